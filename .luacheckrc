@@ -1,0 +1,4 @@
+-- What the server gives its scripts: Lua 5.1 without io and os, and these globals.
+std = "lua51"
+read_globals = { "redis", "KEYS", "ARGV", "cjson", "cmsgpack", "bit", "struct" }
+max_line_length = 120

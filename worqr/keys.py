@@ -1,0 +1,208 @@
+"""Every key and channel of a mesh: name, type, lifetime. Nothing else in Python spells a key.
+
+All keys of a queue share the hash tag ``{queue}``, all registry keys the tag ``{prefix}``, so that on a Redis Cluster each
+script touches one slot. Names are never parsed back out of keys. The same names stand in the Lua, built from the queue's
+base; ``tests/test_keys.py`` holds both sides together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from worqr.errors import UsageError
+
+MAX_NAME: Final = 200
+"""Bytes of UTF-8 in a queue name, a prefix or a worker label."""
+
+MARKER: Final = b"\x00worqr\x00"
+"""A task item that begins so is a reference to a job; the id follows."""
+
+
+def check_name(name: object, what: str = "queue name") -> str:
+    """Return `name` if it may stand in a key.
+
+    Raises:
+        UsageError: not a string, empty, over 200 bytes of UTF-8, or with a brace, a control character or a lone surrogate.
+    """
+    if not isinstance(name, str):
+        raise UsageError(f"{what} must be a str, not {type(name).__name__}: {name!r}")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{what} {name!r} is not valid Unicode: {error.reason} at position {error.start}") from None
+    if not 1 <= size <= MAX_NAME:
+        raise UsageError(f"{what} must have 1 to {MAX_NAME} bytes of UTF-8, this one has {size}: {name[:60]!r}")
+    for character in name:
+        if character in "{}" or ord(character) < 32 or 127 <= ord(character) < 160:
+            raise UsageError(f"{what} {name!r} contains {character!r}: braces and control characters are not allowed")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class QueueKeys:
+    """The keys and channels of one queue; `base` is the waiting list itself and the stem of all others."""
+
+    prefix: str
+    queue: str
+
+    @property
+    def base(self) -> str:
+        """LIST: the waiting task items. Also the channel for foreign producers, resume and delete."""
+        return f"{self.prefix}:{{{self.queue}}}"
+
+    @property
+    def workers(self) -> str:
+        """HASH, the fence: worker id -> number, first claim, count and suspect of its last start request."""
+        return f"{self.base}:workers"
+
+    @property
+    def hungry(self) -> str:
+        """SET of worker ids to wake."""
+        return f"{self.base}:hungry"
+
+    @property
+    def suspects(self) -> str:
+        """LIST of items one stall away from being set aside."""
+        return f"{self.base}:suspects"
+
+    @property
+    def cancelling(self) -> str:
+        """SET of claims whose cancellation was asked for."""
+        return f"{self.base}:cancelling"
+
+    @property
+    def counts(self) -> str:
+        """HASH of counters, expires after 30 days without one."""
+        return f"{self.base}:counts"
+
+    @property
+    def paused(self) -> str:
+        """STRING: why the queue is paused."""
+        return f"{self.base}:paused"
+
+    @property
+    def failed(self) -> str:
+        """ZSET of claims set aside as failed, by time in ms; capped."""
+        return f"{self.base}:failed"
+
+    @property
+    def broken(self) -> str:
+        """ZSET of claims set aside as broken, by time in ms."""
+        return f"{self.base}:broken"
+
+    @property
+    def trash(self) -> str:
+        """LIST: items of a deleted queue that are still to be purged."""
+        return f"{self.base}:trash"
+
+    @property
+    def trash_suspects(self) -> str:
+        """LIST: suspects of a deleted queue that are still to be purged."""
+        return f"{self.base}:trash_suspects"
+
+    @property
+    def due(self) -> str:
+        """ZSET of job ids by due time in ms."""
+        return f"{self.base}:due"
+
+    @property
+    def cancel_channel(self) -> str:
+        """Channel: a claim whose cancellation was asked for."""
+        return f"{self.base}_cancel"
+
+    @property
+    def cancelled_channel(self) -> str:
+        """Channel: a claim that was settled as cancelled (the acknowledgement)."""
+        return f"{self.base}_cancelled"
+
+    @property
+    def events_channel(self) -> str:
+        """Channel: ``counter n``, published only while somebody listens."""
+        return f"{self.base}:events"
+
+    def claims(self, worker: str) -> str:
+        """SET of the claims that `worker` holds."""
+        return f"{self.base}:claims:{worker}"
+
+    def policy(self, worker: str) -> str:
+        """HASH: what a sweep must know of `worker`'s handler."""
+        return f"{self.base}:policy:{worker}"
+
+    def claim(self, claim: int) -> str:
+        """LIST of one: the item under `claim`."""
+        return f"{self.base}:claim:{claim}"
+
+    def job(self, id: str) -> str:
+        """HASH: the record of a waiting job."""
+        return f"{self.base}:job:{id}"
+
+    def active(self, id: str) -> str:
+        """HASH: the record of a claimed job."""
+        return f"{self.base}:active:{id}"
+
+    def twins(self, digest: str) -> str:
+        """SET: ids of raw tasks with this payload (SHA-1, hex) that became jobs."""
+        return f"{self.base}:twins:{digest}"
+
+    def aside(self, claim: int) -> str:
+        """HASH: the record of a task set aside under its last claim."""
+        return f"{self.base}:aside:{claim}"
+
+    def wake_channel(self, worker: str) -> str:
+        """Channel: a wake-up for one worker."""
+        return f"{self.base}:wake:{worker}"
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryKeys:
+    """The keys of the mesh as a whole, all in the slot of ``{prefix}``."""
+
+    prefix: str
+
+    @property
+    def base(self) -> str:
+        """The stem of all registry keys."""
+        return f"{{{self.prefix}}}"
+
+    @property
+    def registered(self) -> str:
+        """SET of registered worker ids."""
+        return f"{self.base}:Workers"
+
+    @property
+    def dying(self) -> str:
+        """SET of worker ids declared dead whose tasks are being given back."""
+        return f"{self.base}:Dying"
+
+    @property
+    def queues(self) -> str:
+        """SET of queue names seen, expires in 30 days."""
+        return f"{self.base}:queues"
+
+    @property
+    def waiting(self) -> str:
+        """SET of queues with waiting tasks as the last scan saw them, expires in 10 s."""
+        return f"{self.base}:waiting"
+
+    @property
+    def leader(self) -> str:
+        """STRING ``W1 n``: the lease, expires in 2 s."""
+        return f"{self.base}:leader"
+
+    @property
+    def version(self) -> str:
+        """STRING: the wire version of the mesh."""
+        return f"{self.base}:version"
+
+    def worker(self, worker: str) -> str:
+        """STRING ``RUN n``: the keepalive key."""
+        return f"{self.base}:worker:{worker}"
+
+    def work_map(self, worker: str) -> str:
+        """SET of the queues that `worker` serves."""
+        return f"{self.base}:WorkMap:{worker}"
+
+    def info(self, worker: str) -> str:
+        """HASH: what people want to know of `worker`; expires."""
+        return f"{self.base}:info:{worker}"

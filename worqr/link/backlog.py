@@ -1,0 +1,151 @@
+"""The requests that are not answered yet, in the order in which they will be sent. Pure; used by the I/O thread alone.
+
+Here: what goes into the next batch, who has waited too long, who is put back after a loss. Not here: sockets, threads, logs.
+
+The life of a request: `add` -> `take` (into `in_flight`) -> `close`, with `put_back` after a loss or a refusal that asks for
+another try. Put back means to the front, in the old order, so that the server sees requests in the order in which they were made.
+Guilt: a request that was in flight when two healthy connections were lost travels alone from then on, so that the next
+loss names it. One that loses three alone fails, or, if it has an owner, becomes an outcast that is tried now and then, behind the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+
+from worqr.link.request import Numbers, Request
+
+MAX_CALLS = 512  # a batch: more would not make it cheaper, and all its callers wait for its end
+MAX_BYTES = 8 * 1024 * 1024
+SUSPECT_AFTER = 2  # connections lost in company
+GUILTY_AFTER = 3  # connections lost alone
+_OUTCAST_PAUSE = 1.0  # seconds; doubles with each further loss
+_OUTCAST_PAUSE_MAX = 30.0
+_SCAN_PAUSE = 0.05  # seconds: how late an expiry may be noticed; keeps thousands of deadlines from costing a scan each
+
+
+class Backlog:
+    """Every unanswered request is in exactly one of `pending`, `in_flight` and `outcasts`."""
+
+    __slots__ = ("_next_scan", "in_flight", "numbers", "outcasts", "pending")
+
+    def __init__(self) -> None:
+        self.pending: deque[Request] = deque()
+        self.in_flight: list[Request] = []
+        self.outcasts: list[Request] = []
+        self.numbers = Numbers()
+        self._next_scan = math.inf
+
+    def add(self, request: Request) -> None:
+        self.pending.append(request)
+        if request.deadline < self._next_scan:
+            self._next_scan = request.deadline
+
+    def take(self) -> list[Request]:
+        """The next batch, now in flight: 512 calls, 8 MiB, or one call that is larger or under suspicion."""
+        batch: list[Request] = []
+        size = 0
+        pending = self.pending
+        while pending and len(batch) < MAX_CALLS:
+            request = pending[0]
+            if request.settled or request.abandoned:
+                self.close(pending.popleft())
+                continue
+            size += request.call.size
+            alone = request.losses >= SUSPECT_AFTER
+            if batch and (size > MAX_BYTES or alone):
+                break
+            batch.append(pending.popleft())
+            if alone:
+                break
+        self.in_flight = batch
+        return batch
+
+    def close(self, request: Request) -> None:
+        """It needs no answer any more: its number is free to fall below the lowest one."""
+        if request.number:
+            self.numbers.done(request.call.base, request.number)
+            request.number = 0
+
+    def put_back(self, requests: Iterable[Request]) -> None:
+        """To the front, in their order. Those that nobody waits for are dropped, not sent a second time."""
+        kept: list[Request] = []
+        for request in requests:
+            if request.settled or request.abandoned:
+                self.close(request)
+            else:
+                kept.append(request)
+        self.pending.extendleft(reversed(kept))
+
+    def blame(self, unanswered: list[Request], now: float) -> list[Request]:
+        """A healthy connection was lost with these on their way: put them back; answers those that are guilty and fail."""
+        alone = len(self.in_flight) == 1
+        failed: list[Request] = []
+        for request in unanswered:
+            request.losses += 1
+            request.lost_alone += alone
+            if request.lost_alone >= GUILTY_AFTER and not request.settled and not request.abandoned:
+                if request.owner is None:
+                    request.settled = True
+                    failed.append(request)
+                else:
+                    pause = _OUTCAST_PAUSE * 2 ** min(request.lost_alone - GUILTY_AFTER, 10)
+                    request.not_before = now + min(pause, _OUTCAST_PAUSE_MAX)
+                    self.outcasts.append(request)
+        self.put_back(r for r in unanswered if r not in self.outcasts)
+        return failed
+
+    def readmit(self, now: float) -> float:
+        """Outcasts whose pause is over go behind the others; answers when the next one's is."""
+        if not self.outcasts:
+            return math.inf
+        self.pending.extend(r for r in self.outcasts if r.not_before <= now)
+        self.outcasts = [r for r in self.outcasts if r.not_before > now]
+        return min((r.not_before for r in self.outcasts), default=math.inf)
+
+    def next_scan(self) -> float:
+        return self._next_scan
+
+    def overdue(self, now: float, *, owners: bool = False) -> tuple[list[Request], list[Request]]:
+        """Those whose patience ended, and those whose owner is dead: taken out of the waiting ones (in flight they stay,
+        to be skipped when their reply comes). Looks only when something may be due, or at the owners when asked to.
+        """
+        if now < self._next_scan and not owners:
+            return [], []
+        late: list[Request] = []
+        orphans: list[Request] = []
+        next_deadline, dropped = math.inf, False
+        for request in (*self.in_flight, *self.pending, *self.outcasts):
+            if request.settled:
+                continue
+            if request.abandoned:
+                request.settled = dropped = True
+            elif request.owner is not None and request.owner.dead:
+                orphans.append(request)
+            elif request.deadline <= now:
+                late.append(request)
+            elif request.deadline < next_deadline:
+                next_deadline = request.deadline
+        self._next_scan = max(next_deadline, now + _SCAN_PAUSE)
+        for request in (*late, *orphans):
+            request.settled = dropped = True
+        if dropped:
+            self._forget_settled()
+        return late, orphans
+
+    def _forget_settled(self) -> None:
+        for request in (*self.pending, *self.outcasts):
+            if request.settled:
+                self.close(request)
+        self.pending = deque(r for r in self.pending if not r.settled)
+        self.outcasts = [r for r in self.outcasts if not r.settled]
+
+    def clear(self) -> list[Request]:
+        """Everything that is still unanswered, for the end of the link."""
+        everything = [r for r in (*self.in_flight, *self.pending, *self.outcasts) if not r.settled]
+        self.pending.clear()
+        self.in_flight, self.outcasts = [], []
+        for request in everything:
+            request.settled = True
+        return everything

@@ -1,0 +1,57 @@
+"""Is this a server we can work with? Pure: reads the answers to INFO, says what is wrong.
+
+Redis 7.0 brought shebang flags for scripts, which we need; Valkey began after that, and 7.2 is its first release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from worqr.errors import RefusedByServer, Unavailable, WrongVersion
+
+INFO_SECTIONS = ("server", "replication", "memory")
+_SAFE_POLICIES = ("noeviction", "")  # some providers do not tell
+_OLDEST = {"Redis": (7, 0), "Valkey": (7, 2)}
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a server said of itself; empty where our user may not ask."""
+
+    server: str = ""
+    version: str = ""
+    run_id: str = ""
+    role: str = ""
+    eviction: str = ""
+
+    @property
+    def evicts(self) -> bool:
+        return self.eviction not in _SAFE_POLICIES
+
+
+def check_facts(answers: Sequence[Any], address: str) -> Facts:
+    """The facts in the answers to INFO; raises WrongVersion, RefusedByServer (a Sentinel), Unavailable (a replica)."""
+    info: dict[str, str] = {}
+    for answer in answers:
+        if isinstance(answer, bytes):
+            lines = (line.partition(":") for line in answer.decode("utf-8", "replace").splitlines())
+            info |= {name: value.strip() for name, _, value in lines}
+    server = "Valkey" if "valkey_version" in info or info.get("server_name") == "valkey" else "Redis"
+    version = info.get("valkey_version") or info.get("redis_version", "")
+    facts = Facts(server, version, info.get("run_id", ""), info.get("role", ""), info.get("maxmemory_policy", ""))
+    if version and _numbers(version) < _OLDEST[server]:
+        wanted = " or ".join(f"{name} {major}.{minor}" for name, (major, minor) in _OLDEST.items())
+        raise WrongVersion(f"the server at {address} is {server} {version}; worqr needs {wanted}, or newer")
+    if info.get("redis_mode") == "sentinel":
+        raise RefusedByServer(f"{address} is a Sentinel, which holds no data; give the address of the server it watches")
+    if facts.role == "slave":
+        raise Unavailable("READONLY this server is a replica; only its primary can work")
+    return facts
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    major, _, rest = version.partition(".")
+    minor = rest.partition(".")[0]
+    return (int(major) if major.isdigit() else 0, int(minor) if minor.isdigit() else 0)

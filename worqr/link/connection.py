@@ -1,0 +1,254 @@
+"""One connection to the server: made, checked, and wrapped so that only our own errors come out of it.
+
+Here: `open_connection`, used by the three threads of a link, and `Wire`, a thin layer over ONE raw redis-py connection.
+Not here: any decision about what to do after an error.
+
+redis-py does what it is good at: addresses, TLS, authentication, packing (hiredis), parsing. What it would do on its own
+is switched off. Its retries resend scripts silently. Its connections change their timeouts when the server announces a
+maintenance. CLIENT SETINFO costs two round trips per connection. The protocol is pinned to 2: no push frame can come
+between two replies, the replies of our scripts have the same shape in 3, messages arrive as plain arrays that the same
+parser reads, and no HELLO is needed, which some proxies do not know.
+
+A read is cut in slices of 0.1 s, so that somebody who waits for a silent server still has a say (`Wire.on_silence`).
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Protocol, cast
+
+from redis.backoff import NoBackoff
+from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
+from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeout
+from redis.maint_notifications import MaintNotificationsConfig
+from redis.retry import Retry
+
+from worqr.errors import Unavailable
+from worqr.link.checks import INFO_SECTIONS, Facts, check_facts
+from worqr.link.faults import REDIS_ERRORS, Lost, Refused, loss, refusal, refused_at_the_door
+from worqr.link.settings import Address, LinkSettings
+from worqr.lua import Script
+
+_PROTOCOL = 2
+_SLICE: Final = 0.1  # seconds: how late an expiry may be noticed while the server is silent
+_JOINED = 64 * 1024  # bytes: smaller pieces are sent together
+_PIECE = 256 * 1024  # bytes per send; each has the whole timeout, so that a slow line with a large task is not a dead one
+
+
+class _Raw(Protocol):
+    """What we use of redis-py's connection, which is typed but in part."""
+
+    def connect(self) -> None: ...
+    def disconnect(self) -> None: ...
+    def pack_command(self, *args: bytes | str | int) -> list[bytes]: ...
+    def send_packed_command(self, command: list[bytes | memoryview], check_health: bool = True) -> None: ...
+    def read_response(self, *, timeout: float, disconnect_on_error: bool) -> Any: ...
+    def can_read(self, timeout: float = 0) -> bool: ...
+    def _get_socket(self) -> socket.socket | None: ...
+
+
+class Wire:
+    """A connection that stands. Used by one thread at a time, but for `interrupt`.
+
+    Attributes:
+        facts: what the server said of itself when we came.
+        pack: the bytes of one command, as a list of pieces; raises what is wrong with an argument.
+        on_silence: called every 0.1 s while a reply is awaited; may raise `Lost` to give it up.
+    """
+
+    __slots__ = ("_patience", "_raw", "_read", "_slice", "facts", "on_silence", "pack")
+
+    def __init__(self, raw: _Raw, patience: float) -> None:
+        self._raw = raw
+        self._read = raw.read_response
+        self._patience = patience
+        self._slice = min(_SLICE, patience)
+        self.pack: Callable[..., list[bytes]] = raw.pack_command
+        self.on_silence: Callable[[], None] | None = None
+        self.facts = Facts()
+
+    def send(self, pieces: list[bytes]) -> None:
+        """Write commands that are packed; raises `Lost`."""
+        try:
+            self._raw.send_packed_command(_sendable(pieces), check_health=False)
+        except REDIS_ERRORS as exc:
+            raise loss(exc) from exc
+
+    def read(self) -> Any:
+        """The next reply; raises `Refused` for an error reply and `Lost` when none can come any more."""
+        try:
+            return self._read(timeout=self._slice, disconnect_on_error=False)
+        except RedisTimeout:
+            return self._read_on()
+        except ResponseError as exc:
+            raise refusal(exc) from exc
+        except REDIS_ERRORS as exc:
+            raise loss(exc) from exc
+
+    def _read_on(self) -> Any:
+        """Wait longer: as long as anything arrives, and `patience` after that. redis-py keeps what has arrived of a reply."""
+        silent_since = time.monotonic()
+        while True:
+            if self.on_silence is not None:
+                self.on_silence()
+            began = time.monotonic()
+            if began - silent_since > self._patience:
+                raise Lost(f"no answer for {self._patience:g} s")
+            try:
+                return self._read(timeout=self._slice, disconnect_on_error=False)
+            except RedisTimeout:
+                if time.monotonic() - began > 1.5 * self._slice:  # bytes came before it fell silent
+                    silent_since = time.monotonic()
+            except ResponseError as exc:
+                raise refusal(exc) from exc
+            except REDIS_ERRORS as exc:
+                raise loss(exc) from exc
+
+    def read_nowait(self) -> Any:
+        """What has arrived, if a whole reply has; else raises BlockingIOError."""
+        try:
+            return self._read(timeout=0, disconnect_on_error=False)
+        except RedisTimeout:
+            raise BlockingIOError from None
+        except ResponseError as exc:
+            raise refusal(exc) from exc
+        except REDIS_ERRORS as exc:
+            raise loss(exc) from exc
+
+    def is_stale(self) -> bool:
+        """Has the server closed this idle connection (or sent something unasked)? Costs one poll."""
+        try:
+            return self._raw.can_read(0)
+        except REDIS_ERRORS:
+            return True
+
+    def fileno(self) -> int:
+        sock = self._raw._get_socket()
+        return -1 if sock is None else sock.fileno()
+
+    def load(self, scripts: Iterable[Script]) -> dict[str, Refused]:
+        """SCRIPT LOAD each; answers which were refused, by SHA. On connecting they are left: whoever calls one gets NOSCRIPT."""
+        wanted = list(scripts)
+        replies = self.exchange([("SCRIPT", "LOAD", script.source) for script in wanted])
+        return {script.sha: refusal(reply) for script, reply in zip(wanted, replies, strict=True) if isinstance(reply, ResponseError)}
+
+    def exchange(self, commands: Sequence[tuple[bytes | str, ...]]) -> list[Any]:
+        """Some commands at once, and their replies in order. A refusal is a reply here; raises `Lost`."""
+        self.send([piece for command in commands for piece in self.pack(*command)])
+        replies: list[Any] = []
+        for _ in commands:
+            try:
+                replies.append(self._read(timeout=self._patience, disconnect_on_error=False))
+            except ResponseError as exc:
+                replies.append(exc)
+            except REDIS_ERRORS as exc:
+                raise loss(exc) from exc
+        return replies
+
+    def interrupt(self) -> None:
+        """From another thread: whoever reads or writes gets an error at once. Closing is left to that thread.
+
+        Not SSLSocket.shutdown: that takes the TLS state away under the reader's hands.
+        """
+        try:
+            sock = self._raw._get_socket()
+            if sock is not None:
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+        except OSError:
+            pass  # it was gone already
+
+    def close(self) -> None:
+        try:
+            self._raw.disconnect()
+        except REDIS_ERRORS:
+            pass  # it was gone already
+
+
+def open_connection(settings: LinkSettings, purpose: str, *, timeout: float | None = None, scripts: Iterable[Script] = ()) -> Wire:
+    """Connect, authenticate, check the server and load `scripts`.
+
+    Args:
+        purpose: ``data``, ``subscribe`` or ``beat``; names the connection in CLIENT LIST.
+        timeout: for connecting and for each answer, where the settings' own are too long.
+
+    Raises:
+        RefusedByServer, WrongVersion: waiting does not help.
+        Unavailable: try again; the text is the cause alone.
+    """
+    raw = _raw(settings, timeout)
+    wire = Wire(raw, timeout or settings.socket_timeout)
+    try:
+        raw.connect()
+        _greet(wire, settings, purpose)
+        wire.load(scripts)
+    except Lost as exc:
+        wire.close()
+        refused = refused_at_the_door(exc.__cause__, settings.address.redacted) if exc.__cause__ else None
+        raise (refused or Unavailable(exc.cause)) from exc
+    except REDIS_ERRORS as exc:
+        wire.close()
+        raise (refused_at_the_door(exc, settings.address.redacted) or Unavailable(loss(exc).cause)) from exc
+    except BaseException:
+        wire.close()
+        raise
+    return wire
+
+
+def _greet(wire: Wire, settings: LinkSettings, purpose: str) -> None:
+    """Say who we are and look whom we have before us. A user without the right to ask is taken at his word."""
+    asked = [("INFO", section) for section in INFO_SECTIONS]
+    _, *answers = wire.exchange([("CLIENT", "SETNAME", settings.client_name(purpose)), *asked])
+    wire.facts = check_facts(answers, settings.address.redacted)
+
+
+def _raw(settings: LinkSettings, timeout: float | None) -> _Raw:
+    address = settings.address
+    options: dict[str, Any] = {
+        "db": address.db,
+        "username": address.username or None,
+        "password": address.password or None,
+        "socket_connect_timeout": min(timeout or settings.connect_timeout, settings.connect_timeout),
+        "socket_timeout": timeout or settings.socket_timeout,
+        "retry": Retry(NoBackoff(), 0),
+        "decode_responses": False,
+        "protocol": _PROTOCOL,
+        "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+        "driver_info": None,
+    }
+    if address.kind == "unix":
+        return cast("_Raw", UnixDomainSocketConnection(path=address.path, **options))
+    options |= {"host": address.host, "port": address.port}
+    if address.kind == "tcp":
+        return cast("_Raw", Connection(**options))
+    return cast("_Raw", SSLConnection(**options, **_tls(address)))
+
+
+def _tls(address: Address) -> dict[str, Any]:
+    options: dict[str, Any] = dict(address.tls)
+    if "ssl_check_hostname" in options:
+        options["ssl_check_hostname"] = options["ssl_check_hostname"].lower() not in ("0", "f", "n", "no", "false")
+    return options
+
+
+def _sendable(pieces: list[bytes]) -> list[bytes | memoryview]:
+    """Few pieces of moderate size: small ones joined (a send each would be slow), large ones cut without a copy."""
+    if sum(map(len, pieces)) <= _JOINED:
+        return [b"".join(pieces)]
+    out: list[bytes | memoryview] = []
+    small: list[bytes] = []
+    waiting = 0
+    for piece in pieces:
+        if waiting + len(piece) > _JOINED:
+            out.append(b"".join(small))
+            small, waiting = [], 0
+        if len(piece) <= _JOINED:
+            small.append(piece)
+            waiting += len(piece)
+        else:
+            view = memoryview(piece)
+            out += [view[start : start + _PIECE] for start in range(0, len(view), _PIECE)]
+    out.append(b"".join(small))
+    return out

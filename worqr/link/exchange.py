@@ -1,0 +1,117 @@
+"""One batch on one connection: pack, send, read every reply, give each request its outcome.
+
+Here: what a reply means for its own request. Not here: the thread, and what is to be done with the requests that come
+back unanswered (`pipe`).
+
+A reply that is an error never harms its neighbours: the rest of the batch is read to the end. Only when the connection
+itself breaks do the remaining requests stay unanswered.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from worqr.errors import QueueFull, RefusedByServer, UsageError, WorqrBug, WorqrError
+from worqr.link.backlog import Backlog
+from worqr.link.connection import Wire
+from worqr.link.faults import Kind, Lost, Refused
+from worqr.link.request import Request
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What became of a batch: every request of it is in one of the lists."""
+
+    done: list[Request] = field(default_factory=list[Request])
+    noscript: list[Request] = field(default_factory=list[Request])
+    held: list[Request] = field(default_factory=list[Request])
+    dropped: list[Request] = field(default_factory=list[Request])
+    unanswered: list[Request] = field(default_factory=list[Request])
+    cause: str = ""  # of `held` and `dropped`
+    lost: Lost | None = None
+
+
+def pack(wire: Wire, backlog: Backlog, producer: str, batch: list[Request]) -> tuple[list[bytes], list[Request]]:
+    """The bytes of a batch, and the requests that cannot be packed (they are settled). Numbers are given here."""
+    pieces: list[bytes] = []
+    bad: list[Request] = []
+    numbers = backlog.numbers
+    for request in batch:
+        call = request.call
+        keys = call.keys
+        try:
+            if call.numbered:
+                base = call.base
+                number = request.number or numbers.give(base)
+                request.number = number
+                name = f"{base}:producer:{producer}"
+                pieces += wire.pack(b"EVALSHA", call.script.sha, len(keys) + 1, name, *keys, number, numbers.lowest(base), *call.args)
+            else:
+                pieces += wire.pack(b"EVALSHA", call.script.sha, len(keys), *keys, *call.args)
+        except Exception as exc:
+            request.error = UsageError(f"an argument of {call.script.name} cannot be sent: {type(exc).__name__}")
+            bad.append(request)
+        else:
+            request.written = True
+    return pieces, bad
+
+
+def exchange(wire: Wire, pieces: list[bytes], batch: list[Request]) -> Exchange:
+    """Send the batch and read its replies. Never raises for what the server or the network does."""
+    result = Exchange()
+    done = result.done
+    at = 0
+    try:
+        wire.send(pieces)
+        for at, request in enumerate(batch):
+            try:
+                reply = wire.read()
+            except Refused as refused:
+                _refused(result, request, refused)
+            else:
+                if not request.settled:
+                    _answer(request, reply)
+                done.append(request)
+    except Lost as lost:
+        result.lost = lost
+        result.unanswered = batch[at:]
+    return result
+
+
+def _answer(request: Request, reply: object) -> None:
+    call = request.call
+    try:
+        request.value = call.read(reply)  # type: ignore[arg-type]
+    except WorqrError as exc:
+        request.error = exc
+    except Exception as exc:
+        bug = WorqrBug(f"the reply to {call.script.name} could not be read ({type(exc).__name__}); please report this")
+        bug.__cause__ = exc
+        request.error = bug
+
+
+def _refused(result: Exchange, request: Request, refused: Refused) -> None:
+    match refused.kind:
+        case Kind.NOSCRIPT:
+            result.noscript.append(request)
+            return
+        case Kind.HOLD:
+            result.held.append(request)
+            result.cause = str(refused)
+            return
+        case Kind.DROP:
+            result.dropped.append(request)
+            result.cause = str(refused)
+            return
+        case Kind.FULL:
+            error: WorqrError = QueueFull(
+                "the server is out of memory (maxmemory): nothing was stored; let the queues drain or give it more memory"
+            )
+        case Kind.REFUSED:
+            error = RefusedByServer(f"the server refused {request.call.script.name}: {refused}")
+    error.__cause__ = refused
+    request.error = error
+    result.done.append(request)

@@ -1,0 +1,117 @@
+"""What can go wrong between us and the server, and what each of it asks for: the border where redis-py's errors end.
+
+Here: `Lost` and `Refused`, which the rest of the link knows, and the one place that sorts redis-py's exceptions into them.
+Not here: what is then done about it (`pipe`, `subscriptions`, `heart`).
+
+A server that refuses answers with a word. redis-py keeps the word of some classes in ``status_code`` and leaves it in
+the text of others; a script's error may carry the word of an inner error in its text ("ERR Error running script: -OOM ...").
+All three are looked at. Texts lose whatever could be an argument before anybody sees them.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import ssl
+
+from redis import exceptions as redis_errors
+
+from worqr.errors import RefusedByServer, WorqrError
+
+
+class Kind(enum.Enum):
+    """What a refusal asks for."""
+
+    NOSCRIPT = "load the script and send this request again"
+    FULL = "out of memory: nothing was stored"
+    DROP = "this connection leads to a server that cannot work: connect again, then resend"
+    HOLD = "the server cannot work for the moment: wait on this connection, then resend"
+    REFUSED = "this request will never work"
+
+
+_KINDS = {
+    "NOSCRIPT": Kind.NOSCRIPT,
+    "OOM": Kind.FULL,
+    "READONLY": Kind.DROP,
+    "LOADING": Kind.DROP,
+    "MASTERDOWN": Kind.DROP,
+    "CLUSTERDOWN": Kind.DROP,
+    "TRYAGAIN": Kind.DROP,
+    "NOAUTH": Kind.DROP,
+    "WRONGPASS": Kind.DROP,
+    "MISCONF": Kind.HOLD,
+    "NOREPLICAS": Kind.HOLD,
+    "BUSY": Kind.HOLD,
+}
+_WRAPPED = re.compile(rf"(?:^|[\s:])-({'|'.join(_KINDS)})\b")
+_ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
+_SCRIPT_PLACE = re.compile(r"\s*script: [0-9a-f]{40}, on @user_script:\d+\.?")
+_LONGEST_TEXT = 300  # more than any of the server's own messages; a payload that got in is cut
+
+REDIS_ERRORS = (redis_errors.RedisError, OSError)
+"""What redis-py raises when a connection breaks (OSError: before it has wrapped it)."""
+
+
+class Lost(Exception):
+    """The connection is gone or useless; what was on its way is unknown. `innocent`: no request can have caused it."""
+
+    def __init__(self, cause: str, *, innocent: bool = False) -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.innocent = innocent
+
+
+class Refused(Exception):
+    """The server answered one request with an error; the connection is in order."""
+
+    def __init__(self, kind: Kind, word: str, text: str) -> None:
+        super().__init__(f"{word} {text}".strip())
+        self.kind = kind
+        self.word = word
+
+
+def refusal(error: redis_errors.ResponseError) -> Refused:
+    """Sort an error reply."""
+    text = _clean(str(error))
+    word = error.status_code
+    if word is None:
+        first, _, rest = text.partition(" ")
+        word, text = (first, rest) if first.isupper() else ("ERR", text)
+    kind = _KINDS.get(word)
+    if kind is None:
+        wrapped = _WRAPPED.search(text)
+        kind = _KINDS[wrapped[1]] if wrapped else Kind.REFUSED
+    return Refused(kind, word, text)
+
+
+def loss(error: BaseException) -> Lost:
+    """Sort an exception that ended a connection."""
+    word = getattr(error, "status_code", None)
+    text = _clean(str(error)) or type(error).__name__
+    innocent = isinstance(error, redis_errors.BusyLoadingError | redis_errors.AuthenticationError)
+    if "Too many open files" in text:
+        text += " (raise the limit of this process: ulimit -n)"
+    return Lost(f"{word} {text}" if word else text, innocent=innocent)
+
+
+def refused_at_the_door(error: BaseException, address: str) -> WorqrError | None:
+    """RefusedByServer, if what ended the attempt to connect is one that waiting does not mend; else None."""
+    if isinstance(error, redis_errors.AuthenticationError | redis_errors.AuthorizationError):
+        hint = "check user and password in its URL"
+    elif isinstance(error, redis_errors.ResponseError):
+        kind = refusal(error).kind
+        if kind in (Kind.DROP, Kind.HOLD):
+            return None
+        hint = "check the rights of the user and the database number"
+    elif isinstance(error.__context__, ssl.SSLCertVerificationError):
+        hint = "name the certificate authority: rediss://...?ssl_ca_certs=/path/to/ca.pem"
+    else:
+        return None
+    return RefusedByServer(f"the server at {address} refuses us: {loss(error).cause}; {hint}")
+
+
+def _clean(text: str) -> str:
+    """One line of printable text without what the server quotes of a request."""
+    text = _SCRIPT_PLACE.sub("", _ARGUMENTS.sub("", text))
+    text = "".join(c if c.isprintable() else " " for c in text)
+    return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "..."

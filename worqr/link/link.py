@@ -1,0 +1,177 @@
+"""`Link`: what the rest of worqr knows of the server. One per peer or producer; everything goes through it.
+
+Here: the face, and the fork guard. Not here: the I/O thread (`pipe`), subscriptions, the keepalive thread (`heart`).
+
+A link is made in the loop it serves, `start` begins its thread, `close` ends all of its threads. A call puts a request on
+the thread's inbox and parks; the task never owns the socket, so cancelling it abandons its reply and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import time
+import weakref
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+from worqr.call import Call
+from worqr.errors import Unavailable, UsageError
+from worqr.link.heart import Heart
+from worqr.link.mailbox import Mailbox, Waiter
+from worqr.link.pipe import Pipe
+from worqr.link.request import Owner, Request
+from worqr.link.scribe import Scribe
+from worqr.link.settings import LinkSettings
+from worqr.link.subscriptions import Subscriptions
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_links: weakref.WeakSet[Link] = weakref.WeakSet()
+
+
+class Link:
+    """A connection to the server that outlives every connection.
+
+    Attributes, set once:
+        producer: names this link to the server's memory of replies; 128 random bits, never shared.
+        settings: what it was made from.
+        subscriptions: channels to listen to.
+    """
+
+    def __init__(self, settings: LinkSettings, mailbox: Mailbox) -> None:
+        self.producer = secrets.token_urlsafe(16)
+        self.settings = settings
+        self._mailbox = mailbox
+        self._scribe = Scribe()
+        self._pipe = Pipe(settings, mailbox, self._scribe, self.producer)
+        self._hearts: list[Heart[object]] = []
+        self.subscriptions = Subscriptions(settings, mailbox, self._scribe)
+        _links.add(self)
+
+    @property
+    def connected_at(self) -> float:
+        """The monotonic time of the present (or last) data connection; changes with every new one."""
+        return self._pipe.uplink.connected_at
+
+    @property
+    def connections(self) -> int:
+        """How many data connections there have been."""
+        return self._pipe.uplink.connections
+
+    @property
+    def run_id(self) -> str:
+        """Which process of the server we last connected to; changes when it restarts. Empty if our user may not ask."""
+        return self._pipe.uplink.run_id
+
+    def start(self) -> None:
+        """Begin to connect, in the background. Raises Unavailable if the system gives us no thread."""
+        if self._pipe.ended is not None:
+            raise self._pipe.ended
+        try:
+            self._scribe.start()
+            self._pipe.start()
+        except RuntimeError as exc:
+            self.close()
+            raise Unavailable(f"cannot start a thread for the link ({exc}): this process is at its limit (ulimit -u, pids)") from exc
+
+    async def wait_ready(self) -> None:
+        """Return when a connection stands.
+
+        Raises:
+            RefusedByServer, WrongVersion: at once; waiting does not help.
+            Unavailable: there was none within `patience`.
+        """
+        await self._mailbox.checkpoint()
+        waiter = Waiter()
+        self._pipe.wait_ready(waiter, time.monotonic() + self.settings.patience)
+        await self._mailbox.wait(waiter)
+        waiter.raise_error()
+
+    async def call(self, call: Call[T], *, patience: float | None = None) -> T:
+        """Send `call` and wait for its value.
+
+        Over lost connections it is resent until it is answered. Cancelling: a call that was not written yet is
+        withdrawn; one that was may take effect, and its reply is dropped.
+
+        Args:
+            patience: seconds; by default the settings'.
+
+        Raises:
+            Unavailable: no answer within `patience`; `sent` is False if it was withdrawn, None if it may have taken effect.
+            RefusedByServer, QueueFull, WorqrError: what the server answered, as the call reads it.
+        """
+        pipe = self._pipe
+        if pipe.ended is not None:
+            raise type(pipe.ended)(*pipe.ended.args) from pipe.ended.__cause__
+        mailbox = self._mailbox
+        await mailbox.checkpoint()
+        request = Request(call, self.settings.patience if patience is None else patience, time.monotonic())
+        pipe.submit(request)
+        await mailbox.wait(request)
+        if request.error is not None:
+            request.raise_error()
+        return cast("T", request.value)
+
+    def post(
+        self,
+        call: Call[T],
+        deliver: Callable[[T | None, Exception | None], None],
+        *,
+        owner: Owner | None = None,
+        patience: float = math.inf,
+    ) -> None:
+        """Send `call` without waiting; `deliver(value, error)` runs in the loop when it is answered.
+
+        With an owner it is resent until it is answered, or until the owner is dead (then `error` is ClaimLost).
+        """
+        request = Request(call, patience, time.monotonic(), owner)
+
+        def wake() -> None:
+            error, request.error = request.error, None
+            deliver(cast("T | None", request.value), error)
+
+        request.wake = wake
+        self._pipe.submit(request)
+
+    def heart(
+        self,
+        *,
+        make: Callable[[int, bool], Call[R]],
+        replied: Callable[[R], None],
+        every: float,
+        stall_limit: float,
+        describe: Callable[[], str],
+    ) -> Heart[R]:
+        """A keepalive thread with a connection of its own; ends with the link at the latest. See `Heart`."""
+        heart = Heart(
+            self.settings, self._mailbox, make=make, replied=replied, every=every, stall_limit=stall_limit, describe=describe, scribe=self._scribe
+        )
+        self._hearts.append(cast("Heart[object]", heart))
+        return heart
+
+    def close(self) -> None:
+        """End all threads and close all sockets, now. Whatever waits gets Unavailable. Idempotent."""
+        for heart in self._hearts:
+            heart.stop()
+        self.subscriptions.close()
+        self._pipe.close()
+        self._scribe.stop()
+
+    def _poison(self) -> None:
+        error = UsageError("this mesh was connected before a fork: its threads stayed in the parent; connect anew in the child")
+        self._pipe.poison(error)
+        self.subscriptions.poison(error)
+        for heart in self._hearts:
+            heart.poison(error)
+
+
+def _after_fork_in_child() -> None:
+    for link in _links:
+        link._poison()  # pyright: ignore[reportPrivateUsage]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

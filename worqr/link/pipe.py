@@ -1,0 +1,258 @@
+"""The I/O thread: everything that waits goes out as one pipeline, its replies go back as one delivery.
+
+Here: the thread, its inbox, and the outcomes it hands out. Not here: who waits (`link`, `mailbox`), the order of requests
+(`backlog`), the connection and its failures (`uplink`).
+
+The thread sleeps on one queue. Requests come in there, and so does everything else it must react to (a connection that
+was made or refused, somebody who waits for the first one, the end), as a function that it runs. So it misses no request
+while the server is away, and polls for nothing.
+
+`ended` is set once and for good: by `close`, by a bug in the thread, or in a forked child. Whoever submits after that gets
+that error; a request that slipped into the inbox meanwhile is found by its own submitter.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from worqr.errors import ClaimLost, Unavailable, WorqrBug, WorqrError
+from worqr.link.backlog import Backlog
+from worqr.link.faults import Lost
+from worqr.link.mailbox import Mailbox, Waiter, wake_all
+from worqr.link.request import Request
+from worqr.link.scribe import Scribe
+from worqr.link.settings import LinkSettings
+from worqr.link.uplink import Hooks, Uplink
+from worqr.lua import all_scripts
+
+logger = logging.getLogger(__name__)
+
+_END_WAIT = 1.0  # seconds that closing waits for the thread, which needs a few milliseconds
+
+Event = Callable[[], None]
+
+
+class Pipe:
+    """The thread. `submit`, `tell`, `wait_ready`, `close` and `poison` may be called from outside it.
+
+    Attributes:
+        ended: why nothing can be sent any more; None while it works.
+        uplink: the connection.
+    """
+
+    def __init__(self, settings: LinkSettings, mailbox: Mailbox, scribe: Scribe, producer: str) -> None:
+        self.ended: WorqrError | None = None
+        self._address = settings.address.redacted
+        self._mailbox = mailbox
+        self._scribe = scribe
+        self._inbox: queue.SimpleQueue[Request | Event] = queue.SimpleQueue()
+        self._backlog = Backlog()
+        self._ready_waiters: list[tuple[Waiter, float]] = []
+        self._closing = False
+        hooks = Hooks(self._settle, self._while_silent, self._ready, self.tell)
+        self.uplink = Uplink(settings, scribe, producer, self._backlog, hooks)
+        self._thread = threading.Thread(target=self._run, name="worqr-link", daemon=True)
+
+    # From any thread
+
+    def start(self) -> None:
+        self.uplink.scripts = {script.sha: script for script in all_scripts()}
+        self._thread.start()
+
+    def submit(self, request: Request) -> None:
+        """Have it sent. Its outcome comes through the mailbox, also when this is the end's error."""
+        self._inbox.put(request)
+        if self.ended is not None:
+            self._sweep_inbox()
+
+    def tell(self, event: Event) -> None:
+        """Have `event` run in the thread (after its end: in the caller's)."""
+        self._inbox.put(event)
+        if self.ended is not None:
+            self._sweep_inbox()
+
+    def wait_ready(self, waiter: Waiter, deadline: float) -> None:
+        """Settle `waiter` when a connection stands, was refused, or the deadline has passed."""
+        self.tell(partial(self._add_ready, waiter, deadline))
+
+    def close(self) -> None:
+        """End the thread; what is unanswered gets Unavailable. Returns when it has ended, within milliseconds."""
+        if self.ended is not None:
+            return
+        self._closing = True
+        if not self._thread.is_alive():  # it never began
+            self._end(self._closed())
+            return
+        self._inbox.put(_nothing)
+        self.uplink.interrupt()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_END_WAIT)
+
+    def poison(self, error: WorqrError) -> None:
+        """In a forked child: the thread does not exist here, and the socket is the parent's."""
+        self.ended = error
+
+    # The thread
+
+    def _run(self) -> None:
+        uplink, backlog = self.uplink, self._backlog
+        try:
+            uplink.dial()
+            while not self._closing:
+                self._gather(self._sleep())
+                self._expire()
+                wire = uplink.wire
+                if wire is None:
+                    if not uplink.dialling and time.monotonic() >= uplink.outage.next_try and not self._closing:
+                        self._expire(owners=True)
+                        uplink.dial()
+                elif backlog.pending and (uplink.held_until == -math.inf or uplink.held_until <= time.monotonic()):
+                    uplink.work(wire)
+            self._end(self._closed())
+        except BaseException as exc:
+            bug = WorqrBug(f"the link's thread died ({type(exc).__name__}: {exc}); please report this")
+            bug.__cause__ = exc
+            self._scribe.log(logger, logging.ERROR, "link.died: everything that waits gets an error", error=exc)
+            self._end(bug)
+
+    def _gather(self, timeout: float | None) -> None:
+        """Take everything out of the inbox, after sleeping up to `timeout` for the first item (None: until one comes)."""
+        inbox = self._inbox
+        if timeout != 0:
+            try:
+                self._take_in(inbox.get(timeout=timeout))
+            except queue.Empty:
+                return
+        add = self._backlog.add
+        for _ in range(inbox.qsize()):
+            item = inbox.get_nowait()
+            if isinstance(item, Request):
+                add(item)
+            else:
+                item()
+
+    def _take_in(self, item: Request | Event) -> None:
+        if isinstance(item, Request):
+            self._backlog.add(item)
+        else:
+            item()
+
+    def _sleep(self) -> float | None:
+        """Seconds until there is something to do without anybody asking; None: never."""
+        uplink, backlog = self.uplink, self._backlog
+        if uplink.wire is not None and not backlog.outcasts:  # the usual case, so without a look at the clock
+            if not backlog.pending:
+                return None
+            if uplink.held_until == -math.inf:
+                return 0
+        now = time.monotonic()
+        until = min(backlog.readmit(now), backlog.next_scan())
+        if uplink.wire is None:
+            until = min(until, math.inf if uplink.dialling else uplink.outage.next_try, *(end for _, end in self._ready_waiters))
+        elif backlog.pending:
+            until = min(until, uplink.held_until)
+        return None if until == math.inf else max(until - now, 0)
+
+    def _while_silent(self) -> None:
+        """Between two looks at a server that lets us wait for a reply."""
+        self._gather(0)
+        self._expire()
+        if self._closing:
+            raise Lost("the link was closed", innocent=True)
+
+    # Outcomes
+
+    def _settle(self, requests: list[Request]) -> None:
+        """They have their outcome: wake those who wait, all at once."""
+        close = self._backlog.close
+        for request in requests:
+            request.settled = True
+            if request.number:
+                close(request)
+        if requests:
+            self._mailbox.post(partial(wake_all, requests))
+
+    def _expire(self, *, owners: bool = False) -> None:
+        """Give up those who have waited too long, and those whose owner is dead."""
+        now = time.monotonic()
+        if self._ready_waiters:
+            self._expire_ready(now)
+        late, orphans = self._backlog.overdue(now, owners=owners)
+        if not late and not orphans:
+            return
+        for request in late:
+            request.error = self._unavailable(request, now)
+        for request in orphans:
+            name = request.owner.name if request.owner else ""
+            request.error = ClaimLost(f"worker {name} is dead; {request.call.script.name} was given up")
+        self._mailbox.post(partial(wake_all, [*late, *orphans]))
+
+    def _unavailable(self, request: Request, now: float) -> Unavailable:
+        fate = "it was sent, and may have taken effect" if request.written else "it was withdrawn"
+        text = f"{self.uplink.outage.text(now)}; {request.call.script.name} waited {request.patience:.1f} s, {fate}"
+        return Unavailable(text, sent=None if request.written else False)
+
+    def _add_ready(self, waiter: Waiter, deadline: float) -> None:
+        self._ready_waiters.append((waiter, deadline))
+        if self.uplink.wire is not None or self.ended is not None:
+            self._ready(self.ended)
+
+    def _ready(self, error: WorqrError | None) -> None:
+        waiters, self._ready_waiters = [waiter for waiter, _ in self._ready_waiters], []
+        self._fail(waiters, error)
+
+    def _expire_ready(self, now: float) -> None:
+        late = [waiter for waiter, deadline in self._ready_waiters if deadline <= now]
+        if late:
+            self._ready_waiters = [(waiter, deadline) for waiter, deadline in self._ready_waiters if deadline > now]
+            self._fail(late, Unavailable(self.uplink.outage.text(now)))
+
+    def _fail(self, waiters: Iterable[Waiter], error: WorqrError | None) -> None:
+        """Settle them, each with its own copy of the error: a traceback belongs to one task."""
+        settled: list[Waiter] = []
+        for waiter in waiters:
+            if error is not None:
+                waiter.error = type(error)(*error.args)
+                waiter.error.__cause__ = error.__cause__
+                if isinstance(waiter.error, Unavailable) and isinstance(waiter, Request):
+                    waiter.error.sent = None if waiter.written else False
+            waiter.settled = True
+            settled.append(waiter)
+        if settled:
+            self._mailbox.post(partial(wake_all, settled))
+
+    # The end
+
+    def _closed(self) -> Unavailable:
+        return Unavailable(f"the link to {self._address} was closed")
+
+    def _end(self, error: WorqrError) -> None:
+        """Nobody may be left waiting: neither who is known, nor who comes later."""
+        self.ended = error
+        self.uplink.close()
+        self._fail(self._backlog.clear(), error)
+        self._ready(error)
+        self._sweep_inbox()
+
+    def _sweep_inbox(self) -> None:
+        """After the end, from any thread: settle what is in the inbox."""
+        error = self.ended
+        while True:
+            try:
+                item = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(item, Request):
+                self._fail((item,), error)
+            else:
+                item()
+
+
+def _nothing() -> None:
+    """Wakes the thread, so that it looks around."""

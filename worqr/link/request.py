@@ -1,0 +1,100 @@
+"""One call on its way: who waits, until when, and which number it carries. Pure; touched by the I/O thread, but for what is said.
+
+Here: `Request`, `Owner`, and `Numbers`, which makes a resend recognisable to the server. Not here: the order of requests
+(`backlog`) and the sending (`pipe`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any
+
+from worqr.call import Call
+from worqr.link.mailbox import Waiter
+
+
+class Owner:
+    """A worker registration, for which starts and settles are resent until they are answered or it is dead.
+
+    Attributes:
+        name: the worker id, for messages.
+        dead: set by the peer, in the loop, when the worker was declared dead or has left.
+    """
+
+    __slots__ = ("dead", "name")
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.dead = False
+
+
+class Request(Waiter):
+    """A call, and all that the link remembers of it.
+
+    Attributes:
+        patience, deadline: seconds; the deadline on the monotonic clock.
+        number: given when it is first packed, kept over resends; 0: none.
+        written: it was on its way at least once, so it may have taken effect.
+        losses: healthy connections that were lost while it was on its way.
+        lost_alone: those of them on which it travelled alone.
+        not_before: when it may be tried again, after it lost too many of them.
+        value: the outcome, if it is a good one.
+    """
+
+    __slots__ = ("call", "deadline", "losses", "lost_alone", "not_before", "number", "owner", "patience", "value", "written")
+
+    def __init__(self, call: Call[Any], patience: float, now: float, owner: Owner | None = None) -> None:
+        self.settled = False
+        self.abandoned = False
+        self.wake = None
+        self.error = None
+        self.call = call
+        self.owner = owner
+        self.patience = patience
+        self.deadline = now + patience
+        self.number = 0
+        self.written = False
+        self.losses = 0
+        self.lost_alone = 0
+        self.not_before = -math.inf
+        self.value: Any = None
+
+
+class Numbers:
+    """Counts the numbered requests of one producer, per base, and knows the lowest that is still unanswered.
+
+    Answers come nearly in order, so a base with open requests has a deque of them, and a base without costs one integer.
+    """
+
+    __slots__ = ("_early", "_last", "_open")
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}
+        self._open: dict[str, deque[int]] = {}
+        self._early: set[tuple[str, int]] = set()  # answered or given up before a lower one was
+
+    def give(self, base: str) -> int:
+        """The next number of `base`; it is open now."""
+        number = self._last[base] = self._last.get(base, 0) + 1
+        waiting = self._open.get(base)
+        if waiting is None:
+            waiting = self._open[base] = deque()
+        waiting.append(number)
+        return number
+
+    def lowest(self, base: str) -> int:
+        """The lowest open number of `base`. There must be one: ask while packing it."""
+        return self._open[base][0]
+
+    def done(self, base: str, number: int) -> None:
+        """`number` was answered, or given up for good."""
+        waiting = self._open[base]
+        if waiting[0] != number:
+            self._early.add((base, number))
+            return
+        waiting.popleft()
+        while waiting and (base, waiting[0]) in self._early:
+            self._early.discard((base, waiting.popleft()))
+        if not waiting:
+            del self._open[base]

@@ -1,0 +1,45 @@
+"""Writes the link's log lines, in a thread of its own.
+
+A log handler may block for long: a terminal that is held, a full pipe, a slow disk. The threads that keep the worker alive
+and carry requests must not stand behind it, so they only put a line on a queue. Lines keep their order. Not for the loop's
+thread, which logs as everybody does.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+_FLUSH = 0.2  # seconds that closing waits for the last lines; a blocked handler gets no more
+
+Line = Callable[[], None]
+
+
+class Scribe:
+    """One daemon thread and its queue."""
+
+    def __init__(self) -> None:
+        self._lines: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="worqr-scribe", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def log(self, logger: logging.Logger, level: int, message: str, *args: object, error: BaseException | None = None) -> None:
+        """Have a line logged soon. Never blocks. The arguments are formatted later: give values that stay as they are."""
+        self._lines.put(lambda: logger.log(level, message, *args, exc_info=error))
+
+    def stop(self) -> None:
+        """Write what is there and end; does not wait for a handler that blocks."""
+        self._lines.put(None)
+        if self._thread.is_alive():
+            self._thread.join(_FLUSH)
+
+    def _run(self) -> None:
+        while (line := self._lines.get()) is not None:
+            try:
+                line()
+            except Exception:
+                pass  # a handler that raises: logging has reported it, and there is nobody else to tell

@@ -1,0 +1,305 @@
+"""Channels to listen to: a thread and a connection of their own, made at the first subscription.
+
+Here: `Subscription` (the face, in the loop) and `Subscriptions` (the thread). Which channels are wanted, asked for and
+confirmed is `channels`' business. Messages are hints; they get lost whenever a connection does. So whoever subscribes learns each
+time that its channels stand (again): that is the moment to look for what was missed.
+
+The thread sleeps in a selector on its socket and on a socket pair, through which the loop wakes it when orders wait.
+A connection that has said nothing for `ping_every` gets a PING; one that then says nothing for `pong_timeout` is dropped: redis-py
+would wait for the TCP timeout, hours. Nothing about an outage is logged here; the data connection does that.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrError
+from worqr.link.channels import Channels, Command, Listener
+from worqr.link.connection import Wire, open_connection
+from worqr.link.faults import Kind, Lost, Refused
+from worqr.link.mailbox import Mailbox, Waiter, wake_all
+from worqr.link.outage import pause_after
+from worqr.link.scribe import Scribe
+from worqr.link.settings import LinkSettings
+
+logger = logging.getLogger(__name__)
+
+_MESSAGES_PER_DELIVERY = 1000  # a flood reaches the loop in parts, so that other tasks have their turn
+_END_WAIT = 1.0
+
+
+class Subscription(Listener):
+    """Some channels, and whom to tell. Made by `Subscriptions.open`; all of its methods belong to the loop."""
+
+    def __init__(
+        self, hub: Subscriptions, channels: Iterable[str], deliver: Callable[[str, bytes], object], confirmed: Callable[[], object]
+    ) -> None:
+        super().__init__(channels)
+        self._hub = hub
+        self._deliver = deliver
+        self._confirmed = confirmed
+        self._closed = False
+        self._stood = False
+        self._error: Exception | None = None
+        self._waiters: list[Waiter] = []
+
+    async def wait_confirmed(self) -> None:
+        """Return when all channels have been subscribed once. Raises RefusedByServer if our user may not, Unavailable at the end of the link."""
+        mailbox = self._hub.mailbox
+        await mailbox.checkpoint()
+        if not self._stood and self._error is None and self._hub.ended is None:
+            waiter = Waiter()
+            self._waiters.append(waiter)
+            await mailbox.wait(waiter)
+        error = self._error or (None if self._stood else self._hub.ended)
+        if error is not None:
+            raise type(error)(*error.args) from error.__cause__
+
+    def close(self) -> None:
+        """Hear nothing more, from now on. Channels that nobody else wants are unsubscribed. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._hub.forget(self)
+            self.fail(UsageError("this subscription was closed"))
+
+    def receive(self, channel: str | None, data: bytes) -> None:
+        """In the loop: a message, or (without a channel) the news that all channels stand."""
+        if self._closed:
+            return
+        if channel is not None:
+            self._deliver(channel, data)
+            return
+        self._stood, self._error = True, None
+        self._wake()
+        self._confirmed()
+
+    def fail(self, error: Exception) -> None:
+        """In the loop: it cannot be had."""
+        self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        wake_all(waiters)
+
+
+class Subscriptions:
+    """All subscriptions of a link, on one connection. `open` belongs to the loop, `close` and `poison` may come from anywhere."""
+
+    def __init__(self, settings: LinkSettings, mailbox: Mailbox, scribe: Scribe) -> None:
+        self.mailbox = mailbox
+        self.connections = 0
+        self.ended: WorqrError | None = None
+        self._settings = settings
+        self._scribe = scribe
+        self._orders: queue.SimpleQueue[tuple[Subscription, bool]] = queue.SimpleQueue()
+        self._channels: Channels[Subscription] = Channels()
+        self._thread: threading.Thread | None = None
+        self._bell: socket.socket | None = None
+        self._wire: Wire | None = None
+        self._served = False
+
+    # In the loop
+
+    def open(self, channels: Iterable[str], deliver: Callable[[str, bytes], object], confirmed: Callable[[], object]) -> Subscription:
+        """Listen to `channels`. `deliver(channel, message)` and `confirmed()` run in the loop.
+
+        `confirmed` is called each time that all the channels have been subscribed: at first, and after each reconnect.
+        """
+        if self.ended is not None:
+            raise type(self.ended)(*self.ended.args)
+        subscription = Subscription(self, channels, deliver, confirmed)
+        if not subscription.names:
+            raise UsageError("a subscription needs at least one channel")
+        self._orders.put((subscription, True))
+        self._wake_thread()
+        return subscription
+
+    def forget(self, subscription: Subscription) -> None:
+        if self.ended is None:
+            self._orders.put((subscription, False))
+            self._wake_thread()
+
+    def close(self) -> None:
+        """End the thread; whoever waits for a confirmation gets Unavailable. Idempotent."""
+        if self.ended is not None:
+            return
+        self.ended = Unavailable(f"the link to {self._settings.address.redacted} was closed")
+        thread, wire = self._thread, self._wire
+        if thread is not None:
+            self._ring()
+            if wire is not None:
+                wire.interrupt()
+            thread.join(_END_WAIT)
+
+    def poison(self, error: WorqrError) -> None:
+        """In a forked child: nothing of this works here."""
+        self.ended = error
+
+    def _wake_thread(self) -> None:
+        if self._thread is not None:
+            self._ring()
+            return
+        listener, self._bell = socket.socketpair()
+        listener.setblocking(False)
+        self._bell.setblocking(False)
+        thread = threading.Thread(target=self._run, args=(listener,), name="worqr-subscriptions", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as exc:
+            listener.close()
+            self._bell.close()
+            raise Unavailable(f"cannot start a thread for subscriptions ({exc}): this process is at its limit") from exc
+        self._thread = thread
+
+    def _ring(self) -> None:
+        try:
+            if self._bell is not None:
+                self._bell.send(b"!")
+        except OSError:
+            pass  # full: it will wake anyway; closed: it has ended
+
+    # The thread
+
+    def _run(self, listener: socket.socket) -> None:
+        selector = selectors.DefaultSelector()
+        selector.register(listener, selectors.EVENT_READ)
+        attempts = 0
+        while self.ended is None:
+            refused, before = False, self.connections
+            try:
+                self._wire = open_connection(self._settings, "subscribe", timeout=self._settings.pong_timeout)
+                self._stand(self._wire, selector, listener)
+            except Lost:
+                pass  # the data connection tells of it
+            except WorqrError as exc:
+                refused = isinstance(exc, RefusedByServer)
+            except Exception as exc:  # a bug must cost a connection, not every message from now on
+                self._scribe.log(logger, logging.ERROR, "link.subscriptions: a bug; connecting again", error=exc)
+            attempts = 1 if self.connections > before and self._served else attempts + 1
+            self._drop()
+            self._rest(selector, listener, pause_after(attempts, refused=refused))
+        self._finish(selector, listener)
+
+    def _stand(self, wire: Wire, selector: selectors.BaseSelector, listener: socket.socket) -> None:
+        """Serve one connection until it is lost (`Lost`) or the end comes."""
+        self.connections += 1
+        self._served = False
+        self._take_orders()
+        self._send(wire, self._channels.restart())
+        descriptor = wire.fileno()
+        selector.register(descriptor, selectors.EVENT_READ)
+        try:
+            heard, pinged = time.monotonic(), False
+            while self.ended is None:
+                quiet = self._settings.ping_every + (self._settings.pong_timeout if pinged else 0)
+                ready = selector.select(max(heard + quiet - time.monotonic(), 0) if self._channels else None)
+                rung = self._answer_bell(ready, listener)
+                if rung:
+                    if not self._channels:
+                        heard, pinged = time.monotonic(), False  # nobody listened, so nobody looked
+                    self._take_orders()
+                    self._send(wire, self._channels.changes())
+                if len(ready) > rung:
+                    self._receive(wire)
+                    heard, pinged = time.monotonic(), False
+                elif self._channels and time.monotonic() - heard >= quiet:
+                    if pinged:
+                        raise Lost(f"nothing was heard for {quiet:g} s")
+                    self._send(wire, [self._channels.ping()])
+                    pinged = True
+        finally:
+            selector.unregister(descriptor)
+
+    def _receive(self, wire: Wire) -> None:
+        """Everything that has arrived, in deliveries of moderate size."""
+        channels = self._channels
+        while self.ended is None:
+            try:
+                channels.heard(wire.read_nowait())
+                self._served = True
+            except BlockingIOError:
+                break
+            except Refused as refused:
+                self._refused(refused)
+            if len(channels.news) >= _MESSAGES_PER_DELIVERY:
+                self._deliver()
+        self._deliver()
+        self._send(wire, channels.changes())
+
+    def _refused(self, refused: Refused) -> None:
+        if refused.kind is not Kind.REFUSED:
+            raise Lost(str(refused), innocent=True)
+        self._channels.refused()
+        failures, self._channels.failures = self._channels.failures, []
+        for subscription, name in failures:
+            error = RefusedByServer(f"the server will not let us subscribe to {name}: {refused}")
+            self.mailbox.post(partial(subscription.fail, error))
+            self._scribe.log(logger, logging.WARNING, "link.refused: %s", error)
+
+    def _send(self, wire: Wire, commands: list[Command]) -> None:
+        if commands:
+            wire.send([piece for command in commands for piece in wire.pack(*command)])
+        self._deliver()
+
+    def _deliver(self) -> None:
+        """Hand what was heard to the loop, all at once."""
+        news, self._channels.news = self._channels.news, []
+        if news:
+            self.mailbox.post(partial(_receive_all, news))
+
+    def _take_orders(self) -> None:
+        for _ in range(self._orders.qsize()):
+            subscription, wanted = self._orders.get_nowait()
+            if wanted:
+                self._channels.add(subscription)
+            else:
+                self._channels.remove(subscription)
+
+    def _answer_bell(self, ready: list[tuple[selectors.SelectorKey, int]], listener: socket.socket) -> bool:
+        if not any(key.fileobj is listener for key, _ in ready):
+            return False
+        try:
+            while listener.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+        return True
+
+    def _drop(self) -> None:
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.close()
+
+    def _rest(self, selector: selectors.BaseSelector, listener: socket.socket, pause: float) -> None:
+        """Wait before the next attempt; orders are kept, only the end wakes it."""
+        end = time.monotonic() + pause
+        while self.ended is None and (left := end - time.monotonic()) > 0:
+            self._answer_bell(selector.select(left), listener)
+
+    def _finish(self, selector: selectors.BaseSelector, listener: socket.socket) -> None:
+        self._drop()
+        self._take_orders()
+        error = self.ended or Unavailable("the link was closed")
+        for subscription in self._channels.listeners():
+            self.mailbox.post(partial(subscription.fail, error))
+        selector.close()
+        listener.close()
+        if self._bell is not None:
+            self._bell.close()
+
+
+def _receive_all(news: list[tuple[Subscription, str | None, bytes]]) -> None:
+    """In the loop. One callback that fails does not keep the news from the others."""
+    for subscription, channel, data in news:
+        try:
+            subscription.receive(channel, data)
+        except Exception:
+            logger.exception("link.deliver: a subscription's callback failed; the others go on")

@@ -1,0 +1,242 @@
+"""The data connection: making it, using it, and what is done about each way in which it fails.
+
+Here: the decisions. Not here: the thread and its inbox (`pipe`), the order of requests (`backlog`), what one reply means
+(`exchange`), how to connect (`connection`). Everything but the dialling runs in the I/O thread.
+
+States: no wire (an outage: dial, wait) <-> wire (send, read) <-> held (the server answers but cannot work: wait, resend).
+Dialling has a thread of its own, one per attempt, because resolving a name or connecting can block for longer than a
+caller's patience. An outage counts as over when a batch has been answered, or a connection stands and nothing waits: a server
+that lets us in and refuses to work makes no further log lines.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from worqr.errors import RefusedByServer, Unavailable, WorqrBug, WorqrError
+from worqr.link.backlog import Backlog
+from worqr.link.connection import Wire, open_connection
+from worqr.link.exchange import Exchange, exchange, pack
+from worqr.link.faults import Kind, Lost
+from worqr.link.outage import Outage, pause_after
+from worqr.link.request import Request
+from worqr.link.scribe import Scribe
+from worqr.link.settings import LinkSettings
+from worqr.lua import Script
+
+logger = logging.getLogger(__name__)
+
+_IDLE_CHECK = 1.0  # seconds without a request, after which a connection is looked at before it is used
+_NOSCRIPT_ROUNDS = 3  # somebody flushes scripts faster than we load them: from here on wait between the tries
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What the uplink asks of the pipe. All but `tell` are called in the I/O thread."""
+
+    settle: Callable[[list[Request]], None]
+    """These have their outcome."""
+    while_silent: Callable[[], None]
+    """The server lets us wait: look at the inbox and at who has waited too long. May raise `Lost`."""
+    connected: Callable[[WorqrError | None], None]
+    """A connection stands, or was refused for good."""
+    tell: Callable[[Callable[[], None]], None]
+    """Run this in the I/O thread."""
+
+
+class Uplink:
+    """The one data connection of a link.
+
+    Attributes:
+        wire: the connection, while there is one.
+        dialling: an attempt is being made.
+        connected_at, connections, run_id: of the present or last connection.
+        held_until: do not send before; -inf: send.
+    """
+
+    def __init__(self, settings: LinkSettings, scribe: Scribe, producer: str, backlog: Backlog, hooks: Hooks) -> None:
+        self.wire: Wire | None = None
+        self.dialling = False
+        self.connected_at = 0.0
+        self.connections = 0
+        self.run_id = ""
+        self.held_until = -math.inf
+        self.outage = Outage(scribe, logger, settings.address.redacted)
+        self.scripts: dict[str, Script] = {}
+        self._settings = settings
+        self._scribe = scribe
+        self._producer = producer
+        self._backlog = backlog
+        self._hooks = hooks
+        self._closed = False
+        self._holds = 0
+        self._noscript_rounds = 0
+        self._last_used = 0.0
+        self._warned_of_eviction = False
+
+    def interrupt(self) -> None:
+        """From another thread: end whatever the I/O thread waits for on the connection."""
+        wire = self.wire
+        if wire is not None:
+            wire.interrupt()
+
+    def close(self) -> None:
+        self._closed = True
+        wire, self.wire = self.wire, None
+        if wire is not None:
+            wire.close()
+
+    # Using it
+
+    def work(self, wire: Wire) -> None:
+        """Send one batch and deal with what came back."""
+        backlog = self._backlog
+        now = time.monotonic()
+        if now - self._last_used > _IDLE_CHECK and wire.is_stale():
+            self._lose("it closed the connection while it was idle", quiet=True)
+            return
+        self._last_used = now
+        batch = backlog.take()
+        pieces, bad = pack(wire, backlog, self._producer, batch)
+        if bad:
+            self._hooks.settle(bad)
+            batch = backlog.in_flight = [request for request in batch if request.error is None]
+        if batch:
+            result = exchange(wire, pieces, batch)
+            self._hooks.settle(result.done)
+            if len(result.done) == len(batch):
+                self._works()
+            else:
+                self._mend(wire, result)
+            backlog.in_flight = []
+
+    def _works(self) -> None:
+        """A whole batch was answered, or nothing waits to be."""
+        self.held_until, self._holds, self._noscript_rounds = -math.inf, 0, 0
+        if self.outage.since is not None:
+            self.outage.end()
+
+    def _mend(self, wire: Wire, result: Exchange) -> None:
+        """Put back what was not answered, in the order in which it was sent, and see to it that a new try can succeed."""
+        again = {id(request) for request in (*result.noscript, *result.held, *result.dropped)}
+        in_order = [request for request in self._backlog.in_flight if id(request) in again]
+        lost = result.lost
+        if lost is not None and not lost.innocent:
+            self._fail_guilty(self._backlog.blame(result.unanswered, time.monotonic()), lost)
+        else:
+            self._backlog.put_back(result.unanswered)
+        self._backlog.put_back(in_order)
+        if lost is not None:
+            self._lose(lost.cause)
+        elif result.dropped:
+            self._lose(result.cause)
+        elif result.held:
+            self._hold(result.cause)
+        else:
+            self._reload(wire, result.noscript)
+
+    def _fail_guilty(self, requests: list[Request], lost: Lost) -> None:
+        for request in requests:
+            request.error = Unavailable(
+                f"{request.call.script.name} alone lost {request.lost_alone} connections to the server at "
+                f"{self.outage.address} ({lost.cause}); whether it took effect is unknown",
+                sent=None,
+            )
+        self._hooks.settle(requests)
+
+    def _reload(self, wire: Wire, requests: list[Request]) -> None:
+        """The server has forgotten our scripts: load them all once more on this connection. Who asks too often must wait."""
+        self._noscript_rounds += 1
+        self.scripts |= {request.call.script.sha: request.call.script for request in requests}
+        if self._noscript_rounds > _NOSCRIPT_ROUNDS:
+            self._hold("NOSCRIPT scripts vanish as soon as they are loaded")
+        try:
+            refused = wire.load(self.scripts.values())
+        except Lost as lost:
+            self._lose(lost.cause)
+            return
+        failed: list[Request] = []
+        for request in requests:
+            why = refused.get(request.call.script.sha)
+            if why is None or request.settled:
+                continue
+            if why.kind is not Kind.REFUSED:
+                self._hold(str(why))
+                break
+            request.error = RefusedByServer(f"the server refused to load the script {request.call.script.name}: {why}")
+            request.error.__cause__ = why
+            failed.append(request)
+        self._hooks.settle(failed)
+
+    def _hold(self, cause: str) -> None:
+        """The server answers, but cannot work for the moment."""
+        self._holds += 1
+        self.outage.begin(cause, waiting=len(self._backlog.pending))
+        self.held_until = time.monotonic() + pause_after(self._holds + 1)
+
+    def _lose(self, cause: str, *, quiet: bool = False) -> None:
+        """The connection is of no use any more. The next attempt is made at once, unless one has failed before."""
+        wire, self.wire = self.wire, None
+        if wire is not None:
+            wire.close()
+        self.held_until = -math.inf
+        if not self._closed:
+            self.outage.begin(cause, waiting=len(self._backlog.pending), quiet=quiet)
+            self.outage.failed()
+
+    # Making it
+
+    def dial(self) -> None:
+        """Begin an attempt to connect."""
+        self.dialling = True
+        try:
+            threading.Thread(target=self._dial_once, name="worqr-dial", daemon=True).start()
+        except RuntimeError:  # no more threads to be had: do it here, and expire late
+            self._dial_once()
+
+    def _dial_once(self) -> None:
+        """In the dialling thread."""
+        wire: Wire | None = None
+        error: WorqrError | None = None
+        try:
+            wire = open_connection(self._settings, "data", scripts=list(self.scripts.values()))
+        except WorqrError as exc:
+            error = exc
+        except BaseException as exc:
+            error = WorqrBug(f"connecting failed ({type(exc).__name__}: {exc}); please report this")
+            error.__cause__ = exc
+        self._hooks.tell(partial(self._dialled, wire, error))
+
+    def _dialled(self, wire: Wire | None, error: WorqrError | None) -> None:
+        self.dialling = False
+        if wire is not None:
+            if self._closed:
+                wire.close()
+            else:
+                self._connected(wire)
+        elif error is not None and not self._closed:
+            refused = not isinstance(error, Unavailable)
+            self.outage.begin(str(error), waiting=len(self._backlog.pending))
+            self.outage.failed(refused=refused)
+            if refused:
+                self._hooks.connected(error)
+
+    def _connected(self, wire: Wire) -> None:
+        wire.on_silence = self._hooks.while_silent
+        self.run_id = wire.facts.run_id
+        self.connected_at = self._last_used = time.monotonic()
+        self.connections += 1
+        self.wire = wire
+        if not self._backlog.pending:
+            self._works()
+        if wire.facts.evicts and not self._warned_of_eviction:
+            self._warned_of_eviction = True
+            text = "link.eviction: the server at %s has maxmemory-policy %s and may throw tasks away: CONFIG SET maxmemory-policy noeviction"
+            self._scribe.log(logger, logging.WARNING, text, self.outage.address, wire.facts.eviction)
+        self._hooks.connected(None)

@@ -1,0 +1,56 @@
+"""The scripts: one Lua file per transaction, loaded once, named by the SHA-1 of what is sent.
+
+A file begins with a shebang and a header (guarantee, KEYS, ARGV, RETURNS, RESEND). The line ``-- USES a b`` puts the shared
+pieces ``_a.lua`` and ``_b.lua`` (and what they use) between the shebang and the body, each once, in the order of need.
+Scripts are constants: nothing is ever formatted into them, values travel as KEYS and ARGV.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+_USES = re.compile(r"^-- USES (.+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One transaction: its name (the file's stem), the source as it is sent, and the SHA-1 the server knows it by."""
+
+    name: str
+    source: str
+    sha: str
+
+
+def _read(stem: str) -> str:
+    return resources.files(__name__).joinpath(f"{stem}.lua").read_text("utf-8")
+
+
+def _pieces(source: str, seen: dict[str, str]) -> None:
+    """Collect the pieces that `source` uses into `seen`, dependencies first."""
+    for line in _USES.findall(source):
+        for name in line.split():
+            if name not in seen:
+                piece = _read(f"_{name}")
+                _pieces(piece, seen)
+                seen[name] = piece
+
+
+@cache
+def script(name: str) -> Script:
+    """The transaction `name`, with its pieces in front of its body."""
+    shebang, _, body = _read(name).partition("\n")
+    seen: dict[str, str] = {}
+    _pieces(body, seen)
+    source = "\n".join([shebang, *seen.values(), body])
+    return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+
+
+@cache
+def all_scripts() -> tuple[Script, ...]:
+    """Every transaction, by name; the link loads them on each new connection."""
+    stems = sorted(f.name.removesuffix(".lua") for f in resources.files(__name__).iterdir() if f.name.endswith(".lua"))
+    return tuple(script(stem) for stem in stems if not stem.startswith("_"))

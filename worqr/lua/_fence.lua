@@ -1,0 +1,19 @@
+-- A fence number as text; a plain tostring would print 1.7e+15.
+local function digits(number)
+  return string.format('%.0f', number)
+end
+
+-- The queue's next fence number: above the last one, and above the clock, so that it never regresses.
+local function next_fence(base)
+  local last = tonumber(redis.call('HGET', base .. ':counts', 'fence')) or 0
+  local time = redis.call('TIME')
+  return math.max(last + 1, time[1] * 1000000 + time[2])
+end
+
+-- Notes the last fence number that was given out.
+local function note_fence(base, number)
+  redis.call('HSET', base .. ':counts', 'fence', digits(number))
+  if redis.call('TTL', base .. ':counts') < 0 then
+    redis.call('EXPIRE', base .. ':counts', 2592000)
+  end
+end

@@ -1,0 +1,76 @@
+-- USES set_aside fence
+-- What is known of the task under `claim`, read before anything is written; nil if nothing lies there.
+local function read_claim(base, claim)
+  local item = redis.call('LINDEX', base .. ':claim:' .. claim, 0)
+  if not item then
+    return nil
+  end
+  local id = job_id(item)
+  if not id then
+    return {item = item, task = item, id = '', failures = 0, stalls = 0, timeouts = 0}
+  end
+  local kept = redis.call('HMGET', base .. ':active:' .. id, 'task', 'failures', 'stalls', 'timeouts')
+  return {item = item, job = id, id = id, task = kept[1] or '', failures = tonumber(kept[2]) or 0,
+    stalls = tonumber(kept[3]) or 0, timeouts = tonumber(kept[4]) or 0}
+end
+
+-- Makes the raw task under `claim` a job that waits; `record.item` becomes its reference.
+local function become_job(base, claim, record)
+  local digest = redis.sha1hex(record.task)
+  record.job = '@' .. claim
+  record.id = record.job
+  record.item = MARKER .. record.job
+  redis.call('HSET', base .. ':job:' .. record.job, 'task', record.task, 'twin', digest)
+  redis.call('SADD', base .. ':twins:' .. digest, record.job)
+end
+
+-- Writes the counter that this return costs, if it costs one, into the record of the job that waits again.
+local function count_return(base, claim, record, counter)
+  if record.job then
+    local job = base .. ':job:' .. record.job
+    redis.call('RENAME', base .. ':active:' .. record.job, job)
+    redis.call('HDEL', job, 'claim', 'worker')
+  elseif counter ~= '' then
+    become_job(base, claim, record)
+  end
+  if counter ~= '' then
+    redis.call('HSET', base .. ':job:' .. record.job, counter, record[counter])
+  end
+end
+
+-- The one way back into the queue, for stop, retry, leave and sweep. `how`: counter ('' = free, failures, stalls),
+-- limit of that counter, max_stalls, back (true: to the back), and what set_aside needs. A claim whose cancel mark
+-- stands ends as cancelled, one of a queue deleted since is dropped. Answers given, cancelled, dropped, aside or gone.
+-- The claim's place in the worker's set of claims is the caller's to remove.
+local function give_back(base, claim, how)
+  local record = read_claim(base, claim)
+  if take_mark(base, claim) then
+    end_claim(base, claim)
+    return 'cancelled'
+  end
+  if not record then
+    return 'gone'
+  end
+  local deleted = tonumber(redis.call('HGET', base .. ':counts', 'deleted')) or 0
+  if tonumber(claim) <= deleted then
+    end_claim(base, claim)
+    return 'dropped'
+  end
+  if how.counter ~= '' then
+    record[how.counter] = record[how.counter] + 1
+    if record[how.counter] >= how.limit then
+      set_aside(base, claim, record, how)
+      return 'aside'
+    end
+  end
+  count_return(base, claim, record, how.counter)
+  redis.call('DEL', base .. ':claim:' .. claim)
+  if how.back then
+    redis.call('LPUSH', base, record.item)
+  elseif record.stalls > 0 and record.stalls >= how.max_stalls - 1 then
+    redis.call('RPUSH', base .. ':suspects', record.item)
+  else
+    redis.call('RPUSH', base, record.item)
+  end
+  return 'given'
+end

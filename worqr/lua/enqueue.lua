@@ -1,0 +1,49 @@
+#!lua
+-- enqueue: puts tasks at the back (or the front) of a queue and wakes as many hungry workers as there is work for.
+-- All of them are stored or none. A payload that begins with the reference marker becomes a job with a generated id.
+-- KEYS[1] producer HASH
+-- KEYS[2] queue LIST
+-- ARGV[1] number of the request
+-- ARGV[2] lowest number still unanswered
+-- ARGV[3] max_length tasks, -1: no bound
+-- ARGV[4] front 1: to be taken next, 0: to the back
+-- ARGV[5..] tasks bytes, in the order in which they are to be taken
+-- RETURNS ok stored waiting | full waiting | late
+-- RESEND safe: the reply is stored under the producer's number
+-- USES reference counts fence wake producer
+local producer, queue = KEYS[1], KEYS[2]
+local number, lowest, max_length, front = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1'
+local tasks_from, tasks = 5, #ARGV - 4
+
+local before = replied(producer, number)
+if before then
+  return before
+end
+local waiting = redis.call('LLEN', queue)
+if max_length >= 0 and waiting + tasks > max_length then
+  return remember(producer, number, lowest, {'full', waiting})
+end
+
+local function stored_item(task)
+  if not job_id(task) then
+    return task
+  end
+  local fence = next_fence(queue)
+  note_fence(queue, fence)
+  local id, digest = '@' .. digits(fence), redis.sha1hex(task)
+  redis.call('HSET', queue .. ':job:' .. id, 'task', task, 'twin', digest)
+  redis.call('SADD', queue .. ':twins:' .. digest, id)
+  return MARKER .. id
+end
+
+for chunk = 0, tasks - 1, 1000 do
+  local items = {}
+  for i = chunk, math.min(chunk + 1000, tasks) - 1 do
+    local place = front and tasks - 1 - i or i
+    items[#items + 1] = stored_item(ARGV[tasks_from + place])
+  end
+  redis.call(front and 'RPUSH' or 'LPUSH', queue, unpack(items))
+end
+tally(queue, 'enqueued', tasks)
+wake(queue, tasks)
+return remember(producer, number, lowest, {'ok', tasks, waiting + tasks})

@@ -1,0 +1,42 @@
+#!lua flags=allow-oom
+-- fail_task: ends a claim for good: its task is set aside as failed (capped) or broken (kept until somebody deals with it).
+-- KEYS[1] queue LIST
+-- KEYS[2] workers HASH
+-- KEYS[3] claims SET
+-- KEYS[4] suspects LIST
+-- ARGV[1] worker id
+-- ARGV[2] claim id
+-- ARGV[3] kind failed or broken
+-- ARGV[4] keep_failed records, 0: none
+-- ARGV[5] error_type text
+-- ARGV[6] error_message text
+-- ARGV[7] error_traceback text
+-- RETURNS aside | cancelled | gone | mine | lost
+-- RESEND safe: fenced by the claim
+-- USES give_back wake
+local queue, workers, claims, suspects = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local worker, claim, kind, keep_failed = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local error_type, error_message, error_traceback = ARGV[5], ARGV[6], ARGV[7]
+
+local record = read_claim(queue, claim)
+if redis.call('SREM', claims, claim) == 0 then
+  return {redis.call('HEXISTS', workers, worker) == 1 and 'mine' or 'lost'}
+end
+local word = 'gone'
+if take_mark(queue, claim) then
+  end_claim(queue, claim)
+  word = 'cancelled'
+elseif record then
+  if kind == 'failed' then
+    record.failures = record.failures + 1
+  end
+  set_aside(queue, claim, record, {
+    kind = kind, reason = kind, keep = keep_failed, worker = worker, error_type = error_type,
+    error_message = error_message, error_traceback = error_traceback,
+  })
+  word = 'aside'
+end
+if redis.call('LLEN', suspects) > 0 then
+  wake(queue, 1)
+end
+return {word}

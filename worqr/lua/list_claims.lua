@@ -1,0 +1,24 @@
+#!lua flags=no-writes
+-- list_claims: what runs on a queue, oldest claim first for each worker.
+-- KEYS[1] queue LIST
+-- KEYS[2] workers HASH
+-- ARGV[1] limit claims
+-- RETURNS ok entry...: an entry is claim worker failures
+-- RESEND safe: it only reads
+-- USES reference
+local queue, workers = KEYS[1], KEYS[2]
+local limit = tonumber(ARGV[1])
+
+local reply = {'ok'}
+for _, worker in ipairs(redis.call('HKEYS', workers)) do
+  local room = limit - #reply + 1
+  if room <= 0 then
+    break
+  end
+  for _, claim in ipairs(redis.call('SORT_RO', queue .. ':claims:' .. worker, 'LIMIT', 0, room)) do
+    local id = job_id(redis.call('LINDEX', queue .. ':claim:' .. claim, 0) or '')
+    local failures = id and redis.call('HGET', queue .. ':active:' .. id, 'failures')
+    reply[#reply + 1] = {claim, worker, tonumber(failures) or 0}
+  end
+end
+return reply

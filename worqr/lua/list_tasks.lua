@@ -1,0 +1,41 @@
+#!lua flags=no-writes
+-- list_tasks: payloads that wait, newest first, or from the front in the order in which they will be taken.
+-- KEYS[1] queue LIST
+-- KEYS[2] suspects LIST
+-- KEYS[3] counts HASH
+-- ARGV[1] limit tasks
+-- ARGV[2] from_front 1: the next to be taken first, 0: the newest first
+-- ARGV[3] max_bytes bytes of payload after which no further task is listed
+-- ARGV[4] max_skipped references to nothing that are skipped at most
+-- RETURNS ok waiting task...
+-- RESEND safe: it only reads
+-- USES reference
+local queue, suspects, counts = KEYS[1], KEYS[2], KEYS[3]
+local limit, from_front, max_bytes, max_skipped = tonumber(ARGV[1]), ARGV[2] == '1', tonumber(ARGV[3]), tonumber(ARGV[4])
+
+local waiting = redis.call('LLEN', queue) + redis.call('LLEN', suspects)
+local reply = {'ok', math.max(0, waiting - (tonumber(redis.call('HGET', counts, 'stale')) or 0))}
+local bytes, skipped = 0, 0
+
+local function list(key)
+  local length, i = redis.call('LLEN', key), 0
+  while i < length and #reply - 2 < limit and bytes < max_bytes and skipped < max_skipped do
+    local item = redis.call('LINDEX', key, from_front and -1 - i or i)
+    local id = job_id(item)
+    local task = item
+    if id then
+      task = redis.call('HGET', queue .. ':job:' .. id, 'task')
+    end
+    if task then
+      reply[#reply + 1] = task
+      bytes = bytes + #task
+    else
+      skipped = skipped + 1
+    end
+    i = i + 1
+  end
+end
+
+list(from_front and suspects or queue)
+list(from_front and queue or suspects)
+return reply

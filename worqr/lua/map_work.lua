@@ -1,0 +1,28 @@
+#!lua
+-- map_work: notes that a registered worker is about to serve a queue; before the queue's fence lets it in.
+-- KEYS[1] producer HASH
+-- KEYS[2] registered SET
+-- KEYS[3] work_map SET
+-- KEYS[4] queues SET
+-- ARGV[1] number of the request
+-- ARGV[2] lowest number still unanswered
+-- ARGV[3] worker id
+-- ARGV[4] queue name
+-- ARGV[5] queues_expire_s s
+-- RETURNS ok | dead (the worker was swept, or never registered) | late
+-- RESEND safe: the reply is stored under the producer's number; a late copy must not map what was unmapped
+-- USES producer
+local producer, registered, work_map, queues = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local number, lowest, worker, queue, queues_expire_s = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+
+local before = replied(producer, number)
+if before then
+  return before
+end
+if redis.call('SISMEMBER', registered, worker) == 0 then
+  return {'dead'}
+end
+redis.call('SADD', work_map, queue)
+redis.call('SADD', queues, queue)
+redis.call('EXPIRE', queues, queues_expire_s)
+return remember(producer, number, lowest, {'ok'})

@@ -1,0 +1,21 @@
+#!lua flags=allow-oom
+-- resume: claims on the queue go on; every peer that serves it is told.
+-- KEYS[1] producer HASH
+-- KEYS[2] queue LIST
+-- KEYS[3] paused STRING
+-- ARGV[1] number of the request
+-- ARGV[2] lowest number still unanswered
+-- RETURNS ok | late
+-- RESEND safe: the reply is stored under the producer's number; a late copy must not undo a pause
+-- USES counts producer
+local producer, queue, paused = KEYS[1], KEYS[2], KEYS[3]
+local number, lowest = ARGV[1], ARGV[2]
+
+local before = replied(producer, number)
+if before then
+  return before
+end
+redis.call('DEL', paused)
+tally(queue, 'resumed', 1)
+redis.pcall('PUBLISH', queue, 'resumed')
+return remember(producer, number, lowest, {'ok'})

@@ -1,0 +1,25 @@
+#!lua flags=allow-oom
+-- start_work: puts a worker into the fence of a queue, with what a sweep must know of its handler.
+-- KEYS[1] producer HASH
+-- KEYS[2] workers HASH
+-- KEYS[3] policy HASH
+-- ARGV[1] number of the request
+-- ARGV[2] lowest number still unanswered
+-- ARGV[3] worker id
+-- ARGV[4] max_stalls deaths, the last of which is final
+-- ARGV[5] keep_failed records, 0: none
+-- ARGV[6] last number of a start request that the worker sent to this queue before
+-- RETURNS ok | late
+-- RESEND safe: the reply is stored under the producer's number; a late copy must not put a worker back that left
+-- USES producer
+local producer, workers, policy = KEYS[1], KEYS[2], KEYS[3]
+local number, lowest, worker, max_stalls = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local keep_failed, last = ARGV[5], ARGV[6]
+
+local before = replied(producer, number)
+if before then
+  return before
+end
+redis.call('HSETNX', workers, worker, last .. ' 0 0 0')
+redis.call('HSET', policy, 'max_stalls', max_stalls, 'keep_failed', keep_failed)
+return remember(producer, number, lowest, {'ok'})

@@ -1,0 +1,38 @@
+#!lua flags=allow-oom
+-- stop_tasks: gives claims back to the front of the queue in their old order; the attempt is not counted.
+-- KEYS[1] queue LIST
+-- KEYS[2] workers HASH
+-- KEYS[3] claims SET
+-- KEYS[4] policy HASH
+-- ARGV[1] worker id
+-- ARGV[2..] stopped claim ids, in any order
+-- RETURNS ok [claim word]...: only those that were not given back: cancelled, dropped (the queue was deleted), mine, lost
+-- RESEND safe: fenced by the claim
+-- USES give_back wake
+local queue, workers, claims, policy = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local worker = ARGV[1]
+local stopped = {}
+for i = 2, #ARGV do
+  stopped[#stopped + 1] = ARGV[i]
+end
+table.sort(stopped, function(a, b) return tonumber(a) > tonumber(b) end)
+
+local how = {counter = '', max_stalls = tonumber(redis.call('HGET', policy, 'max_stalls')) or 3}
+local reply, given = {'ok'}, 0
+for _, claim in ipairs(stopped) do
+  local word
+  if redis.call('SREM', claims, claim) == 0 then
+    word = redis.call('HEXISTS', workers, worker) == 1 and 'mine' or 'lost'
+  else
+    word = give_back(queue, claim, how)
+  end
+  if word == 'given' then
+    given = given + 1
+  else
+    reply[#reply + 1] = claim
+    reply[#reply + 1] = word
+  end
+end
+tally(queue, 'stopped', given)
+wake(queue, given)
+return reply

@@ -1,0 +1,131 @@
+"""Cancelling: how a running handler learns that somebody wants it to end, or that its claim is gone.
+
+A message is a hint that anybody could forge; the mark in Redis is the truth. So a message that names a claim of ours makes
+us ask (`reconcile`), and so does every (re)subscription, and the clock once a second while anything runs. Here are also the
+three channels of each queue that a peer listens to.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from worqr import ops
+from worqr.errors import Unavailable
+from worqr.link import Link
+from worqr.ops import MAX_ITEMS
+
+if TYPE_CHECKING:
+    from worqr.peer.claiming import Station
+    from worqr.peer.membership import Registration
+    from worqr.peer.peer import Peer
+
+logger = logging.getLogger(__name__)
+
+RECONCILE_EVERY = 1.0
+
+Reconciled = tuple[list[int], list[int]] | None
+
+
+class Cancelling:
+    """Listens for one peer. Changed only in the loop."""
+
+    def __init__(self, peer: Peer, link: Link) -> None:
+        self._peer = peer
+        self._link = link
+        self._asking: dict[Station, bool] = {}
+
+    async def subscribe(self, station: Station) -> None:
+        """Listen to the queue's channels under its present registration; back when the server has confirmed it."""
+        self.unsubscribe(station)
+        registration = station.registration
+        assert registration is not None
+        keys, wake = station.keys, station.keys.wake_channel(registration.worker)
+
+        def deliver(channel: str, message: bytes) -> None:
+            if channel == wake:
+                station.wake()
+            elif channel == keys.cancel_channel:
+                self._hint(station, message)
+            else:
+                station.look()
+
+        subscription = self._link.subscriptions.open(
+            [keys.base, keys.cancel_channel, wake], deliver, partial(self._confirmed, station)
+        )
+        station.subscription = subscription
+        patience = self._link.settings.patience
+        with trio.move_on_after(patience) as waiting:
+            await subscription.wait_confirmed()
+        if waiting.cancelled_caught:
+            raise Unavailable(f"queue {station.name!r}: the server did not confirm the subscription within {patience:g} s", sent=None)
+
+    def unsubscribe(self, station: Station) -> None:
+        """Listen no more."""
+        if station.subscription is not None:
+            station.subscription.close()
+            station.subscription = None
+            station.listening = False
+
+    def _confirmed(self, station: Station) -> None:
+        """(Re)subscribed: messages may have been missed. First what runs, then what waits."""
+        station.listening = True
+        self.reconcile(station, named=True)
+        station.look()
+
+    def _hint(self, station: Station, message: bytes) -> None:
+        # A claim we do not know may be in a reply that is still under way: then the reply's arrival asks.
+        if not message.isdigit():
+            return
+        if int(message) in station.running:
+            self.reconcile(station)
+        elif station.asking:
+            station.hinted = True
+
+    def reconcile(self, station: Station, *, named: bool = False) -> None:
+        """Ask which of the station's claims are marked, with `named` also which are gone; never waits."""
+        registration = station.registration
+        if registration is None or registration.dead or not (named or station.running):
+            return
+        if station in self._asking:
+            self._asking[station] = True
+            return
+        claims = list(station.running) if named else []
+        for start in range(0, max(len(claims), 1), MAX_ITEMS):
+            call = ops.reconcile(station.keys, registration.worker, claims[start : start + MAX_ITEMS])
+            self._asking[station] = False
+            self._link.post(call, partial(self._reconciled, station, registration), owner=registration)
+
+    def _reconciled(
+        self, station: Station, registration: Registration, answer: Reconciled, failure: Exception | None
+    ) -> None:
+        again = self._asking.pop(station, False)
+        if registration.dead or registration is not station.registration:
+            return
+        if failure is not None:
+            logger.error("reconcile: queue %r: %s", station.name, failure)
+        elif answer is None:
+            self._peer.membership.lost(registration, f"it stands no longer in the fence of queue {station.name!r}")
+        else:
+            marked, gone = answer
+            for claim in marked:
+                if context := station.running.get(claim):
+                    logger.info("claim.cancelling: queue %r, claim %d", station.name, claim)
+                    context._cancel("cancel")
+            for claim in gone:
+                if (context := station.running.get(claim)) and not context._settled:
+                    logger.warning("claim.lost: queue %r, claim %d is gone", station.name, claim)
+                    context._cancel("lost")
+        if again:
+            self.reconcile(station)
+
+    async def reconcile_forever(self) -> None:
+        """Once a second, whatever the messages say, for every queue on which something runs."""
+        while True:
+            await trio.sleep(RECONCILE_EVERY)
+            for station in self._peer.entered_stations():
+                if station.running:
+                    self.reconcile(station)

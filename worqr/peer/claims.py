@@ -1,0 +1,318 @@
+"""Claims by hand: a loop of the application's own takes tasks, one by one or in batches, and says how each ended.
+
+`Claims` asks the server only for what somebody waits for, so nothing is claimed that nobody works on. A claim can be
+settled once; what is unsettled when the block ends goes back to the front, uncounted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from worqr import ops
+from worqr.call import Call
+from worqr.errors import ClaimLost, ClaimSettled, Unavailable, UsageError
+from worqr.ops import MAX_ITEMS
+from worqr.peer.claiming import Policy, Station
+from worqr.peer.context import Context
+from worqr.peer.settling import retry_call
+from worqr.task import CancelReason, RemoteError, Seconds, seconds
+
+if TYPE_CHECKING:
+    from worqr.keys import QueueKeys
+    from worqr.peer.capacity import Capacity
+    from worqr.peer.membership import Membership, Registration
+
+logger = logging.getLogger(__name__)
+
+NOT_RAISED = RemoteError("Retry", "given back by hand", "")
+
+
+class Claim(Context):
+    """One task in your hands. Settle it with exactly one of `finish`, `stop`, `retry`, `fail`, or use it as a block.
+
+    As a block (``async with claim:``) it finishes at the end; an exception counts as a failure, is logged, and ends with the
+    block; a cancel from anywhere ends the block too. An outer cancellation gives the task back, uncounted.
+    """
+
+    __slots__ = ("_cancelled",)
+
+    def __init__(self, station: Station, registration: Registration, fence: int, entry: Any) -> None:
+        super().__init__(station, registration, fence, entry)
+        self._cancelled = trio.Event()
+
+    async def finish(self) -> None:
+        """The task is done and never comes back.
+
+        Raises:
+            ClaimLost: the worker was swept meanwhile; the task runs or ran elsewhere.
+            ClaimSettled: it was settled before.
+            Unavailable: no answer within the mesh's patience; it may have taken effect.
+        """
+        lost = await _hand(self).finish([self])
+        if lost:
+            raise ClaimLost(f"{self!r} was lost before it was finished: it runs or ran elsewhere")
+
+    async def stop(self) -> None:
+        """Give the task back to the front of its queue; the attempt is not counted. Raises as `finish` does."""
+        station, worker = self._station, self._registration.worker
+        ended = await self._settle(ops.stop_tasks(station.keys, worker, [self.fence]))
+        self._check(ended.get(self.fence, "given"), "stopped")
+
+    async def retry(self, *, counted: bool = True) -> None:
+        """Put the task to the back of its queue, to be taken again; with `counted` it costs one of its failures, the last of
+        which sets it aside as failed. Raises as `finish` does."""
+        self._check(await self._settle(retry_call(self, NOT_RAISED, counted=counted)), "retried")
+
+    async def fail(self, why: str) -> None:
+        """Set the task aside as failed, for good, with `why` as its error. Raises as `finish` does."""
+        error = RemoteError("Failure", why, "")
+        station = self._station
+        call = ops.fail_task(
+            station.keys, self._registration.worker, self.fence, error, keep_failed=station.policy.keep_failed
+        )
+        self._check(await self._settle(call), "failed")
+
+    async def wait_cancelled(self) -> None:
+        """Until somebody cancels this task (`cancel_reason` says why): stop working on it and settle it as you like."""
+        await self._cancelled.wait()
+
+    async def __aenter__(self) -> Claim:
+        if self._settled:
+            raise ClaimSettled(f"{self!r} is settled already")
+        self._scope = trio.CancelScope()
+        self._scope.__enter__()
+        if self.cancel_reason is not None:
+            self._scope.cancel()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> bool:
+        scope = self._scope
+        assert scope is not None
+        ended_by_cancel = bool(scope.__exit__(kind, error, tb))
+        self._scope = None
+        if self._settled:
+            return ended_by_cancel
+        try:
+            if error is None or ended_by_cancel:
+                await self._end(None)
+            elif isinstance(error, Exception):
+                await self._end(error)
+            else:
+                _hand(self).give_back(self)
+                return False
+        except ClaimLost:
+            logger.warning("claim.lost: %r came too late, it runs elsewhere", self)
+        return True if error is not None else False
+
+    async def _end(self, error: Exception | None) -> None:
+        """Settle as a handler's run would be."""
+        if self.cancel_reason == "lost":
+            _hand(self).release(self)
+        elif error is not None and self.cancel_reason is None:
+            logger.warning("handler.failed: %r: %s", self, type(error).__qualname__, exc_info=error)
+            self._check(await self._settle(retry_call(self, RemoteError.of(error))), "retried")
+        elif self.cancel_reason == "leaving":
+            _hand(self).give_back(self)
+        else:
+            await self.finish()
+
+    async def _settle(self, call: Call[Any]) -> Any:
+        """Send what ends this claim; whatever comes of it, the claim is out of our hands from now on."""
+        hand = _hand(self)
+        hand.release(self)
+        if self._registration.dead:
+            raise ClaimLost(f"{self!r} was lost: its worker was declared dead and the task runs or ran elsewhere")
+        return await hand.send(call, self._registration)
+
+    def _check(self, word: str, verb: str) -> None:
+        if word in {"lost", "mine"}:
+            raise ClaimLost(f"{self!r} was lost before it was {verb}: it runs or ran elsewhere")
+
+    def _cancel(self, reason: CancelReason) -> None:
+        super()._cancel(reason)
+        self._cancelled.set()
+
+
+class HandStation(Station):
+    """A queue whose claims go to whoever waits for them."""
+
+    def __init__(self, keys: QueueKeys, membership: Membership, capacity: Capacity, policy: Policy) -> None:
+        super().__init__(keys, membership, capacity, policy)
+        self.ready: deque[Claim] = deque()
+        self._asked: dict[object, int] = {}
+        self._arrived = trio.Event()
+
+    def demand(self) -> int:
+        return max(0, sum(self._asked.values()) - len(self.ready))
+
+    def new_context(self, registration: Registration, fence: int, entry: object) -> Context:
+        return Claim(self, registration, fence, entry)
+
+    def take_in(self, contexts: Sequence[Context]) -> None:
+        self.ready.extend(context for context in contexts if isinstance(context, Claim))
+        self._arrived.set()
+
+    def end_waiting(self) -> None:
+        """Wake whoever waits for claims: none will come any more."""
+        self._arrived.set()
+
+    async def collect(self, n: int) -> list[Claim]:
+        """1 to n claims, as soon as there is one; none once the peer leaves."""
+        key = object()
+        try:
+            while not self.ready:
+                if self.quiet:
+                    await trio.lowlevel.checkpoint()
+                    return []
+                self._asked[key] = n
+                self._arrived = trio.Event() if self._arrived.is_set() else self._arrived
+                self.claim()
+                await self._arrived.wait()
+            return [self.ready.popleft() for _ in range(min(n, len(self.ready)))]
+        finally:
+            self._asked.pop(key, None)
+
+    def release(self, claim: Claim) -> None:
+        """The claim is being settled: it may not be settled again, and its room is free.
+
+        Raises:
+            ClaimSettled: it was settled before.
+        """
+        if claim._settled:
+            raise ClaimSettled(f"{claim!r} is settled already: a claim is settled exactly once")
+        claim._settled = True
+        self.ended(claim)
+        self._capacity.offer_soon()
+
+    def give_back(self, claim: Claim) -> None:
+        """Stop a claim without waiting for the answer."""
+        self.release(claim)
+        if not claim._registration.dead:
+            call = ops.stop_tasks(self.keys, claim._registration.worker, [claim.fence])
+            self._membership.link.post(call, lambda _ended, _failure: None, owner=claim._registration)
+
+    async def send(self, call: Call[Any], registration: Registration) -> Any:
+        """Send a settle and wait for its answer; it is sent again until it is answered or the worker id is dead."""
+        link, done = self._membership.link, trio.Event()
+        answers: list[tuple[Any, Exception | None]] = []
+
+        def deliver(value: Any, failure: Exception | None) -> None:
+            answers.append((value, failure))
+            done.set()
+
+        link.post(call, deliver, owner=registration)
+        patience = link.settings.patience
+        with trio.move_on_after(patience):
+            await done.wait()
+        if not answers:
+            raise Unavailable(f"no answer within {patience:g} s; it will be sent until there is one", sent=None)
+        value, failure = answers[0]
+        if failure is not None:
+            raise failure
+        return value
+
+    async def finish(self, claims: Sequence[Claim]) -> list[Claim]:
+        """Finish claims of one registration; answers those that were lost."""
+        lost: list[Claim] = []
+        alive: dict[Registration, list[Claim]] = {}
+        for claim in claims:
+            self.release(claim)
+            if claim._registration.dead:
+                lost.append(claim)
+            else:
+                alive.setdefault(claim._registration, []).append(claim)
+        for registration, held in alive.items():
+            for start in range(0, len(held), MAX_ITEMS):
+                lost += await self._finish_some(registration, held[start : start + MAX_ITEMS])
+        return lost
+
+    async def _finish_some(self, registration: Registration, claims: Sequence[Claim]) -> list[Claim]:
+        call = ops.finish_tasks(self.keys, registration.worker, [claim.fence for claim in claims])
+        try:
+            ended = await self.send(call, registration)
+        except ClaimLost:
+            return list(claims)
+        return [claim for claim in claims if ended.get(claim.fence) == "lost"]
+
+
+def _hand(claim: Claim) -> HandStation:
+    station = claim._station
+    assert isinstance(station, HandStation)
+    return station
+
+
+class Claims(AsyncIterator[Claim]):
+    """The claims of one queue, in the order of the queue. Iteration ends when the peer leaves.
+
+    A claim counts against the peer's `concurrency` until it is settled: iteration and `take` pause when it is reached.
+    """
+
+    def __init__(self, station: HandStation) -> None:
+        self._station = station
+        self._open = True
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise UsageError(f"these claims of queue {self._station.name!r} ended with their block: use them inside it")
+
+    async def __anext__(self) -> Claim:
+        self._check_open()
+        claims = await self._station.collect(1)
+        if not claims:
+            raise StopAsyncIteration
+        return claims[0]
+
+    async def take(self, n: int, *, within: Seconds = 0) -> list[Claim]:
+        """Take up to n claims in one script, oldest first; waits for the first one.
+
+        Args:
+            n: at least 1; no more than the peer's `concurrency` can be held at once.
+            within: seconds to wait, after the first one, for the batch to fill.
+
+        Returns:
+            1 to n claims; an empty list once the peer leaves.
+
+        A cancelled call takes nothing: claims that were on their way stay for the next call.
+        """
+        self._check_open()
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise UsageError(f"take(n) needs a whole number of at least 1, not {n!r}")
+        wait = seconds(within, "within")
+        taken = await self._station.collect(n)
+        if taken and wait > 0:
+            with trio.move_on_after(wait):
+                while len(taken) < n and (more := await self._station.collect(n - len(taken))):
+                    taken += more
+        return taken
+
+    async def finish(self, claims: Iterable[Claim]) -> list[Claim]:
+        """Finish claims in one round trip; answers those that were lost, whose tasks run or ran elsewhere.
+
+        Raises:
+            UsageError: a claim of another queue, or one that was settled before; then nothing was sent.
+            Unavailable: no answer within the mesh's patience; it may have taken effect.
+        """
+        batch = list(claims)
+        for claim in batch:
+            if claim._station is not self._station:
+                raise UsageError(f"{claim!r} is not a claim of these claims of queue {self._station.name!r}")
+            if claim._settled:
+                raise ClaimSettled(f"{claim!r} is settled already: a claim is settled exactly once")
+        if len({claim.fence for claim in batch}) != len(batch):
+            raise UsageError("the same claim stands twice among those to finish")
+        if not batch:
+            await trio.lowlevel.checkpoint()
+            return []
+        return await self._station.finish(batch)
+
+    def close(self) -> None:
+        """The block has ended."""
+        self._open = False

@@ -1,0 +1,256 @@
+"""Membership: a peer's registration in the mesh, from start_worker to stop_worker, and anew when it was swept.
+
+A registration is one worker id. Its heart beats from a thread; a beat that answers `dead` (or a queue that no longer knows
+us) ends it at once: nothing of it is sent any more, its running handlers are cancelled as lost, and a fresh registration
+enters the same queues. Entering goes WorkMap first, then the fence; leaving goes fence first, then WorkMap, so that whoever
+dies in between is found by a sweep.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import trio
+
+from worqr import ops
+from worqr.errors import ClaimLost, Unavailable, WorqrError
+from worqr.keys import RegistryKeys
+from worqr.link import Heart, Link, Owner
+from worqr.ops import Beat
+from worqr.version import __version__
+
+if TYPE_CHECKING:
+    from worqr.peer.claiming import Station
+    from worqr.peer.peer import Peer
+
+logger = logging.getLogger(__name__)
+
+BEAT_EVERY = 1.0
+LEASE = 2.0
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def boottime() -> float:
+    """Seconds of a clock that goes on while the machine sleeps."""
+    return time.clock_gettime(_CLOCK)
+
+
+class Registration(Owner):
+    """One worker id. `dead` is set once it is over; what it owned is not sent any more."""
+
+    def __init__(self, label: str) -> None:
+        super().__init__()
+        self.worker = f"{label}:{secrets.token_hex(16)}"
+        self.since = boottime()
+        self.heart: Heart | None = None
+        self.number = 0
+
+    def next_number(self) -> int:
+        """The number of its next start request, on whatever queue: it only has to grow."""
+        self.number += 1
+        return self.number
+
+
+class Membership:
+    """Keeps a peer registered. Changed only in the loop."""
+
+    def __init__(self, peer: Peer, link: Link, keys: RegistryKeys, *, label: str, keepalive: float | None) -> None:
+        self.link = link
+        self.keys = keys
+        self.registration: Registration | None = None
+        self._peer = peer
+        self._label = label
+        self._keepalive = keepalive
+        self._held: list[tuple[Registration, Callable[[], None]]] = []
+        self._changed = trio.Event()
+
+    # Registering
+
+    @property
+    def keepalive_ms(self) -> int:
+        return 0 if self._keepalive is None else round(self._keepalive * 1000)
+
+    async def register(self) -> Registration:
+        """Take a fresh worker id and begin to beat."""
+        registration = Registration(self._label)
+        facts: list[tuple[str, str | int]] = [
+            *(("host", socket.gethostname()), ("pid", os.getpid()), ("app", self._peer.app), ("version", __version__)),
+            *(("capacity", self._peer.capacity.concurrency), ("keepalive_ms", self.keepalive_ms)),
+            *(("running", 0), ("room", self._peer.capacity.concurrency)),
+        ]
+        sent = boottime()
+        await self.link.call(
+            ops.start_worker(self.keys, registration.worker, keepalive_ms=self.keepalive_ms, facts=facts)
+        )
+        registration.since = sent
+        registration.heart = self._new_heart(registration)
+        registration.heart.start()
+        self.registration = registration
+        self._changed.set()
+        logger.info("start_worker: %s", registration.worker)
+        return registration
+
+    def _new_heart(self, registration: Registration) -> Heart:
+        peer = self._peer
+
+        def make(n: int, turning: bool) -> ops.Call[Beat]:
+            return ops.keep_worker_alive(
+                *(self.keys, registration.worker, n),
+                keepalive_ms=self.keepalive_ms,
+                lease_ms=round(LEASE * 1000) if turning and peer.leader.is_fresh() else 0,
+                running=peer.capacity.running,
+                room=max(0, peer.capacity.room),
+            )
+
+        return self.link.heart(
+            make=make,
+            replied=lambda beat: self._beat(registration, beat),
+            every=BEAT_EVERY if self._keepalive is None else min(BEAT_EVERY, self._keepalive / 3),
+            stall_limit=peer.stall_limit,
+            describe=peer.describe_running,
+        )
+
+    async def registered(self) -> Registration:
+        """The present registration; waits while a new one is being made."""
+        while self.registration is None or self.registration.dead:
+            await self._changed.wait()
+        return self.registration
+
+    # Living
+
+    def beat_is_fresh(self) -> bool:
+        """True while nobody can have declared us dead: our last acknowledged beat was sent less than a keepalive ago."""
+        registration = self.registration
+        if registration is None or registration.dead:
+            return False
+        if self._keepalive is None:
+            return True
+        heart = registration.heart
+        acked = registration.since if heart is None else max(registration.since, heart.acked_at or 0.0)
+        return boottime() - acked < self._keepalive
+
+    def after_beat(self, registration: Registration, go_on: Callable[[], None]) -> None:
+        """Run `go_on` when the next beat has said whether we live; it finds the registration dead if not."""
+        self._held.append((registration, go_on))
+
+    def _beat(self, registration: Registration, beat: Beat) -> None:
+        if registration.dead:
+            return
+        if not beat.alive:
+            self.lost(registration, "it was declared dead and its tasks were given back")
+            return
+        if beat.revived:
+            logger.warning("keep_worker_alive: the key of %s had lapsed, nobody swept it: it lives on", registration.worker)
+        held, self._held = self._held, []
+        for _, go_on in held:
+            go_on()
+        heart = registration.heart
+        if beat.leads and heart is not None:
+            self._peer.leader.lease(until=(heart.acked_at or boottime()) + LEASE)
+        self._peer.hear_of_waiting(beat.waiting)
+
+    def lost(self, registration: Registration, why: str) -> None:
+        """This registration is over: cancel all that runs under it, and register anew."""
+        if registration.dead:
+            return
+        logger.warning("worker.lost: %s: %s; joining again", registration.worker, why)
+        registration.dead = True
+        if registration.heart is not None:
+            registration.heart.stop()
+        self._changed = trio.Event()
+        held, self._held = self._held, []
+        for _, go_on in held:
+            go_on()
+        self._peer.forget_claims(registration)
+        if not self._peer.leaving:
+            self._peer.spawn(self.rejoin)
+
+    async def rejoin(self) -> None:
+        """Register under a fresh worker id and enter all queues again; tries until it works or the peer leaves."""
+        while not self._peer.leaving:
+            try:
+                registration = await self.register()
+                for station in self._peer.entered_stations():
+                    await self.enter(station, registration)
+            except ClaimLost:
+                return  # lost again: whoever noticed has started another rejoin
+            except WorqrError as error:
+                logger.warning("start_worker: joining again failed, one more try in 1 s: %s", error)
+                if self.registration is not None and not self.registration.dead:
+                    self.registration.dead = True
+                    if self.registration.heart is not None:
+                        self.registration.heart.stop()
+                await trio.sleep(1)
+            else:
+                return
+
+    def check_marks(self, station: Station) -> None:
+        """A cancel message came while claims were on their way: ask whether it was for one of them."""
+        self._peer.cancelling.reconcile(station)
+
+    # Entering and leaving queues
+
+    async def enter(self, station: Station, registration: Registration) -> None:
+        """Serve a queue under `registration`: WorkMap, fence, subscription, and the first look.
+
+        Raises:
+            ClaimLost: the registration died meanwhile.
+        """
+        if await self.link.call(ops.map_work(self.keys, registration.worker, station.name)) == "dead":
+            self.lost(registration, "the registry does not know it")
+        if registration.dead:
+            raise ClaimLost(f"worker {registration.worker} was swept while it entered queue {station.name!r}")
+        policy = station.policy
+        await self.link.call(
+            ops.start_work(
+                *(station.keys, registration.worker),
+                max_stalls=policy.max_stalls,
+                keep_failed=policy.keep_failed,
+                last=registration.number,
+            )
+        )
+        if registration.dead:
+            raise ClaimLost(f"worker {registration.worker} was swept while it entered queue {station.name!r}")
+        station.registration = registration
+        station.entered = True
+        await self._peer.cancelling.subscribe(station)
+
+    async def leave(self, station: Station, patience: float) -> None:
+        """Leave a queue: out of the fence, all claims back to the front, then out of the WorkMap."""
+        registration = station.registration
+        self._peer.cancelling.unsubscribe(station)
+        if registration is None or registration.dead:
+            return
+        while (await self.link.call(ops.stop_work(station.keys, registration.worker), patience=patience)).more:
+            pass
+        await self.link.call(ops.unmap_work(self.keys, registration.worker, station.name), patience=patience)
+
+    async def unregister(self, patience: float) -> None:
+        """Leave the mesh. Whatever cannot be said in time is found by the others' sweep."""
+        registration = self.registration
+        if registration is None:
+            return
+        try:
+            if not registration.dead:
+                await self._stop_worker(registration, patience)
+        except Unavailable as error:
+            logger.warning("stop_worker: left without saying so, the others will notice: %s", error)
+        finally:
+            registration.dead = True
+            if registration.heart is not None:
+                registration.heart.stop()
+
+    async def _stop_worker(self, registration: Registration, patience: float) -> None:
+        while mapped := await self.link.call(ops.stop_worker(self.keys, registration.worker), patience=patience):
+            for queue in mapped:
+                keys = self._peer.queue_keys(queue)
+                while (await self.link.call(ops.stop_work(keys, registration.worker), patience=patience)).more:
+                    pass
+                await self.link.call(ops.unmap_work(self.keys, registration.worker, queue), patience=patience)
+        logger.info("stop_worker: %s", registration.worker)

@@ -1,0 +1,366 @@
+"""The peer: what an application embeds to consume tasks. Here its lifetime, and what it offers; its duties have files.
+
+Lifetimes nest so that leaving is shutting down: the link outlives the registration, that the settling, that the handlers,
+those the claiming. The engine (slots, chores, reconciling) runs behind a shield in one task of `join`, so that an outer
+cancellation meets the application's own tasks only; leaving then happens in order, with a deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import trio
+
+from worqr.errors import ClaimLost, UsageError, WorqrError
+from worqr.keys import QueueKeys, RegistryKeys, check_name
+from worqr.link import Link
+from worqr.peer.cancelling import Cancelling
+from worqr.peer.capacity import Capacity
+from worqr.peer.claiming import HandlerStation, Policy, Station
+from worqr.peer.claims import Claims, HandStation
+from worqr.peer.context import Context
+from worqr.peer.leading import Leader
+from worqr.peer.membership import Membership, Registration
+from worqr.peer.options import check_count, refuse_options
+from worqr.peer.running import Slots, as_coroutine
+from worqr.peer.settling import Settler
+from worqr.task import Health, Seconds, seconds
+
+logger = logging.getLogger(__name__)
+
+LEAVE_PATIENCE = 2.0
+DEFAULT_KEEPALIVE = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSettings:
+    """What `Mesh.join` knows when it makes a peer. Seconds; keepalive None: never swept by others."""
+
+    prefix: str
+    app: str
+    concurrency: int
+    grace: float
+    keepalive: float | None
+    stall_limit: float
+
+
+class Peer:
+    """A member of the mesh, made by ``mesh.join()``. Under Trio only.
+
+    Set once: `settings`, the duties. Changed only in the loop: `leaving`, the stations.
+    """
+
+    def __init__(self, settings: PeerSettings, link: Link) -> None:
+        self.settings = settings
+        self.capacity = Capacity(settings.concurrency)
+        self.leaving = False
+        self._link = link
+        self._stations: dict[str, Station] = {}
+        self._drained = trio.Event()
+        self._spawned: trio.Nursery | None = None
+        self._threads = trio.CapacityLimiter(40)
+        registry = RegistryKeys(settings.prefix)
+        label = re.sub(r"[^A-Za-z0-9._-]", "-", settings.app or socket.gethostname())[:60]
+        self.membership = Membership(self, link, registry, label=label, keepalive=settings.keepalive)
+        self.cancelling = Cancelling(self, link)
+        self.leader = Leader(self, link, registry, keepalive=settings.keepalive or DEFAULT_KEEPALIVE)
+        self._settler = Settler(link, self.capacity.offer)
+        self.capacity.offer_soon = self._settler.touch
+        self._slots = Slots(self._run_ended, self._interrupted)
+        self.interrupt: KeyboardInterrupt | None = None
+        self.body = trio.CancelScope()
+
+    # What it tells
+
+    @property
+    def id(self) -> str:
+        """The present worker id; another one after the peer was declared dead and joined again."""
+        registration = self.membership.registration
+        return "" if registration is None else registration.worker
+
+    @property
+    def app(self) -> str:
+        return self.settings.app
+
+    @property
+    def stall_limit(self) -> float:
+        return self.settings.stall_limit
+
+    def health(self) -> Health:
+        """How it stands, at once and without any I/O. Readiness depends on the server, liveness does not."""
+        registration = self.membership.registration
+        lag = 0.0 if registration is None or registration.heart is None else registration.heart.lag
+        why = ""
+        if self.leaving:
+            why = "the peer is leaving"
+        elif registration is None or registration.dead:
+            why = "not registered: joining again"
+        elif not self.membership.beat_is_fresh():
+            why = "the server has not acknowledged a beat lately"
+        else:
+            deaf = [s.name for s in self._stations.values() if s.entered and not s.listening]
+            why = f"not subscribed to queue {deaf[0]!r}" if deaf else ""
+        return Health(
+            alive=lag < self.settings.stall_limit,
+            ready=not why,
+            why=why,
+            running=self.capacity.running,
+            room=max(0, self.capacity.room),
+            loop_lag=lag,
+        )
+
+    def queue_keys(self, queue: str) -> QueueKeys:
+        """The keys of a queue of this mesh."""
+        return QueueKeys(self.settings.prefix, queue)
+
+    def entered_stations(self) -> list[Station]:
+        """The queues it serves now."""
+        return [station for station in self._stations.values() if station.entered and not station.left.is_set()]
+
+    # What it consumes
+
+    async def serve(
+        self,
+        queue: str,
+        handler: Callable[[bytes], object],
+        *,
+        concurrency: int | None = None,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+        **options: Any,
+    ) -> None:
+        """Run `handler(task)` for every task of `queue`, until cancelled or until the peer has left.
+
+        Started (``await nursery.start(partial(peer.serve, "q", handler))``) means subscribed. A handler that returns has
+        finished its task; one that raises has failed: the task goes to the back and is set aside at its 10th failure. Tasks
+        of a worker that died come back to the front, and are set aside at the 3rd death.
+
+        Args:
+            queue: its name; a peer serves a queue once.
+            handler: an async function, or a plain function, which runs in a thread (then cancelling it only reaches it
+                through ``worqr.current().check_cancelled()``).
+            concurrency: how many of its tasks run at once in this peer; None: as many as the peer has room for.
+
+        Raises:
+            UsageError: a bad name, a handler that is not callable, an option that does not exist, a queue that is served
+                already, a peer that has left.
+            RefusedByServer, Unavailable: the queue could not be entered.
+
+        Cancelling it is leaving the queue: its handlers are cancelled and their tasks go back to the front, uncounted.
+        """
+        refuse_options("serve", options)
+        if not callable(handler):
+            raise UsageError(f"serve({queue!r}): the handler must be callable, not {handler!r}")
+        if concurrency is not None:
+            check_count(concurrency, "concurrency of serve")
+        keys = self._check_free(queue)
+        run = as_coroutine(handler, self._threads)
+        station = HandlerStation(
+            keys, self.membership, self.capacity, Policy(), run, concurrency, self._slots.run
+        )
+        async with self._stationed(station):
+            task_status.started()
+            await station.left.wait()
+
+    @asynccontextmanager
+    async def work(self, queue: str) -> AsyncGenerator[Claims]:
+        """Take the tasks of `queue` by hand, inside this block. What is unsettled at its end goes back to the front.
+
+        Raises: as `serve`.
+        """
+        station = HandStation(self._check_free(queue), self.membership, self.capacity, Policy())
+        claims = Claims(station)
+        async with self._stationed(station):
+            try:
+                yield claims
+            finally:
+                claims.close()
+
+    def _check_free(self, queue: str) -> QueueKeys:
+        check_name(queue)
+        if self.leaving:
+            raise UsageError(f"queue {queue!r}: this peer has left the mesh; join again for another one")
+        if queue in self._stations:
+            raise UsageError(f"queue {queue!r} is served by this peer already; use one handler with a higher concurrency")
+        return self.queue_keys(queue)
+
+    @asynccontextmanager
+    async def _stationed(self, station: Station) -> AsyncGenerator[None]:
+        """Serve a queue for the length of a block."""
+        self._stations[station.name] = station
+        self.capacity.add(station)
+        try:
+            await self._enter(station)
+            yield
+        finally:
+            with trio.CancelScope(shield=True):
+                station.hurry.set()
+                self.begin_leaving(station, 0)
+                await station.left.wait()
+                self.capacity.remove(station)
+                del self._stations[station.name]
+
+    async def _enter(self, station: Station) -> None:
+        while True:
+            registration = await self.membership.registered()
+            try:
+                await self.membership.enter(station, registration)
+            except ClaimLost:
+                continue
+            return
+
+    # What its duties tell it
+
+    def _run_ended(self, context: Context, returned: bool, error: BaseException | None) -> None:
+        self._settler.ended(context, returned, error)
+        context._station.ended(context)
+        self._settler.touch()
+
+    def _interrupted(self, interrupt: KeyboardInterrupt) -> None:
+        """Ctrl-C arrived in a handler: end the block of `join`, which raises it once the peer has left."""
+        self.interrupt = interrupt
+        self.body.cancel()
+
+    def hear_of_waiting(self, queues: list[str]) -> None:
+        """A beat said which queues wait: a wake-up may have been lost."""
+        for queue in queues:
+            station = self._stations.get(queue)
+            if station is not None and station.entered:
+                station.look()
+
+    def forget_claims(self, registration: Registration) -> None:
+        """A registration died: what ran under it is lost."""
+        self._settler.forget()
+        for station in self._stations.values():
+            for context in tuple(station.running.values()):
+                if context._registration is registration:
+                    context._cancel("lost")
+
+    def describe_running(self) -> str:
+        """Which handler blocks the loop, for the log; called from the heart's thread."""
+        return self._slots.describe_blocking()
+
+    def spawn(self, task: Callable[[], Awaitable[Any]]) -> bool:
+        """Run something of ours behind the engine's shield; False if the engine does not run."""
+        if self._spawned is None:
+            return False
+        self._spawned.start_soon(task)
+        return True
+
+    # Its life
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """The engine: registers, then runs all duties until cancelled. Started means registered and beating."""
+        await self.membership.register()
+        with trio.CancelScope(shield=True) as self._shield:
+            try:
+                async with trio.open_nursery() as nursery:
+                    self._spawned = nursery
+                    await nursery.start(self._slots.run_forever)
+                    nursery.start_soon(self.leader.lead_forever)
+                    nursery.start_soon(self.cancelling.reconcile_forever)
+                    task_status.started()
+            finally:
+                self._spawned = None
+
+    def begin_leaving(self, station: Station, grace: float) -> None:
+        """Leave a queue, in the engine; `station.left` tells when it is done. Twice is harmless."""
+        if not station.quiet:
+            station.quiet = True
+            if isinstance(station, HandStation):
+                station.end_waiting()
+            if not self.spawn(partial(self._leave, station, grace)):
+                station.left.set()
+
+    async def _leave(self, station: Station, grace: float) -> None:
+        """Quiet, drain for `grace` or until somebody is in a hurry, cancel, give back."""
+        try:
+            if grace > 0 and not station.hurry.is_set():
+                with trio.move_on_after(grace):
+                    await self._drain_or_hurry(station)
+            station.hurry.set()
+            station.cancel_running("leaving")
+            if not isinstance(station, HandStation):
+                await station.wait_idle()
+            self._settler.flush()
+            if station.entered:
+                await self.membership.leave(station, LEAVE_PATIENCE)
+        except WorqrError as error:
+            logger.warning("stop_work: queue %r: left without saying so, the others will notice: %s", station.name, error)
+        finally:
+            for context in tuple(station.running.values()):
+                context._settled = True
+                station.ended(context)
+            station.left.set()
+
+    @asynccontextmanager
+    async def joined(self) -> AsyncGenerator[Peer]:
+        """The peer's whole life around the block of `join`; what it raises is the block's own error, never a group of ours."""
+        error: BaseException | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.run)
+                try:
+                    with self.body:
+                        yield self
+                        await self.drain()
+                except BaseException as raised:
+                    error = raised  # raised again below, once everything is given back
+                await self.leave()
+        except BaseExceptionGroup as group:
+            _, broken = group.split(trio.Cancelled)
+            if broken is None:
+                raise
+            error = broken.exceptions[0]
+        if self.interrupt is not None:
+            raise self.interrupt
+        if error is not None:
+            raise error
+
+    async def _drain_or_hurry(self, station: Station) -> None:
+        async with trio.open_nursery() as nursery:
+
+            async def idle() -> None:
+                await station.wait_idle()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(idle)
+            await station.hurry.wait()
+            nursery.cancel_scope.cancel()
+
+    async def drain(self, grace: Seconds | None = None) -> None:
+        """Claim nothing more, let what runs end within `grace` seconds (default: that of join), give back the rest, and leave.
+
+        Back when all queues are left. Twice is harmless. Cancelling the call does not stop the leaving.
+        """
+        wait = self.settings.grace if grace is None else seconds(grace, "grace")
+        if not self.leaving:
+            logger.info("drain: %s leaves, within %g s", self.id, wait)
+        self.leaving = True
+        stations = list(self._stations.values())
+        for station in stations:
+            self.begin_leaving(station, wait)
+        for station in stations:
+            await station.left.wait()
+        self._drained.set()
+        await trio.lowlevel.checkpoint()
+
+    async def wait(self) -> None:
+        """Until the peer has drained."""
+        await self._drained.wait()
+
+    async def leave(self) -> None:
+        """The end of `join`: cancel and give back what still runs, then leave the registry, all within a deadline."""
+        with trio.CancelScope(shield=True):
+            for station in self._stations.values():
+                station.hurry.set()
+            await self.drain(0)
+            await self.membership.unregister(LEAVE_PATIENCE)
+            if self._spawned is not None:
+                self._shield.cancel()

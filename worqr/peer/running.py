@@ -1,0 +1,168 @@
+"""Running handlers: slots, each a Trio task of its own that runs one handler after the other.
+
+A slot parks between two runs and is woken with the next claim, which costs half of what spawning a task does. What a
+handler leaves behind stays inside: every run has its own cancel scope and its own copy of the context variables; a slot
+whose task was left with an open nursery or a broken stack of scopes is thrown away, and the nursery around each slot
+takes what that raises. `Slots` knows nothing of queues: whoever made it is told how each run ended.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import trio
+
+from worqr.peer.context import Context, current_context
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[bytes], Awaitable[object]]
+
+
+def as_coroutine(handler: Callable[[bytes], object], limiter: trio.CapacityLimiter) -> Handler:
+    """`handler` as something to await: an async one as it is, a plain function in a thread."""
+    inner: Any = handler
+    while isinstance(inner, partial):
+        inner = inner.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None)):  # noqa: B004
+        return handler  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+
+    async def in_thread(task: bytes) -> object:
+        result = await trio.to_thread.run_sync(handler, task, limiter=limiter)
+        if inspect.iscoroutine(result):
+            result.close()
+            raise TypeError(f"{handler!r} is a plain function that returned a coroutine: declare it with async def")
+        return result
+
+    return in_thread
+
+
+class _Slot:
+    __slots__ = ("context", "task")
+
+    def __init__(self, context: Context) -> None:
+        self.context: Context | None = context
+        self.task: trio.lowlevel.Task | None = None
+
+
+class Slots:
+    """The slots of one peer.
+
+    Set once: `_ended`, told (context, whether the handler returned, what it raised). Changed only in the loop: the rest.
+    """
+
+    def __init__(
+        self,
+        ended: Callable[[Context, bool, BaseException | None], None],
+        interrupted: Callable[[KeyboardInterrupt], None],
+    ) -> None:
+        self._ended = ended
+        self._interrupted = interrupted
+        self._idle: list[_Slot] = []
+        self._nursery: trio.Nursery | None = None
+        self._thread = threading.get_ident()
+
+    async def run_forever(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Hold the nursery in which slots live."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            await trio.sleep_forever()
+
+    def run(self, context: Context) -> None:
+        """Run the handler of `context` in a slot; called in the loop, never waits."""
+        if self._idle:
+            slot = self._idle.pop()
+            task = slot.task
+            assert task is not None
+            slot.context = context
+            self._enter(task, context)
+            trio.lowlevel.reschedule(task)
+        else:
+            assert self._nursery is not None
+            self._nursery.start_soon(self._hold, _Slot(context), name=f"worqr slot for {context.queue}")
+
+    @staticmethod
+    def _enter(task: trio.lowlevel.Task, context: Context) -> None:
+        """Give the task fresh context variables; they hold from its next step on."""
+        variables = context._station.variables.copy()
+        variables.run(current_context.set, context)
+        task.context = variables
+
+    def describe_blocking(self) -> str:
+        """Which run holds the loop's thread at this moment, read off its stack; from any thread."""
+        frame = sys._current_frames().get(self._thread)
+        where = ""
+        while frame is not None:
+            if not where:
+                where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
+            if frame.f_code is Slots._run.__code__:
+                context = frame.f_locals.get("context")
+                return f"handler of queue {context.queue!r}, claim {context.fence}, at {where}" if context else where
+            frame = frame.f_back
+        return f"code outside the handlers, at {where}" if where else "unknown code"
+
+    async def _hold(self, slot: _Slot) -> None:
+        """Around a slot's task: takes what it raises when a handler corrupted it."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._run_forever, slot)
+        except BaseExceptionGroup as group:
+            _, other = group.split(trio.Cancelled)
+            if other is not None and trio.current_effective_deadline() != float("-inf"):
+                logger.warning("slot.corrupted: a handler left a nursery or a cancel scope open: %s", other.exceptions[0])
+            elif other is None:
+                raise
+
+    async def _run_forever(self, slot: _Slot) -> None:
+        task = slot.task = trio.lowlevel.current_task()
+        assert slot.context is not None
+        self._enter(task, slot.context)
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        while True:
+            context, slot.context = slot.context, None
+            assert context is not None
+            intact = await self._run(context)
+            del context
+            if task.child_nurseries or not intact:
+                for nursery in task.child_nurseries:
+                    nursery.cancel_scope.cancel()
+                return
+            self._idle.append(slot)
+            await trio.lowlevel.wait_task_rescheduled(partial(self._leave, slot))
+
+    def _leave(self, slot: _Slot, _: object) -> trio.lowlevel.Abort:
+        if slot in self._idle:
+            self._idle.remove(slot)
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    async def _run(self, context: Context) -> bool:
+        """One run; False if it left this task's cancel scopes in disorder."""
+        scope = context._scope = trio.CancelScope()
+        if context.cancel_reason is not None:
+            scope.cancel()
+        returned, error = False, None
+        try:
+            with scope:
+                await context._station.handler(context.task)
+                returned = True
+        except KeyboardInterrupt as interrupt:
+            context._cancel("leaving")  # Ctrl-C hit this handler by chance: no failure of its
+            self._interrupted(interrupt)
+        except BaseException as raised:
+            if trio.current_effective_deadline() == float("-inf"):
+                raise  # not the handler but we are being cancelled
+            error = raised
+        self._ended(context, returned and error is None, error)
+        return not _corrupted(error)
+
+
+def _corrupted(error: BaseException | None) -> bool:
+    """Trio's complaint about a scope that a handler opened and did not close."""
+    return isinstance(error, RuntimeError) and "stack corrupted" in str(error)
