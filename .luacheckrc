@@ -2,3 +2,4 @@
 std = "lua51"
 read_globals = { "redis", "KEYS", "ARGV", "cjson", "cmsgpack", "bit", "struct" }
 max_line_length = 120
+max_comment_line_length = 128

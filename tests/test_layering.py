@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -25,9 +25,8 @@ LAYERS = (
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE = (*LAYERS[0], *LAYERS[1])
 MOST_LINES = {"module": 400, "class": 250, "function": 40}
-LONGER_BECAUSE = {
-    "ops": "one function per transaction, and all of them on one page",
-}
+LONGER_BECAUSE: dict[str, str] = {}
+"""Modules that may be longer, or hold something that is, and why that reads better."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,8 @@ class Module:
 
     name: str
     """Dotted, without ``worqr``: ``peer.claiming``, ``lua``, and ``""`` for the package itself."""
-    text: str
-    tree: ast.Module
+    text: str = field(repr=False)
+    tree: ast.Module = field(repr=False)
 
     @property
     def part(self) -> str:
@@ -74,12 +73,9 @@ def imports(tree: ast.AST, *, typing_only: bool = True) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: a relative import"
             source = node.module or ""
-            submodules = [
-                alias.name for alias in node.names if f"{source}.{alias.name}".removeprefix("worqr.") in NAMES
-            ]
-            yield from (f"{source}.{name}" for name in submodules)
-            if len(submodules) < len(node.names):
-                yield source
+            for alias in node.names:
+                inner = f"{source}.{alias.name}"
+                yield inner if inner.removeprefix("worqr.") in NAMES else source
 
 
 def own_imports(module: Module) -> set[str]:
@@ -147,7 +143,7 @@ def too_long(module: Module) -> Iterator[str]:
 
 
 def docstring_lines(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """What a function promises may be long; what it does may not. Of a class, all of its docstrings count as promises."""
+    """What a function promises may be long, what it does may not; of a class, the promises of its methods too."""
     found = 0
     for inner in ast.walk(node):
         if isinstance(inner, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and ast.get_docstring(inner):
@@ -158,4 +154,5 @@ def docstring_lines(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
 
 @of_each_module
 def test_modules_classes_and_functions_stay_small(module: Module) -> None:
-    assert module.name in LONGER_BECAUSE or not list(too_long(module))
+    if module.name not in LONGER_BECAUSE:
+        assert list(too_long(module)) == []

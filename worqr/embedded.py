@@ -19,8 +19,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,7 +32,7 @@ import trio
 
 from worqr.errors import Unavailable, UsageError
 
-__all__ = ["EmbeddedServer", "find_server", "open_embedded", "release_shared_server", "shared_server"]
+__all__ = ["EmbeddedServer", "find_server", "open_embedded", "shared_server"]
 
 SOCKET_PATH_LIMIT = 100
 """Longest path of a unix socket, in bytes: macOS has room for 104 with the final NUL, Linux for 108."""
@@ -210,7 +210,7 @@ class _Running:
                 stdin=hold,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
-                env={**os.environ, "LC_ALL": "C"},  # Redis refuses to start under a locale that is not installed
+                env={**os.environ, "LC_ALL": "C"},  # Redis 7.2 refuses to start in a locale that is not installed
                 start_new_session=True,  # Ctrl-C is the application's; it needs the server to give its tasks back
             )
         finally:
@@ -323,28 +323,23 @@ _shared: dict[int, _Shared] = {}
 """By process id: a forked child begins with nothing of its own."""
 
 
-def shared_server() -> EmbeddedServer:
-    """The server behind ``Mesh("embedded:")``: one per process, from the first who asks to the last who releases it.
+@contextmanager
+def shared_server() -> Generator[EmbeddedServer]:
+    """The server behind ``Mesh("embedded:")``: one per process, from the first who enters to the last who leaves.
 
-    The first call blocks for some ten milliseconds. Each call needs a `release_shared_server`.
+    Entering it first, and leaving it last, blocks for some ten milliseconds.
     """
     shared = _shared.setdefault(os.getpid(), _Shared())
     with shared.lock:
         if shared.server is None:
             shared.server = EmbeddedServer().__enter__()
+        server = shared.server
         shared.holders += 1
-        return shared.server
-
-
-def release_shared_server() -> None:
-    """Give back what one `shared_server` gave; the last one stops the server. In a forked child, nothing."""
-    shared = _shared.get(os.getpid())
-    if shared is None:
-        return
-    with shared.lock:
-        if shared.holders == 0:
-            raise UsageError("release_shared_server() without a shared_server() before it")
-        shared.holders -= 1
-        if shared.holders == 0 and shared.server is not None:
-            server, shared.server = shared.server, None
-            server.__exit__(None, None, None)
+    try:
+        yield server
+    finally:
+        with shared.lock:
+            shared.holders -= 1
+            if shared.holders == 0:
+                shared.server = None
+                server.__exit__(None, None, None)

@@ -53,7 +53,7 @@ class QueueKeys:
 
     @property
     def workers(self) -> str:
-        """HASH, the fence: worker id -> number, first claim, count and suspect of its last start request."""
+        """HASH, the fence: worker id -> number, first claim, count and suspect of its last start request, or ``leaving``."""
         return f"{self.base}:workers"
 
     @property
@@ -124,6 +124,10 @@ class QueueKeys:
     def claims(self, worker: str) -> str:
         """SET of the claims that `worker` holds."""
         return f"{self.base}:claims:{worker}"
+
+    def leaving(self, worker: str) -> str:
+        """LIST: the claims of `worker` in their old order, while they are given back in several steps."""
+        return f"{self.base}:leaving:{worker}"
 
     def policy(self, worker: str) -> str:
         """HASH: what a sweep must know of `worker`'s handler."""

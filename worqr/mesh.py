@@ -28,6 +28,8 @@ from worqr.task import QueueInfo, Seconds, WorkerInfo, seconds
 
 T = TypeVar("T")
 
+MAX_PATIENCE = 1800.0
+"""Seconds. The server remembers replies for an hour; a request that is sent again must find its own there."""
 NOTE_EVERY = 3600.0
 """Seconds after which a queue's name is noted again for those who list queues."""
 
@@ -80,6 +82,8 @@ class Mesh:
         self.prefix = check_name(prefix, "prefix")
         self.app = app
         self.patience = seconds(patience, "patience", positive=True)
+        if self.patience > MAX_PATIENCE:
+            raise UsageError(f"patience must be at most {MAX_PATIENCE:g} s, not {patience!r}")
         self.keepalive = None if keepalive is None else seconds(keepalive, "keepalive", positive=True)
         if self.keepalive is not None and self.keepalive < 1:
             raise UsageError(f"keepalive must be at least 1 s (ordinary stalls last that long), not {keepalive!r}")

@@ -160,7 +160,7 @@ class Claims(Model[Claiming]):
         if claim in state.claims:
             claims = state.claims - {claim}
             if call.verb == "finish":
-                return ("ok", None), state._replace(claims=claims, finished=(*state.finished, claim.task))
+                return ("ok", None), state._replace(claims=claims, finished=done(state, claim.task))
             return ("ok", None), state._replace(claims=claims, queue=(*state.queue, claim.task))
         if self.mistake == "a finish is not fenced" and call.verb == "finish":
             claims = frozenset(other for other in state.claims if other.task != claim.task)
@@ -194,8 +194,8 @@ class Claims(Model[Claiming]):
             reply, after = self._start_tasks(state, "B", number)
             yield "B starts", reply[0], after._replace(b_starts=state.b_starts - 1)
         for claim in held:
-            finished = (*state.finished, claim.task)
-            yield "B finishes", claim.task, state._replace(claims=state.claims - {claim}, finished=finished)
+            after = state._replace(claims=state.claims - {claim}, finished=done(state, claim.task))
+            yield "B finishes", claim.task, after
 
     def _sweep_steps(self, state: Claiming) -> Iterator[tuple[str, str, Claiming]]:
         if state.a_is_in == "Workers" and not (state.a == "up" and state.beats):
@@ -260,6 +260,11 @@ class Claims(Model[Claiming]):
 def words(call: Call) -> str:
     """A request, for the trace."""
     return f"start number {call.number}" if call.claim is None else f"{call.verb} {call.claim.task}"
+
+
+def done(state: Claiming, task: str) -> tuple[str, ...]:
+    """The finished tasks with one more, however often it was finished; their order does not matter."""
+    return tuple(sorted((*state.finished, task)))
 
 
 def put(state: Claiming, call: Call) -> Claiming:

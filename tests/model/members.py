@@ -126,14 +126,16 @@ class Members(Model[Membership]):
         "forget_worker ignores the WorkMap": 7,
         "a swept peer keeps its worker id": 17,
     }
-    least: ClassVar[int] = 25_000
+    least: ClassVar[int] = 20_000
 
     def starts(self) -> Iterator[Membership]:
         yield Membership(early_audits=1)
         yield Membership(losses=1, jumps=1)
         yield Membership(losses=1, deaths=1)
         yield SERVING._replace(losses=1)
-        yield SERVING._replace(jumps=1, deaths=1, early_audits=1)
+        yield SERVING._replace(jumps=1, early_audits=1)
+        yield SERVING._replace(deaths=1, early_audits=1)
+        yield SERVING._replace(deaths=1, jumps=1)
 
     def steps(self, state: Membership) -> Iterator[tuple[str, str, Membership]]:
         yield from self._process_steps(state)

@@ -84,14 +84,14 @@ class Wakeups(Model[Waking]):
         "keepalive does not answer waiting": 7,
         "the scan lists the same queues always": 6,
     }
-    least: ClassVar[int] = 35_000
+    least: ClassVar[int] = 20_000
     repaired: ClassVar[bool] = True
 
     def starts(self) -> Iterator[Waking]:
         yield Waking(enqueues=2, crashes=1)
         yield Waking(crashes=1, losses=1)
         yield Waking(distractions=1, losses=1)
-        yield Waking(foreign=1, losses=1)
+        yield Waking(enqueues=0, foreign=1, distractions=1, losses=1)
 
     def steps(self, state: Waking) -> Iterator[tuple[str, str, Waking]]:
         yield from self._user_steps(state)
@@ -240,7 +240,7 @@ class Tokens(Wakeups):
         "a leaver takes its wake-up along": 9,
         "what is given back wakes nobody": 9,
     }
-    least: ClassVar[int] = 25_000
+    least: ClassVar[int] = 15_000
     repaired: ClassVar[bool] = False
 
     def starts(self) -> Iterator[Waking]:
@@ -248,7 +248,8 @@ class Tokens(Wakeups):
         yield Waking(enqueues=2, leaves=1)
         yield Waking(foreign=1, distractions=1)
         yield Waking(distractions=1, leaves=1)
-        yield Waking(foreign=1, pauses=1)
+        yield Waking(enqueues=0, foreign=1, pauses=1)
+        yield Waking(enqueues=2, pauses=1)
 
 
 def reachable(worker: Worker) -> bool:

@@ -30,8 +30,13 @@ def _run(arguments: Sequence[str] | None) -> int:
     from cyclopts import App
 
     from worqr.cli.demo import demo
+    from worqr.version import __version__
 
-    app = App(name="worqr", help="A peer-to-peer job mesh: peers share nothing but a Redis or Valkey server.")
+    app = App(
+        name="worqr",
+        help="A peer-to-peer job mesh: peers share nothing but a Redis or Valkey server.",
+        version=__version__,
+    )
     app.command(demo)
     answer = app(arguments, result_action="return_value")
     return answer if isinstance(answer, int) else 0

@@ -69,7 +69,8 @@ class Backlog:
             request.number = 0
 
     def put_back(self, requests: Iterable[Request]) -> None:
-        """To the front, in their order. Those that nobody waits for are dropped, not sent a second time."""
+        """The batch is over: these go to the front, in their order. Those that nobody waits for are not sent again."""
+        self.in_flight = []
         kept: list[Request] = []
         for request in requests:
             if request.settled or request.abandoned:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 _CHANNELS_PER_COMMAND = 500
 
@@ -58,7 +58,7 @@ class Channels(Generic[L]):
         self._channels: dict[bytes, _Channel[L]] = {}
         self._changed: dict[bytes, None] = {}
         self._suspects: set[bytes] = set()
-        self._asked: deque[set[bytes] | None] = deque()  # None: a PING
+        self._asked: deque[dict[bytes, None] | None] = deque()  # None: a PING
         self._unconfirmed: dict[bytes, int] = {}
 
     def __bool__(self) -> bool:
@@ -125,7 +125,7 @@ class Channels(Generic[L]):
         together = [key for key in subscribe if key not in self._suspects]
         groups = [together[i : i + size] for i in range(0, len(together), size)] + [[key] for key in alone]
         for group in groups:
-            self._asked.append(set(group))
+            self._asked.append(dict.fromkeys(group))
             for key in group:
                 self._unconfirmed[key] = self._unconfirmed.get(key, 0) + 1
         return commands + [("SUBSCRIBE", *group) for group in groups]
@@ -136,16 +136,17 @@ class Channels(Generic[L]):
 
     # What was heard
 
-    def heard(self, reply: Any) -> None:
+    def heard(self, reply: object) -> None:
         """A reply or a message."""
         if not isinstance(reply, list):
             self._pong()  # to a PING while nothing is subscribed
             return
-        kind, key, data = (*reply, None, None)[:3]
+        kind, key = cast("list[bytes]", reply)[:2]
         if kind == b"message":
             channel = self._channels.get(key)
             if channel is not None:
-                self.news += [(listener, channel.name, data) for listener in channel.listeners]
+                data = cast("bytes", reply[2])
+                self.news.extend((listener, channel.name, data) for listener in channel.listeners)
         elif kind == b"subscribe":
             self._confirm(key)
         elif kind == b"pong":
@@ -158,7 +159,7 @@ class Channels(Generic[L]):
     def _confirm(self, key: bytes) -> None:
         group = self._asked[0] if self._asked else None
         if group is not None:
-            group.discard(key)
+            group.pop(key, None)
             if not group:
                 self._asked.popleft()
         left = self._unconfirmed.get(key, 1) - 1

@@ -9,16 +9,15 @@ itself breaks do the remaining requests stay unanswered.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 
 from worqr.errors import QueueFull, RefusedByServer, UsageError, WorqrBug, WorqrError
 from worqr.link.backlog import Backlog
-from worqr.link.connection import Wire
+from worqr.link.connection import Wire, pack
 from worqr.link.faults import Kind, Lost, Refused
-from worqr.link.request import Request
+from worqr.link.request import Numbers, Request
 
-logger = logging.getLogger(__name__)
+_PER_SEND = 64  # the server works on the first ones while we pack the next
 
 
 @dataclass(slots=True)
@@ -34,39 +33,18 @@ class Exchange:
     lost: Lost | None = None
 
 
-def pack(wire: Wire, backlog: Backlog, producer: str, batch: list[Request]) -> tuple[list[bytes], list[Request]]:
-    """The bytes of a batch, and the requests that cannot be packed (they are settled). Numbers are given here."""
-    pieces: list[bytes] = []
-    bad: list[Request] = []
-    numbers = backlog.numbers
-    for request in batch:
-        call = request.call
-        keys = call.keys
-        try:
-            if call.numbered:
-                base = call.base
-                number = request.number or numbers.give(base)
-                request.number = number
-                name = f"{base}:producer:{producer}"
-                pieces += wire.pack(b"EVALSHA", call.script.sha, len(keys) + 1, name, *keys, number, numbers.lowest(base), *call.args)
-            else:
-                pieces += wire.pack(b"EVALSHA", call.script.sha, len(keys), *keys, *call.args)
-        except Exception as exc:
-            request.error = UsageError(f"an argument of {call.script.name} cannot be sent: {type(exc).__name__}")
-            bad.append(request)
-        else:
-            request.written = True
-    return pieces, bad
-
-
-def exchange(wire: Wire, pieces: list[bytes], batch: list[Request]) -> Exchange:
+def exchange(wire: Wire, backlog: Backlog, producer: str, batch: list[Request]) -> Exchange:
     """Send the batch and read its replies. Never raises for what the server or the network does."""
     result = Exchange()
     done = result.done
     at = 0
     try:
-        wire.send(pieces)
+        for start in range(0, len(batch), _PER_SEND):
+            wire.send(_packed(batch[start : start + _PER_SEND], backlog.numbers, producer))
         for at, request in enumerate(batch):
+            if not request.written:
+                done.append(request)  # it could not be packed
+                continue
             try:
                 reply = wire.read()
             except Refused as refused:
@@ -79,6 +57,30 @@ def exchange(wire: Wire, pieces: list[bytes], batch: list[Request]) -> Exchange:
         result.lost = lost
         result.unanswered = batch[at:]
     return result
+
+
+def _packed(requests: list[Request], numbers: Numbers, producer: str) -> list[bytes]:
+    """The bytes of some requests. Numbers are given here. One that cannot be packed gets its error, and no bytes."""
+    pieces: list[bytes] = []
+    for request in requests:
+        call = request.call
+        keys = call.keys
+        try:
+            if call.numbered:
+                base = call.base
+                number = request.number or numbers.give(base)
+                request.number = number
+                name = f"{base}:producer:{producer}"
+                lowest = numbers.lowest(base)
+                command = (b"EVALSHA", call.script.sha, len(keys) + 1, name, *keys, number, lowest, *call.args)
+            else:
+                command = (b"EVALSHA", call.script.sha, len(keys), *keys, *call.args)
+            pieces.append(pack(command))
+        except Exception as exc:
+            request.error = UsageError(f"an argument of {call.script.name} cannot be sent ({type(exc).__name__})")
+        else:
+            request.written = True
+    return pieces
 
 
 def _answer(request: Request, reply: object) -> None:
@@ -104,6 +106,11 @@ def _refused(result: Exchange, request: Request, refused: Refused) -> None:
             return
         case Kind.DROP:
             result.dropped.append(request)
+            result.cause = str(refused)
+            return
+        case Kind.FULL if request.losses:
+            # The server refuses before it looks whether an earlier copy, whose reply was lost, had been executed.
+            result.held.append(request)
             result.cause = str(refused)
             return
         case Kind.FULL:

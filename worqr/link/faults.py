@@ -45,7 +45,7 @@ _KINDS = {
 }
 _WRAPPED = re.compile(rf"(?:^|[\s:])-({'|'.join(_KINDS)})\b")
 _ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
-_SCRIPT_PLACE = re.compile(r"\s*script: [0-9a-f]{40}, on @user_script:\d+\.?")
+_SCRIPT_PLACE = re.compile(r"\s*script:[ 0-9a-f,]*on @user_script:\d+\.?")
 _LONGEST_TEXT = 300  # more than any of the server's own messages; a payload that got in is cut
 
 REDIS_ERRORS = (redis_errors.RedisError, OSError)

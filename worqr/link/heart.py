@@ -14,7 +14,6 @@ fails makes no line at all; the data connection tells of the outage, and `errors
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from typing import Generic, TypeVar
 
 from worqr.call import Call
 from worqr.errors import Unavailable, WorqrError
-from worqr.link.connection import Wire, open_connection
+from worqr.link.connection import Wire, open_connection, pack
 from worqr.link.faults import Kind, Lost, Refused
 from worqr.link.mailbox import Mailbox
 from worqr.link.scribe import Scribe
@@ -58,7 +57,7 @@ class Heart(Generic[R]):
     """Sends beats from `start` to `stop`.
 
     Attributes, changed by the thread alone, readable from anywhere:
-        acked_at: `boottime()` at which the last acknowledged beat was sent; -inf before the first.
+        acked_at: `boottime()` at which the last acknowledged beat was sent; 0 before the first.
         beats: how many were sent.
         errors: how many failed; last_error says why the last one did.
     """
@@ -75,7 +74,7 @@ class Heart(Generic[R]):
         describe: Callable[[], str],
         scribe: Scribe | None = None,
     ) -> None:
-        self.acked_at = -math.inf
+        self.acked_at = 0.0
         self.beats = 0
         self.errors = 0
         self.last_error = ""
@@ -103,6 +102,11 @@ class Heart(Generic[R]):
         except RuntimeError as exc:
             raise Unavailable(f"cannot start the keepalive's thread ({exc}): this process is at its limit (ulimit -u, pids)") from exc
 
+    @property
+    def lag(self) -> float:
+        """Seconds that the last tick waited for the loop, or the present one has waited so far."""
+        return self._loop.lag
+
     def stop(self) -> None:
         """Send no more beats, and report none. Idempotent; returns when the thread has ended, unless it is just connecting."""
         if self._stopped.is_set() or self._refused is not None:
@@ -115,11 +119,6 @@ class Heart(Generic[R]):
             self._thread.join(_END_WAIT)
         if self._own_scribe:
             self._scribe.stop()
-
-    @property
-    def lag(self) -> float:
-        """Seconds for which the loop has not answered its last tick; 0 if it has. From any thread."""
-        return self._loop.lag()
 
     def poison(self, error: WorqrError) -> None:
         """In a forked child: the thread stayed in the parent."""
@@ -179,8 +178,7 @@ class Heart(Generic[R]):
         return False
 
     def _exchange(self, wire: Wire, call: Call[R]) -> tuple[float, list[object]]:
-        keys, args = call.keys, call.args
-        packed = wire.pack(b"EVALSHA", call.script.sha, len(keys), *keys, *args)
+        packed = [pack((b"EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args))]
         sent_at = boottime()
         wire.send(packed)
         try:
@@ -233,12 +231,15 @@ class _LoopWatch:
         self._stall_limit = stall_limit
         self._asked = 0  # changed only by the thread
         self._asked_at = 0.0
-        self._answered = 0  # changed only in the loop
+        self._answered = 0  # changed only in the loop, like:
+        self._last_lag = 0.0
         self._blocked_since: float | None = None
         self._lines: list[tuple[int, str, float, str]] = []
 
+    @property
     def lag(self) -> float:
-        return 0.0 if self._answered == self._asked else max(0.0, time.monotonic() - self._asked_at)
+        waiting = time.monotonic() - self._asked_at if self._answered != self._asked else 0.0
+        return max(waiting, self._last_lag)
 
     def look(self, now: float) -> None:
         """Judge the last tick; post the next one if it was answered. Two ticks are never on their way."""
@@ -279,4 +280,5 @@ class _LoopWatch:
 
     def _tick(self, number: int) -> None:
         """In the loop: it turns."""
+        self._last_lag = time.monotonic() - self._asked_at
         self._answered = number

@@ -86,7 +86,7 @@ def redact(url: str) -> str:
 
 def _options(query: str, kind: str, shown: str) -> dict[str, str]:
     options = dict(parse_qsl(query, keep_blank_values=True))
-    known = {"db"} | (_TLS_OPTIONS if kind == "tls" else frozenset())
+    known = {"db", *_TLS_OPTIONS} if kind == "tls" else {"db"}
     for name in options:
         if name not in known:
             raise UsageError(f"the server's URL {shown} has an option {name!r} that is not one of {', '.join(sorted(known))}")

@@ -22,7 +22,7 @@ from functools import partial
 
 from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrError
 from worqr.link.channels import Channels, Command, Listener
-from worqr.link.connection import Wire, open_connection
+from worqr.link.connection import Wire, open_connection, pack
 from worqr.link.faults import Kind, Lost, Refused
 from worqr.link.mailbox import Mailbox, Waiter, wake_all
 from worqr.link.outage import pause_after
@@ -246,7 +246,7 @@ class Subscriptions:
 
     def _send(self, wire: Wire, commands: list[Command]) -> None:
         if commands:
-            wire.send([piece for command in commands for piece in wire.pack(*command)])
+            wire.send([pack(command) for command in commands])
         self._deliver()
 
     def _deliver(self) -> None:

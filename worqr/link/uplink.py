@@ -22,7 +22,7 @@ from functools import partial
 from worqr.errors import RefusedByServer, Unavailable, WorqrBug, WorqrError
 from worqr.link.backlog import Backlog
 from worqr.link.connection import Wire, open_connection
-from worqr.link.exchange import Exchange, exchange, pack
+from worqr.link.exchange import Exchange, exchange
 from worqr.link.faults import Kind, Lost
 from worqr.link.outage import Outage, pause_after
 from worqr.link.request import Request
@@ -32,7 +32,7 @@ from worqr.lua import Script
 
 logger = logging.getLogger(__name__)
 
-_IDLE_CHECK = 1.0  # seconds without a request, after which a connection is looked at before it is used
+_IDLE_CHECK = 0.05  # seconds without a request, after which a connection is looked at before it is used (5 us)
 _NOSCRIPT_ROUNDS = 3  # somebody flushes scripts faster than we load them: from here on wait between the tries
 
 
@@ -103,12 +103,8 @@ class Uplink:
             return
         self._last_used = now
         batch = backlog.take()
-        pieces, bad = pack(wire, backlog, self._producer, batch)
-        if bad:
-            self._hooks.settle(bad)
-            batch = backlog.in_flight = [request for request in batch if request.error is None]
         if batch:
-            result = exchange(wire, pieces, batch)
+            result = exchange(wire, backlog, self._producer, batch)
             self._hooks.settle(result.done)
             if len(result.done) == len(batch):
                 self._works()
@@ -139,7 +135,7 @@ class Uplink:
         elif result.held:
             self._hold(result.cause)
         else:
-            self._reload(wire, result.noscript)
+            self._reload(wire, result)
 
     def _fail_guilty(self, requests: list[Request], lost: Lost) -> None:
         for request in requests:
@@ -150,14 +146,19 @@ class Uplink:
             )
         self._hooks.settle(requests)
 
-    def _reload(self, wire: Wire, requests: list[Request]) -> None:
-        """The server has forgotten our scripts: load them all once more on this connection. Who asks too often must wait."""
-        self._noscript_rounds += 1
-        self.scripts |= {request.call.script.sha: request.call.script for request in requests}
+    def _reload(self, wire: Wire, result: Exchange) -> None:
+        """The server has forgotten scripts: load those that were asked for, which is quick, and leave the others until they are.
+
+        If somebody flushes scripts so fast that nothing gets through, wait between the tries.
+        """
+        requests = result.noscript
+        self._noscript_rounds = 0 if result.done else self._noscript_rounds + 1
+        wanted = {request.call.script.sha: request.call.script for request in requests}
+        self.scripts |= wanted
         if self._noscript_rounds > _NOSCRIPT_ROUNDS:
             self._hold("NOSCRIPT scripts vanish as soon as they are loaded")
         try:
-            refused = wire.load(self.scripts.values())
+            refused = wire.load(wanted.values())
         except Lost as lost:
             self._lose(lost.cause)
             return

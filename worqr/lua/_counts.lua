@@ -7,16 +7,29 @@ local function tally(base, field, n)
     redis.call('EXPIRE', base .. ':counts', 2592000)
   end
   local events = base .. ':events'
-  if redis.call('PUBSUB', 'NUMSUB', events)[2] > 0 then
+  local heard = redis.pcall('PUBSUB', 'NUMSUB', events)
+  if heard[2] and heard[2] > 0 then
     redis.pcall('PUBLISH', events, field .. ' ' .. string.format('%.0f', n))
   end
 end
 
--- Adds `n` to the number of references in the lists whose record is gone (n may be negative); no event.
+-- Adds `n` to the number of references in the lists whose record is gone (n may be negative); no event. Never below 0: there
+-- are references that nobody counted, of a foreign producer or from before the counters expired.
 local function tally_stale(base, n)
   if n ~= 0 then
-    redis.call('HINCRBY', base .. ':counts', 'stale', n)
+    local stale = (tonumber(redis.call('HGET', base .. ':counts', 'stale')) or 0) + n
+    if stale > 0 then
+      redis.call('HSET', base .. ':counts', 'stale', stale)
+    else
+      redis.call('HDEL', base .. ':counts', 'stale')
+    end
   end
+end
+
+-- How many tasks wait: what lies in the lists, without the references whose record is gone.
+local function count_waiting(base)
+  local items = redis.call('LLEN', base) + redis.call('LLEN', base .. ':suspects')
+  return math.max(0, items - (tonumber(redis.call('HGET', base .. ':counts', 'stale')) or 0))
 end
 
 -- Milliseconds of the server's clock.

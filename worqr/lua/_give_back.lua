@@ -1,5 +1,6 @@
--- USES set_aside fence
--- What is known of the task under `claim`, read before anything is written; nil if nothing lies there.
+-- USES set_aside
+-- What is known of the task under `claim`, read before anything is written; nil if nothing lies there, or a reference to
+-- nothing.
 local function read_claim(base, claim)
   local item = redis.call('LINDEX', base .. ':claim:' .. claim, 0)
   if not item then
@@ -10,7 +11,10 @@ local function read_claim(base, claim)
     return {item = item, task = item, id = '', failures = 0, stalls = 0, timeouts = 0}
   end
   local kept = redis.call('HMGET', base .. ':active:' .. id, 'task', 'failures', 'stalls', 'timeouts')
-  return {item = item, job = id, id = id, task = kept[1] or '', failures = tonumber(kept[2]) or 0,
+  if not kept[1] then
+    return nil
+  end
+  return {item = item, job = id, id = id, task = kept[1], failures = tonumber(kept[2]) or 0,
     stalls = tonumber(kept[3]) or 0, timeouts = tonumber(kept[4]) or 0}
 end
 
@@ -18,20 +22,23 @@ end
 local function become_job(base, claim, record)
   local digest = redis.sha1hex(record.task)
   record.job = '@' .. claim
-  record.id = record.job
   record.item = MARKER .. record.job
   redis.call('HSET', base .. ':job:' .. record.job, 'task', record.task, 'twin', digest)
   redis.call('SADD', base .. ':twins:' .. digest, record.job)
 end
 
--- Writes the counter that this return costs, if it costs one, into the record of the job that waits again.
-local function count_return(base, claim, record, counter)
+-- Makes the record wait again, with the counter that this return costs, if it costs one. `queued` is the fence number of its
+-- place in line: one that is not above the number of the last clearing lies in the trash.
+local function record_return(base, claim, record, counter)
   if record.job then
     local job = base .. ':job:' .. record.job
     redis.call('RENAME', base .. ':active:' .. record.job, job)
     redis.call('HDEL', job, 'claim', 'worker')
   elseif counter ~= '' then
     become_job(base, claim, record)
+  end
+  if record.job then
+    redis.call('HSET', base .. ':job:' .. record.job, 'queued', claim)
   end
   if counter ~= '' then
     redis.call('HSET', base .. ':job:' .. record.job, counter, record[counter])
@@ -40,7 +47,7 @@ end
 
 -- The one way back into the queue, for stop, retry, leave and sweep. `how`: counter ('' = free, failures, stalls),
 -- limit of that counter, max_stalls, back (true: to the back), and what set_aside needs. A claim whose cancel mark
--- stands ends as cancelled, one of a queue deleted since is dropped. Answers given, cancelled, dropped, aside or gone.
+-- stands ends as cancelled, one of a queue cleared since is dropped. Answers given, cancelled, dropped, aside or gone.
 -- The claim's place in the worker's set of claims is the caller's to remove.
 local function give_back(base, claim, how)
   local record = read_claim(base, claim)
@@ -49,11 +56,12 @@ local function give_back(base, claim, how)
     return 'cancelled'
   end
   if not record then
+    end_claim(base, claim)
     return 'gone'
   end
-  local deleted = tonumber(redis.call('HGET', base .. ':counts', 'deleted')) or 0
-  if tonumber(claim) <= deleted then
+  if tonumber(claim) <= (tonumber(redis.call('HGET', base .. ':counts', 'cleared')) or 0) then
     end_claim(base, claim)
+    tally(base, 'dropped', 1)
     return 'dropped'
   end
   if how.counter ~= '' then
@@ -63,7 +71,7 @@ local function give_back(base, claim, how)
       return 'aside'
     end
   end
-  count_return(base, claim, record, how.counter)
+  record_return(base, claim, record, how.counter)
   redis.call('DEL', base .. ':claim:' .. claim)
   if how.back then
     redis.call('LPUSH', base, record.item)

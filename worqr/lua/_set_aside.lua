@@ -1,6 +1,6 @@
 -- USES end_claim
--- Ends `claim` by setting its task aside. `how`: kind (failed, broken), reason, keep (cap of failed; ''= none), worker,
--- error_type, error_message, error_traceback. `record`: id, task, failures, stalls, timeouts.
+-- Ends `claim` by setting its task aside. `how`: kind (failed, broken), reason, keep (cap of failed, as text; '0': none),
+-- worker, error_type, error_message, error_traceback. `record`: id, task, failures, stalls, timeouts.
 local function set_aside(base, claim, record, how)
   local at, list = now_ms(), base .. ':' .. how.kind
   local keep = tonumber(how.keep)

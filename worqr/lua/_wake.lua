@@ -15,10 +15,9 @@ local function wake(base, n)
   end
 end
 
--- Wakes one more if anything was left behind.
-local function wake_for_rest(base)
-  local left = redis.call('LLEN', base) + redis.call('LLEN', base .. ':suspects')
-  if left > 0 then
+-- Wakes one more if a suspect waits: whoever has just ended a claim may have held the one suspect it is allowed.
+local function wake_for_suspects(base)
+  if redis.call('LLEN', base .. ':suspects') > 0 then
     wake(base, 1)
   end
 end

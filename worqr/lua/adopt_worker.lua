@@ -14,6 +14,7 @@ local worker, queue = ARGV[1], ARGV[2]
 if redis.call('SISMEMBER', registered, worker) == 1 then
   return {'alive'}
 end
+redis.call('SCARD', work_map)
 redis.call('SADD', dying, worker)
 redis.call('SADD', work_map, queue)
 return {'ok'}

@@ -1,15 +1,15 @@
 #!lua flags=allow-oom
 -- cancel_all: cancels every task of a queue: what waits is put out of reach, what runs is marked and its workers told.
--- One script sees all of the queue as long as no more than budget claims are held on it.
+-- What ran before and is given back is dropped even if it is not marked yet, so one call or many: nothing slips through.
 -- KEYS[1] producer HASH
 -- KEYS[2] queue LIST
 -- ARGV[1] number of the request
 -- ARGV[2] lowest number still unanswered
--- ARGV[3] after worker id up to which claims were looked at, - at first
+-- ARGV[3] after place among the claims up to which they were looked at, - at first
 -- ARGV[4] budget claims to look at in one call
 -- RETURNS ok waiting running after claim... | more (the same; call again with after) | busy (purge_queue first) | late
 -- RESEND safe: the reply is stored under the producer's number
--- USES clear mark producer
+-- USES clear mark producer types
 local producer, queue = KEYS[1], KEYS[2]
 local number, lowest, after, budget = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 
@@ -17,18 +17,19 @@ local before = replied(producer, number)
 if before then
   return before
 end
+check_types(queue)
 local waiting = 0
 if after == '-' then
   waiting = clear(queue)
   if not waiting then
-    return {'busy'}
+    return remember(producer, number, lowest, {'busy'})
   end
 end
-local marked = {}
+local reply = {'ok', waiting, 0, '-'}
 after = each_claim(queue, after, budget, function(claim)
   mark(queue, claim)
-  marked[#marked + 1] = claim
+  reply[#reply + 1] = claim
 end)
 tally(queue, 'cancelled', waiting)
-local word = after == '-' and 'ok' or 'more'
-return remember(producer, number, lowest, {word, waiting, #marked, after, unpack(marked)})
+reply[1], reply[3], reply[4] = after == '-' and 'ok' or 'more', #reply - 4, after
+return remember(producer, number, lowest, reply)

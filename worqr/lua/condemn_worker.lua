@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- condemn_worker: the first step of a sweep: declares a worker dead if its beat is still what the leader saw. From here on
--- its own beat says dead, whoever revives.
+-- its own beat says dead, whoever revives. A worker that asked never to count as dead has a beat that stays: it is not.
 -- KEYS[1] registered SET
 -- KEYS[2] dying SET
 -- KEYS[3] worker_key STRING
@@ -15,7 +15,7 @@ if redis.call('SISMEMBER', registered, worker) == 0 then
   return {redis.call('SISMEMBER', dying, worker) == 1 and 'ok' or 'gone'}
 end
 local beat = redis.call('GET', worker_key)
-if beat and beat ~= seen then
+if beat and (beat ~= seen or beat == 'STAY') then
   return {'alive'}
 end
 redis.call('SMOVE', registered, dying, worker)

@@ -3,26 +3,23 @@
 -- afterwards is dropped, because its claim is not above the fence number noted here.
 -- KEYS[1] producer HASH
 -- KEYS[2] queue LIST
--- KEYS[3] counts HASH
 -- ARGV[1] number of the request
 -- ARGV[2] lowest number still unanswered
 -- RETURNS ok waiting | busy (purge_queue first) | late
 -- RESEND safe: the reply is stored under the producer's number
--- USES clear fence producer
-local producer, queue, counts = KEYS[1], KEYS[2], KEYS[3]
+-- USES clear producer types
+local producer, queue = KEYS[1], KEYS[2]
 local number, lowest = ARGV[1], ARGV[2]
 
 local before = replied(producer, number)
 if before then
   return before
 end
+check_types(queue)
 local waiting = clear(queue)
 if not waiting then
-  return {'busy'}
+  return remember(producer, number, lowest, {'busy'})
 end
-local fence = next_fence(queue)
-note_fence(queue, fence)
-redis.call('HSET', counts, 'deleted', digits(fence))
 tally(queue, 'deleted', waiting)
 redis.pcall('PUBLISH', queue, 'deleted')
 return remember(producer, number, lowest, {'ok', waiting})

@@ -5,10 +5,10 @@
 -- KEYS[2] queue LIST
 -- ARGV[1] number of the request
 -- ARGV[2] lowest number still unanswered
--- ARGV[3] max_length tasks, -1: no bound
+-- ARGV[3] max_length tasks that may wait, -1: no bound
 -- ARGV[4] front 1: to be taken next, 0: to the back
 -- ARGV[5..] tasks bytes, in the order in which they are to be taken
--- RETURNS ok stored waiting | full waiting | late
+-- RETURNS ok stored | full waiting | late
 -- RESEND safe: the reply is stored under the producer's number
 -- USES reference counts fence wake producer
 local producer, queue = KEYS[1], KEYS[2]
@@ -19,9 +19,15 @@ local before = replied(producer, number)
 if before then
   return before
 end
-local waiting = redis.call('LLEN', queue)
-if max_length >= 0 and waiting + tasks > max_length then
-  return remember(producer, number, lowest, {'full', waiting})
+-- Wrong types show themselves before the first write.
+redis.call('LLEN', queue)
+redis.call('HLEN', queue .. ':counts')
+local anybody_hungry = redis.call('SCARD', queue .. ':hungry') > 0
+if max_length >= 0 then
+  local waiting = count_waiting(queue)
+  if waiting + tasks > max_length then
+    return remember(producer, number, lowest, {'full', waiting})
+  end
 end
 
 local function stored_item(task)
@@ -31,7 +37,7 @@ local function stored_item(task)
   local fence = next_fence(queue)
   note_fence(queue, fence)
   local id, digest = '@' .. digits(fence), redis.sha1hex(task)
-  redis.call('HSET', queue .. ':job:' .. id, 'task', task, 'twin', digest)
+  redis.call('HSET', queue .. ':job:' .. id, 'task', task, 'twin', digest, 'queued', digits(fence))
   redis.call('SADD', queue .. ':twins:' .. digest, id)
   return MARKER .. id
 end
@@ -45,5 +51,7 @@ for chunk = 0, tasks - 1, 1000 do
   redis.call(front and 'RPUSH' or 'LPUSH', queue, unpack(items))
 end
 tally(queue, 'enqueued', tasks)
-wake(queue, tasks)
-return remember(producer, number, lowest, {'ok', tasks, waiting + tasks})
+if anybody_hungry then
+  wake(queue, tasks)
+end
+return remember(producer, number, lowest, {'ok', tasks})

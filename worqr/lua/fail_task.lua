@@ -3,7 +3,6 @@
 -- KEYS[1] queue LIST
 -- KEYS[2] workers HASH
 -- KEYS[3] claims SET
--- KEYS[4] suspects LIST
 -- ARGV[1] worker id
 -- ARGV[2] claim id
 -- ARGV[3] kind failed or broken
@@ -13,15 +12,16 @@
 -- ARGV[7] error_traceback text
 -- RETURNS aside | cancelled | gone | mine | lost
 -- RESEND safe: fenced by the claim
--- USES give_back wake
-local queue, workers, claims, suspects = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+-- USES give_back serving types wake
+local queue, workers, claims = KEYS[1], KEYS[2], KEYS[3]
 local worker, claim, kind, keep_failed = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local error_type, error_message, error_traceback = ARGV[5], ARGV[6], ARGV[7]
 
-local record = read_claim(queue, claim)
+check_types(queue)
 if redis.call('SREM', claims, claim) == 0 then
-  return {redis.call('HEXISTS', workers, worker) == 1 and 'mine' or 'lost'}
+  return {why_not_held(workers, worker)}
 end
+local record = read_claim(queue, claim)
 local word = 'gone'
 if take_mark(queue, claim) then
   end_claim(queue, claim)
@@ -35,8 +35,8 @@ elseif record then
     error_message = error_message, error_traceback = error_traceback,
   })
   word = 'aside'
+else
+  end_claim(queue, claim)
 end
-if redis.call('LLEN', suspects) > 0 then
-  wake(queue, 1)
-end
+wake_for_suspects(queue)
 return {word}

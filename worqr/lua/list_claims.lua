@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- list_claims: what runs on a queue, oldest claim first for each worker.
+-- list_claims: what runs on a queue, by worker, the oldest claim first; also of workers that leave.
 -- KEYS[1] queue LIST
 -- KEYS[2] workers HASH
 -- ARGV[1] limit claims
@@ -10,7 +10,9 @@ local queue, workers = KEYS[1], KEYS[2]
 local limit = tonumber(ARGV[1])
 
 local reply = {'ok'}
-for _, worker in ipairs(redis.call('HKEYS', workers)) do
+local holders = redis.call('HKEYS', workers)
+table.sort(holders)
+for _, worker in ipairs(holders) do
   local room = limit - #reply + 1
   if room <= 0 then
     break

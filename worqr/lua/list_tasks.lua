@@ -2,19 +2,18 @@
 -- list_tasks: payloads that wait, newest first, or from the front in the order in which they will be taken.
 -- KEYS[1] queue LIST
 -- KEYS[2] suspects LIST
--- KEYS[3] counts HASH
 -- ARGV[1] limit tasks
 -- ARGV[2] from_front 1: the next to be taken first, 0: the newest first
 -- ARGV[3] max_bytes bytes of payload after which no further task is listed
 -- ARGV[4] max_skipped references to nothing that are skipped at most
 -- RETURNS ok waiting task...
 -- RESEND safe: it only reads
--- USES reference
-local queue, suspects, counts = KEYS[1], KEYS[2], KEYS[3]
-local limit, from_front, max_bytes, max_skipped = tonumber(ARGV[1]), ARGV[2] == '1', tonumber(ARGV[3]), tonumber(ARGV[4])
+-- USES reference counts
+local queue, suspects = KEYS[1], KEYS[2]
+local limit, from_front = tonumber(ARGV[1]), ARGV[2] == '1'
+local max_bytes, max_skipped = tonumber(ARGV[3]), tonumber(ARGV[4])
 
-local waiting = redis.call('LLEN', queue) + redis.call('LLEN', suspects)
-local reply = {'ok', math.max(0, waiting - (tonumber(redis.call('HGET', counts, 'stale')) or 0))}
+local reply = {'ok', count_waiting(queue)}
 local bytes, skipped = 0, 0
 
 local function list(key)

@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 -- map_work: notes that a registered worker is about to serve a queue; before the queue's fence lets it in.
 -- KEYS[1] producer HASH
 -- KEYS[2] registered SET
@@ -22,6 +22,7 @@ end
 if redis.call('SISMEMBER', registered, worker) == 0 then
   return {'dead'}
 end
+redis.call('SCARD', queues)
 redis.call('SADD', work_map, queue)
 redis.call('SADD', queues, queue)
 redis.call('EXPIRE', queues, queues_expire_s)

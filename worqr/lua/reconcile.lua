@@ -1,4 +1,4 @@
-#!lua flags=allow-oom
+#!lua flags=no-writes
 -- reconcile: which of a worker's claims are marked as to be cancelled, and which of those it names are gone.
 -- KEYS[1] workers HASH
 -- KEYS[2] claims SET
@@ -7,10 +7,11 @@
 -- ARGV[2..] named claim ids, after a reconnect: all that it believes to hold
 -- RETURNS ok count marked... gone... (count of the marked) | not_serving
 -- RESEND safe: it only reads
+-- USES serving
 local workers, claims, cancelling = KEYS[1], KEYS[2], KEYS[3]
 local worker = ARGV[1]
 
-if redis.call('HEXISTS', workers, worker) == 0 then
+if not place_in_fence(workers, worker) then
   return {'not_serving'}
 end
 local reply = {'ok', 0}

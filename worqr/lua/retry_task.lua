@@ -4,7 +4,6 @@
 -- KEYS[1] queue LIST
 -- KEYS[2] workers HASH
 -- KEYS[3] claims SET
--- KEYS[4] suspects LIST
 -- ARGV[1] worker id
 -- ARGV[2] claim id
 -- ARGV[3] counted 1: costs one of the failures, 0: does not
@@ -13,16 +12,17 @@
 -- ARGV[6] error_type text
 -- ARGV[7] error_message text
 -- ARGV[8] error_traceback text
--- RETURNS given | aside | cancelled | dropped | mine | lost
+-- RETURNS given | aside | cancelled | dropped (the queue was deleted) | gone | mine | lost
 -- RESEND safe: fenced by the claim
--- USES give_back wake
-local queue, workers, claims, suspects = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+-- USES give_back serving types wake
+local queue, workers, claims = KEYS[1], KEYS[2], KEYS[3]
 local worker, claim, counted = ARGV[1], ARGV[2], ARGV[3] == '1'
 local max_failures, keep_failed = tonumber(ARGV[4]), ARGV[5]
 local error_type, error_message, error_traceback = ARGV[6], ARGV[7], ARGV[8]
 
+check_types(queue)
 if redis.call('SREM', claims, claim) == 0 then
-  return {redis.call('HEXISTS', workers, worker) == 1 and 'mine' or 'lost'}
+  return {why_not_held(workers, worker)}
 end
 local word = give_back(queue, claim, {
   counter = counted and 'failures' or '', limit = max_failures, back = true, kind = 'failed', reason = 'failed',
@@ -33,7 +33,5 @@ if word == 'given' then
   tally(queue, 'retried', 1)
   wake(queue, 1)
 end
-if redis.call('LLEN', suspects) > 0 then
-  wake(queue, 1)
-end
+wake_for_suspects(queue)
 return {word}

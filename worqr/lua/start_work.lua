@@ -11,7 +11,7 @@
 -- ARGV[6] last number of a start request that the worker sent to this queue before
 -- RETURNS ok | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not put a worker back that left
--- USES producer
+-- USES producer serving
 local producer, workers, policy = KEYS[1], KEYS[2], KEYS[3]
 local number, lowest, worker, max_stalls = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local keep_failed, last = ARGV[5], ARGV[6]
@@ -20,6 +20,9 @@ local before = replied(producer, number)
 if before then
   return before
 end
-redis.call('HSETNX', workers, worker, last .. ' 0 0 0')
+local place = place_in_fence(workers, worker)
 redis.call('HSET', policy, 'max_stalls', max_stalls, 'keep_failed', keep_failed)
+if not place then
+  redis.call('HSET', workers, worker, last .. ' 0 0 0')
+end
 return remember(producer, number, lowest, {'ok'})

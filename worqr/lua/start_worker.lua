@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 -- start_worker: registers a worker; refuses a mesh of another wire version.
 -- KEYS[1] producer HASH
 -- KEYS[2] registered SET
@@ -13,7 +13,8 @@
 -- ARGV[6] info_expire_s s
 -- ARGV[7..] facts names and values in turn, for people
 -- RETURNS ok | version found | late
--- RESEND safe: the reply is stored under the producer's number; a late copy must not register a worker that left
+-- RESEND safe: the reply is stored under the producer's number; a late copy must not register a worker that left. A refusal
+--   changes nothing
 -- USES producer
 local producer, registered, worker_key, version, info = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local number, lowest, worker, keepalive_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
@@ -27,6 +28,8 @@ local found = redis.call('GET', version)
 if found and found ~= wire_version then
   return {'version', found}
 end
+redis.call('SCARD', registered)
+redis.call('HLEN', info)
 if not found then
   redis.call('SET', version, wire_version)
 end

@@ -6,23 +6,26 @@
 -- KEYS[4] policy HASH
 -- ARGV[1] worker id
 -- ARGV[2..] stopped claim ids, in any order
--- RETURNS ok [claim word]...: only those that were not given back: cancelled, dropped (the queue was deleted), mine, lost
+-- RETURNS ok [claim word]...: only those that were not given back: cancelled, dropped (the queue was deleted), gone, mine,
+--   lost
 -- RESEND safe: fenced by the claim
--- USES give_back wake
+-- USES give_back serving types wake
 local queue, workers, claims, policy = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local worker = ARGV[1]
-local stopped = {}
+local newest_first = {}
 for i = 2, #ARGV do
-  stopped[#stopped + 1] = ARGV[i]
+  local stopped = ARGV[i]
+  newest_first[#newest_first + 1] = stopped
 end
-table.sort(stopped, function(a, b) return tonumber(a) > tonumber(b) end)
+table.sort(newest_first, function(a, b) return tonumber(a) > tonumber(b) end)
 
+check_types(queue)
 local how = {counter = '', max_stalls = tonumber(redis.call('HGET', policy, 'max_stalls')) or 3}
 local reply, given = {'ok'}, 0
-for _, claim in ipairs(stopped) do
+for _, claim in ipairs(newest_first) do
   local word
   if redis.call('SREM', claims, claim) == 0 then
-    word = redis.call('HEXISTS', workers, worker) == 1 and 'mine' or 'lost'
+    word = why_not_held(workers, worker)
   else
     word = give_back(queue, claim, how)
   end
@@ -35,4 +38,7 @@ for _, claim in ipairs(stopped) do
 end
 tally(queue, 'stopped', given)
 wake(queue, given)
+if given == 0 then
+  wake_for_suspects(queue)
+end
 return reply

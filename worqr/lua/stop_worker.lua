@@ -21,10 +21,10 @@ end
 if #reply > 1 then
   return reply
 end
+local lease = redis.call('GET', leader)
 redis.call('SREM', registered, worker)
 redis.call('DEL', worker_key, info)
-local lease = redis.call('GET', leader)
-if lease and string.sub(lease, 1, #worker + 1) == worker .. ' ' then
+if lease and string.match(lease, '^(.*) %d+$') == worker then
   redis.call('DEL', leader)
 end
 return {'ok'}

@@ -46,12 +46,10 @@ class Cancelling:
         keys, wake = station.keys, station.keys.wake_channel(registration.worker)
 
         def deliver(channel: str, message: bytes) -> None:
-            if channel == wake:
-                station.wake()
-            elif channel == keys.cancel_channel:
+            if channel == keys.cancel_channel:
                 self._hint(station, message)
             else:
-                station.look()
+                station.wake()
 
         subscription = self._link.subscriptions.open(
             [keys.base, keys.cancel_channel, wake], deliver, partial(self._confirmed, station)

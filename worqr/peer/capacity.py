@@ -48,9 +48,11 @@ class Capacity:
         try:
             for _ in range(len(self._stations)):
                 if self.room <= 0:
-                    return
+                    break
                 station = self._stations[0]
                 self._stations.rotate(-1)
                 station.claim()
+            for station in self._stations:
+                station.pass_on()
         finally:
             self._offering = False

@@ -3,7 +3,7 @@
 One start request at a time per queue; its room is reserved while it is under way. A station *wants* (should ask as soon as
 there is room) from the moment something says that there may be work (joined, woken, scanned, resubscribed, or the last
 reply left tasks behind) until a reply comes back short, when the same script has put the worker among the hungry. A wake-up
-that comes while a request is under way is remembered; one that comes without room is passed on.
+that comes while a request is under way is remembered; one that there is no room for is passed on.
 
 A reply is believed only while our last acknowledged beat is younger than the keepalive: a process that was frozen wakes
 up with claims in its hands that may be somebody else's by now.
@@ -63,6 +63,8 @@ class Station:
         self.quiet = False
         self.hinted = False
         self.listening = False
+        self.unwinding = False
+        self.entering = trio.CancelScope()
         self.left = trio.Event()
         self.idle = trio.Event()
         self.hurry = trio.Event()
@@ -70,6 +72,7 @@ class Station:
         self._capacity = capacity
         self._wants = False
         self._again = False
+        self._owes = False
         self._in_flight = False
         self._reserved = 0
 
@@ -104,9 +107,15 @@ class Station:
             self.claim()
 
     def wake(self) -> None:
-        """A directed wake-up: a token. Without room for it, or on the way out, it goes on to the next hungry worker."""
+        """A message says that there is work. It is owed until a start request has been sent: there may be no room for it any
+        more, because another queue took it, or we are on the way out. Then it goes on to the next hungry worker."""
+        self._owes = True
         self.look()
-        if not self._in_flight and self._live() and (self.quiet or self._room() == 0):
+        self.pass_on()
+
+    def pass_on(self) -> None:
+        """Hand on a wake-up that there is no room for."""
+        if self._owes and not self._in_flight and self._live() and (self.quiet or self._room() <= 0):
             self._ask(0)
 
     # Asking
@@ -128,7 +137,7 @@ class Station:
         registration = self.registration
         assert registration is not None
         self._in_flight = True
-        self._again = False
+        self._again = self._owes = False
         self._reserved = wanted
         self._capacity.reserve(wanted)
         call = ops.start_tasks(self.keys, registration.worker, registration.next_number(), wanted)
@@ -174,8 +183,6 @@ class Station:
         if self.hinted:
             self.hinted = False
             self._membership.check_marks(self)
-        if self._again and self._room() == 0:
-            self._ask(0)
         self._capacity.offer()
 
     def new_context(self, registration: Registration, fence: int, entry: object) -> Context:

@@ -12,6 +12,7 @@ a change of the server: first everybody gets time to beat.
 from __future__ import annotations
 
 import logging
+import random
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -44,15 +45,15 @@ class Looks:
 
     keepalive: float
     calm_until: float = 0.0
-    run_id: str = ""
+    run_id: str | None = None
     missing: dict[str, float] = field(default_factory=dict[str, float])
     beats: dict[str, tuple[bytes, float]] = field(default_factory=dict[str, tuple[bytes, float]])
 
     def judge(self, look: Look, now: float, connected_at: float) -> list[tuple[str, bytes | None]]:
         """The workers this look proves dead, each with the beat it was seen with (None: missing)."""
-        if look.run_id != self.run_id:
-            self.run_id = look.run_id
+        if self.run_id is not None and look.run_id != self.run_id:
             self.calm_until = now + self.keepalive
+        self.run_id = look.run_id
         self.calm_until = max(self.calm_until, connected_at + self.keepalive)
         calm = now < self.calm_until
         dead: list[tuple[str, bytes | None]] = []
@@ -181,7 +182,9 @@ class Leader:
                 for name in names[start : start + SCAN_AT_ONCE]:
                     nursery.start_soon(self._inspect, name, found)
         waiting = [name for name, queue in found.items() if queue.waiting and queue.paused is None]
-        await self._link.call(ops.post_waiting(self._keys, waiting[:MAX_WAITING]), patience=LEASE)
+        if len(waiting) > MAX_WAITING:  # by chance, so that none of them is left out for ever
+            waiting = random.sample(waiting, MAX_WAITING)
+        await self._link.call(ops.post_waiting(self._keys, waiting), patience=LEASE)
         for name, queue in found.items():
             if queue.trash:
                 await self._link.call(ops.purge_queue(self._peer.queue_keys(name)), patience=LEASE)

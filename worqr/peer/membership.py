@@ -202,6 +202,7 @@ class Membership:
         Raises:
             ClaimLost: the registration died meanwhile.
         """
+        station.registration = registration
         if await self.link.call(ops.map_work(self.keys, registration.worker, station.name)) == "dead":
             self.lost(registration, "the registry does not know it")
         if registration.dead:
@@ -217,7 +218,6 @@ class Membership:
         )
         if registration.dead:
             raise ClaimLost(f"worker {registration.worker} was swept while it entered queue {station.name!r}")
-        station.registration = registration
         station.entered = True
         await self._peer.cancelling.subscribe(station)
 

@@ -36,6 +36,8 @@ from worqr.task import Health, Seconds, seconds
 logger = logging.getLogger(__name__)
 
 LEAVE_PATIENCE = 2.0
+UNWIND = 1.0
+"""Seconds that cancelled handlers have to unwind together, so that their tasks go back in one request and in order."""
 DEFAULT_KEEPALIVE = 3.0
 
 
@@ -196,7 +198,8 @@ class Peer:
         self._stations[station.name] = station
         self.capacity.add(station)
         try:
-            await self._enter(station)
+            with station.entering:  # cancelled when the peer leaves meanwhile
+                await self._enter(station)
             yield
         finally:
             with trio.CancelScope(shield=True):
@@ -273,6 +276,7 @@ class Peer:
         """Leave a queue, in the engine; `station.left` tells when it is done. Twice is harmless."""
         if not station.quiet:
             station.quiet = True
+            station.entering.cancel()
             if isinstance(station, HandStation):
                 station.end_waiting()
             if not self.spawn(partial(self._leave, station, grace)):
@@ -285,19 +289,34 @@ class Peer:
                 with trio.move_on_after(grace):
                     await self._drain_or_hurry(station)
             station.hurry.set()
-            station.cancel_running("leaving")
-            if not isinstance(station, HandStation):
-                await station.wait_idle()
+            await self._unwind(station)
             self._settler.flush()
-            if station.entered:
-                await self.membership.leave(station, LEAVE_PATIENCE)
+            await self.membership.leave(station, LEAVE_PATIENCE)
         except WorqrError as error:
             logger.warning("stop_work: queue %r: left without saying so, the others will notice: %s", station.name, error)
         finally:
+            self._settler.left(station)
             for context in tuple(station.running.values()):
+                context._cancel("lost")
                 context._settled = True
                 station.ended(context)
             station.left.set()
+
+    async def _unwind(self, station: Station) -> None:
+        """Cancel what runs, and wait for its end: a task that goes back may start elsewhere at once.
+
+        What has unwound within `UNWIND` goes back in one script with all else that the worker holds, in its old order; nobody
+        waits longer for a handler that takes its time. A claim by hand outside a block has nothing that could unwind.
+        """
+        station.unwinding = True
+        station.cancel_running("leaving")
+        by_hand = isinstance(station, HandStation)
+        with trio.move_on_after(UNWIND):
+            await (station.wait_blocks() if by_hand else station.wait_idle())
+        if not by_hand and station.running:
+            station.unwinding = False
+            self._settler.flush()
+            await station.wait_idle()
 
     @asynccontextmanager
     async def joined(self) -> AsyncGenerator[Peer]:
@@ -317,7 +336,7 @@ class Peer:
             _, broken = group.split(trio.Cancelled)
             if broken is None:
                 raise
-            error = broken.exceptions[0]
+            error = _first(broken)
         if self.interrupt is not None:
             raise self.interrupt
         if error is not None:
@@ -364,3 +383,10 @@ class Peer:
             await self.membership.unregister(LEAVE_PATIENCE)
             if self._spawned is not None:
                 self._shield.cancel()
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first error in a group of ours, which nobody outside needs to know of."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

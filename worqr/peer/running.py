@@ -102,8 +102,8 @@ class Slots:
         while frame is not None:
             if not where:
                 where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
-            if frame.f_code is Slots._run.__code__:
-                context = frame.f_locals.get("context")
+            if frame.f_code is Slots._run_until_odd.__code__:
+                context = frame.f_locals["slot"].context
                 return f"handler of queue {context.queue!r}, claim {context.fence}, at {where}" if context else where
             frame = frame.f_back
         return f"code outside the handlers, at {where}" if where else "unknown code"
@@ -125,15 +125,7 @@ class Slots:
         assert slot.context is not None
         self._enter(task, slot.context)
         await trio.lowlevel.cancel_shielded_checkpoint()
-        while True:
-            context, slot.context = slot.context, None
-            assert context is not None
-            intact = await self._run(context)
-            del context
-            if task.child_nurseries or not intact:
-                for nursery in task.child_nurseries:
-                    nursery.cancel_scope.cancel()
-                return
+        while await self._run_until_odd(slot, task):
             self._idle.append(slot)
             await trio.lowlevel.wait_task_rescheduled(partial(self._leave, slot))
 
@@ -142,25 +134,53 @@ class Slots:
             self._idle.remove(slot)
         return trio.lowlevel.Abort.SUCCEEDED
 
-    async def _run(self, context: Context) -> bool:
-        """One run; False if it left this task's cancel scopes in disorder."""
-        scope = context._scope = trio.CancelScope()
-        if context.cancel_reason is not None:
-            scope.cancel()
+    async def _run_until_odd(self, slot: _Slot, task: trio.lowlevel.Task) -> bool:
+        """Run after run in one cancel scope, until one ends in another way than by returning; False if it corrupted the task.
+
+        A scope that nobody cancelled is as good as new: making one for each run would be a quarter of the cost of a run.
+        """
+        scope = trio.CancelScope()
         returned, error = False, None
         try:
             with scope:
-                await context._station.handler(context.task)
-                returned = True
+                while True:
+                    context = slot.context
+                    assert context is not None
+                    context._scope = scope
+                    if context.cancel_reason is not None:
+                        scope.cancel()
+                    await context._station.handler(context.task)
+                    if scope.cancel_called or task.child_nurseries or not _is_innermost(scope, task):
+                        returned = True
+                        break
+                    context._scope = slot.context = None
+                    self._ended(context, True, None)
+                    del context
+                    self._idle.append(slot)
+                    await trio.lowlevel.wait_task_rescheduled(partial(self._leave, slot))
         except KeyboardInterrupt as interrupt:
-            context._cancel("leaving")  # Ctrl-C hit this handler by chance: no failure of its
+            if slot.context is None:
+                raise
+            slot.context._cancel("leaving")  # Ctrl-C hit this handler by chance: no failure of its
             self._interrupted(interrupt)
         except BaseException as raised:
-            if trio.current_effective_deadline() == float("-inf"):
+            if slot.context is None or trio.current_effective_deadline() == float("-inf"):
                 raise  # not the handler but we are being cancelled
             error = raised
-        self._ended(context, returned and error is None, error)
-        return not _corrupted(error)
+        context, slot.context = slot.context, None
+        assert context is not None
+        context._scope = None
+        self._ended(context, returned, error)
+        for nursery in task.child_nurseries:
+            nursery.cancel_scope.cancel()
+        return not task.child_nurseries and not _corrupted(error)
+
+
+def _is_innermost(scope: trio.CancelScope, task: trio.lowlevel.Task) -> bool:
+    """False if the task has entered a scope inside `scope` and not left it. Trio has no public way to ask; without its private
+    one the answer is no, which costs a new scope per run."""
+    status = getattr(scope, "_cancel_status", None)
+    return status is not None and getattr(task, "_cancel_status", None) is status
 
 
 def _corrupted(error: BaseException | None) -> bool:

@@ -1,6 +1,6 @@
 """Settling: how a claim ends, in batches, without holding a slot and without anybody waiting for it.
 
-Finishes of one turn of the loop are sent as one request per queue. Every settle carries its registration, so the link sends
+Finishes, and stops, of one turn of the loop are sent as one request per queue. Every settle carries its registration, so the link sends
 it again until it is answered or the worker id is dead; a settle of a dead registration is not sent at all, for the task is
 no longer ours.
 """
@@ -22,7 +22,10 @@ from worqr.peer.context import Context
 from worqr.task import RemoteError
 
 if TYPE_CHECKING:
+    from worqr.keys import QueueKeys
     from worqr.peer.claiming import Station
+
+    Settle = Callable[[QueueKeys, str, list[int]], Call[dict[int, str]]]
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +38,7 @@ class Settler:
         self._flushed = flushed
         self._token = trio.lowlevel.current_trio_token()
         self._dirty: dict[Station, list[int]] = {}
+        self._stopped: dict[Station, list[int]] = {}
         self._flush_soon = False
 
     def ended(self, context: Context, returned: bool, error: BaseException | None) -> None:
@@ -44,10 +48,10 @@ class Settler:
         reason = context.cancel_reason
         if reason == "lost" or context._registration.dead:
             context._settled = True
-        elif returned or reason == "cancel":
+        elif returned:
             self.finish(context)
-        elif reason == "leaving" or error is None:
-            self.stop(context)
+        elif reason is not None or error is None:
+            self.stop(context)  # one that is marked as to be cancelled ends there, and does not come back
         else:
             self.fail_run(context, error)
 
@@ -64,29 +68,39 @@ class Settler:
             self._token.run_sync_soon(self.flush, idempotent=True)
 
     def flush(self) -> None:
-        """Send the finishes of this turn."""
+        """Send the finishes of this turn, and the stops of it, but for those of a queue that is just being left."""
         self._flush_soon = False
         if self._dirty:
             dirty, self._dirty = self._dirty, {}
             for station, claims in dirty.items():
-                registration = station.registration
-                if registration is None or registration.dead:
-                    continue
-                for start in range(0, len(claims), MAX_ITEMS):
-                    call = ops.finish_tasks(station.keys, registration.worker, claims[start : start + MAX_ITEMS])
-                    self._link.post(call, partial(self._answered, station, "finish_tasks"), owner=registration)
+                self._send(ops.finish_tasks, "finish_tasks", station, claims)
+        if self._stopped:
+            for station in [station for station in self._stopped if not station.unwinding]:
+                claims = sorted(self._stopped.pop(station), reverse=True)  # the newest first: the old order stands
+                self._send(ops.stop_tasks, "stop_tasks", station, claims)
         self._flushed()
+
+    def _send(self, settle: Settle, verb: str, station: Station, claims: list[int]) -> None:
+        registration = station.registration
+        if registration is None or registration.dead:
+            return
+        for start in range(0, len(claims), MAX_ITEMS):
+            call = settle(station.keys, registration.worker, claims[start : start + MAX_ITEMS])
+            self._link.post(call, partial(self._answered, station, verb), owner=registration)
 
     def forget(self) -> None:
         """A registration died: what is not sent yet is not ours to send any more."""
         self._dirty.clear()
+        self._stopped.clear()
+
+    def left(self, station: Station) -> None:
+        """The queue was left: what was stopped there went back with everything else that the worker held."""
+        self._stopped.pop(station, None)
 
     def stop(self, context: Context) -> None:
-        """Give a claim back to the front, uncounted."""
+        """Give a claim back to the front, uncounted, with the next flush."""
         context._settled = True
-        station, registration = context._station, context._registration
-        call = ops.stop_tasks(station.keys, registration.worker, [context.fence])
-        self._link.post(call, partial(self._answered, station, "stop_tasks"), owner=registration)
+        self._stopped.setdefault(context._station, []).append(context.fence)
         self.touch()
 
     def fail_run(self, context: Context, error: BaseException) -> None:

@@ -1,0 +1,79 @@
+"""``python -m benchmarks [name ...] [--quick] [--json FILE]``: measure, and print a table per subject."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import trio
+
+from benchmarks import cancel, drain, enqueue, fleet, idle, memory, pickup, recovery
+from benchmarks.measuring import Plan, Table
+from benchmarks.report import machine, print_table, write_json
+from benchmarks.server import bare, server_line
+from worqr.embedded import EmbeddedServer
+
+SUBJECTS: dict[str, Callable[[Plan, EmbeddedServer], Awaitable[list[Table]]]] = {
+    "drain": drain.measure,
+    "enqueue": enqueue.measure,
+    "pickup": pickup.measure,
+    "cancel": cancel.measure,
+    "recovery": recovery.measure,
+    "idle": idle.measure,
+    "fleet": fleet.measure,
+    "memory": memory.measure,
+}
+LONGEST = 300.0
+"""Seconds that one subject may take at most; each takes one or two minutes."""
+
+
+def heading() -> list[str]:
+    """The machine and the server, in a line each."""
+    with EmbeddedServer() as server:
+        return [machine(), server_line(bare(server))]
+
+
+def measured(name: str, plan: Plan) -> list[Table]:
+    """The tables of one subject, on a server of its own."""
+
+    async def run(server: EmbeddedServer) -> list[Table]:
+        with trio.fail_after(LONGEST):
+            return await SUBJECTS[name](plan, server)
+
+    with EmbeddedServer() as server:
+        return trio.run(run, server)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure worqr on a private server.")
+    parser.add_argument("names", nargs="*", metavar="name", help=f"any of {', '.join(SUBJECTS)}; default: all")
+    parser.add_argument("--quick", action="store_true", help="a smoke run: everything, but with figures that mean nothing")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every run of every figure there")
+    options = parser.parse_args(arguments)
+    for name in options.names:
+        if name not in SUBJECTS:
+            parser.error(f"there is no benchmark {name!r}; there are {', '.join(SUBJECTS)}")
+    logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")
+    lines = heading()
+    print("\n".join(lines), end="\n\n", flush=True)
+    tables: list[Table] = []
+    began = time.monotonic()
+    for name in options.names or SUBJECTS:
+        for table in measured(name, Plan(options.quick)):
+            print_table(table)
+            tables.append(table)
+    missed = [f"{table.title}: {row.what}" for table in tables for row in table.rows if row.met is False]
+    lines += [f"{time.monotonic() - began:.0f} s; at the end: {machine()}"]
+    print(lines[-1])
+    print("\n".join(("bars not met:", *missed)) if missed else "all bars are met")
+    if options.json:
+        write_json(options.json, lines, tables)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

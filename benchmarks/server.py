@@ -1,0 +1,97 @@
+"""The server as it looks without worqr: a bare redis-py client, worqr's own scripts driven by it, and the server's accounts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from worqr.call import Call
+from worqr.embedded import EmbeddedServer
+from worqr.lua import all_scripts
+
+PRODUCER = "bare"
+ASKED_BY_CLIENTS = frozenset({"evalsha", "ping", "subscribe", "unsubscribe", "script|load", "client|setname", "hello", "select"})
+"""What a client asks for. Everything else in a quiet server's statistics was called by a script, or by us to measure."""
+
+
+def bare(server: EmbeddedServer) -> redis.Redis:
+    """A plain redis-py client, with worqr's scripts loaded."""
+    client = redis.Redis(unix_socket_path=server.socket_path)
+    for script in all_scripts():
+        client.script_load(script.source)
+    return client
+
+
+def fill(client: redis.Redis, key: str, count: int, size: int = 100) -> None:
+    """Put `count` different tasks of `size` bytes into a list, as a foreign producer would."""
+    for start in range(0, count, 100_000):
+        pipe = client.pipeline(transaction=False)
+        for chunk in range(start, min(start + 100_000, count), 1000):
+            pipe.lpush(key, *(b"%0*d" % (size, n) for n in range(chunk, min(chunk + 1000, count))))
+        pipe.execute()
+
+
+def command(call: Call[Any], number: int = 0, lowest: int = 0) -> tuple[Any, ...]:
+    """What the link would send for `call`: script, number of keys, keys, arguments."""
+    keys, args = call.keys, call.args
+    if call.numbered:
+        keys, args = (f"{call.base}:producer:{PRODUCER}", *keys), (number, lowest, *args)
+    return (call.script.sha, len(keys), *keys, *args)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What the server has done so far: requests by clients, time in their commands, CPU time; all in seconds."""
+
+    at: float
+    requests: dict[str, int]
+    script_time: float
+    cpu: float
+
+    def since(self, before: Account) -> Account:
+        """The difference; `at` is the time between."""
+        requests = {name: count - before.requests.get(name, 0) for name, count in self.requests.items()}
+        return Account(
+            self.at - before.at,
+            {name: count for name, count in requests.items() if count},
+            self.script_time - before.script_time,
+            self.cpu - before.cpu,
+        )
+
+    @property
+    def rate(self) -> float:
+        """Requests per second."""
+        return sum(self.requests.values()) / self.at
+
+
+def account(client: redis.Redis) -> Account:
+    """The server's books; the request that asks for them is not in them."""
+    stats: dict[str, dict[str, Any]] = client.info("commandstats")
+    cpu = client.info("cpu")
+    names = {name.removeprefix("cmdstat_"): of for name, of in stats.items()}
+    return Account(
+        time.perf_counter(),
+        {name: int(of["calls"]) for name, of in names.items() if name in ASKED_BY_CLIENTS},
+        float(names.get("evalsha", {}).get("usec", 0)) / 1e6,
+        float(cpu["used_cpu_user"]) + float(cpu["used_cpu_sys"]),
+    )
+
+
+def describe(requests: Iterable[tuple[str, int]], seconds: float) -> str:
+    """``evalsha 1.0/s, ping 1.0/s``."""
+    return ", ".join(f"{name} {count / seconds:.2f}/s" for name, count in sorted(requests, key=lambda item: -item[1]))
+
+
+def server_line(client: redis.Redis) -> str:
+    """Which server this is."""
+    about = client.info("server")
+    name = about.get("server_name", "redis")
+    version = about.get("valkey_version") if name == "valkey" else about["redis_version"]
+    return f"{name} {version} on a unix socket, process {os.path.basename(str(about.get('executable', '')))}".removesuffix(
+        ", process "
+    )

@@ -1,0 +1,135 @@
+"""kill -9 of a peer before and after each step of join, claim, run, settle, leave and sweep.
+
+A proxy holds the request of a script (before: the server never sees it until the process is dead) or its reply (after: executed,
+and nobody knows). Then the process is killed, and another peer must find every task, run it, and leave no key behind.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import trio
+
+import worqr
+from tests.children import Child
+from tests.faults.rescuer import rescuer
+from tests.leaks import assert_no_leaks, delete_all
+from tests.proxy import FaultProxy
+from tests.servers import Server
+from worqr import ops
+from worqr.keys import QueueKeys, RegistryKeys
+from worqr.lua import script
+
+CHILD = Path(__file__).parent / "child_peer.py"
+
+
+@dataclass(frozen=True)
+class Crash:
+    """One crash: at which script, with which tasks waiting, and what brings the peer to that step."""
+
+    script: str
+    tasks: tuple[bytes, ...] = (b"ok-1", b"hold-2", b"ok-3")
+    nth: int = 1
+    then: str = ""
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    dead_worker: bool = False
+    gone: frozenset[bytes] = frozenset()
+
+    @property
+    def name(self) -> str:
+        return f"{self.script}-{self.nth}{'-' + self.then if self.then else ''}{'-by-hand' if 'BY_HAND' in self.env else ''}"
+
+
+BY_HAND = {"BY_HAND": "1"}
+JOINING = [Crash("start_worker"), Crash("map_work"), Crash("start_work"), Crash("reconcile"), Crash("keep_worker_alive")]
+CLAIMING = [Crash("start_tasks"), Crash("start_tasks", env={"CONCURRENCY": "1"}, nth=2)]
+SETTLING = [
+    Crash("finish_tasks", (b"ok-1", b"ok-2")),
+    Crash("finish_tasks", (b"ok-1", b"ok-2", b"ok-3"), nth=2, env={"CONCURRENCY": "1"}),
+    Crash("retry_task", (b"fail-1", b"ok-2")),
+    Crash("stop_tasks", (b"hold-1", b"ok-2"), then="leave"),
+    Crash("stop_tasks", (b"stop-1", b"ok-2"), env=BY_HAND),
+    Crash("fail_task", (b"set-aside-1", b"ok-2"), env=BY_HAND, gone=frozenset({b"set-aside-1"})),
+]
+LEAVING = [
+    Crash("stop_work", (b"hold-1", b"ok-2"), then="leave"),
+    Crash("unmap_work", (b"hold-1", b"ok-2"), then="leave"),
+    Crash("stop_worker", (b"hold-1", b"ok-2"), then="leave"),
+]
+SWEEPING = [
+    Crash(name, (b"hold-1", b"ok-2"), dead_worker=True)
+    for name in ("look_at_workers", "condemn_worker", "forget_worker", "fail_worker", "unmap_work", "list_queues", "inspect", "post_waiting")
+]
+GROUPS = {"joining": JOINING, "claiming": CLAIMING, "settling": SETTLING, "leaving": LEAVING, "sweeping": SWEEPING}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("group", GROUPS)
+async def test_a_peer_killed_at_this_step_loses_nothing(
+    group: str, when: str, server: Server, proxy_to: Callable[[Server], FaultProxy], spawn: Callable[..., Child]
+) -> None:
+    async with trio.open_nursery() as nursery:
+        for i, crash in enumerate(GROUPS[group]):
+            prefix = f"c{os.urandom(3).hex()}{i}"
+            nursery.start_soon(_one, crash, when, server, proxy_to(server), spawn, prefix)
+
+
+async def _one(crash: Crash, when: str, server: Server, proxy: FaultProxy, spawn: Callable[..., Child], prefix: str) -> None:
+    client = server.client()
+    try:
+        mesh = worqr.Mesh(server.url, prefix=prefix)
+        async with mesh.connect():
+            await mesh.queue("Q1").enqueue(*crash.tasks)
+            if crash.dead_worker:
+                await _die_holding(mesh, prefix)
+        sha = script(crash.script).sha
+        fault = (proxy.hold if when == "before" else proxy.hold_reply)(sha, nth=crash.nth)
+        child = spawn(CHILD, proxy.url, prefix, "Q1", env=crash.env)
+        if crash.then:
+            running = set(crash.tasks)
+            while running:
+                running.discard((await child.line_with("run", within=20)).split()[1].encode())
+            child.send(crash.then)
+        await fault.wait_fired(20)
+        if when == "after":
+            await fault.wait_executed(20)
+        child.kill()
+        fault.release()  # a request that was held is executed late, when its sender is dead
+        async with rescuer(server.url, prefix) as rescue:
+            # The `ok` ones may have ended in the child; what was set aside for good has.
+            await rescue.wait_all(*(t for t in crash.tasks if not t.startswith(b"ok") and t not in crash.gone))
+            await _nobody_else(mesh)
+        assert_no_leaks(client, prefix, ["{Q1}:failed", "{Q1}:aside:*"] if crash.gone else [])
+    except BaseException as error:
+        error.add_note(f"crash point: {when} {crash.name}, prefix {prefix}")
+        raise
+    finally:
+        delete_all(client, prefix)
+
+
+async def _nobody_else(mesh: worqr.Mesh) -> None:
+    """Until the dead are forgotten, nothing waits and nothing runs."""
+    async with mesh.connect():
+        with trio.fail_after(12):
+            while True:
+                info = await mesh.queue("Q1").info()
+                if len(await mesh.workers()) == 1 and info.workers == 1 and info.waiting == info.running == 0:
+                    counts = info.counts
+                    ended = counts.get("finished", 0) + counts.get("failed", 0)
+                    assert ended == counts["enqueued"], f"{counts}: every task ends exactly once"
+                    return
+                await trio.sleep(0.05)
+
+
+async def _die_holding(mesh: worqr.Mesh, prefix: str) -> None:
+    """Register a worker that claims a task and is never heard of again."""
+    registry, queue, worker = RegistryKeys(prefix), QueueKeys(prefix, "Q1"), f"dead:{os.urandom(16).hex()}"
+    await mesh.call(ops.start_worker(registry, worker, keepalive_ms=100, facts=[]))
+    await mesh.call(ops.map_work(registry, worker, "Q1"))
+    await mesh.call(ops.start_work(queue, worker, max_stalls=3, keep_failed=10, last=0))
+    started = await mesh.call(ops.start_tasks(queue, worker, 1, 1))
+    assert len(started.entries) == 1

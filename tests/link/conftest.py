@@ -1,0 +1,34 @@
+"""Links that are closed with their test, and whose threads must be gone then."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tests.link.scripts import until
+from worqr.link import Link, LinkSettings, TrioMailbox
+
+LinkTo = Callable[..., Awaitable[Link]]
+
+
+@pytest.fixture
+async def link_to() -> AsyncIterator[LinkTo]:
+    """`await link_to(url, ready=True, **settings)`: a started link."""
+    links: list[Link] = []
+
+    async def open_link(url: str, *, ready: bool = True, **settings: Any) -> Link:
+        link = Link(LinkSettings(url, app="test", **settings), TrioMailbox())
+        links.append(link)
+        link.start()
+        if ready:
+            await link.wait_ready()
+        return link
+
+    yield open_link
+    for link in links:
+        link.close()
+    kinds = ("worqr-link", "worqr-subscriptions", "worqr-heart", "worqr-scribe")
+    await until(lambda: not [t.name for t in threading.enumerate() if t.name in kinds], 3, "threads that end")

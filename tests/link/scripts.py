@@ -1,0 +1,92 @@
+"""Small scripts that show what the link does with a call, whatever worqr's own scripts do; and ways to wait without sleeping."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+
+from worqr.call import Call
+from worqr.link import Link
+from worqr.lua import Script
+
+
+def script(name: str, body: str, flags: str = "") -> Script:
+    source = f"#!lua{flags}\n{body}"
+    return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+
+
+ECHO = script("echo", "return {'ok', ARGV[1]}")
+LOG = script("log", "return {'ok', redis.call('RPUSH', KEYS[1], ARGV[1])}")
+APPEND = script(
+    "append",
+    """
+    local kept = redis.call('HGET', KEYS[1], ARGV[1])
+    if kept then return {'again', tonumber(kept), tonumber(ARGV[1]), tonumber(ARGV[2])} end
+    local length = redis.call('RPUSH', KEYS[2], ARGV[3])
+    redis.call('HSET', KEYS[1], ARGV[1], length)
+    redis.call('EXPIRE', KEYS[1], 60)
+    return {'ok', length, tonumber(ARGV[1]), tonumber(ARGV[2])}
+    """,
+)
+
+
+def echo(text: str, read: Callable[[list[Any]], Any] = lambda reply: reply[1].decode()) -> Call[Any]:
+    return Call(ECHO, "t:{Q}", ("t:{Q}",), (text,), read)
+
+
+ECHO_CALL = echo("a")
+
+
+def log(prefix: str, text: str) -> Call[int]:
+    """RPUSH, so that the order of arrival can be looked at."""
+    queue = f"{prefix}:{{Q}}"
+    return Call(LOG, queue, (queue,), (text,), lambda reply: reply[1])
+
+
+def append(prefix: str, text: str, queue: str = "Q") -> Call[list[Any]]:
+    """A numbered RPUSH: answers [ok or again, length, number, lowest]."""
+    base = f"{prefix}:{{{queue}}}"
+    return Call(APPEND, base, (base,), (text,), lambda reply: [reply[0].decode(), *reply[1:]], numbered=True)
+
+
+async def until(condition: Callable[[], object], within: float = 5, what: str = "") -> None:
+    """Wait for something that makes no event: a line in a log, a counter of another process."""
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {within:g} s: {what or condition}"
+        await trio.sleep(0.005)
+
+
+def lines(caplog: pytest.LogCaptureFixture, word: str) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.getMessage().startswith(word)]
+
+
+class Outcomes:
+    """What posts delivered: a list of (value, error) and a way to wait for the n-th."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[Any, Exception | None]] = []
+
+    def __call__(self, value: Any, error: Exception | None) -> None:
+        self.all.append((value, error))
+
+    @property
+    def values(self) -> list[Any]:
+        return [value for value, _ in self.all]
+
+    async def wait(self, count: int, within: float = 10) -> None:
+        await until(lambda: len(self.all) >= count, within, f"{count} outcomes, there are {len(self.all)}")
+
+
+async def notice(link: Link) -> None:
+    """Let a link find out that its server is gone, with a request that is of no account."""
+    await until(lambda: link.post(ECHO_CALL, lambda *_: None) or link._pipe.uplink.wire is None)  # type: ignore[func-returns-value]
+
+
+async def kill_connections(link: Link, client: Any, kind: str = "normal") -> None:
+    client.execute_command("CLIENT", "KILL", "TYPE", kind)

@@ -1,0 +1,137 @@
+"""A cancelled caller: what was not sent is withdrawn, what was is dropped when it is answered, nobody gets another's reply."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import trio
+
+from tests.link.conftest import LinkTo
+from tests.link.scripts import Outcomes, append, echo, log, notice, until
+from tests.proxy import FaultProxy
+from tests.servers import Server
+
+
+async def test_a_caller_who_is_cancelled_already_sends_nothing(link_to: LinkTo, server: Server, prefix: str) -> None:
+    link = await link_to(server.url)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await link.call(log(prefix, "never"))
+    assert scope.cancelled_caught
+    assert await link.call(log(prefix, "a")) == 1
+
+
+async def test_what_was_not_sent_is_withdrawn_and_uses_no_number(
+    link_to: LinkTo, own_server: Server, prefix: str
+) -> None:
+    link = await link_to(own_server.url)
+    own_server.stop()
+    await notice(link)
+    with trio.move_on_after(0.1) as scope:
+        await link.call(append(prefix, "withdrawn"))
+    assert scope.cancelled_caught
+    own_server.start()
+    assert await link.call(append(prefix, "a")) == ["ok", 1, 1, 1]
+
+
+async def test_what_was_sent_may_take_effect_and_its_reply_is_dropped(
+    link_to: LinkTo, server: Server, proxy: FaultProxy, prefix: str
+) -> None:
+    link = await link_to(proxy.url)
+    await link.call(append(prefix, "first"))  # so that the script is there
+    await link.call(log(prefix, "second"))
+    held = proxy.hold_reply(matching="xyzzy", on="data")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.call, append(prefix, "xyzzy"))
+        await held.wait_fired()
+        nursery.cancel_scope.cancel()
+    later = Outcomes()
+    link.post(append(prefix, "a"), later)
+    held.release()
+    await later.wait(1)
+    assert later.values == [["ok", 4, 3, 3]]
+
+
+async def test_what_was_sent_and_cancelled_is_not_sent_again(
+    link_to: LinkTo, server: Server, proxy: FaultProxy, prefix: str
+) -> None:
+    link = await link_to(proxy.url)
+    await link.call(append(prefix, "first"))  # so that the script is there
+    await link.call(log(prefix, "second"))
+    held = proxy.hold(matching="xyzzy", on="data")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.call, log(prefix, "xyzzy"))
+        await until(lambda: proxy.count("xyzzy"))
+        nursery.cancel_scope.cancel()
+    proxy.cut("data")
+    assert await link.call(log(prefix, "a")) in (3, 4)  # the held one may come late, once
+    assert proxy.count("xyzzy") == 1
+    held.release()
+    with server.client() as client:
+        await until(lambda: client.llen(f"{prefix}:{{Q}}") == 4)
+
+
+async def test_cancelling_never_breaks_the_connection(link_to: LinkTo, server: Server) -> None:
+    link = await link_to(server.url)
+    wrong: list[str] = []
+    done = cancelled = 0
+
+    async def ask(who: int) -> None:
+        nonlocal done, cancelled
+        for n in range(30):
+            text = f"{who}.{n}"
+            with trio.move_on_after(random.uniform(0, 0.02)) as scope:  # noqa: S311
+                if await link.call(echo(text)) != text:
+                    wrong.append(text)
+                done += 1
+            cancelled += scope.cancelled_caught
+
+    async with trio.open_nursery() as nursery:
+        for who in range(100):
+            nursery.start_soon(ask, who)
+    assert not wrong
+    assert done > 100
+    assert cancelled > 100
+    assert link.connections == 1
+    assert await link.call(echo("still")) == "still"
+
+
+async def test_a_cancelled_wait_for_the_first_connection_leaves_the_link_in_order(
+    link_to: LinkTo, own_server: Server
+) -> None:
+    own_server.stop()
+    link = await link_to(own_server.url, ready=False)
+    with trio.move_on_after(0.05) as scope:
+        await link.wait_ready()
+    assert scope.cancelled_caught
+    own_server.start()
+    await link.wait_ready()
+    assert await link.call(echo("a")) == "a"
+
+
+async def test_a_cancelled_wait_for_a_subscription_leaves_it_in_order(link_to: LinkTo, own_server: Server) -> None:
+    link = await link_to(own_server.url)
+    own_server.stop()
+    subscription = link.subscriptions.open(["a"], lambda *_: None, lambda: None)
+    with trio.move_on_after(0.05) as scope:
+        await subscription.wait_confirmed()
+    assert scope.cancelled_caught
+    own_server.start()
+    with trio.fail_after(5):
+        await subscription.wait_confirmed()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.001])
+async def test_many_cancelled_calls_leave_nothing_behind(link_to: LinkTo, server: Server, seconds: float) -> None:
+    link = await link_to(server.url)
+    for _ in range(200):
+        with trio.move_on_after(seconds):
+            await link.call(append("t", "x"), patience=60)
+    await link.call(echo("last"))
+    backlog = link._pipe._backlog
+    await until(lambda: not backlog.in_flight)
+    assert not backlog.pending
+    assert not backlog.numbers._open
+    with server.client() as client:
+        client.delete("t:{Q}", f"t:{{Q}}:producer:{link.producer}")

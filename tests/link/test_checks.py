@@ -1,0 +1,53 @@
+"""Which servers are good enough, by what they say of themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from worqr.errors import RefusedByServer, Unavailable, WrongVersion
+from worqr.link.checks import check_facts
+
+
+def info(**fields: str) -> list[bytes]:
+    return [b"# Server\r\n" + b"\r\n".join(f"{name}:{value}".encode() for name, value in fields.items())]
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"redis_version": "7.0.15"}, ("Redis", "7.0.15")),
+        ({"redis_version": "8.2.1"}, ("Redis", "8.2.1")),
+        ({"redis_version": "255.255.255"}, ("Redis", "255.255.255")),
+        ({"redis_version": "7.2.4", "valkey_version": "9.1.2", "server_name": "valkey"}, ("Valkey", "9.1.2")),
+        ({"redis_version": "7.2.4", "server_name": "valkey"}, ("Valkey", "7.2.4")),
+    ],
+)
+def test_a_server_that_is_new_enough(fields: dict[str, str], found: tuple[str, str]) -> None:
+    facts = check_facts(info(**fields), "redis://h")
+    assert (facts.server, facts.version) == found
+
+
+@pytest.mark.parametrize("version", ["6.2.14", "5.0", "6.9.9"])
+def test_a_server_that_is_too_old_is_named_with_its_version(version: str) -> None:
+    with pytest.raises(WrongVersion, match=rf"Redis {version}; worqr needs Redis 7.0 or Valkey 7.2"):
+        check_facts(info(redis_version=version), "redis://h")
+
+
+def test_a_sentinel_is_told_apart() -> None:
+    with pytest.raises(RefusedByServer, match="Sentinel"):
+        check_facts(info(redis_version="7.0.15", redis_mode="sentinel"), "redis://h")
+
+
+def test_a_replica_may_become_a_primary_so_it_is_waited_for() -> None:
+    with pytest.raises(Unavailable, match="replica"):
+        check_facts(info(redis_version="7.0.15", role="slave"), "redis://h")
+
+
+def test_a_user_who_may_not_ask_is_let_through() -> None:
+    facts = check_facts([Exception("NOPERM")], "redis://h")
+    assert (facts.version, facts.run_id, facts.evicts) == ("", "", False)
+
+
+@pytest.mark.parametrize(("policy", "evicts"), [("noeviction", False), ("allkeys-lru", True), ("volatile-ttl", True)])
+def test_a_policy_that_throws_tasks_away_is_seen(policy: str, evicts: bool) -> None:
+    assert check_facts(info(redis_version="7.4.0", maxmemory_policy=policy), "h").evicts == evicts

@@ -1,0 +1,255 @@
+"""The keepalive: beats on time, whatever the loop, the data connection or the log does; none for a loop that is stuck."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import trio
+
+from tests.link.conftest import LinkTo
+from tests.link.scripts import Outcomes, echo, lines, script, until
+from tests.proxy import FaultProxy
+from tests.servers import Server
+from worqr.call import Call
+from worqr.link import Heart, Link, boottime
+
+BEAT = script("beat", "redis.call('SET', KEYS[1], ARGV[1], 'EX', 60) return {'ok', ARGV[1]}")
+
+
+class Beats:
+    """A heart, and all that it asked and was told."""
+
+    def __init__(self, link: Link, prefix: str, *, every: float = 0.05, stall_limit: float = 60) -> None:
+        self.made: list[tuple[int, bool]] = []
+        self.replies: list[int] = []
+        self.prefix = prefix
+        self.heart: Heart[int] = link.heart(
+            make=self.make, replied=self.replies.append, every=every, stall_limit=stall_limit, describe=lambda: "culprit()"
+        )
+
+    def make(self, n: int, turning: bool) -> Call[int]:
+        self.made.append((n, turning))
+        key = f"{{{self.prefix}}}:beat"
+        return Call(BEAT, f"{{{self.prefix}}}", (key,), (n,), lambda reply: int(reply[1]))
+
+    async def wait(self, count: int, within: float = 5) -> None:
+        await until(lambda: len(self.replies) >= count, within, f"{count} replies, there are {len(self.replies)}")
+
+
+async def test_beats_are_counted_answered_and_in_time(link_to: LinkTo, server: Server, prefix: str) -> None:
+    beats = Beats(await link_to(server.url), prefix)
+    began, boot = time.monotonic(), boottime()
+    assert beats.heart.acked_at == 0
+    beats.heart.start()
+    await beats.wait(10)
+    assert 0.4 < time.monotonic() - began < 1
+    assert beats.replies[:10] == list(range(1, 11))
+    assert beats.made[:10] == [(n, True) for n in range(1, 11)]
+    assert boot <= beats.heart.acked_at <= boottime()
+    assert beats.heart.errors == 0
+    beats.heart.stop()
+
+
+async def test_a_heart_has_a_connection_of_its_own(link_to: LinkTo, proxy: FaultProxy, prefix: str) -> None:
+    link = await link_to(proxy.url)
+    beats = Beats(link, prefix)
+    beats.heart.start()
+    await beats.wait(2)
+    proxy.blackhole("data")
+    link.post(echo("stuck"), Outcomes())
+    await beats.wait(len(beats.replies) + 10)
+
+
+async def test_no_beat_and_no_reply_after_the_stop(link_to: LinkTo, server: Server, prefix: str) -> None:
+    beats = Beats(await link_to(server.url), prefix, every=0.01)
+    beats.heart.start()
+    await beats.wait(3)
+    beats.heart.stop()
+    made, replies = len(beats.made), len(beats.replies)
+    assert "worqr-heart" not in [thread.name for thread in threading.enumerate()]
+    await trio.sleep(0.1)
+    assert (len(beats.made), len(beats.replies)) == (made, replies)
+    beats.heart.stop()
+
+
+async def test_a_beat_is_acknowledged_as_of_when_it_was_sent(
+    link_to: LinkTo, proxy: FaultProxy, prefix: str
+) -> None:
+    beats = Beats(await link_to(proxy.url), prefix, every=0.2)
+    beats.heart.start()
+    await beats.wait(1)
+    proxy.delay(0.3, "beat")
+    seen = len(beats.replies)
+    await beats.wait(seen + 2)
+    assert boottime() - beats.heart.acked_at >= 0.3
+
+
+@pytest.mark.parametrize("way", ["kill", "flush", "half-open"])
+async def test_beats_go_on_after(
+    link_to: LinkTo, server: Server, proxy: FaultProxy, prefix: str, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "worqr.link")
+    beats = Beats(await link_to(proxy.url), prefix)
+    beats.heart.start()
+    await beats.wait(3)
+    seen, acked = len(beats.replies), beats.heart.acked_at
+    with server.client() as client:
+        if way == "kill":
+            assert proxy.cut("beat") == 1
+        elif way == "flush":
+            client.script_flush()
+        else:
+            proxy.blackhole("beat")
+            await until(lambda: beats.heart.errors, 2, "the beat to time out")
+            proxy.pass_all()
+    await beats.wait(seen + 5)
+    assert beats.heart.acked_at > acked
+    assert (beats.heart.errors > 0) == (way != "flush")
+    assert not lines(caplog, "")
+
+
+async def test_an_outage_is_tried_twice_a_second(link_to: LinkTo, own_server: Server, prefix: str) -> None:
+    beats = Beats(await link_to(own_server.url), prefix, every=1)
+    beats.heart.start()
+    await beats.wait(1)
+    own_server.stop()
+    await until(lambda: beats.heart.errors)
+    before, acked = beats.heart.errors, beats.heart.acked_at
+    await trio.sleep(1.6)
+    assert 2 <= beats.heart.errors - before <= 4
+    assert beats.heart.acked_at == acked
+    assert beats.heart.last_error
+    own_server.start()
+    await beats.wait(2, 2)
+
+
+async def test_what_make_read_or_replied_raise_never_stops_the_beat(
+    link_to: LinkTo, server: Server, prefix: str
+) -> None:
+    link = await link_to(server.url)
+    calls = 0
+
+    def make(n: int, turning: bool) -> Call[Any]:
+        nonlocal calls
+        calls += 1
+        if calls % 3 == 0:
+            raise ZeroDivisionError
+        return echo("a") if calls % 3 == 1 else echo("b", lambda reply: reply[99])
+
+    replies = 0
+
+    def replied(value: str) -> None:
+        nonlocal replies
+        replies += 1
+        raise ZeroDivisionError
+
+    heart = link.heart(make=make, replied=replied, every=0.02, stall_limit=60, describe=lambda: "")
+    heart.start()
+    await until(lambda: replies >= 5)
+    assert heart.errors >= 8
+    heart.stop()
+
+
+async def test_a_blocked_loop_is_named_once_and_beats_go_on(
+    link_to: LinkTo, server: Server, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    beats = Beats(await link_to(server.url), prefix)
+    beats.heart.start()
+    await beats.wait(2)
+    made = len(beats.made)
+    time.sleep(1.6)  # noqa: ASYNC251 - this is the blockage
+    assert len(beats.made) - made > 20
+    await until(lambda: lines(caplog, "loop.turns"))
+    [line] = lines(caplog, "loop.blocked")
+    assert "culprit()" in line
+    assert False in [turning for _, turning in beats.made[made:]]
+    assert beats.heart.lag < 1
+    seen = len(beats.made)
+    await until(lambda: len(beats.made) > seen)
+    assert beats.made[-1][1]
+
+
+async def test_a_loop_that_is_stuck_gets_no_beats_until_it_turns(
+    link_to: LinkTo, server: Server, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    beats = Beats(await link_to(server.url), prefix, stall_limit=0.3)
+    beats.heart.start()
+    await beats.wait(2)
+    time.sleep(0.6)  # noqa: ASYNC251 - stuck
+    made = len(beats.made)
+    time.sleep(0.4)  # noqa: ASYNC251 - still
+    assert len(beats.made) == made
+    await until(lambda: len(beats.made) > made + 3)
+    assert len(lines(caplog, "loop.stalled")) == 1
+
+
+@pytest.fixture
+def blocked_log() -> Iterator[logging.Handler]:
+    """A handler that writes into a full pipe: whoever logs waits."""
+    reading, writing = os.pipe()
+    stream = os.fdopen(writing, "w")
+    os.set_blocking(writing, False)
+    try:
+        while os.write(writing, b"x" * 65536):
+            pass
+    except BlockingIOError:
+        os.set_blocking(writing, True)
+    handler = logging.StreamHandler(stream)
+    logging.getLogger("worqr").addHandler(handler)
+    yield handler
+    logging.getLogger("worqr").removeHandler(handler)
+    os.set_blocking(reading, False)
+    while True:
+        try:
+            if not os.read(reading, 1 << 20):
+                break
+        except BlockingIOError:
+            break
+    time.sleep(0.05)  # the scribe gets its line out, and lets go of the stream
+    stream.close()
+    os.close(reading)
+
+
+async def test_a_log_that_blocks_stops_no_beat(
+    link_to: LinkTo, server: Server, prefix: str, blocked_log: logging.Handler
+) -> None:
+    beats = Beats(await link_to(server.url), prefix)
+    beats.heart.start()
+    await beats.wait(2)
+    time.sleep(1.6)  # noqa: ASYNC251 - a blockage, which is logged, into the full pipe
+    made = len(beats.made)
+    assert made > 20
+    time.sleep(0.5)  # noqa: ASYNC251
+    assert len(beats.made) > made + 5
+
+
+async def test_a_thread_that_could_not_run_does_not_blame_the_loop(
+    link_to: LinkTo, server: Server, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    beats = Beats(await link_to(server.url), prefix, stall_limit=1.2)
+    beats.heart.start()
+    await beats.wait(2)
+    watch = beats.heart._loop
+    real = watch.look
+
+    def freeze(now: float) -> None:
+        watch.look = real  # type: ignore[method-assign]
+        real(now)
+        watch.forgive(2.0)
+
+    watch.look = freeze  # type: ignore[method-assign]
+    await until(lambda: lines(caplog, "heart.late"))
+    assert not lines(caplog, "loop.")
+    assert not watch.stalled
+
+
+def test_boottime_moves() -> None:
+    first = boottime()
+    time.sleep(0.002)
+    assert 0 < boottime() - first < 5

@@ -1,0 +1,227 @@
+"""The life of a link: threads, the end, a fork, limits of the process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import trio
+import trio.testing
+
+from tests.children import Child
+from tests.link.conftest import LinkTo
+from tests.link.scripts import Outcomes, echo, until
+from tests.proxy import FaultProxy
+from tests.servers import Server
+from worqr.errors import Unavailable
+from worqr.link import Link, LinkSettings, TrioMailbox
+
+
+async def test_nothing_happens_before_the_start(server: Server) -> None:
+    before = threading.active_count()
+    link = Link(LinkSettings(server.url), TrioMailbox())
+    assert threading.active_count() == before
+    assert link.connections == 0
+    link.close()
+
+
+async def test_connections_are_named_after_the_application(link_to: LinkTo, server: Server) -> None:
+    link = await link_to(server.url)
+    await link.subscriptions.open(["a"], lambda *_: None, lambda: None).wait_confirmed()
+    heart = link.heart(make=lambda n, turning: echo("a"), replied=lambda _: None, every=1, stall_limit=60, describe=str)
+    heart.start()
+    with server.client() as client:
+        names = {"worqr:test:data", "worqr:test:subscribe", "worqr:test:beat"}
+        await until(lambda: names <= {connection["name"] for connection in client.client_list()})
+
+
+async def test_a_database_of_its_own(link_to: LinkTo, server: Server, prefix: str) -> None:
+    from tests.link.scripts import log
+
+    link = await link_to(f"{server.url}?db=9")
+    await link.call(log(prefix, "a"))
+    with server.client(db=9) as client:
+        assert client.llen(f"{prefix}:{{Q}}") == 1
+        client.delete(f"{prefix}:{{Q}}")
+
+
+async def test_the_end_is_prompt_and_told_to_all_who_wait(link_to: LinkTo, proxy: FaultProxy) -> None:
+    link = await link_to(proxy.url)
+    await link.subscriptions.open(["a"], lambda *_: None, lambda: None).wait_confirmed()
+    heart = link.heart(make=lambda n, turning: echo("a"), replied=lambda _: None, every=1, stall_limit=60, describe=str)
+    heart.start()
+    proxy.blackhole()
+    fates: list[bool | None] = []
+
+    async def ask() -> None:
+        with pytest.raises(Unavailable, match="closed") as caught:
+            await link.call(echo("a"))
+        fates.append(caught.value.sent)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        await until(lambda: link._pipe._backlog.in_flight)
+        nursery.start_soon(ask)
+        await trio.testing.wait_all_tasks_blocked()
+        began = time.monotonic()
+        link.close()
+        assert time.monotonic() - began < 0.3
+    assert sorted(fates, key=str) == [False, None]
+    ours = [t.name for t in threading.enumerate() if t.name.startswith("worqr-")]
+    assert not ours
+    began = time.monotonic()
+    link.close()
+    assert time.monotonic() - began < 0.01
+
+
+async def test_after_the_end_there_is_an_error_and_no_wait(link_to: LinkTo, server: Server) -> None:
+    link = await link_to(server.url)
+    link.close()
+    with trio.fail_after(1):
+        with pytest.raises(Unavailable, match="closed"):
+            await link.call(echo("a"))
+        with pytest.raises(Unavailable, match="closed"):
+            await link.wait_ready()
+        with pytest.raises(Unavailable, match="closed"):
+            link.start()
+        outcomes = Outcomes()
+        link.post(echo("a"), outcomes)
+        await outcomes.wait(1)
+    assert isinstance(outcomes.all[0][1], Unavailable)
+
+
+async def test_calls_that_race_the_end_do_not_hang(link_to: LinkTo, server: Server) -> None:
+    for _ in range(20):
+        link = await link_to(server.url)
+        ended = 0
+
+        async def ask(link: Link = link) -> None:
+            nonlocal ended
+            try:
+                while True:
+                    await link.call(echo("a"))
+            except Unavailable:
+                ended += 1
+
+        with trio.fail_after(5):
+            async with trio.open_nursery() as nursery:
+                for _ in range(10):
+                    nursery.start_soon(ask)
+                await trio.sleep(0.005)
+                await trio.to_thread.run_sync(link.close)
+        assert ended == 10
+
+
+async def test_no_thread_to_be_had_is_a_clear_error(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = Link(LinkSettings(server.url), TrioMailbox())
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(Unavailable, match="can't start new thread.*limit"):
+            link.start()
+    link.close()
+
+
+async def test_no_thread_to_dial_in_is_no_reason_not_to_dial(
+    link_to: LinkTo, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = await link_to(server.url)
+    real = threading.Thread.start
+
+    def refuse(self: threading.Thread) -> None:
+        if self.name == "worqr-dial":
+            raise RuntimeError("can't start new thread")
+        real(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    wire = link._pipe.uplink.wire
+    assert wire is not None
+    wire.interrupt()
+    assert await link.call(echo("a")) == "a"
+    assert link.connections == 2
+
+
+CHILD = """
+import os, sys, trio
+from tests.link.scripts import echo
+from worqr.errors import UsageError
+from worqr.link import Link, LinkSettings, TrioMailbox
+
+async def main():
+    link = Link(LinkSettings(sys.argv[1]), TrioMailbox())
+    link.start()
+    await link.wait_ready()
+    subscription = link.subscriptions.open(["a"], lambda *_: None, lambda: None)
+    await subscription.wait_confirmed()
+    pid = os.fork()
+    if pid == 0:
+        said = []
+        for attempt in (lambda: link.call(echo("a")).send(None), link.start, lambda: link.subscriptions.open(["b"], print, print)):
+            try:
+                attempt()
+                said.append("nothing")
+            except UsageError as error:
+                said.append("fork" if "fork" in str(error) else str(error))
+        link.close()
+        print("child", *said, flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    print("parent", await link.call(echo("still here")), link.connections, flush=True)
+    link.close()
+
+trio.run(main)
+"""
+
+
+async def test_a_forked_child_refuses_and_the_parent_goes_on(server: Server, spawn: Callable[..., Child]) -> None:
+    child = spawn(CHILD, server.url)
+    assert await child.line() == "child fork fork fork"
+    assert await child.line() == "parent still here 1"
+    assert await child.ended() == 0
+
+
+FULL = """
+import resource, socket, sys, trio
+from tests.link.scripts import echo
+from worqr.errors import Unavailable
+from worqr.link import Link, LinkSettings, TrioMailbox
+
+async def main():
+    link = Link(LinkSettings(sys.argv[1], patience=0.5), TrioMailbox())
+    link.start()
+    await link.wait_ready()
+    taken = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    while True:
+        try:
+            taken.append(socket.socket())
+        except OSError:
+            break
+    print(await link.call(echo("goes on")), flush=True)
+    link._pipe.uplink.wire.interrupt()
+    try:
+        await link.call(echo("a"))
+    except Unavailable as error:
+        print(error, flush=True)
+    for each in taken:
+        each.close()
+    print(await link.call(echo("again")), flush=True)
+    link.close()
+
+trio.run(main)
+"""
+
+
+async def test_a_process_without_file_descriptors_is_told_so_and_recovers(
+    server: Server, spawn: Callable[..., Child]
+) -> None:
+    child = spawn(FULL, server.url)
+    assert await child.line() == "goes on"
+    assert "ulimit -n" in await child.line()
+    assert await child.line() == "again"
+    assert await child.ended() == 0

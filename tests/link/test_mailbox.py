@@ -1,0 +1,92 @@
+"""The way back into the loop: nothing that runs there can end the run, nobody is woken twice."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+import pytest
+import trio
+import trio.testing
+
+from tests.link.conftest import LinkTo
+from tests.link.scripts import Outcomes, echo, lines, until
+from tests.servers import Server
+from worqr.link import TrioMailbox, Waiter
+from worqr.link.mailbox import wake_all
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
+async def test_what_a_delivery_raises_is_logged_and_the_run_goes_on(
+    error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise error
+
+    mailbox = TrioMailbox()
+    mailbox.post(fail)
+    done = trio.Event()
+    mailbox.post(done.set)
+    with trio.fail_after(1):
+        await done.wait()
+    assert len(lines(caplog, "link.deliver")) == 1
+
+
+async def test_a_waiter_whose_wake_fails_keeps_nobody_asleep(caplog: pytest.LogCaptureFixture) -> None:
+    mailbox, broken, sound = TrioMailbox(), Waiter(), Waiter()
+    broken.wake = lambda: 1 / 0
+    with trio.fail_after(1):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(mailbox.wait, sound)
+            await trio.testing.wait_all_tasks_blocked()
+            mailbox.post(partial(wake_all, [broken, sound]))
+    assert len(lines(caplog, "link.deliver")) == 1
+
+
+async def test_nobody_is_woken_twice() -> None:
+    mailbox, waiter = TrioMailbox(), Waiter()
+    with trio.fail_after(1):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(mailbox.wait, waiter)
+            await trio.testing.wait_all_tasks_blocked()
+            mailbox.post(partial(wake_all, [waiter, waiter]))
+            mailbox.post(partial(wake_all, [waiter]))
+    await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_whoever_was_cancelled_is_not_woken() -> None:
+    mailbox, waiter = TrioMailbox(), Waiter()
+    with trio.move_on_after(0.01):
+        await mailbox.wait(waiter)
+    assert waiter.abandoned
+    mailbox.post(partial(wake_all, [waiter]))
+    await trio.sleep(0.01)  # a second reschedule would end this run
+
+
+def test_a_loop_that_has_ended_is_no_error() -> None:
+    mailboxes: list[TrioMailbox] = []
+
+    async def make() -> None:
+        mailboxes.append(TrioMailbox())
+
+    trio.run(make)
+    thread = threading.Thread(target=mailboxes[0].post, args=(lambda: None,))
+    thread.start()
+    thread.join()
+    mailboxes[0].post(lambda: None)
+
+
+async def test_a_posted_callback_that_fails_harms_no_other(
+    link_to: LinkTo, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    link = await link_to(server.url)
+    outcomes = Outcomes()
+
+    def fail(value: object, error: Exception | None) -> None:
+        raise ZeroDivisionError
+
+    link.post(echo("a"), fail)
+    link.post(echo("b"), outcomes)
+    await outcomes.wait(1)
+    await until(lambda: lines(caplog, "link.deliver"))
+    assert await link.call(echo("c")) == "c"

@@ -1,0 +1,66 @@
+"""Log lines by another thread: in order, and never in the way."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import pytest
+
+from worqr.link.scribe import Scribe
+
+logger = logging.getLogger("worqr.test.scribe")
+
+
+def test_lines_come_in_order_and_before_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    scribe = Scribe()
+    scribe.start()
+    for i in range(100):
+        scribe.log(logger, logging.WARNING, "line %d", i)
+    scribe.stop()
+    assert [record.getMessage() for record in caplog.records] == [f"line {i}" for i in range(100)]
+
+
+def test_a_handler_that_blocks_blocks_neither_the_line_nor_the_end() -> None:
+    gate, scribe = threading.Event(), Scribe()
+
+    class Blocked(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            gate.wait(5)
+
+    handler = Blocked()
+    logger.addHandler(handler)
+    try:
+        scribe.start()
+        began = time.monotonic()
+        for _ in range(10):
+            scribe.log(logger, logging.WARNING, "line")
+        assert time.monotonic() - began < 0.05
+        scribe.stop()
+        assert time.monotonic() - began < 0.5
+    finally:
+        gate.set()
+        logger.removeHandler(handler)
+        scribe._thread.join(5)
+
+
+def test_a_handler_that_raises_costs_only_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    scribe = Scribe()
+
+    class Broken(logging.Filter):
+        def filter(self, record: logging.LogRecord) -> bool:
+            if "bad" in record.getMessage():
+                raise ZeroDivisionError
+            return True
+
+    broken = Broken()
+    logger.addFilter(broken)
+    try:
+        scribe.start()
+        scribe.log(logger, logging.WARNING, "bad")
+        scribe.log(logger, logging.WARNING, "good")
+        scribe.stop()
+    finally:
+        logger.removeFilter(broken)
+    assert [record.getMessage() for record in caplog.records] == ["good"]

@@ -1,0 +1,94 @@
+"""The server's URL: every part is read, every mistake is named, no password is ever shown."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from worqr.errors import UsageError
+from worqr.link import Address, LinkSettings
+
+
+def test_every_part_of_a_url_is_read() -> None:
+    address = Address.parse("redis://ada:s%40cret@db.example.org:6380/3")
+    assert (address.kind, address.host, address.port, address.db) == ("tcp", "db.example.org", 6380, 3)
+    assert (address.username, address.password) == ("ada", "s@cret")
+
+
+def test_a_bare_url_means_the_default_port_and_database() -> None:
+    address = Address.parse("redis://")
+    assert (address.host, address.port, address.db, address.password) == ("localhost", 6379, 0, "")
+
+
+def test_a_socket_with_a_database() -> None:
+    address = Address.parse("unix:///run/redis.sock?db=2")
+    assert (address.kind, address.path, address.db) == ("unix", "/run/redis.sock", 2)
+
+
+def test_tls_takes_its_options() -> None:
+    address = Address.parse("rediss://h?ssl_ca_certs=/etc/ca.pem&db=1")
+    assert (address.kind, address.tls, address.db) == ("tls", (("ssl_ca_certs", "/etc/ca.pem"),), 1)
+
+
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        ("http://localhost", "redis://, rediss:// or unix://"),
+        ("localhost:6379", "redis://, rediss:// or unix://"),
+        ("redis://localhost/abc", "'abc'"),
+        ("redis://localhost?db=x", "'x'"),
+        ("redis://localhost:70000", "port"),
+        ("redis://localhost?timout=5", "'timout'"),
+        ("redis://localhost?ssl_ca_certs=/x", "'ssl_ca_certs'"),
+        ("unix://", "socket"),
+    ],
+)
+def test_a_bad_url_names_what_is_wrong(url: str, named: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Address.parse(url)
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:hunter2@h/1",
+        "redis://u:hunter2@h:99999",
+        "redis://u:hun/hunter2@h",
+        "redis://u:hun?hunter2@h",
+        "redis://u:hun#hunter2@h",
+        "redis://u:hun@hunter2@h",
+        "redis://u:hunter2",
+        "http://u:hunter2@h",
+        "u:hunter2@h",
+        "redis://h?password=hunter2",
+        "unix://u:hunter2@/s?db=1",
+        "redis://[::1]:hunter2",
+    ],
+)
+def test_no_password_is_shown_whatever_the_url(url: str) -> None:
+    shown = ""
+    try:
+        shown = f"{LinkSettings(url)!r} {Address.parse(url).redacted}"
+    except UsageError as error:
+        shown = f"{error} {error.__cause__} {error.__suppress_context__ or error.__context__}"
+    assert "hunter2" not in shown
+
+
+def test_an_address_of_version_6_keeps_its_port() -> None:
+    address = Address.parse("redis://[::1]:6380/1")
+    assert (address.host, address.port, address.redacted) == ("::1", 6380, "redis://[::1]:6380/1")
+
+
+@pytest.mark.parametrize("bad", [0, -1, math.nan])
+def test_times_are_positive(bad: float) -> None:
+    with pytest.raises(UsageError, match="patience"):
+        LinkSettings("redis://", patience=bad)
+    with pytest.raises(UsageError, match="ping_every"):
+        LinkSettings("redis://", ping_every=math.inf)
+
+
+def test_a_client_name_has_no_blanks() -> None:
+    assert LinkSettings("redis://", app="my app\n").client_name("data") == "worqr:my-app-:data"
+    assert LinkSettings("redis://", prefix="mesh").client_name("beat") == "worqr:mesh:beat"

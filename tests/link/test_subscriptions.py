@@ -1,0 +1,303 @@
+"""Messages from a real server: confirmed, shared, closed, and confirmed anew after every way to lose them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from tests.link.conftest import LinkTo
+from tests.link.scripts import lines, until
+from tests.proxy import FaultProxy
+from tests.servers import Server
+from worqr.errors import RefusedByServer, Unavailable, UsageError
+from worqr.link import Link, Subscription
+
+
+class Ear:
+    """A subscription, what it heard, and how often it was confirmed."""
+
+    def __init__(self, link: Link, *channels: str) -> None:
+        self.heard: list[tuple[str, bytes]] = []
+        self.confirmations = 0
+        self.subscription: Subscription = link.subscriptions.open(channels, self._deliver, self._confirmed)
+
+    def _deliver(self, channel: str, message: bytes) -> None:
+        self.heard.append((channel, message))
+
+    def _confirmed(self) -> None:
+        self.confirmations += 1
+
+    async def wait(self, count: int) -> None:
+        await until(lambda: len(self.heard) >= count, what=f"{count} messages, there are {self.heard}")
+
+    async def wait_confirmations(self, count: int, within: float = 5) -> None:
+        await until(lambda: self.confirmations >= count, within, f"{count} confirmations")
+
+
+async def ear(link: Link, *channels: str) -> Ear:
+    made = Ear(link, *channels)
+    with trio.fail_after(5):
+        await made.subscription.wait_confirmed()
+    return made
+
+
+def kill_subscribers(server: Server) -> None:
+    with server.client() as client:
+        for connection in client.client_list():
+            if connection["name"] == "worqr:test:subscribe":
+                client.execute_command("CLIENT", "KILL", "ID", connection["id"])
+
+
+async def test_a_message_is_heard_by_all_who_listen_and_nobody_else(link_to: LinkTo, server: Server, prefix: str) -> None:
+    link = await link_to(server.url)
+    one, both, other = await ear(link, f"{prefix}a"), await ear(link, f"{prefix}a", f"{prefix}b"), await ear(link, "c")
+    with server.client() as client:
+        client.publish(f"{prefix}a", "1")
+        client.publish(f"{prefix}b", b"\xff\x00")
+    await both.wait(2)
+    await one.wait(1)
+    assert one.heard == [(f"{prefix}a", b"1")]
+    assert both.heard == [(f"{prefix}a", b"1"), (f"{prefix}b", b"\xff\x00")]
+    assert not other.heard
+    assert link.subscriptions.connections == 1
+
+
+async def test_there_is_no_thread_before_the_first_subscription(link_to: LinkTo, server: Server) -> None:
+    link = await link_to(server.url)
+    assert "worqr-subscriptions" not in [thread.name for thread in threading.enumerate()]
+    await ear(link, "a")
+    assert "worqr-subscriptions" in [thread.name for thread in threading.enumerate()]
+
+
+async def test_when_it_is_confirmed_nothing_is_missed(link_to: LinkTo, server: Server, prefix: str) -> None:
+    link = await link_to(server.url)
+    with server.client() as client:
+        for i in range(50):
+            made = await ear(link, f"{prefix}{i}")
+            assert client.publish(f"{prefix}{i}", "x") == 1
+            await made.wait(1)
+            assert made.confirmations == 1
+
+
+async def test_a_subscription_is_made_at_once_also_while_the_thread_sleeps(link_to: LinkTo, server: Server) -> None:
+    link = await link_to(server.url, ping_every=60)
+    await ear(link, "a")
+    took: list[float] = []
+    for i in range(20):
+        await trio.sleep(0.01)
+        began = time.monotonic()
+        await ear(link, f"b{i}")
+        took.append(time.monotonic() - began)
+    assert sorted(took)[10] < 0.02
+
+
+async def test_a_closed_subscription_hears_nothing_and_leaves_the_channel(
+    link_to: LinkTo, server: Server, prefix: str
+) -> None:
+    link = await link_to(server.url)
+    leaves, stays = await ear(link, f"{prefix}a", f"{prefix}b"), await ear(link, f"{prefix}a")
+    leaves.subscription.close()
+    leaves.subscription.close()
+    with server.client() as client:
+        await until(lambda: client.pubsub_numsub(f"{prefix}b") == [(f"{prefix}b".encode(), 0)])
+        assert client.publish(f"{prefix}a", "1") == 1
+        await stays.wait(1)
+        assert not leaves.heard
+        stays.subscription.close()
+        await until(lambda: client.pubsub_numsub(f"{prefix}a") == [(f"{prefix}a".encode(), 0)])
+        again = await ear(link, f"{prefix}a")
+        client.publish(f"{prefix}a", "2")
+        await again.wait(1)
+
+
+async def test_what_is_on_its_way_when_it_is_closed_is_not_delivered(link_to: LinkTo, server: Server, prefix: str) -> None:
+    link = await link_to(server.url)
+    made, other = await ear(link, f"{prefix}a"), await ear(link, f"{prefix}a")
+    with server.client() as client:
+        client.publish(f"{prefix}a", "1")
+    time.sleep(0.05)  # noqa: ASYNC251 - the loop must not turn, so that the message waits in its mailbox
+    made.subscription.close()
+    await other.wait(1)
+    assert not made.heard
+
+
+async def test_messages_that_arrive_together_are_one_delivery(link_to: LinkTo, server: Server, prefix: str) -> None:
+    link = await link_to(server.url)
+    made = await ear(link, f"{prefix}a")
+    posts = 0
+    mailbox = link.subscriptions.mailbox
+
+    class Counting:
+        def post(self, deliver: Any) -> None:
+            nonlocal posts
+            posts += 1
+            mailbox.post(deliver)
+
+    link.subscriptions.mailbox = Counting()  # type: ignore[assignment]
+    with server.client() as client, client.pipeline(transaction=True) as pipe:
+        for i in range(5000):
+            pipe.publish(f"{prefix}a", str(i))
+        pipe.execute()
+    await made.wait(5000)
+    assert [message for _, message in made.heard] == [str(i).encode() for i in range(5000)]
+    assert posts < 500
+
+
+@pytest.mark.parametrize("way", ["kill", "cut", "half-open"])
+async def test_a_lost_connection_is_made_again_and_confirmed_again(
+    link_to: LinkTo, server: Server, proxy: FaultProxy, prefix: str, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "worqr.link")
+    link = await link_to(proxy.url)
+    made, other = await ear(link, f"{prefix}a", f"{prefix}b"), await ear(link, f"{prefix}a")
+    began = time.monotonic()
+    if way == "kill":
+        kill_subscribers(server)
+    elif way == "cut":
+        assert proxy.cut("subscribe") == 1
+    else:
+        proxy.blackhole("subscribe")
+        await until(lambda: "worqr:test:subscribe" not in proxy.names(), 3.5, "a half-open connection to be noticed")
+        proxy.pass_all()
+        proxy.cut("subscribe")
+    await made.wait_confirmations(2)
+    await other.wait_confirmations(2)
+    if way != "half-open":
+        assert time.monotonic() - began < 0.5
+    with server.client() as client:
+        assert client.publish(f"{prefix}b", "x") == 1
+    await made.wait(1)
+    assert not lines(caplog, "link.")
+
+
+async def test_any_traffic_counts_as_a_sign_of_life(link_to: LinkTo, server: Server, proxy: FaultProxy, prefix: str) -> None:
+    link = await link_to(proxy.url, ping_every=0.2, pong_timeout=0.3)
+    made = await ear(link, f"{prefix}a")
+    with server.client() as client:
+        for _ in range(15):
+            client.publish(f"{prefix}a", "x")
+            await trio.sleep(0.1)
+    assert proxy.count("PING", on="subscribe") == 0
+    await until(lambda: proxy.count("PING", on="subscribe") >= 3)
+    assert link.subscriptions.connections == 1
+    assert made.confirmations == 1
+
+
+async def test_nobody_who_listens_is_nobody_who_pings(link_to: LinkTo, proxy: FaultProxy) -> None:
+    link = await link_to(proxy.url, ping_every=0.05)
+    made = await ear(link, "a")
+    await until(lambda: proxy.count("PING"))
+    made.subscription.close()
+    await until(lambda: proxy.count("UNSUBSCRIBE"))
+    proxy.forget_requests()
+    await trio.sleep(0.3)
+    assert proxy.count("PING") == 0
+    await ear(link, "b")
+    await until(lambda: proxy.count("PING"))
+    assert link.subscriptions.connections == 1
+
+
+async def test_a_server_that_restarts_is_subscribed_again(link_to: LinkTo, own_server: Server) -> None:
+    link = await link_to(own_server.url)
+    made = await ear(link, "a")
+    await trio.to_thread.run_sync(own_server.restart)
+    await made.wait_confirmations(2)
+    with own_server.client() as client:
+        client.publish("a", "x")
+    await made.wait(1)
+
+
+async def test_subscriptions_opened_and_closed_in_an_outage_are_put_right(link_to: LinkTo, own_server: Server) -> None:
+    link = await link_to(own_server.url)
+    stays, leaves = await ear(link, "a"), await ear(link, "b")
+    own_server.stop()
+    comes = Ear(link, "c")
+    leaves.subscription.close()
+    own_server.start()
+    await comes.wait_confirmations(1)
+    await stays.wait_confirmations(2)
+    with own_server.client() as client:
+        assert dict(client.pubsub_numsub("a", "b", "c")) == {b"a": 1, b"b": 0, b"c": 1}
+
+
+async def test_a_channel_we_may_not_hear_is_refused_alone(
+    link_to: LinkTo, own_server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    with own_server.client() as client:
+        client.execute_command("ACL", "SETUSER", "bob", "on", ">pw", "~*", "resetchannels", "&mine*", "+@all")
+    link = await link_to(own_server.tcp_url.replace("redis://", "redis://bob:pw@"))
+    good, bad = Ear(link, "mine"), Ear(link, "theirs")
+    with pytest.raises(RefusedByServer, match="theirs"):
+        await bad.subscription.wait_confirmed()
+    await good.subscription.wait_confirmed()
+    await until(lambda: lines(caplog, "link.refused"))
+
+
+async def test_a_callback_that_fails_keeps_the_message_from_nobody_else(
+    link_to: LinkTo, server: Server, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    link = await link_to(server.url)
+
+    def fail(channel: str, message: bytes) -> None:
+        raise ZeroDivisionError
+
+    broken = link.subscriptions.open([f"{prefix}a"], fail, lambda: None)
+    await broken.wait_confirmed()
+    made = await ear(link, f"{prefix}a")
+    with server.client() as client:
+        client.publish(f"{prefix}a", "x")
+    await made.wait(1)
+    assert lines(caplog, "link.deliver")
+
+
+async def test_thousands_of_channels(link_to: LinkTo, server: Server, prefix: str) -> None:
+    link = await link_to(server.url)
+    names = [f"{prefix}{i}" for i in range(3000)]
+    made = await ear(link, *names)
+    ears = [Ear(link, name) for name in names[:500]]
+    await ears[-1].subscription.wait_confirmed()
+    kill_subscribers(server)
+    await made.wait_confirmations(2)
+    with server.client() as client:
+        client.publish(names[-1], "x")
+    await made.wait(1)
+
+
+async def test_the_end_of_the_link_is_told_to_those_who_wait(link_to: LinkTo, own_server: Server) -> None:
+    link = await link_to(own_server.url)
+    own_server.stop()
+    waiting = link.subscriptions.open(["a"], lambda *_: None, lambda: None)
+
+    async def wait() -> None:
+        with pytest.raises(Unavailable, match="closed"):
+            await waiting.wait_confirmed()
+
+    with trio.fail_after(2):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            link.close()
+    with pytest.raises(Unavailable, match="closed"):
+        link.subscriptions.open(["b"], lambda *_: None, lambda: None)
+    with pytest.raises(Unavailable, match="closed"):
+        await waiting.wait_confirmed()
+
+
+async def test_a_subscription_to_nothing_is_a_mistake(link_to: LinkTo, server: Server) -> None:
+    link = await link_to(server.url)
+    with pytest.raises(UsageError, match="channel"):
+        link.subscriptions.open([], lambda *_: None, lambda: None)
+
+
+async def test_listening_costs_no_processor(link_to: LinkTo, server: Server) -> None:
+    link = await link_to(server.url)
+    await ear(link, "a")
+    before = time.process_time()
+    await trio.sleep(2)
+    assert time.process_time() - before < 0.02

@@ -1,0 +1,72 @@
+"""One peer of the demo, in a process of its own: ``python -m worqr.cli.demo.peer URL NAME``.
+
+It serves two queues until its standard input ends: then the demo has let go of it, or has died. It never outlives the demo by
+more than some seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from functools import partial
+
+import trio
+
+import worqr
+from worqr.cli.demo.report import FILES, LONG, RESULTS, Report, encode
+from worqr.cli.demo.work import count_file
+
+AT_ONCE = 4
+"""Files in a peer's hands at a time."""
+GRACE = 5.0
+THREADS_TAKE_TURNS = 0.0005
+"""Seconds after which the counting thread lets the event loop have a turn; Python's own 5 ms would delay a cancellation."""
+LET_GO = 10.0
+"""Seconds after which a peer that was let go and is still there ends itself, whatever it waits for."""
+
+
+async def count_files(results: worqr.Queue, name: str, one_at_a_time: trio.CapacityLimiter, task: bytes) -> None:
+    """Handler of the files: count in a thread, and put what was found into the results.
+
+    Counting never waits for anything, so a second thread of the same Python would only be in the way of the first.
+    """
+    began = time.monotonic()
+    path = os.fsdecode(task)
+    counted = await trio.to_thread.run_sync(count_file, path, limiter=one_at_a_time)
+    report = Report("counted", name, began, path, counted, worqr.current().stalls)
+    await results.enqueue(encode(report))
+
+
+async def run_for_ever(results: worqr.Queue, name: str, task: bytes) -> None:
+    """Handler of the long task: tells when it began, and when and why it was cancelled."""
+    await results.enqueue(encode(Report("began", name, time.monotonic())))
+    try:
+        await trio.sleep_forever()
+    finally:
+        at = time.monotonic()
+        with trio.CancelScope(shield=True), trio.move_on_after(GRACE):
+            await results.enqueue(encode(Report("cancelled", name, at, reason=worqr.current().cancel_reason)))
+
+
+async def run_peer(url: str, name: str) -> None:
+    """Join, serve, and leave when the standard input ends."""
+    mesh = worqr.Mesh(url, app=name)
+    async with mesh.join(concurrency=AT_ONCE + 1, grace=GRACE) as peer, trio.open_nursery() as nursery:
+        results = mesh.queue(RESULTS)
+        count = partial(count_files, results, name, trio.CapacityLimiter(1))
+        await nursery.start(partial(peer.serve, FILES, count, concurrency=AT_ONCE))
+        await nursery.start(partial(peer.serve, LONG, partial(run_for_ever, results, name), concurrency=1))
+        async with trio.lowlevel.FdStream(os.dup(0)) as leash:
+            while await leash.receive_some():
+                pass
+        last = threading.Timer(LET_GO, os._exit, [1])
+        last.daemon = True
+        last.start()
+        await peer.drain()
+
+
+if __name__ == "__main__":
+    sys.setswitchinterval(THREADS_TAKE_TURNS)
+    trio.run(run_peer, *sys.argv[1:])

@@ -1,0 +1,54 @@
+"""What a handler of the demo tells: a JSON object in the queue ``results``. Here it is written and read.
+
+Times are of the system's monotonic clock, which all processes of one machine share, so that the demo can say how long after
+the kill a second run began.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from worqr.cli.demo.work import Counted
+
+FILES = "files"
+"""The queue of the paths to count."""
+LONG = "long"
+"""The queue of the one task that takes too long."""
+RESULTS = "results"
+"""The queue of the reports."""
+
+LONG_TASK = b"a task that would run for ever"
+
+
+class Report(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One report.
+
+    Attributes:
+        kind: ``counted``, a file's result; ``began`` and ``cancelled``, of the long task.
+        peer: the name of the peer that ran it.
+        at: when that run began, or was cancelled.
+        path: the file.
+        counted: what was found in it.
+        stalls: how many workers died while they ran it before.
+        reason: why it was cancelled.
+    """
+
+    kind: Literal["counted", "began", "cancelled"]
+    peer: str
+    at: float
+    path: str = ""
+    counted: Counted | None = None
+    stalls: int = 0
+    reason: str | None = None
+
+
+def encode(report: Report) -> bytes:
+    """The report as a task."""
+    return msgspec.json.encode(report)
+
+
+def decode(task: bytes) -> Report:
+    """The task as a report."""
+    return msgspec.json.decode(task, type=Report)

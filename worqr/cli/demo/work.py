@@ -1,0 +1,63 @@
+"""The work of the demo: source files, tokenised and counted. Knows nothing of queues.
+
+It is real work that is there on any machine: every source file of the Python that runs this, its own test suite
+included (where the system has one). Some of those are broken on purpose; that they cannot be read is a result like any other.
+"""
+
+from __future__ import annotations
+
+import keyword
+import sysconfig
+import tokenize
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from worqr.errors import UsageError
+
+NOT_THE_LIBRARY = frozenset({"site-packages", "dist-packages", "__pycache__"})
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What was found in one file. ``broken``: it is no Python, and only what stands before the error was counted."""
+
+    lines: int
+    tokens: int
+    keywords: dict[str, int]
+    broken: bool = False
+
+
+def find_files(limit: int | None = None) -> list[str]:
+    """The library's source files, by path; with `limit` only the largest so many.
+
+    Raises:
+        UsageError: there are none.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    found = [
+        (path.stat().st_size, str(path))
+        for path in root.rglob("*.py")
+        if path.is_file() and not NOT_THE_LIBRARY & set(path.relative_to(root).parts)
+    ]
+    if not found:
+        raise UsageError(f"no source files of Python's standard library under {root}: this Python has it in another form")
+    largest = sorted(found, reverse=True)[:limit]
+    return sorted(path for _, path in largest)
+
+
+def count_file(path: str) -> Counted:
+    """Tokenise one file."""
+    lines = tokens = 0
+    words: Counter[str] = Counter()
+    broken = False
+    try:
+        with open(path, "rb") as source:  # noqa: PTH123 - the readline of a file is what tokenize takes
+            for token in tokenize.tokenize(source.readline):
+                tokens += 1
+                lines = token.end[0]
+                if token.type == tokenize.NAME and keyword.iskeyword(token.string):
+                    words[token.string] += 1
+    except (SyntaxError, tokenize.TokenError, UnicodeDecodeError):
+        broken = True
+    return Counted(lines, tokens, dict(sorted(words.items())), broken)

@@ -1,0 +1,79 @@
+"""What an operator does to a queue: cancel, delete, pause."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from worqr.call import Call
+from worqr.keys import QueueKeys
+from worqr.ops.replies import MAX_ITEMS, Reply, done, new_call, text, word_of
+
+CANCEL_BUDGET: Final = 10_000
+"""Claims that one cancel looks at in one script."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """Reply of a cancel: removed while waiting, claims marked while running, and where to go on, if there is more."""
+
+    more: bool
+    waiting: int
+    claims: list[int]
+    cursor: str
+    after: str
+
+
+def _cancelled(reply: Reply, cursor: str, after: str, claims: Sequence[Any]) -> Cancelled:
+    return Cancelled(word_of(reply) == "more", int(reply[1]), [int(claim) for claim in claims], cursor, after)
+
+
+def cancel_task(keys: QueueKeys, task: bytes, cursor: str = "0", after: str = "-") -> Call[Cancelled]:
+    """Cancel every task with this payload; call again with cursor and after while there is more."""
+
+    def read(reply: Reply) -> Cancelled:
+        return _cancelled(reply, text(reply[3]), text(reply[4]), reply[5:])
+
+    args = (task, cursor, after, CANCEL_BUDGET)
+    return new_call("cancel_task", keys.base, (keys.base, keys.counts), args, read, numbered=True, size=len(task))
+
+
+def cancel_all(keys: QueueKeys, after: str = "-") -> Call[Cancelled | None]:
+    """Cancel every task; call again with after while there is more. None: purge_queue first."""
+
+    def read(reply: Reply) -> Cancelled | None:
+        if word_of(reply) == "busy":
+            return None
+        return _cancelled(reply, "-", text(reply[3]), reply[4:])
+
+    return new_call("cancel_all", keys.base, (keys.base,), (after, CANCEL_BUDGET), read, numbered=True)
+
+
+def delete_queue(keys: QueueKeys) -> Call[bool]:
+    """Put all that waits out of reach; False: purge_queue first."""
+
+    def read(reply: Reply) -> bool:
+        return word_of(reply) != "busy"
+
+    return new_call("delete_queue", keys.base, (keys.base,), (), read, numbered=True)
+
+
+def purge_queue(keys: QueueKeys, limit: int = MAX_ITEMS) -> Call[bool]:
+    """One step of emptying what delete_queue and cancel_all put out of reach; True: there is more."""
+
+    def read(reply: Reply) -> bool:
+        return word_of(reply) == "more"
+
+    names = (keys.base, keys.trash, keys.trash_suspects, keys.counts)
+    return new_call("purge_queue", keys.base, names, (limit,), read)
+
+
+def pause(keys: QueueKeys, reason: str) -> Call[str]:
+    """Stop claims on the queue."""
+    return new_call("pause", keys.base, (keys.base, keys.paused), (reason,), done, numbered=True)
+
+
+def resume(keys: QueueKeys) -> Call[str]:
+    """Let claims on the queue go on."""
+    return new_call("resume", keys.base, (keys.base, keys.paused), (), done, numbered=True)

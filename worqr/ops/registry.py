@@ -1,0 +1,154 @@
+"""The mesh as a whole: who is registered, beats, leads, serves what, and what waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from worqr.call import Call
+from worqr.errors import WrongVersion
+from worqr.keys import RegistryKeys
+from worqr.ops.replies import Reply, done, expect, new_call, pairs, text, texts, word_of
+
+WIRE_VERSION: Final = 1
+QUEUES_EXPIRE_S: Final = 30 * 24 * 3600
+WAITING_EXPIRE_S: Final = 10
+INFO_EXPIRE_S: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """Reply of keep_worker_alive: alive or dead, re-armed after it had lapsed, holds the lease, queues that wait."""
+
+    alive: bool
+    revived: bool
+    leads: bool
+    waiting: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Reply of look_at_workers: the server's run id, each registered worker's beat (None: missing), and the dying."""
+
+    run_id: str
+    beats: dict[str, bytes | None]
+    dying: list[str]
+
+
+def start_worker(
+    keys: RegistryKeys, worker: str, *, keepalive_ms: int, facts: Sequence[tuple[str, str | int]]
+) -> Call[str]:
+    """Register a worker; keepalive_ms 0: it never counts as dead."""
+
+    def read(reply: Reply) -> str:
+        if word_of(reply) == "version":
+            raise WrongVersion(
+                f"the mesh {keys.prefix!r} on this server speaks wire version {text(reply[1])}, this worqr speaks "
+                f"{WIRE_VERSION}: upgrade the older side, or use another prefix"
+            )
+        return done(reply)
+
+    names = (keys.registered, keys.worker(worker), keys.version, keys.info(worker))
+    flat = [part for fact in facts for part in fact]
+    args = (worker, keepalive_ms, WIRE_VERSION, INFO_EXPIRE_S, *flat)
+    return new_call("start_worker", keys.base, names, args, read, numbered=True)
+
+
+def keep_worker_alive(
+    keys: RegistryKeys, worker: str, beat: int, *, keepalive_ms: int, lease_ms: int, running: int, room: int
+) -> Call[Beat]:
+    """One beat; lease_ms 0: do not ask for the lease."""
+
+    def read(reply: Reply) -> Beat:
+        word = word_of(reply)
+        if word == "dead":
+            return Beat(False, False, False, [])
+        return Beat(True, word == "revived", bool(reply[1]), texts(reply[2:]))
+
+    names = (keys.registered, keys.worker(worker), keys.leader, keys.waiting, keys.info(worker))
+    args = (worker, beat, keepalive_ms, lease_ms, INFO_EXPIRE_S, running, room)
+    return new_call("keep_worker_alive", keys.base, names, args, read)
+
+
+def _still_mapped(reply: Reply) -> list[str]:
+    return texts(reply[1:]) if word_of(reply) == "busy" else []
+
+
+def stop_worker(keys: RegistryKeys, worker: str) -> Call[list[str]]:
+    """Leave the registry; answers the queues still mapped, which must be stopped first (then nothing was done)."""
+    names = (keys.registered, keys.worker(worker), keys.work_map(worker), keys.info(worker), keys.leader)
+    return new_call("stop_worker", keys.base, names, (worker,), _still_mapped)
+
+
+def map_work(keys: RegistryKeys, worker: str, queue: str) -> Call[str]:
+    """Note that the worker is about to serve the queue: ok, or dead."""
+    names = (keys.registered, keys.work_map(worker), keys.queues)
+    args = (worker, queue, QUEUES_EXPIRE_S)
+    return new_call("map_work", keys.base, names, args, expect("ok", "dead"), numbered=True)
+
+
+def unmap_work(keys: RegistryKeys, worker: str, queue: str) -> Call[str]:
+    """Note that the worker serves the queue no more."""
+    return new_call("unmap_work", keys.base, (keys.work_map(worker),), (queue,), done, numbered=True)
+
+
+def look_at_workers(keys: RegistryKeys) -> Call[Look]:
+    """Who is registered, with what beat."""
+
+    def read(reply: Reply) -> Look:
+        beats = {text(worker): beat for worker, beat in pairs(reply[2])}
+        return Look(text(reply[1]), beats, texts(reply[3]))
+
+    return new_call("look_at_workers", keys.base, (keys.registered, keys.dying), (keys.worker(""),), read)
+
+
+def condemn_worker(keys: RegistryKeys, worker: str, seen: bytes | None) -> Call[str]:
+    """Declare the worker dead if its beat is still `seen` (None: missing): ok, alive or gone."""
+    names = (keys.registered, keys.dying, keys.worker(worker))
+    return new_call("condemn_worker", keys.base, names, (worker, seen or b""), expect("ok", "alive", "gone"))
+
+
+def forget_worker(keys: RegistryKeys, worker: str) -> Call[list[str]]:
+    """End a sweep; answers the queues still mapped, which must be failed and unmapped first."""
+    names = (keys.dying, keys.work_map(worker), keys.info(worker))
+    return new_call("forget_worker", keys.base, names, (worker,), _still_mapped)
+
+
+def list_workers(keys: RegistryKeys) -> Call[list[tuple[str, int, dict[str, str], list[str]]]]:
+    """(worker, ms until its key expires, facts, queues) of every registered worker; -1: never, -2: no key."""
+
+    def read(reply: Reply) -> list[tuple[str, int, dict[str, str], list[str]]]:
+        return [
+            (text(worker), int(ttl), {text(k): text(v) for k, v in pairs(facts)}, texts(queues))
+            for worker, ttl, facts, queues in reply[1:]
+        ]
+
+    stems = (keys.worker(""), keys.info(""), keys.work_map(""))
+    return new_call("list_workers", keys.base, (keys.registered,), stems, read)
+
+
+def list_queues(keys: RegistryKeys) -> Call[list[str]]:
+    """The names of all queues seen or served."""
+
+    def read(reply: Reply) -> list[str]:
+        return texts(reply[1:])
+
+    names = (keys.queues, keys.registered, keys.dying)
+    return new_call("list_queues", keys.base, names, (keys.work_map(""),), read)
+
+
+def note_queues(keys: RegistryKeys, names: Sequence[str]) -> Call[str]:
+    """Remember names of queues that tasks were put into."""
+    return new_call("note_queues", keys.base, (keys.queues,), (QUEUES_EXPIRE_S, *names), done)
+
+
+def post_waiting(keys: RegistryKeys, names: Sequence[str]) -> Call[str]:
+    """Tell every beat which queues wait."""
+    return new_call("post_waiting", keys.base, (keys.waiting,), (WAITING_EXPIRE_S, *names), done)
+
+
+def adopt_worker(keys: RegistryKeys, worker: str, queue: str) -> Call[str]:
+    """Put a worker that stands in the queue's fence but in no registry among the dying: ok, or alive."""
+    names = (keys.registered, keys.dying, keys.work_map(worker))
+    return new_call("adopt_worker", keys.base, names, (worker, queue), expect("ok", "alive"))

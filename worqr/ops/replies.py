@@ -1,0 +1,78 @@
+"""What all operations share: building a call, and reading a reply, whose first item is a word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeVar
+
+from worqr.call import Argument, Call
+from worqr.errors import WorqrBug
+from worqr.lua import script
+
+T = TypeVar("T")
+Reply = list[Any]
+
+MAX_ITEMS: Final = 1000
+"""Tasks or claims in one request."""
+MAX_BYTES: Final = 8 * 1024 * 1024
+"""Bytes of payload in one request or reply; a larger single task travels alone."""
+MAX_SKIPPED: Final = 1000
+"""References to nothing that one script skips."""
+
+
+def new_call(
+    name: str,
+    base: str,
+    keys: tuple[str, ...],
+    args: tuple[Argument, ...],
+    read: Callable[[Reply], T],
+    *,
+    numbered: bool = False,
+    size: int = 0,
+) -> Call[T]:
+    """A call of the script `name`; the rest as in `Call`."""
+    return Call(script(name), base, keys, args, read, numbered, size)
+
+
+def word_of(reply: Reply) -> str:
+    """The word that a reply begins with.
+
+    Raises:
+        WorqrBug: ``late``, which only a copy of a request can be told that nobody waits for any more. The reply of
+            start_tasks, which has a ``late`` of its own, is not read by this.
+    """
+    word = text(reply[0])
+    if word == "late":
+        raise WorqrBug("the server took a request for one that was given up or answered before; it did nothing")
+    return word
+
+
+def expect(*words: str) -> Callable[[Reply], str]:
+    """A reader that answers the reply's word, one of `words`."""
+
+    def read(reply: Reply) -> str:
+        word = word_of(reply)
+        if word not in words:
+            raise WorqrBug(f"the server answered {word!r} where one of {', '.join(words)} was expected")
+        return word
+
+    return read
+
+
+done = expect("ok")
+"""Reads the reply of a script that has nothing to tell."""
+
+
+def text(value: bytes | str) -> str:
+    """A name as the server sent it; bytes that are no UTF-8 do not harm the rest of the reply."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def texts(values: Iterable[bytes]) -> list[str]:
+    """`text` of each."""
+    return [text(value) for value in values]
+
+
+def pairs(values: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
+    """A flat list of names and values, two by two."""
+    return zip(values[::2], values[1::2], strict=True)

@@ -1,0 +1,39 @@
+"""A worker and a queue: entering its fence, leaving it, and being swept out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from worqr.call import Call
+from worqr.keys import QueueKeys
+from worqr.ops.replies import MAX_ITEMS, Reply, done, new_call, word_of
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """Reply of stop_work and fail_worker: whether there is more to do, and how many claims ended in which way."""
+
+    more: bool
+    given: int
+    cancelled: int
+    aside: int
+
+
+def start_work(keys: QueueKeys, worker: str, *, max_stalls: int, keep_failed: int, last: int) -> Call[str]:
+    """Into the fence; `last` is the highest number of a start request that the worker sent to this queue before."""
+    names = (keys.workers, keys.policy(worker))
+    return new_call("start_work", keys.base, names, (worker, max_stalls, keep_failed, last), done, numbered=True)
+
+
+def _returned(reply: Reply) -> Returned:
+    return Returned(word_of(reply) == "more", int(reply[1]), int(reply[2]), int(reply[3]))
+
+
+def stop_work(keys: QueueKeys, worker: str, limit: int = MAX_ITEMS) -> Call[Returned]:
+    """Leave the queue; call again while there is more."""
+    return new_call("stop_work", keys.base, (keys.base,), (worker, limit), _returned, numbered=True)
+
+
+def fail_worker(keys: QueueKeys, worker: str, limit: int = MAX_ITEMS) -> Call[Returned]:
+    """Give a dead worker's claims back; call again while there is more."""
+    return new_call("fail_worker", keys.base, (keys.base,), (worker, limit), _returned)

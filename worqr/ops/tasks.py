@@ -1,0 +1,115 @@
+"""A task's way through a queue: put in, claimed, ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from worqr.call import Call
+from worqr.errors import QueueFull
+from worqr.keys import QueueKeys
+from worqr.ops.replies import MAX_BYTES, MAX_SKIPPED, Reply, expect, new_call, pairs, text, word_of
+from worqr.task import RemoteError
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Reply of start_tasks: its word, the first claim's fence number, and one entry per claim.
+
+    An entry is the payload, or ``[payload, id, failures, stalls, timeouts]`` of a job, or None for a claim that
+    is gone.
+    """
+
+    word: str
+    first: int
+    entries: list[Any]
+
+
+def enqueue(
+    keys: QueueKeys, tasks: Sequence[bytes], *, front: bool = False, max_length: int | None = None
+) -> Call[int]:
+    """Put up to MAX_ITEMS tasks into the queue; answers how many."""
+
+    def read(reply: Reply) -> int:
+        if word_of(reply) == "full":
+            raise QueueFull(
+                f"queue {keys.queue!r} holds {int(reply[1])} tasks, {len(tasks)} more are over its max_length of "
+                f"{max_length}"
+            )
+        return int(reply[1])
+
+    bound = -1 if max_length is None else max_length
+    args = (bound, 1 if front else 0, *tasks)
+    return new_call("enqueue", keys.base, (keys.base,), args, read, numbered=True, size=sum(map(len, tasks)))
+
+
+def start_tasks(keys: QueueKeys, worker: str, number: int, wanted: int) -> Call[Started]:
+    """Claim up to `wanted` tasks; 0 only passes a wake-up on."""
+
+    def read(reply: Reply) -> Started:
+        return Started(text(reply[0]), int(reply[1]) if len(reply) > 1 else 0, reply[2:])
+
+    names = (*_held(keys, worker), keys.hungry, keys.suspects, keys.paused)
+    return new_call("start_tasks", keys.base, names, (worker, number, wanted, MAX_BYTES, MAX_SKIPPED), read)
+
+
+def _held(keys: QueueKeys, worker: str) -> tuple[str, ...]:
+    return (keys.base, keys.workers, keys.claims(worker))
+
+
+def _exceptions(reply: Reply) -> dict[int, str]:
+    """Claim -> word, for the claims that did not simply end as asked."""
+    if len(reply) == 1:
+        return {}
+    return {int(claim): text(word) for claim, word in pairs(reply[1:])}
+
+
+def finish_tasks(keys: QueueKeys, worker: str, claims: Sequence[int]) -> Call[dict[int, str]]:
+    """End up to MAX_ITEMS claims as finished; answers those that did not (cancelled, mine, lost)."""
+    return new_call("finish_tasks", keys.base, _held(keys, worker), (worker, *claims), _exceptions)
+
+
+def stop_tasks(keys: QueueKeys, worker: str, claims: Sequence[int]) -> Call[dict[int, str]]:
+    """Give up to MAX_ITEMS claims back to the front; answers those that were not."""
+    names = (*_held(keys, worker), keys.policy(worker))
+    return new_call("stop_tasks", keys.base, names, (worker, *claims), _exceptions)
+
+
+def retry_task(
+    keys: QueueKeys,
+    worker: str,
+    claim: int,
+    error: RemoteError,
+    *,
+    max_failures: int,
+    keep_failed: int,
+    counted: bool = True,
+) -> Call[str]:
+    """The run failed: to the back with one failure more, or set aside at the limit."""
+    args = (worker, claim, 1 if counted else 0, max_failures, keep_failed, error.type, error.message, error.traceback)
+    read = expect("given", "aside", "cancelled", "dropped", "gone", "mine", "lost")
+    return new_call("retry_task", keys.base, _held(keys, worker), args, read)
+
+
+def fail_task(
+    keys: QueueKeys, worker: str, claim: int, error: RemoteError, *, keep_failed: int, broken: bool = False
+) -> Call[str]:
+    """The run failed for good: set aside."""
+    kind = "broken" if broken else "failed"
+    args = (worker, claim, kind, keep_failed, error.type, error.message, error.traceback)
+    read = expect("aside", "cancelled", "gone", "mine", "lost")
+    return new_call("fail_task", keys.base, _held(keys, worker), args, read)
+
+
+def reconcile(keys: QueueKeys, worker: str, named: Sequence[int] = ()) -> Call[tuple[list[int], list[int]] | None]:
+    """(marked, gone) among the worker's claims; None when it stands outside the fence."""
+
+    def read(reply: Reply) -> tuple[list[int], list[int]] | None:
+        if word_of(reply) == "not_serving":
+            return None
+        marked = int(reply[1])
+        return [int(claim) for claim in reply[2 : 2 + marked]], [int(claim) for claim in reply[2 + marked :]]
+
+    names = (keys.workers, keys.claims(worker), keys.cancelling)
+    return new_call("reconcile", keys.base, names, (worker, *named), read)
