@@ -292,7 +292,7 @@ class Connection:
             await self._read(reader, line)
             line.put_nowait(None)
             await sending
-            if self._keeps_going:
+            if self._has_to_go_on():
                 await replying
         finally:
             sending.cancel()
@@ -373,8 +373,7 @@ class Connection:
                 self._keeps_going = False
             if fault.action == "drop_reply":
                 if fault.after:
-                    self._down.write(frame[: fault.after])
-                    await self._down.drain()
+                    await self._write_down(frame[: fault.after])
                     self._down.close()  # not a reset: that would take back the bytes on their way
                 self.cut()
                 fault._fired.set()
@@ -384,13 +383,18 @@ class Connection:
                 await fault._gate.wait()
         if self.dead:
             return True
+        await self._write_down(frame)
+        return self._has_to_go_on() or not self._down.transport.is_closing()
+
+    async def _write_down(self, data: bytes) -> None:
         if not self._down.transport.is_closing():
-            self._down.write(frame)
+            self._down.write(data)
             with suppress(OSError):
                 await self._down.drain()
-        elif not self._keeps_going:
-            return False
-        return True
+
+    def _has_to_go_on(self) -> bool:
+        """Though the client may have gone, a fault waits for the server's reply."""
+        return self._keeps_going or any(self._unanswered)
 
 
 def _on(on: On, number: int, name: str) -> bool:

@@ -19,6 +19,7 @@ from tests.resp import frame_end, is_push, words
 from tests.servers import Server
 
 Spawn = Callable[..., Child]
+ProxyTo = Callable[[Server], FaultProxy]
 
 
 def connect(proxy: FaultProxy, name: str = "plain", timeout: float = 5, protocol: int = 2) -> redis.Redis:
@@ -192,6 +193,19 @@ async def test_a_dropped_reply_was_executed(server: Server, proxy: FaultProxy, p
         await fault.wait_fired()
         assert server.client().lrange(key, 0, -1) == [b"1", b"2"]
         assert client.ping()
+
+
+async def test_a_dropped_reply_is_seen_though_its_client_has_gone(own_server: Server, proxy_to: ProxyTo) -> None:
+    proxy = proxy_to(own_server)
+    fault = proxy.drop_reply("RPUSH")
+    with connect(proxy, timeout=0.1) as client:
+        client.ping()
+        own_server.pause()
+        with pytest.raises(redis.TimeoutError):
+            await in_thread(lambda: client.rpush("list", "1"))
+        own_server.resume()
+        await fault.wait_fired()
+        assert own_server.client().llen("list") == 1
 
 
 async def test_a_dropped_request_was_not_executed(server: Server, proxy: FaultProxy, prefix: str) -> None:

@@ -78,6 +78,8 @@ class Mesh:
         stall_limit: Seconds = 15,
         max_payload: int = 16 * 1024 * 1024,
     ) -> None:
+        if url is not None and not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"url must be a str, not {type(url).__name__}")
         self.url = url
         self.prefix = check_name(prefix, "prefix")
         self.app = app
@@ -148,6 +150,10 @@ class Mesh:
         if connection is None:
             raise UsageError("this mesh is not connected here: use it inside `async with mesh.connect():` (or mesh.join())")
         return connection
+
+    def check_connected(self) -> None:
+        """UsageError outside `connect`."""
+        self._connection()
 
     @property
     def link(self) -> Link:

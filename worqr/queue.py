@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from worqr import ops
-from worqr.errors import UsageError
+from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.keys import QueueKeys
 from worqr.ops import MAX_BYTES, MAX_ITEMS, Cancelled
 from worqr.peer.options import check_count
@@ -73,18 +73,27 @@ class Queue:
         checked = [check_task(task, self._mesh.max_payload) for task in tasks]
         if max_length is not None:
             check_count(max_length, "max_length")
-        self._mesh.note_queue(self.name)
-        if not checked:
+        chunks = list(_chunks(checked))
+        if len(chunks) > 1 and max_length is not None:
+            raise UsageError(
+                f"a bounded enqueue must fit one request: at most {MAX_ITEMS} tasks and {MAX_BYTES:,} bytes, "
+                f"not {len(checked):,} tasks and {sum(map(len, checked)):,} bytes"
+            )
+        if not chunks:
+            self._mesh.check_connected()
             await trio.lowlevel.checkpoint()
             return 0
-        chunks = list(_chunks(checked))
+        self._mesh.note_queue(self.name)
         if len(chunks) == 1:
             return await self._mesh.call(ops.enqueue(self._keys, checked, front=front, max_length=max_length))
-        if max_length is not None:
-            raise UsageError(f"a bounded enqueue must fit one request: at most {MAX_ITEMS} tasks and {MAX_BYTES:,} bytes")
         stored = 0
         for chunk in reversed(chunks) if front else chunks:
-            stored += await self._mesh.call(ops.enqueue(self._keys, chunk, front=front))
+            try:
+                stored += await self._mesh.call(ops.enqueue(self._keys, chunk, front=front))
+            except WorqrError as error:
+                place = "last" if front else "first"
+                error.add_note(f"of {len(checked):,} tasks in several requests the {place} {stored:,} were stored before")
+                raise
         return stored
 
     # Looking
@@ -170,13 +179,12 @@ class Queue:
         settled: set[int] = set()
         news = trio.Event()
 
-        def deliver(_channel: str, message: bytes) -> None:
-            settled.add(int(message))
-            news.set()
+        def hear(message: bytes) -> None:
+            if message.isdigit():
+                settled.add(int(message))
+                news.set()
 
-        subscription = self._mesh.link.subscriptions.open([self._keys.cancelled_channel], deliver, lambda: None)
-        try:
-            await subscription.wait_confirmed()
+        async with self._listening(self._keys.cancelled_channel, hear):
             waiting, claims = await _all_steps(step)
             with trio.move_on_after(wait):
                 while not claims <= settled:
@@ -186,6 +194,19 @@ class Queue:
                         continue
                     settled |= claims - await self._marked(claims - settled)
             return CancelCount(waiting, len(claims), len(claims & settled))
+
+    @asynccontextmanager
+    async def _listening(self, channel: str, hear: Callable[[bytes], None]) -> AsyncGenerator[None]:
+        """Hear a channel for the length of a block, which begins when the server has confirmed it."""
+        link = self._mesh.link
+        subscription = link.subscriptions.open([channel], lambda _channel, message: hear(message), lambda: None)
+        try:
+            patience = link.settings.patience
+            with trio.move_on_after(patience) as waiting:
+                await subscription.wait_confirmed()
+            if waiting.cancelled_caught:
+                raise Unavailable(f"queue {self.name!r}: the server confirmed no subscription within {patience:g} s", sent=False)
+            yield
         finally:
             subscription.close()
 
@@ -226,7 +247,7 @@ class Queue:
         """
         send, receive = trio.open_memory_channel[Event](EVENTS_BUFFERED)
 
-        def deliver(_channel: str, message: bytes) -> None:
+        def hear(message: bytes) -> None:
             kind, _, count = message.decode("utf-8", "replace").partition(" ")
             try:
                 send.send_nowait(Event(self.name, kind, int(count)))
@@ -236,13 +257,9 @@ class Queue:
             except ValueError:
                 logger.warning("events: queue %r: a message nobody of us sent: %r", self.name, message[:100])
 
-        subscription = self._mesh.link.subscriptions.open([self._keys.events_channel], deliver, lambda: None)
-        try:
-            await subscription.wait_confirmed()
-            with send, receive:
+        with send, receive:
+            async with self._listening(self._keys.events_channel, hear):
                 yield receive
-        finally:
-            subscription.close()
 
 
 async def _all_steps(step: Callable[[Cancelled | None], Awaitable[Cancelled]]) -> tuple[int, set[int]]:

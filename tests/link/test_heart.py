@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -189,44 +190,36 @@ async def test_a_loop_that_is_stuck_gets_no_beats_until_it_turns(
     assert len(lines(caplog, "loop.stalled")) == 1
 
 
-@pytest.fixture
-def blocked_log() -> Iterator[logging.Handler]:
+@contextmanager
+def blocked_log() -> Iterator[None]:
     """A handler that writes into a full pipe: whoever logs waits."""
     reading, writing = os.pipe()
-    stream = os.fdopen(writing, "w")
     os.set_blocking(writing, False)
-    try:
-        while os.write(writing, b"x" * 65536):
-            pass
-    except BlockingIOError:
-        os.set_blocking(writing, True)
-    handler = logging.StreamHandler(stream)
-    logging.getLogger("worqr").addHandler(handler)
-    yield handler
-    logging.getLogger("worqr").removeHandler(handler)
-    os.set_blocking(reading, False)
-    while True:
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 65536)
+    os.set_blocking(writing, True)
+    with os.fdopen(writing, "w") as stream, os.fdopen(reading, "rb") as drain:
+        handler = logging.StreamHandler(stream)
+        logging.getLogger("worqr").addHandler(handler)
         try:
-            if not os.read(reading, 1 << 20):
-                break
-        except BlockingIOError:
-            break
-    time.sleep(0.05)  # the scribe gets its line out, and lets go of the stream
-    stream.close()
-    os.close(reading)
+            yield
+        finally:
+            logging.getLogger("worqr").removeHandler(handler)
+            drain.read(1 << 16)
+            handler.close()  # waits until whoever writes has written
 
 
-async def test_a_log_that_blocks_stops_no_beat(
-    link_to: LinkTo, server: Server, prefix: str, blocked_log: logging.Handler
-) -> None:
+async def test_a_log_that_blocks_stops_no_beat(link_to: LinkTo, server: Server, prefix: str) -> None:
     beats = Beats(await link_to(server.url), prefix)
     beats.heart.start()
     await beats.wait(2)
-    time.sleep(1.6)  # noqa: ASYNC251 - a blockage, which is logged, into the full pipe
-    made = len(beats.made)
-    assert made > 20
-    time.sleep(0.5)  # noqa: ASYNC251
-    assert len(beats.made) > made + 5
+    with blocked_log():
+        time.sleep(1.6)  # noqa: ASYNC251 - a blockage, which is logged, into the full pipe
+        made = len(beats.made)
+        assert made > 20
+        time.sleep(0.5)  # noqa: ASYNC251
+        assert len(beats.made) > made + 5
 
 
 async def test_a_thread_that_could_not_run_does_not_blame_the_loop(

@@ -163,7 +163,7 @@ async def test_a_lost_connection_is_made_again_and_confirmed_again(
         assert proxy.cut("subscribe") == 1
     else:
         proxy.blackhole("subscribe")
-        await until(lambda: "worqr:test:subscribe" not in proxy.names(), 3.5, "a half-open connection to be noticed")
+        await until(lambda: proxy.count("SETNAME", on="subscribe") == 2, 3.5, "a half-open connection to be noticed")
         proxy.pass_all()
         proxy.cut("subscribe")
     await made.wait_confirmations(2)

@@ -50,6 +50,11 @@ def pack(command: tuple[bytes | str | int, ...]) -> bytes:
     return _pack(command)
 
 
+def loading(scripts: Iterable[Script]) -> list[bytes]:
+    """The commands that load these scripts."""
+    return [pack(("SCRIPT", "LOAD", script.source)) for script in scripts]
+
+
 class _Raw(Protocol):
     """What we use of redis-py's connection, which is typed but in part."""
 
@@ -141,9 +146,18 @@ class Wire:
     def load(self, scripts: Iterable[Script]) -> dict[str, Refused]:
         """SCRIPT LOAD each; answers which of them were refused, by SHA."""
         wanted = list(scripts)
-        replies = self.exchange([("SCRIPT", "LOAD", script.source) for script in wanted])
-        answered = zip(wanted, replies, strict=True)
-        return {script.sha: reply for script, reply in answered if isinstance(reply, Refused)}
+        self.send(loading(wanted))
+        return self.loaded(wanted)
+
+    def loaded(self, scripts: Iterable[Script]) -> dict[str, Refused]:
+        """Read the answers to `loading`; which of them were refused, by SHA."""
+        refused: dict[str, Refused] = {}
+        for script in scripts:
+            try:
+                self.read()
+            except Refused as why:
+                refused[script.sha] = why
+        return refused
 
     def exchange(self, commands: Sequence[tuple[bytes | str, ...]]) -> list[Any]:
         """Some commands at once, and their replies in order. A refusal is a reply here; raises `Lost`."""
@@ -178,12 +192,24 @@ class Wire:
             pass  # it was gone already
 
 
-def open_connection(settings: LinkSettings, purpose: str, *, timeout: float | None = None, scripts: Iterable[Script] = ()) -> Wire:
-    """Connect, authenticate, check the server and load `scripts`.
+def open_connection(
+    settings: LinkSettings,
+    purpose: str,
+    *,
+    timeout: float | None = None,
+    scripts: Iterable[Script] = (),
+    on_silence: Callable[[], None] | None = None,
+) -> Wire:
+    """Connect, authenticate, check the server and load some scripts.
+
+    A script that is refused is left: whoever calls it gets NOSCRIPT, and will learn why.
 
     Args:
+        settings: where to, and as whom.
         purpose: ``data``, ``subscribe`` or ``beat``; names the connection in CLIENT LIST.
         timeout: for connecting and for each answer, where the settings' own are too long.
+        scripts: what to load.
+        on_silence: see `Wire`; in force from the first answer on.
 
     Raises:
         RefusedByServer, WrongVersion: waiting does not help.
@@ -191,6 +217,7 @@ def open_connection(settings: LinkSettings, purpose: str, *, timeout: float | No
     """
     raw = _raw(settings, timeout)
     wire = Wire(raw, timeout or settings.socket_timeout)
+    wire.on_silence = on_silence
     try:
         raw.connect()
         _greet(wire, settings, purpose)

@@ -9,13 +9,15 @@ itself breaks do the remaining requests stay unanswered.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from worqr.errors import QueueFull, RefusedByServer, UsageError, WorqrBug, WorqrError
 from worqr.link.backlog import Backlog
-from worqr.link.connection import Wire, pack
+from worqr.link.connection import Wire, loading, pack
 from worqr.link.faults import Kind, Lost, Refused
 from worqr.link.request import Numbers, Request
+from worqr.lua import Script
 
 _PER_SEND = 64  # the server works on the first ones while we pack the next
 
@@ -29,19 +31,26 @@ class Exchange:
     held: list[Request] = field(default_factory=list[Request])
     dropped: list[Request] = field(default_factory=list[Request])
     unanswered: list[Request] = field(default_factory=list[Request])
+    unloadable: dict[str, Refused] = field(default_factory=dict[str, Refused])  # by the SHA of the script
     cause: str = ""  # of `held` and `dropped`
     lost: Lost | None = None
 
 
-def exchange(wire: Wire, backlog: Backlog, producer: str, batch: list[Request]) -> Exchange:
-    """Send the batch and read its replies. Never raises for what the server or the network does."""
+def exchange(
+    wire: Wire, backlog: Backlog, producer: str, batch: list[Request], scripts: Collection[Script] = ()
+) -> Exchange:
+    """Load `scripts`, send the batch and read its replies. Never raises for what the server or the network does."""
     result = Exchange()
     done = result.done
     at = 0
     try:
+        if scripts:
+            wire.send(loading(scripts))
         for start in range(0, len(batch), _PER_SEND):
             wire.send(_packed(batch[start : start + _PER_SEND], backlog.numbers, producer))
-        for at, request in enumerate(batch):
+        if scripts:
+            result.unloadable = wire.loaded(scripts)
+        for at, request in enumerate(batch):  # noqa: B007 - `at` is where it ended
             if not request.written:
                 done.append(request)  # it could not be packed
                 continue
@@ -96,10 +105,14 @@ def _answer(request: Request, reply: object) -> None:
 
 
 def _refused(result: Exchange, request: Request, refused: Refused) -> None:
+    script = request.call.script
     match refused.kind:
-        case Kind.NOSCRIPT:
+        case Kind.NOSCRIPT if script.sha not in result.unloadable:
             result.noscript.append(request)
             return
+        case Kind.NOSCRIPT:
+            refused = result.unloadable[script.sha]
+            error: WorqrError = RefusedByServer(f"the server refused to load the script {script.name}: {refused}")
         case Kind.HOLD:
             result.held.append(request)
             result.cause = str(refused)
@@ -108,17 +121,10 @@ def _refused(result: Exchange, request: Request, refused: Refused) -> None:
             result.dropped.append(request)
             result.cause = str(refused)
             return
-        case Kind.FULL if request.losses:
-            # The server refuses before it looks whether an earlier copy, whose reply was lost, had been executed.
-            result.held.append(request)
-            result.cause = str(refused)
-            return
         case Kind.FULL:
-            error: WorqrError = QueueFull(
-                "the server is out of memory (maxmemory): nothing was stored; let the queues drain or give it more memory"
-            )
+            error = QueueFull("the server is out of memory (maxmemory), nothing was stored; let queues drain, or add memory")
         case Kind.REFUSED:
-            error = RefusedByServer(f"the server refused {request.call.script.name}: {refused}")
+            error = RefusedByServer(f"the server refused {script.name}: {refused}")
     error.__cause__ = refused
     request.error = error
     result.done.append(request)

@@ -37,7 +37,7 @@ _RETRY = 0.5  # seconds between attempts after a beat failed
 _TICK = 0.5  # seconds between looks at the loop, at most
 _TURNING = 1.0  # a loop that answers within this turns
 _LATE = 1.0  # seconds; we ourselves did not run for so long
-_END_WAIT = 0.5
+_END_WAIT = 0.2  # seconds that stopping waits for the thread; only one that is just connecting takes longer
 
 
 if hasattr(time, "CLOCK_BOOTTIME"):
@@ -158,8 +158,8 @@ class Heart(Generic[R]):
         try:
             wire = self._wire
             if wire is None:
-                wire = self._wire = open_connection(self._settings, "beat", timeout=_TIMEOUT)
-                wire.on_silence = self._while_silent
+                look = self._while_silent
+                wire = self._wire = open_connection(self._settings, "beat", timeout=_TIMEOUT, on_silence=look)
             sent_at, reply = self._exchange(wire, call)
             value = call.read(reply)
         except (Lost, Unavailable) as exc:

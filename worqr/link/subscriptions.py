@@ -32,7 +32,7 @@ from worqr.link.settings import LinkSettings
 logger = logging.getLogger(__name__)
 
 _MESSAGES_PER_DELIVERY = 1000  # a flood reaches the loop in parts, so that other tasks have their turn
-_END_WAIT = 1.0
+_END_WAIT = 0.2  # seconds that closing waits for the thread; only one that is just connecting takes longer
 
 
 class Subscription(Listener):
@@ -175,7 +175,9 @@ class Subscriptions:
         while self.ended is None:
             refused, before = False, self.connections
             try:
-                self._wire = open_connection(self._settings, "subscribe", timeout=self._settings.pong_timeout)
+                timeout = self._settings.pong_timeout
+                look = self._while_silent
+                self._wire = open_connection(self._settings, "subscribe", timeout=timeout, on_silence=look)
                 self._stand(self._wire, selector, listener)
             except Lost:
                 pass  # the data connection tells of it
@@ -187,6 +189,10 @@ class Subscriptions:
             self._drop()
             self._rest(selector, listener, pause_after(attempts, refused=refused))
         self._finish(selector, listener)
+
+    def _while_silent(self) -> None:
+        if self.ended is not None:
+            raise Lost("the link was closed", innocent=True)
 
     def _stand(self, wire: Wire, selector: selectors.BaseSelector, listener: socket.socket) -> None:
         """Serve one connection until it is lost (`Lost`) or the end comes."""

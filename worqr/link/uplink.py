@@ -23,7 +23,7 @@ from worqr.errors import RefusedByServer, Unavailable, WorqrBug, WorqrError
 from worqr.link.backlog import Backlog
 from worqr.link.connection import Wire, open_connection
 from worqr.link.exchange import Exchange, exchange
-from worqr.link.faults import Kind, Lost
+from worqr.link.faults import Lost
 from worqr.link.outage import Outage, pause_after
 from worqr.link.request import Request
 from worqr.link.scribe import Scribe
@@ -77,6 +77,7 @@ class Uplink:
         self._closed = False
         self._holds = 0
         self._noscript_rounds = 0
+        self._load_first: dict[str, Script] = {}
         self._last_used = 0.0
         self._warned_of_eviction = False
 
@@ -104,12 +105,13 @@ class Uplink:
         self._last_used = now
         batch = backlog.take()
         if batch:
-            result = exchange(wire, backlog, self._producer, batch)
+            scripts, self._load_first = self._load_first, {}
+            result = exchange(wire, backlog, self._producer, batch, scripts.values())
             self._hooks.settle(result.done)
             if len(result.done) == len(batch):
                 self._works()
             else:
-                self._mend(wire, result)
+                self._mend(result)
             backlog.in_flight = []
 
     def _works(self) -> None:
@@ -118,7 +120,7 @@ class Uplink:
         if self.outage.since is not None:
             self.outage.end()
 
-    def _mend(self, wire: Wire, result: Exchange) -> None:
+    def _mend(self, result: Exchange) -> None:
         """Put back what was not answered, in the order in which it was sent, and see to it that a new try can succeed."""
         again = {id(request) for request in (*result.noscript, *result.held, *result.dropped)}
         in_order = [request for request in self._backlog.in_flight if id(request) in again]
@@ -135,7 +137,7 @@ class Uplink:
         elif result.held:
             self._hold(result.cause)
         else:
-            self._reload(wire, result)
+            self._reload(result)
 
     def _fail_guilty(self, requests: list[Request], lost: Lost) -> None:
         for request in requests:
@@ -146,34 +148,16 @@ class Uplink:
             )
         self._hooks.settle(requests)
 
-    def _reload(self, wire: Wire, result: Exchange) -> None:
-        """The server has forgotten scripts: load those that were asked for, which is quick, and leave the others until they are.
+    def _reload(self, result: Exchange) -> None:
+        """The server has forgotten scripts: those that were asked for travel ahead of their requests, in one pipeline.
 
-        If somebody flushes scripts so fast that nothing gets through, wait between the tries.
+        If somebody flushes scripts so fast that nothing gets through all the same, wait between the tries.
         """
-        requests = result.noscript
+        self._load_first = {request.call.script.sha: request.call.script for request in result.noscript}
+        self.scripts |= self._load_first
         self._noscript_rounds = 0 if result.done else self._noscript_rounds + 1
-        wanted = {request.call.script.sha: request.call.script for request in requests}
-        self.scripts |= wanted
         if self._noscript_rounds > _NOSCRIPT_ROUNDS:
             self._hold("NOSCRIPT scripts vanish as soon as they are loaded")
-        try:
-            refused = wire.load(wanted.values())
-        except Lost as lost:
-            self._lose(lost.cause)
-            return
-        failed: list[Request] = []
-        for request in requests:
-            why = refused.get(request.call.script.sha)
-            if why is None or request.settled:
-                continue
-            if why.kind is not Kind.REFUSED:
-                self._hold(str(why))
-                break
-            request.error = RefusedByServer(f"the server refused to load the script {request.call.script.name}: {why}")
-            request.error.__cause__ = why
-            failed.append(request)
-        self._hooks.settle(failed)
 
     def _hold(self, cause: str) -> None:
         """The server answers, but cannot work for the moment."""
@@ -206,13 +190,19 @@ class Uplink:
         wire: Wire | None = None
         error: WorqrError | None = None
         try:
-            wire = open_connection(self._settings, "data", scripts=list(self.scripts.values()))
+            scripts = list(self.scripts.values())
+            wire = open_connection(self._settings, "data", scripts=scripts, on_silence=self._give_up)
         except WorqrError as exc:
             error = exc
         except BaseException as exc:
             error = WorqrBug(f"connecting failed ({type(exc).__name__}: {exc}); please report this")
             error.__cause__ = exc
         self._hooks.tell(partial(self._dialled, wire, error))
+
+    def _give_up(self) -> None:
+        """While a server that was dialled is silent."""
+        if self._closed:
+            raise Lost("the link was closed", innocent=True)
 
     def _dialled(self, wire: Wire | None, error: WorqrError | None) -> None:
         self.dialling = False

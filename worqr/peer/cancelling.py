@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from worqr import ops
-from worqr.errors import Unavailable
+from worqr.errors import Unavailable, UsageError
 from worqr.link import Link
 from worqr.ops import MAX_ITEMS
 
@@ -57,7 +57,12 @@ class Cancelling:
         station.subscription = subscription
         patience = self._link.settings.patience
         with trio.move_on_after(patience) as waiting:
-            await subscription.wait_confirmed()
+            try:
+                await subscription.wait_confirmed()
+            except UsageError:
+                if station.subscription is subscription:
+                    raise
+                return  # the queue was left meanwhile, or entered anew
         if waiting.cancelled_caught:
             raise Unavailable(f"queue {station.name!r}: the server did not confirm the subscription within {patience:g} s", sent=None)
 

@@ -50,7 +50,7 @@ class Claim(Context):
         """The task is done and never comes back.
 
         Raises:
-            ClaimLost: the worker was swept meanwhile; the task runs or ran elsewhere.
+            ClaimLost: the worker was swept, or left the queue, meanwhile; the task runs or ran elsewhere.
             ClaimSettled: it was settled before.
             Unavailable: no answer within the mesh's patience; it may have taken effect.
         """
@@ -84,7 +84,7 @@ class Claim(Context):
 
     async def __aenter__(self) -> Claim:
         if self._settled:
-            raise ClaimSettled(f"{self!r} is settled already")
+            raise self.settled_error()
         self._scope = trio.CancelScope()
         self._scope.__enter__()
         if self.cancel_reason is not None:
@@ -106,7 +106,7 @@ class Claim(Context):
             elif isinstance(error, Exception):
                 await self._end(error)
             else:
-                _hand(self).give_back(self)
+                _hand(self).give_back([self])
                 return False
         except ClaimLost:
             logger.warning("claim.lost: %r came too late, it runs elsewhere", self)
@@ -120,7 +120,7 @@ class Claim(Context):
             logger.warning("handler.failed: %r: %s", self, type(error).__qualname__, exc_info=error)
             self._check(await self._settle(retry_call(self, RemoteError.of(error))), "retried")
         elif self.cancel_reason == "leaving":
-            _hand(self).give_back(self)
+            _hand(self).give_back([self])
         else:
             await self.finish()
 
@@ -132,13 +132,23 @@ class Claim(Context):
             raise ClaimLost(f"{self!r} was lost: its worker was declared dead and the task runs or ran elsewhere")
         return await hand.send(call, self._registration)
 
+    def settled_error(self) -> ClaimLost | ClaimSettled:
+        """What is wrong with settling it once more."""
+        if self.cancel_reason == "lost":
+            return ClaimLost(f"{self!r} is no longer ours: it was lost or went back to its queue, and runs or ran elsewhere")
+        return ClaimSettled(f"{self!r} is settled already: a claim is settled exactly once")
+
     def _check(self, word: str, verb: str) -> None:
-        if word in {"lost", "mine"}:
+        if word == "lost":  # `mine` answers a settle that was sent again
             raise ClaimLost(f"{self!r} was lost before it was {verb}: it runs or ran elsewhere")
 
     def _cancel(self, reason: CancelReason) -> None:
         super()._cancel(reason)
         self._cancelled.set()
+        hand = _hand(self)
+        if self in hand.ready:  # nobody works on it; a stop ends one whose cancellation was asked for
+            hand.ready.remove(self)
+            hand.give_back([self])
 
 
 class HandStation(Station):
@@ -149,6 +159,7 @@ class HandStation(Station):
         self.ready: deque[Claim] = deque()
         self._asked: dict[object, int] = {}
         self._arrived = trio.Event()
+        self._some_ended = trio.Event()
 
     def demand(self) -> int:
         return max(0, sum(self._asked.values()) - len(self.ready))
@@ -157,20 +168,36 @@ class HandStation(Station):
         return Claim(self, registration, fence, entry)
 
     def take_in(self, contexts: Sequence[Context]) -> None:
-        self.ready.extend(context for context in contexts if isinstance(context, Claim))
-        self._arrived.set()
+        claims = [context for context in contexts if isinstance(context, Claim)]
+        if self.quiet and not self._asked:
+            self.give_back(claims)
+        else:
+            self.ready.extend(claims)
+            self._arrived.set()
 
     def end_waiting(self) -> None:
-        """Wake whoever waits for claims: none will come any more."""
+        """Give back what nobody has taken, and wake whoever waits for claims: none will come any more."""
+        self.give_back(self.ready)
+        self.ready.clear()
         self._arrived.set()
+
+    async def wait_blocks(self) -> None:
+        """Until no claim's own block runs any more."""
+        while any(claim._scope is not None for claim in self.running.values()):
+            self._some_ended = trio.Event()
+            await self._some_ended.wait()
+
+    def ended(self, context: Context) -> None:
+        super().ended(context)
+        self._some_ended.set()
 
     async def collect(self, n: int) -> list[Claim]:
         """1 to n claims, as soon as there is one; none once the peer leaves."""
         key = object()
+        await trio.lowlevel.checkpoint()
         try:
             while not self.ready:
                 if self.quiet:
-                    await trio.lowlevel.checkpoint()
                     return []
                 self._asked[key] = n
                 self._arrived = trio.Event() if self._arrived.is_set() else self._arrived
@@ -180,24 +207,37 @@ class HandStation(Station):
         finally:
             self._asked.pop(key, None)
 
+    def put_back(self, claims: Sequence[Claim]) -> None:
+        """Nobody took them after all: they are the first that the next call gets."""
+        if self.quiet:
+            self.give_back(claim for claim in claims if not claim._settled)
+        else:
+            self.ready.extendleft(reversed(claims))
+            self._arrived.set()
+
     def release(self, claim: Claim) -> None:
         """The claim is being settled: it may not be settled again, and its room is free.
 
         Raises:
+            ClaimLost: it went back when its queue was left.
             ClaimSettled: it was settled before.
         """
         if claim._settled:
-            raise ClaimSettled(f"{claim!r} is settled already: a claim is settled exactly once")
+            raise claim.settled_error()
         claim._settled = True
         self.ended(claim)
         self._capacity.offer_soon()
 
-    def give_back(self, claim: Claim) -> None:
-        """Stop a claim without waiting for the answer."""
-        self.release(claim)
-        if not claim._registration.dead:
-            call = ops.stop_tasks(self.keys, claim._registration.worker, [claim.fence])
-            self._membership.link.post(call, lambda _ended, _failure: None, owner=claim._registration)
+    def give_back(self, claims: Iterable[Claim]) -> None:
+        """Stop claims of one registration without waiting for the answer."""
+        stopped = list(claims)
+        for claim in stopped:
+            self.release(claim)
+        alive = [claim.fence for claim in stopped if not claim._registration.dead]
+        if alive:
+            registration = stopped[0]._registration
+            call = ops.stop_tasks(self.keys, registration.worker, alive)
+            self._membership.link.post(call, lambda _ended, _failure: None, owner=registration)
 
     async def send(self, call: Call[Any], registration: Registration) -> Any:
         """Send a settle and wait for its answer; it is sent again until it is answered or the worker id is dead."""
@@ -220,10 +260,12 @@ class HandStation(Station):
         return value
 
     async def finish(self, claims: Sequence[Claim]) -> list[Claim]:
-        """Finish claims of one registration; answers those that were lost."""
-        lost: list[Claim] = []
+        """Finish claims; answers those that were lost."""
+        lost = [claim for claim in claims if claim._settled]
         alive: dict[Registration, list[Claim]] = {}
         for claim in claims:
+            if claim._settled:
+                continue
             self.release(claim)
             if claim._registration.dead:
                 lost.append(claim)
@@ -288,9 +330,13 @@ class Claims(AsyncIterator[Claim]):
         wait = seconds(within, "within")
         taken = await self._station.collect(n)
         if taken and wait > 0:
-            with trio.move_on_after(wait):
-                while len(taken) < n and (more := await self._station.collect(n - len(taken))):
-                    taken += more
+            try:
+                with trio.move_on_after(wait):
+                    while len(taken) < n and (more := await self._station.collect(n - len(taken))):
+                        taken += more
+            except trio.Cancelled:
+                self._station.put_back(taken)
+                raise
         return taken
 
     async def finish(self, claims: Iterable[Claim]) -> list[Claim]:
@@ -304,8 +350,8 @@ class Claims(AsyncIterator[Claim]):
         for claim in batch:
             if claim._station is not self._station:
                 raise UsageError(f"{claim!r} is not a claim of these claims of queue {self._station.name!r}")
-            if claim._settled:
-                raise ClaimSettled(f"{claim!r} is settled already: a claim is settled exactly once")
+            if claim._settled and claim.cancel_reason != "lost":
+                raise claim.settled_error()
         if len({claim.fence for claim in batch}) != len(batch):
             raise UsageError("the same claim stands twice among those to finish")
         if not batch:

@@ -199,6 +199,8 @@ class Membership:
     async def enter(self, station: Station, registration: Registration) -> None:
         """Serve a queue under `registration`: WorkMap, fence, subscription, and the first look.
 
+        Comes back early if the queue is being left meanwhile.
+
         Raises:
             ClaimLost: the registration died meanwhile.
         """
@@ -207,6 +209,8 @@ class Membership:
             self.lost(registration, "the registry does not know it")
         if registration.dead:
             raise ClaimLost(f"worker {registration.worker} was swept while it entered queue {station.name!r}")
+        if station.quiet:
+            return
         policy = station.policy
         await self.link.call(
             ops.start_work(
@@ -218,6 +222,8 @@ class Membership:
         )
         if registration.dead:
             raise ClaimLost(f"worker {registration.worker} was swept while it entered queue {station.name!r}")
+        if station.quiet:
+            return
         station.entered = True
         await self._peer.cancelling.subscribe(station)
 

@@ -26,6 +26,8 @@ def refuse_options(where: str, options: Mapping[str, object]) -> None:
 
 def check_count(value: object, what: str) -> int:
     """`value` as a whole number of at least 1."""
+    if value == "auto":
+        raise UsageError(f"{what} does not know 'auto' yet; it takes a whole number of at least 1")
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(f"{what} must be a whole number of at least 1, not {value!r}")
     return value

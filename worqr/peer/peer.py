@@ -157,8 +157,6 @@ class Peer:
         Cancelling it is leaving the queue: its handlers are cancelled and their tasks go back to the front, uncounted.
         """
         refuse_options("serve", options)
-        if not callable(handler):
-            raise UsageError(f"serve({queue!r}): the handler must be callable, not {handler!r}")
         if concurrency is not None:
             check_count(concurrency, "concurrency of serve")
         keys = self._check_free(queue)
@@ -365,6 +363,11 @@ class Peer:
         stations = list(self._stations.values())
         for station in stations:
             self.begin_leaving(station, wait)
+        with trio.move_on_after(wait):  # of several calls the one with the least patience wins
+            for station in stations:
+                await station.left.wait()
+        for station in stations:
+            station.hurry.set()
         for station in stations:
             await station.left.wait()
         self._drained.set()

@@ -18,6 +18,7 @@ from typing import Any
 
 import trio
 
+from worqr.errors import UsageError
 from worqr.peer.context import Context, current_context
 
 logger = logging.getLogger(__name__)
@@ -26,21 +27,43 @@ Handler = Callable[[bytes], Awaitable[object]]
 
 
 def as_coroutine(handler: Callable[[bytes], object], limiter: trio.CapacityLimiter) -> Handler:
-    """`handler` as something to await: an async one as it is, a plain function in a thread."""
+    """`handler` as something to await: an async one as it is, a plain function in a thread.
+
+    Raises:
+        UsageError: it cannot be called with a task, or calling it would run nothing (a generator).
+    """
     inner: Any = handler
     while isinstance(inner, partial):
         inner = inner.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None)):  # noqa: B004
+    if not callable(inner):
+        raise UsageError(f"the handler must be callable, not {handler!r}")
+    kinds: list[Any] = [inner, getattr(inner, "__call__", None)]  # noqa: B004
+    if any(inspect.isgeneratorfunction(kind) or inspect.isasyncgenfunction(kind) for kind in kinds):
+        raise UsageError(f"the handler {handler!r} is a generator: calling it runs nothing; take the `yield` out of it")
+    _check_signature(handler)
+    if any(inspect.iscoroutinefunction(kind) for kind in kinds):
         return handler  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
 
     async def in_thread(task: bytes) -> object:
         result = await trio.to_thread.run_sync(handler, task, limiter=limiter)
         if inspect.iscoroutine(result):
             result.close()
-            raise TypeError(f"{handler!r} is a plain function that returned a coroutine: declare it with async def")
+        if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+            raise TypeError(f"{handler!r} is a plain function that returned {type(result).__name__}, not run yet: use async def")
         return result
 
     return in_thread
+
+
+def _check_signature(handler: Callable[[bytes], object]) -> None:
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return  # some builtins have none
+    try:
+        signature.bind(b"")
+    except TypeError as error:
+        raise UsageError(f"the handler {handler!r} is called with the task alone, and does not take that: {error}") from None
 
 
 class _Slot:
@@ -115,10 +138,20 @@ class Slots:
                 nursery.start_soon(self._run_forever, slot)
         except BaseExceptionGroup as group:
             _, other = group.split(trio.Cancelled)
+            if self._tell_of_interrupt(group):
+                return
             if other is not None and trio.current_effective_deadline() != float("-inf"):
                 logger.warning("slot.corrupted: a handler left a nursery or a cancel scope open: %s", other.exceptions[0])
             elif other is None:
                 raise
+
+    def _tell_of_interrupt(self, error: BaseException) -> bool:
+        """Pass Ctrl-C on, if it is in `error`, to whoever ends the peer."""
+        while isinstance(error, BaseExceptionGroup) and (group := error.subgroup(KeyboardInterrupt)):
+            error = group.exceptions[0]
+        if isinstance(error, KeyboardInterrupt):
+            self._interrupted(error)
+        return isinstance(error, KeyboardInterrupt)
 
     async def _run_forever(self, slot: _Slot) -> None:
         task = slot.task = trio.lowlevel.current_task()
@@ -158,15 +191,12 @@ class Slots:
                     del context
                     self._idle.append(slot)
                     await trio.lowlevel.wait_task_rescheduled(partial(self._leave, slot))
-        except KeyboardInterrupt as interrupt:
-            if slot.context is None:
-                raise
-            slot.context._cancel("leaving")  # Ctrl-C hit this handler by chance: no failure of its
-            self._interrupted(interrupt)
         except BaseException as raised:
             if slot.context is None or trio.current_effective_deadline() == float("-inf"):
                 raise  # not the handler but we are being cancelled
             error = raised
+            if self._tell_of_interrupt(raised):
+                slot.context._cancel("leaving")  # Ctrl-C hit this handler by chance: no failure of its
         context, slot.context = slot.context, None
         assert context is not None
         context._scope = None

@@ -42,9 +42,9 @@ class View(Protocol):
 @contextmanager
 def open_view() -> Generator[View]:
     """The live table if the standard output is a terminal that takes it, else plain lines."""
-    if sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
-        console = Console()
-        with Live(console=console, auto_refresh=False, transient=False) as live:
+    takes_it = os.environ.get("TERM") != "dumb" and sys.stdout.encoding.lower().startswith("utf")
+    if sys.stdout.isatty() and takes_it and not os.environ.get("NO_COLOR"):
+        with Live(console=Console(), auto_refresh=False) as live:
             yield LiveView(live)
     else:
         yield PlainView()
@@ -57,7 +57,9 @@ def headline(board: Board) -> str:
 
 def verdict(lines: list[Line]) -> str:
     """The last sentence."""
-    return "Nothing was lost." if is_good(lines) else "SOMETHING IS MISSING: see the lines marked with ✗."
+    if is_good(lines):
+        return "Nothing was lost."
+    return "NOT AS PROMISED: " + ", ".join(line.what for line in lines if line.ok is False) + "."
 
 
 class PlainView:
@@ -84,7 +86,7 @@ class PlainView:
         wide = max(len(line.what) for line in lines)
         values = max(len(line.value) for line in lines if line.note)
         for line in lines:
-            mark = {True: "ok", False: "✗", None: ""}[line.ok]
+            mark = {True: "ok", False: "NO", None: ""}[line.ok]
             print(f"  {mark:2}  {line.what:<{wide}}  {line.value:<{values}}  {line.note}".rstrip())
         print(f"\n{verdict(lines)}", flush=True)
 

@@ -1,0 +1,136 @@
+"""A proxy that cuts the connection after the request was sent and before the reply came, for every transaction; and silence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import trio
+
+import worqr
+from tests.proxy import FaultProxy
+from tests.servers import Server
+from worqr import ops
+from worqr.keys import QueueKeys, RegistryKeys
+from worqr.lua import all_scripts, script
+
+
+async def _whole_life(url: str, prefix: str) -> Counter[bytes]:
+    """Everything a mesh does: join, work, fail, cancel, stop, pause, look, sweep somebody, delete, leave."""
+    ran: Counter[bytes] = Counter()
+    mesh, news = worqr.Mesh(url, prefix=prefix, keepalive=1), trio.Event()
+
+    async def handler(task: bytes) -> None:
+        nonlocal news
+        ran[task] += 1
+        news.set()
+        if task == b"fails once" and ran[task] == 1:
+            raise ValueError("the first time")
+        if task == b"held":
+            await trio.sleep_forever()
+
+    async def until(*tasks: bytes) -> None:
+        nonlocal news
+        with trio.fail_after(20):
+            while not all(ran[task] for task in tasks):
+                news = trio.Event()
+                await news.wait()
+
+    async with mesh.join(grace=0) as peer:
+        q, hand = mesh.queue("Q1"), mesh.queue("Q2")
+        async with trio.open_nursery() as nursery:
+            await q.enqueue(b"T1", b"T2")
+            await nursery.start(partial(peer.serve, "Q1", handler))
+            await until(b"T1", b"T2")
+            await q.enqueue(b"fails once")
+            with trio.fail_after(20):
+                while ran[b"fails once"] < 2:
+                    await trio.sleep(0.01)
+            await q.enqueue(b"held")
+            await until(b"held")
+            assert (await q.cancel(b"held", wait=10)).acknowledged == 1
+            await q.pause("for the test")
+            await q.enqueue(b"T3")
+            assert await q.count() == 1
+            await q.resume()
+            await until(b"T3")
+            await hand.enqueue(b"H1", b"H2", b"H3")
+            async with peer.work("Q2") as claims:
+                batch = await claims.take(3)
+                await batch[0].stop()
+                await batch[1].fail("by hand")
+                await batch[2].retry()
+            assert await hand.count() == 2
+            await hand.cancel_all()
+            await hand.enqueue(b"H4")
+            await hand.delete()
+            assert await hand.count() == 0
+            await hand.running()
+            await mesh.queues()
+            await mesh.workers()
+            await _leave_a_corpse(mesh, prefix)
+            with trio.fail_after(20):
+                while len(await mesh.workers()) > 1:
+                    await trio.sleep(0.02)
+            nursery.cancel_scope.cancel()
+    return ran
+
+
+async def _leave_a_corpse(mesh: worqr.Mesh, prefix: str) -> None:
+    """A worker that is registered, stands in two fences, and never beats; and one that only stands in a fence."""
+    registry, queue = RegistryKeys(prefix), QueueKeys(prefix, "Q1")
+    await mesh.call(ops.start_worker(registry, "dead:1", keepalive_ms=100, facts=[]))
+    await mesh.call(ops.map_work(registry, "dead:1", "Q1"))
+    await mesh.call(ops.start_work(queue, "dead:1", max_stalls=3, keep_failed=10, last=0))
+    await mesh.call(ops.start_work(queue, "nobody:1", max_stalls=3, keep_failed=10, last=0))
+
+
+NOT_IN_A_LIFE = {"list_marks"}
+"""Asked only when a cancel's acknowledgement takes longer than a second."""
+
+
+@pytest.mark.leaves("{Q2}:failed", "{Q2}:aside:*")
+@pytest.mark.parametrize("name", [s.name for s in all_scripts() if s.name not in NOT_IN_A_LIFE])
+@pytest.mark.parametrize("fault", ["drop_reply", "drop_request"])
+async def test_a_connection_cut_at_this_script_changes_nothing(
+    name: str, fault: str, server: Server, prefix: str, proxy: FaultProxy
+) -> None:
+    cut = getattr(proxy, fault)(script(name).sha)
+    with trio.fail_after(60):
+        ran = await _whole_life(proxy.url, prefix)
+        if name == "adopt_worker" and not cut.fired:
+            pytest.fail("the audit never met the worker that stands in a fence and in no registry")
+    assert cut.fired, f"{name} was never sent"
+    assert ran == {b"T1": 1, b"T2": 1, b"T3": 1, b"held": 1, b"fails once": 2}
+
+
+async def test_a_silent_data_connection_is_noticed_and_nothing_is_lost(server: Server, prefix: str, proxy: FaultProxy) -> None:
+    mesh = worqr.Mesh(proxy.url, prefix=prefix)
+    async with mesh.connect():
+        q = mesh.queue("Q1")
+        await q.enqueue(b"T1")
+        proxy.blackhole(":data")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(q.enqueue, b"T2")
+            await trio.sleep(0.3)
+            proxy.pass_all()  # new connections pass; the old one stays dead and must be given up by itself
+        assert await q.tasks() == [b"T2", b"T1"]
+
+
+async def test_a_silent_subscription_is_noticed_within_seconds(server: Server, prefix: str, proxy: FaultProxy) -> None:
+    mesh, direct = worqr.Mesh(proxy.url, prefix=prefix), worqr.Mesh(server.url, prefix=prefix)
+    woken = trio.Event()
+
+    async def handler(_task: bytes) -> None:
+        woken.set()
+
+    async with direct.connect(), mesh.join() as peer, trio.open_nursery() as nursery:
+        await nursery.start(partial(peer.serve, "Q1", handler))
+        proxy.blackhole(":subscribe")
+        proxy.pass_all()
+        await direct.queue("Q1").enqueue(b"T1")  # its wake-up goes into the hole
+        with trio.fail_after(5):
+            await woken.wait()
+        nursery.cancel_scope.cancel()

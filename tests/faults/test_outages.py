@@ -1,0 +1,250 @@
+"""The server goes away, forgets, fills up, or drops connections, while a mesh is at work."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+import redis
+import trio
+
+import worqr
+from tests.servers import Server
+
+
+class Load:
+    """Producers and two peers at work; knows what was acknowledged, and what ran."""
+
+    def __init__(self, server: Server, prefix: str, *, keepalive: float = 3) -> None:
+        self.meshes = [worqr.Mesh(server.url, prefix=prefix, keepalive=keepalive) for _ in range(3)]
+        self.acknowledged: list[bytes] = []
+        self.unknown: list[bytes] = []
+        self.runs: Counter[bytes] = Counter()
+        self.cancelled: list[str | None] = []
+        self.ids: list[str] = []
+        self.peers: list[worqr.Peer] = []
+        self._stop = False
+        self._producers = trio.Event()
+
+    async def handle(self, task: bytes) -> None:
+        try:
+            await trio.sleep(0.002)
+        except trio.Cancelled:
+            self.cancelled.append(worqr.current().cancel_reason)
+            raise
+        self.runs[task] += 1
+
+    async def produce(self, name: bytes, pace: float) -> None:
+        n = 0
+        while not self._stop:
+            n += 1
+            task = b"%s-%d" % (name, n)
+            try:
+                await self.meshes[0].queue("Q1").enqueue(task)
+            except worqr.Unavailable as error:
+                assert error.sent is not True
+                self.unknown.append(task)
+            except worqr.QueueFull:
+                await trio.sleep(0.05)
+            else:
+                self.acknowledged.append(task)
+            await trio.sleep(pace)
+
+    @asynccontextmanager
+    async def running(self, *, pace: float = 0.002) -> AsyncGenerator[None]:
+        """Under load for the length of the block; then everything acknowledged must run."""
+        async with self.meshes[0].connect(), self.meshes[1].join() as one, self.meshes[2].join() as two:
+            self.peers = [one, two]
+            self.ids = [one.id, two.id]
+            async with trio.open_nursery() as serving:
+                for peer in self.peers:
+                    await serving.start(partial(peer.serve, "Q1", self.handle))
+                async with trio.open_nursery() as producing:
+                    for name in (b"a", b"b", b"c"):
+                        producing.start_soon(self.produce, name, pace)
+                    yield
+                    self._stop = True
+                await self.wait_drained()
+                serving.cancel_scope.cancel()
+
+    async def wait_ran(self, n: int, within: float = 10) -> None:
+        """Until `n` more tasks have run."""
+        target = self.runs.total() + n
+        with trio.move_on_after(within):
+            while self.runs.total() < target:
+                await trio.sleep(0.01)
+            return
+        raise AssertionError(f"only {self.runs.total()} of {target} ran within {within:g} s")
+
+    async def wait_drained(self, within: float = 20) -> None:
+        with trio.move_on_after(within):
+            while not all(self.runs[task] for task in self.acknowledged):
+                await trio.sleep(0.02)
+            return
+        lost = [task for task in self.acknowledged if not self.runs[task]]
+        raise AssertionError(f"{len(lost)} acknowledged tasks never ran, {lost[:5]}...; {await self.meshes[0].queue('Q1').info()}")
+
+    def assert_each_once(self) -> None:
+        twice = {task: n for task, n in self.runs.items() if n > 1}
+        assert not twice, f"ran more than once: {twice}"
+
+
+async def test_a_restart_shorter_than_the_keepalive_disturbs_nothing(own_server: Server, prefix: str) -> None:
+    load = Load(own_server, prefix)
+    async with load.running():
+        await load.wait_ran(100)
+        own_server.restart()
+        await load.wait_ran(100)
+        assert [peer.id for peer in load.peers] == load.ids, "nobody was swept"
+    load.assert_each_once()
+    assert not [reason for reason in load.cancelled if reason == "lost"]
+
+
+async def test_a_restart_longer_than_the_keepalive_revives_everybody(
+    own_server: Server, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    load = Load(own_server, prefix, keepalive=1)
+    async with load.running():
+        await load.wait_ran(100)
+        own_server.stop()
+        await trio.sleep(2.5)  # the length of the outage is what is tested
+        own_server.start()
+        await load.wait_ran(100)
+        assert [peer.id for peer in load.peers] == load.ids, "their keys had lapsed, but nobody swept them"
+    load.assert_each_once()
+    assert not [reason for reason in load.cancelled if reason == "lost"]
+    gone = [r for r in caplog.records if r.levelno >= logging.WARNING and r.name.startswith("worqr.link")]
+    assert len(gone) <= 2 * len(load.meshes), f"one line when it goes, one when it is back, per link: {[r.getMessage() for r in gone]}"
+
+
+async def test_a_server_killed_with_its_file_loses_nothing(own_server: Server, prefix: str) -> None:
+    load = Load(own_server, prefix)
+    async with load.running():
+        await load.wait_ran(100)
+        own_server.kill()
+        own_server.start()
+        await load.wait_ran(100)
+    load.assert_each_once()
+
+
+async def test_a_server_that_comes_back_empty_gets_a_new_mesh(own_server: Server, prefix: str) -> None:
+    load = Load(own_server, prefix, keepalive=1)
+    async with load.running():
+        await load.wait_ran(50)
+        own_server.stop()
+        before = list(load.acknowledged)
+        own_server.wipe()
+        own_server.start()
+        with trio.fail_after(10):
+            while {peer.id for peer in load.peers} & set(load.ids):  # both join again under fresh ids
+                await trio.sleep(0.02)
+        await load.wait_ran(50)
+        load.acknowledged = [task for task in load.acknowledged if task not in set(before)]  # what the server lost is lost
+
+
+async def test_script_flush_under_load(own_server: Server, prefix: str) -> None:
+    load = Load(own_server, prefix)
+    client = own_server.client()
+    async with load.running():
+        for _ in range(20):
+            await load.wait_ran(10)
+            client.script_flush()
+    load.assert_each_once()
+
+
+async def test_every_connection_is_killed_again_and_again(own_server: Server, prefix: str) -> None:
+    load = Load(own_server, prefix)
+    client = own_server.client()
+    async with load.running():
+        for _ in range(10):
+            await load.wait_ran(20)
+            for kind in ("normal", "pubsub"):
+                client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
+    load.assert_each_once()
+    assert [peer.id for peer in load.peers] == load.ids
+
+
+async def test_a_full_server_refuses_new_tasks_and_lets_the_others_end(own_server: Server, prefix: str) -> None:
+    client = own_server.client()
+    mesh = worqr.Mesh(own_server.url, prefix=prefix)
+    done: list[bytes] = []
+    begun, go_on = trio.Event(), trio.Event()
+
+    async def handler(task: bytes) -> None:
+        begun.set()
+        await go_on.wait()
+        done.append(task)
+
+    async with mesh.join(concurrency=5) as peer, trio.open_nursery() as nursery:
+        q = mesh.queue("Q1")
+        await q.enqueue(*[b"%d" % n for n in range(20)])
+        await nursery.start(partial(peer.serve, "Q1", handler))
+        await begun.wait()
+        client.config_set("maxmemory", 1)
+        with pytest.raises(worqr.QueueFull, match="out of memory"):
+            await q.enqueue(b"one too many")
+        worker = peer.id
+        await trio.sleep(3.5)  # longer than the keepalive: beats go on
+        go_on.set()
+        with trio.fail_after(10):
+            while len(done) < 20:
+                await trio.sleep(0.02)
+        assert peer.id == worker
+        assert sorted(done) == sorted(b"%d" % n for n in range(20))
+        client.config_set("maxmemory", 0)
+        await q.enqueue(b"again")
+        with trio.fail_after(10):
+            while b"again" not in done:
+                await trio.sleep(0.02)
+        nursery.cancel_scope.cancel()
+    assert len(done) == 21
+
+
+async def test_enqueueing_while_the_server_is_away_says_so_in_time(own_server: Server, prefix: str) -> None:
+    mesh = worqr.Mesh(own_server.url, prefix=prefix, patience=0.5)
+    async with mesh.connect():
+        own_server.stop()
+        with trio.fail_after(5), pytest.raises(worqr.Unavailable) as caught:
+            await mesh.queue("Q1").enqueue(b"T1")
+        assert caught.value.sent is False
+        own_server.start()
+        with trio.fail_after(5):
+            while True:
+                try:
+                    await mesh.queue("Q1").enqueue(b"T2")
+                except worqr.Unavailable:
+                    continue
+                break
+        assert await mesh.queue("Q1").tasks() == [b"T2"], "what was withdrawn never arrives"
+
+
+async def test_a_key_of_a_foreign_type_stops_its_queue_and_no_other(
+    server: Server, prefix: str, expects_left: Callable[..., None]
+) -> None:
+    client: redis.Redis = server.client()
+    mesh = worqr.Mesh(server.url, prefix=prefix)
+    ran = trio.Event()
+
+    async def handler(_task: bytes) -> None:
+        ran.set()
+
+    async with mesh.join() as peer, trio.open_nursery() as nursery:
+        client.set(f"{prefix}:{{Q1}}", "not a list")
+        await nursery.start(partial(peer.serve, "Q1", handler))
+        await nursery.start(partial(peer.serve, "Q2", handler))
+        with pytest.raises(worqr.RefusedByServer, match="WRONGTYPE|wrong kind"):
+            await mesh.queue("Q1").enqueue(b"T1")
+        await mesh.queue("Q2").enqueue(b"T2")
+        with trio.fail_after(5):
+            await ran.wait()
+        client.delete(f"{prefix}:{{Q1}}")
+        ran = trio.Event()
+        await mesh.queue("Q1").enqueue(b"T1")
+        with trio.fail_after(6):
+            await ran.wait()
+        nursery.cancel_scope.cancel()

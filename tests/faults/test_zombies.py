@@ -1,0 +1,138 @@
+"""A frozen process (SIGSTOP) that thaws: a zombie's handler is cancelled, its finish refused, its tasks ran once more elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+
+import worqr
+from tests.children import Child
+from tests.faults.rescuer import rescuer
+from tests.servers import Server
+
+CHILD = Path(__file__).parent / "child_peer.py"
+
+
+async def _enqueue(server: Server, prefix: str, *tasks: bytes) -> None:
+    mesh = worqr.Mesh(server.url, prefix=prefix)
+    async with mesh.connect():
+        await mesh.queue("Q1").enqueue(*tasks)
+
+
+async def test_a_peer_frozen_longer_than_its_keepalive_learns_that_it_lost_its_tasks(
+    server: Server, prefix: str, spawn: Callable[..., Child]
+) -> None:
+    await _enqueue(server, prefix, b"hold-1", b"hold-2")
+    zombie = spawn(CHILD, server.url, prefix, "Q1")
+    first_id = (await zombie.line_with("joined")).split()[1]
+    running = {(await zombie.line_with("run")).split()[1] for _ in range(2)}
+    assert running == {"hold-1", "hold-2"}
+    async with rescuer(server.url, prefix) as rescue:
+        zombie.pause()
+        await rescue.wait_all(b"hold-1", b"hold-2")
+        assert rescue.attempts == {b"hold-1": 2, b"hold-2": 2}, "a death is counted"
+        zombie.resume()
+        for _ in range(2):
+            assert (await zombie.line_with("ended")).endswith("lost")
+        mesh = worqr.Mesh(server.url, prefix=prefix)
+        async with mesh.connect():
+            with trio.fail_after(10):  # back under a fresh worker id, on the same queue
+                while len(peers := [w.id for w in await mesh.workers() if w.queues == {"Q1"}]) < 2:
+                    await trio.sleep(0.05)
+            assert first_id not in peers
+            assert (await mesh.queue("Q1").info()).counts["finished"] == 2
+    assert rescue.runs == {b"hold-1": 1, b"hold-2": 1}
+    await _enqueue(server, prefix, b"ok-3")
+    await zombie.line_with("ended ok-3 done")
+    zombie.send("leave")
+    assert await zombie.ended() == 0
+
+
+async def test_what_a_zombie_finished_while_nobody_heard_it_is_refused(
+    server: Server, prefix: str, spawn: Callable[..., Child]
+) -> None:
+    # The handler blocks its thread (and so the whole process, frozen in the middle of it); when it thaws, the handler
+    # returns at once, before any beat was answered: its finish is fenced by the claim.
+    await _enqueue(server, prefix, b"block-1")
+    zombie = spawn(CHILD, server.url, prefix, "Q1")
+    await zombie.line_with("run block-1")
+    zombie.pause()
+    async with rescuer(server.url, prefix) as rescue:
+        await rescue.wait_all(b"block-1")
+        zombie.resume()
+        await zombie.line_with("ended block-1", within=15)
+        mesh = worqr.Mesh(server.url, prefix=prefix)
+        async with mesh.connect():
+            with trio.fail_after(10):
+                while len(await mesh.workers()) < 2:
+                    await trio.sleep(0.05)
+            counts = (await mesh.queue("Q1").info()).counts
+    assert counts["finished"] == 1, "the zombie's finish was refused"
+    assert rescue.runs[b"block-1"] == 1
+    zombie.send("leave")
+    assert await zombie.ended() == 0
+
+
+async def test_freezing_for_less_than_the_keepalive_again_and_again_costs_nothing(
+    server: Server, prefix: str, spawn: Callable[..., Child]
+) -> None:
+    await _enqueue(server, prefix, b"hold-1")
+    child = spawn(CHILD, server.url, prefix, "Q1", env={"KEEPALIVE": "3"})
+    first_id = (await child.line_with("joined")).split()[1]
+    await child.line_with("run hold-1")
+    async with rescuer(server.url, prefix, keepalive=3) as rescue:
+        for _ in range(3):
+            child.pause()
+            await trio.sleep(1.5)  # the time itself is what is tested
+            child.resume()
+            await trio.sleep(0.7)
+        assert not rescue.runs
+        mesh = worqr.Mesh(server.url, prefix=prefix)
+        async with mesh.connect():
+            assert first_id in [w.id for w in await mesh.workers()]
+            count = await mesh.queue("Q1").cancel(b"hold-1", wait=5)
+            assert count == worqr.CancelCount(waiting=0, running=1, acknowledged=1)
+    child.send("leave")
+    assert await child.ended() == 0
+
+
+async def test_a_loop_blocked_for_5_s_keeps_its_tasks(server: Server, prefix: str, spawn: Callable[..., Child]) -> None:
+    await _enqueue(server, prefix, b"block-1", b"hold-2")
+    child = spawn(CHILD, server.url, prefix, "Q1")
+    await child.line_with("joined")
+    async with rescuer(server.url, prefix) as rescue:
+        assert "done" in await child.line_with("ended block-1", within=15)
+        assert not rescue.runs, "its heart beats off the loop"
+        mesh = worqr.Mesh(server.url, prefix=prefix)
+        async with mesh.connect():
+            assert (await mesh.queue("Q1").cancel(b"hold-2", wait=5)).acknowledged == 1
+    assert "loop.blocked" in child.errors
+    assert "handler of queue 'Q1'" in child.errors, "the log names who blocks"
+    child.send("leave")
+    assert await child.ended() == 0
+
+
+async def test_a_task_that_kills_its_workers_is_set_aside_and_takes_nobody_with_it(
+    server: Server, prefix: str, spawn: Callable[..., Child], expects_left: Callable[..., None]
+) -> None:
+    expects_left("{Q1}:failed", "{Q1}:aside:*")
+    await _enqueue(server, prefix, b"hold-poison", b"hold-neighbour")
+    mesh = worqr.Mesh(server.url, prefix=prefix)
+    async with mesh.connect():
+        q = mesh.queue("Q1")
+        for death in range(1, 4):
+            child = spawn(CHILD, server.url, prefix, "Q1", env={"CONCURRENCY": "2"})
+            await child.line_with("run hold-poison", within=20)
+            if death == 2:  # the neighbour ends well this time
+                with trio.fail_after(10):
+                    while (await q.cancel(b"hold-neighbour", wait=5)).acknowledged != 1:
+                        await trio.sleep(0.05)
+            child.kill()
+            async with worqr.Mesh(server.url, prefix=prefix, keepalive=1).join():
+                with trio.fail_after(15):
+                    while await mesh.workers() and [w for w in await mesh.workers() if w.queues]:
+                        await trio.sleep(0.05)
+        info = await q.info()
+        assert (info.waiting, info.failed) == (0, 1), "the third death was the last"

@@ -1,0 +1,242 @@
+"""Drives the scripts by a bare client: one queue and its registry, requests numbered as the link numbers them, and the
+state of the server as one value to compare.
+
+Claims are predictable: the queue's last fence number is set far above the clock, so the first claim is `claim(1)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+import redis
+
+from tests.leaks import Entry, dump
+from worqr import ops
+from worqr.call import Call
+from worqr.keys import MARKER, QueueKeys, RegistryKeys
+from worqr.lua import all_scripts
+from worqr.ops import Started
+from worqr.task import RemoteError
+
+T = TypeVar("T")
+
+FENCE = 8_000_000_000_000_000
+"""Above the clock in microseconds until the year 2223, below 2**53, and one that Lua's tostring would spoil."""
+BOOM = RemoteError("Boom", "it broke", "line 1\nline 2")
+KEEPALIVE = 3000
+LEASE = 2000
+HEARD_ALL = b"heard all"
+
+
+class Expires(NamedTuple):
+    """The value of a key that expires by itself."""
+
+    value: Any
+
+
+def claim(n: int) -> int:
+    """The `n`-th claim of a queue, from 1."""
+    return FENCE + n
+
+
+def reference(id: str) -> bytes:
+    """The item that refers to the job `id`."""
+    return MARKER + id.encode()
+
+
+class Desk:
+    """Where a test sits: `client`, `q` and `g` (the keys), and what it can do with them."""
+
+    def __init__(self, client: redis.Redis, prefix: str) -> None:
+        self.client = client
+        self.prefix = prefix
+        self.q = QueueKeys(prefix, "Q1")
+        self.g = RegistryKeys(prefix)
+        self.numbers: dict[str, int] = {}
+        self.starts: dict[str, int] = {}
+        for script in all_scripts():
+            assert client.script_load(script.source) == script.sha
+
+    # Sending
+
+    def send(self, call: Call[Any], *, number: int | None = None, lowest: int | None = None) -> list[Any]:
+        """The raw reply. Numbered calls count from 1 per base, each with itself as the lowest that is unanswered."""
+        keys, args = call.keys, call.args
+        if call.numbered:
+            if number is None:
+                number = self.numbers[call.base] = self.numbers.get(call.base, 0) + 1
+            keys = (f"{call.base}:producer:X", *keys)
+            args = (number, number if lowest is None else lowest, *args)
+        reply: list[Any] = self.client.execute_command("EVALSHA", call.script.sha, len(keys), *keys, *args)
+        return reply
+
+    def call(self, call: Call[T]) -> T:
+        """What `call` answers to its caller."""
+        return call.read(self.send(call))
+
+    def resend(self, call: Call[Any]) -> list[Any]:
+        """The raw reply to the last call's number once more."""
+        return self.send(call, number=self.numbers[call.base])
+
+    def late(self, call: Call[Any]) -> list[Any]:
+        """The raw reply to a copy that comes when its number is below the lowest, for the first time."""
+        skipped = self.numbers[call.base] = self.numbers.get(call.base, 0) + 1
+        if call.base == self.q.base:
+            self.call(ops.cancel_task(self.q, b"which nobody has"))
+        else:
+            self.call(ops.unmap_work(self.g, "nobody", "nothing"))
+        return self.send(call, number=skipped)
+
+    # Common steps
+
+    def set_fence(self) -> None:
+        self.client.hset(self.q.counts, "fence", FENCE)
+        self.client.expire(self.q.counts, 1000)
+
+    def wipe(self) -> None:
+        """Remove all keys, however many, at once."""
+        for pattern in (f"{self.prefix}:{{*", f"{{{self.prefix}}}:*"):
+            if keys := list(self.client.scan_iter(match=pattern, count=10_000)):
+                self.client.unlink(*keys)
+
+    def put(self, *tasks: bytes, front: bool = False) -> None:
+        assert self.call(ops.enqueue(self.q, tasks, front=front)) == len(tasks)
+
+    def enter(self, *workers: str, max_stalls: int = 3, keep_failed: int = 1000) -> None:
+        for worker in workers:
+            self.call(ops.start_work(self.q, worker, max_stalls=max_stalls, keep_failed=keep_failed, last=0))
+
+    def start(self, worker: str, wanted: int) -> Started:
+        number = self.starts[worker] = self.starts.get(worker, 0) + 1
+        return self.call(ops.start_tasks(self.q, worker, number, wanted))
+
+    def take(self, worker: str, wanted: int) -> list[int]:
+        """The claims of a start that must get as many as it wants."""
+        started = self.start(worker, wanted)
+        assert len(started.entries) == wanted
+        return list(range(started.first, started.first + wanted))
+
+    def hold(self, worker: str, *tasks: bytes) -> list[int]:
+        """Claims of `worker` on new `tasks` (nothing else may wait)."""
+        self.enter(worker)
+        self.put(*tasks)
+        return self.take(worker, len(tasks))
+
+    def retry(self, worker: str, claimed: int, **options: Any) -> str:
+        """retry_task with what matters to nobody filled in."""
+        return self.call(ops.retry_task(self.q, worker, claimed, BOOM, **{"max_failures": 10, "keep_failed": 9, **options}))
+
+    def fail(self, worker: str, claimed: int, *, keep_failed: int = 9, broken: bool = False) -> str:
+        return self.call(ops.fail_task(self.q, worker, claimed, BOOM, keep_failed=keep_failed, broken=broken))
+
+    def stall(self, *tasks: bytes, times: int = 2) -> None:
+        """Put `tasks`, whose workers then die so many times (nothing else may wait): 2 make suspects of them."""
+        self.put(*tasks)
+        for _ in range(times):
+            for n in range(len(tasks)):
+                self.enter(f"stalled{n}")
+                self.take(f"stalled{n}", 1)
+            for n in reversed(range(len(tasks))):
+                self.call(ops.fail_worker(self.q, f"stalled{n}"))
+
+    def register(self, *workers: str, queues: Sequence[str] = (), keepalive_ms: int = KEEPALIVE) -> None:
+        for worker in workers:
+            self.call(ops.start_worker(self.g, worker, keepalive_ms=keepalive_ms, facts=[("host", "h")]))
+            for queue in queues:
+                assert self.call(ops.map_work(self.g, worker, queue)) == "ok"
+
+    def beat(self, worker: str, n: int = 1, *, keepalive_ms: int = KEEPALIVE, lease_ms: int = 0) -> ops.Beat:
+        call = ops.keep_worker_alive(
+            *(self.g, worker, n), keepalive_ms=keepalive_ms, lease_ms=lease_ms, running=2, room=3
+        )
+        return self.call(call)
+
+    # Looking
+
+    def waiting(self) -> list[bytes]:
+        """Payloads in the order in which they will be taken, which must be as many as are counted."""
+        count, tasks = self.call(ops.list_tasks(self.q, 10_000, from_front=True))
+        assert count == len(tasks)
+        return tasks
+
+    def counts(self) -> dict[str, int]:
+        return self.call(ops.inspect(self.q)).counts
+
+    def state(self, *ignored: str) -> dict[str, Any]:
+        """Every key under the prefix but the stored replies, short names, `Expires` where it does.
+
+        Text is str, items of lists are bytes. Left out: the fields that tell the time, and the keys that begin with one of
+        `ignored`. Sets aside are lists of claims, by time.
+        """
+        found: dict[str, Any] = {}
+        for key, entry in dump(self.client, self.prefix).items():
+            name = self._short(key.decode())
+            if ":producer:" not in name and not name.startswith(ignored or "-"):
+                value = _told(name, entry)
+                found[name] = Expires(value) if entry.expires else value
+        return found
+
+    def replies(self) -> dict[bytes, Entry]:
+        """The stored replies, as they are."""
+        return {key: entry for key, entry in dump(self.client, self.prefix).items() if b":producer:" in key}
+
+    def _short(self, key: str) -> str:
+        for base in (self.q.base, self.g.base):
+            if key.startswith(base):
+                return key.removeprefix(base) or "waiting"
+        return key
+
+    # Expecting
+
+    @contextmanager
+    def nothing_changes(self) -> Iterator[None]:
+        """No key is written, made or lost in the block."""
+        before = self.state(), self.replies()
+        yield
+        assert (self.state(), self.replies()) == before
+
+    @contextmanager
+    def nothing_happens(self) -> Iterator[None]:
+        """As `nothing_changes`, but replies may be stored in the block."""
+        before = self.state()
+        yield
+        assert self.state() == before
+
+    @contextmanager
+    def listening(self, *channels: str) -> Iterator[list[tuple[str, bytes]]]:
+        """Fills the list with (channel without its base, message), in their order, when the block ends."""
+        heard: list[tuple[str, bytes]] = []
+        with self.client.pubsub() as pubsub:
+            pubsub.subscribe(self.prefix, *channels)
+            for _ in range(len(channels) + 1):
+                assert pubsub.get_message(timeout=5)
+            yield heard
+            self.client.publish(self.prefix, HEARD_ALL)
+            while message := pubsub.get_message(timeout=5):
+                if message["data"] == HEARD_ALL:
+                    return
+                heard.append((self._short(message["channel"].decode()), message["data"]))
+            raise AssertionError("the last message did not come")
+
+
+def _told(name: str, entry: Entry) -> Any:
+    match entry.type:
+        case "string":
+            return _text(entry.value)
+        case "set":
+            return {_text(member) for member in entry.value}
+        case "zset":
+            return [_text(member) for member in entry.value]
+        case "hash":
+            fields = {_text(field): _text(value) for field, value in entry.value.items()}
+            if name.startswith(":aside:"):
+                assert fields.pop("at").isdigit()
+            return fields
+        case _:
+            return entry.value
+
+
+def _text(value: bytes) -> str:
+    return value.decode("latin-1")

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from tests.ops.driver import FENCE, Desk, Expires, claim, reference
+from worqr import ops
+from worqr.errors import QueueFull
+from worqr.keys import MARKER
+
+BYTES = [b"", b"0", b"\x00", bytes(range(256)), b"\xff\xfe", b"a\r\nb", MARKER[:-1], b"x" * 100_000]
+
+
+def test_puts_tasks_at_the_back_as_they_are(desk: Desk) -> None:
+    assert desk.send(ops.enqueue(desk.q, [b"a", b"b"])) == [b"ok", 2]
+    assert desk.call(ops.enqueue(desk.q, [b"c"])) == 1
+    assert desk.state() == {
+        "waiting": [b"c", b"b", b"a"],
+        ":counts": Expires({"enqueued": "3", "fence": str(FENCE)}),
+    }
+
+
+def test_at_the_front_the_first_is_the_next_to_be_taken(desk: Desk) -> None:
+    desk.put(b"a")
+    desk.put(b"b", b"c", front=True)
+    assert desk.state()["waiting"] == [b"a", b"c", b"b"]
+    desk.enter("A")
+    assert desk.start("A", 9).entries == [b"b", b"c", b"a"]
+
+
+def test_any_byte_string_comes_out_as_it_went_in(desk: Desk) -> None:
+    desk.enter("A")
+    desk.put(*BYTES)
+    assert desk.waiting() == BYTES
+    assert desk.start("A", len(BYTES)).entries == BYTES
+
+
+def test_a_payload_that_looks_like_a_reference_becomes_a_job(desk: Desk) -> None:
+    task = MARKER + b"\xff\x00"
+    desk.put(b"a", task)
+    digest = hashlib.sha1(task).hexdigest()
+    id = f"@{FENCE + 1}"
+    assert desk.state() == {
+        "waiting": [reference(id), b"a"],
+        f":job:{id}": {"task": task.decode("latin-1"), "twin": digest, "queued": str(FENCE + 1)},
+        f":twins:{digest}": {id},
+        ":counts": Expires({"enqueued": "2", "fence": str(FENCE + 1)}),
+    }
+    desk.enter("A")
+    assert desk.start("A", 2).entries == [b"a", [task, id.encode(), 0, 0, 0]]
+
+
+def test_references_among_thousands_get_ids_of_their_own(desk: Desk) -> None:
+    tasks = [MARKER + b"%d" % n for n in range(1100)]
+    desk.put(*tasks, front=True)
+    assert desk.waiting() == tasks
+    assert len(set(desk.client.lrange(desk.q.base, 0, -1))) == 1100
+
+
+def test_a_resend_stores_nothing_twice(desk: Desk) -> None:
+    call = ops.enqueue(desk.q, [b"a", MARKER])
+    reply = desk.send(call)
+    with desk.nothing_changes():
+        assert desk.resend(call) == reply
+        assert desk.resend(ops.enqueue(desk.q, [b"other"])) == reply
+
+
+def test_a_late_copy_stores_nothing(desk: Desk) -> None:
+    with desk.nothing_happens():
+        assert desk.late(ops.enqueue(desk.q, [b"a"])) == [b"late"]
+
+
+def test_a_bounded_queue_takes_all_or_nothing(desk: Desk) -> None:
+    desk.put(b"a")
+    call = ops.enqueue(desk.q, [b"b", b"c"], max_length=2)
+    with desk.nothing_happens():
+        assert desk.send(call) == [b"full", 1]
+    with pytest.raises(QueueFull, match="'Q1' holds 1 tasks, 2 more are over its max_length of 2"):
+        call.read([b"full", 1])
+    assert desk.call(ops.enqueue(desk.q, [b"b"], max_length=2)) == 1
+    assert desk.send(ops.enqueue(desk.q, [b"c"], max_length=0)) == [b"full", 2]
+
+
+def test_full_is_final_for_its_number(desk: Desk) -> None:
+    """Or a late copy would store a task whose caller was told that it was not."""
+    desk.enter("A")
+    desk.put(b"a")
+    call = ops.enqueue(desk.q, [b"b"], max_length=1)
+    full = desk.send(call)
+    desk.take("A", 1)
+    with desk.nothing_changes():
+        assert desk.resend(call) == full
+
+
+def test_the_bound_counts_what_waits_and_nothing_else(desk: Desk) -> None:
+    [held] = desk.hold("A", b"a")
+    assert desk.retry("A", held) == "given"
+    assert desk.call(ops.cancel_task(desk.q, b"a")).waiting == 1  # its reference stays in the list
+    assert desk.call(ops.enqueue(desk.q, [b"b"], max_length=1)) == 1
+    desk.start("A", 1)
+    desk.stall(b"suspect")
+    assert desk.send(ops.enqueue(desk.q, [b"c"], max_length=1)) == [b"full", 1]
+
+
+@pytest.mark.parametrize(("tasks", "hungry", "woken"), [(1, 3, 1), (3, 2, 2), (20, 20, 16), (2, 0, 0)])
+def test_wakes_as_many_as_there_is_work_for(desk: Desk, tasks: int, hungry: int, woken: int) -> None:
+    workers = [f"W{n}" for n in range(hungry)]
+    desk.enter(*workers)
+    for worker in workers:
+        assert desk.start(worker, 1).word == "short"
+    with desk.listening(desk.q.base, *map(desk.q.wake_channel, workers)) as heard:
+        desk.put(*[b"task"] * tasks)
+    channels = [channel for channel, _ in heard]
+    assert len(channels) == len(set(channels)) == woken
+    assert set(channels) <= {f":wake:{worker}" for worker in workers}
+    left = {worker for worker in workers if f":wake:{worker}" not in channels}
+    assert desk.state().get(":hungry", set()) == left
+
+
+def test_a_wake_up_that_reaches_nobody_moves_on(desk: Desk) -> None:
+    workers = [f"W{n}" for n in range(30)]
+    desk.enter(*workers)
+    for worker in workers:
+        desk.start(worker, 1)
+    with desk.listening(desk.q.wake_channel("W7")) as heard:
+        desk.put(b"a")
+    assert heard == [(":wake:W7", b"1")]
+
+
+def test_64_wake_ups_that_reach_nobody_are_enough(desk: Desk) -> None:
+    workers = [f"W{n}" for n in range(100)]
+    desk.enter(*workers)
+    for worker in workers:
+        desk.start(worker, 1)
+    desk.put(b"a")
+    assert len(desk.state()[":hungry"]) == 36
+
+
+def test_events_are_told_to_those_who_listen(desk: Desk) -> None:
+    with desk.listening(desk.q.events_channel) as heard:
+        desk.put(b"a", b"b")
+    assert heard == [(":events", b"enqueued 2")]
+
+
+def test_works_with_counts_that_expired(desk: Desk) -> None:
+    desk.client.delete(desk.q.counts)
+    desk.put(b"a", MARKER)
+    counts = desk.state()[":counts"]
+    assert isinstance(counts, Expires)
+    assert counts.value["enqueued"] == "2"
+    seconds, micros = desk.client.time()
+    assert 0 <= seconds * 1_000_000 + micros - int(counts.value["fence"]) < 60_000_000
+
+
+def test_never_above_two_to_the_53_nor_with_an_exponent(desk: Desk) -> None:
+    desk.client.hset(desk.q.counts, "fence", 2**53 - 10)
+    desk.enter("A")
+    desk.put(b"a", b"b")
+    assert desk.take("A", 2) == [2**53 - 9, 2**53 - 8]
+    assert desk.client.exists(desk.q.claim(2**53 - 9), desk.q.claim(2**53 - 8)) == 2
+    assert claim(1) not in desk.take("A", 0)

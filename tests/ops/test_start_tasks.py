@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.ops.driver import FENCE, Desk, Expires, claim, reference
+from worqr import ops
+from worqr.ops import MAX_BYTES
+
+
+def place(number: int, first: int, count: int, suspect: int = 0) -> str:
+    """What the fence holds of a worker."""
+    return f"{number} {first} {count} {suspect}"
+
+
+def test_moves_the_front_under_claims_in_order(desk: Desk) -> None:
+    desk.enter("A")
+    desk.put(b"a", b"b", b"c")
+    assert desk.send(ops.start_tasks(desk.q, "A", 1, 2)) == [b"ok", str(claim(1)).encode(), b"a", b"b"]
+    assert desk.state() == {
+        "waiting": [b"c"],
+        f":claim:{claim(1)}": [b"a"],
+        f":claim:{claim(2)}": [b"b"],
+        ":claims:A": {str(claim(1)), str(claim(2))},
+        ":workers": {"A": place(1, claim(1), 2)},
+        ":policy:A": {"max_stalls": "3", "keep_failed": "1000"},
+        ":counts": Expires({"fence": str(claim(2)), "enqueued": "3", "claimed": "2"}),
+    }
+
+
+def test_short_of_tasks_joins_the_hungry_in_the_same_script(desk: Desk) -> None:
+    desk.enter("A")
+    desk.put(b"a")
+    assert desk.send(ops.start_tasks(desk.q, "A", 1, 2)) == [b"short", str(claim(1)).encode(), b"a"]
+    assert desk.state()[":hungry"] == {"A"}
+
+
+def test_exactly_enough_is_not_short(desk: Desk) -> None:
+    desk.enter("A")
+    desk.start("A", 1)
+    desk.put(b"a")
+    desk.enter("A")
+    assert desk.start("A", 1).word == "ok"
+    assert ":hungry" not in desk.state()
+
+
+def test_an_equal_number_gets_the_same_again(desk: Desk) -> None:
+    desk.stall(b"poison", times=1)
+    desk.put(b"a", b"b")
+    desk.enter("A")
+    call = ops.start_tasks(desk.q, "A", 1, 2)
+    reply = desk.send(call)
+    assert len(reply) == 4
+    with desk.nothing_changes():
+        assert desk.send(call) == reply
+        assert desk.send(ops.start_tasks(desk.q, "A", 1, 900)) == reply
+
+
+def test_an_equal_number_tells_which_claims_are_gone(desk: Desk) -> None:
+    first, _ = desk.hold("A", b"a", b"b")
+    desk.call(ops.finish_tasks(desk.q, "A", [first]))
+    with desk.nothing_changes():
+        assert desk.call(ops.start_tasks(desk.q, "A", 1, 2)).entries == [None, b"b"]
+
+
+def test_a_lower_number_gets_nothing(desk: Desk) -> None:
+    desk.enter("A")
+    desk.put(b"a")
+    desk.call(ops.start_tasks(desk.q, "A", 7, 0))
+    with desk.nothing_changes():
+        assert desk.send(ops.start_tasks(desk.q, "A", 6, 1)) == [b"late"]
+
+
+def test_a_start_from_before_it_came_back_gets_nothing(desk: Desk) -> None:
+    desk.enter("A")
+    desk.call(ops.stop_work(desk.q, "A"))
+    desk.call(ops.start_work(desk.q, "A", max_stalls=3, keep_failed=1, last=7))
+    desk.put(b"a")
+    with desk.nothing_changes():
+        assert desk.send(ops.start_tasks(desk.q, "A", 7, 1)) == [b"ok", b"0"]
+        assert desk.send(ops.start_tasks(desk.q, "A", 3, 1)) == [b"late"]
+    assert desk.call(ops.start_tasks(desk.q, "A", 8, 1)).entries == [b"a"]
+
+
+def test_who_stands_outside_the_fence_gets_nothing(desk: Desk) -> None:
+    desk.put(b"a")
+    with desk.nothing_changes():
+        assert desk.send(ops.start_tasks(desk.q, "A", 1, 1)) == [b"not_serving"]
+
+
+def test_who_is_being_swept_gets_nothing(desk: Desk) -> None:
+    desk.hold("A", b"a", b"b")
+    assert desk.call(ops.fail_worker(desk.q, "A", 1)).more
+    with desk.nothing_changes():
+        assert desk.send(ops.start_tasks(desk.q, "A", 1, 1)) == [b"not_serving"]
+        assert desk.send(ops.start_tasks(desk.q, "A", 2, 1)) == [b"not_serving"]
+
+
+def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
+    desk.client.delete(desk.q.counts)
+    assert desk.start("A", 5).word == "not_serving"
+    assert desk.state() == {}
+
+
+def test_an_idle_start_makes_nothing_that_stays(desk: Desk) -> None:
+    desk.client.delete(desk.q.counts)
+    desk.enter("A")
+    desk.start("A", 5)
+    assert set(desk.state()) == {":workers", ":policy:A", ":hungry"}
+
+
+def test_a_paused_queue_gives_nothing_and_makes_nobody_hungry(desk: Desk) -> None:
+    desk.enter("A")
+    desk.put(b"a")
+    desk.call(ops.pause(desk.q, "why"))
+    before = desk.state()
+    call = ops.start_tasks(desk.q, "A", 1, 1)
+    assert desk.send(call) == [b"paused"]
+    assert desk.state() == {**before, ":workers": {"A": place(1, 0, 0)}}
+    desk.call(ops.resume(desk.q))
+    with desk.nothing_changes():
+        assert desk.send(call) == [b"ok", b"0"]
+    assert desk.call(ops.start_tasks(desk.q, "A", 2, 1)).entries == [b"a"]
+
+
+# Waking
+
+
+def test_what_is_left_behind_wakes_one_more(desk: Desk) -> None:
+    workers = ["A", "B", "C"]
+    desk.enter(*workers)
+    desk.client.sadd(desk.q.hungry, *workers)
+    desk.client.lpush(desk.q.base, b"a", b"b", b"c")  # a foreign producer
+    with desk.listening(*map(desk.q.wake_channel, workers)) as heard:
+        desk.start("A", 1)
+    assert len(heard) == 1
+    assert heard[0][0] in (":wake:B", ":wake:C")
+
+
+def test_zero_passes_a_wake_up_on_and_takes_nothing(desk: Desk) -> None:
+    desk.enter("A", "B")
+    desk.client.sadd(desk.q.hungry, "B")
+    desk.client.lpush(desk.q.base, b"a")
+    with desk.listening(desk.q.wake_channel("B")) as heard:
+        assert desk.start("A", 0).word == "ok"
+    assert heard == [(":wake:B", b"1")]
+    assert desk.state()["waiting"] == [b"a"]
+    with desk.listening(desk.q.wake_channel("B")) as heard:
+        desk.client.delete(desk.q.base)
+        desk.start("A", 0)
+    assert heard == []
+
+
+# References
+
+
+def test_a_job_comes_with_its_record(desk: Desk) -> None:
+    desk.stall(b"poison", times=1)
+    desk.enter("A")
+    [again] = desk.take("A", 1)
+    desk.retry("A", again)
+    started = desk.start("A", 1)
+    id = f"@{claim(1)}"
+    assert started.entries == [[b"poison", id.encode(), 1, 1, 0]]
+    state = desk.state()
+    assert state[f":claim:{started.first}"] == [reference(id)]
+    assert state[f":active:{id}"]["claim"] == str(started.first)
+    assert state[f":active:{id}"]["worker"] == "A"
+    assert f":job:{id}" not in state
+
+
+def test_references_to_nothing_are_skipped_and_counted_down(desk: Desk) -> None:
+    held = desk.hold("A", b"a", b"b", b"a")
+    for one in held:
+        desk.retry("A", one)
+    assert desk.call(ops.cancel_task(desk.q, b"a")).waiting == 2
+    assert desk.waiting() == [b"b"]
+    assert len(desk.state()["waiting"]) == 3
+    assert [entry[0] for entry in desk.start("A", 5).entries] == [b"b"]
+    desk.put(b"c")
+    assert desk.waiting() == [b"c"]
+
+
+def test_a_foreign_reference_does_not_spoil_the_count(desk: Desk) -> None:
+    """The last item of the list is all that is left of it, so no reference to nothing can be left."""
+    desk.enter("A")
+    desk.put(b"a")
+    desk.client.rpush(desk.q.base, reference("forged"))
+    assert desk.start("A", 1).entries == [b"a"]
+    assert "stale" not in desk.state()[":counts"].value
+    desk.put(b"b")
+    assert desk.waiting() == [b"b"]
+
+
+def test_a_foreign_reference_makes_no_counts_that_never_expire(desk: Desk) -> None:
+    desk.client.delete(desk.q.counts)
+    desk.enter("A")
+    desk.client.rpush(desk.q.base, reference("forged"))
+    desk.start("A", 1)
+    assert ":counts" not in desk.state()
+
+
+def test_an_empty_queue_puts_the_count_right(desk: Desk) -> None:
+    desk.client.hset(desk.q.counts, "stale", 5)
+    desk.enter("A")
+    desk.start("A", 1)
+    desk.put(b"a")
+    assert desk.waiting() == [b"a"]
+
+
+def test_skips_no_more_references_than_asked(desk: Desk) -> None:
+    desk.enter("A")
+    desk.put(b"a")
+    desk.client.rpush(desk.q.base, *[reference("forged")] * 2500)
+    assert [desk.start("A", 1).entries for _ in range(3)] == [[], [], [b"a"]]
+
+
+def test_a_reference_to_an_active_job_is_skipped(desk: Desk) -> None:
+    held = desk.hold("A", b"a")
+    desk.retry("A", held[0])
+    [running] = desk.take("A", 1)
+    id = f"@{claim(1)}"
+    desk.client.rpush(desk.q.base, reference(id))
+    desk.client.hset(desk.q.job(id), "task", b"its blocked twin")
+    assert desk.start("A", 1).entries == []
+    assert desk.state()[f":active:{id}"]["claim"] == str(running)
+
+
+# Sizes
+
+
+def test_stops_at_8_mib_but_takes_at_least_one(desk: Desk) -> None:
+    big = bytes(range(256)) * 4 * 1024 * 16  # 16 MiB
+    desk.enter("A")
+    desk.put(big)
+    desk.put(b"x" * (MAX_BYTES - 1), b"y", b"z")
+    first = desk.start("A", 9)
+    assert first.entries == [big]
+    assert first.word == "ok"
+    assert [len(entry) for entry in desk.start("A", 9).entries] == [MAX_BYTES - 1, 1]
+    assert desk.start("A", 9).entries == [b"z"]
+
+
+def test_takes_a_thousand_at_once(desk: Desk) -> None:
+    tasks = [b"%d" % n for n in range(1500)]
+    desk.enter("A")
+    desk.put(*tasks)
+    assert desk.start("A", 1000).entries == tasks[:1000]
+    assert desk.start("A", 1000).entries == tasks[1000:]
+
+
+# Suspects
+
+
+def test_suspects_are_served_first_one_at_a_time_for_each_worker(desk: Desk) -> None:
+    desk.stall(b"s1", b"s2", b"s3")
+    desk.put(b"a", b"b", b"c")
+    desk.enter("A", "B")
+    assert [entry[0] if isinstance(entry, list) else entry for entry in desk.start("A", 2).entries] == [b"s1", b"a"]
+    assert desk.start("A", 1).entries == [b"b"]
+    assert desk.start("B", 1).entries[0][0] == b"s2"
+    assert desk.state()[":suspects"] == [reference(f"@{claim(3)}")]
+
+
+@pytest.mark.parametrize("end", ["finish", "stop", "retry", "fail"])
+def test_who_has_ended_its_suspect_gets_the_next(desk: Desk, end: str) -> None:
+    desk.stall(b"s1", b"s2")
+    desk.enter("A")
+    [held] = desk.take("A", 1)
+    assert desk.start("A", 1).entries == []
+    match end:
+        case "finish":
+            desk.call(ops.finish_tasks(desk.q, "A", [held]))
+        case "stop":
+            desk.call(ops.stop_tasks(desk.q, "A", [held]))
+        case "retry":
+            desk.retry("A", held)
+        case _:
+            desk.fail("A", held)
+    expected = b"s1" if end == "stop" else b"s2"
+    assert desk.start("A", 1).entries[0][0] == expected
+
+
+def test_a_suspect_that_is_left_behind_makes_its_holder_hungry(desk: Desk) -> None:
+    desk.stall(b"s1", b"s2")
+    desk.enter("A")
+    desk.take("A", 1)
+    assert desk.start("A", 1).word == "short"
+    assert desk.state()[":hungry"] == {"A"}
+    assert len(desk.state()[":suspects"]) == 1
+
+
+def test_a_fence_from_the_clock_when_the_counts_have_expired(desk: Desk) -> None:
+    desk.client.delete(desk.q.counts)
+    desk.enter("A")
+    desk.put(b"a", b"b")
+    first, second = desk.take("A", 2)
+    seconds, micros = desk.client.time()
+    assert 0 <= seconds * 1_000_000 + micros - first < 60_000_000
+    assert second == first + 1
+    assert isinstance(desk.state()[":counts"], Expires)
+    assert first < FENCE

@@ -1,0 +1,35 @@
+"""Meshes on the tests' server: most tests have two peers in one process, each with a link of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import worqr
+from tests.servers import Server
+
+NewMesh = Callable[..., worqr.Mesh]
+
+
+@pytest.fixture
+def new_mesh(server: Server, prefix: str) -> NewMesh:
+    """`new_mesh(patience=1, ...)`: a mesh under the test's prefix; several of them share nothing but the server."""
+
+    def make(**settings: Any) -> worqr.Mesh:
+        return worqr.Mesh(**{"url": server.url, "prefix": prefix, "patience": 10, **settings})
+
+    return make
+
+
+@pytest.fixture
+def mesh(new_mesh: NewMesh) -> worqr.Mesh:
+    """A mesh under the test's prefix."""
+    return new_mesh()
+
+
+@pytest.fixture
+def other(new_mesh: NewMesh) -> worqr.Mesh:
+    """The same mesh as another process would see it."""
+    return new_mesh()

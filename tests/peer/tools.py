@@ -1,0 +1,151 @@
+"""What the tests of peers are made of: handlers that note their runs, ways to wait, and a look at what the server was asked."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import trio
+
+import worqr
+from tests.servers import Server
+from worqr.lua import all_scripts
+
+T = TypeVar("T")
+
+SCRIPTS = {script.sha: script.name for script in all_scripts()}
+
+
+class Runs:
+    """A handler that returns at once and notes what it was given."""
+
+    def __init__(self) -> None:
+        self.tasks: list[bytes] = []
+        self.contexts: list[worqr.Context] = []
+        self._news = trio.Event()
+
+    def begin(self, task: bytes) -> None:
+        self.tasks.append(task)
+        self.contexts.append(worqr.current())
+        self.tell()
+
+    def tell(self) -> None:
+        self._news.set()
+        self._news = trio.Event()
+
+    async def __call__(self, task: bytes) -> None:
+        self.begin(task)
+
+    async def wait(self, n: int, within: float = 10) -> list[bytes]:
+        """Until it was called `n` times."""
+        await self.wait_for(lambda: len(self.tasks) >= n, within, f"{n} runs")
+        return self.tasks
+
+    async def wait_for(self, condition: Callable[[], bool], within: float = 10, what: str = "") -> None:
+        with trio.move_on_after(within):
+            while not condition():
+                await self._news.wait()
+            return
+        raise AssertionError(f"not within {within:g} s: {what}; it was called with {self.tasks[:20]}")
+
+
+class Held(Runs):
+    """A handler that runs until it is let go or cancelled; ``cancelled`` says whom it was told to stop, and why."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = trio.Event()
+        self.done: list[bytes] = []
+        self.cancelled: list[tuple[bytes, str | None]] = []
+
+    async def __call__(self, task: bytes) -> None:
+        self.begin(task)
+        try:
+            await self.gate.wait()
+        except trio.Cancelled:
+            self.cancelled.append((task, worqr.current().cancel_reason))
+            self.tell()
+            raise
+        self.done.append(task)
+        self.tell()
+
+
+@asynccontextmanager
+async def serving(
+    mesh: worqr.Mesh, queue: str, handler: Callable[[bytes], object], *, room: int = 100, grace: float = 5, **options: Any
+) -> AsyncGenerator[worqr.Peer]:
+    """A peer with `room` that serves `queue`; it leaves in a hurry."""
+    async with mesh.join(concurrency=room, grace=grace) as peer, trio.open_nursery() as nursery:
+        await nursery.start(partial(peer.serve, queue, handler, **options))
+        yield peer
+        nursery.cancel_scope.cancel()
+
+
+async def eventually(look: Callable[[], Awaitable[T]], wanted: T, within: float = 5) -> None:
+    """Wait for something on the server that tells nobody."""
+    deadline = time.monotonic() + within
+    while (seen := await look()) != wanted:
+        assert time.monotonic() < deadline, f"not within {within:g} s: {seen!r} is not {wanted!r}"
+        await trio.sleep(0.01)
+
+
+async def until(condition: Callable[[], object], within: float = 5, what: str = "") -> None:
+    """Wait for something that makes no event."""
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {within:g} s: {what or condition}"
+        await trio.sleep(0.005)
+
+
+@asynccontextmanager
+async def at_most(seconds: float) -> AsyncGenerator[None]:
+    """Fail if the block takes longer: it is cancelled then."""
+    with trio.move_on_after(seconds) as scope:
+        yield
+    assert not scope.cancelled_caught, f"it took longer than {seconds:g} s"
+
+
+class Spy:
+    """What clients (not scripts) asked of the server since, as the names of scripts and commands."""
+
+    def __init__(self, server: Server, prefix: str) -> None:
+        self._client = server.client()
+        self._prefix = prefix
+        self._monitor = server.client().monitor()
+
+    def seen(self) -> list[dict[str, Any]]:
+        """Every line of MONITOR up to now, in order; the lines are taken."""
+        end = secrets.token_hex(8)
+        self._client.echo(end)
+        lines: list[dict[str, Any]] = []
+        while end not in (line := self._monitor.next_command())["command"]:
+            lines.append(line)
+        return lines
+
+    def calls(self) -> Counter[str]:
+        """Requests by name: of a script its own, of anything else the command."""
+        found: Counter[str] = Counter()
+        for line in self.seen():
+            if line["client_type"] != "lua" and not (words := line["command"].split(" "))[0] == "ECHO":
+                found[SCRIPTS.get(words[1], words[0]) if words[0] == "EVALSHA" else words[0]] += 1
+        return found
+
+    def published(self, lines: list[dict[str, Any]], channel: str) -> int:
+        """How many messages scripts sent to channels that contain `channel`."""
+        return sum(
+            line["client_type"] == "lua" and line["command"].upper().startswith("PUBLISH") and channel in line["command"]
+            for line in lines
+        )
+
+
+@contextmanager
+def spying(server: Server, prefix: str) -> Iterator[Spy]:
+    """Look at what the server is asked, in the block."""
+    spy = Spy(server, prefix)
+    with spy._monitor:
+        yield spy
