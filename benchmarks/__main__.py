@@ -51,7 +51,7 @@ def measured(name: str, plan: Plan) -> list[Table]:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure worqr on a private server.")
     parser.add_argument("names", nargs="*", metavar="name", help=f"any of {', '.join(SUBJECTS)}; default: all")
-    parser.add_argument("--quick", action="store_true", help="a smoke run: everything, but with figures that mean nothing")
+    parser.add_argument("--quick", action="store_true", help="a smoke run, whose figures mean nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run of every figure there")
     options = parser.parse_args(arguments)
     for name in options.names:

@@ -80,7 +80,8 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
         open_child("peers", server, queue="Q1", handler="hold") as child,
         open_child("listener", server, channel="processes") as listener,
     ):
-        pairs = [("another process", cancel_one(mesh.queue("Q1"), child), partial(publish, client, "processes", listener))]
+        message = partial(publish, client, "processes", listener)
+        pairs = [("another process", cancel_one(mesh.queue("Q1"), child), message)]
         found = await rows(plan, pairs, (P50_BAR, P99_BAR), plan.size(200, 5))
     cut = await cancel_without_messages(plan, server, client)
     found.append(Row(f"no pub/sub, p50 of {len(cut)} cancels", "s", [percentile(cut, 50)]))

@@ -20,6 +20,7 @@ import redis
 import trio
 
 import worqr
+from benchmarks.stand_ins import StandIns
 
 Handler = Callable[[bytes], Awaitable[None]]
 
@@ -51,7 +52,14 @@ HANDLERS: dict[str, Handler] = {"do_nothing": do_nothing, "tell_latency": tell_l
 
 
 async def peers(
-    *, socket: str, queue: str, handler: str, count: int = 1, prefix: str = "worqr", user: str = "", concurrency: int = 100
+    *,
+    socket: str,
+    queue: str,
+    handler: str,
+    count: int = 1,
+    prefix: str = "worqr",
+    user: str = "",
+    concurrency: int = 100,
 ) -> None:
     """`count` peers, each with a link of its own, that serve one queue."""
     login = f"{user}:any@" if user else ""
@@ -103,13 +111,22 @@ def beater(*, socket: str) -> None:
         say(repr(time.process_time()))
 
 
+def stand_ins(*, socket: str, queue: str, count: int) -> None:
+    """Hundreds of idle peers as the server sees them."""
+    crowd = StandIns(socket, queue, count)
+    crowd.enter()
+    say("ready")
+    threading.Thread(target=crowd.serve_forever, daemon=True).start()
+    sys.stdin.read()
+
+
 def main(role: str, options: str) -> None:
     logging.basicConfig(level=logging.ERROR, format=f"{role}: %(message)s")
     settings = json.loads(options)
     if role == "peers":
         trio.run(partial(peers, **settings))
     else:
-        {"listener": listener, "beater": beater}[role](**settings)
+        {"listener": listener, "beater": beater, "stand_ins": stand_ins}[role](**settings)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The processes beside this one, as seen from here: started, asked, killed, and gone with the benchmark that started them."""
+"""The processes beside this one, as seen from here: started, asked, killed, and gone with their benchmark."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ WORKER = "bare:00000000000000000000000000000000"
 
 
 class Drains:
-    """Drains of one server. `cpu` collects, per whole drain, the microseconds per task of this process and of the server."""
+    """Drains of one server. `cpu` collects the microseconds per task of each whole drain: our process, the server."""
 
     def __init__(self, server: EmbeddedServer, tasks: int) -> None:
         self.mesh = worqr.Mesh(server.url, prefix=PREFIX)
@@ -35,7 +35,7 @@ class Drains:
         return QueueKeys(PREFIX, queue)
 
     async def whole(self, *, queues: int = 1, deadline: bool = False) -> float:
-        """Fill `queues`, drain them with one peer; answers tasks per second, from joining the queues to the last handler."""
+        """Fill `queues`, drain them with one peer; answers tasks per second, from entering them to the last handler."""
         names = [f"Q{n}" for n in range(queues)]
         for name in names:
             fill(self.client, self.keys(name).base, self.tasks // queues)
@@ -100,7 +100,8 @@ class Drains:
         keys, client = self.keys("bare"), self.client
         fill(client, keys.base, self.tasks)
         client.delete(keys.workers)
-        client.evalsha(*command(ops.start_work(keys, WORKER, max_stalls=3, keep_failed=1000, last=0), time.time_ns(), 1))
+        enter = ops.start_work(keys, WORKER, max_stalls=3, keep_failed=1000, last=0)
+        client.evalsha(*command(enter, time.time_ns() // 1000, 1))
         claims: list[int] = []
         done = number = 0
         began = time.perf_counter()

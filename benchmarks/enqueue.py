@@ -88,10 +88,11 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
     enqueues = Enqueues(server)
     rows: list[Row] = []
     async with enqueues.mesh.connect():
+        one, some, many = plan.size(4_000, 100), plan.size(40_000, 1_000), plan.size(400_000, 10_000)
         for what, count, bar, ours, limit in (
-            ("one await at a time", plan.size(4_000, 100), 3_000, enqueues.one_by_one, enqueues.bare_one_by_one),
-            ("100 callers at once", plan.size(40_000, 1_000), 25_000, enqueues.at_once, enqueues.bare_at_once),
-            ("1,000 tasks per call", plan.size(400_000, 10_000), 200_000, enqueues.in_batches, enqueues.bare_in_batches),
+            ("one await at a time", one, 3_000, enqueues.one_by_one, enqueues.bare_one_by_one),
+            ("100 callers at once", some, 25_000, enqueues.at_once, enqueues.bare_at_once),
+            ("1,000 tasks per call", many, 200_000, enqueues.in_batches, enqueues.bare_in_batches),
         ):
             values, limits = await in_turn(plan.runs, partial(ours, count), partial(limit, count))
             rows.append(Row(what, "tasks/s", values, limits, Bar(bar)))

@@ -12,13 +12,12 @@ import trio
 
 import worqr
 from benchmarks.children import open_child
-from benchmarks.measuring import Bar, Plan, Row, Table, in_turn, percentile
+from benchmarks.measuring import Bar, Plan, Row, Table, in_turn, percentile, ratios
 from benchmarks.server import account, bare
 from worqr.embedded import EmbeddedServer
 
 FLAT = Bar(1.5, most=True)
 PAUSE = 0.002
-PROCESSES = 9
 
 
 @dataclass(slots=True)
@@ -37,7 +36,7 @@ class Fleet:
         self.client = client
         self.plan = plan
         self.mesh = worqr.Mesh(server.url)
-        self.costs: dict[str, Cost] = {}
+        self.idle_cpu: list[float] = []
         self._idle_script = 0.0
         self._idle_requests = 0.0
 
@@ -48,11 +47,11 @@ class Fleet:
         spent = account(self.client).since(before)
         self._idle_script = spent.script_time / spent.at
         self._idle_requests = spent.rate
+        self.idle_cpu.append(spent.cpu / spent.at * 100)
         return spent.rate
 
-    async def enqueue(self, name: str, size: str) -> float:
+    async def enqueue(self, name: str, cost: Cost) -> float:
         """Some enqueues with pauses, each of which wakes somebody; answers the median latency in microseconds."""
-        cost = self.costs.setdefault(f"{name} {size}", Cost())
         queue, latencies = self.mesh.queue(name), list[float]()
         before = account(self.client)
         for _ in range(self.plan.size(300, 10)):
@@ -72,41 +71,40 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
     """The same mesh with 1, then 100, then 1,000 idle peers on the queue; beside it a queue with one peer."""
     client = bare(server)
     fleet = Fleet(server, client, plan)
-    cost = Table("fleet: enqueue, one at a time, into a queue on which N idle peers wait", "the same, in turn, into a queue of the same mesh with one peer")
+    cost = Table(
+        "fleet: enqueue, one at a time, into a queue on which N idle peers wait",
+        "the same, in turn, into a queue of the same mesh with one peer",
+    )
     idle = Table("fleet: requests of all idle peers together", "1 request per second and peer")
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(fleet.mesh.connect())
-        start = partial(open_child, "peers", server, handler="do_nothing")
-        for name in ("one", "many"):
-            await stack.enter_async_context(start(queue=name))
-        total = 1
-        for size in (1, plan.size(100, 4), plan.size(1000, 10)):
-            each, processes = divmod(size - total, PROCESSES)[0], PROCESSES
-            if plan.quick:
-                each, processes = size - total, min(1, size - total)
-            async with trio.open_nursery() as nursery:
-                for _ in range(processes if each else 0):
-                    nursery.start_soon(partial(enter, stack, start(queue="many", count=each)))
-            total = size
+        real, all_of_them = plan.size(100, 2), plan.size(1000, 12)
+        peers = partial(open_child, "peers", server, handler="do_nothing")
+        stand_ins = partial(open_child, "stand_ins", server)
+        await stack.enter_async_context(peers(queue="one"))
+        stages = [(1, peers, 1), (real, peers, real - 1), (all_of_them, stand_ins, all_of_them - real)]
+        for size, start, count in stages:
+            await stack.enter_async_context(start(queue="many", count=count))
             await trio.sleep(plan.seconds(4))
+            fleet.idle_cpu.clear()
             rates = [await fleet.idle() for _ in range(plan.runs)]
-            idle.rows.append(Row(f"{size + 1:,} peers", "1/s", rates, [size + 1.0] * len(rates)))
-            await in_turn(plan.runs, partial(fleet.enqueue, "many", f"{size}"), partial(fleet.enqueue, "one", f"{size}"))
-            many, one = fleet.costs[f"many {size}"], fleet.costs[f"one {size}"]
-            flat = [ours / theirs for ours, theirs in zip(many.script, one.script, strict=True)]
-            waits = [ours / theirs for ours, theirs in zip(many.latency, one.latency, strict=True)]
+            limit = [size + 1.0] * len(rates)
+            idle.rows.append(Row(f"{size + 1:,} peers: requests", "1/s", rates, limit))
+            idle.rows.append(Row("... CPU of the server", "% of a core", list(fleet.idle_cpu)))
+            many, one = Cost(), Cost()
+            await in_turn(plan.runs, partial(fleet.enqueue, "many", many), partial(fleet.enqueue, "one", one))
             cost.rows += [
                 Row(f"{size:,} peers: latency of the call", "us", many.latency, one.latency),
-                Row("... by that of one peer", "times", waits, bar=FLAT),
+                Row("... by that of one peer", "times", ratios(many.latency, one.latency), bar=FLAT),
                 Row("... server time in scripts (enqueue, start, finish)", "us", many.script, one.script),
-                Row("... by that of one peer", "times", flat, bar=FLAT),
+                Row("... by that of one peer", "times", ratios(many.script, one.script), bar=FLAT),
                 Row("... requests per task", "requests", many.requests, one.requests),
             ]
     cost.notes.append("server time and requests: what the idle peers cause meanwhile is measured before and subtracted")
-    idle.notes.append(f"up to {PROCESSES + 2} processes; each peer has a link, subscriptions and a keepalive of its own")
+    crowd = (
+        f"{all_of_them - real} of the {all_of_them:,} are stand-ins (stand_ins.py): a peer's requests without its PING"
+    )
+    cost.notes.append(crowd)
+    idle.notes.append(crowd)
+    idle.notes.append("each real peer has a link, subscriptions and a keepalive of its own")
     return [cost, idle]
-
-
-async def enter(stack: AsyncExitStack, context: object) -> None:
-    """Enter one of several at once; all are left in the end."""
-    await stack.enter_async_context(context)  # type: ignore[arg-type]

@@ -15,8 +15,8 @@ from benchmarks.server import account, bare, describe
 from worqr.embedded import EmbeddedServer
 
 REQUESTS_BAR, CPU_BAR = Bar(1.5, most=True), Bar(0.5, most=True)
-WINDOW = 6.0
-"""Seconds of one run: two scans of the leader."""
+WINDOW = 10.0
+"""Seconds of one run: some scans of the leader."""
 SETTLE = 3.0
 
 
@@ -32,7 +32,7 @@ class Window:
 
 
 class Idle:
-    """Three servers: one with a peer alone, which leads; one with two; one with a bare thread that sets a key every second."""
+    """Three servers: one with a peer alone, which leads; one with two; one with a bare thread that beats."""
 
     def __init__(self, alone: redis.Redis, two: redis.Redis, children: list[Child]) -> None:
         self.alone = alone
@@ -68,13 +68,15 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
         idle = Idle(bare(server), bare(second), [leader, other, beater])
         windows = [await idle.window(plan.seconds(WINDOW)) for _ in range(plan.runs)]
     beat = [1.0] * plan.runs
+    leader_cpu = [window.leader_cpu for window in windows]
+    other_cpu = [window.other_cpu for window in windows]
     bare_cpu = [window.beater_cpu for window in windows]
     others = [window.both - window.leader for window in windows]
     rows = [
         Row("requests of an idle peer", "1/s", others, beat, REQUESTS_BAR),
         Row("requests of an idle peer that leads", "1/s", [window.leader for window in windows], beat),
-        Row("CPU of an idle peer", "% of a core", [window.other_cpu for window in windows], bare_cpu, CPU_BAR),
-        Row("CPU of an idle peer that leads", "% of a core", [window.leader_cpu for window in windows], bare_cpu, CPU_BAR),
+        Row("CPU of an idle peer", "% of a core", other_cpu, bare_cpu, CPU_BAR),
+        Row("CPU of an idle peer that leads", "% of a core", leader_cpu, bare_cpu),
     ]
     idle.kinds.subtract(idle.kinds_of_leader)
     notes = [

@@ -1,4 +1,4 @@
-"""What a figure is: some runs of ours, the same number of runs of its limit, and perhaps a bar. Pure but for the clock."""
+"""What a figure is: some runs of ours, as many of its limit, and perhaps a bar."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Row:
 
     Attributes:
         what: what was measured.
-        unit: of `values` and `limits`; a unit that ends in ``/s`` is better when it is higher.
+        unit: of `values` and `limits`; without a bar ``tasks/s`` is better when it is higher, all others when lower.
         values: one per run.
         limits: one per run, of the same thing done with as little as possible; empty: it has none.
         bar: judged by the median, or with `worst` by the worst run.
@@ -66,7 +66,7 @@ class Row:
 
     @property
     def more_is_better(self) -> bool:
-        return self.unit.endswith("/s") if self.bar is None else not self.bar.most
+        return self.unit == "tasks/s" if self.bar is None else not self.bar.most
 
     @property
     def median(self) -> float:

@@ -45,7 +45,8 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
     mesh, client, count = worqr.Mesh(server.url), bare(server), plan.size(100_000, 10_000)
     async with mesh.connect():
         await mesh.queue("Q1").enqueue(b"first")  # what the queue has but once
-        values, limits = await in_turn(plan.runs, partial(by_worqr, mesh, client, count), partial(by_lpush, client, count))
+        ours, limit = partial(by_worqr, mesh, client, count), partial(by_lpush, client, count)
+        values, limits = await in_turn(plan.runs, ours, limit)
     title = f"memory: {count:,} waiting tasks of {SIZE} random bytes"
     row = Row("server memory per task", "bytes", values, limits, BAR)
     return [Table(title, "LPUSH of the same into a bare list", [row])]

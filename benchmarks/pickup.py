@@ -117,9 +117,10 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
     ):
         near = InOneProcess(server, mesh.queue("near"))
         await nursery.start(partial(peer.serve, "near", near.handler))
+        ours, limit = partial(enqueue, mesh.queue("far"), far), partial(publish, client, "processes", listener)
         pairs: list[tuple[str, Sample, Sample]] = [
             ("in one process", near.pick_up, near.publish),
-            ("from process to process", partial(enqueue, mesh.queue("far"), far), partial(publish, client, "processes", listener)),
+            ("from process to process", ours, limit),
         ]
         found = await rows(plan, pairs, (P50_BAR, P99_BAR), plan.size(200, 10))
         nursery.cancel_scope.cancel()

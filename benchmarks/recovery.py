@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 import redis
@@ -47,17 +48,17 @@ class Killing:
                     async with self._victim() as victim:
                         await self._kill(mesh, victim, peer)
 
-    def _victim(self):
+    def _victim(self) -> AbstractAsyncContextManager[Child]:
         return open_child("peers", self._server, queue="Q1", handler="hold", prefix=self.prefix)
 
-    async def _wait_leader(self, worker: str = "") -> None:
+    async def _wait_leader(self, worker: str) -> None:
         key = RegistryKeys(self.prefix).leader
-        while not (self._client.get(key) or b"").startswith(f"{worker}".encode() or b"-"):
+        while not (self._client.get(key) or b"").startswith(worker.encode() + b" "):  # noqa: ASYNC110 - not ours
             await trio.sleep(LOOK)
 
     async def _kill(self, mesh: worqr.Mesh, victim: Child, peer: worqr.Peer) -> None:
         registry = RegistryKeys(self.prefix)
-        (worker,) = (id.decode() for id in self._client.smembers(registry.registered) if id.decode() != peer.id)
+        (worker,) = {name.decode() for name in self._client.smembers(registry.registered)} - {peer.id}
         await self._wait_leader(worker if self._leader else peer.id)
         tasks = [b"%d" % n for n in range(TASKS)]
         await mesh.queue("Q1").enqueue(*tasks)
@@ -80,7 +81,7 @@ class Killing:
             killed = time.perf_counter()
             victim.kill()
             with trio.fail_after(60):
-                while self._client.exists(registry.worker(worker)):
+                while self._client.exists(registry.worker(worker)):  # noqa: ASYNC110 - the server's, not ours
                     await trio.sleep(LOOK)
                 self.gone = time.perf_counter() - killed
                 await done.wait()

@@ -1,8 +1,7 @@
-"""The server as it looks without worqr: a bare redis-py client, worqr's own scripts driven by it, and the server's accounts."""
+"""The server as it looks without worqr: a bare client, worqr's own scripts driven by it, and the server's books."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ from worqr.embedded import EmbeddedServer
 from worqr.lua import all_scripts
 
 PRODUCER = "bare"
-ASKED_BY_CLIENTS = frozenset({"evalsha", "ping", "subscribe", "unsubscribe", "script|load", "client|setname", "hello", "select"})
-"""What a client asks for. Everything else in a quiet server's statistics was called by a script, or by us to measure."""
+ASKED_BY_CLIENTS = frozenset({"evalsha", "ping", "subscribe", "unsubscribe"})
+"""What a peer that stands asks for. The rest of a quiet server's statistics was called by scripts, or by us."""
 
 
 def bare(server: EmbeddedServer) -> redis.Redis:
@@ -92,6 +91,4 @@ def server_line(client: redis.Redis) -> str:
     about = client.info("server")
     name = about.get("server_name", "redis")
     version = about.get("valkey_version") if name == "valkey" else about["redis_version"]
-    return f"{name} {version} on a unix socket, process {os.path.basename(str(about.get('executable', '')))}".removesuffix(
-        ", process "
-    )
+    return f"{name} {version} on a unix socket"

@@ -77,6 +77,11 @@ class RemoteError:
         lines = "".join(traceback.format_exception(error, limit=-30))
         return cls(name, _clean(message)[:4096], _clean(lines)[-16384:])
 
+    @classmethod
+    def told(cls, type: str, message: str) -> RemoteError:
+        """An error that was told, not raised."""
+        return cls(type, _clean(message)[:4096], "")
+
 
 def _clean(text: str) -> str:
     """`text` without the lone surrogates that UTF-8 cannot carry."""

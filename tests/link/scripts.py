@@ -1,4 +1,4 @@
-"""Small scripts that show what the link does with a call, whatever worqr's own scripts do; and ways to wait without sleeping."""
+"""Small scripts that show what the link does with a call, and ways to wait without sleeping."""
 
 from __future__ import annotations
 

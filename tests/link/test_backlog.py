@@ -11,7 +11,9 @@ from worqr.link.request import Owner, Request
 
 def request(patience: float = 30, *, size: int = 0, owner: Owner | None = None, now: float = 0) -> Request:
     call = echo("x")
-    return Request(type(call)(call.script, call.base, call.keys, call.args, call.read, False, size), patience, now, owner)
+    return Request(
+        type(call)(call.script, call.base, call.keys, call.args, call.read, False, size), patience, now, owner
+    )
 
 
 def filled(*requests: Request) -> Backlog:

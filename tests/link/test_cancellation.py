@@ -1,4 +1,4 @@
-"""A cancelled caller: what was not sent is withdrawn, what was is dropped when it is answered, nobody gets another's reply."""
+"""A cancelled caller: what was not sent is withdrawn, what was is dropped when answered, no reply is anybody else's."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_cancelling_never_breaks_the_connection(link_to: LinkTo, server: S
         nonlocal done, cancelled
         for n in range(30):
             text = f"{who}.{n}"
-            with trio.move_on_after(random.uniform(0, 0.02)) as scope:  # noqa: S311
+            with trio.move_on_after(random.uniform(0, 0.02)) as scope:
                 if await link.call(echo(text)) != text:
                     wrong.append(text)
                 done += 1

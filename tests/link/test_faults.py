@@ -22,8 +22,14 @@ def answered(reply: str) -> ResponseError:
     [
         ("NOSCRIPT No matching script. Please use EVAL.", Kind.NOSCRIPT),
         ("OOM allow-oom flag is not set on the script, can not run it when used memory > 'maxmemory'", Kind.FULL),
-        ("ERR Error running script (call to f_12): @user_script:1: -OOM command not allowed when used memory", Kind.FULL),
-        ("READONLY You can't write against a read only replica. script: " + "a" * 40 + ", on @user_script:1.", Kind.DROP),
+        (
+            "ERR Error running script (call to f_12): @user_script:1: -OOM command not allowed when used memory",
+            Kind.FULL,
+        ),
+        (
+            "READONLY You can't write against a read only replica. script: " + "a" * 40 + ", on @user_script:1.",
+            Kind.DROP,
+        ),
         ("MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", Kind.DROP),
         ("CLUSTERDOWN The cluster is down", Kind.DROP),
         ("TRYAGAIN Multiple keys request during rehashing of slot", Kind.DROP),
@@ -41,7 +47,9 @@ def test_an_error_reply_is_sorted_by_its_word(reply: str, kind: Kind) -> None:
 
 
 def test_arguments_are_cut_out_of_a_text() -> None:
-    refused = refusal(answered("ERR unknown command 'EVALSHA', with args beginning with: 'sha' '1' 'k' 'secret payload'"))
+    refused = refusal(
+        answered("ERR unknown command 'EVALSHA', with args beginning with: 'sha' '1' 'k' 'secret payload'")
+    )
     assert str(refused) == "ERR unknown command 'EVALSHA'"
 
 

@@ -1,13 +1,10 @@
-"""The keepalive: beats on time, whatever the loop, the data connection or the log does; none for a loop that is stuck."""
+"""The keepalive: beats on time, whatever the loop, the data or the log does; none for a loop that is stuck."""
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -31,7 +28,11 @@ class Beats:
         self.replies: list[int] = []
         self.prefix = prefix
         self.heart: Heart[int] = link.heart(
-            make=self.make, replied=self.replies.append, every=every, stall_limit=stall_limit, describe=lambda: "culprit()"
+            make=self.make,
+            replied=self.replies.append,
+            every=every,
+            stall_limit=stall_limit,
+            describe=lambda: "culprit()",
         )
 
     def make(self, n: int, turning: bool) -> Call[int]:
@@ -79,9 +80,7 @@ async def test_no_beat_and_no_reply_after_the_stop(link_to: LinkTo, server: Serv
     beats.heart.stop()
 
 
-async def test_a_beat_is_acknowledged_as_of_when_it_was_sent(
-    link_to: LinkTo, proxy: FaultProxy, prefix: str
-) -> None:
+async def test_a_beat_is_acknowledged_as_of_when_it_was_sent(link_to: LinkTo, proxy: FaultProxy, prefix: str) -> None:
     beats = Beats(await link_to(proxy.url), prefix, every=0.2)
     beats.heart.start()
     await beats.wait(1)
@@ -190,36 +189,35 @@ async def test_a_loop_that_is_stuck_gets_no_beats_until_it_turns(
     assert len(lines(caplog, "loop.stalled")) == 1
 
 
-@contextmanager
-def blocked_log() -> Iterator[None]:
-    """A handler that writes into a full pipe: whoever logs waits."""
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    with suppress(BlockingIOError):
-        while True:
-            os.write(writing, b"x" * 65536)
-    os.set_blocking(writing, True)
-    with os.fdopen(writing, "w") as stream, os.fdopen(reading, "rb") as drain:
-        handler = logging.StreamHandler(stream)
-        logging.getLogger("worqr").addHandler(handler)
-        try:
-            yield
-        finally:
-            logging.getLogger("worqr").removeHandler(handler)
-            drain.read(1 << 16)
-            handler.close()  # waits until whoever writes has written
+class BlockedHandler(logging.Handler):
+    """As one that writes into a full pipe: whoever logs waits, and holds the handler's lock meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = threading.Event()
+        self.gate = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.entered.set()
+        self.gate.wait(30)
 
 
 async def test_a_log_that_blocks_stops_no_beat(link_to: LinkTo, server: Server, prefix: str) -> None:
     beats = Beats(await link_to(server.url), prefix)
     beats.heart.start()
     await beats.wait(2)
-    with blocked_log():
-        time.sleep(1.6)  # noqa: ASYNC251 - a blockage, which is logged, into the full pipe
+    handler = BlockedHandler()
+    logging.getLogger("worqr").addHandler(handler)
+    try:
+        time.sleep(1.6)  # noqa: ASYNC251 - a blockage, which is logged
+        assert handler.entered.is_set()
         made = len(beats.made)
         assert made > 20
         time.sleep(0.5)  # noqa: ASYNC251
         assert len(beats.made) > made + 5
+    finally:
+        logging.getLogger("worqr").removeHandler(handler)
+        handler.gate.set()
 
 
 async def test_a_thread_that_could_not_run_does_not_blame_the_loop(

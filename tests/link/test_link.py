@@ -122,7 +122,7 @@ async def test_no_thread_to_be_had_is_a_clear_error(server: Server, monkeypatch:
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(Unavailable, match="can't start new thread.*limit"):
+        with pytest.raises(Unavailable, match=r"can't start new thread.*limit"):
             link.start()
     link.close()
 
@@ -161,7 +161,8 @@ async def main():
     pid = os.fork()
     if pid == 0:
         said = []
-        for attempt in (lambda: link.call(echo("a")).send(None), link.start, lambda: link.subscriptions.open(["b"], print, print)):
+        listen = lambda: link.subscriptions.open(["b"], print, print)
+        for attempt in (lambda: link.call(echo("a")).send(None), link.start, listen):
             try:
                 attempt()
                 said.append("nothing")
@@ -192,7 +193,7 @@ from worqr.errors import Unavailable
 from worqr.link import Link, LinkSettings, TrioMailbox
 
 async def main():
-    settings = LinkSettings(sys.argv[1], patience=0.5)
+    settings = LinkSettings(sys.argv[1], patience=1.5)
     old, new = Link(settings, TrioMailbox()), Link(settings, TrioMailbox())
     old.start()
     await old.wait_ready()

@@ -19,7 +19,6 @@ from tests.servers import Server
 from worqr.errors import ClaimLost, RefusedByServer, Unavailable, WrongVersion
 from worqr.link import Owner
 
-
 # Before the first connection
 
 
@@ -195,12 +194,16 @@ async def test_an_idle_connection_that_was_reset_costs_no_line_and_no_error(
 # Patience
 
 
-async def test_a_call_while_nobody_is_there_is_withdrawn_in_time(link_to: LinkTo, own_server: Server, prefix: str) -> None:
+async def test_a_call_while_nobody_is_there_is_withdrawn_in_time(
+    link_to: LinkTo, own_server: Server, prefix: str
+) -> None:
     link = await link_to(own_server.url)
     own_server.stop()
     await notice(link)
     began = time.monotonic()
-    with pytest.raises(Unavailable, match=r"has not been there for .* append waited 0\.3 s, it was withdrawn") as caught:
+    with pytest.raises(
+        Unavailable, match=r"has not been there for .* append waited 0\.3 s, it was withdrawn"
+    ) as caught:
         await link.call(append(prefix, "withdrawn"), patience=0.3)
     assert caught.value.sent is False
     assert 0.3 <= time.monotonic() - began < 0.6

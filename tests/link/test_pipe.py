@@ -33,7 +33,9 @@ async def test_every_task_gets_its_own_answer(link_to: LinkTo, server: Server) -
     assert not wrong
 
 
-async def test_requests_arrive_in_the_order_in_which_they_were_made(link_to: LinkTo, server: Server, prefix: str) -> None:
+async def test_requests_arrive_in_the_order_in_which_they_were_made(
+    link_to: LinkTo, server: Server, prefix: str
+) -> None:
     link = await link_to(server.url)
     outcomes = Outcomes()
     for i in range(3000):
@@ -46,12 +48,13 @@ async def test_requests_arrive_in_the_order_in_which_they_were_made(link_to: Lin
 
 async def test_what_waits_travels_in_one_pipeline(link_to: LinkTo, server: Server) -> None:
     link = await link_to(server.url)
+    await link.call(echo("so that the script is there"))
     sends: list[int] = []
     real = uplink.exchange
 
-    def counting(wire: Any, backlog: Any, producer: str, batch: list[Any]) -> Any:
+    def counting(wire: Any, backlog: Any, producer: str, batch: list[Any], scripts: Any) -> Any:
         sends.append(len(batch))
-        return real(wire, backlog, producer, batch)
+        return real(wire, backlog, producer, batch, scripts)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(uplink, "exchange", counting)

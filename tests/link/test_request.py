@@ -34,4 +34,4 @@ def test_the_lowest_is_the_lowest_of_those_that_are_open(picks: list[int]) -> No
             assert numbers.lowest("a") == min(still_open)
     for number in sorted(still_open, reverse=True):
         numbers.done("a", number)
-    assert not numbers._open and not numbers._early  # nothing is remembered but the last number
+    assert (numbers._open, numbers._early) == ({}, set())  # nothing is remembered but the last number

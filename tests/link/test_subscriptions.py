@@ -54,7 +54,9 @@ def kill_subscribers(server: Server) -> None:
                 client.execute_command("CLIENT", "KILL", "ID", connection["id"])
 
 
-async def test_a_message_is_heard_by_all_who_listen_and_nobody_else(link_to: LinkTo, server: Server, prefix: str) -> None:
+async def test_a_message_is_heard_by_all_who_listen_and_nobody_else(
+    link_to: LinkTo, server: Server, prefix: str
+) -> None:
     link = await link_to(server.url)
     one, both, other = await ear(link, f"{prefix}a"), await ear(link, f"{prefix}a", f"{prefix}b"), await ear(link, "c")
     with server.client() as client:
@@ -116,7 +118,9 @@ async def test_a_closed_subscription_hears_nothing_and_leaves_the_channel(
         await again.wait(1)
 
 
-async def test_what_is_on_its_way_when_it_is_closed_is_not_delivered(link_to: LinkTo, server: Server, prefix: str) -> None:
+async def test_what_is_on_its_way_when_it_is_closed_is_not_delivered(
+    link_to: LinkTo, server: Server, prefix: str
+) -> None:
     link = await link_to(server.url)
     made, other = await ear(link, f"{prefix}a"), await ear(link, f"{prefix}a")
     with server.client() as client:
@@ -154,7 +158,7 @@ async def test_a_lost_connection_is_made_again_and_confirmed_again(
     link_to: LinkTo, server: Server, proxy: FaultProxy, prefix: str, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "worqr.link")
-    link = await link_to(proxy.url)
+    link = await link_to(proxy.url, ping_every=0.2, pong_timeout=0.4)
     made, other = await ear(link, f"{prefix}a", f"{prefix}b"), await ear(link, f"{prefix}a")
     began = time.monotonic()
     if way == "kill":
@@ -163,20 +167,23 @@ async def test_a_lost_connection_is_made_again_and_confirmed_again(
         assert proxy.cut("subscribe") == 1
     else:
         proxy.blackhole("subscribe")
-        await until(lambda: proxy.count("SETNAME", on="subscribe") == 2, 3.5, "a half-open connection to be noticed")
+        await until(lambda: proxy.count("SETNAME", on="subscribe") > 1, 3, "a half-open connection to be noticed")
+        assert time.monotonic() - began > 0.5
         proxy.pass_all()
         proxy.cut("subscribe")
     await made.wait_confirmations(2)
     await other.wait_confirmations(2)
     if way != "half-open":
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < 1
     with server.client() as client:
         assert client.publish(f"{prefix}b", "x") == 1
     await made.wait(1)
     assert not lines(caplog, "link.")
 
 
-async def test_any_traffic_counts_as_a_sign_of_life(link_to: LinkTo, server: Server, proxy: FaultProxy, prefix: str) -> None:
+async def test_any_traffic_counts_as_a_sign_of_life(
+    link_to: LinkTo, server: Server, proxy: FaultProxy, prefix: str
+) -> None:
     link = await link_to(proxy.url, ping_every=0.2, pong_timeout=0.3)
     made = await ear(link, f"{prefix}a")
     with server.client() as client:

@@ -46,6 +46,11 @@ def reference(id: str) -> bytes:
     return MARKER + id.encode()
 
 
+def payloads(entries: Sequence[Any]) -> list[bytes]:
+    """What a start answered, without what jobs bring with them."""
+    return [entry[0] if isinstance(entry, list) else entry for entry in entries]
+
+
 class Desk:
     """Where a test sits: `client`, `q` and `g` (the keys), and what it can do with them."""
 
@@ -97,9 +102,15 @@ class Desk:
 
     def wipe(self) -> None:
         """Remove all keys, however many, at once."""
-        for pattern in (f"{self.prefix}:{{*", f"{{{self.prefix}}}:*"):
-            if keys := list(self.client.scan_iter(match=pattern, count=10_000)):
-                self.client.unlink(*keys)
+        with self.client.pipeline(transaction=False) as pipe:
+            for key in self.all_keys():
+                pipe.unlink(key)
+            pipe.execute()
+
+    def all_keys(self) -> list[bytes]:
+        """Every key under the prefix."""
+        patterns = f"{self.prefix}:{{*", f"{{{self.prefix}}}:*"
+        return sorted(key for pattern in patterns for key in self.client.scan_iter(match=pattern, count=10_000))
 
     def put(self, *tasks: bytes, front: bool = False) -> None:
         assert self.call(ops.enqueue(self.q, tasks, front=front)) == len(tasks)
@@ -172,7 +183,7 @@ class Desk:
         """
         found: dict[str, Any] = {}
         for key, entry in dump(self.client, self.prefix).items():
-            name = self._short(key.decode())
+            name = self.short(key.decode())
             if ":producer:" not in name and not name.startswith(ignored or "-"):
                 value = _told(name, entry)
                 found[name] = Expires(value) if entry.expires else value
@@ -182,7 +193,8 @@ class Desk:
         """The stored replies, as they are."""
         return {key: entry for key, entry in dump(self.client, self.prefix).items() if b":producer:" in key}
 
-    def _short(self, key: str) -> str:
+    def short(self, key: str) -> str:
+        """The key without its base; the list of the queue is called waiting."""
         for base in (self.q.base, self.g.base):
             if key.startswith(base):
                 return key.removeprefix(base) or "waiting"
@@ -217,7 +229,7 @@ class Desk:
             while message := pubsub.get_message(timeout=5):
                 if message["data"] == HEARD_ALL:
                     return
-                heard.append((self._short(message["channel"].decode()), message["data"]))
+                heard.append((self.short(message["channel"].decode()), message["data"]))
             raise AssertionError("the last message did not come")
 
 

@@ -1,11 +1,13 @@
 """The requests that are not answered yet, in the order in which they will be sent. Pure; used by the I/O thread alone.
 
-Here: what goes into the next batch, who has waited too long, who is put back after a loss. Not here: sockets, threads, logs.
+Here: what goes into the next batch, who has waited too long, who is put back after a loss. Not here: sockets,
+threads, logs.
 
-The life of a request: `add` -> `take` (into `in_flight`) -> `close`, with `put_back` after a loss or a refusal that asks for
-another try. Put back means to the front, in the old order, so that the server sees requests in the order in which they were made.
-Guilt: a request that was in flight when two healthy connections were lost travels alone from then on, so that the next
-loss names it. One that loses three alone fails, or, if it has an owner, becomes an outcast that is tried now and then, behind the others.
+The life of a request: `add` -> `take` (into `in_flight`) -> `close`, with `put_back` after a loss or a refusal that
+asks for another try. Put back means to the front, in the old order, so that the server sees requests in the order in
+which they were made. Guilt: a request that was in flight when two healthy connections were lost travels alone from
+then on, so that the next loss names it. One that loses three alone fails, or, if it has an owner, becomes an outcast
+that is tried now and then, behind the others.
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ class Backlog:
         self.pending.extendleft(reversed(kept))
 
     def blame(self, unanswered: list[Request], now: float) -> list[Request]:
-        """A healthy connection was lost with these on their way: put them back; answers those that are guilty and fail."""
+        """A healthy connection was lost with these on their way. Put them back; answers the guilty ones, which fail."""
         alone = len(self.in_flight) == 1
         failed: list[Request] = []
         for request in unanswered:
@@ -109,8 +111,13 @@ class Backlog:
         return self._next_scan
 
     def overdue(self, now: float, *, owners: bool = False) -> tuple[list[Request], list[Request]]:
-        """Those whose patience ended, and those whose owner is dead: taken out of the waiting ones (in flight they stay,
-        to be skipped when their reply comes). Looks only when something may be due, or at the owners when asked to.
+        """Those whose patience ended, and those whose owner is dead; looks only when one may be due, or when told to.
+
+        They are settled, and taken out of what waits. In flight they stay, to be skipped when their reply comes.
+
+        Args:
+            now: on the monotonic clock.
+            owners: look in any case; an owner may have died meanwhile.
         """
         if now < self._next_scan and not owners:
             return [], []

@@ -2,10 +2,11 @@
 
 Here: the commands to send and what each reply means. Not here: sockets, threads, callbacks.
 
-The server answers commands in their order, a SUBSCRIBE of n channels with n confirmations or one error; messages may come
-anywhere between. So a queue of what was asked tells whose answer an error is. When several channels were refused together, each is
-asked for once more by itself, so that one forbidden channel takes nobody else's away. A channel stands when as many
-confirmations have come as SUBSCRIBEs were sent for it: the confirmation of one that was unsubscribed meanwhile proves nothing.
+The server answers commands in their order, a SUBSCRIBE of n channels with n confirmations or one error; messages may
+come anywhere between. So a queue of what was asked tells whose answer an error is. When several channels were refused
+together, each is asked for once more by itself, so that one forbidden channel takes nobody else's away. A channel
+stands when as many confirmations have come as SUBSCRIBEs were sent for it: the confirmation of one that was
+unsubscribed meanwhile proves nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Channels(Generic[L]):
     """All channels of one connection.
 
     Attributes:
-        news: (listener, channel, message) in the order of arrival, (listener, None, b"") when all of its channels stand.
+        news: (listener, channel, message) as they arrive; (listener, None, b"") when all of its channels stand.
         failures: (listener, channel) that the server refuses. Whoever uses these lists empties them.
     """
 
@@ -120,7 +121,9 @@ class Channels(Generic[L]):
                 subscribe.append(key)
         self._changed.clear()
         size = _CHANNELS_PER_COMMAND
-        commands: list[Command] = [("UNSUBSCRIBE", *unsubscribe[i : i + size]) for i in range(0, len(unsubscribe), size)]
+        commands: list[Command] = [
+            ("UNSUBSCRIBE", *unsubscribe[i : i + size]) for i in range(0, len(unsubscribe), size)
+        ]
         alone = [key for key in subscribe if key in self._suspects]
         together = [key for key in subscribe if key not in self._suspects]
         groups = [together[i : i + size] for i in range(0, len(together), size)] + [[key] for key in alone]
@@ -177,7 +180,7 @@ class Channels(Generic[L]):
                         self.news.append((listener, None, b""))
 
     def refused(self) -> None:
-        """The oldest question was answered with an error. Ask again, one by one, or give it up until the next connection."""
+        """The oldest question was answered with an error: ask again, one by one, or leave it to the next connection."""
         group = self._asked.popleft() if self._asked else None
         for key in group or ():
             self._unconfirmed.pop(key, None)

@@ -45,7 +45,9 @@ def check_facts(answers: Sequence[Any], address: str) -> Facts:
         wanted = " or ".join(f"{name} {major}.{minor}" for name, (major, minor) in _OLDEST.items())
         raise WrongVersion(f"the server at {address} is {server} {version}; worqr needs {wanted}, or newer")
     if info.get("redis_mode") == "sentinel":
-        raise RefusedByServer(f"{address} is a Sentinel, which holds no data; give the address of the server it watches")
+        raise RefusedByServer(
+            f"{address} is a Sentinel, which holds no data; give the address of the server it watches"
+        )
     if facts.role == "slave":
         raise Unavailable("READONLY this server is a replica; only its primary can work")
     return facts

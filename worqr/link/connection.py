@@ -3,11 +3,11 @@
 Here: `open_connection`, used by the three threads of a link, and `Wire`, a thin layer over ONE raw redis-py connection.
 Not here: any decision about what to do after an error.
 
-redis-py does what it is good at: addresses, TLS, authentication, packing (hiredis), parsing. What it would do on its own
-is switched off. Its retries resend scripts silently. Its connections change their timeouts when the server announces a
-maintenance. CLIENT SETINFO costs two round trips per connection. The protocol is pinned to 2: no push frame can come
-between two replies, the replies of our scripts have the same shape in 3, messages arrive as plain arrays that the same
-parser reads, and no HELLO is needed, which some proxies do not know.
+redis-py does what it is good at: addresses, TLS, authentication, packing (hiredis), parsing. What it would do on its
+own is switched off. Its retries resend scripts silently. Its connections change their timeouts when the server
+announces a maintenance. CLIENT SETINFO costs two round trips per connection. The protocol is pinned to 2: no push
+frame can come between two replies, the replies of our scripts have the same shape in 3, messages arrive as plain
+arrays that the same parser reads, and no HELLO is needed, which some proxies do not know.
 
 A read is cut in slices of 0.1 s, so that somebody who waits for a silent server still has a say (`Wire.on_silence`).
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Final, Protocol, cast
 
 import hiredis
@@ -36,7 +37,9 @@ from worqr.lua import Script
 _PROTOCOL = 2
 _SLICE: Final = 0.1  # seconds: how late an expiry may be noticed while the server is silent
 _JOINED = 64 * 1024  # bytes: smaller pieces are sent together
-_PIECE = 256 * 1024  # bytes per send; each has the whole timeout, so that a slow line with a large task is not a dead one
+_PIECE = (
+    256 * 1024
+)  # bytes per send; each has the whole timeout, so that a slow line with a large task is not a dead one
 
 
 _pack = cast("Callable[[tuple[Any, ...]], bytes]", vars(hiredis)["pack_command"])  # its stub knows tuples of one
@@ -103,7 +106,7 @@ class Wire:
             raise loss(exc) from exc
 
     def _read_on(self) -> Any:
-        """Wait longer: as long as anything arrives, and `patience` after that. redis-py keeps what has arrived of a reply."""
+        """Wait on, until nothing has arrived for `patience`. The parser keeps what has arrived of a reply."""
         silent_since = time.monotonic()
         while True:
             if self.on_silence is not None:
@@ -183,13 +186,11 @@ class Wire:
             pass  # it was gone already
 
     def _socket(self) -> socket.socket | None:
-        return self._raw._get_socket()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - there is no public way to it
+        return self._raw._get_socket()  # pyright: ignore[reportPrivateUsage] - there is no public way
 
     def close(self) -> None:
-        try:
+        with suppress(*REDIS_ERRORS):  # it may be gone already
             self._raw.disconnect()
-        except REDIS_ERRORS:
-            pass  # it was gone already
 
 
 def open_connection(
@@ -242,7 +243,9 @@ def _greet(wire: Wire, settings: LinkSettings, purpose: str) -> None:
     wire.facts = check_facts(answers, settings.address.redacted)
 
 
-_CLASSES = cast("dict[str, Callable[..., _Raw]]", {"tcp": Connection, "tls": SSLConnection, "unix": UnixDomainSocketConnection})
+_CLASSES = cast(
+    "dict[str, Callable[..., _Raw]]", {"tcp": Connection, "tls": SSLConnection, "unix": UnixDomainSocketConnection}
+)
 
 
 def _raw(settings: LinkSettings, timeout: float | None) -> _Raw:

@@ -44,10 +44,10 @@ def exchange(
     done = result.done
     at = 0
     try:
-        if scripts:
-            wire.send(loading(scripts))
+        ahead = loading(scripts)  # in one piece with the first requests, so that nobody's SCRIPT FLUSH comes between
         for start in range(0, len(batch), _PER_SEND):
-            wire.send(_packed(batch[start : start + _PER_SEND], backlog.numbers, producer))
+            wire.send(ahead + _packed(batch[start : start + _PER_SEND], backlog.numbers, producer))
+            ahead = []
         if scripts:
             result.unloadable = wire.loaded(scripts)
         for at, request in enumerate(batch):  # noqa: B007 - `at` is where it ended
@@ -122,7 +122,9 @@ def _refused(result: Exchange, request: Request, refused: Refused) -> None:
             result.cause = str(refused)
             return
         case Kind.FULL:
-            error = QueueFull("the server is out of memory (maxmemory), nothing was stored; let queues drain, or add memory")
+            error = QueueFull(
+                "the server is out of memory (maxmemory), nothing was stored; let queues drain, or add memory"
+            )
         case Kind.REFUSED:
             error = RefusedByServer(f"the server refused {script.name}: {refused}")
     error.__cause__ = refused

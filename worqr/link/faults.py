@@ -1,11 +1,11 @@
 """What can go wrong between us and the server, and what each of it asks for: the border where redis-py's errors end.
 
-Here: `Lost` and `Refused`, which the rest of the link knows, and the one place that sorts redis-py's exceptions into them.
-Not here: what is then done about it (`pipe`, `subscriptions`, `heart`).
+Here: `Lost` and `Refused`, which the rest of the link knows, and the one place that sorts redis-py's exceptions into
+them. Not here: what is then done about it (`pipe`, `subscriptions`, `heart`).
 
 A server that refuses answers with a word. redis-py keeps the word of some classes in ``status_code`` and leaves it in
-the text of others; a script's error may carry the word of an inner error in its text ("ERR Error running script: -OOM ...").
-All three are looked at. Texts lose whatever could be an argument before anybody sees them.
+the text of others; a script's error may carry the word of an inner error in its text ("ERR Error running script: -OOM
+..."). All three are looked at. Texts lose whatever could be an argument before anybody sees them.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""The keepalive: a thread and a connection of their own, so that neither a long batch nor a busy loop costs a worker its life.
+"""The keepalive: a thread and a connection of their own, so that no long batch or busy loop costs a worker its life.
 
-Here: `Heart` and `boottime`. Not here: what a beat says and what its answer means (the peer gives `make` and `replied`).
+Here: `Heart` and `boottime`. Not here: what a beat says and what its answer means (the peer gives `make` and
+`replied`).
 
-Each `every` seconds a beat is sent; every half of that (at most 0.5 s) a tick is posted into the loop, to see whether it turns. A loop that
-has not run a tick for over a second is named in the log, with what it is busy with. One that has not for `stall_limit` gets no beats
-any more: a wedged peer must lose its work. When the thread itself was kept from running (a frozen process, a C
-call that holds the GIL), that time is not held against the loop.
+Each `every` seconds a beat is sent; every half of that (at most 0.5 s) a tick is posted into the loop, to see whether
+it turns. A loop that has not run a tick for over a second is named in the log, with what it is busy with. One that
+has not for `stall_limit` gets no beats any more: a wedged peer must lose its work. When the thread itself was kept
+from running (a frozen process, a C call that holds the GIL), that time is not held against the loop.
 
-Nothing here logs: a handler that blocks would stop the beat. Lines go to the scribe, after the beat was sent. A beat that
-fails makes no line at all; the data connection tells of the outage, and `errors` counts.
+Nothing here logs: a handler that blocks would stop the beat. Lines go to the scribe, after the beat was sent. A beat
+that fails makes no line at all; the data connection tells of the outage, and `errors` counts.
 """
 
 from __future__ import annotations
@@ -100,7 +101,11 @@ class Heart(Generic[R]):
                 self._scribe.start()
             self._thread.start()
         except RuntimeError as exc:
-            raise Unavailable(f"cannot start the keepalive's thread ({exc}): this process is at its limit (ulimit -u, pids)") from exc
+            raise Unavailable(f"cannot start the keepalive ({exc}): this process is at its limit (ulimit -u)") from exc
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped.is_set()
 
     @property
     def lag(self) -> float:
@@ -108,7 +113,7 @@ class Heart(Generic[R]):
         return self._loop.lag
 
     def stop(self) -> None:
-        """Send no more beats, and report none. Idempotent; returns when the thread has ended, unless it is just connecting."""
+        """Send no more beats, and report none. Idempotent; the thread has ended then, unless it is just connecting."""
         if self._stopped.is_set() or self._refused is not None:
             return
         self._stopped.set()
@@ -248,23 +253,37 @@ class _LoopWatch:
             self.turning = waited <= _TURNING
             if not self.turning and self._blocked_since is None:
                 self._blocked_since = self._asked_at
-                self._line(logging.WARNING, "loop.blocked: the event loop has not turned for %.1f s; it is busy with %s", waited)
+                self._line(
+                    logging.WARNING,
+                    "loop.blocked: the event loop has not turned for %.1f s; it is busy with %s",
+                    waited,
+                )
             if waited > self._stall_limit and not self.stalled:
                 self.stalled = True
-                self._line(logging.ERROR, "loop.stalled: the event loop has not turned for %.1f s: no more beats until it does; %s", waited)
+                self._line(
+                    logging.ERROR,
+                    "loop.stalled: the event loop has not turned for %.1f s: no more beats until it does; %s",
+                    waited,
+                )
             return
         if self._blocked_since is not None:
-            self._line(logging.WARNING, "loop.turns: the event loop turns again, after %.1f s%s", now - self._blocked_since, "")
+            self._line(
+                logging.WARNING, "loop.turns: the event loop turns again, after %.1f s%s", now - self._blocked_since, ""
+            )
         self.turning, self.stalled, self._blocked_since = True, False, None
         self._asked += 1
         self._asked_at = now
         self._mailbox.post(partial(self._tick, self._asked))
 
     def forgive(self, late: float) -> None:
-        """The thread itself woke up so much too late: a frozen process, or somebody held the GIL. The loop could not turn either."""
+        """This thread woke up so much too late: the process was frozen, or the GIL held. Nor could the loop turn."""
         if late > _LATE:
             self._asked_at += late
-            self._line(logging.WARNING, "heart.late: the keepalive's thread could not run for %.1f s; the process was frozen, or held up by %s", late)
+            self._line(
+                logging.WARNING,
+                "heart.late: the keepalive's thread could not run for %.1f s; the process was frozen, or held up by %s",
+                late,
+            )
 
     def lines(self) -> list[tuple[int, str, float, str]]:
         lines, self._lines = self._lines, []

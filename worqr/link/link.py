@@ -2,12 +2,14 @@
 
 Here: the face, and the fork guard. Not here: the I/O thread (`pipe`), subscriptions, the keepalive thread (`heart`).
 
-A link is made in the loop it serves, `start` begins its thread, `close` ends all of its threads. A call puts a request on
-the thread's inbox and parks; the task never owns the socket, so cancelling it abandons its reply and nothing else.
+A link is made in the loop it serves, `start` begins its thread, `close` ends all of its threads. A call puts a
+request on the thread's inbox and parks; the task never owns the socket, so cancelling it abandons its reply and
+nothing else.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import secrets
@@ -29,6 +31,8 @@ from worqr.link.subscriptions import Subscriptions
 T = TypeVar("T")
 R = TypeVar("R")
 
+logger = logging.getLogger(__name__)
+
 _links: weakref.WeakSet[Link] = weakref.WeakSet()
 
 
@@ -48,6 +52,7 @@ class Link:
         self._scribe = Scribe()
         self._pipe = Pipe(settings, mailbox, self._scribe, self.producer)
         self._hearts: list[Heart[object]] = []
+        self._started = False
         self.subscriptions = Subscriptions(settings, mailbox, self._scribe)
         _links.add(self)
 
@@ -67,15 +72,24 @@ class Link:
         return self._pipe.uplink.run_id
 
     def start(self) -> None:
-        """Begin to connect, in the background. Raises Unavailable if the system gives us no thread."""
-        if self._pipe.ended is not None:
-            raise self._pipe.ended
+        """Begin to connect, in the background. Raises Unavailable if the system gives us no thread. Idempotent."""
+        self._check()
+        if self._started:
+            return
+        self._started = True
         try:
             self._scribe.start()
             self._pipe.start()
         except RuntimeError as exc:
             self.close()
-            raise Unavailable(f"cannot start a thread for the link ({exc}): this process is at its limit (ulimit -u, pids)") from exc
+            raise Unavailable(
+                f"cannot start the link's threads ({exc}): this process is at its limit (ulimit -u)"
+            ) from exc
+        if ("ssl_cert_reqs", "none") in self.settings.address.tls:
+            text = (
+                "link.insecure: the server at %s may be anybody: ssl_cert_reqs=none; better name its CA in ssl_ca_certs"
+            )
+            self._scribe.log(logger, logging.WARNING, text, self.settings.address.redacted)
 
     async def wait_ready(self) -> None:
         """Return when a connection stands.
@@ -100,13 +114,12 @@ class Link:
             patience: seconds; by default the settings'.
 
         Raises:
-            Unavailable: no answer within `patience`; `sent` is False if it was withdrawn, None if it may have taken effect.
+            Unavailable: no answer within `patience`; `sent` is False if withdrawn, None if it may have taken effect.
             RefusedByServer, QueueFull, WorqrError: what the server answered, as the call reads it.
         """
-        pipe = self._pipe
+        pipe, mailbox = self._pipe, self._mailbox
         if pipe.ended is not None:
-            raise type(pipe.ended)(*pipe.ended.args) from pipe.ended.__cause__
-        mailbox = self._mailbox
+            self._check()
         await mailbox.checkpoint()
         request = Request(call, self.settings.patience if patience is None else patience, time.monotonic())
         pipe.submit(request)
@@ -146,9 +159,18 @@ class Link:
         describe: Callable[[], str],
     ) -> Heart[R]:
         """A keepalive thread with a connection of its own; ends with the link at the latest. See `Heart`."""
+        self._check()
         heart = Heart(
-            self.settings, self._mailbox, make=make, replied=replied, every=every, stall_limit=stall_limit, describe=describe, scribe=self._scribe
+            self.settings,
+            self._mailbox,
+            make=make,
+            replied=replied,
+            every=every,
+            stall_limit=stall_limit,
+            describe=describe,
+            scribe=self._scribe,
         )
+        self._hearts = [other for other in self._hearts if not other.stopped]
         self._hearts.append(cast("Heart[object]", heart))
         return heart
 
@@ -160,8 +182,16 @@ class Link:
         self._pipe.close()
         self._scribe.stop()
 
+    def _check(self) -> None:
+        """Raise why nothing can be sent any more, if so; a copy, because a traceback belongs to one task."""
+        ended = self._pipe.ended
+        if ended is not None:
+            raise type(ended)(*ended.args) from ended.__cause__
+
     def _poison(self) -> None:
-        error = UsageError("this mesh was connected before a fork: its threads stayed in the parent; connect anew in the child")
+        error = UsageError(
+            "this mesh was connected before a fork: its threads stayed in the parent; connect anew in the child"
+        )
         self._pipe.poison(error)
         self.subscriptions.poison(error)
         for heart in self._hearts:

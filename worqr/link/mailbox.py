@@ -1,13 +1,14 @@
 """The seam between the link's threads and whoever waits for them.
 
-Here: `Waiter` (something that will be settled), the `Mailbox` protocol, and `TrioMailbox`. One for asyncio and one for plain
-threads would differ in nothing but these three methods. Not here: requests and sockets.
+Here: `Waiter` (something that will be settled), the `Mailbox` protocol, and `TrioMailbox`. One for asyncio and one
+for plain threads would differ in nothing but these three methods. Not here: requests and sockets.
 
 Two rules make a double wake-up and a crashed loop impossible:
 
-* `Waiter.wake` is set, taken and called in the loop's thread only, and is taken (set to None) before it is called. Giving
-  up sets it to None too, so a reply that comes later finds nobody to wake.
-* Whatever a mailbox runs in the loop is guarded: an error in it is logged, and neither ends the loop nor reaches its neighbours.
+* `Waiter.wake` is set, taken and called in the loop's thread only, and is taken (set to None) before it is called.
+  Giving up sets it to None too, so a reply that comes later finds nobody to wake.
+* Whatever a mailbox runs in the loop is guarded: an error in it is logged, and neither ends the loop nor reaches its
+  neighbours.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class TrioMailbox:
 
 
 def guarded(deliver: Callable[[], object]) -> None:
-    """Run `deliver`; log what it raises. Also a BaseException: it would end the whole Trio run, from a callback of ours."""
+    """Run `deliver`; log what it raises, also a BaseException: it would end the whole run, from a callback of ours."""
     try:
         deliver()
     except BaseException:

@@ -1,6 +1,7 @@
 """The time in which the server is not there: since when, why, when to try again, and the two lines it is worth.
 
-One WARNING when it begins and one INFO when it is over, however many attempts lie between them. Not here: threads and sockets.
+One WARNING when it begins and one INFO when it is over, however many attempts lie between them. Not here: threads and
+sockets.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _REFUSED_PAUSE = 2.0  # a wrong password: trying often fills the server's log an
 
 
 def pause_after(attempts: int, *, refused: bool = False) -> float:
-    """Seconds to wait after so many failures in a row: none after the first, then doubling, with jitter against herds."""
+    """Seconds to wait after so many failures in a row: none, then doubling, with jitter against herds."""
     if attempts <= 1 and not refused:
         return 0.0
     longest = _REFUSED_PAUSE if refused else min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(attempts - 2, 10))
@@ -39,7 +40,7 @@ class Outage:
     _told: bool = field(default=False)
 
     def begin(self, cause: str, *, waiting: int = 0, quiet: bool = False) -> None:
-        """The server is not there, or still not. `quiet`: perhaps it was only an idle connection; wait for the next attempt."""
+        """The server is not there, or still not. `quiet`: perhaps it only closed an idle connection; see first."""
         now = time.monotonic()
         if self.since is None:
             self.since = now
@@ -58,7 +59,9 @@ class Outage:
         """The server works again."""
         if self.since is not None and self._told:
             gone = time.monotonic() - self.since
-            self.scribe.log(self.logger, logging.INFO, "link.back: the server at %s is back after %.1f s", self.address, gone)
+            self.scribe.log(
+                self.logger, logging.INFO, "link.back: the server at %s is back after %.1f s", self.address, gone
+            )
         self.since, self.cause, self.attempts, self.next_try, self._told = None, "", 0, 0.0, False
 
     def text(self, now: float) -> str:

@@ -1,14 +1,14 @@
 """The I/O thread: everything that waits goes out as one pipeline, its replies go back as one delivery.
 
-Here: the thread, its inbox, and the outcomes it hands out. Not here: who waits (`link`, `mailbox`), the order of requests
-(`backlog`), the connection and its failures (`uplink`).
+Here: the thread, its inbox, and the outcomes it hands out. Not here: who waits (`link`, `mailbox`), the order of
+requests (`backlog`), the connection and its failures (`uplink`).
 
 The thread sleeps on one queue. Requests come in there, and so does everything else it must react to (a connection that
 was made or refused, somebody who waits for the first one, the end), as a function that it runs. So it misses no request
 while the server is away, and polls for nothing.
 
-`ended` is set once and for good: by `close`, by a bug in the thread, or in a forked child. Whoever submits after that gets
-that error; a request that slipped into the inbox meanwhile is found by its own submitter.
+`ended` is set once and for good: by `close`, by a bug in the thread, or in a forked child. Whoever submits after that
+gets that error; a request that slipped into the inbox meanwhile is found by its own submitter.
 """
 
 from __future__ import annotations
@@ -112,7 +112,11 @@ class Pipe:
                     if not uplink.dialling and time.monotonic() >= uplink.outage.next_try and not self._closing:
                         self._expire(owners=True)
                         uplink.dial()
-                elif backlog.pending and (uplink.held_until == -math.inf or uplink.held_until <= time.monotonic()):
+                elif backlog.pending:
+                    if uplink.held_until != -math.inf:
+                        if time.monotonic() < uplink.held_until:
+                            continue
+                        self._expire(owners=True)
                     uplink.work(wire)
             self._end(self._closed())
         except BaseException as exc:
@@ -122,7 +126,7 @@ class Pipe:
             self._end(bug)
 
     def _gather(self, timeout: float | None) -> None:
-        """Take everything out of the inbox, after sleeping up to `timeout` for the first item (None: until one comes)."""
+        """Take in all that has come, after sleeping up to `timeout` for the first item (None: until it comes)."""
         inbox = self._inbox
         if timeout != 0:
             try:
@@ -154,7 +158,9 @@ class Pipe:
         now = time.monotonic()
         until = min(backlog.readmit(now), backlog.next_scan())
         if uplink.wire is None:
-            until = min(until, math.inf if uplink.dialling else uplink.outage.next_try, *(end for _, end in self._ready_waiters))
+            until = min(
+                until, math.inf if uplink.dialling else uplink.outage.next_try, *(end for _, end in self._ready_waiters)
+            )
         elif backlog.pending:
             until = min(until, uplink.held_until)
         return None if until == math.inf else max(until - now, 0)
@@ -162,7 +168,7 @@ class Pipe:
     def _while_silent(self) -> None:
         """Between two looks at a server that lets us wait for a reply."""
         self._gather(0)
-        self._expire()
+        self._expire(owners=True)
         if self._closing:
             raise Lost("the link was closed", innocent=True)
 

@@ -1,7 +1,7 @@
-"""One call on its way: who waits, until when, and which number it carries. Pure; touched by the I/O thread, but for what is said.
+"""One call on its way: who waits, until when, which number it carries. Pure; touched by the I/O thread.
 
-Here: `Request`, `Owner`, and `Numbers`, which makes a resend recognisable to the server. Not here: the order of requests
-(`backlog`) and the sending (`pipe`).
+Here: `Request`, `Owner`, and `Numbers`, which makes a resend recognisable to the server. Not here: the order of
+requests (`backlog`) and the sending (`pipe`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,18 @@ class Request(Waiter):
         value: the outcome, if it is a good one.
     """
 
-    __slots__ = ("call", "deadline", "losses", "lost_alone", "not_before", "number", "owner", "patience", "value", "written")
+    __slots__ = (
+        "call",
+        "deadline",
+        "losses",
+        "lost_alone",
+        "not_before",
+        "number",
+        "owner",
+        "patience",
+        "value",
+        "written",
+    )
 
     def __init__(self, call: Call[Any], patience: float, now: float, owner: Owner | None = None) -> None:
         self.settled = False
@@ -64,7 +75,7 @@ class Request(Waiter):
 class Numbers:
     """Counts the numbered requests of one producer, per base, and knows the lowest that is still unanswered.
 
-    Answers come nearly in order, so a base with open requests has a deque of them, and a base without costs one integer.
+    Answers come nearly in order: a base with open requests has a deque of them, one without costs an integer.
     """
 
     __slots__ = ("_early", "_last", "_open")

@@ -1,8 +1,8 @@
 """Writes the link's log lines, in a thread of its own.
 
-A log handler may block for long: a terminal that is held, a full pipe, a slow disk. The threads that keep the worker alive
-and carry requests must not stand behind it, so they only put a line on a queue. Lines keep their order. Not for the loop's
-thread, which logs as everybody does.
+A log handler may block for long: a terminal that is held, a full pipe, a slow disk. The threads that keep the worker
+alive and carry requests must not stand behind it, so they only put a line on a queue. Lines keep their order. Not for
+the loop's thread, which logs as everybody does.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ class Scribe:
     def start(self) -> None:
         self._thread.start()
 
-    def log(self, logger: logging.Logger, level: int, message: str, *args: object, error: BaseException | None = None) -> None:
-        """Have a line logged soon. Never blocks. The arguments are formatted later: give values that stay as they are."""
+    def log(
+        self, logger: logging.Logger, level: int, message: str, *args: object, error: BaseException | None = None
+    ) -> None:
+        """Have a line logged soon; never blocks. Arguments are formatted later: give values that stay as they are."""
         self._lines.put(lambda: logger.log(level, message, *args, exc_info=error))
 
     def stop(self) -> None:
@@ -41,5 +43,5 @@ class Scribe:
         while (line := self._lines.get()) is not None:
             try:
                 line()
-            except Exception:
-                pass  # a handler that raises: logging has reported it, and there is nobody else to tell
+            except Exception:  # noqa: S110
+                pass  # a handler that raises is on its own: there is nobody else to tell

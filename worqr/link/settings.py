@@ -19,7 +19,9 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from worqr.errors import UsageError
 
 _SCHEMES: Mapping[str, Literal["tcp", "tls", "unix"]] = {"redis": "tcp", "rediss": "tls", "unix": "unix"}
-_TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"})
+_TLS_OPTIONS = frozenset(
+    {"ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"}
+)
 _SECRET = "***"  # noqa: S105 - what stands in a message where the password was
 _PORT = 6379
 
@@ -45,12 +47,16 @@ class Address:
         try:
             parts = urlsplit(url)
             if "@" in parts.path + parts.query or parts.fragment:
-                raise UsageError(f"cannot read the server's URL {shown}: in a password write / as %2F, ? as %3F, # as %23, @ as %40")
+                raise UsageError(
+                    f"cannot read the server's URL {shown}: in a password write / as %2F, ? as %3F, # as %23, @ as %40"
+                )
             port = parts.port
         except UsageError:
             raise
         except ValueError:  # its text may hold a piece of a password
-            raise UsageError(f"cannot read the server's URL {shown}: its host or its port (a number up to 65535) is wrong") from None
+            raise UsageError(
+                f"cannot read the server's URL {shown}: its host or its port (a number up to 65535) is wrong"
+            ) from None
         kind = _SCHEMES.get(parts.scheme)
         if kind is None:
             raise UsageError(f"cannot read the server's URL {shown}: it must begin with redis://, rediss:// or unix://")
@@ -89,7 +95,11 @@ def _options(query: str, kind: str, shown: str) -> dict[str, str]:
     known = {"db", *_TLS_OPTIONS} if kind == "tls" else {"db"}
     for name in options:
         if name not in known:
-            raise UsageError(f"the server's URL {shown} has an option {name!r} that is not one of {', '.join(sorted(known))}")
+            raise UsageError(
+                f"the server's URL {shown} has an option {name!r} that is not one of {', '.join(sorted(known))}"
+            )
+    if options.get("ssl_cert_reqs", "required") not in ("none", "optional", "required"):
+        raise UsageError(f"the server's URL {shown}: ssl_cert_reqs must be required, optional or none")
     return options
 
 
@@ -98,7 +108,9 @@ def _database(parts: SplitResult, option: str | None, kind: str, shown: str) -> 
     if not text:
         return 0
     if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"the server's URL {shown} names no database: {text!r} should be a number, as in redis://localhost:6379/0")
+        raise UsageError(
+            f"the server's URL {shown} names no database: {text!r} should be a number, as in redis://localhost:6379/0"
+        )
     return int(text)
 
 
@@ -124,7 +136,7 @@ class LinkSettings:
     patience: float = 30.0
     connect_timeout: float = 2.0
     socket_timeout: float = 5.0
-    ping_every: float = 1.0
+    ping_every: float = 2.5
     pong_timeout: float = 2.0
     address: Address = field(init=False)
 

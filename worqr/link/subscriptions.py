@@ -1,12 +1,13 @@
 """Channels to listen to: a thread and a connection of their own, made at the first subscription.
 
-Here: `Subscription` (the face, in the loop) and `Subscriptions` (the thread). Which channels are wanted, asked for and
-confirmed is `channels`' business. Messages are hints; they get lost whenever a connection does. So whoever subscribes learns each
-time that its channels stand (again): that is the moment to look for what was missed.
+Here: `Subscription` (the face, in the loop) and `Subscriptions` (the thread). Which channels are wanted, asked for
+and confirmed is `channels`' business. Messages are hints; they get lost whenever a connection does. So whoever
+subscribes learns each time that its channels stand (again): that is the moment to look for what was missed.
 
 The thread sleeps in a selector on its socket and on a socket pair, through which the loop wakes it when orders wait.
-A connection that has said nothing for `ping_every` gets a PING; one that then says nothing for `pong_timeout` is dropped: redis-py
-would wait for the TCP timeout, hours. Nothing about an outage is logged here; the data connection does that.
+A connection that has said nothing for `ping_every` gets a PING; one that then says nothing for `pong_timeout` is
+dropped: redis-py would wait for the TCP timeout, hours. Nothing about an outage is logged here; the data connection
+does that.
 """
 
 from __future__ import annotations
@@ -39,7 +40,11 @@ class Subscription(Listener):
     """Some channels, and whom to tell. Made by `Subscriptions.open`; all of its methods belong to the loop."""
 
     def __init__(
-        self, hub: Subscriptions, channels: Iterable[str], deliver: Callable[[str, bytes], object], confirmed: Callable[[], object]
+        self,
+        hub: Subscriptions,
+        channels: Iterable[str],
+        deliver: Callable[[str, bytes], object],
+        confirmed: Callable[[], object],
     ) -> None:
         super().__init__(channels)
         self._hub = hub
@@ -51,7 +56,12 @@ class Subscription(Listener):
         self._waiters: list[Waiter] = []
 
     async def wait_confirmed(self) -> None:
-        """Return when all channels have been subscribed once. Raises RefusedByServer if our user may not, Unavailable at the end of the link."""
+        """Return when all channels have been subscribed once. Waits through outages: put a deadline around it.
+
+        Raises:
+            RefusedByServer: our user may not hear one of them.
+            Unavailable: the link was closed.
+        """
         mailbox = self._hub.mailbox
         await mailbox.checkpoint()
         if not self._stood and self._error is None and self._hub.ended is None:
@@ -91,7 +101,7 @@ class Subscription(Listener):
 
 
 class Subscriptions:
-    """All subscriptions of a link, on one connection. `open` belongs to the loop, `close` and `poison` may come from anywhere."""
+    """All subscriptions of a link, on one connection. `open` belongs to the loop, `close` to any thread."""
 
     def __init__(self, settings: LinkSettings, mailbox: Mailbox, scribe: Scribe) -> None:
         self.mailbox = mailbox
@@ -108,7 +118,9 @@ class Subscriptions:
 
     # In the loop
 
-    def open(self, channels: Iterable[str], deliver: Callable[[str, bytes], object], confirmed: Callable[[], object]) -> Subscription:
+    def open(
+        self, channels: Iterable[str], deliver: Callable[[str, bytes], object], confirmed: Callable[[], object]
+    ) -> Subscription:
         """Listen to `channels`. `deliver(channel, message)` and `confirmed()` run in the loop.
 
         `confirmed` is called each time that all the channels have been subscribed: at first, and after each reconnect.

@@ -1,12 +1,12 @@
 """The data connection: making it, using it, and what is done about each way in which it fails.
 
-Here: the decisions. Not here: the thread and its inbox (`pipe`), the order of requests (`backlog`), what one reply means
-(`exchange`), how to connect (`connection`). Everything but the dialling runs in the I/O thread.
+Here: the decisions. Not here: the thread and its inbox (`pipe`), the order of requests (`backlog`), what one reply
+means (`exchange`), how to connect (`connection`). Everything but the dialling runs in the I/O thread.
 
-States: no wire (an outage: dial, wait) <-> wire (send, read) <-> held (the server answers but cannot work: wait, resend).
-Dialling has a thread of its own, one per attempt, because resolving a name or connecting can block for longer than a
-caller's patience. An outage counts as over when a batch has been answered, or a connection stands and nothing waits: a server
-that lets us in and refuses to work makes no further log lines.
+States: no wire (an outage: dial, wait) <-> wire (send, read) <-> held (the server answers but cannot work: wait,
+resend). Dialling has a thread of its own, one per attempt, because resolving a name or connecting can block for
+longer than a caller's patience. An outage counts as over when a batch has been answered, or a connection stands and
+nothing waits: a server that lets us in and refuses to work makes no further log lines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from worqr.errors import RefusedByServer, Unavailable, WorqrBug, WorqrError
+from worqr.errors import Unavailable, WorqrBug, WorqrError
 from worqr.link.backlog import Backlog
 from worqr.link.connection import Wire, open_connection
 from worqr.link.exchange import Exchange, exchange
@@ -32,6 +32,10 @@ from worqr.lua import Script
 
 logger = logging.getLogger(__name__)
 
+_EVICTION = (
+    "link.eviction: the server at %s has maxmemory-policy %s and may throw tasks away; "
+    "CONFIG SET maxmemory-policy noeviction"
+)
 _IDLE_CHECK = 0.05  # seconds without a request, after which a connection is looked at before it is used (5 us)
 _NOSCRIPT_ROUNDS = 3  # somebody flushes scripts faster than we load them: from here on wait between the tries
 
@@ -121,7 +125,7 @@ class Uplink:
             self.outage.end()
 
     def _mend(self, result: Exchange) -> None:
-        """Put back what was not answered, in the order in which it was sent, and see to it that a new try can succeed."""
+        """Put back what was not answered, in its old order, and see to it that a new try can succeed."""
         again = {id(request) for request in (*result.noscript, *result.held, *result.dropped)}
         in_order = [request for request in self._backlog.in_flight if id(request) in again]
         lost = result.lost
@@ -213,7 +217,8 @@ class Uplink:
                 self._connected(wire)
         elif error is not None and not self._closed:
             refused = not isinstance(error, Unavailable)
-            self.outage.begin(str(error), waiting=len(self._backlog.pending))
+            cause = str(error).removeprefix(f"the server at {self.outage.address} ")
+            self.outage.begin(cause, waiting=len(self._backlog.pending))
             self.outage.failed(refused=refused)
             if refused:
                 self._hooks.connected(error)
@@ -228,6 +233,5 @@ class Uplink:
             self._works()
         if wire.facts.evicts and not self._warned_of_eviction:
             self._warned_of_eviction = True
-            text = "link.eviction: the server at %s has maxmemory-policy %s and may throw tasks away: CONFIG SET maxmemory-policy noeviction"
-            self._scribe.log(logger, logging.WARNING, text, self.outage.address, wire.facts.eviction)
+            self._scribe.log(logger, logging.WARNING, _EVICTION, self.outage.address, wire.facts.eviction)
         self._hooks.connected(None)

@@ -9,26 +9,24 @@ local function entry_of(base, item)
   return kept[1] and {kept[1], id, tonumber(kept[2]) or 0, tonumber(kept[3]) or 0, tonumber(kept[4]) or 0}
 end
 
--- Moves the last item of the list `source` under `claim` of `worker`. Answers taken, its entry and the size of its payload;
--- skipped, for a reference to nothing, which it takes away; or empty.
-local function claim_last(base, source, claims, worker, claim)
-  local item = redis.call('LINDEX', source, -1)
+-- Moves the last item of the list `source` under `claim` of `worker`; the claim's place in the worker's set of claims is the
+-- caller's to add. Answers taken, its entry and the size of its payload; skipped, for a reference to nothing (or to what is no
+-- record), which it takes away; or empty.
+local function claim_last(base, source, worker, claim)
+  local held = base .. ':claim:' .. claim
+  local item = redis.call('RPOPLPUSH', source, held)
   if not item then
     return 'empty'
   end
   local id = job_id(item)
   if not id then
-    redis.call('RPOPLPUSH', source, base .. ':claim:' .. claim)
-    redis.call('SADD', claims, claim)
     return 'taken', item, #item
   end
   local job, active = base .. ':job:' .. id, base .. ':active:' .. id
-  if redis.call('HEXISTS', job, 'task') == 0 or redis.call('EXISTS', active) == 1 then
-    redis.call('RPOP', source)
+  if redis.pcall('HEXISTS', job, 'task') ~= 1 or redis.call('EXISTS', active) == 1 then
+    redis.call('DEL', held)
     return 'skipped'
   end
-  redis.call('RPOPLPUSH', source, base .. ':claim:' .. claim)
-  redis.call('SADD', claims, claim)
   redis.call('RENAME', job, active)
   redis.call('HSET', active, 'claim', claim, 'worker', worker)
   local entry = entry_of(base, item)

@@ -9,13 +9,14 @@ local function end_job(base, id)
   redis.call('DEL', active)
 end
 
--- Deletes what lies under `claim`; its place in the worker's set of claims is the caller's to remove.
+-- Deletes what lies under `claim`; false if nothing does. Its place in the worker's set of claims is the caller's to remove.
 local function end_claim(base, claim)
   local item = redis.call('LPOP', base .. ':claim:' .. claim)
   local id = item and job_id(item)
   if id then
     end_job(base, id)
   end
+  return item ~= false
 end
 
 -- True if the cancellation of `claim` was asked for: takes the mark away and tells whoever waits for it.

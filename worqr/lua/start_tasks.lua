@@ -46,18 +46,21 @@ end
 local left, anybody_hungry = redis.call('LLEN', queue) + redis.call('LLEN', suspects), redis.call('SCARD', hungry) > 0
 local source, dry = redis.call('SISMEMBER', claims, suspect) == 1 and queue or suspects, false
 local taken, skipped, bytes, next_claim = 0, 0, 0, next_fence(queue)
-local reply = {'ok', digits(next_claim)}
+local reply, mine = {'ok', digits(next_claim)}, {}
 while taken < wanted and skipped < max_skipped and bytes < max_bytes and not dry do
   local claim = digits(next_claim + taken)
-  local word, entry, size = claim_last(queue, source, claims, worker, claim)
+  local word, entry, size = claim_last(queue, source, worker, claim)
   if word == 'empty' then
     dry, source = source == queue, queue
   elseif word == 'skipped' then
     skipped = skipped + 1
   else
     suspect, source = source == suspects and claim or suspect, queue
-    taken, bytes, reply[#reply + 1] = taken + 1, bytes + size, entry
+    taken, bytes, reply[#reply + 1], mine[#mine + 1] = taken + 1, bytes + size, entry, claim
   end
+end
+for from = 1, #mine, 1000 do
+  redis.call('SADD', claims, unpack(mine, from, math.min(from + 999, #mine)))
 end
 
 redis.call('HSET', workers, worker, table.concat({digits(number), digits(next_claim), digits(taken), suspect}, ' '))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NOT_RAISED = RemoteError("Retry", "given back by hand", "")
+NOT_RAISED = RemoteError.told("Retry", "given back by hand")
 
 
 class Claim(Context):
@@ -54,6 +54,8 @@ class Claim(Context):
             ClaimSettled: it was settled before.
             Unavailable: no answer within the mesh's patience; it may have taken effect.
         """
+        if self._settled:
+            raise self.settled_error()
         lost = await _hand(self).finish([self])
         if lost:
             raise ClaimLost(f"{self!r} was lost before it was finished: it runs or ran elsewhere")
@@ -71,7 +73,7 @@ class Claim(Context):
 
     async def fail(self, why: str) -> None:
         """Set the task aside as failed, for good, with `why` as its error. Raises as `finish` does."""
-        error = RemoteError("Failure", why, "")
+        error = RemoteError.told("Failure", why)
         station = self._station
         call = ops.fail_task(
             station.keys, self._registration.worker, self.fence, error, keep_failed=station.policy.keep_failed
@@ -229,12 +231,12 @@ class HandStation(Station):
         self._capacity.offer_soon()
 
     def give_back(self, claims: Iterable[Claim]) -> None:
-        """Stop claims of one registration without waiting for the answer."""
+        """Stop claims of one registration without waiting for the answer. While the queue is being left, that gives them back."""
         stopped = list(claims)
         for claim in stopped:
             self.release(claim)
         alive = [claim.fence for claim in stopped if not claim._registration.dead]
-        if alive:
+        if alive and not self.unwinding:
             registration = stopped[0]._registration
             call = ops.stop_tasks(self.keys, registration.worker, alive)
             self._membership.link.post(call, lambda _ended, _failure: None, owner=registration)

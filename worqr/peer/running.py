@@ -44,13 +44,16 @@ def as_coroutine(handler: Callable[[bytes], object], limiter: trio.CapacityLimit
     if any(inspect.iscoroutinefunction(kind) for kind in kinds):
         return handler  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
 
-    async def in_thread(task: bytes) -> object:
-        result = await trio.to_thread.run_sync(handler, task, limiter=limiter)
+    def call(task: bytes) -> object:
+        result = handler(task)
         if inspect.iscoroutine(result):
             result.close()
         if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
             raise TypeError(f"{handler!r} is a plain function that returned {type(result).__name__}, not run yet: use async def")
         return result
+
+    async def in_thread(task: bytes) -> object:
+        return await trio.to_thread.run_sync(call, task, limiter=limiter)
 
     return in_thread
 

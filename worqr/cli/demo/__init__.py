@@ -16,11 +16,12 @@ from worqr.cli.demo.story import tell_story
 from worqr.cli.demo.summary import is_good, summarise
 from worqr.cli.demo.view import open_view
 from worqr.cli.demo.work import find_files
-from worqr.errors import UsageError, WorqrError
+from worqr.errors import WorqrError
 
 FILES_PER_PEER = 20
 """With fewer there would be nothing left in the queue when the peer is killed."""
 MOST_PEERS = 32
+WRONG_USE = 2
 INTERRUPTED = 130
 
 
@@ -35,8 +36,10 @@ def demo(
     kills one of them midway, cancels one long task from another process, and checks that every file has its result. Exit code
     1 if anything is missing.
     """
+    if wrong := _wrong(files, peers):
+        print(f"worqr: {wrong}", file=sys.stderr)
+        return WRONG_USE
     try:
-        _check(files, peers)
         good = _run(find_files(files), peers)
     except BaseException as error:
         if _is_interrupt(error):
@@ -56,14 +59,14 @@ def _run(paths: list[str], peers: int) -> bool:
         return is_good(lines)
 
 
-def _check(files: int | None, peers: int) -> None:
+def _wrong(files: int | None, peers: int) -> str:
+    """What is wrong with the options, if anything is."""
     if not 2 <= peers <= MOST_PEERS:
-        raise UsageError(f"--peers must be 2 (one is killed) to {MOST_PEERS}, not {peers}")
-    if files is not None and files < FILES_PER_PEER * peers:
-        raise UsageError(
-            f"--files must be at least {FILES_PER_PEER * peers} for {peers} peers, not {files}: "
-            "some must be left when one of them is killed"
-        )
+        return f"--peers must be 2 (one is killed) to {MOST_PEERS}, not {peers}"
+    fewest = FILES_PER_PEER * peers
+    if files is not None and files < fewest:
+        return f"--files must be at least {fewest} for {peers} peers, not {files}: some must be left when one of them is killed"
+    return ""
 
 
 def _is_interrupt(error: BaseException) -> bool:

@@ -69,7 +69,9 @@ class PeerProcess:
         """PeerDied if it ended though nobody killed it."""
         code = self.process.poll()
         if code and not self.killed:
-            raise PeerDied(f"{self.name} (pid {self.pid}) ended with code {code} though nobody killed it:\n{self.last_words()}")
+            raise PeerDied(
+                f"{self.name} (pid {self.pid}) ended with code {code} though nobody killed it:\n{self.last_words()}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ AT_ONCE = 4
 GRACE = 1.0
 THREADS_TAKE_TURNS = 0.0005
 """Seconds after which the counting thread lets the event loop have a turn; Python's own 5 ms would delay a cancellation."""
-LET_GO = 4.0
+LET_GO = 3.0
 """Seconds after which a peer that was let go and is still there ends itself, whatever it waits for."""
 
 
@@ -52,19 +52,28 @@ async def run_for_ever(results: worqr.Queue, name: str, task: bytes) -> None:
 
 async def run_peer(url: str, name: str) -> None:
     """Join, serve, and leave when the standard input ends."""
+    let_go = trio.Event()
+    threading.Thread(target=hold_leash, args=(let_go, trio.lowlevel.current_trio_token()), daemon=True).start()
     mesh = worqr.Mesh(url, app=name)
     async with mesh.join(concurrency=AT_ONCE + 1, grace=GRACE) as peer, trio.open_nursery() as nursery:
         results = mesh.queue(RESULTS)
         count = partial(count_files, results, name, trio.CapacityLimiter(1))
         await nursery.start(partial(peer.serve, FILES, count, concurrency=AT_ONCE))
         await nursery.start(partial(peer.serve, LONG, partial(run_for_ever, results, name), concurrency=1))
-        async with trio.lowlevel.FdStream(os.dup(0)) as leash:
-            while await leash.receive_some():
-                pass
-        last = threading.Timer(LET_GO, os._exit, [1])
-        last.daemon = True
-        last.start()
+        await let_go.wait()
         await peer.drain()
+
+
+def hold_leash(let_go: trio.Event, token: trio.lowlevel.TrioToken) -> None:
+    """In a thread of its own, so that it works at any moment: wait for the end of the standard input, then leave, or else."""
+    while os.read(0, 64):
+        pass
+    try:
+        token.run_sync_soon(let_go.set)
+    except trio.RunFinishedError:
+        return
+    time.sleep(LET_GO)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,11 @@ async def _on_a_server(board: Board, show: Callable[[Board], None]) -> None:
     show(board)
     async with open_embedded() as server:
         mesh = worqr.Mesh(server.url, app="worqr-demo")
-        async with mesh.join(grace=0) as peer, peer.work(RESULTS) as results, open_fleet(server.url, len(board.peers)) as fleet:
+        async with (
+            mesh.join(grace=0) as peer,
+            peer.work(RESULTS) as results,
+            open_fleet(server.url, len(board.peers)) as fleet,
+        ):
             async with _background(partial(_collect, results, board), partial(_watch, mesh, fleet, board, show)):
                 await _play(mesh, fleet, board)
             await fleet.leave()

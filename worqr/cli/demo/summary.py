@@ -46,7 +46,11 @@ def _results(board: Board) -> Iterator[Line]:
     twice = f"{plural(len(board.again), 'file')} reported twice{', equal' if agree else ', AND NOT EQUAL'}"
     yield Line("files in", str(len(board.files)))
     yield Line("results out", str(len(board.first)), twice if board.again else "one for each file", ok=agree)
-    lost = f"missing: {', '.join(missing[:3])}{' ...' if missing[3:] else ''}" if missing else "the two lists of paths are equal"
+    lost = (
+        f"missing: {', '.join(missing[:3])}{' ...' if missing[3:] else ''}"
+        if missing
+        else "the two lists of paths are equal"
+    )
     yield Line("lost", str(len(missing)), lost, ok=not missing)
     if board.unknown:
         yield Line("results of no file", str(len(board.unknown)), board.unknown[0], ok=False)
@@ -66,10 +70,20 @@ def _kill(board: Board) -> Iterator[Line]:
     yield Line("killed", killed.name, f"SIGKILL, with {plural(killed.held, 'file')} in its hands", ok=killed.held > 0)
     again = sorted(board.second_runs.values(), key=lambda report: report.at)
     complete = len(again) >= killed.held
-    yield Line("ran twice", plural(len(again), "file"), f"all {killed.held} that it held" if complete else f"it held {killed.held}", ok=complete)
+    yield Line(
+        "ran twice",
+        plural(len(again), "file"),
+        f"all {killed.held} that it held" if complete else f"it held {killed.held}",
+        ok=complete,
+    )
     if again:
         first, last = (report.at - killed.at for report in (again[0], again[-1]))
-        yield Line("recovered", f"after {last:.2f} s", f"from the kill until the last of them ran again; the first: {first:.2f} s", ok=first > 0)
+        yield Line(
+            "recovered",
+            f"after {last:.2f} s",
+            f"from the kill until the last of them ran again; the first: {first:.2f} s",
+            ok=first > 0,
+        )
         right = all(count_file(report.path) == report.counted for report in again)
         yield Line("second results", "right" if right else "WRONG", "counted once more here, and compared", ok=right)
 
@@ -95,4 +109,6 @@ def _found(board: Board) -> Iterator[Line]:
     yield Line("counted", f"{tokens:,} tokens", f"{lines:,} lines{odd}")
     first, *others = [f"{word} {n:,}" for word, n in board.keywords(4)] or ["none"]
     yield Line("keywords", first, ", ".join(others))
-    yield Line("time", f"{board.seconds:.1f} s", f"{len(board.first) / max(board.seconds, 0.1):.0f} files/s, recovery and all")
+    yield Line(
+        "time", f"{board.seconds:.1f} s", f"{len(board.first) / max(board.seconds, 0.1):.0f} files/s, recovery and all"
+    )

@@ -107,9 +107,20 @@ class LiveView:
 
 def picture(board: Board) -> Panel:
     """The whole table."""
-    news = Text("\n").join(Text(f"● {text}", style="cyan") for text in board.news) if board.news else Text("the peers are starting", "dim")
+    news = (
+        Text("\n").join(Text(f"● {text}", style="cyan") for text in board.news)
+        if board.news
+        else Text("the peers are starting", "dim")
+    )
     body = Group(_peers(board), Padding(_progress(board), (1, 0)), news)
-    return Panel(body, title="[bold]worqr demo", subtitle=f"[dim]{headline(board)}", box=box.ROUNDED, padding=(1, 2), width=_width())
+    return Panel(
+        body,
+        title="[bold]worqr demo",
+        subtitle=f"[dim]{headline(board)}",
+        box=box.ROUNDED,
+        padding=(1, 2),
+        width=_width(),
+    )
 
 
 def _width() -> int:
@@ -125,7 +136,9 @@ def _peers(board: Board) -> Table:
     table.add_column("files done", justify="right")
     for line in board.peers:
         style = STATES.get(line.state, "dim")
-        table.add_row(line.name, str(line.pid or ""), Text(line.state, style), _hands(line, board.at_once), str(line.files))
+        table.add_row(
+            line.name, str(line.pid or ""), Text(line.state, style), _hands(line, board.at_once), str(line.files)
+        )
     return table
 
 
@@ -138,8 +151,12 @@ def _progress(board: Board) -> Group:
     numbers = Table.grid(expand=True)
     numbers.add_column()
     numbers.add_column(justify="right")
-    queue = Text.assemble("queue  ", (f"{board.waiting}", "bold"), " waiting  ", (f"{board.running}", "bold"), " running")
-    rate = Text.assemble((f"{board.rate:.0f}", "bold"), " files/s   ", (f"{done}", "bold"), f" of {total}   {board.seconds:.1f} s")
+    queue = Text.assemble(
+        "queue  ", (f"{board.waiting}", "bold"), " waiting  ", (f"{board.running}", "bold"), " running"
+    )
+    rate = Text.assemble(
+        (f"{board.rate:.0f}", "bold"), " files/s   ", (f"{done}", "bold"), f" of {total}   {board.seconds:.1f} s"
+    )
     numbers.add_row(queue, rate)
     return Group(numbers, ProgressBar(total=total, completed=done, complete_style="green", finished_style="green"))
 
@@ -156,4 +173,6 @@ def picture_of_end(lines: list[Line]) -> Panel:
         mark, style = MARKS[line.ok]
         table.add_row(Text(mark, style), line.what, line.value, line.note)
     last = Text(f"\n{verdict(lines)}", "bold green" if good else "bold red")
-    return Panel(Group(table, last), title="[bold]the outcome, checked", box=box.ROUNDED, padding=(1, 2), width=_width())
+    return Panel(
+        Group(table, last), title="[bold]the outcome, checked", box=box.ROUNDED, padding=(1, 2), width=_width()
+    )

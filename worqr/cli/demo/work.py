@@ -7,11 +7,11 @@ included (where the system has one). Some of those are broken on purpose; that t
 from __future__ import annotations
 
 import keyword
+import os
 import sysconfig
 import tokenize
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 from worqr.errors import UsageError
 
@@ -34,14 +34,16 @@ def find_files(limit: int | None = None) -> list[str]:
     Raises:
         UsageError: there are none.
     """
-    root = Path(sysconfig.get_path("stdlib"))
-    found = [
-        (path.stat().st_size, str(path))
-        for path in root.rglob("*.py")
-        if path.is_file() and not NOT_THE_LIBRARY & set(path.relative_to(root).parts)
-    ]
+    root = sysconfig.get_path("stdlib")
+    found: list[tuple[int, str]] = []
+    for folder, inner, names in os.walk(root):
+        inner[:] = [name for name in inner if name not in NOT_THE_LIBRARY]
+        paths = [os.path.join(folder, name) for name in names if name.endswith(".py")]
+        found += [(os.path.getsize(path), path) for path in paths if os.path.isfile(path)]
     if not found:
-        raise UsageError(f"no source files of Python's standard library under {root}: this Python has it in another form")
+        raise UsageError(
+            f"no source files of Python's standard library under {root}: this Python has it in another form"
+        )
     largest = sorted(found, reverse=True)[:limit]
     return sorted(path for _, path in largest)
 
@@ -52,7 +54,7 @@ def count_file(path: str) -> Counted:
     words: Counter[str] = Counter()
     broken = False
     try:
-        with open(path, "rb") as source:  # noqa: PTH123 - the readline of a file is what tokenize takes
+        with open(path, "rb") as source:
             for token in tokenize.tokenize(source.readline):
                 tokens += 1
                 lines = token.end[0]

@@ -1,0 +1,45 @@
+"""Claims by hand: readings are taken from the queue in batches, and each batch is one transaction of a database.
+
+``batches.py FILE`` writes them into an SQLite database, ``batches.py --feed N`` enqueues N of them. A task may be delivered
+again (when the process dies between the commit and the finish), so the table has a key that a second copy does not get past.
+"""
+
+import json
+import sqlite3
+import sys
+
+import trio
+
+import worqr
+
+
+def store(path: str, readings: list[dict[str, float]]) -> None:
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE IF NOT EXISTS readings (number INTEGER PRIMARY KEY, value REAL)")
+        database.executemany("INSERT OR IGNORE INTO readings VALUES (:number, :value)", readings)
+
+
+async def write(path: str) -> None:
+    mesh = worqr.Mesh()
+    async with mesh.join() as peer, peer.work("readings") as claims:
+        while batch := await claims.take(100, within=0.2):
+            readings = [json.loads(claim.task) for claim in batch]
+            await trio.to_thread.run_sync(store, path, readings)
+            lost = await claims.finish(batch)
+            print(f"{len(batch)} stored, {len(lost)} of them lost to another worker meanwhile", flush=True)
+
+
+async def feed(n: int) -> None:
+    mesh = worqr.Mesh()
+    async with mesh.connect():
+        tasks = [json.dumps({"number": number, "value": number / 7}).encode() for number in range(n)]
+        print(f"{await mesh.queue('readings').enqueue(*tasks)} enqueued")
+
+
+match sys.argv[1:]:
+    case ["--feed", n]:
+        trio.run(feed, int(n))
+    case [path]:
+        trio.run(write, path)
+    case _:
+        sys.exit("usage: batches.py FILE | batches.py --feed N")

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.ops.driver import FENCE, Desk, Expires, claim
+from worqr import ops
+from worqr.ops import Cancelled
+
+
+def test_what_waits_is_put_out_of_reach_and_what_runs_is_marked(desk: Desk) -> None:
+    one, two = desk.hold("A", b"a", b"b")
+    desk.put(b"c", b"d")
+    before = desk.state()
+    call = ops.cancel_all(desk.q)
+    with desk.listening(desk.q.cancel_channel) as heard:
+        reply = desk.send(call)
+    assert reply == [b"ok", 2, 2, b"-", str(one).encode(), str(two).encode()]
+    assert call.read(reply) == Cancelled(False, 2, [one, two], "-", "-")
+    assert [message for _, message in heard] == [str(one).encode(), str(two).encode()]
+    before[":trash"] = before.pop("waiting")
+    before[":cancelling"] = {str(one), str(two)}
+    counts = before[":counts"].value
+    before[":counts"] = Expires({**counts, "cancelled": "2", "fence": str(claim(3)), "cleared": str(claim(3))})
+    assert desk.state() == before
+
+
+def test_suspects_and_jobs_go_too_and_stale_references_are_not_counted(desk: Desk) -> None:
+    desk.stall(b"suspect")
+    [suspect, held] = desk.hold("A", b"a")[:1] + desk.take("A", 1)
+    desk.retry("A", held)
+    desk.call(ops.cancel_task(desk.q, b"a"))
+    desk.call(ops.stop_tasks(desk.q, "A", [suspect]))
+    assert desk.call(ops.cancel_all(desk.q)) == Cancelled(False, 1, [], "-", "-")
+    assert desk.waiting() == []
+    assert not desk.call(ops.purge_queue(desk.q))
+    assert set(desk.state()) == {":workers", ":policy:A", ":counts"}
+
+
+def test_busy_while_an_earlier_clearing_is_not_purged(desk: Desk) -> None:
+    desk.put(b"a")
+    desk.call(ops.cancel_all(desk.q))
+    desk.put(b"b")
+    with desk.nothing_happens():
+        assert desk.send(ops.cancel_all(desk.q)) == [b"busy"]
+        assert desk.call(ops.cancel_all(desk.q)) is None
+    desk.call(ops.purge_queue(desk.q))
+    assert desk.call(ops.cancel_all(desk.q)) == Cancelled(False, 1, [], "-", "-")
+
+
+def test_busy_is_final_for_its_number(desk: Desk) -> None:
+    desk.put(b"a")
+    desk.call(ops.cancel_all(desk.q))
+    call = ops.cancel_all(desk.q)
+    desk.send(call)
+    desk.call(ops.purge_queue(desk.q))
+    desk.client.lpush(desk.q.base, b"newer")
+    with desk.nothing_changes():
+        assert desk.resend(call) == [b"busy"]
+
+
+def test_a_resend_gets_the_same_reply_and_cancels_nothing_newer(desk: Desk) -> None:
+    desk.hold("odd name", b"a")
+    desk.put(b"b")
+    call = ops.cancel_all(desk.q)
+    reply = desk.send(call)
+    desk.client.lpush(desk.q.base, b"newer")
+    with desk.nothing_changes():
+        assert desk.resend(call) == reply
+
+
+def test_a_late_copy_cancels_nothing(desk: Desk) -> None:
+    desk.hold("A", b"a")
+    desk.put(b"b")
+    with desk.nothing_happens():
+        assert desk.late(ops.cancel_all(desk.q)) == [b"late"]
+
+
+def test_in_steps_nothing_slips_through(desk: Desk) -> None:
+    """What is given back before its turn to be marked has come is dropped."""
+    [first] = desk.hold("A", b"a")
+    [second] = desk.hold("B", b"b")
+    desk.put(b"c")
+    call = ops.cancel_all(desk.q)
+    step = desk.call(replace(call, args=("-", 1)))
+    assert step == Cancelled(True, 1, [first], "-", f"{first} A")
+    assert desk.call(ops.stop_tasks(desk.q, "B", [second])) == {second: "dropped"}
+    desk.put(b"newer")
+    assert desk.call(ops.cancel_all(desk.q, f"{first} A")) == Cancelled(False, 0, [], "-", "-")
+    assert desk.waiting() == [b"newer"]
+
+
+def test_claims_of_one_that_is_being_swept_are_marked(desk: Desk) -> None:
+    held = desk.hold("A", b"a", b"b")
+    assert desk.call(ops.fail_worker(desk.q, "A", 1)).more
+    assert desk.call(ops.cancel_all(desk.q)) == Cancelled(False, 1, held[:1], "-", "-")
+
+
+def test_on_an_empty_database_nothing_is_made_that_stays(desk: Desk) -> None:
+    desk.client.delete(desk.q.counts)
+    assert desk.call(ops.cancel_all(desk.q)) == Cancelled(False, 0, [], "-", "-")
+    [counts] = desk.state().values()
+    assert isinstance(counts, Expires)
+    assert int(counts.value["fence"]) < FENCE
+
+
+def test_thousands_of_claims_in_one_step(desk: Desk) -> None:
+    held = desk.hold("A", *[b"x"] * 1000)
+    for _ in range(8):
+        desk.put(*[b"x"] * 1000)
+        held += desk.take("A", 1000)
+    assert desk.call(ops.cancel_all(desk.q)) == Cancelled(False, 0, held, "-", "-")

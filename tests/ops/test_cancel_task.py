@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+
+from tests.ops.driver import Desk, Expires, claim, reference
+from worqr import ops
+from worqr.call import Call
+from worqr.keys import MARKER
+from worqr.ops import Cancelled
+
+
+def with_budget(call: Call[Cancelled], budget: int) -> Call[Cancelled]:
+    return replace(call, args=(*call.args[:-1], budget))
+
+
+def cancel_in_steps(desk: Desk, task: bytes, budget: int) -> list[Cancelled]:
+    steps = [desk.call(with_budget(ops.cancel_task(desk.q, task), budget))]
+    while steps[-1].more:
+        call = ops.cancel_task(desk.q, task, steps[-1].cursor, steps[-1].after)
+        steps.append(desk.call(with_budget(call, budget)))
+    return steps
+
+
+def test_removes_what_waits_and_nothing_else(desk: Desk) -> None:
+    desk.put(b"x", b"y", b"x")
+    assert desk.send(ops.cancel_task(desk.q, b"x")) == [b"ok", 2, 0, b"-", b"-"]
+    assert desk.state() == {
+        "waiting": [b"y"],
+        ":counts": Expires({**desk.state()[":counts"].value, "enqueued": "3", "cancelled": "2"}),
+    }
+
+
+def test_marks_what_runs_and_tells_its_workers(desk: Desk) -> None:
+    one, _, three = desk.hold("A", b"x", b"y", b"x")
+    before = desk.state()
+    call = ops.cancel_task(desk.q, b"x")
+    with desk.listening(desk.q.cancel_channel) as heard:
+        reply = desk.send(call)
+    assert reply == [b"ok", 0, 2, b"-", b"-", str(one).encode(), str(three).encode()]
+    assert call.read(reply) == Cancelled(False, 0, [one, three], "-", "-")
+    assert heard == [("_cancel", str(one).encode()), ("_cancel", str(three).encode())]
+    assert desk.state() == {**before, ":cancelling": {str(one), str(three)}}
+
+
+def test_finds_all_of_them_wherever_they_are(desk: Desk) -> None:
+    """Running as a job, raw, and with a worker that is being swept; waiting as a suspect, as a job, and raw."""
+    [raw] = desk.hold("A", b"x")
+    desk.retry("A", raw)
+    [job] = desk.take("A", 1)
+    [raw] = desk.hold("B", b"x")
+    [retried] = desk.hold("C", b"x")
+    swept, _ = desk.hold("D", b"x", b"y")
+    assert desk.call(ops.fail_worker(desk.q, "D", 1)).more
+    desk.call(ops.finish_tasks(desk.q, "A", desk.take("A", 1)))
+    desk.stall(b"x")
+    desk.retry("C", retried)
+    desk.put(b"x", b"z")
+    assert desk.call(ops.cancel_task(desk.q, b"x")) == Cancelled(False, 3, [job, raw, swept], "-", "-")
+    for worker in ("A", "B", "C", "D"):
+        desk.call(ops.fail_worker(desk.q, worker))
+    assert desk.waiting() == [b"z"]
+    assert desk.counts()["cancelled"] == 6
+    assert not any(name.startswith((":cancelling", ":twins", ":job", ":active", ":claim")) for name in desk.state())
+
+
+def test_a_swept_owners_task_is_not_missed_between_two_steps_of_the_sweep(desk: Desk) -> None:
+    """Its worker is out of the fence, the claim is not given back yet: it must not come back as if nothing had been."""
+    held = desk.hold("A", b"x", b"y")
+    assert desk.call(ops.fail_worker(desk.q, "A", 1)).more
+    assert desk.call(ops.cancel_task(desk.q, b"x")).claims == [held[0]]
+    desk.call(ops.fail_worker(desk.q, "A", 1))
+    assert desk.waiting() == [b"y"]
+
+
+def test_the_count_is_right_after_cancelling_a_retried_task(desk: Desk) -> None:
+    held = desk.hold("A", b"x", b"y")
+    for one in held:
+        desk.retry("A", one)
+    assert desk.call(ops.cancel_task(desk.q, b"x")).waiting == 1
+    assert desk.call(ops.list_tasks(desk.q, 9)) == (1, [b"y"])
+    assert desk.call(ops.inspect(desk.q)).waiting == 1
+    assert desk.start("A", 2).entries[0][0] == b"y"
+    assert desk.call(ops.inspect(desk.q)).waiting == 0
+
+
+def test_a_cancelled_job_leaves_only_its_place_in_line(desk: Desk) -> None:
+    [held] = desk.hold("A", b"x")
+    desk.retry("A", held)
+    desk.call(ops.cancel_task(desk.q, b"x"))
+    state = desk.state()
+    assert set(state) == {"waiting", ":workers", ":policy:A", ":counts"}
+    assert state["waiting"] == [reference(f"@{held}")]
+    assert state[":counts"].value["stale"] == "1"
+
+
+def test_what_was_deleted_but_is_not_purged_yet_is_not_counted_again(desk: Desk) -> None:
+    [held] = desk.hold("A", b"x")
+    desk.retry("A", held)
+    desk.call(ops.delete_queue(desk.q))
+    assert desk.call(ops.cancel_task(desk.q, b"x")).waiting == 0
+    desk.put(b"y")
+    assert desk.waiting() == [b"y"]
+    assert not desk.call(ops.purge_queue(desk.q))
+    assert set(desk.state()) == {"waiting", ":workers", ":policy:A", ":counts"}
+
+
+def test_a_twin_without_a_record_is_forgotten(desk: Desk) -> None:
+    desk.client.sadd(desk.q.twins(hashlib.sha1(b"x").hexdigest()), "@1")
+    assert desk.call(ops.cancel_task(desk.q, b"x")) == Cancelled(False, 0, [], "-", "-")
+    assert set(desk.state()) == {":counts"}
+
+
+@pytest.mark.parametrize("task", [b"", b"\xff\x00", b"12", bytes(range(256)), MARKER, MARKER + b"@1", b"x" * 2**24])
+def test_any_payload_can_be_cancelled(desk: Desk, task: bytes) -> None:
+    [held] = desk.hold("A", task)
+    desk.put(task, b"y")
+    assert desk.call(ops.cancel_task(desk.q, task)) == Cancelled(False, 1, [held], "-", "-")
+    assert desk.waiting() == [b"y"]
+    assert desk.call(ops.finish_tasks(desk.q, "A", [held])) == {held: "cancelled"}
+
+
+def test_a_payload_that_spells_a_reference_does_not_hit_that_job(desk: Desk) -> None:
+    [held] = desk.hold("A", b"x")
+    desk.retry("A", held)
+    forged = reference(f"@{held}")
+    assert desk.call(ops.cancel_task(desk.q, forged)) == Cancelled(False, 0, [], "-", "-")
+    assert desk.waiting() == [b"x"]
+    desk.take("A", 1)
+    assert desk.call(ops.cancel_task(desk.q, forged)) == Cancelled(False, 0, [], "-", "-")
+
+
+def test_a_resend_gets_the_same_reply_and_cancels_nothing_newer(desk: Desk) -> None:
+    desk.enter("A worker: with \\ odd {characters} and spaces")
+    [held] = desk.hold("A worker: with \\ odd {characters} and spaces", b"x")
+    desk.put(b"x")
+    call = ops.cancel_task(desk.q, b"x")
+    reply = desk.send(call)
+    desk.client.lpush(desk.q.base, b"x")
+    with desk.nothing_changes():
+        assert desk.resend(call) == reply
+        assert call.read(desk.resend(call)) == Cancelled(False, 1, [held], "-", "-")
+
+
+def test_a_late_copy_cancels_nothing(desk: Desk) -> None:
+    desk.hold("A", b"x")
+    desk.put(b"x")
+    before = desk.state()
+    assert desk.late(ops.cancel_task(desk.q, b"x")) == [b"late"]
+    assert desk.state() == before
+
+
+def test_a_second_cancel_finds_the_same_claims_and_tells_nobody_twice(desk: Desk) -> None:
+    [held] = desk.hold("A", b"x")
+    desk.call(ops.cancel_task(desk.q, b"x"))
+    with desk.listening(desk.q.cancel_channel) as heard:
+        assert desk.call(ops.cancel_task(desk.q, b"x")).claims == [held]
+    assert heard == []
+
+
+def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
+    desk.client.delete(desk.q.counts)
+    assert desk.call(ops.cancel_task(desk.q, b"x")) == Cancelled(False, 0, [], "-", "-")
+    assert desk.state() == {}
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 5, 7, 100])
+def test_in_steps_each_claim_is_looked_at_once(desk: Desk, budget: int) -> None:
+    workers = ["a b", "a", "a b 9", "-", "9 z"]
+    expected = []
+    for worker in workers:
+        claims = desk.hold(worker, b"x", b"y", b"x")
+        expected += [claims[0], claims[2]]
+    steps = cancel_in_steps(desk, b"x", budget)
+    assert sorted(claim for step in steps for claim in step.claims) == sorted(expected)
+    assert desk.state()[":cancelling"] == {str(claim) for claim in expected}
+    assert len(steps) == max(1, -(-15 // budget))
+
+
+def test_more_claims_than_lua_can_unpack_in_one_step(desk: Desk) -> None:
+    held = desk.hold("A", *[b"x"] * 1000)
+    for _ in range(8):
+        desk.put(*[b"x"] * 1000)
+        held += desk.take("A", 1000)
+    call = ops.cancel_task(desk.q, b"x")
+    reply = desk.send(call)
+    assert call.read(reply) == Cancelled(False, 0, held, "-", "-")
+    assert desk.resend(call) == reply
+    assert desk.client.scard(desk.q.cancelling) == 9000
+
+
+def test_more_twins_than_one_step_looks_at(desk: Desk) -> None:
+    for one in desk.hold("A", *[b"x"] * 700):
+        desk.retry("A", one)
+    steps = cancel_in_steps(desk, b"x", 100)
+    assert len(steps) > 2
+    assert sum(step.waiting for step in steps) == 700
+    assert desk.call(ops.inspect(desk.q)).waiting == 0
+    assert claim(1) not in [claim for step in steps for claim in step.claims]

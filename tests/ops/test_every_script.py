@@ -1,0 +1,153 @@
+"""What holds for every script: it leaves everything unchanged when a key is not of its type, it goes on when memory is
+full (or refuses, if it is there to fill it), it may come again, and it keeps to one slot of a cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.ops.driver import Desk
+from tests.ops.scene import CALLS, Scene, fingerprint, reset_scene, set_scene
+from tests.servers import programs
+from worqr.embedded import EmbeddedServer
+from worqr.keys import QueueKeys, RegistryKeys
+from worqr.lua import all_scripts
+
+FILL_MEMORY = {"enqueue", "note_queues"}
+NO_CHANNELS = ("channel",)
+STRINGS = {":paused", ":leader", ":version", ":worker:A", ":worker:B", ":worker:C"}
+
+
+def test_there_is_a_call_for_every_script() -> None:
+    assert set(CALLS) == {script.name for script in all_scripts()}
+
+
+def named_keys(keys: QueueKeys | RegistryKeys) -> list[str]:
+    """Those whose name depends on nothing, or on the workers of the scene."""
+    names = [name for name, what in vars(type(keys)).items() if isinstance(what, property) and "channel" not in name]
+    found = [getattr(keys, name) for name in names if keys.base != getattr(keys, name) or isinstance(keys, QueueKeys)]
+    of_a_worker = [keys.claims, keys.policy, keys.leaving] if isinstance(keys, QueueKeys) else [
+        keys.worker, keys.work_map, keys.info
+    ]  # fmt: skip
+    return found + [make(worker) for make in of_a_worker for worker in "ABC"]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_key_of_a_foreign_type_is_an_error_before_anything_is_written(desk: Desk, name: str) -> None:
+    scene = set_scene(desk)
+    refused = 0
+    call = CALLS[name](desk, scene)
+    for key in named_keys(desk.q if call.base == desk.q.base else desk.g):
+        reset_scene(desk, scene)
+        call = CALLS[name](desk, scene)
+        desk.client.delete(key)
+        if desk.short(key) in STRINGS:
+            desk.client.rpush(key, "foreign")
+        else:
+            desk.client.set(key, "foreign")
+        before = fingerprint(desk)
+        try:
+            desk.send(call)
+        except redis.ResponseError as error:
+            assert "WRONGTYPE" in str(error), (key, error)
+            assert fingerprint(desk) == before, key
+            refused += 1
+    assert refused or name in {"post_waiting", "resume"}
+
+
+def test_full_memory_stops_only_what_fills_it(own_desk: Desk) -> None:
+    desk = own_desk
+    scene = set_scene(desk)
+    for name, make in CALLS.items():
+        reset_scene(desk, scene)
+        usual = desk.send(make(desk, scene))
+        reset_scene(desk, scene)
+        call = make(desk, scene)
+        before = fingerprint(desk)
+        desk.client.config_set("maxmemory", 1)
+        try:
+            if name in FILL_MEMORY:
+                with pytest.raises(redis.OutOfMemoryError):
+                    desk.send(call)
+                assert fingerprint(desk) == before
+            else:
+                assert desk.send(call)[0] == usual[0], name
+        finally:
+            desk.client.config_set("maxmemory", 0)
+
+
+def test_a_task_lives_on_when_memory_is_full(own_desk: Desk) -> None:
+    desk = own_desk
+    desk.put(b"a", b"b", b"c")
+    desk.client.config_set("maxmemory", 1)
+    desk.register("A", queues=["Q1"])
+    desk.enter("A")
+    one, two, three = desk.take("A", 3)
+    assert desk.retry("A", one) == "given"
+    assert desk.fail("A", two) == "aside"
+    assert desk.beat("A").alive
+    with pytest.raises(redis.OutOfMemoryError):
+        desk.put(b"d")
+    desk.client.config_set("maxmemory", 0)
+    assert desk.counts() == {"enqueued": 3, "claimed": 3, "retried": 1, "failed": 1}
+    assert desk.state()[":claims:A"] == {str(three)}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_numbered_request_that_comes_again_gets_the_same_reply(desk: Desk, name: str) -> None:
+    scene = set_scene(desk)
+    call = CALLS[name](desk, scene)
+    reply = desk.send(call)
+    if call.numbered:
+        with desk.nothing_changes():
+            assert desk.resend(call) == reply
+    reset_scene(desk, scene)
+    call = CALLS[name](desk, scene)
+    if call.numbered:
+        before = fingerprint(desk)
+        assert desk.late(call) == [b"late"]
+        assert fingerprint(desk) == before
+
+
+@pytest.fixture
+def cluster(server_kind: str, tmp_path: Path) -> Iterator[redis.Redis]:
+    """A cluster of one node, which has all slots."""
+    settings = {"cluster-enabled": "yes", "cluster-config-file": str(tmp_path / "nodes.conf")}
+    with EmbeddedServer(program=programs()[server_kind], settings=settings) as server:
+        client = redis.Redis.from_url(server.url, protocol=2)
+        client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        while "cluster_state:ok" not in str(client.execute_command("CLUSTER", "INFO")):
+            time.sleep(0.02)
+        yield client
+        client.close()
+
+
+def test_every_script_keeps_to_one_slot_of_a_cluster(cluster: redis.Redis) -> None:
+    desk = Desk(cluster, "mesh")
+    desk.set_fence()
+    scene = set_scene(desk)
+    for make in CALLS.values():
+        reset_scene(desk, scene)
+        desk.send(make(desk, scene))
+    slots = {cluster.execute_command("CLUSTER", "KEYSLOT", key) for key in desk.all_keys()}
+    assert slots == {cluster.execute_command("CLUSTER", "KEYSLOT", key) for key in ("Q1", "mesh")}
+
+
+def test_the_scene_has_something_of_everything(desk: Desk) -> None:
+    scene = set_scene(desk)
+    assert isinstance(scene, Scene)
+    kinds = {name.rsplit(":", 1)[0] if name.count(":") > 1 else name for name in desk.state()}
+    assert kinds >= {
+        *("waiting", ":suspects", ":hungry", ":cancelling", ":workers", ":policy", ":claims", ":claim"),
+        *(":job", ":active", ":twins", ":failed", ":broken", ":aside", ":counts"),
+        *(":Workers", ":Dying", ":WorkMap", ":worker", ":info", ":leader", ":queues", ":version"),
+    }
+    counts = desk.state()[":counts"].value
+    assert counts["stale"] == "1"
+    before = fingerprint(desk)
+    reset_scene(desk, scene)
+    assert fingerprint(desk) == before

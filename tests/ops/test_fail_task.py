@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.ops.driver import BOOM, Desk, Expires, claim
+from worqr import ops
+from worqr.keys import MARKER
+
+
+@pytest.mark.parametrize(("broken", "kind", "failures"), [(False, "failed", "1"), (True, "broken", "0")])
+def test_sets_the_task_aside_with_what_is_known_of_it(desk: Desk, broken: bool, kind: str, failures: str) -> None:
+    [held] = desk.hold("A", b"a")
+    assert desk.fail("A", held, broken=broken) == "aside"
+    assert desk.state() == {
+        f":{kind}": [str(held)],
+        f":aside:{held}": {
+            **{"task": "a", "id": "", "reason": kind, "failures": failures, "stalls": "0", "timeouts": "0"},
+            **{"error_type": BOOM.type, "error_message": BOOM.message, "error_traceback": BOOM.traceback, "worker": "A"},
+        },
+        ":workers": {"A": f"1 {claim(1)} 1 0"},
+        ":policy:A": {"max_stalls": "3", "keep_failed": "1000"},
+        ":counts": Expires({"fence": str(claim(1)), "enqueued": "1", "claimed": "1", kind: "1"}),
+    }
+
+
+def test_a_job_takes_its_id_and_counters_along_and_leaves_nothing_else(desk: Desk) -> None:
+    desk.stall(b"a", times=1)
+    desk.enter("A")
+    desk.retry("A", desk.take("A", 1)[0])
+    [held] = desk.take("A", 1)
+    desk.fail("A", held)
+    state = desk.state()
+    aside = state[f":aside:{held}"]
+    assert (aside["id"], aside["failures"], aside["stalls"]) == (f"@{claim(1)}", "2", "1")
+    assert set(state) == {":failed", f":aside:{held}", ":workers", ":policy:A", ":counts"}
+
+
+@pytest.mark.parametrize("task", [b"", bytes(range(256)), MARKER + b"\xff", b"x" * 16 * 1024 * 1024])
+def test_keeps_the_payload_byte_for_byte(desk: Desk, task: bytes) -> None:
+    [held] = desk.hold("A", task)
+    desk.fail("A", held, broken=True)
+    assert desk.client.hget(desk.q.aside(held), "task") == task
+
+
+def test_the_time_is_the_servers(desk: Desk) -> None:
+    [held] = desk.hold("A", b"a")
+    desk.fail("A", held)
+    seconds, micros = desk.client.time()
+    at = int(desk.client.hget(desk.q.aside(held), "at") or 0)
+    assert 0 <= seconds * 1000 + micros // 1000 - at < 60_000
+    assert desk.client.zscore(desk.q.failed, str(held)) == at
+
+
+def test_failed_ones_are_capped_and_the_oldest_go(desk: Desk) -> None:
+    held = desk.hold("A", b"a", b"b", b"c")
+    for one in held:
+        desk.fail("A", one, keep_failed=2)
+    state = desk.state()
+    assert state[":failed"] == [str(one) for one in held[1:]]
+    assert [name for name in state if name.startswith(":aside:")] == [f":aside:{one}" for one in held[1:]]
+    assert desk.counts()["failed"] == 3
+
+
+def test_a_smaller_cap_is_reached_in_steps(desk: Desk) -> None:
+    held = desk.hold("A", *[b"a"] * 153)
+    for one in held[:151]:
+        desk.fail("A", one, keep_failed=1000)
+    desk.fail("A", held[151], keep_failed=3)
+    assert len(desk.state()[":failed"]) == 52
+    desk.fail("A", held[152], keep_failed=3)
+    state = desk.state()
+    assert state[":failed"] == [str(one) for one in held[150:]]
+    assert len([name for name in state if name.startswith(":aside:")]) == 3
+
+
+def test_keep_0_keeps_none(desk: Desk) -> None:
+    one, two = desk.hold("A", b"a", b"b")
+    desk.fail("A", one, keep_failed=1)
+    desk.fail("A", two, keep_failed=0)
+    assert set(desk.state()) == {":workers", ":policy:A", ":counts"}
+    assert desk.counts()["failed"] == 2
+
+
+def test_broken_ones_are_not_capped(desk: Desk) -> None:
+    held = desk.hold("A", b"a", b"b", b"c")
+    for one in held:
+        desk.fail("A", one, keep_failed=0, broken=True)
+    assert desk.state()[":broken"] == [str(one) for one in held]
+
+
+def test_a_resend_answers_mine_and_changes_nothing(desk: Desk) -> None:
+    [held] = desk.hold("A", b"a")
+    desk.fail("A", held)
+    with desk.nothing_changes():
+        assert desk.fail("A", held) == "mine"
+
+
+def test_anothers_claim_is_not_touched(desk: Desk) -> None:
+    [held] = desk.hold("A", b"a")
+    desk.enter("B")
+    with desk.nothing_changes():
+        assert desk.fail("B", held) == "mine"
+        assert desk.fail("stranger", held) == "lost"
+
+
+def test_a_swept_owner_has_lost_it(desk: Desk) -> None:
+    [held] = desk.hold("A", b"a")
+    desk.call(ops.fail_worker(desk.q, "A"))
+    with desk.nothing_changes():
+        assert desk.fail("A", held) == "lost"
+
+
+def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
+    desk.client.delete(desk.q.counts)
+    assert desk.fail("A", claim(1)) == "lost"
+    assert desk.state() == {}
+
+
+def test_a_mark_that_stands_ends_it_as_cancelled(desk: Desk) -> None:
+    [held] = desk.hold("A", b"a")
+    desk.call(ops.cancel_task(desk.q, b"a"))
+    assert desk.fail("A", held) == "cancelled"
+    assert set(desk.state()) == {":workers", ":policy:A", ":counts"}
+
+
+def test_a_claim_with_nothing_under_it_is_gone_and_leaves_nothing(desk: Desk) -> None:
+    raw, held = desk.hold("A", b"a", b"b")
+    desk.retry("A", held)
+    [job] = desk.take("A", 1)
+    desk.client.delete(desk.q.claim(raw), desk.q.active(f"@{held}"))
+    assert [desk.fail("A", raw), desk.fail("A", job)] == ["gone", "gone"]
+    assert not any(name.startswith((":claim", ":active", ":aside")) for name in desk.state())
+
+
+def test_tells_a_hungry_worker_of_a_suspect(desk: Desk) -> None:
+    [held] = desk.hold("A", b"a")
+    desk.stall(b"suspect")
+    desk.client.sadd(desk.q.hungry, "B")
+    with desk.listening(desk.q.wake_channel("B")) as heard:
+        desk.fail("A", held)
+    assert heard == [(":wake:B", b"1")]

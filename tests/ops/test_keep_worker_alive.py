@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from tests.ops.driver import Desk, Expires
+from worqr import ops
+from worqr.ops import Beat
+
+
+def test_beats_and_tells_people_how_it_is(desk: Desk) -> None:
+    desk.register("A")
+    desk.client.pexpire(desk.g.worker("A"), 500)
+    assert desk.beat("A", 7) == Beat(True, False, False, [])
+    assert desk.state(":counts") == {
+        ":Workers": {"A"},
+        ":worker:A": Expires("RUN 7"),
+        ":info:A": Expires({"host": "h", "running": "2", "room": "3"}),
+        ":version": "1",
+    }
+    assert 2000 < desk.client.pttl(desk.g.worker("A")) <= 3000
+
+
+def test_the_same_beat_again_changes_nothing(desk: Desk) -> None:
+    desk.register("A")
+    desk.beat("A", 7, lease_ms=2000)
+    with desk.nothing_changes():
+        assert desk.beat("A", 7, lease_ms=2000) == Beat(True, False, True, [])
+
+
+def test_a_key_that_lapsed_is_armed_again_while_nobody_has_swept(desk: Desk) -> None:
+    desk.register("A")
+    desk.client.delete(desk.g.worker("A"))
+    assert desk.beat("A", 8) == Beat(True, True, False, [])
+    assert desk.state()[":worker:A"] == Expires("RUN 8")
+
+
+def test_who_was_condemned_is_dead_and_leaves_nothing(desk: Desk) -> None:
+    desk.register("A", queues=["Q1"])
+    desk.client.delete(desk.g.worker("A"))
+    desk.call(ops.condemn_worker(desk.g, "A", None))
+    with desk.nothing_changes():
+        assert desk.beat("A", 8, lease_ms=2000) == Beat(False, False, False, [])
+
+
+def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
+    desk.client.delete(desk.q.counts)
+    assert desk.beat("A", lease_ms=2000) == Beat(False, False, False, [])
+    assert desk.state() == {}
+
+
+def test_one_that_never_counts_as_dead_keeps_a_key_that_stays(desk: Desk) -> None:
+    desk.register("A", keepalive_ms=0)
+    assert desk.beat("A", keepalive_ms=0).alive
+    assert desk.state()[":worker:A"] == "STAY"
+
+
+def test_answers_with_the_queues_that_wait(desk: Desk) -> None:
+    desk.register("A")
+    desk.call(ops.post_waiting(desk.g, ["Q2", "Q 1", "Qä"]))
+    assert sorted(desk.beat("A").waiting) == ["Q 1", "Q2", "Qä"]
+
+
+# The lease
+
+
+def test_the_lease_is_taken_when_it_is_free_and_asked_for(desk: Desk) -> None:
+    desk.register("A", "B")
+    assert not desk.beat("A").leads
+    assert desk.beat("A", 1, lease_ms=2000).leads
+    assert desk.state()[":leader"] == Expires("A 1")
+    assert 1000 < desk.client.pttl(desk.g.leader) <= 2000
+
+
+def test_the_lease_is_renewed_by_its_holder_alone(desk: Desk) -> None:
+    desk.register("A", "B")
+    desk.beat("A", 1, lease_ms=2000)
+    desk.client.pexpire(desk.g.leader, 300)
+    assert not desk.beat("B", 5, lease_ms=2000).leads
+    assert desk.client.pttl(desk.g.leader) <= 300
+    assert desk.beat("A", 2, lease_ms=2000).leads
+    assert desk.state()[":leader"] == Expires("A 2")
+    assert desk.client.pttl(desk.g.leader) > 1000
+
+
+def test_a_holder_that_does_not_ask_lets_it_run_out(desk: Desk) -> None:
+    desk.register("A")
+    desk.beat("A", 1, lease_ms=2000)
+    desk.client.pexpire(desk.g.leader, 300)
+    assert not desk.beat("A", 2).leads
+    assert desk.client.pttl(desk.g.leader) <= 300
+
+
+def test_an_id_that_another_begins_with_is_not_that_other(desk: Desk) -> None:
+    desk.register("a", "a b")
+    assert desk.beat("a b", 1, lease_ms=2000).leads
+    assert not desk.beat("a", 1, lease_ms=2000).leads
+    assert desk.call(ops.stop_worker(desk.g, "a")) == []
+    assert desk.state()[":leader"] == Expires("a b 1")

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from tests.ops.driver import Desk, reference
+from worqr import ops
+from worqr.ops import MAX_BYTES
+
+
+def test_newest_first_or_as_they_will_be_taken(desk: Desk) -> None:
+    desk.stall(b"suspect")
+    desk.put(b"a", b"b", b"c")
+    with desk.nothing_changes():
+        assert desk.call(ops.list_tasks(desk.q, 9)) == (4, [b"c", b"b", b"a", b"suspect"])
+        assert desk.call(ops.list_tasks(desk.q, 9, from_front=True)) == (4, [b"suspect", b"a", b"b", b"c"])
+        assert desk.call(ops.list_tasks(desk.q, 2)) == (4, [b"c", b"b"])
+        assert desk.call(ops.list_tasks(desk.q, 2, from_front=True)) == (4, [b"suspect", b"a"])
+        assert desk.call(ops.list_tasks(desk.q, 0)) == (4, [])
+
+
+def test_jobs_are_shown_by_their_payload_and_references_to_nothing_not_at_all(desk: Desk) -> None:
+    held = desk.hold("A", b"a", b"b", b"c")
+    for one in held:
+        desk.retry("A", one)
+    desk.call(ops.cancel_task(desk.q, b"b"))
+    assert desk.call(ops.list_tasks(desk.q, 9)) == (2, [b"c", b"a"])
+
+
+def test_stops_at_8_mib_but_shows_at_least_one(desk: Desk) -> None:
+    desk.put(b"x" * 2 * MAX_BYTES)
+    desk.put(b"y", b"z")
+    assert desk.call(ops.list_tasks(desk.q, 9, from_front=True)) == (3, [b"x" * 2 * MAX_BYTES])
+    assert len(desk.call(ops.list_tasks(desk.q, 9))[1]) == 3
+
+
+def test_looks_at_no_more_than_a_thousand_references_to_nothing(desk: Desk) -> None:
+    desk.put(b"a")
+    desk.client.rpush(desk.q.base, *[reference("forged")] * 1000)
+    assert desk.call(ops.list_tasks(desk.q, 9, from_front=True))[1] == []
+    desk.client.rpop(desk.q.base)
+    assert desk.call(ops.list_tasks(desk.q, 9, from_front=True))[1] == [b"a"]
+
+
+def test_more_stale_ones_counted_than_there_are_make_no_negative_number(desk: Desk) -> None:
+    desk.client.hset(desk.q.counts, "stale", 5)
+    desk.put(b"a")
+    assert desk.call(ops.list_tasks(desk.q, 9)) == (0, [b"a"])
+
+
+def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
+    desk.client.delete(desk.q.counts)
+    assert desk.send(ops.list_tasks(desk.q, 9)) == [b"ok", 0]
+    assert desk.state() == {}

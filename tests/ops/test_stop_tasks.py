@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from tests.ops.driver import Desk, Expires, claim, reference
+from worqr import ops
+
+
+def test_gives_claims_back_to_the_front_in_their_old_order_whatever_the_order_they_are_named_in(desk: Desk) -> None:
+    one, two, three = desk.hold("A", b"a", b"b", b"c")
+    desk.put(b"d")
+    assert desk.send(ops.stop_tasks(desk.q, "A", [two, three, one])) == [b"ok"]
+    assert desk.state() == {
+        "waiting": [b"d", b"c", b"b", b"a"],
+        ":workers": {"A": f"1 {claim(1)} 3 0"},
+        ":policy:A": {"max_stalls": "3", "keep_failed": "1000"},
+        ":counts": Expires({"fence": str(claim(3)), "enqueued": "4", "claimed": "3", "stopped": "3"}),
+    }
+
+
+def test_costs_nothing_and_makes_no_job_of_a_raw_task(desk: Desk) -> None:
+    for _ in range(5):
+        desk.call(ops.stop_tasks(desk.q, "A", desk.hold("A", b"a") if not desk.waiting() else desk.take("A", 1)))
+    desk.enter("B")
+    assert desk.start("B", 1).entries == [b"a"]
+
+
+def test_a_job_stays_a_job_with_its_counters(desk: Desk) -> None:
+    [held] = desk.hold("A", b"a")
+    desk.retry("A", held)
+    [again] = desk.take("A", 1)
+    desk.call(ops.stop_tasks(desk.q, "A", [again]))
+    state = desk.state()
+    record = state[f":job:@{held}"]
+    assert record == {"task": "a", "twin": record["twin"], "failures": "1", "queued": str(again)}
+    assert state["waiting"] == [reference(f"@{held}")]
+    assert not any(name.startswith((":active:", ":claim")) for name in state)
+
+
+def test_a_resend_answers_mine_and_changes_nothing(desk: Desk) -> None:
+    [held] = desk.hold("A", b"a")
+    call = ops.stop_tasks(desk.q, "A", [held])
+    desk.send(call)
+    with desk.nothing_changes():
+        assert desk.call(call) == {held: "mine"}
+
+
+def test_a_claim_named_twice_is_given_back_once(desk: Desk) -> None:
+    [held] = desk.hold("A", b"a")
+    assert desk.call(ops.stop_tasks(desk.q, "A", [held, held])) == {held: "mine"}
+    assert desk.waiting() == [b"a"]
+
+
+def test_anothers_claim_is_not_touched(desk: Desk) -> None:
+    [held] = desk.hold("A", b"a")
+    desk.enter("B")
+    with desk.nothing_changes():
+        assert desk.call(ops.stop_tasks(desk.q, "B", [held])) == {held: "mine"}
+        assert desk.call(ops.stop_tasks(desk.q, "stranger", [held])) == {held: "lost"}
+
+
+def test_a_swept_owner_has_lost_it(desk: Desk) -> None:
+    [held] = desk.hold("A", b"a")
+    desk.call(ops.fail_worker(desk.q, "A"))
+    with desk.nothing_changes():
+        assert desk.call(ops.stop_tasks(desk.q, "A", [held])) == {held: "lost"}
+
+
+def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
+    desk.client.delete(desk.q.counts)
+    assert desk.call(ops.stop_tasks(desk.q, "A", [claim(1)])) == {claim(1): "lost"}
+    assert desk.state() == {}
+
+
+def test_a_mark_that_stands_ends_it_as_cancelled(desk: Desk) -> None:
+    one, two = desk.hold("A", b"a", b"b")
+    desk.call(ops.cancel_task(desk.q, b"a"))
+    with desk.listening(desk.q.cancelled_channel) as heard:
+        assert desk.call(ops.stop_tasks(desk.q, "A", [one, two])) == {one: "cancelled"}
+    assert heard == [("_cancelled", str(one).encode())]
+    assert desk.waiting() == [b"b"]
+    assert set(desk.state()) == {"waiting", ":workers", ":policy:A", ":counts"}
+
+
+def test_what_was_claimed_before_the_queue_was_deleted_is_dropped(desk: Desk) -> None:
+    [raw] = desk.hold("A", b"a")
+    [held] = desk.hold("A", b"b")
+    desk.retry("A", held)
+    [job] = desk.take("A", 1)
+    desk.call(ops.delete_queue(desk.q))
+    [new] = desk.hold("A", b"new")
+    assert desk.call(ops.stop_tasks(desk.q, "A", [raw, job, new])) == {raw: "dropped", job: "dropped"}
+    assert desk.waiting() == [b"new"]
+    assert set(desk.state()) == {"waiting", ":workers", ":policy:A", ":counts"}
+    assert desk.counts()["dropped"] == 2
+
+
+def test_a_claim_with_nothing_under_it_is_gone_and_leaves_nothing(desk: Desk) -> None:
+    raw, held = desk.hold("A", b"a", b"b")
+    desk.retry("A", held)
+    [job] = desk.take("A", 1)
+    desk.client.delete(desk.q.claim(raw), desk.q.active(f"@{held}"))  # data that somebody deleted
+    assert desk.call(ops.stop_tasks(desk.q, "A", [raw, job])) == {raw: "gone", job: "gone"}
+    assert not any(name.startswith((":claim", ":active", ":job")) for name in desk.state())
+
+
+def test_a_suspect_goes_back_to_the_suspects(desk: Desk) -> None:
+    desk.stall(b"suspect")
+    desk.put(b"a")
+    desk.enter("A")
+    held = desk.take("A", 2)
+    desk.call(ops.stop_tasks(desk.q, "A", held))
+    state = desk.state()
+    assert state["waiting"] == [b"a"]
+    assert state[":suspects"] == [reference(f"@{claim(1)}")]
+
+
+def test_wakes_one_hungry_worker_for_each(desk: Desk) -> None:
+    held = desk.hold("A", b"a", b"b")
+    workers = ["X", "Y", "Z"]
+    desk.client.sadd(desk.q.hungry, *workers)
+    with desk.listening(*map(desk.q.wake_channel, workers)) as heard:
+        desk.call(ops.stop_tasks(desk.q, "A", held))
+    assert len(heard) == 2
+
+
+def test_a_cancelled_suspect_makes_room_for_the_next(desk: Desk) -> None:
+    desk.stall(b"s1", b"s2")
+    desk.enter("A")
+    held = desk.take("A", 1)
+    desk.client.sadd(desk.q.hungry, "B")
+    desk.call(ops.cancel_task(desk.q, b"s1"))
+    with desk.listening(desk.q.wake_channel("B")) as heard:
+        desk.call(ops.stop_tasks(desk.q, "A", held))
+    assert heard == [(":wake:B", b"1")]

@@ -1,0 +1,87 @@
+"""The benchmarks run, all of them, and print what they should. How fast anything is, is not asserted anywhere."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import SUBJECTS, main
+from benchmarks.measuring import Bar, Row, Table, percentile, shown
+from benchmarks.report import print_plain
+
+ROOT = Path(__file__).parent.parent
+TITLES = (
+    "drain: no-op tasks",
+    "drain with many waiting",
+    "enqueue:",
+    "pick-up:",
+    "cancel:",
+    "recovery:",
+    "idle:",
+    "fleet: enqueue",
+    "fleet: requests",
+    "memory:",
+)
+
+
+@pytest.mark.timeout(300)  # some fifteen processes start, and a killed peer's tasks take seconds to come back
+def test_a_quick_run_prints_every_table_and_no_error(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--quick", "--json", str(file)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    for title in TITLES:
+        assert title in done.stdout
+    tables = json.loads(file.read_text("utf-8"))["tables"]
+    assert len(tables) == len(TITLES)
+    for table in tables:
+        for row in table["rows"]:
+            assert row["values"], row["what"]
+            assert len(row["limits"]) in {0, len(row["values"])}, row["what"]
+
+
+def test_an_unknown_name_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["drian"])
+    complaint = capsys.readouterr().err
+    assert "'drian'" in complaint
+    assert all(name in complaint for name in SUBJECTS)
+
+
+def test_the_ratio_is_the_median_of_the_pairs_not_the_ratio_of_the_medians() -> None:
+    disturbed = Row("x", "tasks/s", [10, 20, 90], [100, 20, 100])
+    assert disturbed.ratio == 0.9
+    assert (disturbed.median, disturbed.limit) == (20, 100)
+
+
+def test_best_and_worst_know_which_way_is_better() -> None:
+    rate = Row("x", "tasks/s", [1, 2, 3], bar=Bar(2))
+    wait = Row("x", "ms", [1, 2, 3], bar=Bar(2, most=True))
+    assert (rate.best, rate.worst_run, rate.met) == (3, 1, True)
+    assert (wait.best, wait.worst_run, wait.met) == (1, 3, True)
+    assert Row("x", "s", [1, 2, 3], bar=Bar(2, most=True), worst=True).met is False
+
+
+def test_a_percentile_is_a_sample() -> None:
+    samples = [float(n) for n in range(1, 101)]
+    assert [percentile(samples, p) for p in (50, 99, 100)] == [50, 99, 100]
+    assert percentile([7.0], 99) == 7
+
+
+def test_figures_show_three_digits_that_matter() -> None:
+    assert [shown(value) for value in (378689.4, 123.4, 1.234, 0.0525)] == ["378,689", "123", "1.23", "0.0525"]
+
+
+def test_without_rich_the_table_is_plain(capsys: pytest.CaptureFixture[str]) -> None:
+    print_plain(Table("title", "the least", notes=["a note"]), [])
+    assert capsys.readouterr().out.splitlines()[0] == "title"

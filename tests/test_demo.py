@@ -1,0 +1,363 @@
+"""The demo: its parts, the whole of it as a process, and what is left when it is interrupted or killed."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from rich.console import Console
+
+from tests.children import ROOT
+from worqr.cli import demo as demo_command
+from worqr.cli.demo import board as boards, fleet as fleets, view as views
+from worqr.cli.demo.board import Board, Killed, LongTask, PeerLine
+from worqr.cli.demo.report import Report, decode, encode
+from worqr.cli.demo.summary import Line, is_good, summarise
+from worqr.cli.demo.work import Counted, count_file, find_files
+
+ESCAPE = "\x1b"
+
+
+# The work
+
+
+def test_the_files_are_those_of_the_library_and_a_limit_takes_the_largest() -> None:
+    files = find_files()
+    assert files == sorted(files)
+    assert any(path.endswith("/tokenize.py") for path in files)
+    assert not any("site-packages" in path for path in files)
+    largest = find_files(10)
+    assert len(largest) == 10
+    assert min(os.path.getsize(path) for path in largest) >= max(
+        os.path.getsize(path) for path in set(files) - set(largest)
+    )
+
+
+def test_a_file_is_counted(tmp_path: Path) -> None:
+    source = tmp_path / "a.py"
+    source.write_text("if x:\n    return 1\n\nif y: pass  # twice\n")
+    counted = count_file(str(source))
+    assert counted.keywords == {"if": 2, "pass": 1, "return": 1}
+    assert counted.tokens > 15
+    assert not counted.broken
+
+
+def test_what_is_no_python_is_a_result_too(tmp_path: Path) -> None:
+    source = tmp_path / "a.py"
+    source.write_bytes(b"# coding: no-such-encoding\n")
+    assert count_file(str(source)).broken
+
+
+def test_a_report_survives_its_way() -> None:
+    report = Report("counted", "peer-1", 1.5, "/a", Counted(1, 2, {"if": 1}), 1)
+    assert decode(encode(report)) == report
+
+
+# The summary, which must be able to fail
+
+
+def counted(path: str, **other: Any) -> Report:
+    return Report(
+        **{"kind": "counted", "peer": "peer-1", "at": 12.0, "path": path, "counted": Counted(1, 2, {"if": 1}), **other}
+    )
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Board:
+    """What is known after a demo in which all went well: /b was in the hands of the killed peer."""
+    again = tmp_path / "b.py"
+    again.write_text("x\n")
+    files = ["/a", str(again)]
+    board = Board(frozenset(files), [PeerLine("peer-1", 1), PeerLine("peer-2", 2)], at_once=4)
+    board.take_in(counted("/a"))
+    board.take_in(counted(str(again), counted=count_file(str(again)), stalls=1))
+    board.killed = Killed("peer-2", 2, at=8.0, held=1)
+    board.long = LongTask("peer-1", 1.0, 2.0, 2.001, 2.002, "cancel", acknowledged=1, runs=1)
+    board.left = {"files": 0, "long": 0, "results": 0}
+    board.ended = board.began + 10
+    return board
+
+
+def by_name(lines: list[Line]) -> dict[str, Line]:
+    return {line.what: line for line in lines}
+
+
+def test_a_good_outcome_is_good(board: Board) -> None:
+    lines = by_name(summarise(board))
+    assert is_good(list(lines.values()))
+    assert lines["files in"].value == lines["results out"].value == "2"
+    assert lines["lost"].value == "0"
+    assert lines["recovered"].value == "after 4.00 s"
+    assert lines["long task cancelled"].value == "in 1.0 ms"
+
+
+def test_the_same_report_twice_is_no_harm_but_another_one_is(board: Board) -> None:
+    board.take_in(counted("/a", at=13.0, peer="peer-2"))
+    assert is_good(summarise(board))
+    assert "1 file reported twice" in by_name(summarise(board))["results out"].note
+    board.take_in(counted("/a", counted=Counted(9, 9, {})))
+    assert not is_good(summarise(board))
+
+
+def spoil(board: Board, how: str) -> None:
+    match how:
+        case "a file without a result":
+            board.files |= {"/c"}
+        case "a result of no file":
+            board.take_in(counted("/nobody-asked"))
+        case "a task left in a queue":
+            board.left["files"] = 1
+        case "nobody looked what is left":
+            board.left = {}
+        case "nobody killed":
+            board.killed = None
+        case "killed with nothing in its hands":
+            board.killed = Killed("peer-2", 2, at=8.0, held=0)
+        case "held more than ran again":
+            board.killed = Killed("peer-2", 2, at=8.0, held=2)
+        case "ran again before the kill":
+            board.killed = Killed("peer-2", 2, at=99.0, held=1)
+        case "a wrong second result":
+            board.second_runs = {path: replace_counted(report) for path, report in board.second_runs.items()}
+        case "never cancelled":
+            board.long.cancelled_at = None
+        case "cancelled for another reason":
+            board.long.reason = "lost"
+        case "not acknowledged":
+            board.long.acknowledged = 0
+        case _:
+            assert how == "the cancelled task came back"
+            board.long.runs = 2
+
+
+def replace_counted(report: Report) -> Report:
+    assert report.counted is not None
+    return counted(report.path, counted=replace(report.counted, tokens=1), stalls=1)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("a file without a result", "a result of no file", "a task left in a queue", "nobody looked what is left"),
+        *("nobody killed", "killed with nothing in its hands", "held more than ran again", "ran again before the kill"),
+        *("a wrong second result", "never cancelled", "cancelled for another reason", "not acknowledged"),
+        "the cancelled task came back",
+    ],
+)
+def test_whatever_is_wrong_is_said(board: Board, how: str) -> None:
+    spoil(board, how)
+    lines = summarise(board)
+    assert not is_good(lines)
+    assert views.verdict(lines).startswith("NOT AS PROMISED: ")
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_the_exit_code_says_whether_all_is_there(board: Board, good: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not good:
+        spoil(board, "a file without a result")
+
+    async def told(*_arguments: object) -> Board:
+        return board
+
+    monkeypatch.setattr(demo_command, "tell_story", told)
+    monkeypatch.setattr(demo_command, "find_files", lambda _limit: sorted(board.files))
+    assert demo_command.demo() == (0 if good else 1)
+
+
+# The views
+
+
+def text_of(picture: object) -> str:
+    console = Console(width=100, record=True, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115, PTH123
+    console.print(picture)
+    console.file.close()
+    return console.export_text()
+
+
+def test_the_table_shows_peers_queue_and_progress(board: Board) -> None:
+    board.waiting, board.peers[0].running, board.peers[0].state, board.peers[1].state = 7, 3, "at work", "killed"
+    board.tell("something happened")
+    text = text_of(views.picture(board))
+    assert re.search(r"peer-1 .*at work .*■■■· .*2", text)
+    assert re.search(r"peer-2 .*killed", text)
+    assert "7 waiting" in text
+    assert "2 of 2" in text
+    assert "something happened" in text
+
+
+def test_the_last_table_marks_every_check(board: Board) -> None:
+    assert re.search(r"✓ +lost +0", text_of(views.picture_of_end(summarise(board))))
+    spoil(board, "a file without a result")
+    assert re.search(r"✗ +lost +1 +missing: /c", text_of(views.picture_of_end(summarise(board))))
+
+
+class Terminal:
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, _text: str) -> int:
+        return 0
+
+    def flush(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "plain"), [("TERM", "xterm", False), ("TERM", "dumb", True), ("NO_COLOR", "1", True)]
+)
+def test_lines_are_plain_where_a_table_is_not_wanted(
+    name: str, value: str, plain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    with views.open_view() as view:
+        assert isinstance(view, views.PlainView) == plain
+
+
+def test_a_rate_is_that_of_late(board: Board) -> None:
+    assert board.rate > 0
+    board._recent.clear()
+    board._recent.append(time.monotonic() - boards.RATE_WINDOW - 1)
+    assert board.rate == 0
+
+
+# The fleet
+
+
+async def test_a_peer_that_dies_by_itself_is_noticed_with_its_last_words() -> None:
+    async with fleets.open_fleet("redis://localhost:no-port", 1) as fleet:
+        await fleet.peers[0].process.wait()
+        with pytest.raises(
+            fleets.PeerDied, match=r"peer-1 \(pid \d+\) ended with code 1 though nobody killed it:\n(.*\n)*.*its port"
+        ):
+            fleet.check()
+        fleet.peers[0].killed = True
+        fleet.check()
+
+
+# The whole
+
+
+def command(*options: str) -> list[str]:
+    return [sys.executable, "-m", "worqr", "demo", *options]
+
+
+def family(pid: int) -> set[int]:
+    """The children of a process and theirs."""
+    lines = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    parents = {int(child): int(parent) for child, parent in map(str.split, lines)}
+    found, new = set[int](), {pid}
+    while new:
+        new = {child for child, parent in parents.items() if parent in new} - found
+        found |= new
+    return found
+
+
+async def until_gone(pids: set[int], within: float) -> None:
+    with trio.fail_after(within):
+        for pid in pids:
+            while alive(pid):  # noqa: ASYNC110 - they are nobody's children by then
+                await trio.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_it_runs_to_a_good_end_in_plain_lines() -> None:
+    answer = subprocess.run(
+        command("--files", "80"), cwd=ROOT, capture_output=True, text=True, check=False, timeout=100
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert ESCAPE not in answer.stdout
+    assert answer.stderr == ""
+    assert re.search(r"peer-\d was killed \(SIGKILL\) with \d files? in its hands", answer.stdout)
+    assert re.search(r"^  ok  lost +0 ", answer.stdout, re.MULTILINE)
+    assert answer.stdout.endswith("\nNothing was lost.\n")
+
+
+@pytest.fixture
+def on_terminal() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """The demo on a pseudo-terminal, and our end of it."""
+    ours, its = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    process = subprocess.Popen(
+        command(),
+        cwd=ROOT,
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        env={**environment, "TERM": "xterm", "PYTHONIOENCODING": "utf-8"},
+        start_new_session=True,
+    )
+    os.close(its)
+    yield process, ours
+    process.kill()
+    process.wait()
+    os.close(ours)
+
+
+def read_until(ours: int, pattern: str) -> str:
+    text = b""
+    while not re.search(pattern.encode(), text):
+        text += os.read(ours, 65536)
+    return text.decode("utf-8", "replace")
+
+
+def read_on(ours: int) -> str:
+    text = b""
+    try:
+        while more := os.read(ours, 65536):
+            text += more
+    except OSError:  # how Linux says that nobody holds the other end
+        pass
+    return text.decode("utf-8", "replace")
+
+
+@pytest.mark.skipif(not hasattr(pty, "openpty"), reason="there are no pseudo-terminals here")
+async def test_on_a_terminal_it_shows_the_table_and_ctrl_c_leaves_nothing_behind(
+    on_terminal: tuple[subprocess.Popen[bytes], int],
+) -> None:
+    process, ours = on_terminal
+    await trio.to_thread.run_sync(read_until, ours, "at work")
+    children = family(process.pid)
+    assert len(children) >= 5
+    process.send_signal(signal.SIGINT)
+    rest = await trio.to_thread.run_sync(read_on, ours)
+    assert await trio.to_thread.run_sync(process.wait) == 130
+    assert "interrupted" in rest
+    assert "Traceback" not in rest
+    assert f"{ESCAPE}[?25h" in rest  # the cursor is back
+    await until_gone(children, within=2)
+
+
+async def test_killed_it_takes_its_peers_and_its_server_along() -> None:
+    with subprocess.Popen(command(), cwd=ROOT, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        await trio.to_thread.run_sync(process.stdout.readline)
+        with trio.fail_after(20):
+            while len(children := family(process.pid)) < 5:
+                await trio.sleep(0.05)
+        process.kill()
+        await until_gone(children, within=15)
