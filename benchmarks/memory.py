@@ -24,20 +24,22 @@ def used(client: redis.Redis) -> int:
 
 async def by_worqr(mesh: worqr.Mesh, client: redis.Redis, count: int) -> float:
     """Bytes per task of `count` random tasks."""
-    client.unlink("worqr:{Q1}")
     before = used(client)
     for _ in range(count // BATCH):
         await mesh.queue("Q1").enqueue(*(os.urandom(SIZE) for _ in range(BATCH)))
-    return (used(client) - before) / count
+    after = used(client)
+    client.delete("worqr:{Q1}")  # at once; UNLINK would free it during the next run
+    return (after - before) / count
 
 
 async def by_lpush(client: redis.Redis, count: int) -> float:
     """The same, pushed to a bare list."""
-    client.delete("bare")
     before = used(client)
     for _ in range(count // BATCH):
         client.lpush("bare", *(os.urandom(SIZE) for _ in range(BATCH)))
-    return (used(client) - before) / count
+    after = used(client)
+    client.delete("bare")
+    return (after - before) / count
 
 
 async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:

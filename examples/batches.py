@@ -1,7 +1,8 @@
 """Claims by hand: readings are taken from the queue in batches, and each batch is one transaction of a database.
 
-``batches.py FILE`` writes them into an SQLite database, ``batches.py --feed N`` enqueues N of them. A task may be delivered
-again (when the process dies between the commit and the finish), so the table has a key that a second copy does not get past.
+``batches.py FILE`` writes them into an SQLite database, ``batches.py --feed N`` enqueues N of them. A task may be
+delivered again (when the process dies between the commit and the finish), so the table has a key that a second copy
+does not get past.
 """
 
 import json

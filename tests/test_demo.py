@@ -20,7 +20,9 @@ from rich.console import Console
 
 from tests.children import ROOT
 from worqr.cli import demo as demo_command
-from worqr.cli.demo import board as boards, fleet as fleets, view as views
+from worqr.cli.demo import board as boards
+from worqr.cli.demo import fleet as fleets
+from worqr.cli.demo import view as views
 from worqr.cli.demo.board import Board, Killed, LongTask, PeerLine
 from worqr.cli.demo.report import Report, decode, encode
 from worqr.cli.demo.summary import Line, is_good, summarise
@@ -179,7 +181,7 @@ def test_the_exit_code_says_whether_all_is_there(board: Board, good: bool, monke
 
 
 def text_of(picture: object) -> str:
-    console = Console(width=100, record=True, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115, PTH123
+    console = Console(width=100, record=True, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
     console.print(picture)
     console.file.close()
     return console.export_text()
@@ -353,11 +355,11 @@ async def test_on_a_terminal_it_shows_the_table_and_ctrl_c_leaves_nothing_behind
 
 
 async def test_killed_it_takes_its_peers_and_its_server_along() -> None:
-    with subprocess.Popen(command(), cwd=ROOT, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(command(), cwd=ROOT, stdout=subprocess.PIPE) as process:  # noqa: ASYNC220
         assert process.stdout is not None
         await trio.to_thread.run_sync(process.stdout.readline)
         with trio.fail_after(20):
-            while len(children := family(process.pid)) < 5:
+            while len(children := family(process.pid)) < 5:  # noqa: ASYNC110 - what starts them is another process
                 await trio.sleep(0.05)
         process.kill()
         await until_gone(children, within=15)

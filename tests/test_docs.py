@@ -3,10 +3,10 @@
 How a snippet is run is said in comments that readers do not see, in front of its fence:
 
 * ``<!-- given: CODE -->`` is run before it, with the same names;
-* ``<!-- prints: LINE -->``: the program is stopped by Ctrl-C once it has printed that line (else it must end by itself).
+* ``<!-- prints: LINE -->``: the program is stopped by Ctrl-C once it has printed that line (else it ends by itself).
 
-A Python snippet with a ``trio.run`` is a program, run as a process. Any other one is run inside a mesh: it finds ``trio``, ``worqr``,
-``mesh`` and ``peer``, and may await. A shell snippet is run if it is nothing but calls of redis-cli.
+A Python snippet with a ``trio.run`` is a program, run as a process. Any other one is run inside a mesh: it finds
+``trio``, ``worqr``, ``mesh`` and ``peer``, and may await. A shell snippet is run if it is all redis-cli.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ import worqr
 from tests.children import ROOT, Child
 from tests.leaks import delete_all
 from tests.servers import Server
-from worqr import mesh as mesh_module, ops, task as task_module
+from worqr import mesh as mesh_module
+from worqr import ops
+from worqr import task as task_module
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link.settings import LinkSettings
 from worqr.lua import all_scripts
-from worqr.peer import cancelling, leading, membership, peer as peer_module
+from worqr.peer import cancelling, leading, membership
+from worqr.peer import peer as peer_module
 
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md", *DOCS.glob("*.md")])

@@ -73,7 +73,7 @@ async def test_a_film_is_stopped_from_another_process(run: Run, server: Server) 
 @pytest.mark.skipif(shutil.which("redis-cli") is None, reason="redis-cli is not installed")
 async def test_redis_cli_is_a_producer(run: Run, server: Server) -> None:
     peer = run("peer.py")
-    subprocess.run(
+    subprocess.run(  # noqa: ASYNC221 - the peer is another process
         ["/bin/sh", EXAMPLES / "foreign.sh", "Edsger", "Alan M."],
         env={"PATH": "/usr/local/bin:/usr/bin:/bin", "WORQR_URL": server.tcp_url},
         check=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -11,6 +11,21 @@ from worqr.lua import Script
 T_co = TypeVar("T_co", covariant=True)
 
 Argument = bytes | str | int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Merge(Generic[T_co]):
+    """How a call becomes one with others of its kind on the same base, which wait at the same time.
+
+    Attributes:
+        items: how much of one request's limit it takes.
+        join: makes one call of many; calls with the same function may be joined.
+        share: what this call's caller is answered when the joined call succeeded. Its error is everybody's.
+    """
+
+    items: int
+    join: Callable[[Sequence[Call[Any]]], Call[Any]]
+    share: T_co
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +40,7 @@ class Call(Generic[T_co]):
         read: turns the reply (an array whose first item is a word) into the value; raises a WorqrError for a refusal.
         numbered: carries (producer, number), so that a resend gets the stored reply instead of a second effect.
         size: bytes of payload among the arguments, about; for the link's limit on a batch.
+        merge: set if it may be joined with others before it is first written.
     """
 
     script: Script
@@ -34,3 +50,4 @@ class Call(Generic[T_co]):
     read: Callable[[list[Any]], T_co]
     numbered: bool = False
     size: int = 0
+    merge: Merge[T_co] | None = None

@@ -19,7 +19,7 @@ from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.keys import QueueKeys
 from worqr.ops import MAX_BYTES, MAX_ITEMS, Cancelled
 from worqr.peer.options import check_count
-from worqr.task import CancelCount, Event, QueueInfo, Seconds, Status, check_task, seconds
+from worqr.task import CancelCount, Event, QueueInfo, Seconds, Status, check_task, check_text, seconds
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
@@ -221,7 +221,9 @@ class Queue:
     # Operating
 
     async def pause(self, reason: str = "") -> None:
-        """Stop claims on this queue, everywhere; what runs goes on, and so does enqueueing."""
+        """Stop claims on this queue, everywhere; what runs goes on, and so does enqueueing. `reason` is for people."""
+        check_text(reason, "reason")
+        self._mesh.note_queue(self.name)  # so that it can be found, and resumed, by those who list queues
         await self._mesh.call(ops.pause(self._keys, reason))
 
     async def resume(self) -> None:

@@ -20,8 +20,8 @@ MAX_FAILURES: Final = 10
 MAX_STALLS: Final = 3
 KEEP_FAILED: Final = 1000
 
-Settled = Literal["finished", "given", "aside", "cancelled", "dropped", "gone", "mine", "lost"]
-"""How a claim ended: see the replies of the settling scripts."""
+LONGEST: Final = 100 * 365 * 86400
+"""Seconds of the longest duration: what is longer is a mistake, or infinity."""
 
 CancelReason = Literal["cancel", "timeout", "lost", "leaving"]
 """Why a run is being cancelled."""
@@ -33,9 +33,19 @@ def seconds(value: Seconds, what: str, *, positive: bool = False) -> float:
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UsageError(f"{what} must be seconds (a number or a timedelta), not {value!r}")
-    if not (0 < value if positive else 0 <= value) or value != value or value == float("inf"):
-        raise UsageError(f"{what} must be {'above 0' if positive else 'at least 0'} and finite, not {value!r}")
+    if not (0 < value if positive else 0 <= value) or value > LONGEST:
+        least = "above 0" if positive else "at least 0"
+        raise UsageError(f"{what} must be {least} and at most a century, not {repr(value)[:40]}")
     return float(value)
+
+
+def check_text(value: object, what: str) -> str:
+    """`value` as text that UTF-8 can carry, else UsageError naming `what`."""
+    if not isinstance(value, str):
+        raise UsageError(f"{what} must be a str, not {type(value).__name__}")
+    if (clean := _clean(value)) != value:
+        raise UsageError(f"{what} is not valid Unicode: {clean[:60]!r}")
+    return value
 
 
 def check_task(task: object, max_payload: int) -> bytes:
@@ -72,7 +82,7 @@ class RemoteError:
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         try:
             message = str(error)
-        except Exception as unprintable:
+        except BaseException as unprintable:  # also a SystemExit: it is the text of an error, not an error
             message = f"<its __str__ raised {type(unprintable).__name__}>"
         lines = "".join(traceback.format_exception(error, limit=-30))
         return cls(name, _clean(message)[:4096], _clean(lines)[-16384:])

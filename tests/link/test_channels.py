@@ -77,9 +77,24 @@ def test_a_new_connection_asks_for_everything_and_confirms_anew() -> None:
     channels.changes()
     confirm(channels, b"a", b"b")
     news(channels)
-    assert channels.restart() == [("SUBSCRIBE", b"a", b"b")]
+    channels.reset()
+    assert channels.changes() == [("SUBSCRIBE", b"a", b"b")]
     confirm(channels, b"a", b"b")
     assert news(channels) == [(listener, None, b"")]
+
+
+def test_what_stood_on_the_old_connection_stands_for_nobody_on_the_new_one() -> None:
+    channels, old, new = Channels[Listener](), Listener(["a"]), Listener(["a"])
+    channels.add(old)
+    channels.changes()
+    confirm(channels, b"a")
+    news(channels)
+    channels.reset()
+    channels.add(new)
+    channels.changes()
+    assert news(channels) == []
+    confirm(channels, b"a")
+    assert news(channels) == [(old, None, b""), (new, None, b"")]
 
 
 def test_one_forbidden_channel_takes_no_other_away() -> None:

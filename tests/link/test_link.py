@@ -15,7 +15,7 @@ from tests.link.conftest import LinkTo
 from tests.link.scripts import Outcomes, echo, until
 from tests.proxy import FaultProxy
 from tests.servers import Server
-from worqr.errors import Unavailable
+from worqr.errors import Unavailable, UsageError
 from worqr.link import Link, LinkSettings, TrioMailbox
 
 
@@ -24,7 +24,42 @@ async def test_nothing_happens_before_the_start(server: Server) -> None:
     link = Link(LinkSettings(server.url), TrioMailbox())
     assert threading.active_count() == before
     assert link.connections == 0
+    with pytest.raises(UsageError, match="not started"):
+        await link.call(echo("a"))
     link.close()
+    with pytest.raises(Unavailable, match="closed"):
+        link.start()
+
+
+async def test_starting_twice_is_starting_once(link_to: LinkTo, server: Server) -> None:
+    link = await link_to(server.url)
+    link.start()
+    assert await link.call(echo("a"), patience=1e15) == "a"
+    with server.client() as client:
+        assert [c["name"] for c in client.client_list()].count("worqr:test:data") == 1
+
+
+async def test_endless_patience_is_no_overflow(link_to: LinkTo, own_server: Server) -> None:
+    link = await link_to(own_server.url)
+    own_server.stop()
+    outcomes = Outcomes()
+    link.post(echo("a"), outcomes, patience=1e15)
+    await until(lambda: link._pipe.uplink.wire is None)
+    own_server.start()
+    await outcomes.wait(1)
+    assert outcomes.all == [("a", None)]
+
+
+async def test_stopped_hearts_are_forgotten(link_to: LinkTo, server: Server) -> None:
+    link = await link_to(server.url)
+    for _ in range(5):
+        heart = link.heart(make=lambda *_: echo("a"), replied=str, every=1, stall_limit=60, describe=str)
+        heart.start()
+        heart.stop()
+    assert len(link._hearts) == 1
+    link.close()
+    with pytest.raises(Unavailable, match="closed"):
+        link.heart(make=lambda *_: echo("a"), replied=str, every=1, stall_limit=60, describe=str)
 
 
 async def test_connections_are_named_after_the_application(link_to: LinkTo, server: Server) -> None:

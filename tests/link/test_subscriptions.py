@@ -224,8 +224,10 @@ async def test_subscriptions_opened_and_closed_in_an_outage_are_put_right(link_t
     link = await link_to(own_server.url)
     stays, leaves = await ear(link, "a"), await ear(link, "b")
     own_server.stop()
-    comes = Ear(link, "c")
+    comes, shares = Ear(link, "c"), Ear(link, "a")
     leaves.subscription.close()
+    await trio.sleep(0.1)
+    assert not shares.confirmations  # "a" stood, on a connection that is gone
     own_server.start()
     await comes.wait_confirmations(1)
     await stays.wait_confirmations(2)

@@ -46,6 +46,15 @@ def reference(id: str) -> bytes:
     return MARKER + id.encode()
 
 
+def aside(
+    task: str, id: str = "", *, reason: str, failures: int = 0, stalls: int = 0, error: RemoteError = BOOM
+) -> dict[str, str]:
+    """The record of a task that A set aside, or was set aside with."""
+    counters = {"failures": str(failures), "stalls": str(stalls), "timeouts": "0"}
+    why = {"error_type": error.type, "error_message": error.message, "error_traceback": error.traceback}
+    return {"task": task, "id": id, "reason": reason, "worker": "A", **counters, **why}
+
+
 def payloads(entries: Sequence[Any]) -> list[bytes]:
     """What a start answered, without what jobs bring with them."""
     return [entry[0] if isinstance(entry, list) else entry for entry in entries]
@@ -61,7 +70,9 @@ class Desk:
         self.g = RegistryKeys(prefix)
         self.numbers: dict[str, int] = {}
         self.starts: dict[str, int] = {}
-        for script in all_scripts():
+        scripts = all_scripts()
+        there = client.script_exists(*(script.sha for script in scripts))
+        for script in (script for script, is_there in zip(scripts, there, strict=True) if not is_there):
             assert client.script_load(script.source) == script.sha
 
     # Sending
@@ -137,7 +148,9 @@ class Desk:
 
     def retry(self, worker: str, claimed: int, **options: Any) -> str:
         """retry_task with what matters to nobody filled in."""
-        return self.call(ops.retry_task(self.q, worker, claimed, BOOM, **{"max_failures": 10, "keep_failed": 9, **options}))
+        return self.call(
+            ops.retry_task(self.q, worker, claimed, BOOM, **{"max_failures": 10, "keep_failed": 9, **options})
+        )
 
     def fail(self, worker: str, claimed: int, *, keep_failed: int = 9, broken: bool = False) -> str:
         return self.call(ops.fail_task(self.q, worker, claimed, BOOM, keep_failed=keep_failed, broken=broken))
@@ -178,8 +191,8 @@ class Desk:
     def state(self, *ignored: str) -> dict[str, Any]:
         """Every key under the prefix but the stored replies, short names, `Expires` where it does.
 
-        Text is str, items of lists are bytes. Left out: the fields that tell the time, and the keys that begin with one of
-        `ignored`. Sets aside are lists of claims, by time.
+        Text is str, items of lists are bytes, sorted sets are lists. Left out: the fields that tell the time, and the
+        keys that begin with one of `ignored`.
         """
         found: dict[str, Any] = {}
         for key, entry in dump(self.client, self.prefix).items():

@@ -14,7 +14,7 @@ from worqr.keys import MARKER
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Claims of A: on a raw task, on a job, and one that is marked. And all keys, as they were when the scene was set."""
+    """Claims of A: on a raw task, on a job, and one that is marked. And all that the scene was when it was set."""
 
     raw: int
     job: int
@@ -117,9 +117,7 @@ CALLS: dict[str, Callable[[Desk, Scene], Call[Any]]] = {
     "purge_queue": _purge,
     "reconcile": lambda desk, scene: ops.reconcile(desk.q, "A", [scene.raw, 1]),
     "resume": lambda desk, scene: ops.resume(desk.q),
-    "retry_task": lambda desk, scene: ops.retry_task(
-        desk.q, "A", scene.raw, BOOM, max_failures=10, keep_failed=9
-    ),
+    "retry_task": lambda desk, scene: ops.retry_task(desk.q, "A", scene.raw, BOOM, max_failures=10, keep_failed=9),
     "start_tasks": lambda desk, scene: ops.start_tasks(desk.q, "A", 99, 9),
     "start_work": lambda desk, scene: ops.start_work(desk.q, "new", max_stalls=3, keep_failed=9, last=0),
     "start_worker": lambda desk, scene: ops.start_worker(desk.g, "new", keepalive_ms=3000, facts=[("host", "h")]),

@@ -40,15 +40,15 @@ def test_a_payload_that_looks_like_a_reference_becomes_a_job(desk: Desk) -> None
     task = MARKER + b"\xff\x00"
     desk.put(b"a", task)
     digest = hashlib.sha1(task).hexdigest()
-    id = f"@{FENCE + 1}"
+    job = f"@{FENCE + 1}"
     assert desk.state() == {
-        "waiting": [reference(id), b"a"],
-        f":job:{id}": {"task": task.decode("latin-1"), "twin": digest, "queued": str(FENCE + 1)},
-        f":twins:{digest}": {id},
+        "waiting": [reference(job), b"a"],
+        f":job:{job}": {"task": task.decode("latin-1"), "twin": digest, "queued": str(FENCE + 1)},
+        f":twins:{digest}": {job},
         ":counts": Expires({"enqueued": "2", "fence": str(FENCE + 1)}),
     }
     desk.enter("A")
-    assert desk.start("A", 2).entries == [b"a", [task, id.encode(), 0, 0, 0]]
+    assert desk.start("A", 2).entries == [b"a", [task, job.encode(), 0, 0, 0]]
 
 
 def test_references_among_thousands_get_ids_of_their_own(desk: Desk) -> None:

@@ -2,21 +2,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ops.driver import BOOM, Desk, Expires, claim
+from tests.ops.driver import Desk, Expires, aside, claim
 from worqr import ops
 from worqr.keys import MARKER
 
 
-@pytest.mark.parametrize(("broken", "kind", "failures"), [(False, "failed", "1"), (True, "broken", "0")])
-def test_sets_the_task_aside_with_what_is_known_of_it(desk: Desk, broken: bool, kind: str, failures: str) -> None:
+@pytest.mark.parametrize(("broken", "kind", "failures"), [(False, "failed", 1), (True, "broken", 0)])
+def test_sets_the_task_aside_with_what_is_known_of_it(desk: Desk, broken: bool, kind: str, failures: int) -> None:
     [held] = desk.hold("A", b"a")
     assert desk.fail("A", held, broken=broken) == "aside"
     assert desk.state() == {
         f":{kind}": [str(held)],
-        f":aside:{held}": {
-            **{"task": "a", "id": "", "reason": kind, "failures": failures, "stalls": "0", "timeouts": "0"},
-            **{"error_type": BOOM.type, "error_message": BOOM.message, "error_traceback": BOOM.traceback, "worker": "A"},
-        },
+        f":aside:{held}": aside("a", reason=kind, failures=failures),
         ":workers": {"A": f"1 {claim(1)} 1 0"},
         ":policy:A": {"max_stalls": "3", "keep_failed": "1000"},
         ":counts": Expires({"fence": str(claim(1)), "enqueued": "1", "claimed": "1", kind: "1"}),
@@ -30,8 +27,7 @@ def test_a_job_takes_its_id_and_counters_along_and_leaves_nothing_else(desk: Des
     [held] = desk.take("A", 1)
     desk.fail("A", held)
     state = desk.state()
-    aside = state[f":aside:{held}"]
-    assert (aside["id"], aside["failures"], aside["stalls"]) == (f"@{claim(1)}", "2", "1")
+    assert state[f":aside:{held}"] == aside("a", f"@{claim(1)}", reason="failed", failures=2, stalls=1)
     assert set(state) == {":failed", f":aside:{held}", ":workers", ":policy:A", ":counts"}
 
 

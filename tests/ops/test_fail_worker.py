@@ -5,9 +5,10 @@ from itertools import pairwise
 
 import pytest
 
-from tests.ops.driver import Desk, Expires, claim, payloads, reference
+from tests.ops.driver import Desk, Expires, aside, claim, payloads, reference
 from worqr import ops
 from worqr.ops import Returned
+from worqr.task import RemoteError
 
 
 def test_gives_claims_back_to_the_front_in_their_old_order_with_one_stall_more(desk: Desk) -> None:
@@ -31,19 +32,14 @@ def test_one_stall_before_the_limit_to_the_suspects_set_aside_at_it(desk: Desk) 
     desk.put(b"poison")
     for n in range(3):
         desk.enter("A", keep_failed=5)
-        [held] = desk.take("A", 1)
+        assert desk.take("A", 1) == [claim(n + 1)]
         assert desk.call(ops.fail_worker(desk.q, "A")) == Returned(False, int(n < 2), 0, int(n == 2))
         assert (":suspects" in desk.state()) == (n == 1)
+    last, error = str(claim(3)), RemoteError("Stalled", "its worker died 3 times while it ran", "")
     assert desk.state() == {
-        ":failed": [str(held)],
-        f":aside:{held}": {
-            **{"task": "poison", "id": f"@{claim(1)}", "reason": "stalled", "worker": "A"},
-            **{"failures": "0", "stalls": "3", "timeouts": "0"},
-            **{"error_type": "Stalled", "error_message": "its worker died 3 times while it ran", "error_traceback": ""},
-        },
-        ":counts": Expires(
-            {"fence": str(held), "enqueued": "1", "claimed": "3", "stalled": "3", "failed": "1"}
-        ),
+        ":failed": [last],
+        f":aside:{last}": aside("poison", f"@{claim(1)}", reason="stalled", stalls=3, error=error),
+        ":counts": Expires({"fence": last, "enqueued": "1", "claimed": "3", "stalled": "3", "failed": "1"}),
     }
 
 

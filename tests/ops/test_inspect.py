@@ -28,8 +28,14 @@ def test_tells_all_there_is_to_know(desk: Desk) -> None:
         trash=False,
         workers=[],
         counts={
-            **{"enqueued": 7, "claimed": 7, "stalled": 2, "failed": 1, "broken": 1},
-            **{"retried": 1, "stopped": 1, "paused": 1},
+            "enqueued": 7,
+            "claimed": 7,
+            "stalled": 2,
+            "failed": 1,
+            "broken": 1,
+            "retried": 1,
+            "stopped": 1,
+            "paused": 1,
         },
     )
 

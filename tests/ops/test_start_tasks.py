@@ -159,13 +159,13 @@ def test_a_job_comes_with_its_record(desk: Desk) -> None:
     [again] = desk.take("A", 1)
     desk.retry("A", again)
     started = desk.start("A", 1)
-    id = f"@{claim(1)}"
-    assert started.entries == [[b"poison", id.encode(), 1, 1, 0]]
+    job = f"@{claim(1)}"
+    assert started.entries == [[b"poison", job.encode(), 1, 1, 0]]
     state = desk.state()
-    assert state[f":claim:{started.first}"] == [reference(id)]
-    assert state[f":active:{id}"]["claim"] == str(started.first)
-    assert state[f":active:{id}"]["worker"] == "A"
-    assert f":job:{id}" not in state
+    assert state[f":claim:{started.first}"] == [reference(job)]
+    assert state[f":active:{job}"]["claim"] == str(started.first)
+    assert state[f":active:{job}"]["worker"] == "A"
+    assert f":job:{job}" not in state
 
 
 def test_references_to_nothing_are_skipped_and_counted_down(desk: Desk) -> None:
@@ -218,11 +218,11 @@ def test_a_reference_to_an_active_job_is_skipped(desk: Desk) -> None:
     held = desk.hold("A", b"a")
     desk.retry("A", held[0])
     [running] = desk.take("A", 1)
-    id = f"@{claim(1)}"
-    desk.client.rpush(desk.q.base, reference(id))
-    desk.client.hset(desk.q.job(id), "task", b"its blocked twin")
+    job = f"@{claim(1)}"
+    desk.client.rpush(desk.q.base, reference(job))
+    desk.client.hset(desk.q.job(job), "task", b"its blocked twin")
     assert desk.start("A", 1).entries == []
-    assert desk.state()[f":active:{id}"]["claim"] == str(running)
+    assert desk.state()[f":active:{job}"]["claim"] == str(running)
 
 
 # Sizes

@@ -16,10 +16,11 @@ import math
 from collections import deque
 from collections.abc import Iterable
 
-from worqr.link.request import Numbers, Request
+from worqr.link.request import Merged, Numbers, Request
 
 MAX_CALLS = 512  # a batch: more would not make it cheaper, and all its callers wait for its end
 MAX_BYTES = 8 * 1024 * 1024
+MAX_ITEMS = 1000  # in one merged request
 SUSPECT_AFTER = 2  # connections lost in company
 GUILTY_AFTER = 3  # connections lost alone
 _OUTCAST_PAUSE = 1.0  # seconds; doubles with each further loss
@@ -61,6 +62,8 @@ class Backlog:
             batch.append(pending.popleft())
             if alone:
                 break
+        if len(batch) > 1:
+            batch = _merged(batch)
         self.in_flight = batch
         return batch
 
@@ -71,15 +74,9 @@ class Backlog:
             request.number = 0
 
     def put_back(self, requests: Iterable[Request]) -> None:
-        """The batch is over: these go to the front, in their order. Those that nobody waits for are not sent again."""
+        """The batch is over: these go to the front, in their order. `take` will drop those that nobody waits for."""
         self.in_flight = []
-        kept: list[Request] = []
-        for request in requests:
-            if request.settled or request.abandoned:
-                self.close(request)
-            else:
-                kept.append(request)
-        self.pending.extendleft(reversed(kept))
+        self.pending.extendleft(reversed(list(requests)))
 
     def blame(self, unanswered: list[Request], now: float) -> list[Request]:
         """A healthy connection was lost with these on their way. Put them back; answers the guilty ones, which fail."""
@@ -157,3 +154,28 @@ class Backlog:
         for request in everything:
             request.settled = True
         return everything
+
+
+def _merged(batch: list[Request]) -> list[Request]:
+    """The batch with neighbours that may be joined made one: a script per task is most of what a small task costs."""
+    result: list[Request] = []
+    group: list[Request] = []
+    items = 0
+    for request in batch:
+        merge = None if request.written else request.call.merge
+        if group and (merge is None or not _alike(group[0], request) or items + merge.items > MAX_ITEMS):
+            result.append(Merged(group) if len(group) > 1 else group[0])
+            group, items = [], 0
+        if merge is None:
+            result.append(request)
+        else:
+            group.append(request)
+            items += merge.items
+    if group:
+        result.append(Merged(group) if len(group) > 1 else group[0])
+    return result
+
+
+def _alike(one: Request, other: Request) -> bool:
+    a, b = one.call, other.call
+    return a.base == b.base and a.merge is not None and b.merge is not None and a.merge.join is b.merge.join

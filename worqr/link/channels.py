@@ -92,8 +92,8 @@ class Channels(Generic[L]):
 
     # What to send
 
-    def restart(self) -> list[Command]:
-        """The commands for a new connection, on which nothing stands."""
+    def reset(self) -> None:
+        """The connection is gone, and nothing stands any more. Before anybody is added for the next one."""
         self._asked.clear()
         self._unconfirmed.clear()
         self._suspects.clear()
@@ -102,7 +102,6 @@ class Channels(Generic[L]):
         for listener in self.listeners():
             listener.missing = set(listener.names)
         self._changed = dict.fromkeys(self._channels)
-        return self.changes()
 
     def changes(self) -> list[Command]:
         """The commands that lead from what was asked for to what is wanted."""

@@ -1,7 +1,7 @@
 """One batch on one connection: pack, send, read every reply, give each request its outcome.
 
 Here: what a reply means for its own request. Not here: the thread, and what is to be done with the requests that come
-back unanswered (`pipe`).
+back unanswered (`uplink`).
 
 A reply that is an error never harms its neighbours: the rest of the batch is read to the end. Only when the connection
 itself breaks do the remaining requests stay unanswered.
@@ -105,6 +105,9 @@ def _answer(request: Request, reply: object) -> None:
 
 
 def _refused(result: Exchange, request: Request, refused: Refused) -> None:
+    if request.settled:  # it has waited too long, and was told so
+        result.done.append(request)
+        return
     script = request.call.script
     match refused.kind:
         case Kind.NOSCRIPT if script.sha not in result.unloadable:
@@ -119,6 +122,11 @@ def _refused(result: Exchange, request: Request, refused: Refused) -> None:
             return
         case Kind.DROP:
             result.dropped.append(request)
+            result.cause = str(refused)
+            return
+        case Kind.FULL if request.losses:
+            # The server refuses before it looks whether an earlier copy, whose reply was lost, has been executed.
+            result.held.append(request)
             result.cause = str(refused)
             return
         case Kind.FULL:

@@ -144,6 +144,7 @@ class Heart(Generic[R]):
                 self._tell()
             except Exception as exc:  # whatever it is, the next beat must go out
                 self._failed(f"{type(exc).__name__}: {exc}")
+                self._drop()  # a reply may be left on it
                 next_beat = time.monotonic() + min(_RETRY, self._every)
             wake = min(next_beat, time.monotonic() + pause)
             self._stopped.wait(max(wake - time.monotonic(), 0.001))

@@ -52,7 +52,7 @@ class Link:
         self._scribe = Scribe()
         self._pipe = Pipe(settings, mailbox, self._scribe, self.producer)
         self._hearts: list[Heart[object]] = []
-        self._started = False
+        self._started = self._closed = False
         self.subscriptions = Subscriptions(settings, mailbox, self._scribe)
         _links.add(self)
 
@@ -73,8 +73,8 @@ class Link:
 
     def start(self) -> None:
         """Begin to connect, in the background. Raises Unavailable if the system gives us no thread. Idempotent."""
-        self._check()
-        if self._started:
+        if self._started or self._closed:
+            self._check()
             return
         self._started = True
         try:
@@ -176,6 +176,7 @@ class Link:
 
     def close(self) -> None:
         """End all threads and close all sockets, now. Whatever waits gets Unavailable. Idempotent."""
+        self._closed = True
         for heart in self._hearts:
             heart.stop()
         self.subscriptions.close()

@@ -7,8 +7,8 @@ The thread sleeps on one queue. Requests come in there, and so does everything e
 was made or refused, somebody who waits for the first one, the end), as a function that it runs. So it misses no request
 while the server is away, and polls for nothing.
 
-`ended` is set once and for good: by `close`, by a bug in the thread, or in a forked child. Whoever submits after that
-gets that error; a request that slipped into the inbox meanwhile is found by its own submitter.
+`ended` is set for good by `close`, by a bug in the thread, or in a forked child. Whoever submits after that gets that
+error; a request that slipped into the inbox meanwhile is found by its own submitter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from worqr.errors import ClaimLost, Unavailable, WorqrBug, WorqrError
+from worqr.errors import ClaimLost, Unavailable, UsageError, WorqrBug, WorqrError
 from worqr.link.backlog import Backlog
 from worqr.link.faults import Lost
 from worqr.link.mailbox import Mailbox, Waiter, wake_all
@@ -33,6 +33,7 @@ from worqr.lua import all_scripts
 
 logger = logging.getLogger(__name__)
 
+_LONGEST_SLEEP = 3600.0  # seconds; the system's own limit would end the thread of somebody with endless patience
 _END_WAIT = 1.0  # seconds that closing waits for the thread, which needs a few milliseconds
 
 Event = Callable[[], None]
@@ -42,12 +43,12 @@ class Pipe:
     """The thread. `submit`, `tell`, `wait_ready`, `close` and `poison` may be called from outside it.
 
     Attributes:
-        ended: why nothing can be sent any more; None while it works.
+        ended: why nothing can be sent; None while it works.
         uplink: the connection.
     """
 
     def __init__(self, settings: LinkSettings, mailbox: Mailbox, scribe: Scribe, producer: str) -> None:
-        self.ended: WorqrError | None = None
+        self.ended: WorqrError | None = UsageError("this link was not started")
         self._address = settings.address.redacted
         self._mailbox = mailbox
         self._scribe = scribe
@@ -63,6 +64,7 @@ class Pipe:
 
     def start(self) -> None:
         self.uplink.scripts = {script.sha: script for script in all_scripts()}
+        self.ended = None
         self._thread.start()
 
     def submit(self, request: Request) -> None:
@@ -83,10 +85,10 @@ class Pipe:
 
     def close(self) -> None:
         """End the thread; what is unanswered gets Unavailable. Returns when it has ended, within milliseconds."""
-        if self.ended is not None:
+        if self._closing:
             return
         self._closing = True
-        if not self._thread.is_alive():  # it never began
+        if not self._thread.is_alive():  # it never began, or died
             self._end(self._closed())
             return
         self._inbox.put(_nothing)
@@ -97,6 +99,7 @@ class Pipe:
     def poison(self, error: WorqrError) -> None:
         """In a forked child: the thread does not exist here, and the socket is the parent's."""
         self.ended = error
+        self._closing = True
 
     # The thread
 
@@ -163,7 +166,7 @@ class Pipe:
             )
         elif backlog.pending:
             until = min(until, uplink.held_until)
-        return None if until == math.inf else max(until - now, 0)
+        return None if until == math.inf else min(max(until - now, 0), _LONGEST_SLEEP)
 
     def _while_silent(self) -> None:
         """Between two looks at a server that lets us wait for a reply."""

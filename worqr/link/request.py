@@ -1,17 +1,19 @@
 """One call on its way: who waits, until when, which number it carries. Pure; touched by the I/O thread.
 
-Here: `Request`, `Owner`, and `Numbers`, which makes a resend recognisable to the server. Not here: the order of
+Here: `Request`, `Merged`, `Owner`, and `Numbers`, which makes a resend recognisable to the server. Not here: the order of
 requests (`backlog`) and the sending (`pipe`).
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from worqr.call import Call
-from worqr.link.mailbox import Waiter
+from worqr.link.mailbox import Waiter, wake_all
 
 
 class Owner:
@@ -70,6 +72,32 @@ class Request(Waiter):
         self.lost_alone = 0
         self.not_before = -math.inf
         self.value: Any = None
+
+
+class Merged(Request):
+    """Requests that go out as one and share its fate. Made when they are first written, so that each could be withdrawn until then."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[Request]) -> None:
+        merge = parts[0].call.merge
+        assert merge is not None, "only calls that say how are merged"
+        super().__init__(merge.join([part.call for part in parts]), parts[0].patience, 0)
+        self.deadline = max(part.deadline for part in parts)
+        self.parts = parts
+        self.wake = self._share
+
+    def _share(self) -> None:
+        """In the loop: give each part its share of the outcome, or its own copy of the error."""
+        error, self.error = self.error, None
+        for part in self.parts:
+            if error is not None:
+                part.error = copy.copy(error)
+                part.error.__cause__ = error.__cause__
+            elif part.call.merge is not None:
+                part.value = part.call.merge.share
+            part.settled = True
+        wake_all(self.parts)
 
 
 class Numbers:

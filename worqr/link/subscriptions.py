@@ -130,14 +130,15 @@ class Subscriptions:
         subscription = Subscription(self, channels, deliver, confirmed)
         if not subscription.names:
             raise UsageError("a subscription needs at least one channel")
+        self._ensure_thread()
         self._orders.put((subscription, True))
-        self._wake_thread()
+        self._ring()
         return subscription
 
     def forget(self, subscription: Subscription) -> None:
         if self.ended is None:
             self._orders.put((subscription, False))
-            self._wake_thread()
+            self._ring()
 
     def close(self) -> None:
         """End the thread; whoever waits for a confirmation gets Unavailable. Idempotent."""
@@ -155,21 +156,25 @@ class Subscriptions:
         """In a forked child: nothing of this works here."""
         self.ended = error
 
-    def _wake_thread(self) -> None:
+    def _ensure_thread(self) -> None:
         if self._thread is not None:
-            self._ring()
             return
-        listener, self._bell = socket.socketpair()
+        try:
+            listener, bell = socket.socketpair()
+            selector = selectors.DefaultSelector()
+        except OSError as exc:
+            raise Unavailable(f"cannot listen to channels ({exc}): this process is at its limit (ulimit -n)") from exc
         listener.setblocking(False)
-        self._bell.setblocking(False)
-        thread = threading.Thread(target=self._run, args=(listener,), name="worqr-subscriptions", daemon=True)
+        bell.setblocking(False)
+        selector.register(listener, selectors.EVENT_READ)
+        thread = threading.Thread(target=self._run, args=(selector, listener), name="worqr-subscriptions", daemon=True)
         try:
             thread.start()
         except RuntimeError as exc:
-            listener.close()
-            self._bell.close()
-            raise Unavailable(f"cannot start a thread for subscriptions ({exc}): this process is at its limit") from exc
-        self._thread = thread
+            for each in (selector, listener, bell):
+                each.close()
+            raise Unavailable(f"cannot listen to channels ({exc}): this process is at its limit (ulimit -u)") from exc
+        self._thread, self._bell = thread, bell
 
     def _ring(self) -> None:
         try:
@@ -180,9 +185,7 @@ class Subscriptions:
 
     # The thread
 
-    def _run(self, listener: socket.socket) -> None:
-        selector = selectors.DefaultSelector()
-        selector.register(listener, selectors.EVENT_READ)
+    def _run(self, selector: selectors.BaseSelector, listener: socket.socket) -> None:
         attempts = 0
         while self.ended is None:
             refused, before = False, self.connections
@@ -210,8 +213,9 @@ class Subscriptions:
         """Serve one connection until it is lost (`Lost`) or the end comes."""
         self.connections += 1
         self._served = False
+        self._channels.reset()
         self._take_orders()
-        self._send(wire, self._channels.restart())
+        self._send(wire, self._channels.changes())
         descriptor = wire.fileno()
         selector.register(descriptor, selectors.EVENT_READ)
         try:
@@ -248,8 +252,8 @@ class Subscriptions:
             except Refused as refused:
                 self._refused(refused)
             if len(channels.news) >= _MESSAGES_PER_DELIVERY:
-                self._deliver()
-        self._deliver()
+                self._take_orders()  # a flood must not keep others from subscribing
+                self._send(wire, channels.changes())
         self._send(wire, channels.changes())
 
     def _refused(self, refused: Refused) -> None:
@@ -263,6 +267,7 @@ class Subscriptions:
             self._scribe.log(logger, logging.WARNING, "link.refused: %s", error)
 
     def _send(self, wire: Wire, commands: list[Command]) -> None:
+        """Send what is to be sent, and deliver what there is to deliver."""
         if commands:
             wire.send([pack(command) for command in commands])
         self._deliver()

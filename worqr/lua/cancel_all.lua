@@ -18,6 +18,7 @@ if before then
   return before
 end
 check_types(queue)
+local holders = holders_of(queue)
 local waiting = 0
 if after == '-' then
   waiting = clear(queue)
@@ -26,7 +27,7 @@ if after == '-' then
   end
 end
 local reply = {'ok', waiting, 0, '-'}
-after = each_claim(queue, after, budget, function(claim)
+after = each_claim(queue, holders, after, budget, function(claim)
   mark(queue, claim)
   reply[#reply + 1] = claim
 end)

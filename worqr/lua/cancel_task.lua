@@ -22,6 +22,7 @@ if before then
   return before
 end
 check_types(queue)
+local holders = holders_of(queue)
 
 local reply = {'ok', 0, 0, cursor, after}
 local function mark_one(claim)
@@ -50,7 +51,7 @@ if cursor ~= '-' then
   end
 end
 if cursor == '-' and not job_id(task) then
-  after = each_claim(queue, after, budget, function(claim)
+  after = each_claim(queue, holders, after, budget, function(claim)
     if redis.call('LPOS', queue .. ':claim:' .. claim, task) then
       mark_one(claim)
     end

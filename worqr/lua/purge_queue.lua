@@ -11,6 +11,7 @@
 local queue, trash, trash_suspects, counts = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local limit = tonumber(ARGV[1])
 
+redis.call('LLEN', trash_suspects)
 local cleared = tonumber(redis.call('HGET', counts, 'cleared')) or math.huge
 for _, list in ipairs({trash, trash_suspects}) do
   while limit > 0 do

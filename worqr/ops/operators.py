@@ -25,15 +25,16 @@ class Cancelled:
     after: str
 
 
-def _cancelled(reply: Reply, cursor: str, after: str, claims: Sequence[Any]) -> Cancelled:
-    return Cancelled(word_of(reply) == "more", int(reply[1]), [int(claim) for claim in claims], cursor, after)
+def _claims(reply: Sequence[Any]) -> list[int]:
+    return [int(claim) for claim in reply]
 
 
 def cancel_task(keys: QueueKeys, task: bytes, cursor: str = "0", after: str = "-") -> Call[Cancelled]:
     """Cancel every task with this payload; call again with cursor and after while there is more."""
 
     def read(reply: Reply) -> Cancelled:
-        return _cancelled(reply, text(reply[3]), text(reply[4]), reply[5:])
+        more = word_of(reply) == "more"
+        return Cancelled(more, int(reply[1]), _claims(reply[5:]), text(reply[3]), text(reply[4]))
 
     args = (task, cursor, after, CANCEL_BUDGET)
     return new_call("cancel_task", keys.base, (keys.base, keys.counts), args, read, numbered=True, size=len(task))
@@ -43,9 +44,10 @@ def cancel_all(keys: QueueKeys, after: str = "-") -> Call[Cancelled | None]:
     """Cancel every task; call again with after while there is more. None: purge_queue first."""
 
     def read(reply: Reply) -> Cancelled | None:
-        if word_of(reply) == "busy":
+        word = word_of(reply)
+        if word == "busy":
             return None
-        return _cancelled(reply, "-", text(reply[3]), reply[4:])
+        return Cancelled(word == "more", int(reply[1]), _claims(reply[4:]), "-", text(reply[3]))
 
     return new_call("cancel_all", keys.base, (keys.base,), (after, CANCEL_BUDGET), read, numbered=True)
 

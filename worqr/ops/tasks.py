@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from worqr.call import Call
+from worqr.call import Call, Merge
 from worqr.errors import QueueFull
 from worqr.keys import QueueKeys
+from worqr.lua import script
 from worqr.ops.replies import MAX_BYTES, MAX_SKIPPED, Reply, expect, new_call, pairs, text, word_of
 from worqr.task import RemoteError
 
@@ -41,7 +42,19 @@ def enqueue(
 
     bound = -1 if max_length is None else max_length
     args = (bound, 1 if front else 0, *tasks)
-    return new_call("enqueue", keys.base, (keys.base,), args, read, numbered=True, size=sum(map(len, tasks)))
+    merge = Merge(len(tasks), _join_enqueues, len(tasks)) if max_length is None and not front else None
+    size = len(tasks[0]) if len(tasks) == 1 else sum(map(len, tasks))
+    return Call(_ENQUEUE, keys.base, (keys.base,), args, read, True, size, merge)
+
+
+_ENQUEUE = script("enqueue")
+
+
+def _join_enqueues(calls: Sequence[Call[int]]) -> Call[int]:
+    """One enqueue of all their tasks, in their order."""
+    first = calls[0]
+    args = (*first.args[:2], *(task for call in calls for task in call.args[2:]))
+    return Call(_ENQUEUE, first.base, first.keys, args, first.read, True, sum(call.size for call in calls))
 
 
 def start_tasks(keys: QueueKeys, worker: str, number: int, wanted: int) -> Call[Started]:

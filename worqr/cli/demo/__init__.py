@@ -1,7 +1,7 @@
 """``worqr demo``: a mesh at work on this machine, a peer killed, a task cancelled, and a summary that is checked.
 
-Here is the command. ``story`` has what happens, ``board`` what is known of it, ``view`` how it is shown, ``summary`` the
-checks, ``fleet`` and ``peer`` the peers' processes, ``work`` and ``report`` what they do and tell.
+Here is the command. ``story`` has what happens, ``board`` what is known of it, ``view`` how it is shown, ``summary``
+the checks, ``fleet`` and ``peer`` the peers' processes, ``work`` and ``report`` what they do and tell.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def demo(
 ) -> int:
     """Show a mesh at work on this machine: kill a peer, cancel a long task, lose nothing.
 
-    Starts a private server and some peers, has them tokenise and count every source file of Python's own standard library,
-    kills one of them midway, cancels one long task from another process, and checks that every file has its result. Exit code
-    1 if anything is missing.
+    Starts a private server and some peers, has them tokenise and count every source file of Python's own standard
+    library, kills one of them midway, cancels one long task from another process, and checks that every file has its
+    result. Exit code 1 if anything is missing.
     """
     if wrong := _wrong(files, peers):
         print(f"worqr: {wrong}", file=sys.stderr)
@@ -65,12 +65,11 @@ def _wrong(files: int | None, peers: int) -> str:
         return f"--peers must be 2 (one is killed) to {MOST_PEERS}, not {peers}"
     fewest = FILES_PER_PEER * peers
     if files is not None and files < fewest:
-        return f"--files must be at least {fewest} for {peers} peers, not {files}: some must be left when one of them is killed"
+        why = "some must be left when one of them is killed"
+        return f"--files must be at least {fewest} for {peers} peers, not {files}: {why}"
     return ""
 
 
 def _is_interrupt(error: BaseException) -> bool:
     """Ctrl-C, bare or in a group of whatever it made fail."""
-    if isinstance(error, BaseExceptionGroup):
-        return any(_is_interrupt(inner) for inner in error.exceptions)
-    return isinstance(error, KeyboardInterrupt)
+    return bool(BaseExceptionGroup("any", [error]).subgroup(KeyboardInterrupt))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trio_util import AsyncValue
+import trio
 
 from worqr.cli.demo.report import Report
 
@@ -52,8 +53,8 @@ class LongTask:
 class Board:
     """The whole state.
 
-    `first` has the first report of each file, `again` every further one of the same file, `second_runs` one of each file whose
-    worker had died before; `left`, what is still in the queues at the end.
+    `first` has the first report of each file, `again` every further one of the same file, `second_runs` one of each
+    file whose worker had died before; `left`, what is still in the queues at the end.
     """
 
     files: frozenset[str]
@@ -71,9 +72,7 @@ class Board:
     left: dict[str, int] = field(default_factory=dict[str, int])
     long: LongTask = field(default_factory=LongTask)
     news: list[str] = field(default_factory=list[str])
-    done: AsyncValue[int] = field(default_factory=lambda: AsyncValue(0))
-    long_runs: AsyncValue[int] = field(default_factory=lambda: AsyncValue(0))
-    long_ends: AsyncValue[int] = field(default_factory=lambda: AsyncValue(0))
+    _reported: trio.Event = field(default_factory=trio.Event)
     _recent: deque[float] = field(default_factory=deque[float])
 
     @property
@@ -103,12 +102,17 @@ class Board:
         if report.kind == "began":
             self.long.peer, self.long.began_at = report.peer, report.at
             self.long.runs += 1
-            self.long_runs.value += 1
         elif report.kind == "cancelled":
             self.long.cancelled_at, self.long.reason = report.at, report.reason
-            self.long_ends.value += 1
         else:
             self._take_in_file(report)
+        self._reported.set()
+        self._reported = trio.Event()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait for reports until `holds()`."""
+        while not holds():
+            await self._reported.wait()
 
     def _take_in_file(self, report: Report) -> None:
         if report.path not in self.files:
@@ -123,7 +127,6 @@ class Board:
         self._recent.append(time.monotonic())
         for line in self.peers:
             line.files += line.name == report.peer
-        self.done.value = len(self.first)
 
     def keywords(self, n: int) -> list[tuple[str, int]]:
         """The most frequent keywords in all files."""

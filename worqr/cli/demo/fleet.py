@@ -1,7 +1,8 @@
 """The peers' processes: started, frozen, killed, and gone with the demo.
 
-Each peer has the reading end of a pipe as its standard input, its leash: when the demo lets go of it, or dies in whatever way,
-the peer leaves. They stand in sessions of their own, so that Ctrl-C reaches the demo only, which then ends them.
+Each peer has the reading end of a pipe as its standard input, its leash: when the demo lets go of it, or dies in
+whatever way, the peer leaves. They stand in sessions of their own, so that Ctrl-C reaches the demo only, which then
+ends them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One peer of the demo, in a process of its own: ``python -m worqr.cli.demo.peer URL NAME``.
 
-It serves two queues until its standard input ends: then the demo has let go of it, or has died. It never outlives the demo by
-more than some seconds.
+It serves two queues until its standard input ends: then the demo has let go of it, or has died. It never outlives
+the demo by more than some seconds.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from worqr.cli.demo.work import count_file
 AT_ONCE = 4
 """Files in a peer's hands at a time."""
 GRACE = 1.0
-THREADS_TAKE_TURNS = 0.0005
-"""Seconds after which the counting thread lets the event loop have a turn; Python's own 5 ms would delay a cancellation."""
+THREADS_TAKE_TURNS = 0.002
+"""Seconds after which the counting thread gives the event loop a turn; Python's own 5 ms would delay a cancellation."""
 LET_GO = 3.0
 """Seconds after which a peer that was let go and is still there ends itself, whatever it waits for."""
 
@@ -65,7 +65,7 @@ async def run_peer(url: str, name: str) -> None:
 
 
 def hold_leash(let_go: trio.Event, token: trio.lowlevel.TrioToken) -> None:
-    """In a thread of its own, so that it works at any moment: wait for the end of the standard input, then leave, or else."""
+    """Wait for the end of the standard input, then leave, or else; in a thread, so that it works at any moment."""
     while os.read(0, 64):
         pass
     try:
@@ -78,4 +78,4 @@ def hold_leash(let_go: trio.Event, token: trio.lowlevel.TrioToken) -> None:
 
 if __name__ == "__main__":
     sys.setswitchinterval(THREADS_TAKE_TURNS)
-    trio.run(run_peer, *sys.argv[1:])
+    trio.run(run_peer, sys.argv[1], sys.argv[2])

@@ -1,7 +1,7 @@
 """What a handler of the demo tells: a JSON object in the queue ``results``. Here it is written and read.
 
-Times are of the system's monotonic clock, which all processes of one machine share, so that the demo can say how long after
-the kill a second run began.
+Times are of the system's monotonic clock, which all processes of one machine share, so that the demo can say how long
+after the kill a second run began.
 """
 
 from __future__ import annotations

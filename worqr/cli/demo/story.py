@@ -136,7 +136,7 @@ async def _play(mesh: worqr.Mesh, fleet: Fleet, board: Board) -> None:
     board.began = time.monotonic()
     await files.enqueue(*map(os.fsencode, sorted(board.files)))
     board.tell(f"{total} files are in the queue, one task each")
-    await board.done.wait_value(lambda done: done >= total * KILL_AFTER)
+    await board.until(lambda: len(board.first) >= total * KILL_AFTER)
     await _kill_one(mesh, fleet, board)
     await _cancel_long_task(mesh, board)
     await _pull_through(board)
@@ -155,7 +155,7 @@ async def _all_joined(mesh: worqr.Mesh, fleet: Fleet) -> None:
 
 
 async def _kill_one(mesh: worqr.Mesh, fleet: Fleet, board: Board) -> None:
-    """SIGKILL a peer while it holds files. It is frozen first, so that what is counted is what it holds when it dies."""
+    """SIGKILL a peer while it holds files. It is frozen first, so that what is counted is what it holds at the end."""
     ids = {worker.pid: worker.id for worker in await mesh.workers()}
     while len(board.first) < len(board.files):
         for peer in fleet.peers[1:]:
@@ -184,15 +184,19 @@ async def _cancel_long_task(mesh: worqr.Mesh, board: Board) -> None:
     """One long task: let it begin somewhere, then cancel it from here."""
     queue, long = mesh.queue(LONG), board.long
     await queue.enqueue(LONG_TASK)
-    await board.long_runs.wait_value(lambda runs: runs > 0)
+    await board.until(lambda: long.runs > 0)
     board.tell(f"one long task began on {long.peer}")
     await trio.sleep(LONG_RUNS_FOR)
     long.cancel_called_at = time.monotonic()
     count = await queue.cancel(LONG_TASK, wait=CANCEL_WAIT)
     long.acknowledged_at, long.acknowledged = time.monotonic(), count.acknowledged
     with trio.move_on_after(CANCEL_WAIT):
-        await board.long_ends.wait_value(lambda ends: ends > 0)
+        await board.until(lambda: long.cancelled_at is not None)
     board.tell(f"the long task was cancelled from here: {count.acknowledged} of {count.running} runs ended")
+
+
+def _more_than(board: Board, files: int) -> bool:
+    return len(board.first) > files
 
 
 async def _pull_through(board: Board) -> None:
@@ -201,7 +205,7 @@ async def _pull_through(board: Board) -> None:
     while len(board.first) < total:
         before = len(board.first)
         with trio.move_on_after(NOTHING_NEW) as waiting:
-            await board.done.wait_value(lambda done, before=before: done > before)
+            await board.until(partial(_more_than, board, before))
         if waiting.cancelled_caught:
             board.tell(f"nothing has come for {NOTHING_NEW:g} s; {total - len(board.first)} files are missing")
             return

@@ -1,7 +1,8 @@
 """The work of the demo: source files, tokenised and counted. Knows nothing of queues.
 
 It is real work that is there on any machine: every source file of the Python that runs this, its own test suite
-included (where the system has one). Some of those are broken on purpose; that they cannot be read is a result like any other.
+included (where the system has one). Some of those are broken on purpose; that they cannot be read is a result like any
+other.
 """
 
 from __future__ import annotations

@@ -1,0 +1,126 @@
+"""Enqueues that wait at the same time go out as one script call, and every caller still gets an answer of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import trio
+
+import worqr
+import worqr.call
+from tests.proxy import FaultProxy
+from tests.servers import Server
+from worqr import ops
+from worqr.keys import QueueKeys
+from worqr.link.backlog import Backlog
+from worqr.link.request import Merged, Request
+from worqr.lua import script
+
+Q1, Q2 = QueueKeys("p", "Q1"), QueueKeys("p", "Q2")
+
+
+def _requests(*calls: worqr.call.Call[int]) -> tuple[Backlog, list[Request]]:
+    backlog = Backlog()
+    requests = [Request(call, 30.0, 0.0) for call in calls]
+    for request in requests:
+        backlog.add(request)
+    return backlog, requests
+
+
+def test_neighbours_of_one_queue_become_one_in_their_order() -> None:
+    backlog, _ = _requests(ops.enqueue(Q1, [b"a"]), ops.enqueue(Q1, [b"b", b"c"]), ops.enqueue(Q2, [b"d"]), ops.enqueue(Q1, [b"e"]))
+    one, two, three = backlog.take()
+    assert isinstance(one, Merged)
+    assert one.call.args[2:] == (b"a", b"b", b"c")
+    assert two.call.args[2:] == (b"d",)
+    assert three.call.args[2:] == (b"e",), "order between queues is kept as well"
+
+
+@pytest.mark.parametrize("odd", [ops.enqueue(Q1, [b"b"], front=True), ops.enqueue(Q1, [b"b"], max_length=5)])
+def test_what_has_conditions_of_its_own_stays_alone(odd: worqr.call.Call[int]) -> None:
+    backlog, _ = _requests(ops.enqueue(Q1, [b"a"]), odd, ops.enqueue(Q1, [b"c"]))
+    assert [request.call.args[2:] for request in backlog.take()] == [(b"a",), (b"b",), (b"c",)]
+
+
+def test_a_withdrawn_one_is_left_out_and_what_was_written_is_not_touched() -> None:
+    backlog, requests = _requests(*(ops.enqueue(Q1, [b"%d" % n]) for n in range(4)))
+    requests[1].abandoned = True
+    requests[2].written = True
+    assert [request.call.args[2:] for request in backlog.take()] == [(b"0",), (b"2",), (b"3",)]
+
+
+def test_a_merged_request_holds_a_thousand_tasks_at_most() -> None:
+    backlog, _ = _requests(*(ops.enqueue(Q1, [b"x"] * 400) for _ in range(5)))
+    assert [len(request.call.args) - 2 for request in backlog.take()] == [800, 800, 400]
+
+
+async def _concurrently(mesh: worqr.Mesh, *tasks: bytes) -> list[object]:
+    outcomes: list[object] = [None] * len(tasks)
+
+    async def one(i: int) -> None:
+        try:
+            outcomes[i] = await mesh.queue("Q1").enqueue(tasks[i])
+        except worqr.WorqrError as error:
+            outcomes[i] = error
+
+    async with trio.open_nursery() as nursery:
+        for i in range(len(tasks)):
+            nursery.start_soon(one, i)
+    return outcomes
+
+
+async def test_every_caller_gets_its_own_answer(server: Server, prefix: str, proxy: FaultProxy) -> None:
+    mesh = worqr.Mesh(proxy.url, prefix=prefix)
+    tasks = [b"%d" % n for n in range(50)]
+    async with mesh.connect():
+        assert await _concurrently(mesh, *tasks) == [1] * 50
+        assert sorted(await mesh.queue("Q1").tasks()) == sorted(tasks)
+    assert proxy.count(script("enqueue").sha) < 10
+
+
+async def test_a_lost_reply_stores_each_of_them_once(server: Server, prefix: str, proxy: FaultProxy) -> None:
+    mesh = worqr.Mesh(proxy.url, prefix=prefix)
+    tasks = [b"%d" % n for n in range(50)]
+    async with mesh.connect():
+        fault = proxy.drop_reply(script("enqueue").sha, nth=2)
+        assert await _concurrently(mesh, *tasks) == [1] * 50
+        assert fault.fired
+        assert sorted(await mesh.queue("Q1").tasks()) == sorted(tasks)
+
+
+async def test_an_error_is_everybodys_and_each_gets_a_copy(own_server: Server, prefix: str) -> None:
+    client = own_server.client()
+    mesh = worqr.Mesh(own_server.url, prefix=prefix)
+    async with mesh.connect():
+        await mesh.queue("Q1").count()
+        client.config_set("maxmemory", 1)
+        errors = await _concurrently(mesh, *[b"%d" % n for n in range(20)])
+        client.config_set("maxmemory", 0)
+    assert all(isinstance(error, worqr.QueueFull) for error in errors)
+    assert len({id(error) for error in errors}) == 20
+
+
+async def test_memory_that_ran_out_between_a_lost_reply_and_the_resend_is_no_refusal(
+    own_server: Server, prefix: str, proxy_to: Callable[[Server], FaultProxy]
+) -> None:
+    proxy, client = proxy_to(own_server), own_server.client()
+    mesh = worqr.Mesh(proxy.url, prefix=prefix)
+    async with mesh.connect():
+        await mesh.queue("Q1").count()
+        fault = proxy.hold_reply(script("enqueue").sha)
+        async with trio.open_nursery() as nursery:
+            stored: list[int] = []
+
+            async def enqueue() -> None:
+                stored.append(await mesh.queue("Q1").enqueue(b"T1"))
+
+            nursery.start_soon(enqueue)
+            await fault.wait_executed()
+            client.config_set("maxmemory", 1)
+            proxy.cut()
+            await trio.sleep(0.3)  # the resends are refused meanwhile: nothing must be said
+            assert not stored
+            client.config_set("maxmemory", 0)
+        assert stored == [1]
+        assert await mesh.queue("Q1").tasks() == [b"T1"]

@@ -1,0 +1,334 @@
+"""Leaving: a queue, or the mesh, in whatever way; tasks go back, errors come out, nothing stays behind, nothing hangs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import pytest
+import trio
+import trio.testing
+
+import worqr
+from tests.leaks import dump, short
+from tests.peer.conftest import NewMesh
+from tests.peer.tools import Held, Runs, at_most, eventually, serving, until
+from tests.servers import Server
+
+
+def numbers(n: int, start: int = 0) -> list[bytes]:
+    return [b"%d" % i for i in range(start, start + n)]
+
+
+def worker_keys(server: Server, prefix: str) -> list[str]:
+    """Keys that a worker has while it is there."""
+    names = [short(key, prefix) for key in dump(server.client(), prefix)]
+    parts = ("worker:", "WorkMap:", "Workers", "Dying", "claim", "policy", "hungry", "workers")
+    return [name for name in names if any(part in name for part in parts)]
+
+
+async def test_cancelling_serve_leaves_that_queue_alone(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+    held, stays = Held(), Held()
+    async with mesh.join() as peer, trio.open_nursery() as nursery:
+        q1, q2 = mesh.queue("Q1"), mesh.queue("Q2")
+        await nursery.start(partial(peer.serve, "Q2", stays))
+        await q2.enqueue(b"stays")
+        await stays.wait(1)
+        async with trio.open_nursery() as inner:
+            await inner.start(partial(peer.serve, "Q1", held))
+            await q1.enqueue(b"a", b"b")
+            await held.wait(2)
+            inner.cancel_scope.cancel()
+        assert sorted(held.cancelled) == [(b"a", "leaving"), (b"b", "leaving")]
+        assert (await q1.tasks())[::-1] == [b"a", b"b"]
+        assert {key for key in worker_keys(server, prefix) if "{Q1}" in key} == set()
+        assert (await mesh.workers())[0].queues == {"Q2"}
+        assert peer.health().ready
+        assert stays.cancelled == []
+        await q1.enqueue(b"c")
+        await trio.sleep(0.05)
+        assert await q1.count() == 3  # nobody serves it
+        stays.gate.set()
+        await stays.wait_for(lambda: stays.done == [b"stays"])
+        runs = Runs()
+        await nursery.start(partial(peer.serve, "Q1", runs))  # once more, by the same peer
+        await runs.wait(3)
+        await eventually(q1.running, [])
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_body_that_ends_lets_what_runs_end(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+    held = Held()
+    async with mesh.connect(), trio.open_nursery() as nursery:
+        q = mesh.queue("Q1")
+        async with mesh.join(concurrency=2, grace=20) as peer:
+            await nursery.start(partial(peer.serve, "Q1", held))
+            await q.enqueue(*numbers(4))
+            await held.wait(2)
+            nursery.start_soon(open_after, held.gate, 0.1)
+        assert sorted(held.done) == numbers(2)
+        assert held.cancelled == []
+        assert (await q.info()).counts["finished"] == 2
+        assert (await q.tasks())[::-1] == numbers(2, 2)
+        assert worker_keys(server, prefix) == []
+
+
+async def open_after(gate: trio.Event, seconds: float) -> None:
+    await trio.sleep(seconds)
+    gate.set()
+
+
+async def test_grace_is_the_longest_that_a_handler_is_waited_for(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+    held = Held()
+    async with mesh.connect(), trio.open_nursery() as nursery:
+        start = time.monotonic()
+        async with at_most(3), mesh.join(grace=0.3) as peer:
+            await nursery.start(partial(peer.serve, "Q1", held))
+            await mesh.queue("Q1").enqueue(b"a")
+            await held.wait(1)
+        assert time.monotonic() - start > 0.3
+        assert held.cancelled == [(b"a", "leaving")]
+        assert await mesh.queue("Q1").tasks() == [b"a"]
+        assert worker_keys(server, prefix) == []
+
+
+async def test_a_body_that_raises_gives_its_tasks_back_at_once(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+    held, error = Held(), LookupError("of the application")
+    async with mesh.connect(), trio.open_nursery() as nursery:
+        with pytest.raises(LookupError) as caught:
+            async with at_most(2), mesh.join(grace=20) as peer:
+                await nursery.start(partial(peer.serve, "Q1", held))
+                await mesh.queue("Q1").enqueue(b"a", b"b")
+                await held.wait(2)
+                raise error
+        assert caught.value is error
+        assert (await mesh.queue("Q1").tasks())[::-1] == [b"a", b"b"]
+        assert worker_keys(server, prefix) == []
+
+
+async def test_a_group_that_the_body_raises_comes_out_as_it_is(mesh: worqr.Mesh) -> None:
+    group = BaseExceptionGroup("of the application", [ValueError(), SystemExit()])
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with mesh.join():
+            raise group
+    assert caught.value is group
+
+
+async def test_an_outer_cancellation_gives_the_tasks_back(mesh: worqr.Mesh, other: worqr.Mesh, server: Server, prefix: str) -> None:
+    held = Held()
+    async with other.connect():
+        with trio.CancelScope() as scope:
+            async with at_most(5), mesh.join(grace=20) as peer, trio.open_nursery() as nursery:
+                await nursery.start(partial(peer.serve, "Q1", held))
+                await other.queue("Q1").enqueue(b"a")
+                await held.wait(1)
+                cancelled_at = time.monotonic()
+                scope.cancel()
+                await trio.sleep_forever()
+        assert scope.cancelled_caught
+        assert time.monotonic() - cancelled_at < 2
+        assert held.cancelled == [(b"a", "leaving")]
+        assert await other.queue("Q1").tasks() == [b"a"]
+        assert worker_keys(server, prefix) == []
+
+
+async def test_a_cancellation_during_the_drain_hurries(mesh: worqr.Mesh, other: worqr.Mesh) -> None:
+    held = Held()
+    async with other.connect(), trio.open_nursery() as nursery:
+        q = other.queue("Q1")
+        with trio.CancelScope() as scope:
+            async with mesh.join(grace=30) as peer:
+                await nursery.start(partial(peer.serve, "Q1", held))
+                await q.enqueue(b"a")
+                await held.wait(1)
+                nursery.start_soon(cancel_when, scope, lambda: peer.leaving)
+                start = time.monotonic()
+        assert scope.cancelled_caught
+        assert time.monotonic() - start < 2
+        assert await q.tasks() == [b"a"]
+
+
+async def cancel_when(scope: trio.CancelScope, condition: Callable[[], bool]) -> None:
+    await until(condition)
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    scope.cancel()
+
+
+async def test_drain_twice_is_harmless_and_the_less_patient_one_wins(mesh: worqr.Mesh) -> None:
+    held = Held()
+    async with mesh.connect(), trio.open_nursery() as nursery:
+        async with mesh.join(grace=30) as peer:
+            await nursery.start(partial(peer.serve, "Q1", held))
+            await mesh.queue("Q1").enqueue(b"a")
+            await held.wait(1)
+            nursery.start_soon(peer.drain)
+            await until(lambda: peer.leaving)
+            async with at_most(2):
+                await peer.drain(0.1)
+                await peer.wait()
+                await peer.drain()
+            assert held.cancelled == [(b"a", "leaving")]
+        assert await mesh.queue("Q1").tasks() == [b"a"]
+
+
+async def test_a_cancelled_drain_goes_on(mesh: worqr.Mesh) -> None:
+    held = Held()
+    async with mesh.connect(), trio.open_nursery() as nursery:
+        async with mesh.join(grace=30) as peer:
+            await nursery.start(partial(peer.serve, "Q1", held))
+            await mesh.queue("Q1").enqueue(b"a")
+            await held.wait(1)
+            with trio.move_on_after(0.05):
+                await peer.drain(20)
+            assert peer.leaving
+            assert peer.health().why == "the peer is leaving"
+            held.gate.set()
+            async with at_most(2):
+                await peer.drain(20)
+        assert held.done == [b"a"]
+
+
+async def test_wait_ends_with_the_drain_and_serve_comes_back(mesh: worqr.Mesh) -> None:
+    runs, order = Runs(), list[str]()
+    async with mesh.join() as peer, trio.open_nursery() as nursery:
+
+        async def note(what: str, wait: Callable[[], Awaitable[None]]) -> None:
+            await wait()
+            order.append(what)
+
+        nursery.start_soon(note, "serve", partial(peer.serve, "Q1", runs))
+        nursery.start_soon(note, "wait", peer.wait)
+        await mesh.queue("Q1").enqueue(b"a")
+        await runs.wait(1)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert order == []
+        await peer.drain()
+        await until(lambda: sorted(order) == ["serve", "wait"])
+
+
+async def test_a_peer_that_has_left_cannot_be_used(mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        async with mesh.join() as peer:
+            await peer.drain()
+            with pytest.raises(worqr.UsageError, match=r"'Q1'.*has left.*join again"):
+                await peer.serve("Q1", Runs())
+            with pytest.raises(worqr.UsageError, match="has left"):
+                async with peer.work("Q1"):
+                    pytest.fail("it has left")
+        with pytest.raises(worqr.UsageError, match="has left"):
+            await peer.serve("Q1", Runs())
+        await peer.drain()
+        await peer.wait()
+        assert (peer.health().ready, peer.health().running) == (False, 0)
+        assert await mesh.workers() == []
+
+
+async def test_a_drain_meets_a_serve_that_is_just_entering(
+    own_server: Server, prefix: str, proxy_to: Callable[[Server], "object"]
+) -> None:
+    from tests.proxy import FaultProxy
+
+    proxy = proxy_to(own_server)
+    assert isinstance(proxy, FaultProxy)
+    mesh, direct = worqr.Mesh(proxy.url, prefix=prefix), worqr.Mesh(own_server.url, prefix=prefix)
+    from worqr.lua import script
+
+    for stage in ("map_work", "start_work"):
+        async with direct.connect(), mesh.join() as peer, trio.open_nursery() as nursery:
+            held = proxy.hold_reply(matching=script(stage).sha)
+            nursery.start_soon(peer.serve, "Q1", Runs())
+            await held.wait_executed()
+            nursery.start_soon(peer.drain)
+            await until(lambda peer=peer: peer.leaving)  # type: ignore[misc]
+            held.release()
+            async with at_most(3):
+                await peer.wait()
+            await eventually(lambda: served(direct), [frozenset()])
+            nursery.cancel_scope.cancel()
+        assert worker_keys(own_server, prefix) == []
+
+
+async def served(mesh: worqr.Mesh) -> list[frozenset[str]]:
+    return [worker.queues for worker in await mesh.workers()]
+
+
+async def test_a_serve_that_is_cancelled_while_entering_leaves_nothing(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+    async with mesh.join() as peer:
+        for n in range(30):
+            with trio.move_on_after(n / 10_000):
+                await peer.serve("Q1", Runs())
+        await eventually(lambda: served(mesh), [frozenset()])
+        assert [key for key in worker_keys(server, prefix) if "{Q1}" in key] == []
+
+
+async def test_leaving_while_the_server_is_away_takes_a_few_seconds(own_server: Server, prefix: str) -> None:
+    held, mesh = Held(), worqr.Mesh(own_server.url, prefix=prefix)
+    async with trio.open_nursery() as nursery:
+        start = 0.0
+        with trio.CancelScope() as scope:
+            async with mesh.join(grace=20) as peer:
+                await nursery.start(partial(peer.serve, "Q1", held))
+                await nursery.start(partial(peer.serve, "Q2", held))
+                await mesh.queue("Q1").enqueue(b"a")
+                await held.wait(1)
+                own_server.stop()
+                start = time.monotonic()
+                scope.cancel()
+                await trio.sleep_forever()
+        assert time.monotonic() - start < 6
+        assert held.cancelled == [(b"a", "leaving")]
+    own_server.start()
+    runs = Runs()
+    async with serving(worqr.Mesh(own_server.url, prefix=prefix, keepalive=1), "Q1", runs):
+        assert await runs.wait(1) == [b"a"]  # the next peer found that its worker was dead
+    await_forgotten(own_server, prefix)
+
+
+def await_forgotten(server: Server, prefix: str) -> None:
+    assert [key for key in worker_keys(server, prefix) if "claim" in key] == []
+
+
+async def test_a_plain_handler_is_waited_for_and_its_task_not_given_away(mesh: worqr.Mesh, other: worqr.Mesh) -> None:
+    import threading
+
+    begun, let_go, runs = threading.Event(), threading.Event(), Runs()
+
+    def stubborn(task: bytes) -> None:
+        begun.set()
+        let_go.wait(10)
+
+    async with other.connect(), trio.open_nursery() as nursery:
+        q = other.queue("Q1")
+        async with mesh.join(grace=0.1) as peer:
+            nursery.start_soon(peer.serve, "Q1", stubborn)
+            await q.enqueue(b"a")
+            await until(begun.is_set)
+            async with serving(other, "Q1", runs):
+                nursery.start_soon(peer.drain)
+                await trio.sleep(0.4)
+                assert runs.tasks == []
+                assert len(await q.running()) == 1
+                let_go.set()
+                await peer.wait()
+        assert (await q.info()).counts["finished"] == 1  # it returned, so it is done
+        assert runs.tasks == []
+
+
+async def test_errors_of_join_come_out_alone(new_mesh: NewMesh, server: Server, prefix: str) -> None:
+    server.client().set(f"{{{prefix}}}:version", "999")
+    with pytest.raises(worqr.WrongVersion, match=r"999.*1"):
+        async with at_most(5), new_mesh().join():
+            pytest.fail("it must not join")
+    assert worker_keys(server, prefix) == []
+
+
+async def test_a_queue_that_cannot_be_entered_is_told_by_serve(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+    server.client().set(f"{prefix}:{{Q1}}:workers", "of another type")
+    async with mesh.join() as peer:
+        with pytest.raises(worqr.RefusedByServer, match="start_work.*WRONGTYPE"):
+            async with at_most(5):
+                await peer.serve("Q1", Runs())
+        server.client().delete(f"{prefix}:{{Q1}}:workers")
+        with trio.move_on_after(0.1):
+            await peer.serve("Q1", Runs())

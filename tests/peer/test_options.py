@@ -1,0 +1,83 @@
+"""What `serve`, `work` and `join` are called with: checked before anything is sent, refused by name with the remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import worqr
+from tests.peer.tools import Runs, spying
+from tests.servers import Server
+from worqr.peer.options import PLANNED, check_count, refuse_options
+
+
+@pytest.mark.parametrize("where", ["serve", "join"])
+def test_options_that_come_later_are_refused_by_name(where: str) -> None:
+    for name in PLANNED[where]:
+        with pytest.raises(worqr.UsageError, match=rf"{where}\(\) does not know the option '{name}' yet; it takes"):
+            refuse_options(where, {name: 1})
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "words"),
+    [
+        ("serve", "concurency", "has no option 'concurency'; did you mean 'concurrency'"),
+        ("join", "gracce", "has no option 'gracce'; did you mean 'grace'"),
+        ("join", "xyz", "has no option 'xyz'; it takes concurrency, grace"),
+        ("serve", "grace", "has no option 'grace'; it takes concurrency"),
+    ],
+)
+def test_options_that_do_not_exist_are_refused_with_the_remedy(where: str, name: str, words: str) -> None:
+    with pytest.raises(worqr.UsageError, match=words):
+        refuse_options(where, {name: 1})
+
+
+def test_no_options_are_fine() -> None:
+    refuse_options("serve", {})
+    assert check_count(1, "x") == 1
+
+
+async def test_options_are_refused_before_anything_is_sent(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+    with spying(server, prefix) as spy:
+        with pytest.raises(worqr.UsageError, match="'only'"):
+            async with mesh.join(only=["Q1"]):
+                pytest.fail("it must not join")
+        assert spy.calls()["start_worker"] == 0
+    async with mesh.join() as peer:
+        with spying(server, prefix) as spy:
+            with pytest.raises(worqr.UsageError, match="'timeout' yet"):
+                await peer.serve("Q1", Runs(), timeout=3)
+            with pytest.raises(worqr.UsageError, match="'concurency'"):
+                await peer.serve("Q1", Runs(), concurency=3)
+            calls = spy.calls()
+            assert calls["map_work"] == calls["start_work"] == 0
+        assert (await mesh.workers())[0].queues == frozenset()
+
+
+@pytest.mark.parametrize("grace", [-1, float("nan"), float("inf"), "25", True, None])
+async def test_grace_is_a_duration(mesh: worqr.Mesh, grace: Any) -> None:
+    with pytest.raises(worqr.UsageError, match="grace"):
+        async with mesh.join(grace=grace):
+            pytest.fail("it must not join")
+    if grace is not None:
+        async with mesh.join() as peer:
+            with pytest.raises(worqr.UsageError, match="grace"):
+                await peer.drain(grace)
+            assert not peer.leaving
+
+
+async def test_a_peer_serves_a_queue_once(mesh: worqr.Mesh) -> None:
+    async with mesh.join() as peer, peer.work("Q1"):
+        with pytest.raises(worqr.UsageError, match="'Q1' is served by this peer already.*concurrency"):
+            await peer.serve("Q1", Runs())
+
+
+@pytest.mark.parametrize("name", ["", "a{b", "}", "x" * 201, "a\nb", "\x00", "\x7f", "\udcff", 7, b"Q1", None])
+async def test_bad_queue_names_are_refused_by_peers(mesh: worqr.Mesh, name: Any) -> None:
+    async with mesh.join() as peer:
+        with pytest.raises(worqr.UsageError, match="queue name"):
+            await peer.serve(name, Runs())
+        with pytest.raises(worqr.UsageError, match="queue name"):
+            async with peer.work(name):
+                pytest.fail("a bad name")

@@ -1,0 +1,138 @@
+"""The words of the mesh: durations, payloads, errors as they travel."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import timedelta
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+import worqr
+from worqr.task import RemoteError, check_task, seconds
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"), [(0, 0.0), (3, 3.0), (0.25, 0.25), (timedelta(minutes=2), 120.0), (timedelta(0), 0.0)]
+)
+def test_durations_are_seconds_or_timedeltas(value: Any, wanted: float) -> None:
+    assert seconds(value, "wait") == wanted
+    assert isinstance(seconds(value, "wait"), float)
+
+
+@pytest.mark.parametrize(
+    "value", [-1, -0.001, float("nan"), float("inf"), float("-inf"), True, "3", None, b"3", Fraction(1, 2), timedelta(-1)]
+)
+def test_what_is_no_duration_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(worqr.UsageError, match="^wait must be"):
+        seconds(value, "wait")
+
+
+@pytest.mark.parametrize("value", [0, 0.0, timedelta(0)])
+def test_a_duration_that_must_be_positive_may_not_be_zero(value: Any) -> None:
+    with pytest.raises(worqr.UsageError, match="patience must be above 0"):
+        seconds(value, "patience", positive=True)
+
+
+def test_a_duration_too_large_for_a_float_is_refused() -> None:
+    with pytest.raises(worqr.UsageError, match="wait must be at least 0 and at most a century, not 1000"):
+        seconds(10**400, "wait")
+
+
+def test_a_task_that_is_bytes_is_not_copied() -> None:
+    task = b"x" * 100
+    assert check_task(task, 100) is task
+    assert check_task(bytearray(task), 100) == task
+    assert check_task(memoryview(task)[10:20], 100) == task[:10]
+
+
+def test_a_task_is_measured_in_bytes() -> None:
+    words = memoryview(bytearray(16)).cast("I")
+    assert len(words) == 4
+    with pytest.raises(worqr.PayloadTooLarge, match=r"16 bytes.*limit of 15"):
+        check_task(words, 15)
+
+
+@pytest.mark.parametrize("task", ["text", 3, None, [1]])
+def test_a_task_that_is_not_bytes_is_refused_without_showing_it(task: Any) -> None:
+    with pytest.raises(worqr.UsageError, match=f"not {type(task).__name__}$"):
+        check_task(task, 100)
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+class Nasty(Exception):
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+def caught(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as raised:
+        return raised
+
+
+def test_an_error_travels_as_text() -> None:
+    error = RemoteError.of(caught(ValueError("no such address")))
+    assert (error.type, error.message) == ("ValueError", "no such address")
+    assert "in caught" in error.traceback
+    assert error.traceback.rstrip().endswith("ValueError: no such address")
+    assert RemoteError.of(caught(worqr.ClaimLost("x"))).type == "worqr.errors.ClaimLost"
+
+
+def test_any_error_travels() -> None:
+    assert "__str__ raised ValueError" in RemoteError.of(caught(Unprintable())).message
+    assert RemoteError.of(caught(ValueError("\udcff"))).message.encode() == b"\\udcff"
+    assert len(RemoteError.of(caught(ValueError("x" * 1_000_000))).message) == 4096
+    assert len(RemoteError.of(caught(ValueError("x" * 1_000_000))).traceback) == 16384
+    group = RemoteError.of(caught(BaseExceptionGroup("two", [KeyError("a"), SystemExit(2)])))
+    assert group.type == "BaseExceptionGroup"
+    assert "KeyError" in group.traceback and "SystemExit" in group.traceback
+    assert RemoteError.of(ValueError()).message == ""
+
+
+def test_an_error_whose_text_ends_the_process_travels_too() -> None:
+    assert RemoteError.of(caught(Nasty())).message == "<its __str__ raised SystemExit>"
+
+
+def test_an_endless_traceback_is_cut() -> None:
+    def deep(n: int) -> None:
+        if n:
+            deep(n - 1)
+        raise ValueError("deep")
+
+    try:
+        deep(500)
+    except ValueError as error:
+        assert len(RemoteError.of(error).traceback) <= 16384
+
+
+def test_a_message_that_was_told_is_clean_and_short() -> None:
+    assert RemoteError.told("Failure", "\udcff" + "x" * 5000) == RemoteError("Failure", ("\\udcff" + "x" * 5000)[:4096], "")
+
+
+@pytest.mark.parametrize("value", [worqr.CancelCount(1, 2, 3), worqr.Event("Q1", "finished", 2), RemoteError("a", "b", "c")])
+def test_values_are_plain_and_cannot_be_changed(value: Any) -> None:
+    assert pickle.loads(pickle.dumps(value)) == value
+    with pytest.raises(AttributeError):
+        setattr(value, value.__slots__[0], 9)
+    with pytest.raises((AttributeError, TypeError)):
+        value.new = 1
+
+
+def test_every_public_error_is_a_worqr_error_and_says_whose_fault_it_is() -> None:
+    errors = [getattr(worqr, name) for name in worqr.__all__ if isinstance(getattr(worqr, name), type)]
+    errors = [error for error in errors if issubclass(error, BaseException)]
+    assert len(errors) >= 10
+    for error in errors:
+        assert issubclass(error, worqr.WorqrError)
+        assert error.__doc__
+    assert issubclass(worqr.UsageError, ValueError)
+    for error in (worqr.Unavailable, worqr.QueueFull, worqr.ClaimLost, worqr.RefusedByServer):
+        assert not issubclass(error, worqr.UsageError)
+    assert worqr.Unavailable("x").sent is False
