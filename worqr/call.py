@@ -28,9 +28,9 @@ class Merge(Generic[T_co]):
     share: T_co
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Call(Generic[T_co]):
-    """One call of one script, checked and ready to be packed.
+    """One call of one script, checked and ready to be packed. Set once; not frozen, because that makes it twice as dear.
 
     Attributes:
         script: what runs.

@@ -164,14 +164,15 @@ class Mesh:
         """Send one request and wait for its answer."""
         return await self._connection().link.call(call)
 
-    def note_queue(self, name: str) -> None:
-        """A task goes into queue `name`: remember the name for those who list queues. Never waits."""
+    def link_to(self, queue: str) -> Link:
+        """The link for tasks that go into `queue`, whose name is remembered for those who list queues."""
         connection = self._connection()
         now = time.monotonic()
-        if connection.noted.get(name, -NOTE_EVERY) + NOTE_EVERY <= now:
-            connection.noted[name] = now
-            call = ops.note_queues(RegistryKeys(self.prefix), [name])
+        if connection.noted.get(queue, -NOTE_EVERY) + NOTE_EVERY <= now:
+            connection.noted[queue] = now
+            call = ops.note_queues(RegistryKeys(self.prefix), [queue])
             connection.link.post(call, lambda _word, _failure: None, patience=self.patience)
+        return connection.link
 
     # Joining
 

@@ -73,7 +73,7 @@ class Queue:
         checked = [check_task(task, self._mesh.max_payload) for task in tasks]
         if max_length is not None:
             check_count(max_length, "max_length")
-        chunks = list(_chunks(checked))
+        chunks = [checked] if len(checked) == 1 else list(_chunks(checked))
         if len(chunks) > 1 and max_length is not None:
             raise UsageError(
                 f"a bounded enqueue must fit one request: at most {MAX_ITEMS} tasks and {MAX_BYTES:,} bytes, "
@@ -83,13 +83,13 @@ class Queue:
             self._mesh.check_connected()
             await trio.lowlevel.checkpoint()
             return 0
-        self._mesh.note_queue(self.name)
+        link = self._mesh.link_to(self.name)
         if len(chunks) == 1:
-            return await self._mesh.call(ops.enqueue(self._keys, checked, front=front, max_length=max_length))
+            return await link.call(ops.enqueue(self._keys, checked, front=front, max_length=max_length))
         stored = 0
         for chunk in reversed(chunks) if front else chunks:
             try:
-                stored += await self._mesh.call(ops.enqueue(self._keys, chunk, front=front))
+                stored += await link.call(ops.enqueue(self._keys, chunk, front=front))
             except WorqrError as error:
                 place = "last" if front else "first"
                 error.add_note(f"of {len(checked):,} tasks in several requests the {place} {stored:,} were stored before")
@@ -223,8 +223,8 @@ class Queue:
     async def pause(self, reason: str = "") -> None:
         """Stop claims on this queue, everywhere; what runs goes on, and so does enqueueing. `reason` is for people."""
         check_text(reason, "reason")
-        self._mesh.note_queue(self.name)  # so that it can be found, and resumed, by those who list queues
-        await self._mesh.call(ops.pause(self._keys, reason))
+        link = self._mesh.link_to(self.name)  # noted, so that it can be found, and resumed, by those who list queues
+        await link.call(ops.pause(self._keys, reason))
 
     async def resume(self) -> None:
         """Let claims go on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.proxy import FaultProxy
 from tests.servers import Server
 from worqr.call import Call
 from worqr.link import Heart, Link, boottime
+from worqr.link.heart import _LoopWatch
 
 BEAT = script("beat", "redis.call('SET', KEYS[1], ARGV[1], 'EX', 60) return {'ok', ARGV[1]}")
 
@@ -220,24 +222,73 @@ async def test_a_log_that_blocks_stops_no_beat(link_to: LinkTo, server: Server, 
         handler.gate.set()
 
 
-async def test_a_thread_that_could_not_run_does_not_blame_the_loop(
-    link_to: LinkTo, server: Server, prefix: str, caplog: pytest.LogCaptureFixture
+class Loop:
+    """A mailbox whose loop turns when it is told to."""
+
+    def __init__(self) -> None:
+        self.posted: list[Callable[[], object]] = []
+
+    def post(self, deliver: Callable[[], object]) -> None:
+        self.posted.append(deliver)
+
+    def turn(self) -> None:
+        while self.posted:
+            self.posted.pop()()
+
+
+def watched(loop: Loop, stall_limit: float) -> _LoopWatch:
+    return _LoopWatch(loop, lambda: "culprit()", stall_limit)  # type: ignore[arg-type]
+
+
+def test_a_thread_that_could_not_run_does_not_blame_the_loop() -> None:
+    loop = Loop()
+    watch = watched(loop, stall_limit=15)
+    watch.look(100.0)
+    watch.forgive(60.0)  # the process was frozen
+    watch.look(160.2)
+    assert (watch.turning, watch.stalled) == (True, False)
+    [(_, message, seconds, _)] = watch.lines()
+    assert message.startswith("heart.late")
+    assert seconds == 60
+
+
+def test_a_loop_that_goes_on_not_turning_is_blamed_all_the_same() -> None:
+    loop = Loop()
+    watch = watched(loop, stall_limit=15)
+    watch.look(100.0)
+    watch.forgive(60.0)
+    watch.look(161.5)
+    assert not watch.turning
+    watch.look(176.0)
+    assert watch.stalled
+    loop.turn()
+    watch.look(176.5)
+    assert (watch.turning, watch.stalled) == (True, False)
+    words = [message.partition(":")[0] for _, message, _, _ in watch.lines()]
+    assert words == ["heart.late", "loop.blocked", "loop.stalled", "loop.turns"]
+
+
+def test_two_ticks_are_never_on_their_way() -> None:
+    loop = Loop()
+    watch = watched(loop, stall_limit=15)
+    for now in range(10):
+        watch.look(float(now))
+    assert len(loop.posted) == 1
+
+
+async def test_a_reply_that_waits_when_the_heart_is_stopped_is_not_reported(
+    link_to: LinkTo, server: Server, prefix: str
 ) -> None:
-    beats = Beats(await link_to(server.url), prefix, stall_limit=1.2)
+    beats = Beats(await link_to(server.url), prefix, every=0.01)
     beats.heart.start()
     await beats.wait(2)
-    watch = beats.heart._loop
-    real = watch.look
-
-    def freeze(now: float) -> None:
-        watch.look = real  # type: ignore[method-assign]
-        real(now)
-        watch.forgive(2.0)
-
-    watch.look = freeze  # type: ignore[method-assign]
-    await until(lambda: lines(caplog, "heart.late"))
-    assert not lines(caplog, "loop.")
-    assert not watch.stalled
+    replies = len(beats.replies)
+    time.sleep(0.1)  # noqa: ASYNC251 - replies wait in the mailbox
+    assert beats.heart.acked_at > 0
+    assert len(beats.made) > replies + 2
+    beats.heart.stop()
+    await trio.sleep(0.02)
+    assert len(beats.replies) == replies
 
 
 def test_boottime_moves() -> None:

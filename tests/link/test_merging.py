@@ -29,7 +29,8 @@ def _requests(*calls: worqr.call.Call[int]) -> tuple[Backlog, list[Request]]:
 
 
 def test_neighbours_of_one_queue_become_one_in_their_order() -> None:
-    backlog, _ = _requests(ops.enqueue(Q1, [b"a"]), ops.enqueue(Q1, [b"b", b"c"]), ops.enqueue(Q2, [b"d"]), ops.enqueue(Q1, [b"e"]))
+    calls = [ops.enqueue(q, tasks) for q, tasks in ((Q1, [b"a"]), (Q1, [b"b", b"c"]), (Q2, [b"d"]), (Q1, [b"e"]))]
+    backlog, _ = _requests(*calls)
     one, two, three = backlog.take()
     assert isinstance(one, Merged)
     assert one.call.args[2:] == (b"a", b"b", b"c")
@@ -48,6 +49,31 @@ def test_a_withdrawn_one_is_left_out_and_what_was_written_is_not_touched() -> No
     requests[1].abandoned = True
     requests[2].written = True
     assert [request.call.args[2:] for request in backlog.take()] == [(b"0",), (b"2",), (b"3",)]
+
+
+def test_callers_with_another_patience_are_not_joined() -> None:
+    backlog, (one, _) = _requests(ops.enqueue(Q1, [b"a"]), ops.enqueue(Q1, [b"b"]))
+    one.patience = 1.0
+    assert len(backlog.take()) == 2
+
+
+def test_one_that_nobody_waits_for_any_more_is_not_sent_again() -> None:
+    backlog, parts = _requests(ops.enqueue(Q1, [b"a"]), ops.enqueue(Q1, [b"b"]))
+    batch = backlog.take()
+    parts[0].abandoned = True
+    backlog.put_back(batch)
+    assert backlog.take() == batch, "somebody still waits"
+    parts[1].abandoned = True
+    backlog.put_back(batch)
+    assert not backlog.take()
+
+
+def test_one_that_loses_every_connection_waits_for_the_end_of_patience() -> None:
+    backlog, _ = _requests(ops.enqueue(Q1, [b"a"]), ops.enqueue(Q1, [b"b"]))
+    for _ in range(3):
+        assert backlog.blame(backlog.take(), 0.0) == []
+    assert not backlog.take()
+    assert len(backlog.outcasts) == 1, "tried again later, behind the others"
 
 
 def test_a_merged_request_holds_a_thousand_tasks_at_most() -> None:
@@ -83,7 +109,7 @@ async def test_a_lost_reply_stores_each_of_them_once(server: Server, prefix: str
     mesh = worqr.Mesh(proxy.url, prefix=prefix)
     tasks = [b"%d" % n for n in range(50)]
     async with mesh.connect():
-        fault = proxy.drop_reply(script("enqueue").sha, nth=2)
+        fault = proxy.drop_reply(script("enqueue").sha)
         assert await _concurrently(mesh, *tasks) == [1] * 50
         assert fault.fired
         assert sorted(await mesh.queue("Q1").tasks()) == sorted(tasks)

@@ -158,7 +158,7 @@ async def test_a_connection_cut_in_the_middle_of_a_request(
     for text in ("0", "1", "guilty", "3", "4"):
         link.post(append(prefix, text), outcomes)
     await outcomes.wait(5)
-    assert made.fired
+    await made.wait_fired()
     with server.client() as client:
         assert client.lrange(f"{prefix}:{{Q}}", 0, -1) == [b"0", b"1", b"guilty", b"3", b"4"]
     assert [number for _, _, number, _ in outcomes.values] == [1, 2, 3, 4, 5]

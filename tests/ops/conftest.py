@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.ops.driver import Desk
+from tests.ops.driver import Desk, desk_on
 from tests.servers import Server
 
 
@@ -14,19 +14,11 @@ from tests.servers import Server
 def desk(server: Server, prefix: str, expects_left: Callable[..., None]) -> Iterator[Desk]:
     """A `Desk`. It may leave what it likes: tests compare the whole state, and those of test_stories.py end clean."""
     expects_left("*")
-    yield from _desks(server, prefix)
+    yield from desk_on(server, prefix)
 
 
 @pytest.fixture
 def own_desk(own_server: Server, prefix: str, expects_left: Callable[..., None]) -> Iterator[Desk]:
     """A `Desk` on a server whose settings the test may change."""
     expects_left("*")
-    yield from _desks(own_server, prefix)
-
-
-def _desks(server: Server, prefix: str) -> Iterator[Desk]:
-    with server.client() as client:
-        desk = Desk(client, prefix)
-        desk.set_fence()
-        yield desk
-        desk.wipe()
+    yield from desk_on(own_server, prefix)

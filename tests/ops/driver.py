@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import redis
 
 from tests.leaks import Entry, dump
+from tests.servers import Server
 from worqr import ops
 from worqr.call import Call
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
@@ -265,3 +266,12 @@ def _told(name: str, entry: Entry) -> Any:
 
 def _text(value: bytes) -> str:
     return value.decode("latin-1")
+
+
+def desk_on(server: Server, prefix: str) -> Iterator[Desk]:
+    """A `Desk` for a fixture; afterwards no key is left."""
+    with server.client() as client:
+        desk = Desk(client, prefix)
+        desk.set_fence()
+        yield desk
+        desk.wipe()

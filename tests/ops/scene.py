@@ -9,7 +9,7 @@ from typing import Any
 from tests.ops.driver import BOOM, Desk
 from worqr import ops
 from worqr.call import Call
-from worqr.keys import MARKER
+from worqr.keys import MARKER, QueueKeys, RegistryKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,55 +74,55 @@ def _everything(desk: Desk) -> list[tuple[bytes, int, bytes]]:
     return [(key, max(ttl, 0), value) for key, ttl, value in zip(keys, found[::2], found[1::2], strict=True) if value]
 
 
-def _purge(desk: Desk, scene: Scene) -> Call[Any]:
-    desk.call(ops.delete_queue(desk.q))
-    return ops.purge_queue(desk.q)
-
-
-def _forget(desk: Desk, scene: Scene) -> Call[Any]:
-    desk.call(ops.unmap_work(desk.g, "C", "Q1"))
-    return ops.forget_worker(desk.g, "C")
-
-
-def _stop_worker(desk: Desk, scene: Scene) -> Call[Any]:
-    desk.call(ops.unmap_work(desk.g, "A", "Q1"))
-    return ops.stop_worker(desk.g, "A")
-
-
-CALLS: dict[str, Callable[[Desk, Scene], Call[Any]]] = {
-    "adopt_worker": lambda desk, scene: ops.adopt_worker(desk.g, "nobody", "Q1"),
-    "cancel_all": lambda desk, scene: ops.cancel_all(desk.q),
-    "cancel_task": lambda desk, scene: ops.cancel_task(desk.q, b"x"),
-    "condemn_worker": lambda desk, scene: ops.condemn_worker(desk.g, "B", b"RUN 0"),
-    "delete_queue": lambda desk, scene: ops.delete_queue(desk.q),
-    "enqueue": lambda desk, scene: ops.enqueue(desk.q, [b"new", MARKER], max_length=99),
-    "fail_task": lambda desk, scene: ops.fail_task(desk.q, "A", scene.job, BOOM, keep_failed=1),
-    "fail_worker": lambda desk, scene: ops.fail_worker(desk.q, "C", 1),
-    "finish_tasks": lambda desk, scene: ops.finish_tasks(desk.q, "A", [scene.raw, scene.job, scene.marked, 1]),
-    "forget_worker": _forget,
-    "inspect": lambda desk, scene: ops.inspect(desk.q),
-    "keep_worker_alive": lambda desk, scene: ops.keep_worker_alive(
-        desk.g, "A", 2, keepalive_ms=3000, lease_ms=2000, running=1, room=2
+CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
+    "adopt_worker": lambda q, g, scene: ops.adopt_worker(g, "nobody", "Q1"),
+    "cancel_all": lambda q, g, scene: ops.cancel_all(q),
+    "cancel_task": lambda q, g, scene: ops.cancel_task(q, b"x"),
+    "condemn_worker": lambda q, g, scene: ops.condemn_worker(g, "B", b"RUN 0"),
+    "delete_queue": lambda q, g, scene: ops.delete_queue(q),
+    "enqueue": lambda q, g, scene: ops.enqueue(q, [b"new", MARKER], max_length=99),
+    "fail_task": lambda q, g, scene: ops.fail_task(q, "A", scene.job, BOOM, keep_failed=1),
+    "fail_worker": lambda q, g, scene: ops.fail_worker(q, "C", 1),
+    "finish_tasks": lambda q, g, scene: ops.finish_tasks(q, "A", [scene.raw, scene.job, scene.marked, 1]),
+    "forget_worker": lambda q, g, scene: ops.forget_worker(g, "C"),
+    "inspect": lambda q, g, scene: ops.inspect(q),
+    "keep_worker_alive": lambda q, g, scene: ops.keep_worker_alive(
+        g, "A", 2, keepalive_ms=3000, lease_ms=2000, running=1, room=2
     ),
-    "list_claims": lambda desk, scene: ops.list_claims(desk.q),
-    "list_marks": lambda desk, scene: ops.list_marks(desk.q, [scene.raw, scene.marked]),
-    "list_queues": lambda desk, scene: ops.list_queues(desk.g),
-    "list_tasks": lambda desk, scene: ops.list_tasks(desk.q, 9),
-    "list_workers": lambda desk, scene: ops.list_workers(desk.g),
-    "look_at_workers": lambda desk, scene: ops.look_at_workers(desk.g),
-    "map_work": lambda desk, scene: ops.map_work(desk.g, "A", "Q2"),
-    "note_queues": lambda desk, scene: ops.note_queues(desk.g, ["Q3"]),
-    "pause": lambda desk, scene: ops.pause(desk.q, "why"),
-    "post_waiting": lambda desk, scene: ops.post_waiting(desk.g, ["Q3"]),
-    "purge_queue": _purge,
-    "reconcile": lambda desk, scene: ops.reconcile(desk.q, "A", [scene.raw, 1]),
-    "resume": lambda desk, scene: ops.resume(desk.q),
-    "retry_task": lambda desk, scene: ops.retry_task(desk.q, "A", scene.raw, BOOM, max_failures=10, keep_failed=9),
-    "start_tasks": lambda desk, scene: ops.start_tasks(desk.q, "A", 99, 9),
-    "start_work": lambda desk, scene: ops.start_work(desk.q, "new", max_stalls=3, keep_failed=9, last=0),
-    "start_worker": lambda desk, scene: ops.start_worker(desk.g, "new", keepalive_ms=3000, facts=[("host", "h")]),
-    "stop_tasks": lambda desk, scene: ops.stop_tasks(desk.q, "A", [scene.raw, scene.job, scene.marked, 1]),
-    "stop_work": lambda desk, scene: ops.stop_work(desk.q, "A", 2),
-    "stop_worker": _stop_worker,
-    "unmap_work": lambda desk, scene: ops.unmap_work(desk.g, "A", "Q1"),
+    "list_claims": lambda q, g, scene: ops.list_claims(q),
+    "list_marks": lambda q, g, scene: ops.list_marks(q, [scene.raw, scene.marked]),
+    "list_queues": lambda q, g, scene: ops.list_queues(g),
+    "list_tasks": lambda q, g, scene: ops.list_tasks(q, 9),
+    "list_workers": lambda q, g, scene: ops.list_workers(g),
+    "look_at_workers": lambda q, g, scene: ops.look_at_workers(g),
+    "map_work": lambda q, g, scene: ops.map_work(g, "A", "Q2"),
+    "note_queues": lambda q, g, scene: ops.note_queues(g, ["Q3"]),
+    "pause": lambda q, g, scene: ops.pause(q, "why"),
+    "post_waiting": lambda q, g, scene: ops.post_waiting(g, ["Q3"]),
+    "purge_queue": lambda q, g, scene: ops.purge_queue(q),
+    "reconcile": lambda q, g, scene: ops.reconcile(q, "A", [scene.raw, 1]),
+    "resume": lambda q, g, scene: ops.resume(q),
+    "retry_task": lambda q, g, scene: ops.retry_task(q, "A", scene.raw, BOOM, max_failures=10, keep_failed=9),
+    "start_tasks": lambda q, g, scene: ops.start_tasks(q, "A", 99, 9),
+    "start_work": lambda q, g, scene: ops.start_work(q, "new", max_stalls=3, keep_failed=9, last=0),
+    "start_worker": lambda q, g, scene: ops.start_worker(g, "new", keepalive_ms=3000, facts=[("host", "h")]),
+    "stop_tasks": lambda q, g, scene: ops.stop_tasks(q, "A", [scene.raw, scene.job, scene.marked, 1]),
+    "stop_work": lambda q, g, scene: ops.stop_work(q, "A", 2),
+    "stop_worker": lambda q, g, scene: ops.stop_worker(g, "A"),
+    "unmap_work": lambda q, g, scene: ops.unmap_work(g, "A", "Q1"),
 }
+
+
+BEFORE: dict[str, Callable[[Desk], object]] = {
+    "forget_worker": lambda desk: desk.call(ops.unmap_work(desk.g, "C", "Q1")),
+    "purge_queue": lambda desk: desk.call(ops.delete_queue(desk.q)),
+    "stop_worker": lambda desk: desk.call(ops.unmap_work(desk.g, "A", "Q1")),
+}
+"""What makes their way free."""
+
+
+def next_call(desk: Desk, scene: Scene, name: str) -> Call[Any]:
+    """The call of the script `name`, which will have something to do."""
+    if name in BEFORE:
+        BEFORE[name](desk)
+    return CALLS[name](desk.q, desk.g, scene)

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import trio
+import trio.testing
 
 import worqr
 from tests.peer.conftest import NewMesh
@@ -129,6 +130,6 @@ async def test_bytes_like_tasks_are_copied(mesh: worqr.Mesh) -> None:
     async with mesh.connect(), trio.open_nursery() as nursery:
         q = mesh.queue("Q1")
         nursery.start_soon(partial(q.enqueue, buffer, memoryview(buffer)[::2], memoryview(b"view")))
-        await trio.lowlevel.checkpoint()
+        await trio.testing.wait_all_tasks_blocked()
         buffer[:] = b"XXXXXX"
         await eventually(q.tasks, [b"view", b"ace", b"abcdef"])

@@ -85,8 +85,8 @@ class Backlog:
         for request in unanswered:
             request.losses += 1
             request.lost_alone += alone
-            if request.lost_alone >= GUILTY_AFTER and not request.settled and not request.abandoned:
-                if request.owner is None:
+            if request.lost_alone >= GUILTY_AFTER and not request.is_unwanted():
+                if request.owner is None and not isinstance(request, Merged):
                     request.settled = True
                     failed.append(request)
                 else:
@@ -178,4 +178,6 @@ def _merged(batch: list[Request]) -> list[Request]:
 
 def _alike(one: Request, other: Request) -> bool:
     a, b = one.call, other.call
+    if one.patience != other.patience:
+        return False
     return a.base == b.base and a.merge is not None and b.merge is not None and a.merge.join is b.merge.join

@@ -203,13 +203,11 @@ def open_connection(
 ) -> Wire:
     """Connect, authenticate, check the server and load some scripts.
 
-    A script that is refused is left: whoever calls it gets NOSCRIPT, and will learn why.
-
     Args:
         settings: where to, and as whom.
         purpose: ``data``, ``subscribe`` or ``beat``; names the connection in CLIENT LIST.
         timeout: for connecting and for each answer, where the settings' own are too long.
-        scripts: what to load.
+        scripts: what to load. One that is refused is left: whoever calls it gets NOSCRIPT, and learns why.
         on_silence: see `Wire`; in force from the first answer on.
 
     Raises:

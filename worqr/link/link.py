@@ -15,7 +15,8 @@ import os
 import secrets
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import TypeVar, cast
 
 from worqr.call import Call
@@ -52,6 +53,7 @@ class Link:
         self._scribe = Scribe()
         self._pipe = Pipe(settings, mailbox, self._scribe, self.producer)
         self._hearts: list[Heart[object]] = []
+        self._together: list[Request] | None = None
         self._started = self._closed = False
         self.subscriptions = Subscriptions(settings, mailbox, self._scribe)
         _links.add(self)
@@ -147,7 +149,22 @@ class Link:
             deliver(cast("T | None", request.value), error)
 
         request.wake = wake
-        self._pipe.submit(request)
+        if self._together is None:
+            self._pipe.submit(request)
+        else:
+            self._together.append(request)
+
+    @contextmanager
+    def together(self) -> Generator[None]:
+        """What is posted in this block goes out as one: waking the I/O thread costs more than a request. For blocks without an await."""
+        posted: list[Request] = []
+        self._together = posted
+        try:
+            yield
+        finally:
+            self._together = None
+            if posted:
+                self._pipe.submit(posted)
 
     def heart(
         self,

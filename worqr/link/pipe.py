@@ -52,7 +52,7 @@ class Pipe:
         self._address = settings.address.redacted
         self._mailbox = mailbox
         self._scribe = scribe
-        self._inbox: queue.SimpleQueue[Request | Event] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Request | list[Request] | Event] = queue.SimpleQueue()
         self._backlog = Backlog()
         self._ready_waiters: list[tuple[Waiter, float]] = []
         self._closing = False
@@ -67,8 +67,8 @@ class Pipe:
         self.ended = None
         self._thread.start()
 
-    def submit(self, request: Request) -> None:
-        """Have it sent. Its outcome comes through the mailbox, also when this is the end's error."""
+    def submit(self, request: Request | list[Request]) -> None:
+        """Have it (or all of them, with one wake-up) sent. The outcome comes through the mailbox, also when it is the end's error."""
         self._inbox.put(request)
         if self.ended is not None:
             self._sweep_inbox()
@@ -136,17 +136,15 @@ class Pipe:
                 self._take_in(inbox.get(timeout=timeout))
             except queue.Empty:
                 return
-        add = self._backlog.add
         for _ in range(inbox.qsize()):
-            item = inbox.get_nowait()
-            if isinstance(item, Request):
-                add(item)
-            else:
-                item()
+            self._take_in(inbox.get_nowait())
 
-    def _take_in(self, item: Request | Event) -> None:
+    def _take_in(self, item: Request | list[Request] | Event) -> None:
         if isinstance(item, Request):
             self._backlog.add(item)
+        elif isinstance(item, list):
+            for request in item:
+                self._backlog.add(request)
         else:
             item()
 
@@ -259,6 +257,8 @@ class Pipe:
                 return
             if isinstance(item, Request):
                 self._fail((item,), error)
+            elif isinstance(item, list):
+                self._fail(item, error)
             else:
                 item()
 

@@ -73,9 +73,13 @@ class Request(Waiter):
         self.not_before = -math.inf
         self.value: Any = None
 
+    def is_unwanted(self) -> bool:
+        """Nobody waits for its outcome any more."""
+        return self.settled or self.abandoned
+
 
 class Merged(Request):
-    """Requests that go out as one and share its fate. Made when they are first written, so that each could be withdrawn until then."""
+    """Requests that go out as one and share its fate. Made when they are first written: until then each can be withdrawn."""
 
     __slots__ = ("parts",)
 
@@ -83,9 +87,12 @@ class Merged(Request):
         merge = parts[0].call.merge
         assert merge is not None, "only calls that say how are merged"
         super().__init__(merge.join([part.call for part in parts]), parts[0].patience, 0)
-        self.deadline = max(part.deadline for part in parts)
+        self.deadline = parts[0].deadline  # they have the same patience, and came together
         self.parts = parts
         self.wake = self._share
+
+    def is_unwanted(self) -> bool:
+        return self.settled or all(part.abandoned for part in self.parts)
 
     def _share(self) -> None:
         """In the loop: give each part its share of the outcome, or its own copy of the error."""

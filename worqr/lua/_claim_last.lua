@@ -1,4 +1,4 @@
--- USES reference
+-- USES fence reference
 -- What a start answers for the claimed `item`: the payload, or for a job: payload id failures stalls timeouts; false for none.
 local function entry_of(base, item)
   local id = item and job_id(item)
@@ -7,6 +7,15 @@ local function entry_of(base, item)
   end
   local kept = redis.call('HMGET', base .. ':active:' .. id, 'task', 'failures', 'stalls', 'timeouts')
   return kept[1] and {kept[1], id, tonumber(kept[2]) or 0, tonumber(kept[3]) or 0, tonumber(kept[4]) or 0}
+end
+
+-- Adds to `reply` the entries of `count` claims from `first` on: what a start has claimed before.
+local function claimed_again(base, reply, first, count)
+  for i = 0, count - 1 do
+    local item = redis.call('LINDEX', base .. ':claim:' .. digits(first + i), 0)
+    reply[#reply + 1] = entry_of(base, item)
+  end
+  return reply
 end
 
 -- Moves the last item of the list `source` under `claim` of `worker`; the claim's place in the worker's set of claims is the

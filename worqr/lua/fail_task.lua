@@ -12,7 +12,7 @@
 -- ARGV[7] error_traceback text
 -- RETURNS aside | cancelled | gone | mine | lost
 -- RESEND safe: fenced by the claim
--- USES give_back serving types wake
+-- USES end_claim record serving set_aside types wake
 local queue, workers, claims = KEYS[1], KEYS[2], KEYS[3]
 local worker, claim, kind, keep_failed = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local error_type, error_message, error_traceback = ARGV[5], ARGV[6], ARGV[7]

@@ -29,10 +29,9 @@ for from = 2, #ARGV, 1000 do
   local held = redis.call('SMISMEMBER', claims, unpack(named))
   redis.call('SREM', claims, unpack(named))
   for i, claim in ipairs(named) do
-    local word = 'finished'
-    if held[i] == 0 or not end_claim(queue, claim) then
-      word = why_not
-    elseif anything_marked and take_mark(queue, claim) then
+    local was_there = held[i] == 1 and end_claim(queue, claim)
+    local word = was_there and 'finished' or why_not
+    if held[i] == 1 and anything_marked and take_mark(queue, claim) then
       word = 'cancelled'
     end
     if word == 'finished' then

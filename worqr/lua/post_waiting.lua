@@ -13,7 +13,5 @@ for i = 2, #ARGV do
   local name = ARGV[i]
   redis.call('SADD', waiting, name)
 end
-if #ARGV > 1 then
-  redis.call('EXPIRE', waiting, waiting_expire_s)
-end
+redis.call('EXPIRE', waiting, waiting_expire_s)
 return {'ok'}

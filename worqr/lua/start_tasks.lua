@@ -30,12 +30,7 @@ if number < tonumber(last) then
   return {'late'}
 end
 if number == tonumber(last) then
-  local again = {'ok', first}
-  for i = 0, tonumber(count) - 1 do
-    local item = redis.call('LINDEX', queue .. ':claim:' .. digits(first + i), 0)
-    again[#again + 1] = entry_of(queue, item)
-  end
-  return again
+  return claimed_again(queue, {'ok', first}, first, count)
 end
 if redis.call('EXISTS', paused) == 1 then
   redis.call('HSET', workers, worker, digits(number) .. ' 0 0 ' .. suspect)

@@ -42,9 +42,12 @@ def enqueue(
 
     bound = -1 if max_length is None else max_length
     args = (bound, 1 if front else 0, *tasks)
-    merge = Merge(len(tasks), _join_enqueues, len(tasks)) if max_length is None and not front else None
+    merge: Merge[int] | None = None
+    if max_length is None and not front:
+        merge = _ONE if len(tasks) == 1 else Merge(len(tasks), _join_enqueues, len(tasks))
     size = len(tasks[0]) if len(tasks) == 1 else sum(map(len, tasks))
-    return Call(_ENQUEUE, keys.base, (keys.base,), args, read, True, size, merge)
+    base = keys.base
+    return Call(_ENQUEUE, base, (base,), args, read, True, size, merge)
 
 
 _ENQUEUE = script("enqueue")
@@ -55,6 +58,9 @@ def _join_enqueues(calls: Sequence[Call[int]]) -> Call[int]:
     first = calls[0]
     args = (*first.args[:2], *(task for call in calls for task in call.args[2:]))
     return Call(_ENQUEUE, first.base, first.keys, args, first.read, True, sum(call.size for call in calls))
+
+
+_ONE = Merge(1, _join_enqueues, 1)
 
 
 def start_tasks(keys: QueueKeys, worker: str, number: int, wanted: int) -> Call[Started]:

@@ -91,7 +91,7 @@ class Cancelling:
     def reconcile(self, station: Station, *, named: bool = False) -> None:
         """Ask which of the station's claims are marked, with `named` also which are gone; never waits."""
         registration = station.registration
-        if registration is None or registration.dead or not (named or station.running):
+        if registration is None or registration.dead or not station.in_fence or not (named or station.running):
             return
         if station in self._asking:
             self._asking[station] = True

@@ -60,6 +60,7 @@ class Station:
         self.subscription: Subscription | None = None
         self.running: dict[int, Context] = {}
         self.entered = False
+        self.in_fence = False
         self.quiet = False
         self.hinted = False
         self.listening = False
@@ -121,7 +122,7 @@ class Station:
     # Asking
 
     def _live(self) -> bool:
-        return self.entered and self.registration is not None and not self.registration.dead
+        return self.in_fence and self.registration is not None and not self.registration.dead
 
     def _room(self) -> int:
         return min(self._capacity.room, self.demand(), MAX_ITEMS)

@@ -98,8 +98,8 @@ class Claim(Context):
     ) -> bool:
         scope = self._scope
         assert scope is not None
-        ended_by_cancel = bool(scope.__exit__(kind, error, tb))
         self._scope = None
+        ended_by_cancel = bool(scope.__exit__(kind, error, tb))
         if self._settled:
             return ended_by_cancel
         try:

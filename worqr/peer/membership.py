@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 BEAT_EVERY = 1.0
 LEASE = 2.0
+UNDO_PATIENCE = 1.0
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -85,9 +86,14 @@ class Membership:
             *(("running", 0), ("room", self._peer.capacity.concurrency)),
         ]
         sent = boottime()
-        await self.link.call(
-            ops.start_worker(self.keys, registration.worker, keepalive_ms=self.keepalive_ms, facts=facts)
-        )
+        try:
+            await self.link.call(
+                ops.start_worker(self.keys, registration.worker, keepalive_ms=self.keepalive_ms, facts=facts)
+            )
+        except trio.Cancelled:
+            with trio.CancelScope(shield=True):  # it may be on its way
+                await self._end(registration, UNDO_PATIENCE)
+            raise
         registration.since = sent
         registration.heart = self._new_heart(registration)
         registration.heart.start()
@@ -205,6 +211,7 @@ class Membership:
             ClaimLost: the registration died meanwhile.
         """
         station.registration = registration
+        station.in_fence = False  # nothing is asked under this registration before it stands there
         if await self.link.call(ops.map_work(self.keys, registration.worker, station.name)) == "dead":
             self.lost(registration, "the registry does not know it")
         if registration.dead:
@@ -224,7 +231,7 @@ class Membership:
             raise ClaimLost(f"worker {registration.worker} was swept while it entered queue {station.name!r}")
         if station.quiet:
             return
-        station.entered = True
+        station.entered = station.in_fence = True
         await self._peer.cancelling.subscribe(station)
 
     async def leave(self, station: Station, patience: float) -> None:
@@ -239,9 +246,10 @@ class Membership:
 
     async def unregister(self, patience: float) -> None:
         """Leave the mesh. Whatever cannot be said in time is found by the others' sweep."""
-        registration = self.registration
-        if registration is None:
-            return
+        if self.registration is not None:
+            await self._end(self.registration, patience)
+
+    async def _end(self, registration: Registration, patience: float) -> None:
         try:
             if not registration.dead:
                 await self._stop_worker(registration, patience)

@@ -257,15 +257,18 @@ class Peer:
     # Its life
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """The engine: registers, then runs all duties until cancelled. Started means registered and beating."""
+        """The engine: registers, then runs all duties until `leave` ends it. Started means registered and beating."""
         await self.membership.register()
-        with trio.CancelScope(shield=True) as self._shield:
+        with trio.CancelScope() as self._shield:
             try:
                 async with trio.open_nursery() as nursery:
                     self._spawned = nursery
                     await nursery.start(self._slots.run_forever)
+                    nursery.start_soon(self._settler.flush_forever)
                     nursery.start_soon(self.leader.lead_forever)
                     nursery.start_soon(self.cancelling.reconcile_forever)
+                    await trio.lowlevel.checkpoint_if_cancelled()  # a start that is cancelled waits for the end of its task
+                    self._shield.shield = True
                     task_status.started()
             finally:
                 self._spawned = None
@@ -322,8 +325,8 @@ class Peer:
         error: BaseException | None = None
         try:
             async with trio.open_nursery() as nursery:
-                await nursery.start(self.run)
                 try:
+                    await nursery.start(self.run)
                     with self.body:
                         yield self
                         await self.drain()

@@ -186,7 +186,7 @@ class Slots:
                     if context.cancel_reason is not None:
                         scope.cancel()
                     await context._station.handler(context.task)
-                    if scope.cancel_called or task.child_nurseries or not _is_innermost(scope, task):
+                    if context.cancel_reason is not None or task.child_nurseries or not _is_innermost(scope, task):
                         returned = True
                         break
                     context._scope = slot.context = None

@@ -21,7 +21,7 @@ from worqr.cli.demo.work import count_file
 AT_ONCE = 4
 """Files in a peer's hands at a time."""
 GRACE = 1.0
-THREADS_TAKE_TURNS = 0.002
+THREADS_TAKE_TURNS = 0.0005
 """Seconds after which the counting thread gives the event loop a turn; Python's own 5 ms would delay a cancellation."""
 LET_GO = 3.0
 """Seconds after which a peer that was let go and is still there ends itself, whatever it waits for."""

@@ -1,0 +1,141 @@
+"""A peer that was declared dead, or thrown out of a queue: it lets go at once, and comes back under a fresh worker id."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import trio
+
+import worqr
+from tests.leaks import dump
+from tests.peer.conftest import NewMesh
+from tests.peer.test_claims import lose
+from tests.peer.tools import Held, Runs, at_most, eventually, serving, until
+from tests.proxy import FaultProxy
+from tests.servers import Server
+from worqr.lua import script
+
+
+async def test_a_peer_declared_dead_cancels_what_runs_and_comes_back(
+    mesh: worqr.Mesh, server: Server, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    held, second = Held(), Held()
+    async with mesh.connect(), serving(mesh, "Q1", held, room=2) as peer, trio.open_nursery() as nursery:
+        await nursery.start(partial(peer.serve, "Q2", second))
+        first = peer.id
+        await mesh.queue("Q1").enqueue(b"a")
+        await mesh.queue("Q2").enqueue(b"b")
+        await held.wait(1)
+        await second.wait(1)
+        lose(server, prefix, first)
+        await held.wait_for(lambda: held.cancelled == [(b"a", "lost")])
+        await second.wait_for(lambda: second.cancelled == [(b"b", "lost")])
+        await held.wait(2)
+        await second.wait(2)
+        assert peer.id not in {first, ""}
+        for again, before in (held.contexts[::-1], second.contexts[::-1]):
+            assert (again.stalls, again.attempt) == (1, 2)
+            assert again.fence > before.fence
+        assert [worker.id for worker in await mesh.workers()] == [peer.id]
+        held.gate.set()
+        second.gate.set()
+        for name in ("Q1", "Q2"):
+            await eventually(mesh.queue(name).running, [])
+            counts = (await mesh.queue(name).info()).counts
+            assert counts == {"enqueued": 1, "claimed": 2, "stalled": 1, "finished": 1}
+        assert peer.capacity.running == 0
+        assert peer.health().ready
+        nursery.cancel_scope.cancel()
+    lost = [record.getMessage() for record in caplog.records if record.getMessage().startswith("worker.lost")]
+    assert len(lost) == 1
+    assert first in lost[0]
+
+
+async def test_a_lost_handler_that_takes_its_time_settles_nothing_and_keeps_its_room(
+    mesh: worqr.Mesh, server: Server, prefix: str
+) -> None:
+    runs, slow = Runs(), trio.Event()
+
+    async def handler(task: bytes) -> None:
+        runs.begin(task)
+        if len(runs.tasks) == 1:
+            with trio.CancelScope(shield=True):
+                await slow.wait()
+
+    async with mesh.connect(), serving(mesh, "Q1", handler, room=2) as peer:
+        q = mesh.queue("Q1")
+        await q.enqueue(b"a")
+        await runs.wait(1)
+        lose(server, prefix, peer.id)
+        await runs.wait(2)
+        await eventually(q.running, [])
+        assert peer.health().room == 1
+        slow.set()  # it returns: too late to be a finish
+        await until(lambda: peer.health().room == 2)
+        assert (await q.info()).counts == {"enqueued": 1, "claimed": 2, "stalled": 1, "finished": 1}
+
+
+async def test_a_peer_that_stands_no_longer_in_the_fence_comes_back(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+    runs = Runs()
+    async with mesh.connect(), serving(mesh, "Q1", runs) as peer:
+        first = peer.id
+        await eventually(lambda: hungry(server, prefix), 1)
+        server.client().hdel(f"{prefix}:{{Q1}}:workers", first)
+        await mesh.queue("Q1").enqueue(b"a")
+        assert await runs.wait(1) == [b"a"]
+        assert peer.id != first
+        await eventually(mesh.queue("Q1").running, [])
+        # The old id is registered still, without a beat: it is swept as any other dead worker.
+        await eventually(lambda: ids(mesh), [peer.id], within=8)
+
+
+async def hungry(server: Server, prefix: str) -> int:
+    return server.client().scard(f"{prefix}:{{Q1}}:hungry")
+
+
+async def ids(mesh: worqr.Mesh) -> list[str]:
+    return [worker.id for worker in await mesh.workers()]
+
+
+async def test_nothing_is_asked_of_a_queue_that_is_just_being_entered_again(
+    new_mesh: NewMesh, server: Server, prefix: str, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    mesh, runs = new_mesh(url=proxy.url), Runs()
+    async with mesh.connect(), serving(mesh, "Q1", runs) as peer:
+        first = peer.id
+        await eventually(lambda: hungry(server, prefix), 1)
+        held = proxy.hold_reply(matching=script("map_work").sha)
+        lose(server, prefix, first)
+        await held.wait_executed()
+        for _ in range(3):
+            server.client().publish(f"{prefix}:{{Q1}}", "1")
+        await trio.sleep(0.1)
+        held.release()
+        await until(lambda: peer.health().ready)
+        second = peer.id
+        await mesh.queue("Q1").enqueue(b"a")
+        await runs.wait(1)
+        await eventually(mesh.queue("Q1").running, [])
+        assert peer.id == second
+        await eventually(lambda: ids(mesh), [second], within=1)
+    assert caplog.text.count("worker.lost") == 1
+
+
+@pytest.mark.parametrize("stage", ["start_worker", "map_work", "start_work"])
+async def test_a_peer_that_leaves_while_it_comes_back_leaves_nothing_that_a_sweep_does_not_find(
+    new_mesh: NewMesh, prefix: str, server: Server, proxy: FaultProxy, stage: str
+) -> None:
+    mesh, other = new_mesh(url=proxy.url, keepalive=1), new_mesh(keepalive=1)
+    async with other.join() as stays:
+        async with at_most(5), serving(mesh, "Q1", Runs()) as peer:
+            held = proxy.hold_reply(matching=script(stage).sha)
+            lose(server, prefix, peer.id)
+            await held.wait_executed()
+            held.release()
+        await eventually(lambda: ids(other), [stays.id], within=8)
+        await eventually(lambda: lasting(server, prefix), [])
+
+
+async def lasting(server: Server, prefix: str) -> list[bytes]:
+    return [key for key, entry in dump(server.client(), prefix).items() if b"Q1" in key and not entry.expires]

@@ -1,0 +1,209 @@
+"""Keys and names: Python and Lua spell them alike, a queue is one slot, and what may not stand in a key is refused."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from redis.crc import key_slot
+
+import worqr.lua
+from tests.ops.driver import Desk, desk_on
+from tests.ops.scene import CALLS, next_call, reset_scene, set_scene
+from tests.servers import Server
+from worqr import ops
+from worqr.errors import UsageError
+from worqr.keys import MARKER, MAX_NAME, QueueKeys, RegistryKeys, check_name
+
+QUEUE = QueueKeys("worqr", "Q1")
+REGISTRY = RegistryKeys("worqr")
+CHANNELS = {"cancel_channel", "cancelled_channel", "events_channel", "wake_channel"}
+NOT_YET = {"due"}
+"""Spelled already, written by nobody."""
+
+
+def plain(keys: QueueKeys | RegistryKeys) -> dict[str, str]:
+    """The keys and channels whose name depends on nothing more, by their names in Python."""
+    return {name: getattr(keys, name) for name, what in vars(type(keys)).items() if isinstance(what, property)}
+
+
+def makers(keys: QueueKeys | RegistryKeys) -> dict[str, Callable[[str], str]]:
+    """Those that need a worker, a claim, a job or a digest."""
+    names = [name for name, what in vars(type(keys)).items() if inspect.isfunction(what) and not name.startswith("_")]
+    return {name: getattr(keys, name) for name in names}
+
+
+# Spelling
+
+
+def test_the_layout_is_the_one_of_the_design() -> None:
+    assert plain(QUEUE) == {
+        "base": "worqr:{Q1}",
+        "workers": "worqr:{Q1}:workers",
+        "hungry": "worqr:{Q1}:hungry",
+        "suspects": "worqr:{Q1}:suspects",
+        "cancelling": "worqr:{Q1}:cancelling",
+        "counts": "worqr:{Q1}:counts",
+        "paused": "worqr:{Q1}:paused",
+        "failed": "worqr:{Q1}:failed",
+        "broken": "worqr:{Q1}:broken",
+        "trash": "worqr:{Q1}:trash",
+        "trash_suspects": "worqr:{Q1}:trash_suspects",
+        "due": "worqr:{Q1}:due",
+        "cancel_channel": "worqr:{Q1}_cancel",
+        "cancelled_channel": "worqr:{Q1}_cancelled",
+        "events_channel": "worqr:{Q1}:events",
+    }
+    assert {name: make("X") for name, make in makers(QUEUE).items()} == {
+        "claims": "worqr:{Q1}:claims:X",
+        "leaving": "worqr:{Q1}:leaving:X",
+        "policy": "worqr:{Q1}:policy:X",
+        "claim": "worqr:{Q1}:claim:X",
+        "job": "worqr:{Q1}:job:X",
+        "active": "worqr:{Q1}:active:X",
+        "twins": "worqr:{Q1}:twins:X",
+        "aside": "worqr:{Q1}:aside:X",
+        "wake_channel": "worqr:{Q1}:wake:X",
+    }
+    assert plain(REGISTRY) == {
+        "base": "{worqr}",
+        "registered": "{worqr}:Workers",
+        "dying": "{worqr}:Dying",
+        "queues": "{worqr}:queues",
+        "waiting": "{worqr}:waiting",
+        "leader": "{worqr}:leader",
+        "version": "{worqr}:version",
+    }
+    assert {name: make("X") for name, make in makers(REGISTRY).items()} == {
+        "worker": "{worqr}:worker:X",
+        "work_map": "{worqr}:WorkMap:X",
+        "info": "{worqr}:info:X",
+    }
+
+
+def test_a_claim_is_spelled_in_full_whatever_its_size() -> None:
+    assert QUEUE.claim(8_000_000_000_000_001) == "worqr:{Q1}:claim:8000000000000001"
+
+
+def test_no_two_are_spelled_alike() -> None:
+    spelled = [*plain(QUEUE).values(), *(make("X") for make in makers(QUEUE).values())]
+    spelled += [*plain(REGISTRY).values(), *(make("X") for make in makers(REGISTRY).values())]
+    assert len(spelled) == len(set(spelled))
+
+
+def test_lua_spells_no_name_that_python_does_not() -> None:
+    """Names in Lua are made of the queue's base and a literal; registry keys all travel as KEYS or stems."""
+    text = "".join(path.read_text("utf-8") for path in Path(worqr.lua.__file__).parent.glob("*.lua"))
+    spelled = set(re.findall(r"\.\. '((?::|_)\w+:?)'", re.sub(r"--.*", "", text)))
+    python = {*plain(QUEUE).values(), *(make("") for make in makers(QUEUE).values())}
+    assert spelled <= {key.removeprefix(QUEUE.base) for key in python}
+    assert {":claim:", ":claims:", ":job:", "_cancel", ":wake:"} <= spelled
+    assert "worqr:{" not in text
+
+
+@pytest.fixture
+def desk(server: Server, prefix: str) -> Iterator[Desk]:
+    yield from desk_on(server, prefix)
+
+
+def spellings(desk: Desk, key: str) -> list[str]:
+    """The names in keys.py under which `key` can be made."""
+    found: list[str] = []
+    for keys in (desk.q, desk.g):
+        found += [name for name, spelled in plain(keys).items() if spelled == key]
+        for name, make in makers(keys).items():
+            stem = make("")
+            if key.startswith(stem) and make(key.removeprefix(stem)) == key:
+                found.append(name)
+    return found
+
+
+def everything_that_happens(desk: Desk) -> Iterator[set[str]]:
+    """The keys on the server after each script has run, and in the middle of what takes several steps."""
+    scene = set_scene(desk)
+    for name in CALLS:
+        reset_scene(desk, scene)
+        desk.send(next_call(desk, scene, name))
+        yield {key.decode() for key in desk.all_keys()}
+    reset_scene(desk, scene)
+    desk.call(ops.stop_tasks(desk.q, "A", [scene.raw]))
+    desk.stall(b"one more suspect", times=2)
+    desk.call(ops.delete_queue(desk.q))
+    yield {key.decode() for key in desk.all_keys()}
+
+
+def test_every_key_on_the_server_is_one_that_python_spells(desk: Desk) -> None:
+    """And each that Python spells was there."""
+    seen: set[str] = set()
+    for keys in everything_that_happens(desk):
+        for key in keys:
+            if ":producer:" not in key:  # the link's own
+                [name] = spellings(desk, key)
+                seen.add(name)
+    every = {*plain(desk.q), *makers(desk.q), *plain(desk.g), *makers(desk.g)}
+    assert every - seen == CHANNELS | NOT_YET
+
+
+# Slots
+
+
+@pytest.mark.parametrize("queue", ["Q1", "a:b", "ä", "x y", "Q1-fail", ":"])
+def test_a_queue_is_one_slot_and_so_is_the_registry(queue: str) -> None:
+    for keys in (QueueKeys("mesh", queue), RegistryKeys("mesh")):
+        spelled = [*plain(keys).values(), *(make("W:1") for make in makers(keys).values())]
+        assert len({key_slot(key.encode()) for key in spelled}) == 1
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    "name", ["Q1", "q", "a:b", "x y", "ä", "日本", "-", "😀", "a" * MAX_NAME, "ä" * (MAX_NAME // 2), "_"]
+)
+def test_a_name_that_may_stand_in_a_key_is_answered_as_it_is(name: str) -> None:
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("", "1 to 200 bytes of UTF-8, this one has 0"),
+        ("a" * 201, "this one has 201"),
+        ("ä" * 101, "this one has 202"),
+        ("a{b", r"'\{'"),
+        ("a}b", r"'\}'"),
+        ("a\nb", "control characters"),
+        ("\x00", "control characters"),
+        ("\x1f", "control characters"),
+        ("\x7f", "control characters"),
+        ("\x80", "control characters"),
+        ("\x9f", "control characters"),
+        ("\ud800", "not valid Unicode"),
+        (b"Q1", "must be a str, not bytes"),
+        (None, "must be a str, not NoneType"),
+        (7, "must be a str, not int"),
+    ],
+)
+def test_any_other_is_an_error_that_says_why(name: object, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        check_name(name)
+
+
+def test_the_error_says_what_it_is_that_has_the_name() -> None:
+    with pytest.raises(UsageError, match=r"the prefix 'a\{' contains '\{'"):
+        check_name("a{", "the prefix")
+
+
+def test_the_first_character_above_the_control_characters_is_allowed() -> None:
+    assert check_name("\xa0 ~") == "\xa0 ~"
+
+
+def test_the_marker_is_what_lua_compares_with() -> None:
+    lua = (Path(worqr.lua.__file__).parent / "_reference.lua").read_text("utf-8")
+    assert MARKER == b"\x00worqr\x00"
+    assert r"local MARKER = '\0worqr\0'" in lua
+    assert f"string.sub(item, 1, {len(MARKER)}) == MARKER" in lua
+    assert f"string.sub(item, {len(MARKER) + 1})" in lua

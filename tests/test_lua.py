@@ -1,0 +1,357 @@
+"""The scripts as text: what a header says is what the body does, the pieces come in the order of need, each script has
+its one function in `worqr.ops`. What they do is in tests/ops."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import worqr.lua
+from tests.ops.scene import CALLS, Scene
+from worqr import ops
+from worqr.keys import QueueKeys, RegistryKeys
+from worqr.lua import all_scripts, script
+
+FOLDER = Path(worqr.lua.__file__).parent
+STEMS = sorted(path.stem for path in FOLDER.glob("*.lua"))
+SCRIPTS = [stem for stem in STEMS if not stem.startswith("_")]
+PIECES = [stem for stem in STEMS if stem.startswith("_")]
+
+TYPES = {"LIST", "SET", "HASH", "ZSET", "STRING"}
+FILL_MEMORY = {"enqueue", "note_queues"}
+"""What memory is filled by: refused when it is full. All else goes on."""
+# fmt: off
+READS = {
+    "EXISTS", "GET", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "INFO", "LINDEX", "LLEN", "LPOS", "PTTL",
+    "PUBSUB", "SCARD", "SINTER", "SISMEMBER", "SMEMBERS", "SMISMEMBER", "SORT_RO", "SRANDMEMBER", "SSCAN", "TIME",
+    "ZCARD",
+}
+WRITES = {
+    "DEL", "EXPIRE", "HDEL", "HINCRBY", "HSET", "LPOP", "LPUSH", "LREM", "PUBLISH", "RENAME", "RPOP", "RPOPLPUSH",
+    "RPUSH",
+    "SADD", "SET", "SMOVE", "SORT", "SPOP", "SREM", "ZADD", "ZPOPMIN",
+}
+# fmt: on
+SLOTS = re.compile(r"\b(?:KEYS|ARGV)\b")
+SETTLED = {"given", "aside", "cancelled", "dropped", "gone", "mine", "lost"}
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One line ``KEYS[1] queue LIST`` or ``ARGV[2..] tasks bytes`` of a header."""
+
+    index: int
+    rest: bool
+    name: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file, taken apart."""
+
+    flags: str
+    title: str
+    keys: list[Slot]
+    args: list[Slot]
+    returns: str
+    resend: list[str]
+    uses: list[str]
+    body: str
+
+    @property
+    def words(self) -> list[str]:
+        """What a reply may begin with."""
+        return re.findall(r"(?:^|\| )(\w+)", self.returns)
+
+
+@cache
+def read(stem: str) -> Source:
+    lines = (FOLDER / f"{stem}.lua").read_text("utf-8").splitlines()
+    shebang = re.fullmatch(r"#!lua(?: flags=([\w,-]+))?", lines[0])
+    start = 1 if shebang else 0
+    end = next(n for n in range(start, len(lines)) if not lines[n].startswith("--"))
+    header = re.sub(r"\n--   +", " ", "\n".join(lines[start:end]))  # a continued line is indented
+    return Source(
+        flags=(shebang.group(1) or "") if shebang else "",
+        title=header.partition("\n")[0],
+        keys=slots(header, "KEYS"),
+        args=slots(header, "ARGV"),
+        returns=" ".join(re.findall(r"^-- RETURNS (.+)$", header, re.MULTILINE)),
+        resend=re.findall(r"^-- RESEND (.+)$", header, re.MULTILINE),
+        uses=" ".join(re.findall(r"^-- USES (.+)$", header, re.MULTILINE)).split(),
+        body="\n".join(lines[end:]),
+    )
+
+
+def slots(header: str, array: str) -> list[Slot]:
+    found = re.findall(rf"^-- {array}\[(\d+)(\.\.)?\] (\w+) ?(.*)$", header, re.MULTILINE)
+    return [Slot(int(index), bool(rest), name, what) for index, rest, name, what in found]
+
+
+# Headers
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_header_has_all_its_lines(name: str) -> None:
+    source = read(name)
+    assert re.match(rf"-- {name}: \S", source.title)
+    for found in (source.keys, source.args):
+        assert [slot.index for slot in found] == list(range(1, len(found) + 1))
+        assert not any(slot.rest for slot in found[:-1])
+    assert {slot.what for slot in source.keys} <= TYPES
+    assert source.keys
+    assert source.words
+    assert len(source.resend) == 1
+    assert re.match(r"safe: \w.{10}", source.resend[0])
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_slot_is_bound_to_the_name_that_the_header_gives_it(name: str) -> None:
+    source = read(name)
+    bound: dict[str, str] = {}
+    for names, values in re.findall(r"^local ([\w, ]+) = (.*(?:KEYS|ARGV)\[\d+\].*)$", source.body, re.MULTILINE):
+        for each, value in zip(names.split(", "), values.split(", "), strict=True):
+            [slot] = re.findall(r"(?:KEYS|ARGV)\[\d+\]", value)
+            assert slot not in bound
+            bound[slot] = each
+    expected = {f"KEYS[{slot.index}]": slot.name for slot in source.keys}
+    expected |= {f"ARGV[{slot.index}]": slot.name for slot in source.args if not slot.rest}
+    assert bound == expected
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_no_slot_appears_but_where_it_is_bound(name: str) -> None:
+    source = read(name)
+    bindings = sum(len(SLOTS.findall(line)) for line in source.body.splitlines() if re.match(r"local .*\[\d+\]", line))
+    rest = [slot for slot in source.args if slot.rest]
+    fixed = len(source.keys) + len(source.args) - len(rest)
+    assert bindings == fixed
+    for slot in rest:
+        bindings += len(SLOTS.findall("\n".join(rest_lines(source, slot))))
+    assert len(SLOTS.findall(source.body)) == bindings
+
+
+def rest_lines(source: Source, slot: Slot) -> list[str]:
+    """The lines that read a header's last slot, which stands for many: a loop, or an offset and a number."""
+    first, one = slot.index, slot.name.removesuffix("s")
+    bound = rf" *local (?:{slot.name}|{one})(?:, value)? = ARGV\[i\](?:, ARGV\[i \+ 1\])?"
+    loop = [rf" *for i = {first}, #ARGV(?:, 2)? do", bound]
+    chunks = [rf"for from = {first}, #ARGV, 1000 do", r" *for i = from, math.min\(from \+ 999, #ARGV\) do", bound]
+    offset = [rf"local {slot.name}_from, {slot.name} = {first}, #ARGV - {first - 1}"]
+    offset.append(rf".*ARGV\[{slot.name}_from \+ place\].*")
+    lines = source.body.splitlines()
+    for patterns in (loop, chunks, offset):
+        found = [[line for line in lines if re.fullmatch(pattern, line)] for pattern in patterns]
+        if all(len(each) == 1 for each in found):
+            return [line for each in found for line in each]
+    raise AssertionError(f"ARGV[{first}..] {slot.name} is bound to no name")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_what_a_header_returns_the_body_returns(name: str) -> None:
+    source = read(name)
+    everything = reached(name)
+    assert {word for word in source.words if f"'{word}'" not in everything} == set()
+    vocabulary = {word for each in SCRIPTS for word in read(each).words} | SETTLED
+    returned = set(
+        re.findall(r"(?:return \{|reply\[1\] = |word = |remember\([^{]*\{|local \w+ = \{)'(\w+)'", source.body)
+    )
+    assert {word for word in returned & vocabulary if not re.search(rf"\b{word}\b", source.returns)} <= {"finished"}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_numbered_scripts_and_no_others_keep_their_replies(name: str) -> None:
+    source = read(name)
+    numbered = source.keys[0].name == "producer"
+    assert numbered == ("remember(producer, number, lowest, " in source.body)
+    assert numbered == (
+        "local before = replied(producer, number)\nif before then\n  return before\nend\n" in source.body
+    )
+    if numbered:
+        assert [slot.name for slot in source.args[:2]] == ["number", "lowest"]
+    assert numbered == ("the reply is stored under the producer's number" in source.resend[0])
+    assert ("late" in source.words) == (numbered or name == "start_tasks")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_flags_are_right(name: str) -> None:
+    """no-writes: it may run on a replica, and when memory is full. allow-oom: it must go on when memory is full."""
+    writes = commands(reached(name)) - READS
+    assert read(name).flags == ("no-writes" if not writes else "" if name in FILL_MEMORY else "allow-oom")
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_bodies_are_short(stem: str) -> None:
+    lines = [line for line in read(stem).body.splitlines() if line.strip() and not line.strip().startswith("--")]
+    assert len(lines) <= 60
+
+
+# Bodies
+
+
+def commands(text: str) -> set[str]:
+    return set(re.findall(r"redis\.p?call\((?:front and 'RPUSH' or )?'(\w+)'", text)) | (
+        {"RPUSH"} if "and 'RPUSH' or" in text else set()
+    )
+
+
+@cache
+def functions() -> dict[str, tuple[str, str]]:
+    """The pieces' functions: name -> piece, text."""
+    found: dict[str, tuple[str, str]] = {}
+    for piece in PIECES:
+        text = (FOLDER / f"{piece}.lua").read_text("utf-8")
+        for name, body in re.findall(r"^local function (\w+)(\(.*?^end)$", text, re.MULTILINE | re.DOTALL):
+            assert name not in found
+            found[name] = piece, body
+    return found
+
+
+def called(text: str) -> set[str]:
+    return {name for name in functions() if re.search(rf"\b{name}\(", text)}
+
+
+def reached(stem: str) -> str:
+    """The body, and all functions of the pieces that it calls, and those that they call."""
+    text = read(stem).body
+    seen: set[str] = set()
+    while new := called(text) - seen:
+        seen |= new
+        text += "".join(functions()[name][1] for name in new)
+    return text
+
+
+def test_only_commands_that_we_know() -> None:
+    """The rights that a user needs. None that walks the key space, none that runs other code, none that blocks."""
+    found = set().union(*(commands(read(stem).body) | commands((FOLDER / f"{stem}.lua").read_text()) for stem in STEMS))
+    assert found == READS | WRITES
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_no_trap_of_lua_or_redis_in_it(stem: str) -> None:
+    text = (FOLDER / f"{stem}.lua").read_text("utf-8")
+    code = re.sub(r"--.*", "", text)
+    calls = re.findall(r"redis\.(\w+)\('(\w+)'", code)
+    assert {command for how, command in calls if how == "pcall"} <= {"PUBLISH", "PUBSUB", "INFO", "HEXISTS"}
+    assert {command for how, command in calls if how == "call"}.isdisjoint({"PUBLISH", "PUBSUB"}), "pcall every publish"
+    assert "setresp" not in code
+    assert "tostring" not in code, "digits() prints a number as it is"
+    assert "cjson" not in code, "it mangles bytes and numbers"
+    assert not re.search(r"redis\.(?:call|pcall)\([^')f]", code), "a command that nobody can grep"
+
+
+def test_unpack_is_bounded() -> None:
+    """More than 7999 values are an error in the middle of a script."""
+    found = {(stem, each) for stem in STEMS for each in re.findall(r"unpack\(([^)]*)\)", read(stem).body)}
+    assert found == {
+        ("_producer", "kept[1]"),  # cmsgpack's
+        ("_producer", "gone"),
+        ("enqueue", "items"),
+        ("finish_tasks", "named"),
+        ("start_tasks", "mine, from, math.min(from + 999, #mine"),
+    }
+    assert "math.min(low, oldest + 1000)" in read("_producer").body
+    assert "for chunk = 0, tasks - 1, 1000 do" in read("enqueue").body
+    assert "for i = from, math.min(from + 999, #ARGV) do" in read("finish_tasks").body
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_uses_what_it_names_and_names_what_it_uses(stem: str) -> None:
+    text = (FOLDER / f"{stem}.lua").read_text("utf-8")
+    uses = {f"_{name}" for name in re.findall(r"^-- USES (.+)$", text, re.MULTILINE) for name in name.split()}
+    assert uses <= set(PIECES)
+    needed = {functions()[name][0] for name in called(text)} - {stem}
+    if re.search(r"\bMARKER\b", text) and stem != "_reference":
+        needed.add("_reference")
+    if re.search(r"\bLEAVING\b", text) and stem != "_serving":
+        needed.add("_serving")
+    assert uses <= needed, "a piece that is not needed"
+    assert needed <= closure(uses), "a piece that is missing"
+
+
+def closure(uses: set[str]) -> set[str]:
+    found: set[str] = set()
+    for piece in uses:
+        found |= {piece} | closure({f"_{name}" for name in read(piece).uses})
+    return found
+
+
+def test_every_function_of_a_piece_is_called() -> None:
+    everything = "".join((FOLDER / f"{stem}.lua").read_text("utf-8") for stem in STEMS)
+    assert {name for name in functions() if len(re.findall(rf"\b{name}\(", everything)) < 2} == set()
+
+
+# The loader
+
+
+def test_all_scripts_are_loaded_and_nothing_else() -> None:
+    assert [each.name for each in all_scripts()] == SCRIPTS
+    assert script("enqueue") is script("enqueue")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_shebang_comes_first_then_each_piece_once_in_the_order_of_need_then_the_body(name: str) -> None:
+    source = script(name).source
+    assert source.startswith("#!lua")
+    assert source.count("#!lua") == 1
+    assert source.endswith(read(name).body + "\n")
+    pieces = closure({f"_{use}" for use in read(name).uses})
+    places = {piece: source.index((FOLDER / f"{piece}.lua").read_text("utf-8")) for piece in pieces}
+    for piece in pieces:
+        text = (FOLDER / f"{piece}.lua").read_text("utf-8")
+        assert source.count(text) == 1
+        for needed in called(text):
+            assert places[functions()[needed][0]] <= places[piece]
+    assert max(places.values(), default=0) < source.index(read(name).title)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_sha_is_the_one_the_server_will_know_it_by(name: str) -> None:
+    assert script(name).sha == hashlib.sha1(script(name).source.encode()).hexdigest()
+
+
+# Scripts and operations
+
+
+def test_every_script_has_one_operation_and_every_operation_one_script() -> None:
+    exported = {name for name in ops.__all__ if inspect.isfunction(getattr(ops, name))}
+    assert exported == set(SCRIPTS)
+
+
+def test_everything_public_in_the_package_is_exported() -> None:
+    for path in Path(ops.__file__).parent.glob("*.py"):
+        if path.stem not in ("__init__", "replies"):
+            names = re.findall(
+                r"^(?:def|class) ([A-Za-z]\w*)|^([A-Z]\w*)(?:: \w+)? =", path.read_text("utf-8"), re.MULTILINE
+            )
+            assert {function or constant for function, constant in names} <= set(ops.__all__), path
+
+
+NAMES = {"queue": "base", "worker_key": "worker"}
+"""Where a script's name of a key differs from that in keys.py."""
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_operation_fills_the_slots_of_its_script(name: str) -> None:
+    q, g = QueueKeys("p", "Q1"), RegistryKeys("p")
+    call = CALLS[name](q, g, Scene(1, 2, 3, [], {}, {}))
+    source = read(name)
+    assert call.script is script(name)
+    assert call.numbered == (source.keys[0].name == "producer")
+    keys = source.keys[1:] if call.numbered else source.keys
+    spelled = q if call.base == q.base else g
+    for slot, key in zip(keys, call.keys, strict=True):
+        of = getattr(spelled, NAMES.get(slot.name, slot.name))
+        assert key in ([of] if isinstance(of, str) else [of(worker) for worker in ("A", "B", "C", "new", "nobody")])
+    args = source.args[2:] if call.numbered else source.args
+    if args and args[-1].rest:
+        assert len(call.args) >= len(args)
+    else:
+        assert len(call.args) == len(args)
