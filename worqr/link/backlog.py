@@ -52,7 +52,7 @@ class Backlog:
         pending = self.pending
         while pending and len(batch) < MAX_CALLS:
             request = pending[0]
-            if request.settled or request.abandoned:
+            if request.settled or request.abandoned or (type(request) is Merged and request.is_unwanted()):
                 self.close(pending.popleft())
                 continue
             size += request.call.size
