@@ -275,7 +275,7 @@ def family(pid: int) -> set[int]:
 async def until_gone(pids: set[int], within: float) -> None:
     with trio.fail_after(within):
         for pid in pids:
-            while alive(pid):  # noqa: ASYNC110 - they are nobody's children by then
+            while alive(pid):
                 await trio.sleep(0.02)
 
 
@@ -359,7 +359,7 @@ async def test_killed_it_takes_its_peers_and_its_server_along() -> None:
         assert process.stdout is not None
         await trio.to_thread.run_sync(process.stdout.readline)
         with trio.fail_after(20):
-            while len(children := family(process.pid)) < 5:  # noqa: ASYNC110 - what starts them is another process
+            while len(children := family(process.pid)) < 5:
                 await trio.sleep(0.05)
         process.kill()
         await until_gone(children, within=15)

@@ -59,7 +59,7 @@ def is_running(pid: int) -> bool:
 async def until_gone(pid: int, folder: Path) -> None:
     """Wait for it: the keeper is nobody's child by then, so there is no event but the process table."""
     with trio.fail_after(3):
-        while is_running(pid) or await trio.Path(folder).exists():  # noqa: ASYNC110
+        while is_running(pid) or await trio.Path(folder).exists():
             await trio.sleep(0.01)
 
 

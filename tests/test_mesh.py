@@ -21,7 +21,7 @@ from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - f
 from tests.peer.tools import Runs, at_most, eventually, serving, until
 from tests.servers import Server
 
-SECRET = "pa55:w0rd"  # noqa: S105
+SECRET = "pa55:w0rd"
 
 
 def our_threads() -> list[str]:
@@ -68,7 +68,8 @@ def test_wrong_settings_are_refused_by_name(settings: dict[str, Any], words: str
 
 
 @pytest.mark.parametrize(
-    "name", ["", "a{b", "a}b", "x" * 201, "\u20ac" * 67, "a\nb", "\x00", "\x7f", "\x85", "\udcff", 7, b"Q1", None, ["Q1"]]
+    "name",
+    ["", "a{b", "a}b", "x" * 201, "\u20ac" * 67, "a\nb", "\x00", "\x7f", "\x85", "\udcff", 7, b"Q1", None, ["Q1"]],
 )
 def test_bad_queue_names_are_refused(name: Any) -> None:
     with pytest.raises(worqr.UsageError, match="queue name"):
@@ -177,9 +178,7 @@ async def test_an_error_of_the_block_comes_out_as_it_is(mesh: worqr.Mesh) -> Non
     assert caught.value is error
 
 
-async def test_the_url_comes_from_the_environment(
-    server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_url_comes_from_the_environment(server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = worqr.Mesh(prefix=prefix, patience=1)
     monkeypatch.setenv("WORQR_URL", server.url)
     monkeypatch.setenv("REDIS_URL", "unix:///nowhere")
@@ -252,7 +251,11 @@ def guarded_server(own_server: Server) -> Iterator[Server]:
 
 async def test_a_wrong_password_is_refused_at_once(guarded_server: Server, caplog: pytest.LogCaptureFixture) -> None:
     port = guarded_server.port
-    for url in (f"redis://:pa55wrong@127.0.0.1:{port}", f"redis://127.0.0.1:{port}", f"redis://nobody:pa55@127.0.0.1:{port}"):
+    for url in (
+        f"redis://:pa55wrong@127.0.0.1:{port}",
+        f"redis://127.0.0.1:{port}",
+        f"redis://nobody:pa55@127.0.0.1:{port}",
+    ):
         await refused(worqr.Mesh(url, patience=20), worqr.RefusedByServer, "user and password")
     assert "pa55" not in caplog.text
     async with worqr.Mesh(f"redis://:{SECRET.replace(':', '%3A')}@127.0.0.1:{port}").connect():
@@ -450,7 +453,9 @@ async def test_health_tells_whether_a_peer_is_ready(own_server: Server, prefix: 
         nursery.cancel_scope.cancel()
 
 
-async def test_two_meshes_that_differ_by_prefix_differ_in_everything(new_mesh: NewMesh, prefix: str, server: Server) -> None:
+async def test_two_meshes_that_differ_by_prefix_differ_in_everything(
+    new_mesh: NewMesh, prefix: str, server: Server
+) -> None:
     mesh, stranger = new_mesh(), new_mesh(prefix=f"{prefix}:")
     async with mesh.connect(), stranger.connect():
         await mesh.queue("Q1").enqueue(b"a")

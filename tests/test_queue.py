@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -212,7 +212,7 @@ async def test_running_tells_worker_and_time(mesh: worqr.Mesh, other: worqr.Mesh
     held = Held()
     async with mesh.connect(), serving(mesh, "Q1", held) as one, serving(other, "Q1", held, room=1) as two:
         q = mesh.queue("Q1")
-        before = datetime.now(timezone.utc) - timedelta(seconds=1)
+        before = datetime.now(UTC) - timedelta(seconds=1)
         async with at_most(5):
             while {context._registration.worker for context in held.contexts} != {one.id, two.id}:
                 await q.enqueue(b"a")
@@ -220,7 +220,7 @@ async def test_running_tells_worker_and_time(mesh: worqr.Mesh, other: worqr.Mesh
         running = await q.running()
         assert {status.state for status in running} == {"active"}
         assert {status.worker for status in running} == {one.id, two.id}
-        assert all(status.since and before <= status.since <= datetime.now(timezone.utc) for status in running)
+        assert all(status.since and before <= status.since <= datetime.now(UTC) for status in running)
         held.gate.set()
         await eventually(q.running, [])
 
@@ -727,7 +727,19 @@ async def test_queues_of_one_name_are_one_queue(mesh: worqr.Mesh, new_mesh: NewM
 
 
 async def test_odd_names_are_good_names(mesh: worqr.Mesh) -> None:
-    names = ["a:b", "error", "*", "[x]", "with blanks", "\u00fc\u20ac\U0001f600", "x" * 200, "_cancel", "0", "Q1:claims", "'\"\\"]
+    names = [
+        "a:b",
+        "error",
+        "*",
+        "[x]",
+        "with blanks",
+        "\u00fc\u20ac\U0001f600",
+        "x" * 200,
+        "_cancel",
+        "0",
+        "Q1:claims",
+        "'\"\\",
+    ]
     async with mesh.connect():
         for name in names:
             runs = Runs()

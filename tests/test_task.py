@@ -22,7 +22,8 @@ def test_durations_are_seconds_or_timedeltas(value: Any, wanted: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [-1, -0.001, float("nan"), float("inf"), float("-inf"), True, "3", None, b"3", Fraction(1, 2), timedelta(-1)]
+    "value",
+    [-1, -0.001, float("nan"), float("inf"), float("-inf"), True, "3", None, b"3", Fraction(1, 2), timedelta(-1)],
 )
 def test_what_is_no_duration_is_refused_by_name(value: Any) -> None:
     with pytest.raises(worqr.UsageError, match="^wait must be"):
@@ -113,10 +114,14 @@ def test_an_endless_traceback_is_cut() -> None:
 
 
 def test_a_message_that_was_told_is_clean_and_short() -> None:
-    assert RemoteError.told("Failure", "\udcff" + "x" * 5000) == RemoteError("Failure", ("\\udcff" + "x" * 5000)[:4096], "")
+    assert RemoteError.told("Failure", "\udcff" + "x" * 5000) == RemoteError(
+        "Failure", ("\\udcff" + "x" * 5000)[:4096], ""
+    )
 
 
-@pytest.mark.parametrize("value", [worqr.CancelCount(1, 2, 3), worqr.Event("Q1", "finished", 2), RemoteError("a", "b", "c")])
+@pytest.mark.parametrize(
+    "value", [worqr.CancelCount(1, 2, 3), worqr.Event("Q1", "finished", 2), RemoteError("a", "b", "c")]
+)
 def test_values_are_plain_and_cannot_be_changed(value: Any) -> None:
     assert pickle.loads(pickle.dumps(value)) == value
     with pytest.raises(AttributeError):

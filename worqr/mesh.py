@@ -148,7 +148,9 @@ class Mesh:
         token = trio.lowlevel.current_trio_token() if trio.lowlevel.in_trio_run() else None
         connection = self._connections.get(token)
         if connection is None:
-            raise UsageError("this mesh is not connected here: use it inside `async with mesh.connect():` (or mesh.join())")
+            raise UsageError(
+                "this mesh is not connected here: use it inside `async with mesh.connect():` (or mesh.join())"
+            )
         return connection
 
     def check_connected(self) -> None:
@@ -198,9 +200,8 @@ class Mesh:
             keepalive=self.keepalive,
             stall_limit=self.stall_limit,
         )
-        async with self.connect():
-            async with Peer(settings, self.link).joined() as peer:
-                yield peer
+        async with self.connect(), Peer(settings, self.link).joined() as peer:
+            yield peer
 
     # Looking
 
@@ -216,7 +217,11 @@ class Mesh:
         """All queues that hold something or are served, by name."""
         names = await self.call(ops.list_queues(RegistryKeys(self.prefix)))
         infos = [await self.queue(name).info() for name in sorted(names)]
-        return [i for i in infos if i.waiting or i.running or i.due or i.failed or i.broken or i.workers or i.paused is not None]
+        return [
+            i
+            for i in infos
+            if i.waiting or i.running or i.due or i.failed or i.broken or i.workers or i.paused is not None
+        ]
 
     async def workers(self) -> list[WorkerInfo]:
         """All registered workers, by id; one that died is listed until it is swept (within 5 s)."""

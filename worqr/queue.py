@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import trio
@@ -32,7 +32,7 @@ MAX_LISTED = 10_000
 
 
 class Queue:
-    """One queue of a mesh, by name. Made by ``mesh.queue(name)``; needs ``mesh.connect()`` or ``mesh.join()`` around its calls."""
+    """One queue of a mesh, by name. Made by ``mesh.queue(name)``; its calls need ``mesh.connect()`` or ``join()`` around."""
 
     __slots__ = ("_keys", "_mesh")
 
@@ -92,7 +92,9 @@ class Queue:
                 stored += await link.call(ops.enqueue(self._keys, chunk, front=front))
             except WorqrError as error:
                 place = "last" if front else "first"
-                error.add_note(f"of {len(checked):,} tasks in several requests the {place} {stored:,} were stored before")
+                error.add_note(
+                    f"of {len(checked):,} tasks in several requests the {place} {stored:,} were stored before"
+                )
                 raise
         return stored
 
@@ -116,7 +118,7 @@ class Queue:
         """The first 1,000 tasks that run now: by which worker, and since when by the server's clock."""
         claims = await self._mesh.call(ops.list_claims(self._keys))
         return [
-            Status("active", worker=worker, since=datetime.fromtimestamp(claim / 1e6, timezone.utc), failures=failures)
+            Status("active", worker=worker, since=datetime.fromtimestamp(claim / 1e6, UTC), failures=failures)
             for claim, worker, failures in claims
         ]
 
@@ -205,7 +207,9 @@ class Queue:
             with trio.move_on_after(patience) as waiting:
                 await subscription.wait_confirmed()
             if waiting.cancelled_caught:
-                raise Unavailable(f"queue {self.name!r}: the server confirmed no subscription within {patience:g} s", sent=False)
+                raise Unavailable(
+                    f"queue {self.name!r}: the server confirmed no subscription within {patience:g} s", sent=False
+                )
             yield
         finally:
             subscription.close()
@@ -232,7 +236,8 @@ class Queue:
 
     async def delete(self) -> None:
         """Delete all that waits, at once. What runs may finish; what is given back afterwards is dropped. A new enqueue makes
-        the queue anew."""
+        the queue anew.
+        """
         while not await self._mesh.call(ops.delete_queue(self._keys)):
             await self._purge()
         await self._purge()

@@ -33,7 +33,7 @@ def seconds(value: Seconds, what: str, *, positive: bool = False) -> float:
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UsageError(f"{what} must be seconds (a number or a timedelta), not {value!r}")
-    if not (0 < value if positive else 0 <= value) or value > LONGEST:
+    if not (value > 0 if positive else value >= 0) or value > LONGEST:
         least = "above 0" if positive else "at least 0"
         raise UsageError(f"{what} must be {least} and at most a century, not {repr(value)[:40]}")
     return float(value)

@@ -32,7 +32,9 @@ class Rescuer:
                 self._news = trio.Event()
                 await self._news.wait()
             return
-        raise AssertionError(f"not run within {within:g} s: {[t for t in tasks if not self.runs[t]]}; ran: {dict(self.runs)}")
+        raise AssertionError(
+            f"not run within {within:g} s: {[t for t in tasks if not self.runs[t]]}; ran: {dict(self.runs)}"
+        )
 
 
 @asynccontextmanager

@@ -45,7 +45,13 @@ class Crash:
 
 
 BY_HAND = {"BY_HAND": "1"}
-JOINING = [Crash("start_worker"), Crash("map_work"), Crash("start_work"), Crash("reconcile"), Crash("keep_worker_alive")]
+JOINING = [
+    Crash("start_worker"),
+    Crash("map_work"),
+    Crash("start_work"),
+    Crash("reconcile"),
+    Crash("keep_worker_alive"),
+]
 CLAIMING = [Crash("start_tasks"), Crash("start_tasks", env={"CONCURRENCY": "1"}, nth=2)]
 SETTLING = [
     Crash("finish_tasks", (b"ok-1", b"ok-2")),
@@ -62,7 +68,16 @@ LEAVING = [
 ]
 SWEEPING = [
     Crash(name, (b"hold-1", b"ok-2"), dead_worker=True)
-    for name in ("look_at_workers", "condemn_worker", "forget_worker", "fail_worker", "unmap_work", "list_queues", "inspect", "post_waiting")
+    for name in (
+        "look_at_workers",
+        "condemn_worker",
+        "forget_worker",
+        "fail_worker",
+        "unmap_work",
+        "list_queues",
+        "inspect",
+        "post_waiting",
+    )
 ]
 GROUPS = {"joining": JOINING, "claiming": CLAIMING, "settling": SETTLING, "leaving": LEAVING, "sweeping": SWEEPING}
 
@@ -78,7 +93,9 @@ async def test_a_peer_killed_at_this_step_loses_nothing(
             nursery.start_soon(_one, crash, when, server, proxy_to(server), spawn, prefix)
 
 
-async def _one(crash: Crash, when: str, server: Server, proxy: FaultProxy, spawn: Callable[..., Child], prefix: str) -> None:
+async def _one(
+    crash: Crash, when: str, server: Server, proxy: FaultProxy, spawn: Callable[..., Child], prefix: str
+) -> None:
     client = server.client()
     try:
         mesh = worqr.Mesh(server.url, prefix=prefix)

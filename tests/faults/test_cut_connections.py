@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -106,7 +105,9 @@ async def test_a_connection_cut_at_this_script_changes_nothing(
     assert ran == {b"T1": 1, b"T2": 1, b"T3": 1, b"held": 1, b"fails once": 2}
 
 
-async def test_a_silent_data_connection_is_noticed_and_nothing_is_lost(server: Server, prefix: str, proxy: FaultProxy) -> None:
+async def test_a_silent_data_connection_is_noticed_and_nothing_is_lost(
+    server: Server, prefix: str, proxy: FaultProxy
+) -> None:
     mesh = worqr.Mesh(proxy.url, prefix=prefix)
     async with mesh.connect():
         q = mesh.queue("Q1")

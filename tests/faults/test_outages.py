@@ -86,7 +86,9 @@ class Load:
                 await trio.sleep(0.02)
             return
         lost = [task for task in self.acknowledged if not self.runs[task]]
-        raise AssertionError(f"{len(lost)} acknowledged tasks never ran, {lost[:5]}...; {await self.meshes[0].queue('Q1').info()}")
+        raise AssertionError(
+            f"{len(lost)} acknowledged tasks never ran, {lost[:5]}...; {await self.meshes[0].queue('Q1').info()}"
+        )
 
     def assert_each_once(self) -> None:
         twice = {task: n for task, n in self.runs.items() if n > 1}
@@ -119,7 +121,9 @@ async def test_a_restart_longer_than_the_keepalive_revives_everybody(
     load.assert_each_once()
     assert not [reason for reason in load.cancelled if reason == "lost"]
     gone = [r for r in caplog.records if r.levelno >= logging.WARNING and r.name.startswith("worqr.link")]
-    assert len(gone) <= 2 * len(load.meshes), f"one line when it goes, one when it is back, per link: {[r.getMessage() for r in gone]}"
+    assert len(gone) <= 2 * len(load.meshes), (
+        f"one line when it goes, one when it is back, per link: {[r.getMessage() for r in gone]}"
+    )
 
 
 async def test_a_server_killed_with_its_file_loses_nothing(own_server: Server, prefix: str) -> None:
@@ -144,7 +148,9 @@ async def test_a_server_that_comes_back_empty_gets_a_new_mesh(own_server: Server
             while {peer.id for peer in load.peers} & set(load.ids):  # both join again under fresh ids
                 await trio.sleep(0.02)
         await load.wait_ran(50)
-        load.acknowledged = [task for task in load.acknowledged if task not in set(before)]  # what the server lost is lost
+        load.acknowledged = [
+            task for task in load.acknowledged if task not in set(before)
+        ]  # what the server lost is lost
 
 
 async def test_script_flush_under_load(own_server: Server, prefix: str) -> None:

@@ -1,4 +1,4 @@
-"""A frozen process (SIGSTOP) that thaws: a zombie's handler is cancelled, its finish refused, its tasks ran once more elsewhere."""
+"""A frozen process (SIGSTOP) that thaws: its handlers are cancelled, its finish refused, its tasks ran once more elsewhere."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ async def test_a_blocked_loop_is_named_once_and_beats_go_on(
     beats.heart.start()
     await beats.wait(2)
     made = len(beats.made)
-    time.sleep(1.6)  # noqa: ASYNC251 - this is the blockage
+    time.sleep(1.6)
     assert len(beats.made) - made > 20
     await until(lambda: lines(caplog, "loop.turns"))
     [line] = lines(caplog, "loop.blocked")
@@ -183,9 +183,9 @@ async def test_a_loop_that_is_stuck_gets_no_beats_until_it_turns(
     beats = Beats(await link_to(server.url), prefix, stall_limit=0.3)
     beats.heart.start()
     await beats.wait(2)
-    time.sleep(0.6)  # noqa: ASYNC251 - stuck
+    time.sleep(0.6)
     made = len(beats.made)
-    time.sleep(0.4)  # noqa: ASYNC251 - still
+    time.sleep(0.4)
     assert len(beats.made) == made
     await until(lambda: len(beats.made) > made + 3)
     assert len(lines(caplog, "loop.stalled")) == 1
@@ -211,11 +211,11 @@ async def test_a_log_that_blocks_stops_no_beat(link_to: LinkTo, server: Server, 
     handler = BlockedHandler()
     logging.getLogger("worqr").addHandler(handler)
     try:
-        time.sleep(1.6)  # noqa: ASYNC251 - a blockage, which is logged
+        time.sleep(1.6)
         assert handler.entered.is_set()
         made = len(beats.made)
         assert made > 20
-        time.sleep(0.5)  # noqa: ASYNC251
+        time.sleep(0.5)
         assert len(beats.made) > made + 5
     finally:
         logging.getLogger("worqr").removeHandler(handler)
@@ -283,7 +283,7 @@ async def test_a_reply_that_waits_when_the_heart_is_stopped_is_not_reported(
     beats.heart.start()
     await beats.wait(2)
     replies = len(beats.replies)
-    time.sleep(0.1)  # noqa: ASYNC251 - replies wait in the mailbox
+    time.sleep(0.1)
     assert beats.heart.acked_at > 0
     assert len(beats.made) > replies + 2
     beats.heart.stop()

@@ -275,7 +275,7 @@ async def test_a_server_that_is_busy_with_a_script_is_waited_for(
             try:
                 other.eval("while true do end", 0)
             except Exception as error:
-                assert "killed" in str(error)  # noqa: PT017
+                assert "killed" in str(error)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.to_thread.run_sync, spin)

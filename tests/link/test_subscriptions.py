@@ -125,7 +125,7 @@ async def test_what_is_on_its_way_when_it_is_closed_is_not_delivered(
     made, other = await ear(link, f"{prefix}a"), await ear(link, f"{prefix}a")
     with server.client() as client:
         client.publish(f"{prefix}a", "1")
-    time.sleep(0.05)  # noqa: ASYNC251 - the loop must not turn, so that the message waits in its mailbox
+    time.sleep(0.05)
     made.subscription.close()
     await other.wait(1)
     assert not made.heard

@@ -1,4 +1,4 @@
-"""A caller that is cancelled: before, while, and just when its answer comes. It ends at once, nothing is lost or doubled, Trio's order stands."""
+"""A caller that is cancelled: before, while, and just when its answer comes. It ends at once, nothing is lost or doubled."""
 
 from __future__ import annotations
 
@@ -347,7 +347,9 @@ async def test_working_by_hand_that_is_cancelled_anywhere_loses_no_task(mesh: wo
         await q.delete()
 
 
-async def test_a_body_of_join_that_is_cancelled_again_while_it_leaves_still_leaves(mesh: worqr.Mesh, other: worqr.Mesh) -> None:
+async def test_a_body_of_join_that_is_cancelled_again_while_it_leaves_still_leaves(
+    mesh: worqr.Mesh, other: worqr.Mesh
+) -> None:
     held, slow = Held(), trio.Event()
 
     async def handler(task: bytes) -> None:
@@ -359,15 +361,14 @@ async def test_a_body_of_join_that_is_cancelled_again_while_it_leaves_still_leav
 
     async with other.connect(), trio.open_nursery() as nursery:
         q = other.queue("Q1")
-        with intact(), trio.CancelScope() as outer:
-            with trio.CancelScope() as inner:
-                async with mesh.join(grace=20) as peer:
-                    nursery.start_soon(peer.serve, "Q1", handler)
-                    await q.enqueue(b"a")
-                    await held.wait(1)
-                    nursery.start_soon(let_go_later, outer, slow)
-                    inner.cancel()
-                    await trio.sleep_forever()
+        with intact(), trio.CancelScope() as outer, trio.CancelScope() as inner:
+            async with mesh.join(grace=20) as peer:
+                nursery.start_soon(peer.serve, "Q1", handler)
+                await q.enqueue(b"a")
+                await held.wait(1)
+                nursery.start_soon(let_go_later, outer, slow)
+                inner.cancel()
+                await trio.sleep_forever()
         assert await q.tasks() == [b"a"]
         assert await other.workers() == []
 
@@ -387,13 +388,12 @@ async def test_a_claims_block_nests_as_a_scope_does(mesh: worqr.Mesh) -> None:
         with intact():
             a, b = await w.claim(), await w.claim()
             with trio.CancelScope() as outer:
-                async with a:
-                    async with trio.open_nursery() as nursery:
-                        nursery.start_soon(trio.sleep_forever)
-                        async with b:
-                            with trio.move_on_after(0.01):
-                                await trio.sleep_forever()
-                        nursery.cancel_scope.cancel()
+                async with a, trio.open_nursery() as nursery:
+                    nursery.start_soon(trio.sleep_forever)
+                    async with b:
+                        with trio.move_on_after(0.01):
+                            await trio.sleep_forever()
+                    nursery.cancel_scope.cancel()
             assert not outer.cancelled_caught
         assert (await mesh.queue("Q2").info()).counts["finished"] == 2
 

@@ -239,7 +239,10 @@ async def test_a_retried_claim_goes_to_the_back_and_counts_one_failure(mesh: wor
         await (await anext(claims)).retry()
         await (await anext(claims)).retry(counted=False)
         first, second = await claims.take(2)
-        assert [(claim.task, claim.failures, claim.attempt) for claim in (first, second)] == [(b"0", 1, 2), (b"1", 0, 1)]
+        assert [(claim.task, claim.failures, claim.attempt) for claim in (first, second)] == [
+            (b"0", 1, 2),
+            (b"1", 0, 1),
+        ]
         assert await claims.finish([first, second]) == []
 
 

@@ -101,7 +101,9 @@ async def test_an_enqueue_wakes_only_whom_it_takes(mesh: worqr.Mesh, server: Ser
         await held.wait_for(lambda: len(held.done) == 4)
 
 
-async def test_requests_per_task_do_not_grow_with_the_number_of_peers(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+async def test_requests_per_task_do_not_grow_with_the_number_of_peers(
+    mesh: worqr.Mesh, server: Server, prefix: str
+) -> None:
     runs = Runs()
     async with mesh.connect(), AsyncExitStack() as stack:
         for _ in range(30):
@@ -115,7 +117,15 @@ async def test_requests_per_task_do_not_grow_with_the_number_of_peers(mesh: worq
             await runs.wait(120)
             await eventually(mesh.queue("Q1").running, [])
             calls = spy.calls()
-    for chore in ("keep_worker_alive", "look_at_workers", "list_claims", "inspect", "list_queues", "post_waiting", "PING"):
+    for chore in (
+        "keep_worker_alive",
+        "look_at_workers",
+        "list_claims",
+        "inspect",
+        "list_queues",
+        "post_waiting",
+        "PING",
+    ):
         calls.pop(chore, None)
     assert calls.total() / 120 < 5, calls
 
@@ -185,7 +195,9 @@ async def test_a_slow_unwinding_handler_does_not_keep_the_others_tasks(mesh: wor
                 assert await runs.wait(5) == [*numbers(4, 1), b"0"]
 
 
-async def test_nothing_but_the_registry_is_left_after_a_thousand_tasks(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+async def test_nothing_but_the_registry_is_left_after_a_thousand_tasks(
+    mesh: worqr.Mesh, server: Server, prefix: str
+) -> None:
     runs = Runs()
 
     def lasting() -> set[bytes]:
@@ -238,7 +250,9 @@ async def test_a_peer_that_joins_finds_what_waits_already(mesh: worqr.Mesh) -> N
             await runs.wait(3, within=0.5)
 
 
-async def test_a_wake_up_without_room_is_handed_on(mesh: worqr.Mesh, other: worqr.Mesh, server: Server, prefix: str) -> None:
+async def test_a_wake_up_without_room_is_handed_on(
+    mesh: worqr.Mesh, other: worqr.Mesh, server: Server, prefix: str
+) -> None:
     busy, held = Held(), Held()
     async with mesh.connect(), mesh.join(concurrency=1) as full, trio.open_nursery() as nursery:
         await nursery.start(partial(full.serve, "Q1", held))

@@ -290,7 +290,9 @@ async def test_after_ten_failures_a_task_is_set_aside_with_its_last_error(
         assert int(record[b"at"]) > 1_600_000_000_000
         assert b"in handler" in record[b"error_traceback"]
         assert b"no address, attempt 10" in record[b"error_traceback"]
-        assert {name: record[name.encode()] for name in ("task", "reason", "error_type", "error_message", "worker")} == {
+        assert {
+            name: record[name.encode()] for name in ("task", "reason", "error_type", "error_message", "worker")
+        } == {
             "task": b"\x00bad\xff",
             "reason": b"failed",
             "error_type": b"LookupError",
@@ -323,7 +325,9 @@ async def test_trios_cancelled_without_our_cancel_is_a_failure(mesh: worqr.Mesh)
         assert peer.health().ready
 
 
-async def test_a_thousand_handlers_that_raise_leave_the_peer_healthy(mesh: worqr.Mesh, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_thousand_handlers_that_raise_leave_the_peer_healthy(
+    mesh: worqr.Mesh, caplog: pytest.LogCaptureFixture
+) -> None:
     runs = Runs()
     caplog.set_level(logging.CRITICAL, "worqr.peer.settling")
 

@@ -115,7 +115,9 @@ async def test_a_group_that_the_body_raises_comes_out_as_it_is(mesh: worqr.Mesh)
     assert caught.value is group
 
 
-async def test_an_outer_cancellation_gives_the_tasks_back(mesh: worqr.Mesh, other: worqr.Mesh, server: Server, prefix: str) -> None:
+async def test_an_outer_cancellation_gives_the_tasks_back(
+    mesh: worqr.Mesh, other: worqr.Mesh, server: Server, prefix: str
+) -> None:
     held = Held()
     async with other.connect():
         with trio.CancelScope() as scope:
@@ -225,7 +227,7 @@ async def test_a_peer_that_has_left_cannot_be_used(mesh: worqr.Mesh) -> None:
 
 
 async def test_a_drain_meets_a_serve_that_is_just_entering(
-    own_server: Server, prefix: str, proxy_to: Callable[[Server], "object"]
+    own_server: Server, prefix: str, proxy_to: Callable[[Server], object]
 ) -> None:
     from tests.proxy import FaultProxy
 
@@ -253,7 +255,9 @@ async def served(mesh: worqr.Mesh) -> list[frozenset[str]]:
     return [worker.queues for worker in await mesh.workers()]
 
 
-async def test_a_serve_that_is_cancelled_while_entering_leaves_nothing(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+async def test_a_serve_that_is_cancelled_while_entering_leaves_nothing(
+    mesh: worqr.Mesh, server: Server, prefix: str
+) -> None:
     async with mesh.join() as peer:
         for n in range(30):
             with trio.move_on_after(n / 10_000):

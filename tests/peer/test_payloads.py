@@ -89,7 +89,9 @@ async def test_a_task_is_found_by_its_payload(mesh: worqr.Mesh, task: bytes) -> 
         assert (await q.cancel_all()).waiting == 2
 
 
-async def test_a_task_of_16_mib_is_run_and_one_byte_more_is_refused(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+async def test_a_task_of_16_mib_is_run_and_one_byte_more_is_refused(
+    mesh: worqr.Mesh, server: Server, prefix: str
+) -> None:
     runs = Runs()
     biggest = b"\x00\xff" * (8 * MIB)
     async with mesh.connect(), serving(mesh, "Q1", runs):

@@ -76,7 +76,9 @@ async def test_a_lost_handler_that_takes_its_time_settles_nothing_and_keeps_its_
         assert (await q.info()).counts == {"enqueued": 1, "claimed": 2, "stalled": 1, "finished": 1}
 
 
-async def test_a_peer_that_stands_no_longer_in_the_fence_comes_back(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+async def test_a_peer_that_stands_no_longer_in_the_fence_comes_back(
+    mesh: worqr.Mesh, server: Server, prefix: str
+) -> None:
     runs = Runs()
     async with mesh.connect(), serving(mesh, "Q1", runs) as peer:
         first = peer.id

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.lowlevel
 
 import worqr
 from tests.peer.tools import Held, Runs, at_most, eventually, serving, until
@@ -108,7 +109,9 @@ async def test_a_handler_that_swallows_cancelled_for_a_while_is_waited_for(mesh:
 
 
 @pytest.mark.parametrize("raised", [ValueError, KeyError, SystemExit])
-async def test_whatever_a_cancelled_handler_raises_it_is_cancelled(mesh: worqr.Mesh, raised: type[BaseException]) -> None:
+async def test_whatever_a_cancelled_handler_raises_it_is_cancelled(
+    mesh: worqr.Mesh, raised: type[BaseException]
+) -> None:
     runs = Runs()
 
     async def handler(task: bytes) -> None:
@@ -320,7 +323,7 @@ async def in_child() -> None:
 
 
 async def sleep_and_press() -> None:
-    await trio.sleep(0)
+    await trio.lowlevel.checkpoint()
     raise KeyboardInterrupt
 
 
@@ -371,7 +374,9 @@ async def test_ctrl_c_in_the_block_of_join_gives_the_tasks_back(mesh: worqr.Mesh
         assert await mesh.queue("Q1").tasks() == [b"a"]
 
 
-async def test_nothing_is_logged_above_info_when_all_goes_well(mesh: worqr.Mesh, caplog: pytest.LogCaptureFixture) -> None:
+async def test_nothing_is_logged_above_info_when_all_goes_well(
+    mesh: worqr.Mesh, caplog: pytest.LogCaptureFixture
+) -> None:
     runs = Runs()
     async with mesh.connect(), serving(mesh, "Q1", runs):
         await mesh.queue("Q1").enqueue(b"a secret payload")

@@ -77,7 +77,13 @@ class Held(Runs):
 
 @asynccontextmanager
 async def serving(
-    mesh: worqr.Mesh, queue: str, handler: Callable[[bytes], object], *, room: int = 100, grace: float = 5, **options: Any
+    mesh: worqr.Mesh,
+    queue: str,
+    handler: Callable[[bytes], object],
+    *,
+    room: int = 100,
+    grace: float = 5,
+    **options: Any,
 ) -> AsyncGenerator[worqr.Peer]:
     """A peer with `room` that serves `queue`; it leaves in a hurry."""
     async with mesh.join(concurrency=room, grace=grace) as peer, trio.open_nursery() as nursery:
@@ -131,14 +137,16 @@ class Spy:
         """Requests by name: of a script its own, of anything else the command."""
         found: Counter[str] = Counter()
         for line in self.seen():
-            if line["client_type"] != "lua" and not (words := line["command"].split(" "))[0] == "ECHO":
+            if line["client_type"] != "lua" and (words := line["command"].split(" "))[0] != "ECHO":
                 found[SCRIPTS.get(words[1], words[0]) if words[0] == "EVALSHA" else words[0]] += 1
         return found
 
     def published(self, lines: list[dict[str, Any]], channel: str) -> int:
         """How many messages scripts sent to channels that contain `channel`."""
         return sum(
-            line["client_type"] == "lua" and line["command"].upper().startswith("PUBLISH") and channel in line["command"]
+            line["client_type"] == "lua"
+            and line["command"].upper().startswith("PUBLISH")
+            and channel in line["command"]
             for line in lines
         )
 

@@ -137,10 +137,8 @@ class Heart(Generic[R]):
                 now = time.monotonic()
                 self._loop.look(now)
                 if now >= next_beat:
-                    if self._loop.stalled:
-                        next_beat = now + pause
-                    else:
-                        next_beat = self._when_next(next_beat, beaten=self.beat_once())
+                    stalled = self._loop.stalled
+                    next_beat = now + pause if stalled else self._when_next(next_beat, beaten=self.beat_once())
                 self._tell()
             except Exception as exc:  # whatever it is, the next beat must go out
                 self._failed(f"{type(exc).__name__}: {exc}")

@@ -23,7 +23,7 @@ from worqr.call import Call
 from worqr.errors import Unavailable, UsageError
 from worqr.link.heart import Heart
 from worqr.link.mailbox import Mailbox, Waiter
-from worqr.link.pipe import Pipe
+from worqr.link.pipe import Pipe, Posted
 from worqr.link.request import Owner, Request
 from worqr.link.scribe import Scribe
 from worqr.link.settings import LinkSettings
@@ -53,7 +53,7 @@ class Link:
         self._scribe = Scribe()
         self._pipe = Pipe(settings, mailbox, self._scribe, self.producer)
         self._hearts: list[Heart[object]] = []
-        self._together: list[Request] | None = None
+        self._together: Posted | None = None
         self._started = self._closed = False
         self.subscriptions = Subscriptions(settings, mailbox, self._scribe)
         _links.add(self)
@@ -156,8 +156,11 @@ class Link:
 
     @contextmanager
     def together(self) -> Generator[None]:
-        """What is posted in this block goes out as one: waking the I/O thread costs more than a request. For blocks without an await."""
-        posted: list[Request] = []
+        """What is posted in this block goes out as one: waking the I/O thread costs more than a request.
+
+        For blocks without an await.
+        """
+        posted = Posted()
         self._together = posted
         try:
             yield

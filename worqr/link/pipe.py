@@ -39,6 +39,10 @@ _END_WAIT = 1.0  # seconds that closing waits for the thread, which needs a few 
 Event = Callable[[], None]
 
 
+class Posted(list[Request]):
+    """Requests that came together."""
+
+
 class Pipe:
     """The thread. `submit`, `tell`, `wait_ready`, `close` and `poison` may be called from outside it.
 
@@ -52,7 +56,7 @@ class Pipe:
         self._address = settings.address.redacted
         self._mailbox = mailbox
         self._scribe = scribe
-        self._inbox: queue.SimpleQueue[Request | list[Request] | Event] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Request | Posted | Event] = queue.SimpleQueue()
         self._backlog = Backlog()
         self._ready_waiters: list[tuple[Waiter, float]] = []
         self._closing = False
@@ -67,8 +71,8 @@ class Pipe:
         self.ended = None
         self._thread.start()
 
-    def submit(self, request: Request | list[Request]) -> None:
-        """Have it (or all of them, with one wake-up) sent. The outcome comes through the mailbox, also when it is the end's error."""
+    def submit(self, request: Request | Posted) -> None:
+        """Have it sent, or all of them with one wake-up. The outcome, also the end's error, comes through the mailbox."""
         self._inbox.put(request)
         if self.ended is not None:
             self._sweep_inbox()
@@ -139,10 +143,10 @@ class Pipe:
         for _ in range(inbox.qsize()):
             self._take_in(inbox.get_nowait())
 
-    def _take_in(self, item: Request | list[Request] | Event) -> None:
+    def _take_in(self, item: Request | Posted | Event) -> None:
         if isinstance(item, Request):
             self._backlog.add(item)
-        elif isinstance(item, list):
+        elif isinstance(item, Posted):
             for request in item:
                 self._backlog.add(request)
         else:
@@ -257,7 +261,7 @@ class Pipe:
                 return
             if isinstance(item, Request):
                 self._fail((item,), error)
-            elif isinstance(item, list):
+            elif isinstance(item, Posted):
                 self._fail(item, error)
             else:
                 item()

@@ -5,6 +5,9 @@ us ask (`reconcile`), and so does every (re)subscription, and the clock once a s
 three channels of each queue that a peer listens to.
 """
 
+# The private fields of Context are hidden from users, not from its neighbours.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import logging
@@ -64,7 +67,9 @@ class Cancelling:
                     raise
                 return  # the queue was left meanwhile, or entered anew
         if waiting.cancelled_caught:
-            raise Unavailable(f"queue {station.name!r}: the server did not confirm the subscription within {patience:g} s", sent=None)
+            raise Unavailable(
+                f"queue {station.name!r}: the server did not confirm the subscription within {patience:g} s", sent=None
+            )
 
     def unsubscribe(self, station: Station) -> None:
         """Listen no more."""

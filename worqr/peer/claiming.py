@@ -9,11 +9,15 @@ A reply is believed only while our last acknowledged beat is younger than the ke
 up with claims in its hands that may be somebody else's by now.
 """
 
+# The private fields of Context are hidden from users, not from its neighbours.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextvars import Context as Variables, copy_context
+from contextvars import Context as Variables
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -109,7 +113,8 @@ class Station:
 
     def wake(self) -> None:
         """A message says that there is work. It is owed until a start request has been sent: there may be no room for it any
-        more, because another queue took it, or we are on the way out. Then it goes on to the next hungry worker."""
+        more, because another queue took it, or we are on the way out. Then it goes on to the next hungry worker.
+        """
         self._owes = True
         self.look()
         self.pass_on()

@@ -4,6 +4,9 @@
 settled once; what is unsettled when the block ends goes back to the front, uncounted.
 """
 
+# The private fields of Context are hidden from users, not from its neighbours.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import logging
@@ -20,6 +23,7 @@ from worqr.errors import ClaimLost, ClaimSettled, Unavailable, UsageError
 from worqr.ops import MAX_ITEMS
 from worqr.peer.claiming import Policy, Station
 from worqr.peer.context import Context
+from worqr.peer.options import check_count
 from worqr.peer.settling import retry_call
 from worqr.task import CancelReason, RemoteError, Seconds, seconds
 
@@ -68,7 +72,8 @@ class Claim(Context):
 
     async def retry(self, *, counted: bool = True) -> None:
         """Put the task to the back of its queue, to be taken again; with `counted` it costs one of its failures, the last of
-        which sets it aside as failed. Raises as `finish` does."""
+        which sets it aside as failed. Raises as `finish` does.
+        """
         self._check(await self._settle(retry_call(self, NOT_RAISED, counted=counted)), "retried")
 
     async def fail(self, why: str) -> None:
@@ -112,7 +117,7 @@ class Claim(Context):
                 return False
         except ClaimLost:
             logger.warning("claim.lost: %r came too late, it runs elsewhere", self)
-        return True if error is not None else False
+        return error is not None
 
     async def _end(self, error: Exception | None) -> None:
         """Settle as a handler's run would be."""
@@ -137,7 +142,9 @@ class Claim(Context):
     def settled_error(self) -> ClaimLost | ClaimSettled:
         """What is wrong with settling it once more."""
         if self.cancel_reason == "lost":
-            return ClaimLost(f"{self!r} is no longer ours: it was lost or went back to its queue, and runs or ran elsewhere")
+            return ClaimLost(
+                f"{self!r} is no longer ours: it was lost or went back to its queue, and runs or ran elsewhere"
+            )
         return ClaimSettled(f"{self!r} is settled already: a claim is settled exactly once")
 
     def _check(self, word: str, verb: str) -> None:
@@ -327,8 +334,7 @@ class Claims(AsyncIterator[Claim]):
         A cancelled call takes nothing: claims that were on their way stay for the next call.
         """
         self._check_open()
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise UsageError(f"take(n) needs a whole number of at least 1, not {n!r}")
+        check_count(n, "n of take")
         wait = seconds(within, "within")
         taken = await self._station.collect(n)
         if taken and wait > 0:

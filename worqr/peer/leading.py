@@ -133,7 +133,9 @@ class Leader:
         now = time.monotonic()
         for worker, seen in self._looks.judge(look, now, self._link.connected_at):
             if await self._link.call(ops.condemn_worker(self._keys, worker, seen), patience=LEASE) == "ok":
-                logger.warning("condemn_worker: %s is dead (%s)", worker, "no beat" if seen is None else "its beat stands still")
+                logger.warning(
+                    "condemn_worker: %s is dead (%s)", worker, "no beat" if seen is None else "its beat stands still"
+                )
                 look.dying.append(worker)
         for worker in dict.fromkeys(look.dying):
             await self._sweep(worker)
@@ -207,4 +209,3 @@ class Leader:
             if worker not in look.beats and worker not in look.dying:
                 logger.warning("adopt_worker: %s stands in the fence of queue %r and in no registry", worker, queue)
                 await self._link.call(ops.adopt_worker(self._keys, worker, queue), patience=LEASE)
-

@@ -49,7 +49,7 @@ class Registration(Owner):
         super().__init__()
         self.worker = f"{label}:{secrets.token_hex(16)}"
         self.since = boottime()
-        self.heart: Heart | None = None
+        self.heart: Heart[Beat] | None = None
         self.number = 0
 
     def next_number(self) -> int:
@@ -102,7 +102,7 @@ class Membership:
         logger.info("start_worker: %s", registration.worker)
         return registration
 
-    def _new_heart(self, registration: Registration) -> Heart:
+    def _new_heart(self, registration: Registration) -> Heart[Beat]:
         peer = self._peer
 
         def make(n: int, turning: bool) -> ops.Call[Beat]:
@@ -152,7 +152,9 @@ class Membership:
             self.lost(registration, "it was declared dead and its tasks were given back")
             return
         if beat.revived:
-            logger.warning("keep_worker_alive: the key of %s had lapsed, nobody swept it: it lives on", registration.worker)
+            logger.warning(
+                "keep_worker_alive: the key of %s had lapsed, nobody swept it: it lives on", registration.worker
+            )
         held, self._held = self._held, []
         for _, go_on in held:
             go_on()

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from worqr.errors import UsageError
 
 PLANNED = {
-    "serve": frozenset({"timeout", "retry", "keep_failed", "size", "priority", "on_failure", "runs_in", "result_ttl", "max_length"}),
+    "serve": frozenset(
+        {"timeout", "retry", "keep_failed", "size", "priority", "on_failure", "runs_in", "result_ttl", "max_length"}
+    ),
     "join": frozenset({"threads", "processes", "only"}),
 }
 TAKEN = {"serve": ("concurrency",), "join": ("concurrency", "grace")}

@@ -5,6 +5,9 @@ those the claiming. The engine (slots, chores, reconciling) runs behind a shield
 cancellation meets the application's own tasks only; leaving then happens in order, with a deadline.
 """
 
+# The private fields of Context are hidden from users, not from its neighbours.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import logging
@@ -14,7 +17,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import trio
 
@@ -161,9 +164,7 @@ class Peer:
             check_count(concurrency, "concurrency of serve")
         keys = self._check_free(queue)
         run = as_coroutine(handler, self._threads)
-        station = HandlerStation(
-            keys, self.membership, self.capacity, Policy(), run, concurrency, self._slots.run
-        )
+        station = HandlerStation(keys, self.membership, self.capacity, Policy(), run, concurrency, self._slots.run)
         async with self._stationed(station):
             task_status.started()
             await station.left.wait()
@@ -187,7 +188,9 @@ class Peer:
         if self.leaving:
             raise UsageError(f"queue {queue!r}: this peer has left the mesh; join again for another one")
         if queue in self._stations:
-            raise UsageError(f"queue {queue!r} is served by this peer already; use one handler with a higher concurrency")
+            raise UsageError(
+                f"queue {queue!r} is served by this peer already; use one handler with a higher concurrency"
+            )
         return self.queue_keys(queue)
 
     @asynccontextmanager
@@ -267,7 +270,9 @@ class Peer:
                     nursery.start_soon(self._settler.flush_forever)
                     nursery.start_soon(self.leader.lead_forever)
                     nursery.start_soon(self.cancelling.reconcile_forever)
-                    await trio.lowlevel.checkpoint_if_cancelled()  # a start that is cancelled waits for the end of its task
+                    await (
+                        trio.lowlevel.checkpoint_if_cancelled()
+                    )  # a start that is cancelled waits for the end of its task
                     self._shield.shield = True
                     task_status.started()
             finally:
@@ -294,7 +299,9 @@ class Peer:
             self._settler.flush()
             await self.membership.leave(station, LEAVE_PATIENCE)
         except WorqrError as error:
-            logger.warning("stop_work: queue %r: left without saying so, the others will notice: %s", station.name, error)
+            logger.warning(
+                "stop_work: queue %r: left without saying so, the others will notice: %s", station.name, error
+            )
         finally:
             self._settler.left(station)
             for context in tuple(station.running.values()):
@@ -311,10 +318,9 @@ class Peer:
         """
         station.unwinding = True
         station.cancel_running("leaving")
-        by_hand = isinstance(station, HandStation)
         with trio.move_on_after(UNWIND):
-            await (station.wait_blocks() if by_hand else station.wait_idle())
-        if not by_hand and station.running:
+            await (station.wait_blocks() if isinstance(station, HandStation) else station.wait_idle())
+        if not isinstance(station, HandStation) and station.running:
             station.unwinding = False
             self._settler.flush()
             await station.wait_idle()
@@ -394,5 +400,5 @@ class Peer:
 def _first(error: BaseException) -> BaseException:
     """The first error in a group of ours, which nobody outside needs to know of."""
     while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     return error

@@ -6,6 +6,9 @@ whose task was left with an open nursery or a broken stack of scopes is thrown a
 takes what that raises. `Slots` knows nothing of queues: whoever made it is told how each run ended.
 """
 
+# The private fields of Context are hidden from users, not from its neighbours.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import inspect
@@ -14,7 +17,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import trio
 
@@ -49,7 +52,9 @@ def as_coroutine(handler: Callable[[bytes], object], limiter: trio.CapacityLimit
         if inspect.iscoroutine(result):
             result.close()
         if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
-            raise TypeError(f"{handler!r} is a plain function that returned {type(result).__name__}, not run yet: use async def")
+            raise TypeError(
+                f"{handler!r} is a plain function that returned {type(result).__name__}, not run yet: use async def"
+            )
         return result
 
     async def in_thread(task: bytes) -> object:
@@ -66,7 +71,9 @@ def _check_signature(handler: Callable[[bytes], object]) -> None:
     try:
         signature.bind(b"")
     except TypeError as error:
-        raise UsageError(f"the handler {handler!r} is called with the task alone, and does not take that: {error}") from None
+        raise UsageError(
+            f"the handler {handler!r} is called with the task alone, and does not take that: {error}"
+        ) from None
 
 
 class _Slot:
@@ -123,7 +130,7 @@ class Slots:
 
     def describe_blocking(self) -> str:
         """Which run holds the loop's thread at this moment, read off its stack; from any thread."""
-        frame = sys._current_frames().get(self._thread)
+        frame = sys._current_frames().get(self._thread)  # public in all but name
         where = ""
         while frame is not None:
             if not where:
@@ -144,17 +151,21 @@ class Slots:
             if self._tell_of_interrupt(group):
                 return
             if other is not None and trio.current_effective_deadline() != float("-inf"):
-                logger.warning("slot.corrupted: a handler left a nursery or a cancel scope open: %s", other.exceptions[0])
+                logger.warning(
+                    "slot.corrupted: a handler left a nursery or a cancel scope open: %s", other.exceptions[0]
+                )
             elif other is None:
                 raise
 
     def _tell_of_interrupt(self, error: BaseException) -> bool:
         """Pass Ctrl-C on, if it is in `error`, to whoever ends the peer."""
-        while isinstance(error, BaseExceptionGroup) and (group := error.subgroup(KeyboardInterrupt)):
-            error = group.exceptions[0]
+        if isinstance(error, BaseExceptionGroup):
+            errors = cast("BaseExceptionGroup[BaseException]", error).exceptions
+            return any(self._tell_of_interrupt(inner) for inner in errors)
         if isinstance(error, KeyboardInterrupt):
             self._interrupted(error)
-        return isinstance(error, KeyboardInterrupt)
+            return True
+        return False
 
     async def _run_forever(self, slot: _Slot) -> None:
         task = slot.task = trio.lowlevel.current_task()
@@ -211,7 +222,8 @@ class Slots:
 
 def _is_innermost(scope: trio.CancelScope, task: trio.lowlevel.Task) -> bool:
     """False if the task has entered a scope inside `scope` and not left it. Trio has no public way to ask; without its private
-    one the answer is no, which costs a new scope per run."""
+    one the answer is no, which costs a new scope per run.
+    """
     status = getattr(scope, "_cancel_status", None)
     return status is not None and getattr(task, "_cancel_status", None) is status
 

@@ -1,9 +1,12 @@
 """Settling: how a claim ends, in batches, without holding a slot and without anybody waiting for it.
 
-Finishes, and stops, of one turn of the loop are sent as one request per queue. Every settle carries its registration, so the link sends
-it again until it is answered or the worker id is dead; a settle of a dead registration is not sent at all, for the task is
-no longer ours.
+Finishes, and stops, of one turn of the loop are sent as one request per queue. Every settle carries its registration, so
+the link sends it again until it is answered or the worker id is dead; a settle of a dead registration is not sent at all,
+for the task is no longer ours.
 """
+
+# The private fields of Context are hidden from users, not from its neighbours.
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -70,7 +73,7 @@ class Settler:
                 trio.lowlevel.reschedule(task)
 
     async def flush_forever(self) -> None:
-        """Flush after each turn that asks for it. A parked task costs less than a callback, which wakes the loop by a system call."""
+        """Flush after each turn that asks for it. A parked task costs less than a callback, which takes a system call."""
         while True:
             if not self._flush_soon:
                 self._flusher = trio.lowlevel.current_task()
@@ -139,11 +142,15 @@ class Settler:
         if failure is not None:
             registration = station.registration
             if registration is not None and not registration.dead:
-                logger.error("%s: queue %r: refused, the claims stay until this worker leaves: %s", verb, station.name, failure)
+                logger.error(
+                    "%s: queue %r: refused, the claims stay until this worker leaves: %s", verb, station.name, failure
+                )
             return
         for claim, word in (ended or {}).items():
             if word == "lost":
-                logger.warning("claim.lost: queue %r, claim %d: %s came too late, it runs elsewhere", station.name, claim, verb)
+                logger.warning(
+                    "claim.lost: queue %r, claim %d: %s came too late, it runs elsewhere", station.name, claim, verb
+                )
             elif word in {"cancelled", "dropped", "aside"}:
                 logger.info("claim.%s: queue %r, claim %d", word, station.name, claim)
 
