@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from worqr.errors import PayloadTooLarge, UsageError
 
@@ -27,7 +27,7 @@ CancelReason = Literal["cancel", "timeout", "lost", "leaving"]
 """Why a run is being cancelled."""
 
 
-def seconds(value: Seconds, what: str, *, positive: bool = False) -> float:
+def seconds(value: object, what: str, *, positive: bool = False) -> float:
     """`value` as a finite float that is not negative (with `positive`: above 0), else UsageError naming `what`."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
@@ -58,7 +58,7 @@ def check_task(task: object, max_payload: int) -> bytes:
     if not isinstance(task, bytes):
         if not isinstance(task, bytearray | memoryview):
             raise UsageError(f"a task must be bytes, bytearray or memoryview, not {type(task).__name__}")
-        task = bytes(task)
+        task = bytes(cast("bytearray", task))
     if len(task) > max_payload:
         raise PayloadTooLarge(
             f"a task of {len(task):,} bytes is over the limit of {max_payload:,} (Mesh(max_payload=...)): "
