@@ -134,7 +134,7 @@ async def test_the_first_who_leaves_does_not_take_the_link_away(mesh: worqr.Mesh
 async def test_a_join_connects_and_shares_the_link(new_mesh: NewMesh, server: Server) -> None:
     mesh = new_mesh(app="joins")
     async with mesh.join() as peer:
-        assert sorted(connections(server, "joins")) == ["worqr:joins:beat", "worqr:joins:data"]
+        await until(lambda: sorted(connections(server, "joins")) == ["worqr:joins:beat", "worqr:joins:data"])
         async with mesh.join() as second:
             assert peer.id != second.id
             assert len([name for name in connections(server, "joins") if name.endswith("data")]) == 1

@@ -57,7 +57,6 @@ SETTLING = [
     Crash("finish_tasks", (b"ok-1", b"ok-2")),
     Crash("finish_tasks", (b"ok-1", b"ok-2", b"ok-3"), nth=2, env={"CONCURRENCY": "1"}),
     Crash("retry_task", (b"fail-1", b"ok-2")),
-    Crash("stop_tasks", (b"hold-1", b"ok-2"), then="leave"),
     Crash("stop_tasks", (b"stop-1", b"ok-2"), env=BY_HAND),
     Crash("fail_task", (b"set-aside-1", b"ok-2"), env=BY_HAND, gone=frozenset({b"set-aside-1"})),
 ]

@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 import redis
 import trio
+import trio.testing
 
 import worqr
 from tests.servers import Server
@@ -141,6 +142,7 @@ async def test_a_server_that_comes_back_empty_gets_a_new_mesh(own_server: Server
     async with load.running():
         await load.wait_ran(50)
         own_server.stop()
+        await trio.testing.wait_all_tasks_blocked(0.1)  # what the server had still acknowledged has arrived
         before = list(load.acknowledged)
         own_server.wipe()
         own_server.start()

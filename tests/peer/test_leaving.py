@@ -251,6 +251,17 @@ async def test_a_drain_meets_a_serve_that_is_just_entering(
         assert worker_keys(own_server, prefix) == []
 
 
+async def test_a_drain_does_not_wait_for_a_serve_that_cannot_enter(own_server: Server, prefix: str) -> None:
+    mesh = worqr.Mesh(own_server.url, prefix=prefix, patience=60)
+    async with at_most(8), mesh.join() as peer, trio.open_nursery() as nursery:
+        own_server.stop()
+        nursery.start_soon(peer.serve, "Q1", Runs())
+        await trio.sleep(0.2)
+        async with at_most(4):
+            await peer.drain()
+    own_server.start()
+
+
 async def served(mesh: worqr.Mesh) -> list[frozenset[str]]:
     return [worker.queues for worker in await mesh.workers()]
 
@@ -310,7 +321,7 @@ async def test_a_plain_handler_is_waited_for_and_its_task_not_given_away(mesh: w
             await until(begun.is_set)
             async with serving(other, "Q1", runs):
                 nursery.start_soon(peer.drain)
-                await trio.sleep(0.4)
+                await trio.sleep(1.3)  # longer than what handlers have to unwind together
                 assert runs.tasks == []
                 assert len(await q.running()) == 1
                 let_go.set()
