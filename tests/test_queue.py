@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -344,8 +345,8 @@ async def test_a_handler_that_takes_its_time_is_not_acknowledged_before_it_has_u
         await q.enqueue(b"x")
         await runs.wait(1)
         start = trio.current_time()
-        assert await q.cancel(b"x", wait=0.2) == worqr.CancelCount(0, 1, 0)  # and no error
-        assert 0.2 <= trio.current_time() - start < 1
+        assert await q.cancel(b"x", wait=1.2) == worqr.CancelCount(0, 1, 0)  # and no error
+        assert 1.2 <= trio.current_time() - start < 2
         counts: list[worqr.CancelCount] = []
 
         async def cancel_again() -> None:
@@ -360,8 +361,6 @@ async def test_a_handler_that_takes_its_time_is_not_acknowledged_before_it_has_u
 
 
 async def test_a_plain_handler_that_never_looks_ends_cancelled_all_the_same(mesh: worqr.Mesh) -> None:
-    import threading
-
     begun, let_go = threading.Event(), threading.Event()
 
     def handler(task: bytes) -> None:

@@ -143,6 +143,16 @@ def test_events_are_told_to_those_who_listen(desk: Desk) -> None:
     assert heard == [(":events", b"enqueued 2")]
 
 
+def test_events_cost_nothing_while_nobody_listens(desk: Desk) -> None:
+    def published() -> int:
+        calls: int = desk.client.info("commandstats").get("cmdstat_publish", {"calls": 0})["calls"]
+        return calls
+
+    before = published()
+    desk.put(b"a", b"b")
+    assert published() == before
+
+
 def test_works_with_counts_that_expired(desk: Desk) -> None:
     desk.client.delete(desk.q.counts)
     desk.put(b"a", MARKER)

@@ -180,6 +180,17 @@ def test_references_to_nothing_are_skipped_and_counted_down(desk: Desk) -> None:
     assert desk.waiting() == [b"c"]
 
 
+def test_the_last_one_skipped_leaves_no_count_of_them(desk: Desk) -> None:
+    one, two = desk.hold("A", b"a", b"b")
+    desk.retry("A", one)
+    desk.retry("A", two)
+    desk.put(b"c")
+    desk.call(ops.cancel_task(desk.q, b"a"))
+    assert payloads(desk.start("A", 1).entries) == [b"b"]
+    assert desk.state()["waiting"] == [b"c"]
+    assert "stale" not in desk.state()[":counts"].value
+
+
 def test_a_foreign_reference_does_not_spoil_the_count(desk: Desk) -> None:
     """The last item of the list is all that is left of it, so no reference to nothing can be left."""
     desk.enter("A")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -14,7 +15,9 @@ import worqr
 from tests.leaks import dump, short
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import Held, Runs, at_most, eventually, serving, until
+from tests.proxy import FaultProxy
 from tests.servers import Server
+from worqr.lua import script
 
 
 def numbers(n: int, start: int = 0) -> list[bytes]:
@@ -227,15 +230,9 @@ async def test_a_peer_that_has_left_cannot_be_used(mesh: worqr.Mesh) -> None:
 
 
 async def test_a_drain_meets_a_serve_that_is_just_entering(
-    own_server: Server, prefix: str, proxy_to: Callable[[Server], object]
+    new_mesh: NewMesh, server: Server, prefix: str, proxy: FaultProxy
 ) -> None:
-    from tests.proxy import FaultProxy
-
-    proxy = proxy_to(own_server)
-    assert isinstance(proxy, FaultProxy)
-    mesh, direct = worqr.Mesh(proxy.url, prefix=prefix), worqr.Mesh(own_server.url, prefix=prefix)
-    from worqr.lua import script
-
+    mesh, direct = new_mesh(url=proxy.url), new_mesh()
     for stage in ("map_work", "start_work"):
         async with direct.connect(), mesh.join() as peer, trio.open_nursery() as nursery:
             held = proxy.hold_reply(matching=script(stage).sha)
@@ -248,9 +245,10 @@ async def test_a_drain_meets_a_serve_that_is_just_entering(
                 await peer.wait()
             await eventually(lambda: served(direct), [frozenset()])
             nursery.cancel_scope.cancel()
-        assert worker_keys(own_server, prefix) == []
+        assert worker_keys(server, prefix) == []
 
 
+@pytest.mark.leaves("Workers")  # the server was away: a sweep will find it
 async def test_a_drain_does_not_wait_for_a_serve_that_cannot_enter(own_server: Server, prefix: str) -> None:
     mesh = worqr.Mesh(own_server.url, prefix=prefix, patience=60)
     async with at_most(8), mesh.join() as peer, trio.open_nursery() as nursery:
@@ -297,16 +295,10 @@ async def test_leaving_while_the_server_is_away_takes_a_few_seconds(own_server: 
     runs = Runs()
     async with serving(worqr.Mesh(own_server.url, prefix=prefix, keepalive=1), "Q1", runs):
         assert await runs.wait(1) == [b"a"]  # the next peer found that its worker was dead
-    await_forgotten(own_server, prefix)
-
-
-def await_forgotten(server: Server, prefix: str) -> None:
-    assert [key for key in worker_keys(server, prefix) if "claim" in key] == []
+    assert [key for key in worker_keys(own_server, prefix) if "claim" in key] == []
 
 
 async def test_a_plain_handler_is_waited_for_and_its_task_not_given_away(mesh: worqr.Mesh, other: worqr.Mesh) -> None:
-    import threading
-
     begun, let_go, runs = threading.Event(), threading.Event(), Runs()
 
     def stubborn(task: bytes) -> None:

@@ -16,12 +16,11 @@ import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import trio
 
-from worqr.errors import ClaimLost, UsageError, WorqrError
+from worqr.errors import ClaimLost, UsageError
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.link import Link
 from worqr.peer.cancelling import Cancelling
@@ -30,6 +29,7 @@ from worqr.peer.claiming import HandlerStation, Policy, Station
 from worqr.peer.claims import Claims, HandStation
 from worqr.peer.context import Context
 from worqr.peer.leading import Leader
+from worqr.peer.leaving import AWAY_PATIENCE, LEAVE_PATIENCE, Leaving
 from worqr.peer.membership import Membership, Registration
 from worqr.peer.options import check_count, refuse_options
 from worqr.peer.running import Slots, as_coroutine
@@ -38,9 +38,6 @@ from worqr.task import Health, Seconds, seconds
 
 logger = logging.getLogger(__name__)
 
-LEAVE_PATIENCE = 2.0
-UNWIND = 1.0
-"""Seconds that cancelled handlers have to unwind together, so that their tasks go back in one request and in order."""
 DEFAULT_KEEPALIVE = 3.0
 
 
@@ -78,6 +75,7 @@ class Peer:
         self.leader = Leader(self, link, registry, keepalive=settings.keepalive or DEFAULT_KEEPALIVE)
         self._settler = Settler(link, self.capacity.offer)
         self.capacity.offer_soon = self._settler.touch
+        self._leaver = Leaving(self.membership, self._settler, self.spawn)
         self._slots = Slots(self._run_ended, self._interrupted)
         self.interrupt: KeyboardInterrupt | None = None
         self.body = trio.CancelScope()
@@ -205,7 +203,7 @@ class Peer:
         finally:
             with trio.CancelScope(shield=True):
                 station.hurry.set()
-                self.begin_leaving(station, 0)
+                self._leaver.begin(station, 0)
                 await station.left.wait()
                 self.capacity.remove(station)
                 del self._stations[station.name]
@@ -270,60 +268,11 @@ class Peer:
                     nursery.start_soon(self._settler.flush_forever)
                     nursery.start_soon(self.leader.lead_forever)
                     nursery.start_soon(self.cancelling.reconcile_forever)
-                    await (
-                        trio.lowlevel.checkpoint_if_cancelled()
-                    )  # a start that is cancelled waits for the end of its task
+                    await trio.lowlevel.checkpoint_if_cancelled()  # before the shield: `join` may be cancelled already
                     self._shield.shield = True
                     task_status.started()
             finally:
                 self._spawned = None
-
-    def begin_leaving(self, station: Station, grace: float) -> None:
-        """Leave a queue, in the engine; `station.left` tells when it is done. Twice is harmless."""
-        if not station.quiet:
-            station.quiet = True
-            station.entering.cancel()
-            if isinstance(station, HandStation):
-                station.end_waiting()
-            if not self.spawn(partial(self._leave, station, grace)):
-                station.left.set()
-
-    async def _leave(self, station: Station, grace: float) -> None:
-        """Quiet, drain for `grace` or until somebody is in a hurry, cancel, give back."""
-        try:
-            if grace > 0 and not station.hurry.is_set():
-                with trio.move_on_after(grace):
-                    await self._drain_or_hurry(station)
-            station.hurry.set()
-            await self._unwind(station)
-            self._settler.flush()
-            await self.membership.leave(station, LEAVE_PATIENCE)
-        except WorqrError as error:
-            logger.warning(
-                "stop_work: queue %r: left without saying so, the others will notice: %s", station.name, error
-            )
-        finally:
-            self._settler.left(station)
-            for context in tuple(station.running.values()):
-                context._cancel("lost")
-                context._settled = True
-                station.ended(context)
-            station.left.set()
-
-    async def _unwind(self, station: Station) -> None:
-        """Cancel what runs, and wait for its end: a task that goes back may start elsewhere at once.
-
-        What has unwound within `UNWIND` goes back in one script with all else that the worker holds, in its old order; nobody
-        waits longer for a handler that takes its time. A claim by hand outside a block has nothing that could unwind.
-        """
-        station.unwinding = True
-        station.cancel_running("leaving")
-        with trio.move_on_after(UNWIND):
-            await (station.wait_blocks() if isinstance(station, HandStation) else station.wait_idle())
-        if not isinstance(station, HandStation) and station.running:
-            station.unwinding = False
-            self._settler.flush()
-            await station.wait_idle()
 
     @asynccontextmanager
     async def joined(self) -> AsyncGenerator[Peer]:
@@ -349,17 +298,6 @@ class Peer:
         if error is not None:
             raise error
 
-    async def _drain_or_hurry(self, station: Station) -> None:
-        async with trio.open_nursery() as nursery:
-
-            async def idle() -> None:
-                await station.wait_idle()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(idle)
-            await station.hurry.wait()
-            nursery.cancel_scope.cancel()
-
     async def drain(self, grace: Seconds | None = None) -> None:
         """Claim nothing more, let what runs end within `grace` seconds (default: that of join), give back the rest, and leave.
 
@@ -371,7 +309,7 @@ class Peer:
         self.leaving = True
         stations = list(self._stations.values())
         for station in stations:
-            self.begin_leaving(station, wait)
+            self._leaver.begin(station, wait)
         with trio.move_on_after(wait):  # of several calls the one with the least patience wins
             for station in stations:
                 await station.left.wait()
@@ -392,7 +330,7 @@ class Peer:
             for station in self._stations.values():
                 station.hurry.set()
             await self.drain(0)
-            await self.membership.unregister(LEAVE_PATIENCE)
+            await self.membership.unregister(LEAVE_PATIENCE if self._leaver.heard else AWAY_PATIENCE)
             if self._spawned is not None:
                 self._shield.cancel()
 
