@@ -440,7 +440,8 @@ async def test_queues_are_listed_while_they_hold_something(mesh: worqr.Mesh, oth
 async def test_health_tells_whether_a_peer_is_ready(own_server: Server, prefix: str) -> None:
     mesh = worqr.Mesh(own_server.url, prefix=prefix)
     async with mesh.join(concurrency=7) as peer, trio.open_nursery() as nursery:
-        assert peer.health() == worqr.Health(True, True, "", 0, 7, peer.health().loop_lag)
+        health = peer.health()
+        assert health == worqr.Health(True, True, "", 0, 7, health.loop_lag)
         await nursery.start(partial(peer.serve, "Q1", Runs()))
         assert peer.health().ready
         own_server.pause()

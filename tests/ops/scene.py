@@ -80,7 +80,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "cancel_task": lambda q, g, scene: ops.cancel_task(q, b"x"),
     "condemn_worker": lambda q, g, scene: ops.condemn_worker(g, "B", b"RUN 0"),
     "delete_queue": lambda q, g, scene: ops.delete_queue(q),
-    "enqueue": lambda q, g, scene: ops.enqueue(q, [b"new", MARKER], max_length=99),
+    "enqueue": lambda q, g, scene: ops.enqueue(q, [b"new", MARKER]),
     "fail_task": lambda q, g, scene: ops.fail_task(q, "A", scene.job, BOOM, keep_failed=1),
     "fail_worker": lambda q, g, scene: ops.fail_worker(q, "C", 1),
     "finish_tasks": lambda q, g, scene: ops.finish_tasks(q, "A", [scene.raw, scene.job, scene.marked, 1]),

@@ -28,14 +28,16 @@ def test_there_is_a_call_for_every_script() -> None:
 
 
 def keys_of(desk: Desk, call: Call[Any]) -> list[str]:
-    """Keys that the script may touch: those it is given, and those it makes of a stem that stands in it."""
+    """Keys that the script may touch: those it is given or may know the name of, and those of workers whose stem it has."""
     keys = desk.q if call.base == desk.q.base else desk.g
     names = [name for name, what in vars(type(keys)).items() if isinstance(what, property) and "channel" not in name]
     found = {getattr(keys, name) for name in names}
     if isinstance(keys, QueueKeys):
-        found |= {make(worker) for make in (keys.claims, keys.policy, keys.leaving) for worker in "ABC"}
-    stems = {key: desk.short(key).rstrip("ABC") for key in found}
-    return sorted({key for key, stem in stems.items() if f"'{stem}'" in call.script.source} | set(call.keys))
+        makers = [
+            make for make in (keys.claims, keys.policy, keys.leaving) if desk.short(make("")) in call.script.source
+        ]
+        found |= {make(worker) for make in makers for worker in "ABC"}
+    return sorted(found | set(call.keys))
 
 
 def accepted(desk: Desk, call: Call[Any]) -> bool:

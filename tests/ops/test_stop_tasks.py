@@ -113,6 +113,17 @@ def test_a_suspect_goes_back_to_the_suspects(desk: Desk) -> None:
     assert state[":suspects"] == [reference(f"@{claim(1)}")]
 
 
+def test_where_the_first_stall_is_final_nobody_is_a_suspect(desk: Desk) -> None:
+    desk.enter("A", max_stalls=1)
+    desk.put(b"a", b"b")
+    one, two = desk.take("A", 2)
+    desk.retry("A", two)
+    [job] = desk.take("A", 1)
+    desk.call(ops.stop_tasks(desk.q, "A", [one, job]))
+    assert ":suspects" not in desk.state()
+    assert desk.waiting() == [b"a", b"b"]
+
+
 def test_wakes_one_hungry_worker_for_each(desk: Desk) -> None:
     held = desk.hold("A", b"a", b"b")
     workers = ["X", "Y", "Z"]

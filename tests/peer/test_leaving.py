@@ -339,3 +339,24 @@ async def test_a_queue_that_cannot_be_entered_is_told_by_serve(mesh: worqr.Mesh,
         server.client().delete(f"{prefix}:{{Q1}}:workers")
         with trio.move_on_after(0.1):
             await peer.serve("Q1", Runs())
+
+
+async def test_a_bug_of_ours_ends_join_as_one_error_and_gives_the_tasks_back(
+    mesh: worqr.Mesh, other: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held()
+
+    async def fail() -> None:
+        await held.wait(1)
+        raise KeyError("of ours")
+
+    monkeypatch.setattr("worqr.peer.cancelling.Cancelling.reconcile_forever", lambda self: fail())
+    async with other.connect(), trio.open_nursery() as nursery:
+        with pytest.raises(worqr.WorqrBug, match=r"KeyError: 'of ours'.*please report") as caught:
+            async with at_most(5), mesh.join(grace=20) as peer:
+                nursery.start_soon(peer.serve, "Q1", held)
+                await other.queue("Q1").enqueue(b"a")
+                await trio.sleep_forever()
+        assert isinstance(caught.value.__cause__, KeyError)
+        await eventually(other.queue("Q1").tasks, [b"a"])
+        assert await other.workers() == []

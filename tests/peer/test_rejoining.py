@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import trio
+import trio.testing
 
 import worqr
 from tests.leaks import dump
@@ -141,3 +142,51 @@ async def test_a_peer_that_leaves_while_it_comes_back_leaves_nothing_that_a_swee
 
 async def lasting(server: Server, prefix: str) -> list[bytes]:
     return [key for key, entry in dump(server.client(), prefix).items() if b"Q1" in key and not entry.expires]
+
+
+async def test_a_queue_that_is_left_while_it_is_entered_again_is_left(
+    new_mesh: NewMesh, server: Server, prefix: str, proxy: FaultProxy
+) -> None:
+    for stage in (script("map_work").sha, script("start_work").sha, "\r\nSUBSCRIBE\r\n"):
+        mesh = new_mesh(url=proxy.url)
+        async with at_most(10), mesh.join() as peer, trio.open_nursery() as nursery:
+            serving = await nursery.start(serve_in_scope, peer)
+            held = proxy.hold(matching=stage)
+            lose(server, prefix, peer.id)
+            await held.wait_fired()
+            serving.cancel()
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            held.release()
+            await until(lambda peer=peer: not peer._stations)  # type: ignore[misc]
+            await until(lambda peer=peer: peer.health().ready)  # type: ignore[misc]
+            second = peer.id
+            await eventually(lambda: lasting(server, prefix), [])
+            await trio.sleep(0.1)
+            assert peer.id == second
+            assert server.client().pubsub_channels(f"{prefix}:{{Q1}}*") == []
+            assert await ids(mesh) == [second]
+
+
+async def serve_in_scope(peer: worqr.Peer, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(peer.serve, "Q1", Runs()))
+            task_status.started(scope)
+
+
+async def test_what_runs_is_cancelled_before_the_peer_has_come_back(
+    new_mesh: NewMesh, server: Server, prefix: str, proxy: FaultProxy
+) -> None:
+    mesh, held = new_mesh(url=proxy.url), Held()
+    async with mesh.connect(), serving(mesh, "Q1", held) as peer:
+        await mesh.queue("Q1").enqueue(b"a")
+        await held.wait(1)
+        rejoins = proxy.hold_reply(matching=script("start_worker").sha)
+        lose(server, prefix, peer.id)
+        await rejoins.wait_executed()
+        await held.wait_for(lambda: held.cancelled == [(b"a", "lost")], within=0.5)
+        assert not peer.health().ready
+        rejoins.release()
+        await held.wait(2)
+        held.gate.set()
+        await eventually(mesh.queue("Q1").running, [])

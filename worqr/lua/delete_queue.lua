@@ -7,7 +7,7 @@
 -- ARGV[2] lowest number still unanswered
 -- RETURNS ok waiting | busy (purge_queue first) | late
 -- RESEND safe: the reply is stored under the producer's number
--- USES clear producer types
+-- USES clear counts producer
 local producer, queue = KEYS[1], KEYS[2]
 local number, lowest = ARGV[1], ARGV[2]
 
@@ -15,7 +15,6 @@ local before = replied(producer, number)
 if before then
   return before
 end
-check_types(queue)
 local waiting = clear(queue)
 if not waiting then
   return remember(producer, number, lowest, {'busy'})

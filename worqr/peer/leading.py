@@ -92,6 +92,9 @@ class Leader:
         self._until = 0.0
         self._round_ended = time.monotonic()
         self._next_scan = 0.0
+        self._resting = False
+        self._idle = trio.Event()
+        self._idle.set()
 
     # The lease
 
@@ -115,17 +118,28 @@ class Leader:
 
     async def lead_forever(self) -> None:
         """Round after round, also while another leads: then a round is nothing."""
-        while True:
+        while not self._resting:
             wait = LOOK_EVERY
             if self.leads:
-                try:
-                    wait = await self.round_once()
-                except Unavailable as error:
-                    logger.info("leader: a round of chores was not done: %s", error)
-                except WorqrError as error:
-                    logger.error("leader: a round of chores failed: %s", error)
+                self._idle = trio.Event()
+                wait = await self._round_or_not()
+                self._idle.set()
             self._round_ended = time.monotonic()
             await trio.sleep(wait)
+
+    async def _round_or_not(self) -> float:
+        try:
+            return await self.round_once()
+        except Unavailable as error:
+            logger.info("leader: a round of chores was not done: %s", error)
+        except WorqrError as error:
+            logger.error("leader: a round of chores failed: %s", error)
+        return LOOK_EVERY
+
+    async def rest(self) -> None:
+        """Begin no further round, and return when the present one has ended: a sweep half done waits for another leader."""
+        self._resting = True
+        await self._idle.wait()
 
     async def round_once(self) -> float:
         """One look, with the sweeps it asks for, and a scan if it is time; answers when to look again."""
@@ -201,11 +215,19 @@ class Leader:
             logger.error("leader: queue %r cannot be scanned: %s", name, error)
 
     async def _audit(self, fences: set[tuple[str, str]]) -> None:
-        """The fences were read before the registry: whoever stands in one and not in the other is nobody's."""
+        """Whoever stands in a fence and in no registry is nobody's. Ids are registered before they enter a fence, and only once.
+
+        So the fence is read before the registry, for one that was just coming, and once more after it, for one that
+        was just leaving.
+        """
         if not fences:
             return
         look = await self._link.call(ops.look_at_workers(self._keys), patience=LEASE)
         for queue, worker in fences:
-            if worker not in look.beats and worker not in look.dying:
+            if worker in look.beats or worker in look.dying:
+                continue
+            again = await self._link.call(ops.inspect(self._peer.queue_keys(queue)), patience=LEASE)
+            if worker in again.workers:
                 logger.warning("adopt_worker: %s stands in the fence of queue %r and in no registry", worker, queue)
                 await self._link.call(ops.adopt_worker(self._keys, worker, queue), patience=LEASE)
+                await self._sweep(worker)

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import trio
 
-from worqr.errors import ClaimLost, UsageError
+from worqr.errors import ClaimLost, UsageError, WorqrBug, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.link import Link
 from worqr.peer.cancelling import Cancelling
@@ -39,6 +39,8 @@ from worqr.task import Health, Seconds, seconds
 logger = logging.getLogger(__name__)
 
 DEFAULT_KEEPALIVE = 3.0
+REST = 1.0
+"""Seconds that a leader who leaves has to end its round of chores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +294,7 @@ class Peer:
             _, broken = group.split(trio.Cancelled)
             if broken is None:
                 raise
-            error = _first(broken)
+            error = _our_own(broken)
         if self.interrupt is not None:
             raise self.interrupt
         if error is not None:
@@ -330,13 +332,21 @@ class Peer:
             for station in self._stations.values():
                 station.hurry.set()
             await self.drain(0)
+            with trio.move_on_after(REST if self._leaver.heard else 0):
+                await self.leader.rest()
             await self.membership.unregister(LEAVE_PATIENCE if self._leaver.heard else AWAY_PATIENCE)
             if self._spawned is not None:
                 self._shield.cancel()
 
 
-def _first(error: BaseException) -> BaseException:
-    """The first error in a group of ours, which nobody outside needs to know of."""
-    while isinstance(error, BaseExceptionGroup):
-        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
-    return error
+def _our_own(group: BaseException) -> BaseException:
+    """What ended the engine, as one error: nobody outside needs to know of our nurseries."""
+    while isinstance(group, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", group).exceptions[0]
+    if isinstance(group, WorqrError) or not isinstance(group, Exception):
+        return group
+    bug = WorqrBug(
+        f"the peer ended, because one of its duties failed ({type(group).__name__}: {group}); please report this"
+    )
+    bug.__cause__ = group
+    return bug
