@@ -342,7 +342,8 @@ async def test_a_thousand_handlers_that_raise_leave_the_peer_healthy(
         await runs.wait(2000)
         await eventually(q.running, [])
         assert (await q.info()).counts["finished"] == 1000
-        assert peer.health() == worqr.Health(True, True, "", 0, 100, peer.health().loop_lag)
+        health = peer.health()
+        assert health == worqr.Health(True, True, "", 0, 100, health.loop_lag)
 
 
 # What a run knows

@@ -190,3 +190,54 @@ async def test_what_runs_is_cancelled_before_the_peer_has_come_back(
         await held.wait(2)
         held.gate.set()
         await eventually(mesh.queue("Q1").running, [])
+
+
+async def test_a_cancel_that_meets_a_dying_owner_holds(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+    runs, slow = Runs(), trio.Event()
+
+    async def stubborn(task: bytes) -> None:
+        runs.begin(task)
+        with trio.CancelScope(shield=True):
+            await slow.wait()
+
+    async with mesh.connect(), serving(mesh, "Q1", stubborn) as peer:
+        q = mesh.queue("Q1")
+        await q.enqueue(b"a")
+        await runs.wait(1)
+        assert await q.cancel(b"a", wait=0.1) == worqr.CancelCount(0, 1, 0)
+        first = peer.id
+        lose(server, prefix, first)
+        await until(lambda: peer.id not in {first, ""})
+        await eventually(q.running, [])
+        slow.set()
+        await until(lambda: peer.capacity.running == 0)
+        assert (await q.info()).counts == {"enqueued": 1, "claimed": 1, "cancelled": 1}
+        assert await q.count() == 0
+        assert runs.tasks == [b"a"]
+
+
+@pytest.mark.leaves("{Q1}:failed", "{Q1}:aside:*")
+async def test_a_task_that_keeps_killing_its_workers_is_set_aside_and_takes_no_neighbour_along(
+    mesh: worqr.Mesh, server: Server, prefix: str
+) -> None:
+    held, done = Held(), Runs()
+
+    async def handler(task: bytes) -> None:
+        await (held(task) if task == b"poison" else done(task))
+
+    async with mesh.connect(), serving(mesh, "Q1", handler) as peer:
+        q = mesh.queue("Q1")
+        await q.enqueue(b"poison", b"a", b"b")
+        await done.wait(2)
+        for n in (1, 2, 3):
+            await held.wait(n)
+            lose(server, prefix, peer.id)
+            await held.wait_for(lambda n=n: len(held.cancelled) == n)  # type: ignore[misc]
+        await eventually(q.running, [])
+        assert [context.stalls for context in held.contexts] == [0, 1, 2]
+        info = await q.info()
+        assert (info.failed, info.waiting) == (1, 0)
+        assert info.counts == {"enqueued": 3, "claimed": 5, "stalled": 3, "finished": 2, "failed": 1}
+        (record,) = [entry.value for key, entry in dump(server.client(), prefix).items() if b":aside:" in key]
+        assert (record[b"task"], record[b"reason"], record[b"stalls"]) == (b"poison", b"stalled", b"3")
+        await until(lambda: peer.health().ready)
