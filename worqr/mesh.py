@@ -81,16 +81,16 @@ class Mesh:
         if url is not None and not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"url must be a str, not {type(url).__name__}")
         self.url = url
-        self.prefix = check_name(prefix, "prefix")
+        self.prefix: str = check_name(prefix, "prefix")
         self.app = app
-        self.patience = seconds(patience, "patience", positive=True)
+        self.patience: float = seconds(patience, "patience", positive=True)
         if self.patience > MAX_PATIENCE:
             raise UsageError(f"patience must be at most {MAX_PATIENCE:g} s, not {patience!r}")
-        self.keepalive = None if keepalive is None else seconds(keepalive, "keepalive", positive=True)
+        self.keepalive: float | None = None if keepalive is None else seconds(keepalive, "keepalive", positive=True)
         if self.keepalive is not None and self.keepalive < 1:
             raise UsageError(f"keepalive must be at least 1 s (ordinary stalls last that long), not {keepalive!r}")
-        self.stall_limit = seconds(stall_limit, "stall_limit", positive=True)
-        self.max_payload = check_count(max_payload, "max_payload")
+        self.stall_limit: float = seconds(stall_limit, "stall_limit", positive=True)
+        self.max_payload: int = check_count(max_payload, "max_payload")
         self._connections: dict[object, _Connection] = {}
 
     def __repr__(self) -> str:

@@ -24,7 +24,7 @@ from worqr.task import CancelCount, Event, QueueInfo, Seconds, Status, check_tas
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 EVENTS_BUFFERED = 1000
 MARKS_AGAIN = 1.0

@@ -37,7 +37,7 @@ class Backlog:
         self.pending: deque[Request] = deque()
         self.in_flight: list[Request] = []
         self.outcasts: list[Request] = []
-        self.numbers = Numbers()
+        self.numbers: Numbers = Numbers()
         self._next_scan = math.inf
 
     def add(self, request: Request) -> None:

@@ -30,7 +30,7 @@ class Listener:
     """
 
     def __init__(self, channels: Iterable[str]) -> None:
-        self.names = {name.encode(): name for name in channels}
+        self.names: dict[bytes, str] = {name.encode(): name for name in channels}
         self.missing: set[bytes] = set()
 
 

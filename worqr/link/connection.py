@@ -85,7 +85,7 @@ class Wire:
         self._patience = patience
         self._slice = min(_SLICE, patience)
         self.on_silence: Callable[[], None] | None = None
-        self.facts = Facts()
+        self.facts: Facts = Facts()
 
     def send(self, pieces: list[bytes]) -> None:
         """Write commands that are packed; raises `Lost`."""

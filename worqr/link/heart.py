@@ -29,7 +29,7 @@ from worqr.link.mailbox import Mailbox
 from worqr.link.scribe import Scribe
 from worqr.link.settings import LinkSettings
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -75,10 +75,10 @@ class Heart(Generic[R]):
         describe: Callable[[], str],
         scribe: Scribe | None = None,
     ) -> None:
-        self.acked_at = 0.0
-        self.beats = 0
-        self.errors = 0
-        self.last_error = ""
+        self.acked_at: float = 0.0
+        self.beats: int = 0
+        self.errors: int = 0
+        self.last_error: str = ""
         self._settings = settings
         self._mailbox = mailbox
         self._make = make

@@ -32,7 +32,7 @@ from worqr.link.subscriptions import Subscriptions
 T = TypeVar("T")
 R = TypeVar("R")
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _links: weakref.WeakSet[Link] = weakref.WeakSet()
 
@@ -47,7 +47,7 @@ class Link:
     """
 
     def __init__(self, settings: LinkSettings, mailbox: Mailbox) -> None:
-        self.producer = secrets.token_urlsafe(16)
+        self.producer: str = secrets.token_urlsafe(16)
         self.settings = settings
         self._mailbox = mailbox
         self._scribe = Scribe()
@@ -55,7 +55,7 @@ class Link:
         self._hearts: list[Heart[object]] = []
         self._together: Posted | None = None
         self._started = self._closed = False
-        self.subscriptions = Subscriptions(settings, mailbox, self._scribe)
+        self.subscriptions: Subscriptions = Subscriptions(settings, mailbox, self._scribe)
         _links.add(self)
 
     @property

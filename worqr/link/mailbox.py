@@ -20,7 +20,7 @@ from typing import Protocol
 
 import trio
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Waiter:
@@ -36,8 +36,8 @@ class Waiter:
     __slots__ = ("abandoned", "error", "settled", "wake")
 
     def __init__(self) -> None:
-        self.settled = False
-        self.abandoned = False
+        self.settled: bool = False
+        self.abandoned: bool = False
         self.wake: Callable[[], object] | None = None
         self.error: Exception | None = None
 

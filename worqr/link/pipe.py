@@ -31,7 +31,7 @@ from worqr.link.settings import LinkSettings
 from worqr.link.uplink import Hooks, Uplink
 from worqr.lua import all_scripts
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _LONGEST_SLEEP = 3600.0  # seconds; the system's own limit would end the thread of somebody with endless patience
 _END_WAIT = 1.0  # seconds that closing waits for the thread, which needs a few milliseconds
@@ -61,7 +61,7 @@ class Pipe:
         self._ready_waiters: list[tuple[Waiter, float]] = []
         self._closing = False
         hooks = Hooks(self._settle, self._while_silent, self._ready, self.tell)
-        self.uplink = Uplink(settings, scribe, producer, self._backlog, hooks)
+        self.uplink: Uplink = Uplink(settings, scribe, producer, self._backlog, hooks)
         self._thread = threading.Thread(target=self._run, name="worqr-link", daemon=True)
 
     # From any thread

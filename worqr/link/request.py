@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from worqr.call import Call
@@ -27,8 +27,8 @@ class Owner:
     __slots__ = ("dead", "name")
 
     def __init__(self, name: str = "") -> None:
-        self.name = name
-        self.dead = False
+        self.name: str = name
+        self.dead: bool = False
 
 
 class Request(Waiter):
@@ -60,17 +60,17 @@ class Request(Waiter):
     def __init__(self, call: Call[Any], patience: float, now: float, owner: Owner | None = None) -> None:
         self.settled = False
         self.abandoned = False
-        self.wake = None
-        self.error = None
-        self.call = call
-        self.owner = owner
-        self.patience = patience
-        self.deadline = now + patience
-        self.number = 0
-        self.written = False
-        self.losses = 0
-        self.lost_alone = 0
-        self.not_before = -math.inf
+        self.wake: Callable[[], object] | None = None
+        self.error: Exception | None = None
+        self.call: Call[Any] = call
+        self.owner: Owner | None = owner
+        self.patience: float = patience
+        self.deadline: float = now + patience
+        self.number: int = 0
+        self.written: bool = False
+        self.losses: int = 0
+        self.lost_alone: int = 0
+        self.not_before: float = -math.inf
         self.value: Any = None
 
     def is_unwanted(self) -> bool:
@@ -87,16 +87,17 @@ class Merged(Request):
         merge = parts[0].call.merge
         assert merge is not None, "only calls that say how are merged"
         super().__init__(merge.join([part.call for part in parts]), parts[0].patience, 0)
-        self.deadline = parts[0].deadline  # they have the same patience, and came together
-        self.parts = parts
-        self.wake = self._share
+        self.deadline: float = parts[0].deadline  # they have the same patience, and came together
+        self.parts: Sequence[Request] = parts
+        self.wake: Callable[[], object] | None = self._share
 
     def is_unwanted(self) -> bool:
         return self.settled or all(part.abandoned for part in self.parts)
 
     def _share(self) -> None:
         """In the loop: give each part its share of the outcome, or its own copy of the error."""
-        error, self.error = self.error, None
+        error = self.error
+        self.error: Exception | None = None
         for part in self.parts:
             if error is not None:
                 part.error = copy.copy(error)

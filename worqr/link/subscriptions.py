@@ -30,7 +30,7 @@ from worqr.link.outage import pause_after
 from worqr.link.scribe import Scribe
 from worqr.link.settings import LinkSettings
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _MESSAGES_PER_DELIVERY = 1000  # a flood reaches the loop in parts, so that other tasks have their turn
 _END_WAIT = 0.2  # seconds that closing waits for the thread; only one that is just connecting takes longer
@@ -105,7 +105,7 @@ class Subscriptions:
 
     def __init__(self, settings: LinkSettings, mailbox: Mailbox, scribe: Scribe) -> None:
         self.mailbox = mailbox
-        self.connections = 0
+        self.connections: int = 0
         self.ended: WorqrError | None = None
         self._settings = settings
         self._scribe = scribe

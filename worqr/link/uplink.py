@@ -30,7 +30,7 @@ from worqr.link.scribe import Scribe
 from worqr.link.settings import LinkSettings
 from worqr.lua import Script
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _EVICTION = (
     "link.eviction: the server at %s has maxmemory-policy %s and may throw tasks away; "
@@ -66,12 +66,12 @@ class Uplink:
 
     def __init__(self, settings: LinkSettings, scribe: Scribe, producer: str, backlog: Backlog, hooks: Hooks) -> None:
         self.wire: Wire | None = None
-        self.dialling = False
-        self.connected_at = 0.0
-        self.connections = 0
-        self.run_id = ""
-        self.held_until = -math.inf
-        self.outage = Outage(scribe, logger, settings.address.redacted)
+        self.dialling: bool = False
+        self.connected_at: float = 0.0
+        self.connections: int = 0
+        self.run_id: str = ""
+        self.held_until: float = -math.inf
+        self.outage: Outage = Outage(scribe, logger, settings.address.redacted)
         self.scripts: dict[str, Script] = {}
         self._settings = settings
         self._scribe = scribe

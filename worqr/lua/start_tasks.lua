@@ -72,9 +72,7 @@ if dry then
   redis.call('SADD', hungry, worker)
   reply[1] = 'short'
 elseif anybody_hungry then
-  if wanted > 0 then
-    redis.call('SREM', hungry, worker)
-  end
+  redis.call('SREM', hungry, worker)
   wake(queue, math.min(left, 1))
 end
 return reply

@@ -59,7 +59,7 @@ def expect(*words: str) -> Callable[[Reply], str]:
     return read
 
 
-done = expect("ok")
+done: Callable[[Reply], str] = expect("ok")
 """Reads the reply of a script that has nothing to tell."""
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from worqr.peer.membership import Registration
     from worqr.peer.peer import Peer
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 RECONCILE_EVERY = 1.0
 

@@ -15,7 +15,7 @@ class Capacity:
 
     def __init__(self, concurrency: int) -> None:
         self.concurrency = concurrency
-        self.running = 0
+        self.running: int = 0
         self._reserved = 0
         self._stations: deque[Station] = deque()
         self._offering = False

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from worqr.peer.capacity import Capacity
     from worqr.peer.membership import Membership, Registration
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,13 @@ class Station:
         self.entered = False
         self.in_fence = False
         self.quiet = False
-        self.hinted = False
+        self.hinted: bool = False
         self.listening = False
         self.unwinding = False
-        self.entering = trio.CancelScope()
-        self.left = trio.Event()
-        self.idle = trio.Event()
-        self.hurry = trio.Event()
+        self.entering: trio.CancelScope = trio.CancelScope()
+        self.left: trio.Event = trio.Event()
+        self.idle: trio.Event = trio.Event()
+        self.hurry: trio.Event = trio.Event()
         self._membership = membership
         self._capacity = capacity
         self._wants = False

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from worqr.peer.capacity import Capacity
     from worqr.peer.membership import Membership, Registration
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 NOT_RAISED = RemoteError.told("Retry", "given back by hand")
 

@@ -29,7 +29,7 @@ from worqr.peer.membership import LEASE, boottime
 if TYPE_CHECKING:
     from worqr.peer.peer import Peer
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 LOOK_EVERY = 0.5
 TWO_LOOKS = 1.25

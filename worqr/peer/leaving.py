@@ -22,7 +22,7 @@ from worqr.peer.claims import HandStation
 from worqr.peer.membership import Membership
 from worqr.peer.settling import Settler
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 LEAVE_PATIENCE = 2.0
 AWAY_PATIENCE = 0.1
@@ -37,7 +37,7 @@ class Leaving:
     def __init__(
         self, membership: Membership, settler: Settler, spawn: Callable[[Callable[[], Awaitable[Any]]], bool]
     ) -> None:
-        self.heard = True
+        self.heard: bool = True
         self._membership = membership
         self._settler = settler
         self._spawn = spawn

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from worqr.peer.claiming import Station
     from worqr.peer.peer import Peer
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 BEAT_EVERY = 1.0
 LEASE = 2.0
@@ -47,10 +47,10 @@ class Registration(Owner):
 
     def __init__(self, label: str) -> None:
         super().__init__()
-        self.worker = f"{label}:{secrets.token_hex(16)}"
-        self.since = boottime()
+        self.worker: str = f"{label}:{secrets.token_hex(16)}"
+        self.since: float = boottime()
         self.heart: Heart[Beat] | None = None
-        self.number = 0
+        self.number: int = 0
 
     def next_number(self) -> int:
         """The number of its next start request, on whatever queue: it only has to grow."""

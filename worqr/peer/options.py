@@ -13,7 +13,7 @@ PLANNED = {
     ),
     "join": frozenset({"threads", "processes", "only"}),
 }
-TAKEN = {"serve": ("concurrency",), "join": ("concurrency", "grace")}
+TAKEN: dict[str, tuple[str, ...]] = {"serve": ("concurrency",), "join": ("concurrency", "grace")}
 
 
 def refuse_options(where: str, options: Mapping[str, object]) -> None:

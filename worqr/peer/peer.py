@@ -36,7 +36,7 @@ from worqr.peer.running import Slots, as_coroutine
 from worqr.peer.settling import Settler
 from worqr.task import Health, Seconds, seconds
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 DEFAULT_KEEPALIVE = 3.0
 REST = 1.0
@@ -63,8 +63,8 @@ class Peer:
 
     def __init__(self, settings: PeerSettings, link: Link) -> None:
         self.settings = settings
-        self.capacity = Capacity(settings.concurrency)
-        self.leaving = False
+        self.capacity: Capacity = Capacity(settings.concurrency)
+        self.leaving: bool = False
         self._link = link
         self._stations: dict[str, Station] = {}
         self._drained = trio.Event()
@@ -72,15 +72,15 @@ class Peer:
         self._threads = trio.CapacityLimiter(40)
         registry = RegistryKeys(settings.prefix)
         label = re.sub(r"[^A-Za-z0-9._-]", "-", settings.app or socket.gethostname())[:60]
-        self.membership = Membership(self, link, registry, label=label, keepalive=settings.keepalive)
-        self.cancelling = Cancelling(self, link)
-        self.leader = Leader(self, link, registry, keepalive=settings.keepalive or DEFAULT_KEEPALIVE)
+        self.membership: Membership = Membership(self, link, registry, label=label, keepalive=settings.keepalive)
+        self.cancelling: Cancelling = Cancelling(self, link)
+        self.leader: Leader = Leader(self, link, registry, keepalive=settings.keepalive or DEFAULT_KEEPALIVE)
         self._settler = Settler(link, self.capacity.offer)
         self.capacity.offer_soon = self._settler.touch
         self._leaver = Leaving(self.membership, self._settler, self.spawn)
         self._slots = Slots(self._run_ended, self._interrupted)
         self.interrupt: KeyboardInterrupt | None = None
-        self.body = trio.CancelScope()
+        self.body: trio.CancelScope = trio.CancelScope()
 
     # What it tells
 

@@ -24,7 +24,7 @@ import trio
 from worqr.errors import UsageError
 from worqr.peer.context import Context, current_context
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 Handler = Callable[[bytes], Awaitable[object]]
 

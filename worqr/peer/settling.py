@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     Settle = Callable[[QueueKeys, str, list[int]], Call[dict[int, str]]]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Settler:

@@ -23,7 +23,7 @@ from worqr.cli.demo.summary import Line, is_good
 
 PLAIN_EVERY = 1.0
 WIDEST = 100
-MARKS = {True: ("✓", "green"), False: ("✗", "bold red"), None: (" ", "")}
+MARKS: dict[bool | None, tuple[str, str]] = {True: ("✓", "green"), False: ("✗", "bold red"), None: (" ", "")}
 STATES = {"at work": "green", "killed": "bold red", "killed, tasks given back": "red"}
 
 
