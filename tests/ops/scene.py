@@ -115,6 +115,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
 
 BEFORE: dict[str, Callable[[Desk], object]] = {
     "forget_worker": lambda desk: desk.call(ops.unmap_work(desk.g, "C", "Q1")),
+    "resume": lambda desk: desk.call(ops.pause(desk.q, "why")),
     "purge_queue": lambda desk: desk.call(ops.delete_queue(desk.q)),
     "stop_worker": lambda desk: desk.call(ops.unmap_work(desk.g, "A", "Q1")),
 }

@@ -97,8 +97,37 @@ def test_tells_a_hungry_worker_of_a_suspect(desk: Desk) -> None:
     assert heard == [(":wake:B", b"1")]
 
 
-def test_a_thousand_at_once(desk: Desk) -> None:
-    held = desk.hold("A", *[b"x"] * 1000)
+def test_wakes_nobody_where_no_suspect_waits(desk: Desk) -> None:
+    held = desk.hold("A", b"a")
+    desk.put(b"b")
+    desk.client.sadd(desk.q.hungry, "B")
+    desk.call(ops.finish_tasks(desk.q, "A", held))
+    assert desk.state()[":hungry"] == {"B"}
+
+
+def test_a_claim_with_nothing_under_it_leaves_no_mark(desk: Desk) -> None:
+    one, two = desk.hold("A", b"x", b"y")
+    desk.call(ops.cancel_task(desk.q, b"x"))
+    desk.client.delete(desk.q.claim(one), desk.q.claim(two))  # data that somebody deleted
+    assert desk.call(ops.finish_tasks(desk.q, "A", [one, two])) == {one: "cancelled", two: "mine"}
+    assert set(desk.state()) == {":workers", ":policy:A", ":counts"}
+
+
+def test_a_claim_named_twice_is_ended_once(desk: Desk) -> None:
+    one, two = desk.hold("A", b"x", b"y")
+    desk.call(ops.cancel_task(desk.q, b"y"))
+    call = ops.finish_tasks(desk.q, "A", [one, one, two, two])
+    assert [text.decode() for text in desk.send(call)[1:]] == [
+        *(str(one), "mine"),
+        *(str(two), "cancelled"),
+        *(str(two), "mine"),
+    ]
+    assert desk.counts()["finished"] == 1
+    assert desk.counts()["cancelled"] == 1
+
+
+def test_more_than_a_thousand_at_once(desk: Desk) -> None:
+    held = desk.hold("A", *[b"x"] * 1500)
     assert desk.call(ops.finish_tasks(desk.q, "A", held)) == {}
-    assert desk.state()[":counts"].value["finished"] == "1000"
-    assert desk.state()[":counts"].value["fence"] == str(FENCE + 1000)
+    assert desk.state()[":counts"].value["finished"] == "1500"
+    assert desk.state()[":counts"].value["fence"] == str(FENCE + 1500)

@@ -8,6 +8,7 @@ from worqr.ops import Beat
 def test_beats_and_tells_people_how_it_is(desk: Desk) -> None:
     desk.register("A")
     desk.client.pexpire(desk.g.worker("A"), 500)
+    desk.client.expire(desk.g.info("A"), 5)
     assert desk.beat("A", 7) == Beat(True, False, False, [])
     assert desk.state(":counts") == {
         ":Workers": {"A"},
@@ -16,6 +17,7 @@ def test_beats_and_tells_people_how_it_is(desk: Desk) -> None:
         ":version": "1",
     }
     assert 2000 < desk.client.pttl(desk.g.worker("A")) <= 3000
+    assert desk.client.ttl(desk.g.info("A")) > 50
 
 
 def test_the_same_beat_again_changes_nothing(desk: Desk) -> None:
@@ -48,6 +50,7 @@ def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
 
 def test_one_that_never_counts_as_dead_keeps_a_key_that_stays(desk: Desk) -> None:
     desk.register("A", keepalive_ms=0)
+    desk.client.delete(desk.g.worker("A"))
     assert desk.beat("A", keepalive_ms=0).alive
     assert desk.state()[":worker:A"] == "STAY"
 

@@ -136,6 +136,22 @@ def test_what_is_left_behind_wakes_one_more(desk: Desk) -> None:
     assert heard[0][0] in (":wake:B", ":wake:C")
 
 
+def test_where_nothing_is_left_nobody_is_woken(desk: Desk) -> None:
+    desk.enter("A", "B")
+    desk.client.sadd(desk.q.hungry, "B")
+    desk.client.lpush(desk.q.base, b"a", b"b")
+    desk.client.rpush(desk.q.base, reference("forged"))
+    assert desk.start("A", 2).word == "ok"
+    assert desk.state()[":hungry"] == {"B"}
+
+
+def test_who_has_room_for_nothing_is_hungry_no_more(desk: Desk) -> None:
+    desk.enter("A")
+    desk.client.sadd(desk.q.hungry, "A", "B")
+    desk.start("A", 0)
+    assert desk.state()[":hungry"] == {"B"}
+
+
 def test_zero_passes_a_wake_up_on_and_takes_nothing(desk: Desk) -> None:
     desk.enter("A", "B")
     desk.client.sadd(desk.q.hungry, "B")

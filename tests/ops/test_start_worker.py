@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import redis
 
 from tests.ops.driver import Desk, Expires
 from worqr import ops
@@ -55,3 +56,9 @@ def test_a_mesh_of_another_version_is_not_joined(desk: Desk) -> None:
 def test_without_facts_nothing_is_made_for_them(desk: Desk) -> None:
     desk.call(ops.start_worker(desk.g, "A", keepalive_ms=3000, facts=[]))
     assert ":info:A" not in desk.state()
+
+
+def test_a_registry_of_a_foreign_type_makes_no_new_mesh_either(desk: Desk) -> None:
+    desk.client.set(desk.g.registered, "foreign")
+    with desk.nothing_changes(), pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        desk.register("A")

@@ -142,3 +142,12 @@ def test_a_cancelled_suspect_makes_room_for_the_next(desk: Desk) -> None:
     with desk.listening(desk.q.wake_channel("B")) as heard:
         desk.call(ops.stop_tasks(desk.q, "A", held))
     assert heard == [(":wake:B", b"1")]
+
+
+def test_without_a_policy_the_defaults_hold(desk: Desk) -> None:
+    desk.stall(b"suspect")
+    desk.enter("A")
+    held = desk.take("A", 1)
+    desk.client.delete(desk.q.policy("A"))
+    assert desk.call(ops.stop_tasks(desk.q, "A", held)) == {}
+    assert len(desk.state()[":suspects"]) == 1
