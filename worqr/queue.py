@@ -125,7 +125,6 @@ class Queue:
     async def info(self) -> QueueInfo:
         """All there is to know of the queue at one moment. `oldest` and `blocked` are not known of raw tasks."""
         seen = await self._mesh.call(ops.inspect(self._keys))
-        hidden = {"fence", "stale", "deleted"}
         return QueueInfo(
             name=self.name,
             waiting=seen.waiting,
@@ -137,7 +136,7 @@ class Queue:
             paused=seen.paused,
             oldest=None,
             workers=len(seen.workers),
-            counts={name: n for name, n in seen.counts.items() if name not in hidden},
+            counts=seen.counts,
         )
 
     # Cancelling

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 
 import pytest
+import redis
 
 from tests.ops.driver import FENCE, Desk, Expires, claim, reference
 from worqr import ops
@@ -170,3 +171,12 @@ def test_never_above_two_to_the_53_nor_with_an_exponent(desk: Desk) -> None:
     assert desk.take("A", 2) == [2**53 - 9, 2**53 - 8]
     assert desk.client.exists(desk.q.claim(2**53 - 9), desk.q.claim(2**53 - 8)) == 2
     assert claim(1) not in desk.take("A", 0)
+
+
+@pytest.mark.parametrize("task", [b"a", MARKER])
+@pytest.mark.parametrize("key", ["base", "counts", "hungry"])
+def test_a_key_of_a_foreign_type_stores_nothing(desk: Desk, key: str, task: bytes) -> None:
+    desk.put(b"before")
+    desk.client.set(getattr(desk.q, key), "foreign")
+    with desk.nothing_changes(), pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        desk.put(b"before it", task)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import redis
 
 from tests.ops.driver import Desk, Expires, aside, claim
 from worqr import ops
@@ -135,3 +136,11 @@ def test_tells_a_hungry_worker_of_a_suspect(desk: Desk) -> None:
     with desk.listening(desk.q.wake_channel("B")) as heard:
         desk.fail("A", held)
     assert heard == [(":wake:B", b"1")]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_list_of_a_foreign_type_leaves_the_claim_as_it_is(desk: Desk, broken: bool) -> None:
+    [held] = desk.hold("A", b"a")
+    desk.client.set(desk.q.broken if broken else desk.q.failed, "foreign")
+    with desk.nothing_changes(), pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        desk.fail("A", held, broken=broken)
