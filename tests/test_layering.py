@@ -15,7 +15,7 @@ LAYERS = (
     ("errors", "version", "task", "keys", "lua", "call"),  # pure
     ("ops",),  # pure
     ("link", "embedded"),
-    ("queue", "peer", "function", "cron"),
+    ("queue", "peer", "function", "cron", "timetable"),
     ("mesh",),
     ("",),  # worqr/__init__.py: the public names
     ("cli", "dashboard", "testing", "__main__"),

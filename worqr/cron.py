@@ -1,0 +1,249 @@
+"""Schedules: when something is to be enqueued, and what is done about firings that were missed or overlap.
+
+No I/O and no clock. A `Definition` is a schedule as it lies in the registry; a `Plan` is one made ready to be asked for its
+firings. A firing is its nominal time: whole milliseconds since the epoch, the same for every peer. How an application
+declares schedules is in `worqr.timetable`, who fires them in `worqr.peer.ticking`.
+
+A cron expression means local time of its zone. A local time that does not exist (clocks go forward) fires at the next one
+that does, once however many it stands for; one that exists twice fires at the first. Only an expression for every hour of
+the day follows real time, as in Debian's cron: it fires in both of the hours that the clock shows twice.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import zoneinfo
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import Annotated, Final, Literal, Protocol, cast
+
+import msgspec
+
+from worqr.errors import UsageError
+
+ON_TIME_MS: Final = 10_000
+"""A firing this late is still on time: the leader may have changed, which takes less. Older ones were missed."""
+
+_MINUTE: Final = timedelta(minutes=1)
+_EVERY_HOUR: Final = set(range(24))
+_FIRST_WINDOW_MS: Final = 3_600_000
+
+Overlap = Literal["skip", "queue", "cancel"]
+
+
+class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One schedule as it lies in the registry.
+
+    What is unknown is refused rather than ignored: a leader of an older version must not tick what it half understands.
+    Defaults are left out, so that a version that adds a field does not change the definitions of the one before.
+
+    Attributes:
+        cron: the expression, or empty; then `every_ms` is the period.
+        misfire: how many missed firings are made up for.
+    """
+
+    name: str
+    queue: str
+    task: bytes
+    cron: str = ""
+    every_ms: Annotated[int, msgspec.Meta(ge=0)] = 0
+    timezone: str = "UTC"
+    misfire: int = 1
+    overlap: Overlap = "skip"
+    jitter_ms: int = 0
+
+    def encode(self) -> bytes:
+        """As it lies in the registry: equal definitions are equal bytes."""
+        return msgspec.json.encode(self)
+
+    @staticmethod
+    def decode(blob: bytes) -> Definition:
+        """What `encode` wrote. Raises UsageError for what another version may have meant."""
+        try:
+            return msgspec.json.decode(blob, type=Definition)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise UsageError(f"this version of worqr cannot read the definition: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One schedule as people want to know it.
+
+    Attributes:
+        next_run: the nominal time of the next firing; in the past while nobody is there to fire it.
+        last_run: the nominal time of the last firing that was enqueued; None if there was none.
+    """
+
+    name: str
+    next_run: datetime
+    last_run: datetime | None
+    paused: bool
+
+
+def at(ms: int) -> datetime:
+    """Milliseconds since the epoch as an aware datetime, exactly."""
+    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=ms)
+
+
+def ms_of(when: datetime) -> int:
+    """An aware datetime as whole milliseconds since the epoch."""
+    return (when - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
+
+
+# When
+
+
+class Plan:
+    """A definition that can be asked for its firings. Set once.
+
+    Raises:
+        UsageError: the expression or the zone is wrong, or the extra ``cron`` is missing.
+    """
+
+    def __init__(self, definition: Definition) -> None:
+        self.definition = definition
+        self._period = definition.every_ms
+        if not self._period:
+            self._new_cron = _cron(definition.cron)
+            self._zone = _zone(definition.timezone)
+            hours = self._new_cron(definition.cron, datetime(2000, 1, 1)).hours
+            minute, _, rest = definition.cron.split(" ", 2)
+            # With a star, cronsim goes by real time, whatever the other fields are.
+            self._real_time = f"{minute} * {rest}" if hours == _EVERY_HOUR and self._zone is not UTC else ""
+
+    def next_after(self, ms: int) -> int:
+        """The first firing after that moment."""
+        if self._period:
+            return (ms // self._period + 1) * self._period
+        now = at(ms)
+        first = self._first_local(now)
+        if self._real_time:
+            first = min(first, self._first_real(now))
+        return ms_of(first)
+
+    def last_between(self, after: int, until: int, n: int) -> list[int]:
+        """The last `n` firings later than `after` and not later than `until`, oldest first.
+
+        A minutely schedule may have been left alone for a year: look back in growing windows, not from its beginning.
+        """
+        if n <= 0 or until <= after:
+            return []
+        if self._period:
+            last = until // self._period
+            first = max(after // self._period + 1, last - n + 1)
+            return [number * self._period for number in range(first, last + 1)]
+        window = _FIRST_WINDOW_MS
+        while True:
+            start = max(after, until - window)
+            found: list[int] = []
+            while (start := self.next_after(start)) <= until:
+                found.append(start)
+            if len(found) >= n or until - window <= after:
+                return found[-n:]
+            window *= 8
+
+    def _first_local(self, now: datetime) -> datetime:
+        """The first later than `now` that the expression names in local time."""
+        for local in self._new_cron(self.definition.cron, now.astimezone(self._zone).replace(tzinfo=None)):
+            if (moment := _moment(local, self._zone)) > now:
+                return moment
+        raise UsageError(f"cron expression {self.definition.cron!r} never fires")
+
+    def _first_real(self, now: datetime) -> datetime:
+        """The first later than `now` at which the clock shows what the expression names, also for the second time."""
+        for moment in self._new_cron(self._real_time, now.astimezone(self._zone)):
+            if (real := moment.astimezone(UTC)) > now:
+                return real
+        raise UsageError(f"cron expression {self.definition.cron!r} never fires")
+
+
+def _moment(local: datetime, zone: tzinfo) -> datetime:
+    """When the clock shows `local` for the first time; if it never does, when it shows the next time that exists."""
+    while True:
+        moment = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
+        if moment.astimezone(zone).replace(tzinfo=None) == local:
+            return moment
+        local = local.replace(second=0) + _MINUTE
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a leader does about the time since it last looked.
+
+    Attributes:
+        fire: the firings to enqueue, oldest first.
+        cursor: up to which firing all has been judged.
+        missed: how many were not on time, at least; `made_up` of them are in `fire`.
+        next: the first firing that is still to come.
+    """
+
+    fire: list[int]
+    cursor: int
+    missed: int
+    made_up: int
+    next: int
+
+
+def judge(plan: Plan, cursor: int, now: int, *, paused: bool = False) -> Verdict:
+    """Which of the firings later than `cursor` and not later than `now` are enqueued; by the server's clock, in ms."""
+    on_time = max(cursor, now - ON_TIME_MS)
+    due = plan.last_between(on_time, now, ON_TIME_MS)
+    missed = plan.last_between(cursor, on_time, max(plan.definition.misfire, 1))
+    last = [*missed, *due][-1:]
+    made_up = missed[-plan.definition.misfire :] if plan.definition.misfire else []
+    following = plan.next_after(max(now, cursor))
+    judged = last[0] if last else cursor
+    if paused:
+        return Verdict([], judged, 0, 0, following)
+    return Verdict([*made_up, *due], judged, len(missed), len(made_up), following)
+
+
+def jitter_ms(definition: Definition, nominal: int) -> int:
+    """How long after its nominal time this firing is to run: by chance, and the same for whoever asks."""
+    if not definition.jitter_ms:
+        return 0
+    digest = hashlib.sha256(f"{definition.name}\0{nominal}".encode()).digest()
+    return int.from_bytes(digest[:8]) % (definition.jitter_ms + 1)
+
+
+# The extra
+
+
+class _Cron(Protocol):
+    """As much of cronsim as is used."""
+
+    hours: set[int]
+
+    def __iter__(self) -> Iterator[datetime]: ...
+
+
+def _cron(expression: str) -> Callable[[str, datetime], _Cron]:
+    """What makes an iterator over firings; it was tried on `expression`."""
+    try:
+        from cronsim import CronSim, CronSimError
+    except ImportError:
+        raise UsageError("cron expressions need cronsim: run `pip install 'worqr[cron]'`") from None
+    if len(expression.split()) != 5:
+        raise UsageError(
+            f"cron expression {expression!r} must have five fields (minute, hour, day of month, month, day of week), as in "
+            "'30 3 * * 1-5'; what happens several times a minute is for every()"
+        )
+    try:
+        if next(CronSim(expression, datetime(2000, 1, 1)), None) is None:
+            raise UsageError(f"cron expression {expression!r} never fires: no date matches")
+    except CronSimError as error:
+        raise UsageError(f"cron expression {expression!r} is wrong: {error}") from None
+    return cast("Callable[[str, datetime], _Cron]", CronSim)
+
+
+def _zone(name: str) -> tzinfo:
+    if name == "UTC":
+        return UTC  # also where the system has no zones
+    try:
+        return zoneinfo.ZoneInfo(name)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        close = difflib.get_close_matches(name, zoneinfo.available_timezones(), 1)
+        hint = f"did you mean {close[0]!r}?" if close else "if the system has none: run `pip install tzdata`"
+        raise UsageError(f"timezone {name!r} is not known here (it takes an IANA name); {hint}") from None

@@ -1,0 +1,180 @@
+"""Declaring schedules: what an application says once, when it is imported. Nothing is sent before it joins.
+
+What a schedule means is in `worqr.cron`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from datetime import UTC, tzinfo
+from typing import Any, Final, Literal, Protocol, TypedDict, TypeVar, Unpack, cast, overload
+
+from worqr.cron import Definition, Overlap, Plan
+from worqr.errors import UsageError
+from worqr.function import Call
+from worqr.keys import check_name
+from worqr.task import Seconds, seconds
+
+MIN_PERIOD: Final = 0.1
+"""Seconds. What is to happen more often is a loop in a handler."""
+MAX_CATCH_UP: Final = 100
+"""Missed firings that are made up for, at most."""
+MAX_TASK: Final = 64 * 1024
+"""Bytes of a schedule's payload: the leader reads all schedules every few seconds."""
+OVERLAPS: Final = ("skip", "queue", "cancel")
+MISFIRES: Final = {"skip": 0, "once": 1}
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """What `cron` and `every` take beside the time and the call."""
+
+    name: str
+    timezone: str | tzinfo
+    misfire: Literal["skip", "once"] | int
+    overlap: Overlap
+    jitter: Seconds
+
+
+class Callable0(Protocol):
+    """A function without arguments that can make a `Call` of itself."""
+
+    def call(self) -> Call[Any]: ...
+
+
+F = TypeVar("F", bound=Callable0)
+
+
+class Timetable:
+    """The schedules that an application declares; part of `Mesh`. Nothing is sent before `join`."""
+
+    def __init__(self) -> None:
+        self._declared: dict[str, Definition] = {}
+
+    @property
+    def declared_schedules(self) -> Mapping[str, Definition]:
+        """What `cron` and `every` have declared so far, by name."""
+        return self._declared
+
+    @overload
+    def cron(self, expression: str, call: Call[Any], /, **how: Unpack[ScheduleOptions]) -> None: ...
+    @overload
+    def cron(self, expression: str, /, **how: Unpack[ScheduleOptions]) -> Callable[[F], F]: ...
+    def cron(
+        self, expression: str, call: Call[Any] | None = None, /, **how: Unpack[ScheduleOptions]
+    ) -> Callable[[F], F] | None:
+        """Enqueue `call` whenever the clock of a time zone shows what a cron expression names.
+
+        ``mesh.cron("0 3 * * *", report.call("eu"))``, or without a call as a decorator of a function without arguments.
+        Exactly one enqueue per firing, whatever the number of peers. A firing is a job with the id ``cron:NAME``.
+
+        Args:
+            expression: minute, hour, day of month, month, day of week; as in Debian's cron, with ``L`` and ``#`` (cronsim).
+            name: unique in the mesh; by default the function's.
+            timezone: an IANA name, or a `zoneinfo.ZoneInfo`.
+            misfire: of the firings that were missed while no peer lived (or the server was away), ``"skip"`` all, run
+                ``"once"``, or the last n.
+            overlap: when the job of the firing before still waits or runs: ``"skip"`` this one, ``"queue"`` it, or
+                ``"cancel"`` the previous.
+            jitter: seconds; the job becomes due at a random moment up to so long after its nominal time.
+
+        Raises:
+            UsageError: anything of it is wrong, two schedules have one name, or the extra is missing
+                (``pip install 'worqr[cron]'``).
+        """
+        if not isinstance(expression, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"a cron expression must be a str, not {type(expression).__name__}")
+        return self._declare(call, cast("Mapping[str, Any]", how), cron=" ".join(expression.split()))
+
+    @overload
+    def every(self, period: Seconds, call: Call[Any], /, **how: Unpack[ScheduleOptions]) -> None: ...
+    @overload
+    def every(self, period: Seconds, /, **how: Unpack[ScheduleOptions]) -> Callable[[F], F]: ...
+    def every(
+        self, period: Seconds, call: Call[Any] | None = None, /, **how: Unpack[ScheduleOptions]
+    ) -> Callable[[F], F] | None:
+        """Enqueue `call` once in each period; the rest as `cron`.
+
+        Nominal times are the multiples of the period since 1970-01-01 00:00 UTC, so that nobody's start matters.
+
+        Raises:
+            UsageError: as `cron`; a period under 0.1 s; a time zone, which a period does not have.
+        """
+        if "timezone" in how:
+            raise UsageError("every() goes by real time and takes no timezone; for local times use cron()")
+        period_ms = round(seconds(period, "period", positive=True) * 1000)
+        if period_ms < MIN_PERIOD * 1000:
+            raise UsageError(f"period must be at least {MIN_PERIOD:g} s, not {period!r}")
+        return self._declare(call, cast("Mapping[str, Any]", how), every_ms=period_ms)
+
+    def _declare(self, call: Call[Any] | None, how: Mapping[str, Any], **when: Any) -> Callable[[F], F] | None:
+        given = _checked(how)
+
+        def declare(call: Call[Any]) -> None:
+            if not isinstance(call, Call):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise UsageError(f"a schedule takes a call, as in mesh.call('name') or function.call(), not {call!r}")
+            named: dict[str, Any] = {"name": call.name, "queue": call.name, "task": call.task}
+            definition = Definition(**(named | given | when))
+            if definition.name in self._declared:
+                raise UsageError(f"there is a schedule {definition.name!r} already: give one of them another name=")
+            if len(call.task) > MAX_TASK:
+                raise UsageError(
+                    f"schedule {definition.name!r}: its payload has {len(call.task):,} bytes, at most {MAX_TASK:,} fit"
+                )
+            self._declared[definition.name] = definition
+
+        unnamed: dict[str, Any] = {"name": "", "queue": "", "task": b""}
+        Plan(Definition(**(unnamed | given | when)))  # or it raises
+        if call is not None:
+            declare(call)
+            return None
+
+        def decorator(function: F) -> F:
+            declare(function.call())
+            return function
+
+        return decorator
+
+
+def _checked(how: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a schedule as fields of its definition."""
+    for option in how:
+        if option not in ScheduleOptions.__annotations__:
+            close = difflib.get_close_matches(option, ScheduleOptions.__annotations__, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(ScheduleOptions.__annotations__)}"
+            raise UsageError(f"a schedule has no option {option!r}; {hint}")
+    found: dict[str, Any] = {}
+    if "name" in how:
+        found["name"] = check_name(how["name"], "schedule name")
+    if "timezone" in how:
+        found["timezone"] = _zone_name(how["timezone"])
+    if "misfire" in how:
+        found["misfire"] = _catch_up(how["misfire"])
+    if "overlap" in how:
+        if how["overlap"] not in OVERLAPS:
+            raise UsageError(f"overlap must be one of {', '.join(map(repr, OVERLAPS))}, not {how['overlap']!r}")
+        found["overlap"] = how["overlap"]
+    if "jitter" in how:
+        found["jitter_ms"] = round(seconds(how["jitter"], "jitter") * 1000)
+    return found
+
+
+def _catch_up(misfire: object) -> int:
+    if isinstance(misfire, str) and misfire in MISFIRES:
+        return MISFIRES[misfire]
+    if isinstance(misfire, bool) or not isinstance(misfire, int) or not 1 <= misfire <= MAX_CATCH_UP:
+        raise UsageError(f"misfire must be 'skip', 'once' or a number from 1 to {MAX_CATCH_UP}, not {misfire!r}")
+    return misfire
+
+
+def _zone_name(zone: object) -> str:
+    """The name by which every peer finds the zone."""
+    if zone is UTC:
+        return "UTC"
+    name = zone if isinstance(zone, str) else getattr(zone, "key", None)
+    if not isinstance(name, str):
+        raise UsageError(
+            f"timezone must be an IANA name as 'Europe/Berlin' or a zoneinfo.ZoneInfo of that name, not {zone!r}: "
+            "other peers have to find it by its name"
+        )
+    return name
