@@ -1,39 +1,58 @@
 """worqr: a peer-to-peer job mesh on Trio and Redis.
 
-Imports run one way: errors, call, lua, task, keys (pure) <- ops <- link <- peer, queue <- mesh <- cli. Only `worqr.link`
-imports redis.
+Imports run one way: errors, call, lua, task, keys, policy, options (pure) <- ops <- link <- peer, job, queue <- mesh <- cli.
+Only `worqr.link` imports redis.
 """
 
+from worqr.aside import Aside
 from worqr.errors import (
     ClaimLost,
     ClaimSettled,
+    Duplicate,
+    JobCancelled,
+    JobFailed,
+    NoResult,
     PayloadTooLarge,
     QueueFull,
     RefusedByServer,
+    ResultTimeout,
     Unavailable,
     UsageError,
     WorqrBug,
     WorqrError,
     WrongVersion,
 )
+from worqr.job import Job
 from worqr.mesh import Mesh
+from worqr.options import JobOptions, Update
 from worqr.peer.claims import Claim, Claims
 from worqr.peer.context import Context, current
 from worqr.peer.peer import Peer
+from worqr.policy import Broken, Failure, Retry, RetryPolicy
 from worqr.queue import Queue
-from worqr.task import CancelCount, Event, Health, QueueInfo, RemoteError, Seconds, Status, WorkerInfo
+from worqr.task import CancelCount, Event, Failed, Health, QueueInfo, RemoteError, Seconds, Status, WorkerInfo
 from worqr.version import __version__
 
 __all__ = [
+    "Aside",
+    "Broken",
     "CancelCount",
     "Claim",
     "ClaimLost",
     "ClaimSettled",
     "Claims",
     "Context",
+    "Duplicate",
     "Event",
+    "Failed",
+    "Failure",
     "Health",
+    "Job",
+    "JobCancelled",
+    "JobFailed",
+    "JobOptions",
     "Mesh",
+    "NoResult",
     "PayloadTooLarge",
     "Peer",
     "Queue",
@@ -41,9 +60,13 @@ __all__ = [
     "QueueInfo",
     "RefusedByServer",
     "RemoteError",
+    "ResultTimeout",
+    "Retry",
+    "RetryPolicy",
     "Seconds",
     "Status",
     "Unavailable",
+    "Update",
     "UsageError",
     "WorkerInfo",
     "WorqrBug",

@@ -21,11 +21,13 @@ class Merge(Generic[T_co]):
         items: how much of one request's limit it takes.
         join: makes one call of many; calls with the same function may be joined.
         share: what this call's caller is answered when the joined call succeeded. Its error is everybody's.
+        pick: where there is no fixed answer: takes it out of the joined call's value, from the place behind so many items.
     """
 
     items: int
     join: Callable[[Sequence[Call[Any]]], Call[Any]]
-    share: T_co
+    share: T_co | None = None
+    pick: Callable[[Any, int], T_co] | None = None
 
 
 @dataclass(slots=True, eq=False)

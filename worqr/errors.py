@@ -6,6 +6,11 @@ Trio or Redis: the link translates what redis-py raises into these, once.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from worqr.task import RemoteError
+
 
 class WorqrError(Exception):
     """Root of all errors of worqr.
@@ -54,6 +59,55 @@ class WrongVersion(RefusedByServer):
 
 class QueueFull(WorqrError):
     """The queue is at its ``max_length``, or the server is out of memory. Nothing was stored; slow down and try again."""
+
+
+class Duplicate(WorqrError):
+    """The id is taken (``if_exists="raise"``, ``unique=True``): its job waits, runs, or is within ``unique_for``.
+
+    Nothing was stored.
+
+    Attributes:
+        job: a handle of the job that is there.
+    """
+
+    def __init__(self, message: str, job: Any = None) -> None:
+        super().__init__(message)
+        self.job: Any = job
+
+
+class NoResult(WorqrError):
+    """There is no result and none will come: the id is unknown, the result expired, or none is kept (no ``result_ttl``).
+
+    Raised at once; waiting would not help.
+    """
+
+
+class ResultTimeout(WorqrError, TimeoutError):
+    """The job had not ended within ``timeout`` seconds; ask again. A `TimeoutError` too."""
+
+
+class JobFailed(WorqrError):
+    """The job failed for good. It is in ``queue.failed`` (or ``.broken``) unless those records are not kept.
+
+    Attributes:
+        error: what the last run raised, as a `RemoteError`.
+    """
+
+    def __init__(self, message: str, error: RemoteError) -> None:
+        super().__init__(message)
+        self.error: RemoteError = error
+
+
+class JobCancelled(WorqrError):
+    """The job was cancelled, or its queue deleted.
+
+    Attributes:
+        reason: as whoever cancelled it said; may be empty.
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason: str = reason
 
 
 class ClaimLost(WorqrError):

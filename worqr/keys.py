@@ -15,6 +15,8 @@ from worqr.errors import UsageError
 MAX_NAME: Final = 200
 """Bytes of UTF-8 in a queue name, a prefix or a worker label."""
 
+_FAILURES: Final = "}-fail"
+
 MARKER: Final = b"\x00worqr\x00"
 """A task item that begins so is a reference to a job; the id follows."""
 
@@ -41,15 +43,31 @@ def check_name(name: object, what: str = "queue name") -> str:
 
 @dataclass(frozen=True, slots=True)
 class QueueKeys:
-    """The keys and channels of one queue; `base` is the waiting list itself and the stem of all others."""
+    """The keys and channels of one queue; `base` is the waiting list itself and the stem of all others.
+
+    `failures`: the failure queue of that queue is meant, which lies in the same slot.
+    """
 
     prefix: str
     queue: str
+    failures: bool = False
+
+    @classmethod
+    def of(cls, prefix: str, name: str) -> QueueKeys:
+        """The keys of the queue that the registry knows by `name`."""
+        if name.startswith("{") and name.endswith(_FAILURES):
+            return cls(prefix, name[1 : -len(_FAILURES)], failures=True)
+        return cls(prefix, name)
+
+    @property
+    def name(self) -> str:
+        """What the registry calls it: the queue's name, or ``{Q1}-fail``, which no queue's name can be."""
+        return f"{{{self.queue}{_FAILURES}" if self.failures else self.queue
 
     @property
     def base(self) -> str:
         """LIST: the waiting task items. Also the channel for foreign producers, resume and delete."""
-        return f"{self.prefix}:{{{self.queue}}}"
+        return f"{self.prefix}:{self.name}" if self.failures else f"{self.prefix}:{{{self.queue}}}"
 
     @property
     def workers(self) -> str:
@@ -99,12 +117,37 @@ class QueueKeys:
     @property
     def trash_suspects(self) -> str:
         """LIST: suspects of a deleted queue that are still to be purged."""
-        return f"{self.base}:trash_suspects"
+        return f"{self.base}:trash:suspects"
+
+    @property
+    def trash_due(self) -> str:
+        """ZSET: due jobs of a deleted queue that are still to be purged."""
+        return f"{self.base}:trash:due"
+
+    @property
+    def trash_blocked(self) -> str:
+        """SET: blocked jobs of a deleted queue that are still to be purged."""
+        return f"{self.base}:trash:blocked"
+
+    @property
+    def blocked(self) -> str:
+        """SET of the ids of jobs that wait because the same id runs."""
+        return f"{self.base}:blocked"
+
+    @property
+    def aside_index(self) -> str:
+        """HASH: job id -> the claim under which it was last set aside."""
+        return f"{self.base}:aside"
 
     @property
     def due(self) -> str:
         """ZSET of job ids by due time in ms."""
         return f"{self.base}:due"
+
+    @property
+    def fired(self) -> str:
+        """HASH: schedule -> its last firing on this queue, and what became of it; expires a week after the last of them."""
+        return f"{self.base}:fired"
 
     @property
     def cancel_channel(self) -> str:
@@ -138,8 +181,20 @@ class QueueKeys:
         return f"{self.base}:claim:{claim}"
 
     def job(self, id: str) -> str:
-        """HASH: the record of a waiting job."""
+        """HASH: the record of a job that does not run. Also the channel on which its changes are told."""
         return f"{self.base}:job:{id}"
+
+    def result(self, id: str) -> str:
+        """HASH: how a job ended, and which dispatches of it; expires after its `result_ttl`."""
+        return f"{self.base}:result:{id}"
+
+    def older_result(self, id: str) -> str:
+        """HASH: the result before that one, for whoever is about to read it; expires as it would have."""
+        return f"{self.base}:older_result:{id}"
+
+    def taken(self, id: str) -> str:
+        """STRING: the id is taken (`unique_for`); expires."""
+        return f"{self.base}:taken:{id}"
 
     def active(self, id: str) -> str:
         """HASH: the record of a claimed job."""
@@ -188,6 +243,16 @@ class RegistryKeys:
     def waiting(self) -> str:
         """SET of queues with waiting tasks as the last scan saw them, expires in 10 s."""
         return f"{self.base}:waiting"
+
+    @property
+    def due_channel(self) -> str:
+        """Channel: ``ms base``: a job became the earliest of its queue, due in so many milliseconds. A hint for the leader."""
+        return f"{self.base}:due"
+
+    @property
+    def schedules(self) -> str:
+        """HASH: ``def NAME``, ``last NAME`` ... of every schedule; expires 30 days after the last peer that declared one."""
+        return f"{self.base}:schedules"
 
     @property
     def leader(self) -> str:

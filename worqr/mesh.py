@@ -21,10 +21,10 @@ from worqr.embedded import EmbeddedServer, shared_server
 from worqr.errors import UsageError
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.link import Link, LinkSettings, TrioMailbox
-from worqr.peer.options import check_count, refuse_options
+from worqr.peer.options import refuse_options
 from worqr.peer.peer import Peer, PeerSettings
 from worqr.queue import Queue
-from worqr.task import QueueInfo, Seconds, WorkerInfo, seconds
+from worqr.task import QueueInfo, Seconds, WorkerInfo, check_count, seconds
 
 T = TypeVar("T")
 
@@ -199,6 +199,7 @@ class Mesh:
             grace=seconds(grace, "grace"),
             keepalive=self.keepalive,
             stall_limit=self.stall_limit,
+            max_payload=self.max_payload,
         )
         async with self.connect(), Peer(settings, self.link).joined() as peer:
             yield peer
@@ -216,11 +217,11 @@ class Mesh:
     async def queues(self) -> list[QueueInfo]:
         """All queues that hold something or are served, by name."""
         names = await self.call(ops.list_queues(RegistryKeys(self.prefix)))
-        infos = [await self.queue(name).info() for name in sorted(names)]
+        infos = [await Queue(self, QueueKeys.of(self.prefix, name)).info() for name in sorted(names)]
         return [
             i
             for i in infos
-            if i.waiting or i.running or i.due or i.failed or i.broken or i.workers or i.paused is not None
+            if i.waiting or i.running or i.due or i.blocked or i.failed or i.broken or i.workers or i.paused is not None
         ]
 
     async def workers(self) -> list[WorkerInfo]:

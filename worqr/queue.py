@@ -1,4 +1,4 @@
-"""A queue as producers and operators see it: put tasks in, look, cancel, pause, delete, listen.
+"""A queue as producers and operators see it: put tasks and jobs in, look, cancel, pause, delete, listen.
 
 Nothing here consumes: that is the peer's. Every method is one request or a few; none holds a lock, none polls unless it says
 so.
@@ -6,20 +6,35 @@ so.
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import trio
 
 from worqr import ops
-from worqr.errors import Unavailable, UsageError, WorqrError
+from worqr.aside import Aside
+from worqr.cancelling import cancel_and_wait
+from worqr.errors import Duplicate, QueueFull, UsageError, WorqrError
+from worqr.job import Job, Outcome
 from worqr.keys import QueueKeys
-from worqr.ops import MAX_BYTES, MAX_ITEMS, Cancelled
-from worqr.peer.options import check_count
-from worqr.task import CancelCount, Event, QueueInfo, Seconds, Status, check_task, check_text, seconds
+from worqr.listening import listening
+from worqr.ops import MAX_BYTES, MAX_ITEMS, Cancelled, Dispatched
+from worqr.options import JobOptions, check_id, encode_options
+from worqr.task import (
+    CancelCount,
+    Event,
+    QueueInfo,
+    Seconds,
+    Status,
+    check_count,
+    check_task,
+    check_text,
+    from_ms,
+    seconds,
+)
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
@@ -27,7 +42,6 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 EVENTS_BUFFERED = 1000
-MARKS_AGAIN = 1.0
 MAX_LISTED = 10_000
 
 
@@ -43,13 +57,38 @@ class Queue:
     @property
     def name(self) -> str:
         """The queue's name."""
-        return self._keys.queue
+        return self._keys.name
+
+    @property
+    def failed(self) -> Aside:
+        """What failed for good: the last `keep_failed` (default 1000)."""
+        return Aside(self._mesh, self._keys, "failed")
+
+    @property
+    def broken(self) -> Aside:
+        """What could not be decoded: all of it, until somebody deals with it."""
+        return Aside(self._mesh, self._keys, "broken")
+
+    @property
+    def failures(self) -> Queue:
+        """The failure queue, in which the jobs of `on_failure` handlers wait. It has none itself.
+
+        Raises:
+            UsageError: this is a failure queue.
+        """
+        if self._keys.failures:
+            raise UsageError(f"{self.name!r} is a failure queue; those have no failure queue themselves")
+        return Queue(self._mesh, QueueKeys(self._keys.prefix, self._keys.queue, failures=True))
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r}>"
 
     async def enqueue(
-        self, *tasks: bytes | bytearray | memoryview, front: bool = False, max_length: int | None = None
+        self,
+        *tasks: bytes | bytearray | memoryview,
+        unique: bool = False,
+        front: bool = False,
+        max_length: int | None = None,
     ) -> int:
         """Put tasks into the queue, to be taken in this order, and wake as many idle workers as there are tasks.
 
@@ -57,14 +96,17 @@ class Queue:
 
         Args:
             tasks: bytes of any kind; delivered as they are.
+            unique: dispatch them as jobs whose ids are made from the payloads: while one waits or runs, another is refused. All
+                or none; from Worqr's unique tasks.
             front: put them before all that waits.
-            max_length: refuse if more than so many tasks would wait.
+            max_length: refuse if more than so many tasks would wait, those due later among them.
 
         Returns:
             How many were stored: all of them.
 
         Raises:
             UsageError: not bytes, or a bounded call too large for one request; PayloadTooLarge: over `max_payload` bytes.
+            Duplicate: with `unique`, one of them waits or runs already; nothing was stored.
             QueueFull: over `max_length`, or the server is out of memory; nothing of the request was stored.
             Unavailable: no answer within `patience`; with ``sent=None`` it may have been stored.
 
@@ -83,6 +125,8 @@ class Queue:
             self._mesh.check_connected()
             await trio.lowlevel.checkpoint()
             return 0
+        if unique:
+            return await self._enqueue_unique(chunks, front=front, max_length=max_length)
         link = self._mesh.link_to(self.name)
         if len(chunks) == 1:
             return await link.call(ops.enqueue(self._keys, checked, front=front, max_length=max_length))
@@ -97,6 +141,58 @@ class Queue:
                 )
                 raise
         return stored
+
+    async def _enqueue_unique(self, chunks: list[list[bytes]], **options: Any) -> int:
+        if len(chunks) > 1:
+            raise UsageError(
+                f"a unique enqueue must fit one request: at most {MAX_ITEMS} tasks and {MAX_BYTES:,} bytes"
+            )
+        given = {name: value for name, value in options.items() if value is not None}
+        jobs = [
+            ({**given, "id": f"sha256:{hashlib.sha256(task).hexdigest()}", "exists": "raise"}, task)
+            for task in chunks[0]
+        ]
+        done = await self._mesh.link_to(self.name).call(ops.dispatch_jobs(self._keys, jobs, whole=True))
+        self._job(done[-1])  # the last is the one that was refused, if one was
+        return len(done)
+
+    async def dispatch(self, task: bytes | bytearray | memoryview, **options: Unpack[JobOptions]) -> Job[bytes]:
+        """Put a job into the queue: a task with a record, which can have an id, a due time, and options of its own.
+
+        A job whose id is there already is updated (see `Update`), one whose id runs is blocked until that run ends, whatever way
+        it ends: no id ever runs twice at once.
+
+        Args:
+            task: bytes of any kind; delivered as they are.
+            options: see `JobOptions`.
+
+        Returns:
+            A handle of this very dispatch, with its `outcome`.
+
+        Raises:
+            UsageError: an option that does not exist or cannot be; PayloadTooLarge.
+            Duplicate: ``if_exists="raise"``, and the id is taken.
+            QueueFull: over `max_length`, or the server is out of memory. Nothing was stored.
+            Unavailable: no answer within `patience`; with ``sent=None`` it may have been stored.
+
+        From Queasy's dispatch.
+        """
+        checked = check_task(task, self._mesh.max_payload)
+        call = ops.dispatch_jobs(self._keys, [(encode_options(options), checked)])
+        return self._job((await self._mesh.link_to(self.name).call(call))[0])
+
+    def _job(self, done: Dispatched) -> Job[bytes]:
+        """The handle of a dispatch that was not refused."""
+        if done.outcome == "full":
+            raise QueueFull(f"queue {self.name!r} is at its max_length: nothing was stored")
+        if done.outcome == "duplicate":
+            job = Job[bytes](self._mesh, self._keys, done.id, done.number)
+            raise Duplicate(f"the id {done.id!r} is taken on queue {self.name!r}: nothing was stored", job)
+        return Job(self._mesh, self._keys, done.id, done.number, cast("Outcome", done.outcome))
+
+    def job(self, id: str) -> Job[bytes]:
+        """A handle of the job of this id, which need not exist; no I/O."""
+        return Job(self._mesh, self._keys, check_id(id, generated=True))
 
     # Looking
 
@@ -118,108 +214,73 @@ class Queue:
         """The first 1,000 tasks that run now: by which worker, and since when by the server's clock."""
         claims = await self._mesh.call(ops.list_claims(self._keys))
         return [
-            Status("active", worker=worker, since=datetime.fromtimestamp(claim / 1e6, UTC), failures=failures)
-            for claim, worker, failures in claims
+            Status(
+                state="active",
+                worker=held.worker,
+                since=from_ms(held.claim / 1000),
+                run_at=None if held.run_at_ms is None else from_ms(held.run_at_ms),
+                progress=held.progress,
+                message=held.message,
+                failures=held.failures,
+            )
+            for held in claims
         ]
 
     async def info(self) -> QueueInfo:
-        """All there is to know of the queue at one moment. `oldest` and `blocked` are not known of raw tasks."""
+        """All there is to know of the queue at one moment. `oldest`: seconds since the job in front was due; None: it is none."""
         seen = await self._mesh.call(ops.inspect(self._keys))
         return QueueInfo(
             name=self.name,
             waiting=seen.waiting,
             due=seen.due,
-            blocked=0,
+            blocked=seen.blocked,
             running=seen.running,
             failed=seen.failed,
             broken=seen.broken,
             paused=seen.paused,
-            oldest=None,
+            oldest=None if seen.oldest_ms is None else seen.oldest_ms / 1000,
             workers=len(seen.workers),
             counts=seen.counts,
         )
 
     # Cancelling
 
-    async def cancel(self, task: bytes | bytearray | memoryview, *, wait: Seconds = 0) -> CancelCount:
+    async def cancel(self, task: bytes | bytearray | memoryview, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
         """Cancel every task of this queue with this payload: waiting ones are removed, running ones cancelled wherever they run.
 
         A task cancelled while it runs is settled as cancelled when its handler has unwound, and never comes back, also if its
-        worker dies meanwhile. Finds waiting tasks by a search through the queue (16 ms for a million).
+        worker dies meanwhile. Finds waiting tasks by a search through the queue (16 ms for a million). Jobs that were dispatched
+        are cancelled by their id: ``queue.job(id).cancel()``.
 
         Args:
+            reason: for people, and for whoever waits for a result.
             wait: seconds to wait until the running ones have really ended.
 
         Returns:
             How many waited, ran, and, of the latter, had ended before `wait` was over. Never raises because of a slow handler.
         """
         checked = check_task(task, self._mesh.max_payload)
+        check_text(reason, "reason")
 
         async def step(last: Cancelled | None) -> Cancelled:
             cursor, after = ("0", "-") if last is None else (last.cursor, last.after)
-            return await self._mesh.call(ops.cancel_task(self._keys, checked, cursor, after))
+            return await self._mesh.call(ops.cancel_task(self._keys, checked, cursor, after, reason=reason))
 
-        return await self._cancel(step, seconds(wait, "wait"))
+        return await cancel_and_wait(self._mesh.link, self._keys, step, seconds(wait, "wait"))
 
-    async def cancel_all(self, *, wait: Seconds = 0) -> CancelCount:
-        """Cancel every task of this queue, waiting or running. Arguments and answer as `cancel`."""
+    async def cancel_all(self, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
+        """Cancel every task and job of this queue, waiting or running. Arguments and answer as `cancel`."""
+        check_text(reason, "reason")
 
         async def step(last: Cancelled | None) -> Cancelled:
-            while (found := await self._mesh.call(ops.cancel_all(self._keys, last.after if last else "-"))) is None:
+            after = last.after if last else "-"
+            while (found := await self._mesh.call(ops.cancel_all(self._keys, after, reason=reason))) is None:
                 await self._purge()
             return found
 
-        count = await self._cancel(step, seconds(wait, "wait"))
+        count = await cancel_and_wait(self._mesh.link, self._keys, step, seconds(wait, "wait"))
         await self._purge()
         return count
-
-    async def _cancel(self, step: Callable[[Cancelled | None], Awaitable[Cancelled]], wait: float) -> CancelCount:
-        if wait == 0:
-            waiting, claims = await _all_steps(step)
-            return CancelCount(waiting, len(claims), 0)
-        settled: set[int] = set()
-        news = trio.Event()
-
-        def hear(message: bytes) -> None:
-            if message.isdigit():
-                settled.add(int(message))
-                news.set()
-
-        async with self._listening(self._keys.cancelled_channel, hear):
-            waiting, claims = await _all_steps(step)
-            with trio.move_on_after(wait):
-                while not claims <= settled:
-                    news = trio.Event()
-                    with trio.move_on_after(MARKS_AGAIN):
-                        await news.wait()
-                        continue
-                    settled |= claims - await self._marked(claims - settled)
-            return CancelCount(waiting, len(claims), len(claims & settled))
-
-    @asynccontextmanager
-    async def _listening(self, channel: str, hear: Callable[[bytes], None]) -> AsyncGenerator[None]:
-        """Hear a channel for the length of a block, which begins when the server has confirmed it."""
-        link = self._mesh.link
-        subscription = link.subscriptions.open([channel], lambda _channel, message: hear(message), lambda: None)
-        try:
-            patience = link.settings.patience
-            with trio.move_on_after(patience) as waiting:
-                await subscription.wait_confirmed()
-            if waiting.cancelled_caught:
-                raise Unavailable(
-                    f"queue {self.name!r}: the server confirmed no subscription within {patience:g} s", sent=False
-                )
-            yield
-        finally:
-            subscription.close()
-
-    async def _marked(self, claims: set[int]) -> set[int]:
-        """Those of `claims` whose cancellation is still under way."""
-        ordered = sorted(claims)
-        marked: set[int] = set()
-        for start in range(0, len(ordered), MAX_ITEMS):
-            marked.update(await self._mesh.call(ops.list_marks(self._keys, ordered[start : start + MAX_ITEMS])))
-        return marked
 
     # Operating
 
@@ -234,8 +295,8 @@ class Queue:
         await self._mesh.call(ops.resume(self._keys))
 
     async def delete(self) -> None:
-        """Delete all that waits, at once. What runs may finish; what is given back afterwards is dropped. A new enqueue makes
-        the queue anew.
+        """Delete all that waits, is due or is blocked, at once. What runs may finish; what is given back afterwards is dropped. A
+        new enqueue makes the queue anew.
         """
         while not await self._mesh.call(ops.delete_queue(self._keys)):
             await self._purge()
@@ -264,18 +325,8 @@ class Queue:
                 logger.warning("events: queue %r: a message nobody of us sent: %r", self.name, message[:100])
 
         with send, receive:
-            async with self._listening(self._keys.events_channel, hear):
+            async with listening(self._mesh.link, self._keys.events_channel, hear):
                 yield receive
-
-
-async def _all_steps(step: Callable[[Cancelled | None], Awaitable[Cancelled]]) -> tuple[int, set[int]]:
-    """Cancel until there is no more: how many waited, and which claims were marked."""
-    waiting, claims, last = 0, set[int](), None
-    while last is None or last.more:
-        last = await step(last)
-        waiting += last.waiting
-        claims.update(last.claims)
-    return waiting, claims
 
 
 def _chunks(tasks: Sequence[bytes]) -> Iterator[list[bytes]]:

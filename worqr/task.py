@@ -8,8 +8,10 @@ from __future__ import annotations
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, cast
+
+import msgspec
 
 from worqr.errors import PayloadTooLarge, UsageError
 
@@ -96,6 +98,88 @@ class RemoteError:
 def _clean(text: str) -> str:
     """`text` without the lone surrogates that UTF-8 cannot carry."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A task that was set aside, as ``queue.failed``, ``queue.broken`` and failure handlers see it.
+
+    Attributes:
+        id: of its job; of a raw task one that was made for it.
+        task: the payload, byte for byte.
+        reason: failed (its run said so, or its failures reached the limit), stalled (its workers died), timeout, expired (it
+            was not started in time), broken (it could not be decoded).
+        error: what the last run raised.
+        failures, stalls, timeouts: how often each has happened.
+        worker: that had it last.
+        at: when it was set aside, by the server's clock.
+        meta: as it was dispatched with.
+    """
+
+    id: str
+    queue: str
+    task: bytes
+    reason: Literal["failed", "stalled", "timeout", "expired", "broken"]
+    error: RemoteError
+    failures: int
+    stalls: int
+    timeouts: int
+    worker: str
+    at: datetime
+    meta: Mapping[str, str]
+
+    @classmethod
+    def of(cls, queue: str, task: bytes, facts: Mapping[str, bytes | str]) -> Failed:
+        """Of the facts that were written when it was set aside."""
+
+        def told(name: str) -> str:
+            value = facts.get(name, "")
+            return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+        return cls(
+            id=told("id"),
+            queue=queue,
+            task=task,
+            reason=cast('Literal["failed", "stalled", "timeout", "expired", "broken"]', told("reason")),
+            error=RemoteError(told("error_type"), told("error_message"), told("error_traceback")),
+            failures=int(told("failures") or 0),
+            stalls=int(told("stalls") or 0),
+            timeouts=int(told("timeouts") or 0),
+            worker=told("worker"),
+            at=from_ms(int(told("at") or 0)),
+            meta=meta_of(told("meta")),
+        )
+
+
+def meta_of(text: str) -> Mapping[str, str]:
+    """`meta` as it is stored."""
+    return msgspec.json.decode(text, type=dict[str, str]) if text else {}
+
+
+def from_ms(ms: float) -> datetime:
+    """A moment of the server's clock."""
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def to_ms(moment: object, what: str) -> int:
+    """An aware datetime in milliseconds since 1970, rounded up; else UsageError naming `what`."""
+    if not isinstance(moment, datetime):
+        raise UsageError(f"{what} must be a datetime, not {type(moment).__name__}")
+    if moment.tzinfo is None or moment.utcoffset() is None:
+        raise UsageError(f"{what} must know its timezone: {moment!r} does not; use datetime.now(UTC), say")
+    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    if since < timedelta(0):
+        raise UsageError(f"{what} must be after 1970, not {moment!r}")
+    return -(-since // timedelta(milliseconds=1))
+
+
+def check_count(value: object, what: str) -> int:
+    """`value` as a whole number of at least 1."""
+    if value == "auto":
+        raise UsageError(f"{what} does not know 'auto' yet; it takes a whole number of at least 1")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{what} must be a whole number of at least 1, not {value!r}")
+    return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,12 +98,15 @@ class Merged(Request):
         """In the loop: give each part its share of the outcome, or its own copy of the error."""
         error = self.error
         self.error: Exception | None = None
+        before = 0
         for part in self.parts:
+            merge = part.call.merge
             if error is not None:
                 part.error = copy.copy(error)
                 part.error.__cause__ = error.__cause__
-            elif part.call.merge is not None:
-                part.value = part.call.merge.share
+            elif merge is not None:
+                part.value = merge.share if merge.pick is None else merge.pick(self.value, before)
+                before += merge.items
             part.settled = True
         wake_all(self.parts)
 

@@ -1,12 +1,17 @@
--- USES fence reference
--- What a start answers for the claimed `item`: the payload, or for a job: payload id failures stalls timeouts; false for none.
+-- USES fence record set_aside
+-- What a start answers for the claimed `item`: the payload, or for a job its record as names and values, with its id; false
+-- for none.
 local function entry_of(base, item)
   local id = item and job_id(item)
   if not id then
     return item
   end
-  local kept = redis.call('HMGET', base .. ':active:' .. id, 'task', 'failures', 'stalls', 'timeouts')
-  return kept[1] and {kept[1], id, tonumber(kept[2]) or 0, tonumber(kept[3]) or 0, tonumber(kept[4]) or 0}
+  local entry = redis.call('HGETALL', base .. ':active:' .. id)
+  if #entry == 0 then
+    return false
+  end
+  entry[#entry + 1], entry[#entry + 2] = 'id', id
+  return entry
 end
 
 -- Adds to `reply` the entries of `count` claims from `first` on: what a start has claimed before.
@@ -18,10 +23,19 @@ local function claimed_again(base, reply, first, count)
   return reply
 end
 
+-- True if the job was to begin before now and never did.
+local function is_expired(fields, now)
+  local until_ms = tonumber(fields.expires_at)
+  if fields.expires then
+    until_ms = (tonumber(fields.run_at) or 0) + tonumber(fields.expires)
+  end
+  return until_ms and now > until_ms and not fields.started
+end
+
 -- Moves the last item of the list `source` under `claim` of `worker`; the claim's place in the worker's set of claims is the
--- caller's to add. Answers taken, its entry and the size of its payload; skipped, for a reference to nothing (or to what is no
--- record), which it takes away; or empty.
-local function claim_last(base, source, worker, claim)
+-- caller's to add. Answers taken, its entry and the size of its payload; skipped, for a reference whose record is gone or
+-- does not wait, which it takes away; expired, when it was set aside under `claim` instead; or empty.
+local function claim_last(base, source, worker, claim, now)
   local held = base .. ':claim:' .. claim
   local item = redis.call('RPOPLPUSH', source, held)
   if not item then
@@ -32,12 +46,24 @@ local function claim_last(base, source, worker, claim)
     return 'taken', item, #item
   end
   local job, active = base .. ':job:' .. id, base .. ':active:' .. id
-  if redis.pcall('HEXISTS', job, 'task') ~= 1 or redis.call('EXISTS', active) == 1 then
+  if redis.pcall('HGET', job, 'state') ~= 'waiting' then
     redis.call('DEL', held)
     return 'skipped'
   end
   redis.call('RENAME', job, active)
-  redis.call('HSET', active, 'claim', claim, 'worker', worker)
+  redis.call('HSET', active, 'claim', claim, 'worker', worker, 'state', 'active')
   local entry = entry_of(base, item)
-  return 'taken', entry, #entry[1]
+  local fields = {}
+  for i = 1, #entry, 2 do
+    fields[entry[i]] = entry[i + 1]
+  end
+  if is_expired(fields, now) then
+    local how = policy_of(base, worker)
+    how.kind, how.reason, how.now, how.error_traceback = 'failed', 'expired', now, ''
+    how.error_type, how.error_message = 'Expired', 'it was not started before it expired'
+    set_aside(base, claim, record_of(item, id, claim, fields), how)
+    return 'expired'
+  end
+  tell(base, id, 'active')
+  return 'taken', entry, #fields.task
 end

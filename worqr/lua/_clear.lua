@@ -1,16 +1,18 @@
 -- USES counts fence
+local TRASHED = {'', ':suspects', ':due', ':blocked'}
+
 -- Puts all that waits out of reach in O(1), to be purged in steps, and notes a fence number: what was claimed up to there and
 -- is given back afterwards is dropped. Answers how many tasks waited, or nil while an earlier clearing is still to be purged.
 local function clear(base)
-  if redis.call('EXISTS', base .. ':trash', base .. ':trash_suspects') > 0 then
+  local trash = base .. ':trash'
+  if redis.call('EXISTS', trash, trash .. ':suspects', trash .. ':due', trash .. ':blocked') > 0 then
     return nil
   end
-  local waiting = count_waiting(base)
-  if redis.call('EXISTS', base) == 1 then
-    redis.call('RENAME', base, base .. ':trash')
-  end
-  if redis.call('EXISTS', base .. ':suspects') == 1 then
-    redis.call('RENAME', base .. ':suspects', base .. ':trash_suspects')
+  local waiting = count_queued(base)
+  for _, part in ipairs(TRASHED) do
+    if redis.call('EXISTS', base .. part) == 1 then
+      redis.call('RENAME', base .. part, trash .. part)
+    end
   end
   local fence = next_fence(base)
   note_fence(base, fence)

@@ -32,6 +32,11 @@ local function count_waiting(base)
   return math.max(0, items - (tonumber(redis.call('HGET', base .. ':counts', 'stale')) or 0))
 end
 
+-- How many tasks are there that do not run: in line, due later, or blocked by their twins.
+local function count_queued(base)
+  return count_waiting(base) + redis.call('ZCARD', base .. ':due') + redis.call('SCARD', base .. ':blocked')
+end
+
 -- Milliseconds of the server's clock.
 local function now_ms()
   local time = redis.call('TIME')

@@ -1,22 +1,32 @@
--- USES reference counts
--- Forgets an active job: its record, and its place among the twins of its payload.
-local function end_job(base, id)
+-- USES reference counts line result
+-- Forgets the active job `id`: its record, and its place among the twins of its payload; a blocked twin goes in line. `how`:
+-- outcome (finished, cancelled, or gone: nothing is kept), ttl, facts, now. Answers how many can be taken now.
+local function end_job(base, id, how)
   local active = base .. ':active:' .. id
-  local digest = redis.call('HGET', active, 'twin')
-  if digest then
-    redis.call('SREM', base .. ':twins:' .. digest, id)
+  local kept = redis.call('HMGET', active, 'twin', 'first', 'last', 'result_ttl', 'cancel_reason')
+  if kept[1] then
+    redis.call('SREM', base .. ':twins:' .. kept[1], id)
   end
   redis.call('DEL', active)
+  if how.outcome == 'cancelled' then
+    keep_result(base, id, kept[2], kept[3], kept[4], how.ttl, 'cancelled', {'reason', kept[5] or ''})
+  elseif how.outcome == 'finished' then
+    keep_result(base, id, kept[2], kept[3], kept[4], how.ttl, 'finished', how.facts)
+  else
+    tell(base, id, 'gone')
+  end
+  return unblock(base, id, how.now)
 end
 
--- Deletes what lies under `claim`; false if nothing does. Its place in the worker's set of claims is the caller's to remove.
-local function end_claim(base, claim)
+-- Deletes what lies under `claim`; false if nothing does, else how many twins can be taken now. Its place in the worker's set
+-- of claims is the caller's to remove.
+local function end_claim(base, claim, how)
   local item = redis.call('LPOP', base .. ':claim:' .. claim)
-  local id = item and job_id(item)
-  if id then
-    end_job(base, id)
+  if not item then
+    return false
   end
-  return item ~= false
+  local id = job_id(item)
+  return id and end_job(base, id, how) or 0
 end
 
 -- True if the cancellation of `claim` was asked for: takes the mark away and tells whoever waits for it.

@@ -1,4 +1,37 @@
--- USES reference
+-- USES reference line
+-- The fields of a record that a dispatch may give, and that otherwise the handler's options decide.
+local POLICY = {'max_failures', 'max_stalls', 'max_timeouts', 'min_backoff', 'max_backoff', 'jitter', 'retry_on', 'fail_on',
+  'timeout', 'result_ttl'}
+
+-- A hash as a table, nil if it is empty.
+local function read_hash(key)
+  local flat = redis.call('HGETALL', key)
+  if #flat == 0 then
+    return nil
+  end
+  local fields = {}
+  for i = 1, #flat, 2 do
+    fields[flat[i]] = flat[i + 1]
+  end
+  return fields
+end
+
+-- Writes the table `fields` into the hash `key`.
+local function write_hash(key, fields)
+  local flat = {}
+  for name, value in pairs(fields) do
+    flat[#flat + 1] = name
+    flat[#flat + 1] = value
+  end
+  redis.call('HSET', key, unpack(flat))
+end
+
+local function record_of(item, id, claim, fields)
+  return {item = item, job = id, id = id or '@' .. claim, fields = fields, task = fields.task,
+    failures = tonumber(fields.failures) or 0, stalls = tonumber(fields.stalls) or 0,
+    timeouts = tonumber(fields.timeouts) or 0}
+end
+
 -- What is known of the task under `claim`, read before anything is written; nil if nothing lies there, or a reference to
 -- nothing.
 local function read_claim(base, claim)
@@ -7,40 +40,67 @@ local function read_claim(base, claim)
     return nil
   end
   local id = job_id(item)
-  if not id then
-    return {item = item, task = item, id = '', failures = 0, stalls = 0, timeouts = 0}
+  local fields = {task = item}
+  if id then
+    fields = read_hash(base .. ':active:' .. id)
   end
-  local kept = redis.call('HMGET', base .. ':active:' .. id, 'task', 'failures', 'stalls', 'timeouts')
-  if not kept[1] then
-    return nil
-  end
-  return {item = item, job = id, id = id, task = kept[1], failures = tonumber(kept[2]) or 0,
-    stalls = tonumber(kept[3]) or 0, timeouts = tonumber(kept[4]) or 0}
+  return fields and fields.task and record_of(item, id, claim, fields) or nil
 end
 
--- Makes the raw task under `claim` a job that waits; `record.item` becomes its reference.
-local function become_job(base, claim, record)
-  local digest = redis.sha1hex(record.task)
-  record.job = '@' .. claim
-  record.item = MARKER .. record.job
-  redis.call('HSET', base .. ':job:' .. record.job, 'task', record.task, 'twin', digest)
-  redis.call('SADD', base .. ':twins:' .. digest, record.job)
+-- What a blocked `twin` changes in the job that it is merged with, whose record has `fields` and which would be due at
+-- `run_at`: field by field, as the dispatches of the twin said. Answers when it is due then.
+local function merge_twin(job, fields, twin, changes, run_at)
+  if twin.update_data then
+    changes.task, changes.meta, changes.scheduled_for = twin.task, twin.meta, twin.scheduled_for
+    redis.call('HDEL', job, 'meta', 'scheduled_for')
+  end
+  if twin.update_counts then
+    changes.failures, changes.stalls, changes.timeouts, changes.suspect = nil, nil, nil, nil
+    redis.call('HDEL', job, 'failures', 'stalls', 'timeouts', 'suspect')
+  end
+  local forced = ' ' .. (twin.update_policy or '') .. ' '
+  for _, name in ipairs(POLICY) do
+    if twin[name] and (not fields[name] or string.find(forced, ' ' .. name .. ' ', 1, true)) then
+      changes[name] = twin[name]
+    end
+  end
+  changes.last = twin.last
+  return math.max(tonumber(twin.update_low), math.min(run_at, tonumber(twin.update_high)))
 end
 
--- Makes the record wait again, with the counter that this return costs, if it costs one. `queued` is the fence number of its
--- place in line: one that is not above the number of the last clearing lies in the trash.
-local function record_return(base, claim, record, counter)
-  if record.job then
-    local job = base .. ':job:' .. record.job
-    redis.call('RENAME', base .. ':active:' .. record.job, job)
-    redis.call('HDEL', job, 'claim', 'worker')
-  elseif counter ~= '' then
-    become_job(base, claim, record)
+-- Makes the task under `claim` wait again, in line or until `how.run_at` (nil: at once), with the counter that this return
+-- costs. A raw task about which something must be remembered becomes a job. `queued` is the fence number of its place: one
+-- that is not above the number of the last clearing lies in the trash. Answers how many can be taken now.
+local function wait_again(base, claim, record, how, now)
+  redis.call('DEL', base .. ':claim:' .. claim)
+  local side, run_at, remembers = how.back and 'back' or 'front', how.run_at or now, how.counter ~= ''
+  if not record.job and not remembers and run_at <= now then
+    redis.call(side == 'back' and 'LPUSH' or 'RPUSH', base, record.item)
+    return 1
+  end
+  local job, changes = base .. ':job:' .. record.id, {queued = claim, started = '1'}
+  if remembers then
+    changes[how.counter] = record[how.counter]
+  end
+  if how.run_at then
+    changes.run_at = string.format('%.0f', run_at)
+  end
+  local max_stalls = tonumber(record.fields.max_stalls) or how.max_stalls
+  if record.stalls > 0 and record.stalls >= max_stalls - 1 then
+    changes.suspect = '1'
   end
   if record.job then
-    redis.call('HSET', base .. ':job:' .. record.job, 'queued', claim)
+    local twin = redis.call('SREM', base .. ':blocked', record.id) == 1 and read_hash(job)
+    redis.call('RENAME', base .. ':active:' .. record.id, job)
+    redis.call('HDEL', job, 'claim', 'worker', 'progress', 'message', 'cancel_reason')
+    if twin then
+      run_at = merge_twin(job, record.fields, twin, changes, run_at)
+      changes.run_at = string.format('%.0f', run_at)
+    end
+  else
+    changes.task, changes.twin, changes.first, changes.last = record.task, redis.sha1hex(record.task), claim, claim
+    redis.call('SADD', base .. ':twins:' .. changes.twin, record.id)
   end
-  if counter ~= '' then
-    redis.call('HSET', base .. ':job:' .. record.job, counter, record[counter])
-  end
+  write_hash(job, changes)
+  return put_in_line(base, record.id, run_at, now, side, changes.suspect)
 end

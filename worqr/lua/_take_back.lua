@@ -1,4 +1,4 @@
--- USES give_back wake serving types
+-- USES give_back result wake serving types
 -- Up to `limit` of the claims, newest first. Of more than that the order is found once and kept, until all are given back.
 local function newest_first(base, worker, limit)
   local claims, order = base .. ':claims:' .. worker, base .. ':leaving:' .. worker
@@ -16,25 +16,23 @@ end
 local function take_back(base, worker, limit, counter)
   local claims, policy = base .. ':claims:' .. worker, base .. ':policy:' .. worker
   check_types(base)
-  local kept = redis.call('HMGET', policy, 'max_stalls', 'keep_failed')
-  local max_stalls = tonumber(kept[1]) or 3
-  local how = {
-    counter = counter, limit = max_stalls, max_stalls = max_stalls, keep = kept[2] or '1000', kind = 'failed',
-    reason = 'stalled', worker = worker, error_type = 'Stalled', error_traceback = '',
-    error_message = 'its worker died ' .. string.format('%.0f', max_stalls) .. ' times while it ran',
-  }
-  local ended = {given = 0, cancelled = 0, dropped = 0, aside = 0, gone = 0}
+  local how = policy_of(base, worker)
+  how.counter, how.limit, how.kind, how.reason, how.now = counter, how.max_stalls, 'failed', 'stalled', now_ms()
+  how.error_type, how.error_traceback = 'Stalled', ''
+  how.error_message = 'its workers died while it ran, as often as max_stalls allows'
+  local ended, ready = {given = 0, cancelled = 0, dropped = 0, aside = 0, gone = 0}, 0
   for _, claim in ipairs(newest_first(base, worker, limit)) do
     if redis.call('SREM', claims, claim) == 1 then
-      local word = give_back(base, claim, how)
-      ended[word] = ended[word] + 1
+      local word, put = give_back(base, claim, how)
+      ended[word], ready = ended[word] + 1, ready + put
     end
   end
   redis.call('SREM', base .. ':hungry', worker)
   if counter ~= '' then
     tally(base, 'stalled', ended.given + ended.aside)
   end
-  wake(base, ended.given)
+  local anything_left = redis.call('LLEN', base) + redis.call('LLEN', base .. ':suspects') > 0
+  wake(base, math.max(ready, anything_left and 1 or 0)) -- it may take a wake-up along
   if redis.call('EXISTS', claims) == 1 then
     redis.call('HSET', base .. ':workers', worker, LEAVING)
     return {'more', ended.given, ended.cancelled, ended.aside}

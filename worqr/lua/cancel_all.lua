@@ -7,11 +7,12 @@
 -- ARGV[2] lowest number still unanswered
 -- ARGV[3] after place among the claims up to which they were looked at, - at first
 -- ARGV[4] budget claims to look at in one call
+-- ARGV[5] reason text for whoever waits for a result
 -- RETURNS ok waiting running after claim... | more (the same; call again with after) | busy (purge_queue first) | late
 -- RESEND safe: the reply is stored under the producer's number
--- USES clear mark producer types
+-- USES cancel clear mark producer reference types
 local producer, queue = KEYS[1], KEYS[2]
-local number, lowest, after, budget = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local number, lowest, after, budget, reason = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 
 local before = replied(producer, number)
 if before then
@@ -28,7 +29,10 @@ if after == '-' then
 end
 local reply = {'ok', waiting, 0, '-'}
 after = each_claim(queue, holders, after, budget, function(claim)
-  mark(queue, claim)
+  local id = job_id(redis.call('LINDEX', queue .. ':claim:' .. claim, 0) or '')
+  if not id or not cancel_running(queue, id, reason) then
+    mark(queue, claim)
+  end
   reply[#reply + 1] = claim
 end)
 tally(queue, 'cancelled', waiting)

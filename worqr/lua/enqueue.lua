@@ -5,7 +5,7 @@
 -- KEYS[2] queue LIST
 -- ARGV[1] number of the request
 -- ARGV[2] lowest number still unanswered
--- ARGV[3] max_length tasks that may wait, -1: no bound
+-- ARGV[3] max_length tasks that may wait, also those due later; -1: no bound
 -- ARGV[4] front 1: to be taken next, 0: to the back
 -- ARGV[5..] tasks bytes, in the order in which they are to be taken
 -- RETURNS ok stored | full waiting | late
@@ -24,7 +24,7 @@ redis.call('LLEN', queue)
 redis.call('HLEN', queue .. ':counts')
 local anybody_hungry = redis.call('SCARD', queue .. ':hungry') > 0
 if max_length >= 0 then
-  local waiting = count_waiting(queue)
+  local waiting = count_queued(queue)
   if waiting + tasks > max_length then
     return remember(producer, number, lowest, {'full', waiting})
   end
@@ -37,7 +37,8 @@ local function stored_item(task)
   local fence = next_fence(queue)
   note_fence(queue, fence)
   local id, digest = '@' .. digits(fence), redis.sha1hex(task)
-  redis.call('HSET', queue .. ':job:' .. id, 'task', task, 'twin', digest, 'queued', digits(fence))
+  redis.call('HSET', queue .. ':job:' .. id, 'task', task, 'twin', digest, 'queued', digits(fence),
+    'state', 'waiting', 'first', digits(fence), 'last', digits(fence))
   redis.call('SADD', queue .. ':twins:' .. digest, id)
   return MARKER .. id
 end

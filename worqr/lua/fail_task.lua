@@ -1,42 +1,40 @@
 #!lua flags=allow-oom
--- fail_task: ends a claim for good: its task is set aside as failed (capped) or broken (kept until somebody deals with it).
+-- fail_task: ends a claim for good: its task is set aside as failed (capped) or broken (kept until somebody deals with it), and
+-- the failure handler, if one is registered, gets its job.
 -- KEYS[1] queue LIST
 -- KEYS[2] workers HASH
 -- KEYS[3] claims SET
 -- ARGV[1] worker id
 -- ARGV[2] claim id
 -- ARGV[3] kind failed or broken
--- ARGV[4] keep_failed records, 0: none
--- ARGV[5] error_type text
--- ARGV[6] error_message text
--- ARGV[7] error_traceback text
+-- ARGV[4] error_type text
+-- ARGV[5] error_message text
+-- ARGV[6] error_traceback text
 -- RETURNS aside | cancelled | gone | mine | lost
 -- RESEND safe: fenced by the claim
--- USES end_claim record serving set_aside types wake
+-- USES end_claim record result serving set_aside types wake
 local queue, workers, claims = KEYS[1], KEYS[2], KEYS[3]
-local worker, claim, kind, keep_failed = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local error_type, error_message, error_traceback = ARGV[5], ARGV[6], ARGV[7]
+local worker, claim, kind = ARGV[1], ARGV[2], ARGV[3]
+local error_type, error_message, error_traceback = ARGV[4], ARGV[5], ARGV[6]
 
 check_types(queue)
 if redis.call('SREM', claims, claim) == 0 then
   return {why_not_held(workers, worker)}
 end
-local record = read_claim(queue, claim)
-local word = 'gone'
+local record, how = read_claim(queue, claim), policy_of(queue, worker)
+how.kind, how.reason, how.now = kind, kind, now_ms()
+how.error_type, how.error_message, how.error_traceback = error_type, error_message, error_traceback
+local word, ready = 'gone', 0
 if take_mark(queue, claim) then
-  end_claim(queue, claim)
-  word = 'cancelled'
+  word, ready = 'cancelled', end_claim(queue, claim, {outcome = 'cancelled', ttl = how.ttl, now = how.now}) or 0
 elseif record then
   if kind == 'failed' then
     record.failures = record.failures + 1
   end
-  set_aside(queue, claim, record, {
-    kind = kind, reason = kind, keep = keep_failed, worker = worker, error_type = error_type,
-    error_message = error_message, error_traceback = error_traceback,
-  })
-  word = 'aside'
+  word, ready = 'aside', set_aside(queue, claim, record, how)
 else
-  end_claim(queue, claim)
+  ready = end_claim(queue, claim, {outcome = 'gone', now = how.now}) or 0
 end
+wake(queue, ready)
 wake_for_suspects(queue)
 return {word}

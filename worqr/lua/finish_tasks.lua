@@ -1,38 +1,55 @@
 #!lua flags=allow-oom
--- finish_tasks: ends claims as finished; one whose cancel mark stands ends as cancelled instead.
+-- finish_tasks: ends claims as finished, keeps the results of jobs, puts blocked twins in line; a claim whose cancel mark
+-- stands ends as cancelled instead, without a result.
 -- KEYS[1] queue LIST
 -- KEYS[2] workers HASH
 -- KEYS[3] claims SET
+-- KEYS[4] policy HASH
 -- ARGV[1] worker id
--- ARGV[2..] ended claim ids
+-- ARGV[2] results among what follows
+-- ARGV[3..] ended first, for each result, claim id, kind (bytes, json, none) and value; then the ids of all ended claims
 -- RETURNS ok [claim word]...: only those that did not end as finished: cancelled, mine (settled before by this worker,
 --   a resend), lost (the worker was swept: the task runs elsewhere)
 -- RESEND safe: fenced by the claim
--- USES end_claim serving wake
-local queue, workers, claims = KEYS[1], KEYS[2], KEYS[3]
-local worker = ARGV[1]
+-- USES end_claim serving types wake
+local queue, workers, claims, policy = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local worker, results = ARGV[1], tonumber(ARGV[2])
 
 -- Wrong types show themselves before the first write.
-redis.call('HLEN', queue .. ':counts')
+check_types(queue)
 local anything_marked = redis.call('SCARD', queue .. ':cancelling') > 0
 local suspects_wait = redis.call('LLEN', queue .. ':suspects') > 0 and redis.call('SCARD', queue .. ':hungry') > 0
 local why_not = why_not_held(workers, worker)
+local ttl = tonumber(redis.call('HGET', policy, 'result_ttl')) or 0
+
+local function facts_of(i)
+  return i and {'kind', ARGV[i + 1], 'value', ARGV[i + 2]} or {'kind', 'none', 'value', ''}
+end
+
+local place = {}
+for i = 3, 2 + 3 * results, 3 do
+  local ended = ARGV[i]
+  place[ended] = i
+end
 
 -- One call for many claims where that is possible: most of a script's time is spent in calling commands one by one.
-local reply, finished = {'ok'}, 0
-for from = 2, #ARGV, 1000 do
+local reply, finished, ready, now = {'ok'}, 0, 0, now_ms()
+for from = 3 + 3 * results, #ARGV, 1000 do
   local named = {}
   for i = from, math.min(from + 999, #ARGV) do
-    local ended = ARGV[i]
-    named[#named + 1] = ended
+    named[#named + 1] = ARGV[i]
   end
   local held = redis.call('SMISMEMBER', claims, unpack(named))
   redis.call('SREM', claims, unpack(named))
   for i, claim in ipairs(named) do
-    local was_there = held[i] == 1 and end_claim(queue, claim)
-    local word = was_there and 'finished' or why_not
-    if held[i] == 1 and anything_marked and take_mark(queue, claim) then
-      word = 'cancelled'
+    local word = held[i] == 1 and 'finished' or why_not
+    if held[i] == 1 then
+      word = anything_marked and take_mark(queue, claim) and 'cancelled' or word
+      local put = end_claim(queue, claim, {outcome = word, ttl = ttl, facts = facts_of(place[claim]), now = now})
+      if not put and word == 'finished' then
+        word = why_not
+      end
+      ready = ready + (put or 0)
     end
     if word == 'finished' then
       finished = finished + 1
@@ -43,7 +60,5 @@ for from = 2, #ARGV, 1000 do
   end
 end
 tally(queue, 'finished', finished)
-if suspects_wait then
-  wake(queue, 1)
-end
+wake(queue, math.max(ready, suspects_wait and 1 or 0))
 return reply

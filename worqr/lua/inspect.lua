@@ -9,19 +9,28 @@
 -- KEYS[7] counts HASH
 -- KEYS[8] trash LIST
 -- KEYS[9] trash_suspects LIST
--- RETURNS ok waiting due running failed broken paused trash workers counts: paused is false or the reason, trash 1 if there
---   is something to purge, workers the fence's members and those who leave it, counts names and values in turn
+-- KEYS[10] trash_due ZSET
+-- KEYS[11] trash_blocked SET
+-- KEYS[12] blocked SET
+-- RETURNS ok waiting due running failed broken paused trash workers counts blocked next_in oldest: paused is false or the
+--   reason, trash not 0 if there is something to purge, workers the fence's members and those who leave it, counts names and
+--   values in turn, next_in ms until the next job is due (-1: none), oldest ms since the job in front was due (-1: it is none)
 -- RESEND safe: it changes no task
--- USES counts
+-- USES counts reference
 local queue, workers, due, failed, broken = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local paused, counts, trash, trash_suspects = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local trash_due, trash_blocked, blocked = KEYS[10], KEYS[11], KEYS[12]
 
 local serving, running = redis.call('HKEYS', workers), 0
 for _, worker in ipairs(serving) do
   running = running + redis.call('SCARD', queue .. ':claims:' .. worker)
 end
+local now, first_due = now_ms(), redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]
+local in_front = job_id(redis.call('LINDEX', queue, -1) or '')
+local run_at = in_front and redis.call('HGET', queue .. ':job:' .. in_front, 'run_at')
 local reply = {'ok', count_waiting(queue), redis.call('ZCARD', due), running, redis.call('ZCARD', failed),
-  redis.call('ZCARD', broken), redis.call('GET', paused), redis.call('EXISTS', trash, trash_suspects),
-  serving, redis.call('HGETALL', counts)}
+  redis.call('ZCARD', broken), redis.call('GET', paused), redis.call('EXISTS', trash, trash_suspects, trash_due, trash_blocked),
+  serving, redis.call('HGETALL', counts), redis.call('SCARD', blocked),
+  first_due and math.max(0, tonumber(first_due) - now) or -1, run_at and math.max(0, now - tonumber(run_at)) or -1}
 redis.call('EXPIRE', counts, 2592000)
 return reply

@@ -3,7 +3,7 @@
 -- KEYS[1] queue LIST
 -- KEYS[2] workers HASH
 -- ARGV[1] limit claims
--- RETURNS ok entry...: an entry is claim worker failures
+-- RETURNS ok entry...: an entry is claim worker, and of a job failures progress message run_at, else false
 -- RESEND safe: it only reads
 -- USES reference
 local queue, workers = KEYS[1], KEYS[2]
@@ -19,8 +19,8 @@ for _, worker in ipairs(holders) do
   end
   for _, claim in ipairs(redis.call('SORT_RO', queue .. ':claims:' .. worker, 'LIMIT', 0, room)) do
     local id = job_id(redis.call('LINDEX', queue .. ':claim:' .. claim, 0) or '')
-    local failures = id and redis.call('HGET', queue .. ':active:' .. id, 'failures')
-    reply[#reply + 1] = {claim, worker, tonumber(failures) or 0}
+    local kept = id and redis.call('HMGET', queue .. ':active:' .. id, 'failures', 'progress', 'message', 'run_at') or {}
+    reply[#reply + 1] = {claim, worker, kept[1] or false, kept[2] or false, kept[3] or false, kept[4] or false}
   end
 end
 return reply

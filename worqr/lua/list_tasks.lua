@@ -23,7 +23,8 @@ local function list(key)
     local id = job_id(item)
     local task = item
     if id then
-      task = redis.call('HGET', queue .. ':job:' .. id, 'task')
+      local kept = redis.call('HMGET', queue .. ':job:' .. id, 'task', 'state')
+      task = kept[2] == 'waiting' and kept[1]
     end
     if task then
       reply[#reply + 1] = task

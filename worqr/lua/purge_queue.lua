@@ -1,34 +1,50 @@
 #!lua flags=allow-oom
--- purge_queue: one step of emptying what was put out of reach, with the records of the jobs in it.
+-- purge_queue: one step of emptying what was put out of reach, with the records of the jobs in it; whoever waits for one of
+-- them learns that it was cancelled.
 -- KEYS[1] queue LIST
 -- KEYS[2] trash LIST
 -- KEYS[3] trash_suspects LIST
--- KEYS[4] counts HASH
+-- KEYS[4] trash_due ZSET
+-- KEYS[5] trash_blocked SET
+-- KEYS[6] counts HASH
 -- ARGV[1] limit items
 -- RETURNS ok | more
 -- RESEND safe: a copy purges the next step
--- USES reference
-local queue, trash, trash_suspects, counts = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local limit = tonumber(ARGV[1])
+-- USES cancel reference
+local queue, trash, trash_suspects, trash_due, trash_blocked = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local counts, limit = KEYS[6], tonumber(ARGV[1])
 
 redis.call('LLEN', trash_suspects)
-local cleared = tonumber(redis.call('HGET', counts, 'cleared')) or math.huge
+redis.call('ZCARD', trash_due)
+redis.call('SCARD', trash_blocked)
+local cleared, ttl = tonumber(redis.call('HGET', counts, 'cleared')) or math.huge, any_result_ttl(queue)
+local function purge(id)
+  local kept = redis.call('HMGET', queue .. ':job:' .. id, 'task', 'queued')
+  if kept[1] and (tonumber(kept[2]) or 0) <= cleared then -- else a newer one of this id, which waits in the queue
+    forget_job(queue, id, ttl, 'the queue was deleted')
+  end
+  limit = limit - 1
+end
+
 for _, list in ipairs({trash, trash_suspects}) do
-  while limit > 0 do
-    local item = redis.call('RPOP', list)
-    if not item then
-      break
+  while limit > 0 and redis.call('EXISTS', list) == 1 do
+    local id = job_id(redis.call('RPOP', list))
+    if id then
+      purge(id)
+    else
+      limit = limit - 1
     end
-    local id = job_id(item)
-    local job = id and queue .. ':job:' .. id
-    local kept = id and redis.call('HMGET', job, 'twin', 'queued')
-    if id and (tonumber(kept[2]) or 0) <= cleared then -- else a newer one of this id, which waits in the queue
-      if kept[1] then
-        redis.call('SREM', queue .. ':twins:' .. kept[1], id)
-      end
-      redis.call('DEL', job)
-    end
-    limit = limit - 1
   end
 end
-return {redis.call('EXISTS', trash, trash_suspects) > 0 and 'more' or 'ok'}
+if limit > 0 then
+  local due = redis.call('ZPOPMIN', trash_due, limit)
+  for i = 1, #due, 2 do
+    purge(due[i])
+  end
+end
+if limit > 0 then
+  for _, id in ipairs(redis.call('SPOP', trash_blocked, limit)) do
+    purge(id)
+  end
+end
+return {redis.call('EXISTS', trash, trash_suspects, trash_due, trash_blocked) > 0 and 'more' or 'ok'}

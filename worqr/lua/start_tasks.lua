@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
 -- start_tasks: moves up to n tasks into claims of a worker that stands in the fence; a suspect first, one at a time.
+-- Jobs that are due are put in line when it runs short; one that has expired is set aside, and its number is used up.
 -- Short of n because nothing is left: the worker joins the hungry in the same script. Left some behind: wakes one more.
 -- KEYS[1] queue LIST
 -- KEYS[2] workers HASH
@@ -7,17 +8,18 @@
 -- KEYS[4] hungry SET
 -- KEYS[5] suspects LIST
 -- KEYS[6] paused STRING
+-- KEYS[7] due ZSET
 -- ARGV[1] worker id
 -- ARGV[2] number of the worker's start request on this queue, counts from 1
 -- ARGV[3] wanted tasks, 0: only pass a wake-up on
 -- ARGV[4] max_bytes bytes of payload after which no further task is taken
 -- ARGV[5] max_skipped references to nothing that are skipped at most
 -- RETURNS ok first entry... | short first entry... (joined the hungry) | paused | late | not_serving;
---   claims are first, first + 1, ...; an entry is the payload, or for a job: payload id failures stalls timeouts; false for
---   a claim that is gone
+--   claims are first, first + 1, ...; an entry is the payload, or for a job the names and values of its record and its id;
+--   false for a claim that is gone
 -- RESEND safe: fenced by the number; an equal one gets the same claims again, a lower one nothing
--- USES claim_last counts fence serving wake
-local queue, workers, claims, hungry, suspects, paused = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+-- USES claim_last counts fence promote serving types wake
+local queue, workers, claims, hungry, suspects, paused, due = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local worker, number, wanted = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local max_bytes, max_skipped = tonumber(ARGV[4]), tonumber(ARGV[5])
 
@@ -38,15 +40,21 @@ if redis.call('EXISTS', paused) == 1 then
 end
 
 -- Wrong types show themselves before the first write.
+check_types(queue)
 local left, anybody_hungry = redis.call('LLEN', queue) + redis.call('LLEN', suspects), redis.call('SCARD', hungry) > 0
-local source, dry = redis.call('SISMEMBER', claims, suspect) == 1 and queue or suspects, false
-local taken, skipped, bytes, next_claim = 0, 0, 0, next_fence(queue)
+local source, dry, asleep = redis.call('SISMEMBER', claims, suspect) == 1 and queue or suspects, false, redis.call('ZCARD', due)
+local taken, skipped, bytes, next_claim, now = 0, 0, 0, next_fence(queue), now_ms()
 local reply, mine = {'ok', digits(next_claim)}, {}
 while taken < wanted and skipped < max_skipped and bytes < max_bytes and not dry do
   local claim = digits(next_claim + taken)
-  local word, entry, size = claim_last(queue, source, worker, claim)
-  if word == 'empty' then
+  local word, entry, size = claim_last(queue, source, worker, claim, now)
+  if word == 'empty' and source == queue and asleep > 0 then
+    local _, woken = promote(queue, max_skipped, now)
+    left, asleep = left + woken, 0
+  elseif word == 'empty' then
     dry, source = source == queue, queue
+  elseif word == 'expired' then
+    taken, reply[#reply + 1] = taken + 1, false
   elseif word == 'skipped' then
     skipped = skipped + 1
   else

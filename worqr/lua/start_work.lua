@@ -8,20 +8,27 @@
 -- ARGV[3] worker id
 -- ARGV[4] max_stalls deaths, the last of which is final
 -- ARGV[5] keep_failed records, 0: none
--- ARGV[6] last number of a start request that the worker sent to this queue before
+-- ARGV[6] on_failure 1: a failure handler is registered
+-- ARGV[7] result_ttl ms that results are kept, - if they are not
+-- ARGV[8] last number of a start request that the worker sent to this queue before
 -- RETURNS ok | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not put a worker back that left
 -- USES producer serving
 local producer, workers, policy = KEYS[1], KEYS[2], KEYS[3]
 local number, lowest, worker, max_stalls = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local keep_failed, last = ARGV[5], ARGV[6]
+local keep_failed, on_failure, result_ttl, last = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 
 local before = replied(producer, number)
 if before then
   return before
 end
 local place = place_in_fence(workers, worker)
-redis.call('HSET', policy, 'max_stalls', max_stalls, 'keep_failed', keep_failed)
+redis.call('HSET', policy, 'max_stalls', max_stalls, 'keep_failed', keep_failed, 'on_failure', on_failure)
+if result_ttl == '-' then
+  redis.call('HDEL', policy, 'result_ttl')
+else
+  redis.call('HSET', policy, 'result_ttl', result_ttl)
+end
 if not place then
   redis.call('HSET', workers, worker, last .. ' 0 0 0')
 end

@@ -3,14 +3,13 @@
 -- KEYS[1] queue LIST
 -- KEYS[2] workers HASH
 -- KEYS[3] claims SET
--- KEYS[4] policy HASH
 -- ARGV[1] worker id
 -- ARGV[2..] stopped claim ids, in any order
 -- RETURNS ok [claim word]...: only those that were not given back: cancelled, dropped (the queue was deleted), gone, mine,
 --   lost
 -- RESEND safe: fenced by the claim
--- USES give_back serving types wake
-local queue, workers, claims, policy = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+-- USES give_back result serving types wake
+local queue, workers, claims = KEYS[1], KEYS[2], KEYS[3]
 local worker = ARGV[1]
 local newest_first = {}
 for i = 2, #ARGV do
@@ -20,15 +19,17 @@ end
 table.sort(newest_first, function(a, b) return tonumber(a) > tonumber(b) end)
 
 check_types(queue)
-local how = {counter = '', max_stalls = tonumber(redis.call('HGET', policy, 'max_stalls')) or 3}
-local reply, given = {'ok'}, 0
+local how = policy_of(queue, worker)
+how.counter, how.now = '', now_ms()
+local reply, given, ready = {'ok'}, 0, 0
 for _, claim in ipairs(newest_first) do
-  local word
+  local word, put = nil, 0
   if redis.call('SREM', claims, claim) == 0 then
     word = why_not_held(workers, worker)
   else
-    word = give_back(queue, claim, how)
+    word, put = give_back(queue, claim, how)
   end
+  ready = ready + put
   if word == 'given' then
     given = given + 1
   else
@@ -37,8 +38,8 @@ for _, claim in ipairs(newest_first) do
   end
 end
 tally(queue, 'stopped', given)
-wake(queue, given)
-if given == 0 then
+wake(queue, ready)
+if ready == 0 then
   wake_for_suspects(queue)
 end
 return reply

@@ -3,7 +3,8 @@
 Each function mirrors the file of its name in ``lua/``, whose header has the guarantees; here stand only the Python
 side's words. A reply is a list whose first item is a word; a refusal becomes an error, all others a value.
 
-Modules: `tasks` (a task's way through a queue), `serving` (a worker and a queue), `registry` (the mesh as a whole),
+Modules: `tasks` (a task's way through a queue), `jobs` (a job by its id), `asides` (what was set aside), `serving` (a
+worker and a queue), `registry` (the mesh as a whole),
 `operators` (cancel, delete, pause), `reading` (looking at a queue), `replies` (what they share). ``tests/test_lua.py``
 sees to it that `__all__` has no hole.
 """
@@ -11,6 +12,17 @@ sees to it that `__all__` has no hole.
 from __future__ import annotations
 
 from worqr.call import Call
+from worqr.ops.asides import Page, drop_aside, find_aside, list_aside, retry_aside
+from worqr.ops.jobs import (
+    Dispatched,
+    Found,
+    JobState,
+    cancel_job,
+    dispatch_jobs,
+    job_status,
+    promote_due,
+    read_result,
+)
 from worqr.ops.operators import (
     CANCEL_BUDGET,
     Cancelled,
@@ -22,6 +34,7 @@ from worqr.ops.operators import (
     resume,
 )
 from worqr.ops.reading import (
+    Held,
     Inspected,
     inspect,
     list_claims,
@@ -55,6 +68,18 @@ from worqr.ops.replies import (
     MAX_SKIPPED,
     Reply,
 )
+from worqr.ops.schedules import (
+    FIRED_EXPIRE_S,
+    SCHEDULES_EXPIRE_S,
+    ScheduleRow,
+    Schedules,
+    declare_schedules,
+    drop_schedule,
+    fire_schedule,
+    list_schedules,
+    pause_schedule,
+    tick_schedule,
+)
 from worqr.ops.serving import (
     Returned,
     fail_worker,
@@ -62,10 +87,12 @@ from worqr.ops.serving import (
     stop_work,
 )
 from worqr.ops.tasks import (
+    Result,
     Started,
     enqueue,
     fail_task,
     finish_tasks,
+    note_progress,
     reconcile,
     retry_task,
     start_tasks,
@@ -74,46 +101,71 @@ from worqr.ops.tasks import (
 
 __all__ = [
     "CANCEL_BUDGET",
+    "FIRED_EXPIRE_S",
     "INFO_EXPIRE_S",
     "MAX_BYTES",
     "MAX_ITEMS",
     "MAX_SKIPPED",
     "QUEUES_EXPIRE_S",
+    "SCHEDULES_EXPIRE_S",
     "WAITING_EXPIRE_S",
     "WIRE_VERSION",
     "Beat",
     "Call",
     "Cancelled",
+    "Dispatched",
+    "Found",
+    "Held",
     "Inspected",
+    "JobState",
     "Look",
+    "Page",
     "Reply",
+    "Result",
     "Returned",
+    "ScheduleRow",
+    "Schedules",
     "Started",
     "adopt_worker",
     "cancel_all",
+    "cancel_job",
     "cancel_task",
     "condemn_worker",
+    "declare_schedules",
     "delete_queue",
+    "dispatch_jobs",
+    "drop_aside",
+    "drop_schedule",
     "enqueue",
     "fail_task",
     "fail_worker",
+    "find_aside",
     "finish_tasks",
+    "fire_schedule",
     "forget_worker",
     "inspect",
+    "job_status",
     "keep_worker_alive",
+    "list_aside",
     "list_claims",
     "list_marks",
     "list_queues",
+    "list_schedules",
     "list_tasks",
     "list_workers",
     "look_at_workers",
     "map_work",
+    "note_progress",
     "note_queues",
     "pause",
+    "pause_schedule",
     "post_waiting",
+    "promote_due",
     "purge_queue",
+    "read_result",
     "reconcile",
     "resume",
+    "retry_aside",
     "retry_task",
     "start_tasks",
     "start_work",
@@ -121,5 +173,6 @@ __all__ = [
     "stop_tasks",
     "stop_work",
     "stop_worker",
+    "tick_schedule",
     "unmap_work",
 ]

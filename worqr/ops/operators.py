@@ -29,18 +29,20 @@ def _claims(reply: Sequence[Any]) -> list[int]:
     return [int(claim) for claim in reply]
 
 
-def cancel_task(keys: QueueKeys, task: bytes, cursor: str = "0", after: str = "-") -> Call[Cancelled]:
+def cancel_task(
+    keys: QueueKeys, task: bytes, cursor: str = "0", after: str = "-", *, reason: str = ""
+) -> Call[Cancelled]:
     """Cancel every task with this payload; call again with cursor and after while there is more."""
 
     def read(reply: Reply) -> Cancelled:
         more = word_of(reply) == "more"
         return Cancelled(more, int(reply[1]), _claims(reply[5:]), text(reply[3]), text(reply[4]))
 
-    args = (task, cursor, after, CANCEL_BUDGET)
+    args = (task, cursor, after, CANCEL_BUDGET, reason)
     return new_call("cancel_task", keys.base, (keys.base, keys.counts), args, read, numbered=True, size=len(task))
 
 
-def cancel_all(keys: QueueKeys, after: str = "-") -> Call[Cancelled | None]:
+def cancel_all(keys: QueueKeys, after: str = "-", *, reason: str = "") -> Call[Cancelled | None]:
     """Cancel every task; call again with after while there is more. None: purge_queue first."""
 
     def read(reply: Reply) -> Cancelled | None:
@@ -49,7 +51,7 @@ def cancel_all(keys: QueueKeys, after: str = "-") -> Call[Cancelled | None]:
             return None
         return Cancelled(word == "more", int(reply[1]), _claims(reply[4:]), "-", text(reply[3]))
 
-    return new_call("cancel_all", keys.base, (keys.base,), (after, CANCEL_BUDGET), read, numbered=True)
+    return new_call("cancel_all", keys.base, (keys.base,), (after, CANCEL_BUDGET, reason), read, numbered=True)
 
 
 def delete_queue(keys: QueueKeys) -> Call[bool]:
@@ -67,7 +69,7 @@ def purge_queue(keys: QueueKeys, limit: int = MAX_ITEMS) -> Call[bool]:
     def read(reply: Reply) -> bool:
         return word_of(reply) == "more"
 
-    names = (keys.base, keys.trash, keys.trash_suspects, keys.counts)
+    names = (keys.base, keys.trash, keys.trash_suspects, keys.trash_due, keys.trash_blocked, keys.counts)
     return new_call("purge_queue", keys.base, names, (limit,), read)
 
 

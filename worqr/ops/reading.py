@@ -27,6 +27,9 @@ class Inspected:
     trash: bool
     workers: list[str]
     counts: dict[str, int]
+    blocked: int
+    next_in_ms: int | None
+    oldest_ms: int | None
 
 
 def inspect(keys: QueueKeys) -> Call[Inspected]:
@@ -36,11 +39,15 @@ def inspect(keys: QueueKeys) -> Call[Inspected]:
         waiting, due, running, failed, broken = (int(part) for part in reply[1:6])
         paused = None if reply[6] is None else text(reply[6])
         counts = {name: int(value) for field, value in pairs(reply[9]) if (name := text(field)) not in _NOT_TOTALS}
-        return Inspected(waiting, due, running, failed, broken, paused, bool(reply[7]), texts(reply[8]), counts)
+        next_in, oldest = (None if ms < 0 else ms for ms in (int(part) for part in reply[11:13]))
+        return Inspected(
+            *(waiting, due, running, failed, broken, paused, bool(reply[7]), texts(reply[8]), counts),
+            *(int(reply[10]), next_in, oldest),
+        )
 
     names = (
         *(keys.base, keys.workers, keys.due, keys.failed, keys.broken),
-        *(keys.paused, keys.counts, keys.trash, keys.trash_suspects),
+        *(keys.paused, keys.counts, keys.trash, keys.trash_suspects, keys.trash_due, keys.trash_blocked, keys.blocked),
     )
     return new_call("inspect", keys.base, names, (), read)
 
@@ -55,11 +62,30 @@ def list_tasks(keys: QueueKeys, limit: int, *, from_front: bool = False) -> Call
     return new_call("list_tasks", keys.base, (keys.base, keys.suspects), args, read)
 
 
-def list_claims(keys: QueueKeys, limit: int = MAX_ITEMS) -> Call[list[tuple[int, str, int]]]:
-    """(claim, worker, failures) of what runs."""
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One claim, as `list_claims` answers; the rest is known of jobs only."""
 
-    def read(reply: Reply) -> list[tuple[int, str, int]]:
-        return [(int(claim), text(worker), int(failures)) for claim, worker, failures in reply[1:]]
+    claim: int
+    worker: str
+    failures: int
+    progress: float | None
+    message: str
+    run_at_ms: int | None
+
+
+def list_claims(keys: QueueKeys, limit: int = MAX_ITEMS) -> Call[list[Held]]:
+    """What runs."""
+
+    def held(claim: bytes, worker: bytes, *rest: bytes | None) -> Held:
+        failures, progress, message, run_at = rest
+        return Held(
+            *(int(claim), text(worker), int(failures or 0), float(progress) if progress else None),
+            *(text(message or ""), int(run_at) if run_at else None),
+        )
+
+    def read(reply: Reply) -> list[Held]:
+        return [held(*entry) for entry in reply[1:]]
 
     return new_call("list_claims", keys.base, (keys.base, keys.workers), (limit,), read)
 

@@ -19,10 +19,21 @@ class Returned:
     aside: int
 
 
-def start_work(keys: QueueKeys, worker: str, *, max_stalls: int, keep_failed: int, last: int) -> Call[str]:
+def start_work(
+    keys: QueueKeys,
+    worker: str,
+    *,
+    max_stalls: int,
+    keep_failed: int,
+    last: int,
+    on_failure: bool = False,
+    result_ttl_ms: int | None = None,
+) -> Call[str]:
     """Into the fence; `last` is the highest number of a start request that the worker sent to this queue before."""
     names = (keys.workers, keys.policy(worker))
-    return new_call("start_work", keys.base, names, (worker, max_stalls, keep_failed, last), done, numbered=True)
+    ttl = "-" if result_ttl_ms is None else result_ttl_ms
+    args = (worker, max_stalls, keep_failed, int(on_failure), ttl, last)
+    return new_call("start_work", keys.base, names, args, done, numbered=True)
 
 
 def _returned(reply: Reply) -> Returned:

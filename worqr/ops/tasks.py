@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from worqr.call import Call, Merge
+from worqr.call import Argument, Call, Merge
 from worqr.errors import QueueFull
 from worqr.keys import QueueKeys
 from worqr.lua import script
@@ -18,8 +18,8 @@ from worqr.task import RemoteError
 class Started:
     """Reply of start_tasks: its word, the first claim's fence number, and one entry per claim.
 
-    An entry is the payload, or ``[payload, id, failures, stalls, timeouts]`` of a job, or None for a claim that
-    is gone.
+    An entry is the payload, or the names and values of a job's record and its id in turn, or None for a claim that is
+    gone.
     """
 
     word: str
@@ -69,7 +69,7 @@ def start_tasks(keys: QueueKeys, worker: str, number: int, wanted: int) -> Call[
     def read(reply: Reply) -> Started:
         return Started(text(reply[0]), int(reply[1]) if len(reply) > 1 else 0, reply[2:])
 
-    names = (*_held(keys, worker), keys.hungry, keys.suspects, keys.paused)
+    names = (*_held(keys, worker), keys.hungry, keys.suspects, keys.paused, keys.due)
     return new_call("start_tasks", keys.base, names, (worker, number, wanted, MAX_BYTES, MAX_SKIPPED), read)
 
 
@@ -84,15 +84,26 @@ def _exceptions(reply: Reply) -> dict[int, str]:
     return {int(claim): text(word) for claim, word in pairs(reply[1:])}
 
 
-def finish_tasks(keys: QueueKeys, worker: str, claims: Sequence[int]) -> Call[dict[int, str]]:
+Result = tuple[str, bytes]
+"""A result as it is kept: how it is encoded (bytes, json, none), and that."""
+
+
+def finish_tasks(
+    keys: QueueKeys, worker: str, claims: Sequence[int], results: Mapping[int, Result] | None = None
+) -> Call[dict[int, str]]:
     """End up to MAX_ITEMS claims as finished; answers those that did not (cancelled, mine, lost)."""
-    return new_call("finish_tasks", keys.base, _held(keys, worker), (worker, *claims), _exceptions)
+    kept: list[Argument] = []
+    for claim, (kind, value) in (results or {}).items():
+        kept += (claim, kind, value)
+    size = sum(len(value) for _, value in results.values()) if results else 0
+    names = (*_held(keys, worker), keys.policy(worker))
+    args = (worker, len(kept) // 3, *kept, *claims)
+    return new_call("finish_tasks", keys.base, names, args, _exceptions, size=size)
 
 
 def stop_tasks(keys: QueueKeys, worker: str, claims: Sequence[int]) -> Call[dict[int, str]]:
     """Give up to MAX_ITEMS claims back to the front; answers those that were not."""
-    names = (*_held(keys, worker), keys.policy(worker))
-    return new_call("stop_tasks", keys.base, names, (worker, *claims), _exceptions)
+    return new_call("stop_tasks", keys.base, _held(keys, worker), (worker, *claims), _exceptions)
 
 
 def retry_task(
@@ -101,24 +112,35 @@ def retry_task(
     claim: int,
     error: RemoteError,
     *,
-    max_failures: int,
-    keep_failed: int,
-    counted: bool = True,
+    counter: Literal["failures", "timeouts", ""],
+    limit: int,
+    delay_ms: int = 0,
+    run_at_ms: int | None = None,
 ) -> Call[str]:
-    """The run failed: to the back with one failure more, or set aside at the limit."""
-    args = (worker, claim, 1 if counted else 0, max_failures, keep_failed, error.type, error.message, error.traceback)
+    """The run is to be repeated: to the back, now or when it is due, or set aside when `counter` reaches `limit`."""
+    when: tuple[Argument, Argument] = (delay_ms, "-") if run_at_ms is None else ("-", run_at_ms)
+    args = (worker, claim, counter, limit, *when, error.type, error.message, error.traceback)
     read = expect("given", "aside", "cancelled", "dropped", "gone", "mine", "lost")
     return new_call("retry_task", keys.base, _held(keys, worker), args, read)
 
 
-def fail_task(
-    keys: QueueKeys, worker: str, claim: int, error: RemoteError, *, keep_failed: int, broken: bool = False
-) -> Call[str]:
+def fail_task(keys: QueueKeys, worker: str, claim: int, error: RemoteError, *, broken: bool = False) -> Call[str]:
     """The run failed for good: set aside."""
-    kind = "broken" if broken else "failed"
-    args = (worker, claim, kind, keep_failed, error.type, error.message, error.traceback)
+    args = (worker, claim, "broken" if broken else "failed", error.type, error.message, error.traceback)
     read = expect("aside", "cancelled", "gone", "mine", "lost")
     return new_call("fail_task", keys.base, _held(keys, worker), args, read)
+
+
+def note_progress(keys: QueueKeys, worker: str, said: Sequence[tuple[int, float | None, str]]) -> Call[int]:
+    """(claim, progress, message) of runs that say how far they are; answers how many of them still run."""
+    args: list[Argument] = []
+    for claim, progress, message in said:
+        args += (claim, "" if progress is None else repr(progress), message)
+
+    def read(reply: Reply) -> int:
+        return int(reply[1])
+
+    return new_call("note_progress", keys.base, (keys.base, keys.claims(worker)), tuple(args), read)
 
 
 def reconcile(keys: QueueKeys, worker: str, named: Sequence[int] = ()) -> Call[tuple[list[int], list[int]] | None]:

@@ -18,7 +18,6 @@ import logging
 from collections.abc import Callable, Sequence
 from contextvars import Context as Variables
 from contextvars import copy_context
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import trio
@@ -29,7 +28,8 @@ from worqr.keys import QueueKeys
 from worqr.ops import MAX_ITEMS, Started
 from worqr.peer.context import Context
 from worqr.peer.running import Handler
-from worqr.task import KEEP_FAILED, MAX_FAILURES, MAX_STALLS, CancelReason
+from worqr.policy import Policy
+from worqr.task import CancelReason
 
 if TYPE_CHECKING:
     from worqr.link import Subscription
@@ -37,15 +37,6 @@ if TYPE_CHECKING:
     from worqr.peer.membership import Membership, Registration
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """How often a task of this queue may fail, and stall, and how many failed ones are kept."""
-
-    max_failures: int = MAX_FAILURES
-    max_stalls: int = MAX_STALLS
-    keep_failed: int = KEEP_FAILED
 
 
 class Station:
@@ -84,7 +75,7 @@ class Station:
     @property
     def name(self) -> str:
         """The queue's name."""
-        return self.keys.queue
+        return self.keys.name
 
     @property
     def asking(self) -> bool:
@@ -201,6 +192,12 @@ class Station:
         if not isinstance(failure, ClaimLost):
             logger.error("start_tasks: queue %r: %s", self.name, failure)
         self._capacity.offer()
+
+    # What runs
+
+    def says(self, context: Context) -> None:
+        """A run said how far it is; from any thread."""
+        self._membership.says(context)
 
     # Ending
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +21,12 @@ import trio
 from worqr import ops
 from worqr.call import Call
 from worqr.errors import ClaimLost, ClaimSettled, Unavailable, UsageError
-from worqr.ops import MAX_ITEMS
-from worqr.peer.claiming import Policy, Station
+from worqr.ops import MAX_ITEMS, Result
+from worqr.peer.claiming import Station
 from worqr.peer.context import Context
-from worqr.peer.options import check_count
-from worqr.peer.settling import retry_call
-from worqr.task import CancelReason, RemoteError, Seconds, seconds
+from worqr.peer.settling import encode_result, log_run, settle_call
+from worqr.policy import Policy, Retry, judge
+from worqr.task import CancelReason, RemoteError, Seconds, check_count, check_text, seconds
 
 if TYPE_CHECKING:
     from worqr.keys import QueueKeys
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from worqr.peer.membership import Membership, Registration
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-NOT_RAISED = RemoteError.told("Retry", "given back by hand")
 
 
 class Claim(Context):
@@ -50,17 +49,24 @@ class Claim(Context):
         super().__init__(station, registration, fence, entry)
         self._cancelled = trio.Event()
 
-    async def finish(self) -> None:
+    async def finish(self, result: bytes | None = None) -> None:
         """The task is done and never comes back.
 
+        Args:
+            result: kept for whoever waits for it, if results of this job are kept.
+
         Raises:
+            UsageError: a result over the mesh's `max_payload`, or not bytes; nothing was sent.
             ClaimLost: the worker was swept, or left the queue, meanwhile; the task runs or ran elsewhere.
             ClaimSettled: it was settled before.
             Unavailable: no answer within the mesh's patience; it may have taken effect.
         """
         if self._settled:
             raise self.settled_error()
-        lost = await _hand(self).finish([self])
+        hand = _hand(self)
+        if result is not None and not isinstance(result, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"a result must be bytes or None, not {type(result).__name__}")
+        lost = await hand.finish([self], {self.fence: encode_result(result, hand.max_result)})
         if lost:
             raise ClaimLost(f"{self!r} was lost before it was finished: it runs or ran elsewhere")
 
@@ -70,19 +76,27 @@ class Claim(Context):
         ended = await self._settle(ops.stop_tasks(station.keys, worker, [self.fence]))
         self._check(ended.get(self.fence, "given"), "stopped")
 
-    async def retry(self, *, counted: bool = True) -> None:
-        """Put the task to the back of its queue, to be taken again; with `counted` it costs one of its failures, the last of
-        which sets it aside as failed. Raises as `finish` does.
+    async def retry(
+        self, *, delay: Seconds | None = None, run_at: datetime | None = None, counted: bool = True
+    ) -> None:
+        """Put the task to the back of its queue, to be taken again.
+
+        Args:
+            delay: seconds; None: the backoff of the policy; 0: now.
+            run_at: an aware datetime instead.
+            counted: it costs one of its failures, the last of which sets it aside as failed.
+
+        Raises as `finish` does; UsageError for a time that cannot be, then nothing was sent.
         """
-        self._check(await self._settle(retry_call(self, NOT_RAISED, counted=counted)), "retried")
+        verdict = judge(
+            Retry("given back by hand", delay=delay, run_at=run_at, counted=counted), self._policy, self.failures
+        )
+        self._check(await self._settle(settle_call(self, verdict)), "retried")
 
     async def fail(self, why: str) -> None:
         """Set the task aside as failed, for good, with `why` as its error. Raises as `finish` does."""
-        error = RemoteError.told("Failure", why)
-        station = self._station
-        call = ops.fail_task(
-            station.keys, self._registration.worker, self.fence, error, keep_failed=station.policy.keep_failed
-        )
+        error = RemoteError.told("Failure", check_text(why, "why"))
+        call = ops.fail_task(self._station.keys, self._registration.worker, self.fence, error)
         self._check(await self._settle(call), "failed")
 
     async def wait_cancelled(self) -> None:
@@ -124,8 +138,9 @@ class Claim(Context):
         if self.cancel_reason == "lost":
             _hand(self).release(self)
         elif error is not None and self.cancel_reason is None:
-            logger.warning("handler.failed: %r: %s", self, type(error).__qualname__, exc_info=error)
-            self._check(await self._settle(retry_call(self, RemoteError.of(error))), "retried")
+            verdict = judge(error, self._policy, self.failures)
+            log_run(self, verdict)
+            self._check(await self._settle(settle_call(self, verdict)), "retried")
         elif self.cancel_reason == "leaving":
             _hand(self).give_back([self])
         else:
@@ -163,8 +178,11 @@ class Claim(Context):
 class HandStation(Station):
     """A queue whose claims go to whoever waits for them."""
 
-    def __init__(self, keys: QueueKeys, membership: Membership, capacity: Capacity, policy: Policy) -> None:
+    def __init__(
+        self, keys: QueueKeys, membership: Membership, capacity: Capacity, policy: Policy, *, max_result: int
+    ) -> None:
         super().__init__(keys, membership, capacity, policy)
+        self.max_result: int = max_result
         self.ready: deque[Claim] = deque()
         self._asked: dict[object, int] = {}
         self._arrived = trio.Event()
@@ -268,7 +286,7 @@ class HandStation(Station):
             raise failure
         return value
 
-    async def finish(self, claims: Sequence[Claim]) -> list[Claim]:
+    async def finish(self, claims: Sequence[Claim], results: Mapping[int, Result] | None = None) -> list[Claim]:
         """Finish claims; answers those that were lost."""
         lost = [claim for claim in claims if claim._settled]
         alive: dict[Registration, list[Claim]] = {}
@@ -282,11 +300,13 @@ class HandStation(Station):
                 alive.setdefault(claim._registration, []).append(claim)
         for registration, held in alive.items():
             for start in range(0, len(held), MAX_ITEMS):
-                lost += await self._finish_some(registration, held[start : start + MAX_ITEMS])
+                lost += await self._finish_some(registration, held[start : start + MAX_ITEMS], results)
         return lost
 
-    async def _finish_some(self, registration: Registration, claims: Sequence[Claim]) -> list[Claim]:
-        call = ops.finish_tasks(self.keys, registration.worker, [claim.fence for claim in claims])
+    async def _finish_some(
+        self, registration: Registration, claims: Sequence[Claim], results: Mapping[int, Result] | None
+    ) -> list[Claim]:
+        call = ops.finish_tasks(self.keys, registration.worker, [claim.fence for claim in claims], results)
         try:
             ended = await self.send(call, registration)
         except ClaimLost:

@@ -6,23 +6,32 @@ thread see the same thing. How it ends is decided in `settling`; `Claim`, the sa
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import trio
 
 from worqr.errors import UsageError
-from worqr.task import CancelReason
+from worqr.policy import POLICY_FIELDS, Broken, Policy
+from worqr.task import CancelReason, Failed, check_text, from_ms, meta_of
 
 if TYPE_CHECKING:
     from worqr.peer.claiming import Station
     from worqr.peer.membership import Registration
 
 
+_POLICY_FIELDS: Final = frozenset(name.encode() for name in POLICY_FIELDS)
+
+
 class Context:
     """One run of one task.
 
     Attributes:
+        id: the job's id; of a task that has no record, the one that its record would get.
         task: the payload, byte for byte.
         fence: a number that grows with every claim on the queue; a resource that remembers the highest one it saw can refuse
             a worker that was frozen and woke up after its task was given to another (it is the claim's id).
@@ -30,12 +39,13 @@ class Context:
         stalls: workers that died while they ran it.
         timeouts: runs that took too long.
         cancel_reason: why this run is being cancelled: ``cancel`` (somebody asked for it), ``lost`` (the claim is no longer
-            ours), ``leaving`` (the peer leaves, the task goes back uncounted); None while it is not.
+            ours), ``leaving`` (the peer leaves, the task goes back uncounted), ``timeout``; None while it is not.
+        deadline: when the run will be cancelled, by Trio's clock (``trio.current_time()``); None: it has no timeout.
     """
 
     __slots__ = (
-        *("task", "fence", "failures", "stalls", "timeouts", "cancel_reason"),
-        *("_station", "_registration", "_job", "_scope", "_settled"),
+        *("task", "fence", "failures", "stalls", "timeouts", "cancel_reason", "deadline"),
+        *("_station", "_registration", "_record", "_policy", "_scope", "_settled", "_value", "_said"),
     )
 
     def __init__(self, station: Station, registration: Registration, fence: int, entry: Any) -> None:
@@ -45,28 +55,56 @@ class Context:
         self._registration = registration
         self._scope: trio.CancelScope | None = None
         self._settled = False
+        self._value: object = None
+        self._said: tuple[float | None, str] | None = None
+        self.deadline: float | None = None
         self.task: bytes
-        self._job: str | None
         self.failures: int
         self.stalls: int
         self.timeouts: int
+        self._record: dict[bytes, bytes] | None
+        self._policy: Policy
         if isinstance(entry, bytes):
             self.task = entry
-            self._job = None
+            self._record = None
+            self._policy = station.policy
             self.failures = self.stalls = self.timeouts = 0
         else:
-            self.task, job, self.failures, self.stalls, self.timeouts = entry
-            self._job = job.decode()
+            record = self._record = dict(zip(entry[::2], entry[1::2], strict=True))
+            self.task = record[b"task"]
+            self.failures = int(record.get(b"failures", 0))
+            self.stalls = int(record.get(b"stalls", 0))
+            self.timeouts = int(record.get(b"timeouts", 0))
+            own = _POLICY_FIELDS & record.keys()
+            self._policy = (
+                station.policy.over({name.decode(): record[name].decode() for name in own}) if own else station.policy
+            )
 
     @property
     def id(self) -> str:
-        """The job's id; of a task that has no record, the claim's number."""
-        return self._job if self._job is not None else str(self.fence)
+        return f"@{self.fence}" if self._record is None else self._record[b"id"].decode()
 
     @property
     def queue(self) -> str:
         """The name of the queue it came from."""
-        return self._station.keys.queue
+        return self._station.name
+
+    @property
+    def run_at(self) -> datetime:
+        """When it was due; of a task that was never due later, when it was claimed. By the server's clock."""
+        due = None if self._record is None else self._record.get(b"run_at")
+        return from_ms(self.fence / 1000 if due is None else int(due))
+
+    @property
+    def scheduled_for(self) -> datetime | None:
+        """The nominal time of the firing of a schedule that this is; None if it is none."""
+        nominal = None if self._record is None else self._record.get(b"scheduled_for")
+        return None if nominal is None else from_ms(int(nominal))
+
+    @property
+    def meta(self) -> Mapping[str, str]:
+        """What the dispatch sent along."""
+        return {} if self._record is None else meta_of(self._record.get(b"meta", b"").decode())
 
     @property
     def attempt(self) -> int:
@@ -76,7 +114,22 @@ class Context:
     @property
     def last_attempt(self) -> bool:
         """True if a failure of this run is final."""
-        return self.failures + 1 >= self._station.policy.max_failures
+        return self.failures + 1 >= self._policy.max_failures
+
+    def progress(self, done: float | None = None, message: str = "") -> None:
+        """Say how far this run is; never waits. At most ten a second are sent, the last one wins, and what is said goes with the
+        job. Seen by ``job.status()``, ``job.watch()`` and ``queue.running()``. From any thread.
+
+        Args:
+            done: a number, by custom from 0 to 1.
+            message: for people, at most 1,000 characters of it.
+        """
+        if done is not None and (
+            isinstance(done, bool) or not isinstance(done, int | float) or not math.isfinite(done)
+        ):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"progress must be a finite number or None, not {done!r}")
+        self._said = (done, check_text(message, "the message of progress")[:1000])
+        self._station.says(self)
 
     def check_cancelled(self) -> None:
         """In a thread: raise ``trio.Cancelled`` if this run is being cancelled. A plain function learns of it in no other way.
@@ -98,6 +151,18 @@ class Context:
             self.cancel_reason = reason
         if self._scope is not None:
             self._scope.cancel()
+
+
+def failed_of(context: Context, queue: str) -> Failed:
+    """What a failure job of `queue` tells.
+
+    Raises:
+        Broken: it was put there by somebody else.
+    """
+    facts = context._record.get(b"failed") if context._record is not None else None  # pyright: ignore[reportPrivateUsage]
+    if facts is None:
+        raise Broken("a task in a failure queue that no failure put there")
+    return Failed.of(queue, context.task, msgspec.msgpack.decode(facts, type=dict[str, Any]))
 
 
 current_context: ContextVar[Context] = ContextVar("worqr.current")

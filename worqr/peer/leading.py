@@ -25,6 +25,7 @@ from worqr.keys import RegistryKeys
 from worqr.link import Link
 from worqr.ops import Inspected, Look
 from worqr.peer.membership import LEASE, boottime
+from worqr.peer.promoting import Promoter
 
 if TYPE_CHECKING:
     from worqr.peer.peer import Peer
@@ -89,6 +90,7 @@ class Leader:
         self._keys = keys
         self._keepalive = keepalive
         self._looks = Looks(keepalive)
+        self.promoter: Promoter = Promoter(peer, link, keys, self._scan_soon)
         self._until = 0.0
         self._round_ended = time.monotonic()
         self._next_scan = 0.0
@@ -104,7 +106,12 @@ class Leader:
             logger.info("leader: this peer does the chores of the mesh now")
             self._looks = Looks(self._keepalive)
             self._next_scan = 0.0
+            self.promoter.begin()
         self._until = until
+
+    def _scan_soon(self) -> None:
+        """Hints of what is due may have been missed."""
+        self._next_scan = 0.0
 
     @property
     def leads(self) -> bool:
@@ -124,6 +131,8 @@ class Leader:
                 self._idle = trio.Event()
                 wait = await self._round_or_not()
                 self._idle.set()
+            else:
+                self.promoter.end()
             self._round_ended = time.monotonic()
             await trio.sleep(wait)
 
@@ -202,6 +211,8 @@ class Leader:
             waiting = random.sample(waiting, MAX_WAITING)
         await self._link.call(ops.post_waiting(self._keys, waiting), patience=LEASE)
         for name, queue in found.items():
+            if queue.next_in_ms is not None:
+                self.promoter.expect(name, queue.next_in_ms / 1000)
             if queue.trash:
                 await self._link.call(ops.purge_queue(self._peer.queue_keys(name)), patience=LEASE)
         await self._audit({(name, worker) for name, queue in found.items() for worker in queue.workers})

@@ -27,6 +27,7 @@ from worqr.version import __version__
 
 if TYPE_CHECKING:
     from worqr.peer.claiming import Station
+    from worqr.peer.context import Context
     from worqr.peer.peer import Peer
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -202,6 +203,10 @@ class Membership:
         """A cancel message came while claims were on their way: ask whether it was for one of them."""
         self._peer.cancelling.reconcile(station)
 
+    def says(self, context: Context) -> None:
+        """A run said how far it is; from any thread."""
+        self._peer.saying.says(context)
+
     # Entering and leaving queues
 
     async def enter(self, station: Station, registration: Registration) -> None:
@@ -227,6 +232,8 @@ class Membership:
                 max_stalls=policy.max_stalls,
                 keep_failed=policy.keep_failed,
                 last=registration.number,
+                on_failure=policy.on_failure,
+                result_ttl_ms=round(policy.result_ttl * 1000) if policy.result_ttl > 0 else None,
             )
         )
         if registration.dead:

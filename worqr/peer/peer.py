@@ -14,27 +14,31 @@ import logging
 import re
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import trio
 
+from worqr import ops
 from worqr.errors import ClaimLost, UsageError, WorqrBug, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.link import Link
 from worqr.peer.cancelling import Cancelling
 from worqr.peer.capacity import Capacity
-from worqr.peer.claiming import HandlerStation, Policy, Station
+from worqr.peer.claiming import HandlerStation, Station
 from worqr.peer.claims import Claims, HandStation
-from worqr.peer.context import Context
+from worqr.peer.context import Context, current, failed_of
+from worqr.peer.deadlines import Deadlines
 from worqr.peer.leading import Leader
 from worqr.peer.leaving import AWAY_PATIENCE, LEAVE_PATIENCE, Leaving
 from worqr.peer.membership import Membership, Registration
-from worqr.peer.options import check_count, refuse_options
+from worqr.peer.options import PATIENT, policy_for, refuse_options
 from worqr.peer.running import Slots, as_coroutine
+from worqr.peer.saying import Saying
 from worqr.peer.settling import Settler
-from worqr.task import Health, Seconds, seconds
+from worqr.policy import RetryPolicy
+from worqr.task import KEEP_FAILED, Failed, Health, Seconds, check_count, seconds
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -53,6 +57,7 @@ class PeerSettings:
     grace: float
     keepalive: float | None
     stall_limit: float
+    max_payload: int
 
 
 class Peer:
@@ -75,10 +80,12 @@ class Peer:
         self.membership: Membership = Membership(self, link, registry, label=label, keepalive=settings.keepalive)
         self.cancelling: Cancelling = Cancelling(self, link)
         self.leader: Leader = Leader(self, link, registry, keepalive=settings.keepalive or DEFAULT_KEEPALIVE)
-        self._settler = Settler(link, self.capacity.offer)
+        self._settler = Settler(link, self.capacity.offer, max_result=settings.max_payload)
         self.capacity.offer_soon = self._settler.touch
         self._leaver = Leaving(self.membership, self._settler, self.spawn)
-        self._slots = Slots(self._run_ended, self._interrupted)
+        self._deadlines = Deadlines()
+        self._slots = Slots(self._run_ended, self._interrupted, self._deadlines)
+        self.saying: Saying = Saying(link)
         self.interrupt: KeyboardInterrupt | None = None
         self.body: trio.CancelScope = trio.CancelScope()
 
@@ -123,7 +130,7 @@ class Peer:
 
     def queue_keys(self, queue: str) -> QueueKeys:
         """The keys of a queue of this mesh."""
-        return QueueKeys(self.settings.prefix, queue)
+        return QueueKeys.of(self.settings.prefix, queue)
 
     def entered_stations(self) -> list[Station]:
         """The queues it serves now."""
@@ -137,20 +144,32 @@ class Peer:
         handler: Callable[[bytes], object],
         *,
         concurrency: int | None = None,
+        timeout: Seconds | None = None,
+        retry: RetryPolicy | None = None,
+        keep_failed: int = KEEP_FAILED,
+        on_failure: Callable[[Failed], object] | None = None,
+        result_ttl: Seconds | None = None,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
         **options: Any,
     ) -> None:
         """Run `handler(task)` for every task of `queue`, until cancelled or until the peer has left.
 
         Started (``await nursery.start(partial(peer.serve, "q", handler))``) means subscribed. A handler that returns has
-        finished its task; one that raises has failed: the task goes to the back and is set aside at its 10th failure. Tasks
-        of a worker that died come back to the front, and are set aside at the 3rd death.
+        finished its task; one that raises has failed: the task is tried again after a backoff, and set aside at its 10th
+        failure. Raise `Retry` to say when, `Failure` for never again, `Broken` for a payload that makes no sense. Tasks of a
+        worker that died come back to the front at once, and are set aside at the 3rd death.
 
         Args:
             queue: its name; a peer serves a queue once.
             handler: an async function, or a plain function, which runs in a thread (then cancelling it only reaches it
                 through ``worqr.current().check_cancelled()``).
             concurrency: how many of its tasks run at once in this peer; None: as many as the peer has room for.
+            timeout: seconds a run may take. Then it is cancelled, which counts apart from failures; None: for ever.
+            retry: what differs from the defaults of `RetryPolicy`; a job's own retry overrides it.
+            keep_failed: how many of the queue's failed tasks are kept for people to see, 0: none.
+            on_failure: called with one `Failed` for each task that is set aside, at least once. It is a job itself, in the
+                queue's failure queue, made in the same step, and tried again 100 times over about a day.
+            result_ttl: seconds that what the handler returned for a job is kept; None: it is not.
 
         Raises:
             UsageError: a bad name, a handler that is not callable, an option that does not exist, a queue that is served
@@ -162,20 +181,48 @@ class Peer:
         refuse_options("serve", options)
         if concurrency is not None:
             check_count(concurrency, "concurrency of serve")
-        keys = self._check_free(queue)
+        keys = self._check_free(check_name(queue))
+        policy = policy_for(
+            retry,
+            timeout=timeout,
+            keep_failed=keep_failed,
+            result_ttl=result_ttl,
+            on_failure=on_failure is not None,
+        )
         run = as_coroutine(handler, self._threads)
-        station = HandlerStation(keys, self.membership, self.capacity, Policy(), run, concurrency, self._slots.run)
-        async with self._stationed(station):
+        station = HandlerStation(keys, self.membership, self.capacity, policy, run, concurrency, self._slots.run)
+        async with AsyncExitStack() as stack:
+            if on_failure is not None:
+                await stack.enter_async_context(self._stationed(self._failure_station(keys, on_failure)))
+            await stack.enter_async_context(self._stationed(station))
             task_status.started()
             await station.left.wait()
 
+    def _failure_station(self, keys: QueueKeys, on_failure: Callable[[Failed], object]) -> HandlerStation:
+        """Where the failure jobs of a queue are handled."""
+        failures = self._check_free(QueueKeys(keys.prefix, keys.queue, failures=True).name)
+        handle = as_coroutine(on_failure, self._threads)
+
+        async def run(_task: bytes) -> object:
+            return await handle(failed_of(current(), keys.name))
+
+        note = ops.note_queues(self.membership.keys, [failures.name])
+        self._link.post(note, lambda _word, _failure: None, patience=self._link.settings.patience)
+        return HandlerStation(failures, self.membership, self.capacity, PATIENT, run, None, self._slots.run)
+
     @asynccontextmanager
-    async def work(self, queue: str) -> AsyncGenerator[Claims]:
+    async def work(self, queue: str, *, retry: RetryPolicy | None = None) -> AsyncGenerator[Claims]:
         """Take the tasks of `queue` by hand, inside this block. What is unsettled at its end goes back to the front.
+
+        Args:
+            queue: its name.
+            retry: as in `serve`, for claims that are retried and for blocks that raise.
 
         Raises: as `serve`.
         """
-        station = HandStation(self._check_free(queue), self.membership, self.capacity, Policy())
+        check_name(queue)
+        policy, size = policy_for(retry), self.settings.max_payload
+        station = HandStation(self._check_free(queue), self.membership, self.capacity, policy, max_result=size)
         claims = Claims(station)
         async with self._stationed(station):
             try:
@@ -184,7 +231,6 @@ class Peer:
                 claims.close()
 
     def _check_free(self, queue: str) -> QueueKeys:
-        check_name(queue)
         if self.leaving:
             raise UsageError(f"queue {queue!r}: this peer has left the mesh; join again for another one")
         if queue in self._stations:
@@ -268,7 +314,10 @@ class Peer:
                     self._spawned = nursery
                     await nursery.start(self._slots.run_forever)
                     nursery.start_soon(self._settler.flush_forever)
+                    nursery.start_soon(self._deadlines.watch_forever)
+                    nursery.start_soon(self.saying.send_forever)
                     nursery.start_soon(self.leader.lead_forever)
+                    nursery.start_soon(self.leader.promoter.promote_forever)
                     nursery.start_soon(self.cancelling.reconcile_forever)
                     await trio.lowlevel.checkpoint_if_cancelled()  # before the shield: `join` may be cancelled already
                     self._shield.shield = True

@@ -23,6 +23,7 @@ import trio
 
 from worqr.errors import UsageError
 from worqr.peer.context import Context, current_context
+from worqr.peer.deadlines import Deadlines
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -94,9 +95,11 @@ class Slots:
         self,
         ended: Callable[[Context, bool, BaseException | None], None],
         interrupted: Callable[[KeyboardInterrupt], None],
+        deadlines: Deadlines,
     ) -> None:
         self._ended = ended
         self._interrupted = interrupted
+        self._deadlines = deadlines
         self._idle: list[_Slot] = []
         self._nursery: trio.Nursery | None = None
         self._thread = threading.get_ident()
@@ -196,7 +199,9 @@ class Slots:
                     context._scope = scope
                     if context.cancel_reason is not None:
                         scope.cancel()
-                    await context._station.handler(context.task)
+                    if context._policy.timeout is not None:
+                        self._deadlines.begin(context, context._policy.timeout)
+                    context._value = await context._station.handler(context.task)
                     if context.cancel_reason is not None or task.child_nurseries or not _is_innermost(scope, task):
                         returned = True
                         break

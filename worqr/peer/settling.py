@@ -11,17 +11,20 @@ for the task is no longer ours.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
 import trio
 
 from worqr import ops
 from worqr.call import Call
+from worqr.errors import UsageError
 from worqr.link import Link
-from worqr.ops import MAX_ITEMS
+from worqr.ops import MAX_BYTES, MAX_ITEMS, Result
 from worqr.peer.context import Context
+from worqr.policy import Broken, Failure, Retry, Verdict, judge
 from worqr.task import RemoteError
 
 if TYPE_CHECKING:
@@ -36,11 +39,13 @@ logger: logging.Logger = logging.getLogger(__name__)
 class Settler:
     """Ends claims. `flushed` is called after each flush: room may have become free."""
 
-    def __init__(self, link: Link, flushed: Callable[[], None]) -> None:
+    def __init__(self, link: Link, flushed: Callable[[], None], *, max_result: int) -> None:
         self._link = link
         self._flushed = flushed
+        self._max_result = max_result
         self._flusher: trio.lowlevel.Task | None = None
         self._dirty: dict[Station, list[int]] = {}
+        self._results: dict[Station, dict[int, Result]] = {}
         self._stopped: dict[Station, list[int]] = {}
         self._flush_soon = False
 
@@ -53,13 +58,25 @@ class Settler:
             context._settled = True
         elif returned:
             self.finish(context)
+        elif reason == "timeout":
+            self.time_out(context)
         elif reason is not None or error is None:
             self.stop(context)  # one that is marked as to be cancelled ends there, and does not come back
         else:
             self.fail_run(context, error)
 
     def finish(self, context: Context) -> None:
-        """End a claim as finished, with the next flush; one whose cancel mark stands ends as cancelled there."""
+        """End a claim as finished, with the next flush; one whose cancel mark stands ends as cancelled there.
+
+        A result that cannot be kept is a failure for good: to run it again would end in the same way.
+        """
+        if context._record is not None and context._policy.result_ttl > 0:
+            try:
+                result = encode_result(context._value, self._max_result)
+            except UsageError as error:
+                self.fail_run(context, Failure(str(error)))
+                return
+            self._results.setdefault(context._station, {})[context.fence] = result
         context._settled = True
         self._dirty.setdefault(context._station, []).append(context.fence)
         self.touch()
@@ -90,8 +107,9 @@ class Settler:
         self._flush_soon = False
         if self._dirty:
             dirty, self._dirty = self._dirty, {}
+            results, self._results = self._results, {}
             for station, claims in dirty.items():
-                self._send(ops.finish_tasks, "finish_tasks", station, claims)
+                self._send_finishes(station, claims, results.get(station))
         if self._stopped:
             for station in [station for station in self._stopped if not station.unwinding]:
                 claims = sorted(self._stopped.pop(station), reverse=True)  # the newest first: the old order stands
@@ -106,9 +124,18 @@ class Settler:
             call = settle(station.keys, registration.worker, claims[start : start + MAX_ITEMS])
             self._link.post(call, partial(self._answered, station, verb), owner=registration)
 
+    def _send_finishes(self, station: Station, claims: list[int], results: dict[int, Result] | None) -> None:
+        if not results:
+            self._send(ops.finish_tasks, "finish_tasks", station, claims)
+            return
+        for some in _in_pieces(claims, results):
+            kept = {claim: results[claim] for claim in some if claim in results}
+            self._send(partial(ops.finish_tasks, results=kept), "finish_tasks", station, some)
+
     def forget(self) -> None:
         """A registration died: what is not sent yet is not ours to send any more."""
         self._dirty.clear()
+        self._results.clear()
         self._stopped.clear()
 
     def left(self, station: Station) -> None:
@@ -122,14 +149,23 @@ class Settler:
         self.touch()
 
     def fail_run(self, context: Context, error: BaseException) -> None:
-        """Count a failure: the task goes to the back, or is set aside at the limit."""
+        """A run raised: the task is tried again, or set aside, as the policy says."""
+        verdict = judge(error, context._policy, context.failures)
         context._settled = True
+        log_run(context, verdict)
+        call = settle_call(context, verdict)
+        self._post_one(context, call, call.script.name)
+        self.touch()
+
+    def time_out(self, context: Context) -> None:
+        """A run took too long: the task is tried again, until that has happened too often."""
+        context._settled = True
+        timeout = context._policy.timeout or 0.0
         logger.warning(
-            "handler.failed: queue %r, claim %d, attempt %d: %s",
-            *(context.queue, context.fence, context.attempt, type(error).__qualname__),
-            exc_info=error,
+            "handler.timeout: queue %r, claim %d, attempt %d: over %g s",
+            *(context.queue, context.fence, context.attempt, timeout),
         )
-        self._post_one(context, retry_call(context, RemoteError.of(error)), "retry_task")
+        self._post_one(context, timeout_call(context), "retry_task")
         self.touch()
 
     def _post_one(self, context: Context, call: Call[str], verb: str) -> None:
@@ -155,12 +191,81 @@ class Settler:
                 logger.info("claim.%s: queue %r, claim %d", word, station.name, claim)
 
 
-def retry_call(context: Context, error: RemoteError, *, counted: bool = True) -> Call[str]:
-    """The call that ends a claim whose run failed."""
-    station, policy = context._station, context._station.policy
+def _in_pieces(claims: list[int], results: dict[int, Result]) -> Iterator[list[int]]:
+    """`claims` in pieces whose results fit one request each."""
+    piece: list[int] = []
+    size = 0
+    for claim in claims:
+        bytes_more = len(results[claim][1]) if claim in results else 0
+        if piece and (len(piece) == MAX_ITEMS or size + bytes_more > MAX_BYTES):
+            yield piece
+            piece, size = [], 0
+        piece.append(claim)
+        size += bytes_more
+    yield piece
+
+
+def encode_result(value: object, max_result: int) -> Result:
+    """What a handler returned as it is kept: bytes as they are, None as None, all else as JSON.
+
+    Raises:
+        UsageError: it cannot be encoded, or is over `max_result` bytes.
+    """
+    if value is None:
+        return "none", b""
+    if isinstance(value, bytes | bytearray | memoryview):
+        kind, encoded = "bytes", bytes(value)
+    else:
+        try:
+            kind, encoded = "json", msgspec.json.encode(value)
+        except Exception as error:  # whatever a user's type raises in being encoded
+            raise UsageError(
+                f"its result cannot be kept: {type(value).__qualname__} is neither bytes nor JSON ({error})"
+            ) from error
+    if len(encoded) > max_result:
+        raise UsageError(
+            f"its result cannot be kept: {len(encoded):,} bytes are over the limit of {max_result:,} "
+            "(Mesh(max_payload=...)); store it elsewhere and return its name"
+        )
+    return kind, encoded
+
+
+def log_run(context: Context, verdict: Verdict) -> None:
+    """Say how a run ended; a traceback only for what nobody raised on purpose."""
+    error = verdict.error
+    on_purpose = isinstance(error, Retry | Failure | Broken)
+    logger.log(
+        logging.INFO if isinstance(error, Retry) else logging.WARNING,
+        "handler.%s: queue %r, claim %d, attempt %d: %s",
+        {"retry": "retry" if isinstance(error, Retry) else "failed", "fail": "failed", "broken": "broken"}[
+            verdict.kind
+        ],
+        *(context.queue, context.fence, context.attempt, error if on_purpose else type(error).__qualname__),
+        exc_info=None if on_purpose else error,
+    )
+
+
+def settle_call(context: Context, verdict: Verdict) -> Call[str]:
+    """The call that ends a claim whose run raised."""
+    keys, worker, error = context._station.keys, context._registration.worker, RemoteError.of(verdict.error)
+    if verdict.kind != "retry":
+        return ops.fail_task(keys, worker, context.fence, error, broken=verdict.kind == "broken")
     return ops.retry_task(
-        *(station.keys, context._registration.worker, context.fence, error),
-        max_failures=policy.max_failures,
-        keep_failed=policy.keep_failed,
-        counted=counted,
+        *(keys, worker, context.fence, error),
+        counter="failures" if verdict.counted else "",
+        limit=context._policy.max_failures,
+        delay_ms=round(verdict.delay * 1000),
+        run_at_ms=verdict.run_at_ms,
+    )
+
+
+def timeout_call(context: Context) -> Call[str]:
+    """The call that ends a claim whose run took too long."""
+    policy = context._policy
+    error = RemoteError.told("Timeout", f"it ran longer than {policy.timeout:g} s")
+    return ops.retry_task(
+        *(context._station.keys, context._registration.worker, context.fence, error),
+        counter="timeouts",
+        limit=policy.max_timeouts,
+        delay_ms=round(policy.delay(context.timeouts) * 1000),
     )

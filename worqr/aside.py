@@ -1,0 +1,117 @@
+"""What was set aside: the failed tasks of a queue (the last `keep_failed`) and the broken ones (all)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal
+
+from worqr import ops
+from worqr.keys import QueueKeys
+from worqr.ops import MAX_ITEMS, Page
+from worqr.options import check_id
+from worqr.task import Failed, check_count, check_text, to_ms
+
+if TYPE_CHECKING:
+    from worqr.mesh import Mesh
+
+
+class Aside:
+    """One list of what was set aside: ``queue.failed`` or ``queue.broken``. From hworker's failed and broken records.
+
+    An entry is named by its job's id, as `Failed.id` says. An id that is in the list several times (dispatched anew, failed
+    anew) means its newest entry; named as often, as many.
+    """
+
+    __slots__ = ("_keys", "_mesh", "_which")
+
+    def __init__(self, mesh: Mesh, keys: QueueKeys, which: Literal["failed", "broken"]) -> None:
+        self._mesh = mesh
+        self._keys = keys
+        self._which: Literal["failed", "broken"] = which
+
+    def __repr__(self) -> str:
+        return f"<Aside {self._which} of {self._keys.name!r}>"
+
+    async def list(self, limit: int = 100, *, error: str | None = None, before: datetime | None = None) -> list[Failed]:
+        """Up to `limit` entries, newest first.
+
+        Args:
+            error: only those whose error is of this type: its whole name, or the last part of it ("Timeout").
+            before: only those that were set aside before this moment.
+        """
+        check_count(limit, "limit")
+        found: list[Failed] = []
+        async for page in self._pages(limit, error, before):
+            for _, record in page.records:
+                found.append(Failed.of(self._keys.name, record["task"], record))
+        return found
+
+    async def retry(self, *ids: str) -> int:
+        """Put them to the back of the queue, as jobs of the same id, all counters at zero; answers how many.
+
+        One whose id waits already is left where it is.
+        """
+        return await self._retry(await self._find(ids))
+
+    async def drop(self, *ids: str) -> int:
+        """Forget them; answers how many there were."""
+        return await self._drop(await self._find(ids))
+
+    async def retry_all(self, *, error: str | None = None, limit: int | None = None) -> int:
+        """As `retry` with all entries (of this error; the newest `limit`), the oldest first."""
+        if limit is not None:
+            check_count(limit, "limit")
+        claims = [claim async for claim in self._claims(error, None, limit)]
+        return await self._retry(claims[::-1])
+
+    async def drop_all(self, *, error: str | None = None, before: datetime | None = None) -> int:
+        """As `drop` with all entries (of this error, from before this moment)."""
+        return await self._drop([claim async for claim in self._claims(error, before, None)])
+
+    async def _find(self, ids: tuple[str, ...]) -> list[int]:
+        """The entries of these ids. All are looked for in one request, so that twice the same id means two."""
+        names = [check_id(name, generated=True) for name in ids]
+        return await self._mesh.call(ops.find_aside(self._keys, self._which, names)) if names else []
+
+    async def _retry(self, claims: list[int]) -> int:
+        count = 0
+        for start in range(0, len(claims), MAX_ITEMS):
+            some = claims[start : start + MAX_ITEMS]
+            count += await self._mesh.call(ops.retry_aside(self._keys, self._which, some))
+        return count
+
+    async def _drop(self, claims: list[int]) -> int:
+        count = 0
+        for start in range(0, len(claims), MAX_ITEMS):
+            some = claims[start : start + MAX_ITEMS]
+            count += await self._mesh.call(ops.drop_aside(self._keys, self._which, some))
+        return count
+
+    async def _claims(self, error: str | None, before: datetime | None, limit: int | None) -> AsyncIterator[int]:
+        async for page in self._pages(limit, error, before, bare=True):
+            for claim, _ in page.records:
+                yield claim
+
+    async def _pages(
+        self, limit: int | None, error: str | None, before: datetime | None, *, bare: bool = False
+    ) -> AsyncIterator[Page]:
+        kind = "" if error is None else check_text(error, "error")
+        before_ms = None if before is None else to_ms(before, "before")
+        after, after_ms, left = "-", "0", limit
+        while left is None or left > 0:
+            page = await self._mesh.call(
+                ops.list_aside(
+                    *(self._keys, self._which, MAX_ITEMS if left is None else left),
+                    after=after,
+                    after_ms=after_ms,
+                    before_ms=before_ms,
+                    error=kind,
+                    bare=bare,
+                )
+            )
+            yield page
+            after, after_ms = page.after, page.after_ms
+            left = None if left is None else left - len(page.records)
+            if not page.more:
+                return

@@ -1,0 +1,176 @@
+"""A handle of one job: where it is, how it ended, and cancelling it. It holds nothing; the record is in the server.
+
+A handle that a dispatch answered means that dispatch: it knows its number, and takes no earlier result for its own. One made
+from an id means the newest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
+
+import msgspec
+import trio
+
+from worqr import ops
+from worqr.cancelling import cancel_and_wait
+from worqr.errors import JobCancelled, JobFailed, NoResult, ResultTimeout
+from worqr.keys import QueueKeys
+from worqr.listening import News, listening
+from worqr.ops import Cancelled, Found, JobState
+from worqr.task import CancelCount, RemoteError, Seconds, Status, check_text, from_ms, seconds
+
+if TYPE_CHECKING:
+    from worqr.mesh import Mesh
+
+R = TypeVar("R")
+
+Outcome = Literal["created", "updated", "blocked", "unchanged"]
+"""What became of a dispatch: a new job; a change of the one with its id; blocked, until the run of that id ends; nothing."""
+
+ENDED = frozenset({"finished", "failed", "cancelled", "gone"})
+
+
+class Job(Generic[R]):
+    """A handle of one job. Made by ``queue.dispatch(...)`` and ``queue.job(id)``.
+
+    Attributes:
+        id: the job's id.
+        queue: the name of its queue.
+        outcome: what its dispatch did; None for a handle that was made from an id.
+    """
+
+    __slots__ = ("_keys", "_mesh", "_number", "id", "outcome", "queue")
+
+    def __init__(self, mesh: Mesh, keys: QueueKeys, id: str, number: int = 0, outcome: Outcome | None = None) -> None:
+        self.id: str = id
+        self.queue: str = keys.name
+        self.outcome: Outcome | None = outcome
+        self._mesh = mesh
+        self._keys = keys
+        self._number = number
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id!r} of {self.queue!r}>"
+
+    def __eq__(self, other: object) -> bool:
+        """The same id on the same queue of the same mesh, whichever dispatch."""
+        if not isinstance(other, Job):
+            return NotImplemented
+        theirs = cast("Job[Any]", other)
+        return self.id == theirs.id and self._keys == theirs._keys and self._mesh is theirs._mesh
+
+    def __hash__(self) -> int:
+        return hash((self.id, self._keys))
+
+    async def status(self) -> Status:
+        """Where it is now. ``finished`` and ``cancelled`` are known as long as results are kept, ``failed`` also as long as its
+        record is; afterwards, and for an id that never was, ``gone``.
+        """
+        return _status(await self._mesh.call(ops.job_status(self._keys, self.id, self._number)))
+
+    async def result(self, timeout: Seconds | None = None) -> R:
+        """Wait until it has ended, and answer what its handler returned; None, 0 and b"" are results too.
+
+        Args:
+            timeout: seconds to wait; None: for ever; 0: only look.
+
+        Raises:
+            NoResult: at once: unknown, expired, replaced by a newer dispatch, or not kept (no ``result_ttl``, neither at the
+                dispatch nor by a worker that serves the queue now).
+            JobFailed, JobCancelled: it ended in another way, with the error, the reason.
+            ResultTimeout: it has not ended in time.
+        """
+        patience = math.inf if timeout is None else seconds(timeout, "timeout")
+        if (found := await self._look()).word != "wait":
+            return self._value(found)
+        news = News()
+        with trio.move_on_after(patience):
+            async with listening(self._mesh.link, self._keys.job(self.id), lambda _message: news.tell()):
+                while (found := await self._look()).word == "wait":
+                    await news.wait()
+            return self._value(found)
+        raise ResultTimeout(f"{self!r} had not ended after {patience:g} s")
+
+    async def _look(self) -> Found:
+        return await self._mesh.call(ops.read_result(self._keys, self.id, self._number))
+
+    def _value(self, found: Found) -> R:
+        if found.word == "finished":
+            kind, value = found.facts
+            return cast("R", self._decode(kind.decode(), value))
+        texts = [b"" if fact is None else fact for fact in found.facts]
+        if found.word == "failed":
+            error = RemoteError(*(fact.decode("utf-8", "replace") for fact in texts))
+            raise JobFailed(f"{self!r} failed: {error.type}: {error.message}", error)
+        if found.word == "cancelled":
+            reason = texts[0].decode("utf-8", "replace")
+            raise JobCancelled(f"{self!r} was cancelled" + (f": {reason}" if reason else ""), reason)
+        if found.word == "never":
+            raise NoResult(
+                f"{self!r} keeps no result: dispatch it with result_ttl=, or serve its queue with result_ttl="
+            )
+        raise NoResult(f"there is no result of {self!r}: it is unknown, expired, or a newer dispatch took its place")
+
+    def _decode(self, kind: str, value: bytes) -> object:
+        if kind == "json":
+            return msgspec.json.decode(value)
+        return None if kind == "none" else value
+
+    async def cancel(self, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
+        """Cancel it wherever it is: waiting, due or blocked it is deleted; running, its handler is cancelled, and whatever
+        that raises, it never comes back, also if its worker dies meanwhile. Takes the run and its blocked twin.
+
+        Args:
+            reason: for people and for `JobCancelled`.
+            wait: seconds to wait until the run has really ended.
+
+        Returns:
+            How many waited, ran, and ended within `wait`. Nothing to cancel: all 0.
+        """
+        check_text(reason, "reason")
+
+        async def step(_last: Cancelled | None) -> Cancelled:
+            return await self._mesh.call(ops.cancel_job(self._keys, self.id, reason))
+
+        return await cancel_and_wait(self._mesh.link, self._keys, step, seconds(wait, "wait"))
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncGenerator[AsyncIterator[Status]]:
+        """Follow it: an iterator that begins with its present state, goes on with each change that is seen, and ends with the
+        job. States that last only a moment may be left out. Holds a subscription for the length of the block.
+        """
+        news = News()
+        async with listening(self._mesh.link, self._keys.job(self.id), lambda _message: news.tell()):
+            yield _Watch(self, news)
+
+
+class _Watch(AsyncIterator[Status]):
+    """The states of one job, each once."""
+
+    def __init__(self, job: Job[Any], news: News) -> None:
+        self._job = job
+        self._news = news
+        self._last: Status | None = None
+
+    async def __anext__(self) -> Status:
+        if self._last is not None and self._last.state in ENDED:
+            raise StopAsyncIteration
+        while (status := await self._job.status()) == self._last:
+            await self._news.wait()
+        self._last = status
+        return status
+
+
+def _status(found: JobState) -> Status:
+    return Status(
+        state=cast("Any", found.word),
+        worker=found.worker,
+        since=None if found.claim is None else from_ms(found.claim / 1000),
+        run_at=None if found.run_at_ms is None else from_ms(found.run_at_ms),
+        progress=found.progress,
+        message=found.message,
+        failures=found.failures,
+    )

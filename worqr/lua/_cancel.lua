@@ -1,0 +1,54 @@
+-- USES counts mark result
+-- Deletes the record of a job that does not run, wherever its place in line is (that is the caller's), and tells whoever
+-- waits for it that it was cancelled. `ttl` as keep_result.
+local function forget_job(base, id, ttl, reason)
+  local job = base .. ':job:' .. id
+  local kept = redis.call('HMGET', job, 'twin', 'first', 'last', 'result_ttl')
+  if kept[1] then
+    redis.call('SREM', base .. ':twins:' .. kept[1], id)
+  end
+  redis.call('DEL', job, base .. ':taken:' .. id)
+  keep_result(base, id, kept[2], kept[3], kept[4], ttl, 'cancelled', {'reason', reason})
+end
+
+-- Cancels the job `id` where it waits, is due or is blocked, in O(log n). Answers 1, or 0 if it does none of this.
+local function cancel_waiting(base, id, ttl, reason)
+  local kept = redis.call('HMGET', base .. ':job:' .. id, 'state', 'queued')
+  local cleared = tonumber(redis.call('HGET', base .. ':counts', 'cleared')) or 0
+  if not kept[1] or (tonumber(kept[2]) or 0) <= cleared then -- gone, or in the trash
+    return 0
+  end
+  if kept[1] == 'waiting' then
+    tally_stale(base, 1)
+  end
+  redis.call('ZREM', base .. ':due', id)
+  redis.call('SREM', base .. ':blocked', id)
+  forget_job(base, id, ttl, reason)
+  return 1
+end
+
+-- Marks the run of the job `id`, if it runs. Answers its claim, or nil. `last`: the dispatches up to this one are cancelled
+-- with it, for their handles (nil: only its own).
+local function cancel_running(base, id, reason, last)
+  local active = base .. ':active:' .. id
+  local claim = redis.call('HGET', active, 'claim')
+  if not claim then
+    return nil
+  end
+  redis.call('HSET', active, 'cancel_reason', reason)
+  if last then
+    redis.call('HSET', active, 'last', last)
+  end
+  redis.call('DEL', base .. ':taken:' .. id)
+  mark(base, claim)
+  return claim
+end
+
+-- Cancels whatever there is of the job `id`. Answers how many did not run (0 or 1), and the claim of the one that runs, or nil.
+local function cancel_one(base, id, reason)
+  local blocked = redis.call('SISMEMBER', base .. ':blocked', id) == 1
+  local last = blocked and redis.call('HGET', base .. ':job:' .. id, 'last')
+  local waiting = cancel_waiting(base, id, any_result_ttl(base), reason)
+  tally(base, 'cancelled', waiting)
+  return waiting, cancel_running(base, id, reason, last)
+end

@@ -1,0 +1,30 @@
+-- True if the dispatch `number` (0: whichever) is among those from `first` to `last`.
+local function covers(number, first, last)
+  return number == 0 or (number >= (tonumber(first) or 0) and number <= (tonumber(last) or 0))
+end
+
+-- The result that belongs to the dispatch `number` (0: the newest): its key and how it ended, or nil.
+local function ended_as(result, older_result, number)
+  for _, key in ipairs({result, older_result}) do
+    local kept = redis.call('HMGET', key, 'outcome', 'first', 'last')
+    if kept[1] and covers(number, kept[2], kept[3]) then
+      return key, kept[1]
+    end
+  end
+  return nil
+end
+
+-- The record of a job that has not ended: its key and which it is, active or job; of both the active one, unless the dispatch
+-- `number` belongs to the other. nil if there is none; one that lies in the trash is none.
+local function live_record(active, job, counts, number)
+  local run = redis.call('HMGET', active, 'claim', 'first', 'last')
+  if run[1] and covers(number, run[2], run[3]) then
+    return active
+  end
+  local kept = redis.call('HMGET', job, 'queued', 'first', 'last')
+  if kept[1] and covers(number, kept[2], kept[3])
+    and tonumber(kept[1]) > (tonumber(redis.call('HGET', counts, 'cleared')) or 0) then
+    return job
+  end
+  return nil
+end

@@ -1,0 +1,38 @@
+-- USES reference counts
+-- A job's record says in `state` where it stands: waiting (a reference lies in a list), due (in the zset of due times),
+-- blocked (the same id runs), active. A reference is only a place in line: one whose record is not waiting is skipped.
+
+-- Tells whoever watches the job that it changed: a hint, they look.
+local function tell(base, id, word)
+  redis.pcall('PUBLISH', base .. ':job:' .. id, word)
+end
+
+-- Puts the job `id`, whose record is written and stands nowhere, in line, or among the due until `run_at`. `side`: back or
+-- front; a suspect goes to the suspects. Answers 1 if somebody can take it now, else 0.
+local function put_in_line(base, id, run_at, now, side, suspect)
+  local job, due = base .. ':job:' .. id, base .. ':due'
+  if run_at > now then
+    redis.call('HSET', job, 'state', 'due')
+    redis.call('ZADD', due, string.format('%.0f', run_at), id)
+    if redis.call('ZRANGE', due, 0, 0)[1] == id then
+      local prefix = string.match(base, '^(.-):{')
+      redis.pcall('PUBLISH', '{' .. prefix .. '}:due', string.format('%.0f ', run_at - now) .. base)
+    end
+    tell(base, id, 'due')
+    return 0
+  end
+  redis.call('HSET', job, 'state', 'waiting')
+  redis.call(side == 'back' and 'LPUSH' or 'RPUSH', suspect and base .. ':suspects' or base, MARKER .. id)
+  tell(base, id, 'waiting')
+  return 1
+end
+
+-- The twin that waited for the active job `id` to end: in line it goes. Answers as put_in_line, 0 if there is none.
+local function unblock(base, id, now)
+  if redis.call('SREM', base .. ':blocked', id) == 0 then
+    return 0
+  end
+  local job = base .. ':job:' .. id
+  redis.call('HDEL', job, 'update_data', 'update_counts', 'update_policy', 'update_low', 'update_high')
+  return put_in_line(base, id, tonumber(redis.call('HGET', job, 'run_at')) or 0, now, 'back')
+end

@@ -1,0 +1,14 @@
+-- USES line
+-- Puts up to `limit` jobs whose time has come in line. Answers how many were due, and how many of them can be taken now.
+local function promote(base, limit, now)
+  local ids = redis.call('ZRANGEBYSCORE', base .. ':due', '-inf', now, 'LIMIT', 0, limit)
+  local pushed = 0
+  for _, id in ipairs(ids) do
+    redis.call('ZREM', base .. ':due', id)
+    local kept = redis.pcall('HMGET', base .. ':job:' .. id, 'state', 'suspect')
+    if kept[1] == 'due' then
+      pushed = pushed + put_in_line(base, id, 0, now, 'back', kept[2])
+    end
+  end
+  return #ids, pushed
+end

@@ -1,0 +1,21 @@
+#!lua flags=allow-oom
+-- cancel_job: cancels a job by its id: what waits, is due or is blocked is deleted, the run is marked and its worker told.
+-- KEYS[1] producer HASH
+-- KEYS[2] queue LIST
+-- ARGV[1] number of the request
+-- ARGV[2] lowest number still unanswered
+-- ARGV[3] id of the job
+-- ARGV[4] reason text for whoever waits for its result
+-- RETURNS ok waiting claim...: how many did not run, and the claim that is marked | late
+-- RESEND safe: the reply is stored under the producer's number
+-- USES cancel producer types
+local producer, queue = KEYS[1], KEYS[2]
+local number, lowest, id, reason = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+
+local before = replied(producer, number)
+if before then
+  return before
+end
+check_types(queue)
+local waiting, claim = cancel_one(queue, id, reason)
+return remember(producer, number, lowest, {'ok', waiting, claim})

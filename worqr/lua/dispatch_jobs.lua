@@ -1,0 +1,60 @@
+#!lua
+-- dispatch_jobs: stores jobs, or changes those that have the same id, each as its options say; one whose id runs is blocked
+-- until that ends. Wakes as many hungry workers as there is new work for.
+-- KEYS[1] producer HASH
+-- KEYS[2] queue LIST
+-- ARGV[1] number of the request
+-- ARGV[2] lowest number still unanswered
+-- ARGV[3] whole 1: if one is a duplicate or the queue is full, none is stored
+-- ARGV[4..] jobs options (a msgpack map, see _upsert.lua) and task bytes, in turn
+-- RETURNS ok entry... | refused entry... (whole: up to the one that was refused) | late; an entry is outcome (created, updated,
+--   blocked, unchanged, duplicate, full), id, number of the dispatch that its handle waits for
+-- RESEND safe: the reply is stored under the producer's number
+-- USES counts fence producer types upsert wake
+local producer, queue = KEYS[1], KEYS[2]
+local number, lowest, whole = ARGV[1], ARGV[2], ARGV[3] == '1'
+
+local before = replied(producer, number)
+if before then
+  return before
+end
+-- All that can be wrong shows itself before the first write: types, options, and, of a whole, what is refused.
+check_types(queue)
+local jobs, looked, reply = {}, {}, {'ok'}
+for i = 4, #ARGV, 2 do
+  local o = cmsgpack.unpack(ARGV[i])
+  local seen = o.id and look_for(queue, o.id)
+  if whole then
+    local word = refusal(queue, o, seen or {}, #jobs)
+    if o.id and looked[o.id] and o.exists == 'raise' then
+      word = 'duplicate'
+    end
+    reply[#reply + 1] = {word or 'created', o.id or '', seen and seen.last or '0'}
+    if word == 'duplicate' or word == 'full' then
+      reply[1] = 'refused'
+      return remember(producer, number, lowest, reply)
+    end
+  end
+  if o.id then
+    looked[o.id] = true
+  end
+  jobs[#jobs + 1] = {o, ARGV[i + 1], seen}
+end
+
+local fence, now, created, ready = next_fence(queue), now_ms(), 0, 0
+note_fence(queue, fence + #jobs - 1)
+reply = {'ok'}
+local done = {}
+for i, job in ipairs(jobs) do
+  local o, task, seen = job[1], job[2], job[3]
+  if o.id and done[o.id] then
+    seen = look_for(queue, o.id)
+  end
+  local outcome, id, last, put = upsert(queue, o, task, digits(fence + i - 1), now, seen)
+  done[id], created, ready = true, created + (outcome == 'created' and 1 or 0), ready + put
+  reply[#reply + 1] = {outcome, id, last}
+end
+redis.call('EXPIRE', queue .. ':counts', 2592000)
+tally(queue, 'enqueued', created)
+wake(queue, ready)
+return remember(producer, number, lowest, reply)

@@ -1,0 +1,28 @@
+#!lua flags=allow-oom
+-- drop_aside: forgets what was set aside.
+-- KEYS[1] producer HASH
+-- KEYS[2] queue LIST
+-- KEYS[3] list ZSET
+-- ARGV[1] number of the request
+-- ARGV[2] lowest number still unanswered
+-- ARGV[3..] dropped claims under which they were set aside
+-- RETURNS ok dropped | late
+-- RESEND safe: the reply is stored under the producer's number
+-- USES producer set_aside types
+local producer, queue, list = KEYS[1], KEYS[2], KEYS[3]
+local number, lowest = ARGV[1], ARGV[2]
+
+local before = replied(producer, number)
+if before then
+  return before
+end
+check_types(queue)
+local count = 0
+for i = 3, #ARGV do
+  local dropped = ARGV[i]
+  if redis.call('ZREM', list, dropped) == 1 then
+    forget_aside(queue, dropped)
+    count = count + 1
+  end
+end
+return remember(producer, number, lowest, {'ok', count})

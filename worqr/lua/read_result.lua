@@ -1,0 +1,32 @@
+#!lua flags=no-writes
+-- read_result: how a job ended; or that it has not, and whether its result will be kept.
+-- KEYS[1] queue LIST
+-- KEYS[2] job HASH
+-- KEYS[3] active HASH
+-- KEYS[4] result HASH
+-- KEYS[5] older_result HASH
+-- KEYS[6] counts HASH
+-- ARGV[1] number of the dispatch whose result is wanted, 0: of the newest
+-- RETURNS wait | never (it has not ended, and nothing will be kept) | gone | finished kind value |
+--   failed type message traceback | cancelled reason
+-- RESEND safe: it only reads
+-- USES job result
+local queue, job, active, result, older_result, counts = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local number = tonumber(ARGV[1])
+
+local found, outcome = ended_as(result, older_result, number)
+local live = (number == 0 or not found) and live_record(active, job, counts, number)
+if live then
+  local ttl = tonumber(redis.call('HGET', live, 'result_ttl')) or any_result_ttl(queue)
+  return {ttl > 0 and 'wait' or 'never'}
+end
+if not found then
+  return {'gone'}
+elseif outcome == 'finished' then
+  local value = redis.call('HMGET', found, 'kind', 'value')
+  return {'finished', value[1], value[2]}
+elseif outcome == 'failed' then
+  local told = redis.call('HMGET', found, 'error_type', 'error_message', 'error_traceback')
+  return {'failed', told[1], told[2], told[3]}
+end
+return {'cancelled', redis.call('HGET', found, 'reason')}

@@ -1,0 +1,81 @@
+"""What was set aside: listed, tried again, forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from worqr.call import Call
+from worqr.keys import QueueKeys
+from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, Reply, new_call, pairs, text, word_of
+
+List = Literal["failed", "broken"]
+"""Which of the two lists of a queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Reply of list_aside: (claim, fields of its record) of each, and where to go on, if there is more."""
+
+    more: bool
+    after: str
+    after_ms: str
+    records: list[tuple[int, dict[str, bytes]]]
+
+
+def _list(keys: QueueKeys, which: List) -> str:
+    return keys.failed if which == "failed" else keys.broken
+
+
+def list_aside(
+    keys: QueueKeys,
+    which: List,
+    limit: int,
+    *,
+    after: str = "-",
+    after_ms: str = "0",
+    before_ms: int | None = None,
+    error: str = "",
+    bare: bool = False,
+) -> Call[Page]:
+    """One page, newest first; `bare`: only the claims."""
+
+    def read(reply: Reply) -> Page:
+        records = [(int(entry[0]), _fields(entry[1]) if len(entry) > 1 else {}) for entry in reply[3:]]
+        return Page(word_of(reply) == "more", text(reply[1]), text(reply[2]), records)
+
+    before = "+inf" if before_ms is None else before_ms
+    args = (min(limit, MAX_ITEMS), MAX_ITEMS, MAX_BYTES, after, after_ms, before, error, int(bare))
+    return new_call("list_aside", keys.base, (keys.base, _list(keys, which)), args, read)
+
+
+def _fields(flat: Sequence[Any]) -> dict[str, bytes]:
+    return {text(name): value for name, value in pairs(flat)}
+
+
+def find_aside(keys: QueueKeys, which: List, ids: Sequence[str]) -> Call[list[int]]:
+    """The claims under which up to MAX_ITEMS jobs were set aside, the newest of each id; twice named: two of them."""
+
+    def read(reply: Reply) -> list[int]:
+        return [int(claim) for claim in reply[1:]]
+
+    names = (keys.base, _list(keys, which), keys.aside_index)
+    return new_call("find_aside", keys.base, names, tuple(ids), read)
+
+
+def _count(reply: Reply) -> int:
+    word_of(reply)
+    return int(reply[1])
+
+
+def retry_aside(keys: QueueKeys, which: List, claims: Sequence[int]) -> Call[int]:
+    """Make jobs of up to MAX_ITEMS of them; answers how many."""
+    names = (keys.base, _list(keys, which))
+    return new_call("retry_aside", keys.base, names, tuple(claims), _count, numbered=True)
+
+
+def drop_aside(keys: QueueKeys, which: List, claims: Sequence[int]) -> Call[int]:
+    """Forget up to MAX_ITEMS of them; answers how many."""
+    names = (keys.base, _list(keys, which))
+    return new_call("drop_aside", keys.base, names, tuple(claims), _count, numbered=True)

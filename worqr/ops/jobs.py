@@ -1,0 +1,139 @@
+"""A job: dispatched, promoted, cancelled by its id, asked for its state and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from worqr.call import Argument, Call, Merge
+from worqr.keys import QueueKeys
+from worqr.lua import script
+from worqr.ops.operators import Cancelled
+from worqr.ops.replies import MAX_ITEMS, Reply, new_call, text, word_of
+
+_DISPATCH: Final = script("dispatch_jobs")
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """What became of one dispatch: created, updated, blocked, unchanged, duplicate or full; and the handle's id and number."""
+
+    outcome: str
+    id: str
+    number: int
+
+
+Job = tuple[Mapping[str, object], bytes]
+"""The options of one dispatch, as ``_upsert.lua`` names them, and its payload."""
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def _dispatched(entry: Sequence[Any]) -> Dispatched:
+    outcome, name, number = entry
+    return Dispatched(text(outcome), text(name), int(number))
+
+
+def _read_all(reply: Reply) -> list[Dispatched]:
+    word_of(reply)
+    return [_dispatched(entry) for entry in reply[1:]]
+
+
+def dispatch_jobs(keys: QueueKeys, jobs: Sequence[Job], *, whole: bool = False) -> Call[list[Dispatched]]:
+    """Store up to MAX_ITEMS jobs; with `whole` all or none: then the last of the answers says which one was refused."""
+    args: list[Argument] = [int(whole)]
+    for options, task in jobs:
+        args += (_encode(options), task)
+    size = sum(len(task) for _, task in jobs)
+    merge = None if whole else Merge(len(jobs), _join, pick=_pick(len(jobs)))
+    return Call(_DISPATCH, keys.base, (keys.base,), tuple(args), _read_all, True, size, merge)
+
+
+def _join(calls: Sequence[Call[list[Dispatched]]]) -> Call[list[Dispatched]]:
+    """One dispatch of all their jobs, in their order."""
+    first = calls[0]
+    args = (first.args[0], *(arg for call in calls for arg in call.args[1:]))
+    return Call(_DISPATCH, first.base, first.keys, args, first.read, True, sum(call.size for call in calls))
+
+
+def _pick(n: int) -> Callable[[list[Dispatched], int], list[Dispatched]]:
+    def pick(value: list[Dispatched], before: int) -> list[Dispatched]:
+        return value[before : before + n]
+
+    return pick
+
+
+def promote_due(keys: QueueKeys, limit: int = MAX_ITEMS) -> Call[tuple[int, int | None]]:
+    """Put up to `limit` due jobs in line; answers how many, and in how many ms the next one is due (None: there is none)."""
+
+    def read(reply: Reply) -> tuple[int, int | None]:
+        next_in = int(reply[2])
+        return int(reply[1]), None if next_in < 0 else next_in
+
+    return new_call("promote_due", keys.base, (keys.base, keys.due), (limit,), read)
+
+
+def cancel_job(keys: QueueKeys, id: str, reason: str) -> Call[Cancelled]:
+    """Cancel a job wherever it is."""
+
+    def read(reply: Reply) -> Cancelled:
+        word_of(reply)
+        return Cancelled(False, int(reply[1]), [int(claim) for claim in reply[2:]], "-", "-")
+
+    return new_call("cancel_job", keys.base, (keys.base,), (id, reason), read, numbered=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Reply of read_result: its word and what belongs to it."""
+
+    word: str
+    facts: list[Any]
+
+
+def read_result(keys: QueueKeys, id: str, number: int) -> Call[Found]:
+    """How the job ended, or whether it will be known; `number` as `Dispatched`, 0: the newest."""
+
+    def read(reply: Reply) -> Found:
+        return Found(word_of(reply), reply[1:])
+
+    names = (keys.base, keys.job(id), keys.active(id), keys.result(id), keys.older_result(id), keys.counts)
+    return new_call("read_result", keys.base, names, (number,), read)
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """Reply of job_status; what is None is not known, or not so."""
+
+    word: str
+    claim: int | None = None
+    worker: str | None = None
+    run_at_ms: int | None = None
+    progress: float | None = None
+    message: str = ""
+    failures: int = 0
+
+
+def job_status(keys: QueueKeys, id: str, number: int) -> Call[JobState]:
+    """Where the job is; `number` as `Dispatched`, 0: the newest."""
+
+    def read(reply: Reply) -> JobState:
+        word = word_of(reply)
+        if len(reply) == 1:
+            return JobState(word)
+        claim, worker, run_at, progress, message, failures = reply[1:]
+        return JobState(
+            word=word,
+            claim=int(claim) if claim else None,
+            worker=text(worker) if worker else None,
+            run_at_ms=int(run_at) if run_at else None,
+            progress=float(progress) if progress else None,
+            message=text(message or ""),
+            failures=int(failures or 0),
+        )
+
+    names = (keys.job(id), keys.active(id), keys.result(id), keys.older_result(id), keys.counts, keys.aside_index)
+    return new_call("job_status", keys.base, names, (number, id, f"{keys.base}:aside:"), read)

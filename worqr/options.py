@@ -1,0 +1,218 @@
+"""What a dispatch says: `JobOptions`, `Update`, and how they travel. Pure; everything is checked before anything is sent."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal, TypedDict, cast
+
+import msgspec
+
+from worqr.errors import UsageError
+from worqr.policy import POLICY_FIELDS, RetryPolicy
+from worqr.task import Seconds, check_count, check_text, seconds, to_ms
+
+MAX_ID: Final = 200
+"""Bytes of UTF-8 in a job's id."""
+MAX_META: Final = 4096
+"""Bytes of a job's meta, as JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What a dispatch changes in the job that has its id already and waits, is due, or is blocked. From Queasy's update flags.
+
+    Args:
+        data: replace the payload and `meta`.
+        run_at: True: the new due time (and `expires`) holds; False: the old one; "if_later", "if_earlier": the later, the earlier
+            of both.
+        counts: start counting failures, stalls and timeouts anew; None: as `data`.
+        policy: which of the given retry settings, `timeout` and `result_ttl` replace what is there: all of them, none, or those
+            named. Settings that the job has not got yet are filled in any case.
+
+    Two dispatches onto a blocked job merge field by field, as they would have one after the other.
+    """
+
+    data: bool = True
+    run_at: bool | Literal["if_later", "if_earlier"] = True
+    counts: bool | None = None
+    policy: bool | Collection[str] = False
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (
+            ("data", self.data, (True, False)),
+            ("run_at", self.run_at, (True, False, "if_later", "if_earlier")),
+            ("counts", self.counts, (True, False, None)),
+        ):
+            if not any(value is each or (isinstance(each, str) and value == each) for each in allowed):
+                raise UsageError(f"Update({name}=...) must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+        if not isinstance(self.policy, bool):
+            names = cast("object", self.policy)
+            if isinstance(names, str) or not isinstance(names, Collection):
+                raise UsageError(f"Update(policy=...) must be True, False or a collection of names, not {names!r}")
+            for name in cast("Collection[object]", names):
+                if name not in POLICY_FIELDS:
+                    raise UsageError(f"Update(policy=...) knows {', '.join(sorted(POLICY_FIELDS))}; not {name!r}")
+
+    def to_wire(self) -> dict[str, object]:
+        """What differs from the default, as the script takes it."""
+        wire: dict[str, object] = {}
+        if not self.data:
+            wire["data"] = False
+        if self.run_at is not True:
+            wire["when"] = {False: "keep", "if_later": "later", "if_earlier": "earlier"}[self.run_at]
+        if self.counts is not None:
+            wire["counts"] = self.counts
+        if self.policy is True:
+            wire["policy"] = " ".join(sorted(POLICY_FIELDS))
+        elif self.policy:
+            wire["policy"] = " ".join(sorted(self.policy))
+        return wire
+
+
+class JobOptions(TypedDict, total=False):
+    """The options of a dispatch; the same words for ``queue.dispatch`` and functions.
+
+    Keys:
+        id: 1 to 200 bytes of UTF-8 without control characters, not beginning with ``@``; default: a new one.
+        delay, run_at: seconds from now, or an aware datetime, before which it does not run; not both.
+        result_ttl: seconds that its result, failure or cancellation is kept; default: the handler's.
+        timeout: seconds a run may take; default: the handler's.
+        retry: what it gives overrides the handler's.
+        update, if_exists: what happens to the job of this id that waits already: it is updated (default), "skip": left alone,
+            "raise": `Duplicate`.
+        replicas: not yet.
+        expires: a datetime, or seconds from the due time, after which it is set aside instead of started; a job that once
+            started does not expire.
+        unique_for: seconds from now that the id stays taken, also past its end. A cancel frees it.
+        meta: names and texts that travel with the job (trace, tenant), at most 4 KiB.
+        max_length: refuse if so many tasks wait, are due or blocked.
+        front: to be taken next.
+    """
+
+    id: str
+    delay: Seconds
+    run_at: datetime
+    result_ttl: Seconds
+    timeout: Seconds
+    retry: RetryPolicy
+    update: Update
+    replicas: int
+    expires: Seconds | datetime
+    if_exists: Literal["update", "skip", "raise"]
+    unique_for: Seconds
+    meta: Mapping[str, str]
+    max_length: int
+    front: bool
+
+
+def check_id(id: object, *, generated: bool = False) -> str:
+    """`id` if it may name a job; with `generated` also one that was made for it.
+
+    Raises:
+        UsageError: not a str, empty, over 200 bytes of UTF-8, with a control character, or beginning with ``@``.
+    """
+    text = check_text(id, "a job's id")
+    size = len(text.encode())
+    if not 1 <= size <= MAX_ID:
+        raise UsageError(f"a job's id must have 1 to {MAX_ID} bytes of UTF-8, this one has {size}: {text[:60]!r}")
+    if any(ord(character) < 32 or 127 <= ord(character) < 160 for character in text):
+        raise UsageError(f"a job's id must have no control characters: {text!r}")
+    if text.startswith("@") and not generated:
+        raise UsageError(f"a job's id must not begin with '@', as generated ones do: {text!r}")
+    return text
+
+
+def _meta(value: object) -> str:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"meta must be a mapping of str to str, not {type(value).__name__}")
+    meta = {
+        check_text(name, "a name in meta"): check_text(text, "a text in meta")
+        for name, text in cast("Mapping[object, object]", value).items()
+    }
+    encoded = msgspec.json.encode(meta)
+    if len(encoded) > MAX_META:
+        raise UsageError(f"meta must have at most {MAX_META:,} bytes as JSON, this one has {len(encoded):,}")
+    return encoded.decode()
+
+
+def _milliseconds(value: object, what: str, *, positive: bool = False) -> int:
+    return max(round(seconds(value, what, positive=positive) * 1000), int(positive))
+
+
+def _choice(value: object, what: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise UsageError(f"{what} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+    return cast("str", value)
+
+
+def _flag(value: object, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{what} must be True or False, not {value!r}")
+    return value
+
+
+def _instance(value: Any, kind: type, what: str) -> Any:
+    if not isinstance(value, kind):
+        raise UsageError(f"{what} must be a worqr.{kind.__name__}, not {value!r}")
+    return value
+
+
+def encode_options(options: Mapping[str, Any]) -> dict[str, object]:
+    """`JobOptions`, checked, as ``dispatch_jobs`` takes them.
+
+    Raises:
+        UsageError: an option that does not exist, or a value that cannot be.
+    """
+    wire: dict[str, object] = {}
+    fields: dict[str, str] = {}
+    for name, value in options.items():
+        match name:
+            case "id":
+                wire["id"] = check_id(value)
+            case "delay":
+                wire["delay"] = _milliseconds(value, name)
+            case "run_at":
+                wire["run_at"] = to_ms(value, name)
+            case "result_ttl":
+                fields[name] = str(_milliseconds(value, name))
+            case "timeout":
+                fields[name] = str(_milliseconds(value, name, positive=True))
+            case "retry":
+                fields |= _instance(value, RetryPolicy, name).to_fields()
+            case "update":
+                wire |= _instance(value, Update, name).to_wire()
+            case "expires" if isinstance(value, datetime):
+                wire["expires_at"] = str(to_ms(value, name))
+            case "expires":
+                wire[name] = str(_milliseconds(value, name))
+            case "if_exists":
+                wire["exists"] = _choice(value, name, ("update", "skip", "raise"))
+            case "unique_for":
+                wire[name] = _milliseconds(value, name, positive=True)
+            case "meta":
+                wire[name] = _meta(value)
+            case "max_length":
+                wire[name] = check_count(value, name)
+            case "front":
+                wire[name] = _flag(value, name)
+            case _:
+                _refuse(name)
+    if fields:
+        wire["fields"] = fields
+    if "delay" in options and "run_at" in options:
+        raise UsageError("a dispatch takes a delay or a run_at, not both")
+    if "unique_for" in options and "id" not in options:
+        raise UsageError("unique_for needs an id: it is the id that stays taken")
+    return wire
+
+
+def _refuse(name: str) -> None:
+    if name == "replicas":
+        raise UsageError("dispatch() does not know the option 'replicas' yet")
+    known = sorted(JobOptions.__annotations__)
+    close = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(known)}"
+    raise UsageError(f"dispatch() has no option {name!r}; {hint}")

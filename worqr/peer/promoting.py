@@ -1,0 +1,108 @@
+"""Promoting: putting jobs in line when they are due, by the peer that leads.
+
+It sleeps until the earliest due time it knows of, which it learns from its scans, from each promotion, and from a hint that
+the scripts publish when a job becomes the earliest of its queue. Whether a job is due is for the server's clock to say: one
+that is asked for too early stays where it is, and the answer says for how long.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from worqr import ops
+from worqr.errors import Unavailable, WorqrError
+from worqr.keys import RegistryKeys
+from worqr.link import Link, Subscription
+from worqr.peer.membership import LEASE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from worqr.peer.peer import Peer
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+AT_MOST_EVERY = 0.005
+"""Seconds between two promotions of one queue: what comes due meanwhile goes together."""
+AGAIN = 1.0
+"""Seconds after which a promotion that failed is tried again."""
+
+
+class Promoter:
+    """The due times that this peer knows of while it leads. Changed only in the loop."""
+
+    def __init__(self, peer: Peer, link: Link, keys: RegistryKeys, missed: Callable[[], None]) -> None:
+        self._peer = peer
+        self._link = link
+        self._keys = keys
+        self._missed = missed
+        self._due: dict[str, float] = {}
+        self._earlier = trio.Event()
+        self._subscription: Subscription | None = None
+
+    def begin(self) -> None:
+        """This peer leads now: listen for hints. What was told before is found by the scan that `missed` asks for."""
+        if self._subscription is None:
+            self._subscription = self._link.subscriptions.open([self._keys.due_channel], self._hear, self._missed)
+
+    def end(self) -> None:
+        """Another leads."""
+        if self._subscription is not None:
+            self._subscription.close()
+            self._subscription = None
+        self._due.clear()
+
+    def _hear(self, _channel: str, message: bytes) -> None:
+        ms, _, base = message.decode("utf-8", "replace").partition(" ")
+        stem = f"{self._peer.settings.prefix}:"
+        if ms.isdigit() and base.startswith(f"{stem}{{"):
+            name = base[len(stem) :]
+            self.expect(name[1:-1] if name.endswith("}") else name, int(ms) / 1000)
+
+    def expect(self, queue: str, within: float) -> None:
+        """A job of `queue` is due in so many seconds."""
+        when = trio.current_time() + within
+        if when < self._due.get(queue, math.inf):
+            self._due[queue] = when
+            self._earlier.set()
+
+    async def promote_forever(self) -> None:
+        """Promote, queue by queue, whenever something is due."""
+        while True:
+            self._earlier = trio.Event()
+            with trio.move_on_at(min(self._due.values(), default=math.inf)):
+                await self._earlier.wait()
+                continue
+            if self._peer.leader.leads:
+                await self.promote_once()
+            else:
+                self._due.clear()
+
+    async def promote_once(self) -> None:
+        """Promote what is due by now, all queues at once."""
+        now = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for queue, when in tuple(self._due.items()):
+                if when <= now:
+                    del self._due[queue]
+                    nursery.start_soon(partial(self._promote, queue))
+
+    async def _promote(self, queue: str) -> None:
+        try:
+            _, next_in_ms = await self._link.call(ops.promote_due(self._peer.queue_keys(queue)), patience=LEASE)
+        except WorqrError as error:
+            logger.log(
+                logging.INFO if isinstance(error, Unavailable) else logging.ERROR,
+                "promote_due: queue %r: %s",
+                queue,
+                error,
+            )
+            self.expect(queue, AGAIN)
+        else:
+            if next_in_ms is not None:
+                self.expect(queue, max(next_in_ms / 1000, AT_MOST_EVERY))

@@ -1,0 +1,75 @@
+"""Progress: what runs say about how far they are, sent at most ten times a second, the last word of each.
+
+A handler says it from the loop or from its thread and never waits; what it said is picked up by one task per peer, which sends
+one request per queue for all of them.
+"""
+
+# The private fields of Context are hidden from users, not from its neighbours.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import trio
+
+from worqr import ops
+from worqr.link import Link
+from worqr.ops import MAX_ITEMS
+from worqr.peer.context import Context
+
+if TYPE_CHECKING:
+    from worqr.peer.claiming import Station
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+SAY_EVERY = 0.1
+
+
+class Saying:
+    """What the runs of one peer said and nobody has sent yet. `says` is called from any thread, all else in the loop."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._token = trio.lowlevel.current_trio_token()
+        self._said: dict[Context, None] = {}
+        self._news = trio.Event()
+
+    def says(self, context: Context) -> None:
+        """`context` has something new to say. Adding to a dict is one step, in whichever thread."""
+        if context not in self._said:
+            self._said[context] = None
+            if trio.lowlevel.in_trio_task():
+                self._news.set()
+            else:
+                self._token.run_sync_soon(self._news.set, idempotent=False)
+
+    async def send_forever(self) -> None:
+        """Send what was said, wait a while, and send what was said meanwhile."""
+        while True:
+            await self._news.wait()
+            self._news = trio.Event()
+            self.send_once()
+            await trio.sleep(SAY_EVERY)
+            if self._said:
+                self._news.set()
+
+    def send_once(self) -> None:
+        """Send the last word of each; that of a run which has ended went with it."""
+        said: dict[Station, list[tuple[int, float | None, str]]] = {}
+        for context in list(self._said):
+            del self._said[context]
+            if context._said is not None and not context._settled and not context._registration.dead:
+                said.setdefault(context._station, []).append((context.fence, *context._said))
+        for station, words in said.items():
+            registration = station.registration
+            if registration is not None and not registration.dead:
+                for start in range(0, len(words), MAX_ITEMS):
+                    call = ops.note_progress(station.keys, registration.worker, words[start : start + MAX_ITEMS])
+                    self._link.post(call, self._answered, owner=registration)
+
+    @staticmethod
+    def _answered(_noted: int | None, failure: Exception | None) -> None:
+        if failure is not None:
+            logger.info("note_progress: %s", failure)

@@ -1,0 +1,232 @@
+"""What becomes of a run that did not simply return: tried again, when, or set aside. Pure.
+
+Here: what a handler raises on purpose (`Retry`, `Failure`, `Broken`), the `RetryPolicy` that a handler or a dispatch gives,
+`Policy`, which is all of it resolved for one run, and `judge`, which says how a run ends that raised. A policy given at a
+dispatch travels in the job's record, field by field; exception types travel by their names, and are matched by the names
+of the raised error's classes, so that nothing is ever imported because a record says so.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from typing import Any, Final, Literal, cast
+
+from worqr.errors import UsageError
+from worqr.task import KEEP_FAILED, MAX_FAILURES, MAX_STALLS, Seconds, check_count, seconds, to_ms
+
+MAX_TIMEOUTS: Final = 3
+MIN_BACKOFF: Final = 2.0
+MAX_BACKOFF: Final = 300.0
+
+
+class Retry(Exception):
+    """Raised by a handler: not now, try again. Not a `WorqrError`, so that ``except WorqrError`` does not swallow it.
+
+    Args:
+        message: why, for the log and for the record of the failure.
+        delay: seconds until the next run; 0: to the back of the queue, now; None: the backoff of the policy.
+        run_at: an aware datetime instead of a delay.
+        counted: False: it costs none of the `max_failures` ("not yet", rather than "failed").
+
+    An explicit time is honoured exactly, never raised to the backoff. From hworker's Retry and Queasy's retryAt.
+
+    Raises:
+        UsageError: both times, a negative delay, a datetime without a timezone.
+    """
+
+    def __init__(
+        self, message: str = "", *, delay: Seconds | None = None, run_at: datetime | None = None, counted: bool = True
+    ) -> None:
+        super().__init__(message)
+        self.delay: float | None = None if delay is None else seconds(delay, "delay of Retry")
+        self.run_at_ms: int | None = None if run_at is None else to_ms(run_at, "run_at of Retry")
+        if delay is not None and run_at is not None:
+            raise UsageError("Retry takes a delay or a run_at, not both")
+        self.counted: bool = counted
+
+
+class Failure(Exception):
+    """Raised by a handler: this task will never succeed. It is set aside as failed at once. From hworker's Failure."""
+
+
+class Broken(Exception):
+    """Raised by a handler of bytes that cannot make sense of them: the task is set aside as broken, byte for byte."""
+
+
+def _limit(value: object, what: str) -> int | None:
+    return None if value is None else check_count(value, what)
+
+
+def _types(value: object, what: str) -> tuple[type[BaseException], ...] | None:
+    if value is None:
+        return None
+    kinds = cast("tuple[object, ...]", value if isinstance(value, tuple) else (value,))
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise UsageError(f"{what} must be a tuple of exception types, not {value!r}")
+    return cast("tuple[type[BaseException], ...]", kinds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How often a task may fail, and how long to wait in between. None inherits: dispatch <- handler <- the default.
+
+    Args:
+        max_failures: failed runs, the last of which is final (10: ten runs).
+        max_stalls: workers that died while they ran it, likewise (3).
+        max_timeouts: runs that took too long, likewise (3).
+        min_backoff: seconds before the second run; doubled with each failure (2).
+        max_backoff: seconds, the most there is (300).
+        jitter: wait between half of that and all of it, by chance, so that what failed together is not retried together (True).
+        retry_on: exception types to try again after (all). ``()``: none, any error is final.
+        fail_on: exception types that are final (none); they win over `retry_on`.
+
+    Subclasses count. Raises UsageError for a count below 1, a negative time, `min_backoff` over `max_backoff`.
+    """
+
+    max_failures: int | None = None
+    max_stalls: int | None = None
+    max_timeouts: int | None = None
+    min_backoff: Seconds | None = None
+    max_backoff: Seconds | None = None
+    jitter: bool | None = None
+    retry_on: tuple[type[BaseException], ...] | None = None
+    fail_on: tuple[type[BaseException], ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_failures", "max_stalls", "max_timeouts"):
+            _limit(getattr(self, name), name)
+        for name in ("min_backoff", "max_backoff"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, None if value is None else seconds(value, name))
+        if self.jitter not in {None, True, False}:
+            raise UsageError(f"jitter must be True, False or None, not {self.jitter!r}")
+        for name in ("retry_on", "fail_on"):
+            object.__setattr__(self, name, _types(getattr(self, name), name))
+        if self.min_backoff is not None and self.max_backoff is not None and self.min_backoff > self.max_backoff:  # type: ignore[operator]  # pyright: ignore[reportOperatorIssue]
+            raise UsageError(f"min_backoff {self.min_backoff!r} is over max_backoff {self.max_backoff!r}")
+
+    def to_fields(self) -> dict[str, str]:
+        """What of it is given, as a job's record has it: milliseconds, and exception types by name."""
+        found: dict[str, str] = {}
+        for each in fields(self):
+            value: Any = getattr(self, each.name)
+            if value is None:
+                continue
+            if each.name.endswith("backoff"):
+                value = round(value * 1000)
+            elif each.name == "jitter":
+                value = int(value)
+            elif each.name.endswith("_on"):
+                value = " ".join(name_of(kind) for kind in value)
+            found[each.name] = str(value)
+        return found
+
+
+POLICY_FIELDS: Final = frozenset({*(each.name for each in fields(RetryPolicy)), "timeout", "result_ttl"})
+"""The fields of a record that a dispatch may give, and that otherwise the handler's options decide."""
+
+
+def name_of(kind: type) -> str:
+    """A class as it is named in records and errors."""
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """All that decides how one run ends, resolved: the job's own fields over the handler's over the defaults. Seconds."""
+
+    max_failures: int = MAX_FAILURES
+    max_stalls: int = MAX_STALLS
+    max_timeouts: int = MAX_TIMEOUTS
+    min_backoff: float = MIN_BACKOFF
+    max_backoff: float = MAX_BACKOFF
+    jitter: bool = True
+    retry_on: frozenset[str] | None = None
+    fail_on: frozenset[str] = frozenset()
+    timeout: float | None = None
+    result_ttl: float = 0.0
+    keep_failed: int = KEEP_FAILED
+    on_failure: bool = False
+
+    def over(self, record: Mapping[str, str]) -> Policy:
+        """This, with the fields that a job's record brings."""
+        own: dict[str, Any] = {}
+        for name in POLICY_FIELDS & record.keys():
+            value = record[name]
+            if name in {"min_backoff", "max_backoff", "timeout", "result_ttl"}:
+                own[name] = int(value) / 1000
+            elif name.endswith("_on"):
+                own[name] = frozenset(value.split())
+            else:
+                own[name] = int(value)
+        if "jitter" in own:
+            own["jitter"] = own["jitter"] == 1
+        return replace(self, **own) if own else self
+
+    def backoff(self, times: int) -> float:
+        """Seconds to wait after the run that failed when `times` had failed before it, without jitter."""
+        return min(self.max_backoff, self.min_backoff * 2.0 ** min(times, 60))
+
+    def delay(self, times: int) -> float:
+        """`backoff`, with jitter if there is to be any."""
+        longest = self.backoff(times)
+        return random.uniform(longest / 2, longest) if self.jitter else longest
+
+    def repeats(self, error: BaseException) -> bool:
+        """True if a run that raised this may be tried again."""
+        names = {name_of(kind) for kind in type(error).__mro__}
+        return not names & self.fail_on and (self.retry_on is None or bool(names & self.retry_on))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a run ends that raised `error`. Of a retry: the delay in seconds or the moment, and whether it is counted."""
+
+    kind: Literal["retry", "fail", "broken"]
+    error: BaseException
+    delay: float = 0.0
+    run_at_ms: int | None = None
+    counted: bool = True
+
+
+def judge(error: BaseException, policy: Policy, failures: int) -> Verdict:
+    """What becomes of a run that raised `error`, after `failures` that failed before.
+
+    A group of nothing but Retry and Failure counts as its first Failure, else as the Retry that is due last; every other
+    group is one error.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        inner = list(_flat(cast("BaseExceptionGroup[BaseException]", error)))
+        if all(isinstance(each, Retry | Failure) for each in inner):
+            failed = next((each for each in inner if isinstance(each, Failure)), None)
+            retries = [each for each in inner if isinstance(each, Retry)]
+            error = failed or max(retries, key=lambda retry: _due(retry, policy, failures))
+    if isinstance(error, Failure):
+        return Verdict("fail", error)
+    if isinstance(error, Broken):
+        return Verdict("broken", error)
+    if isinstance(error, Retry):
+        delay = policy.delay(failures) if error.delay is None else error.delay
+        return Verdict("retry", error, delay, error.run_at_ms, error.counted)
+    if policy.repeats(error):
+        return Verdict("retry", error, policy.delay(failures))
+    return Verdict("fail", error)
+
+
+def _flat(group: BaseExceptionGroup[BaseException]) -> Iterable[BaseException]:
+    for each in group.exceptions:
+        if isinstance(each, BaseExceptionGroup):
+            yield from _flat(cast("BaseExceptionGroup[BaseException]", each))
+        else:
+            yield each
+
+
+def _due(retry: Retry, policy: Policy, failures: int) -> tuple[int, float]:
+    """Later is more; a moment is later than a delay, for what is a clock's is nobody's to compare."""
+    if retry.run_at_ms is not None:
+        return 1, retry.run_at_ms
+    return 0, policy.backoff(failures) if retry.delay is None else retry.delay
