@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.ops.driver import Desk, Expires, claim, reference
+from tests.ops.schedules import TASK, T, now
+from worqr import ops
+from worqr.call import Call
+
+ID = "cron:s"
+OVERLAPS = ("skip", "queue", "cancel")
+
+
+def fire(desk: Desk, nominal: int = T, **more: Any) -> Call[str]:
+    options = {"run_at": nominal, "overlap": "skip", "task": TASK, **more}
+    return ops.fire_schedule(desk.q, options.pop("name", "s"), nominal, **options)
+
+
+def job(desk: Desk, state: str, nominal: int, number: int, **more: str) -> dict[str, str]:
+    """The record of a firing under its `number`-th fence number."""
+    place = str(claim(number))
+    times = {"run_at": str(nominal), "scheduled_for": str(nominal)}
+    return {
+        "task": TASK.decode("latin-1"),
+        "state": state,
+        "queued": place,
+        "first": place,
+        "last": place,
+        **times,
+        **more,
+    }
+
+
+def run(desk: Desk) -> int:
+    """A claim of A on the firing that waits."""
+    desk.enter("A")
+    started = desk.start("A", 1)
+    assert len(started.entries) == 1
+    return started.first
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_puts_the_job_of_the_schedule_in_line(desk: Desk, overlap: str) -> None:
+    assert desk.send(fire(desk, overlap=overlap)) == [b"ok"]
+    assert desk.state() == {
+        ":counts": Expires({"fence": str(claim(1)), "enqueued": "1"}),
+        ":fired": Expires({"s": f"{T} ok"}),
+        ":job:cron:s": job(desk, "waiting", T, 1),
+        "waiting": [reference(ID)],
+    }
+    assert 0 < desk.client.ttl(desk.q.fired) - 7 * 24 * 3600 + 5 <= 5
+
+
+def test_one_with_jitter_becomes_due_later(desk: Desk) -> None:
+    later = now(desk) + 60_000
+    assert desk.call(fire(desk, run_at=later)) == "ok"
+    state = desk.state()
+    assert state[":job:cron:s"] == job(desk, "due", T, 1, run_at=str(later))
+    assert state[":due"] == [ID]
+    assert "waiting" not in state
+
+
+def test_wakes_a_hungry_worker(desk: Desk) -> None:
+    desk.client.sadd(desk.q.hungry, "A")
+    with desk.listening(desk.q.wake_channel("A")) as heard:
+        desk.send(fire(desk))
+    assert heard == [(":wake:A", b"1")]
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_a_firing_happens_once_whoever_asks_how_often(desk: Desk, overlap: str) -> None:
+    desk.send(fire(desk, overlap=overlap))
+    with desk.nothing_changes():
+        assert desk.call(fire(desk, overlap=overlap)) == "ok"
+    claimed = run(desk)
+    with desk.nothing_changes():
+        assert desk.call(fire(desk, overlap=overlap)) == "ok"
+    desk.call(ops.finish_tasks(desk.q, "A", [claimed]))
+    with desk.nothing_changes():
+        assert desk.call(fire(desk, overlap=overlap)) == "ok"
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_one_that_is_older_than_the_last_is_over(desk: Desk, overlap: str) -> None:
+    desk.send(fire(desk, T + 1000, overlap=overlap))
+    with desk.nothing_changes():
+        assert desk.call(fire(desk, T + 999, overlap=overlap)) == "fired"
+        assert desk.call(fire(desk, T, overlap=overlap)) == "fired"
+
+
+def test_two_schedules_of_a_queue_do_not_know_each_other(desk: Desk) -> None:
+    assert desk.call(fire(desk, T + 1000)) == "ok"
+    assert desk.call(fire(desk, T, name="t")) == "ok"
+    assert desk.state()[":fired"] == Expires({"s": f"{T + 1000} ok", "t": f"{T} ok"})
+    assert desk.state()["waiting"] == [reference("cron:t"), reference(ID)]
+
+
+# Overlap: skip
+
+
+@pytest.mark.parametrize("place", ["waiting", "due", "active"])
+def test_skip_lets_a_firing_pass_while_the_one_before_is_there(desk: Desk, place: str) -> None:
+    desk.send(fire(desk, run_at=now(desk) + 60_000 if place == "due" else T))
+    if place == "active":
+        run(desk)
+    before = desk.state()
+    assert desk.send(fire(desk, T + 1000)) == [b"skipped"]
+    assert desk.state() == {**before, ":fired": Expires({"s": f"{T + 1000} skipped"})}
+    with desk.nothing_changes():
+        assert desk.call(fire(desk, T + 1000)) == "skipped"
+
+
+def test_skip_fires_again_when_the_one_before_has_ended(desk: Desk) -> None:
+    desk.send(fire(desk))
+    claimed = run(desk)
+    desk.call(fire(desk, T + 1000))
+    desk.call(ops.finish_tasks(desk.q, "A", [claimed]))
+    assert desk.call(fire(desk, T + 1000)) == "skipped"
+    assert desk.call(fire(desk, T + 2000)) == "ok"
+
+
+# Overlap: queue
+
+
+@pytest.mark.parametrize("place", ["waiting", "due", "active"])
+def test_queue_waits_until_the_one_before_has_ended(desk: Desk, place: str) -> None:
+    desk.send(fire(desk, overlap="queue", run_at=now(desk) + 60_000 if place == "due" else T))
+    if place == "active":
+        run(desk)
+    with desk.nothing_changes():
+        assert desk.call(fire(desk, T + 1000, overlap="queue")) == "busy"
+
+
+def test_queue_fires_it_then(desk: Desk) -> None:
+    desk.send(fire(desk, overlap="queue"))
+    claimed = run(desk)
+    assert desk.call(fire(desk, T + 1000, overlap="queue")) == "busy"
+    desk.call(ops.finish_tasks(desk.q, "A", [claimed]))
+    assert desk.call(fire(desk, T + 1000, overlap="queue")) == "ok"
+    assert desk.state()[":job:cron:s"]["scheduled_for"] == str(T + 1000)
+
+
+# Overlap: cancel
+
+
+@pytest.mark.parametrize("place", ["waiting", "due"])
+def test_cancel_takes_the_place_of_one_that_did_not_begin(desk: Desk, place: str) -> None:
+    desk.send(fire(desk, overlap="cancel", run_at=now(desk) + 60_000 if place == "due" else T))
+    assert desk.call(fire(desk, T + 1000, overlap="cancel", task=b"new")) == "ok"
+    state = desk.state()
+    assert state[":job:cron:s"]["task"] == "new"
+    assert state[":job:cron:s"]["state"] == "waiting"
+    assert state[":job:cron:s"]["scheduled_for"] == str(T + 1000)
+    assert ":due" not in state
+    assert desk.waiting() == [b"new"]
+    assert len(state["waiting"]) == 1
+
+
+def test_cancel_marks_the_one_that_runs_and_the_next_begins_when_it_has_unwound(desk: Desk) -> None:
+    desk.send(fire(desk, overlap="cancel"))
+    claimed = run(desk)
+    with desk.listening(desk.q.cancel_channel) as heard:
+        assert desk.call(fire(desk, T + 1000, overlap="cancel")) == "ok"
+    assert heard == [("_cancel", str(claimed).encode())]
+    state = desk.state()
+    assert state[":cancelling"] == {str(claimed)}
+    assert state[":blocked"] == {ID}
+    assert state[":job:cron:s"]["state"] == "blocked"
+    desk.call(ops.finish_tasks(desk.q, "A", [claimed]))
+    state = desk.state()
+    assert ":blocked" not in state
+    assert state[":job:cron:s"]["state"] == "waiting"
+    assert state[":job:cron:s"]["scheduled_for"] == str(T + 1000)
+
+
+def test_cancel_keeps_only_the_newest_of_those_that_wait_for_it(desk: Desk) -> None:
+    desk.send(fire(desk, overlap="cancel"))
+    claimed = run(desk)
+    desk.call(fire(desk, T + 1000, overlap="cancel"))
+    assert desk.call(fire(desk, T + 2000, overlap="cancel")) == "ok"
+    desk.call(ops.finish_tasks(desk.q, "A", [claimed]))
+    assert desk.state()[":job:cron:s"]["scheduled_for"] == str(T + 2000)
+    assert desk.waiting() == [TASK]
+
+
+# In general
+
+
+def test_a_foreign_type_is_an_error_before_anything_is_written(desk: Desk) -> None:
+    desk.client.set(desk.q.fired, "foreign")
+    with desk.nothing_changes(), pytest.raises(Exception, match="WRONGTYPE"):
+        desk.send(fire(desk))

@@ -1,0 +1,48 @@
+#!lua
+-- fire_schedule: enqueues one firing of a schedule as the job cron:NAME, once, whoever asks how often. Firings come in the
+-- order of their nominal times: one that is older than the last is over.
+-- KEYS[1] queue LIST
+-- KEYS[2] fired HASH
+-- ARGV[1] name of the schedule
+-- ARGV[2] nominal ms
+-- ARGV[3] run_at ms
+-- ARGV[4] overlap when the job of an earlier firing is still there: skip, queue, or cancel (one that does not run is replaced)
+-- ARGV[5] expire_s s that the last firings of the queue's schedules are remembered
+-- ARGV[6] task bytes
+-- RETURNS ok | skipped (an earlier firing waits or runs) | busy (the same; nothing was done, try again) | fired (a later firing
+--   was judged before)
+-- RESEND safe: fenced by the nominal time; an equal one gets the same answer again, and nothing happens
+-- USES cancel counts fence types upsert wake
+local queue, fired = KEYS[1], KEYS[2]
+local name, nominal, run_at = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local overlap, expire_s, task = ARGV[4], ARGV[5], ARGV[6]
+
+local last, word = string.match(redis.call('HGET', fired, name) or '', '^(%d+) (%a+)$')
+if last and nominal <= tonumber(last) then
+  return {nominal == tonumber(last) and word or 'fired'}
+end
+check_types(queue)
+local id = 'cron:' .. name
+local seen = look_for(queue, id)
+local earlier = seen.job or seen.active
+if earlier and overlap == 'queue' then
+  return {'busy'}
+end
+word = 'ok'
+if earlier and overlap == 'skip' then
+  word = 'skipped'
+else
+  if seen.active then
+    cancel_running(queue, id, 'the next firing of its schedule came')
+  end
+  local number = next_fence(queue)
+  note_fence(queue, number)
+  local o = {id = id, run_at = run_at, scheduled_for = digits(nominal)}
+  local outcome, _, _, ready = upsert(queue, o, task, digits(number), now_ms())
+  redis.call('EXPIRE', queue .. ':counts', 2592000)
+  tally(queue, 'enqueued', outcome == 'created' and 1 or 0)
+  wake(queue, ready)
+end
+redis.call('HSET', fired, name, digits(nominal) .. ' ' .. word)
+redis.call('EXPIRE', fired, expire_s)
+return {word}
