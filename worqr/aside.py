@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from worqr.mesh import Mesh
 
 
+Claims = list[int]
+
+
 class Aside:
     """One list of what was set aside: ``queue.failed`` or ``queue.broken``. From hworker's failed and broken records.
 
@@ -69,23 +72,23 @@ class Aside:
         """As `drop` with all entries (of this error, from before this moment)."""
         return await self._drop([claim async for claim in self._claims(error, before, None)])
 
-    async def _find(self, ids: tuple[str, ...]) -> list[int]:
+    async def _find(self, ids: tuple[str, ...]) -> Claims:
         """The entries of these ids. All are looked for in one request, so that twice the same id means two."""
         names = [check_id(name, generated=True) for name in ids]
-        return await self._mesh.call(ops.find_aside(self._keys, self._which, names)) if names else []
+        return await self._mesh.ask(ops.find_aside(self._keys, self._which, names)) if names else []
 
-    async def _retry(self, claims: list[int]) -> int:
+    async def _retry(self, claims: Claims) -> int:
         count = 0
         for start in range(0, len(claims), MAX_ITEMS):
             some = claims[start : start + MAX_ITEMS]
-            count += await self._mesh.call(ops.retry_aside(self._keys, self._which, some))
+            count += await self._mesh.ask(ops.retry_aside(self._keys, self._which, some))
         return count
 
-    async def _drop(self, claims: list[int]) -> int:
+    async def _drop(self, claims: Claims) -> int:
         count = 0
         for start in range(0, len(claims), MAX_ITEMS):
             some = claims[start : start + MAX_ITEMS]
-            count += await self._mesh.call(ops.drop_aside(self._keys, self._which, some))
+            count += await self._mesh.ask(ops.drop_aside(self._keys, self._which, some))
         return count
 
     async def _claims(self, error: str | None, before: datetime | None, limit: int | None) -> AsyncIterator[int]:
@@ -100,7 +103,7 @@ class Aside:
         before_ms = None if before is None else to_ms(before, "before")
         after, after_ms, left = "-", "0", limit
         while left is None or left > 0:
-            page = await self._mesh.call(
+            page = await self._mesh.ask(
                 ops.list_aside(
                     *(self._keys, self._which, MAX_ITEMS if left is None else left),
                     after=after,

@@ -59,7 +59,7 @@ class Job(Generic[R]):
         """The same id on the same queue of the same mesh, whichever dispatch."""
         if not isinstance(other, Job):
             return NotImplemented
-        theirs = cast("Job[Any]", other)
+        theirs: Job[Any] = other  # pyright: ignore[reportUnknownVariableType]
         return self.id == theirs.id and self._keys == theirs._keys and self._mesh is theirs._mesh
 
     def __hash__(self) -> int:
@@ -69,7 +69,7 @@ class Job(Generic[R]):
         """Where it is now. ``finished`` and ``cancelled`` are known as long as results are kept, ``failed`` also as long as its
         record is; afterwards, and for an id that never was, ``gone``.
         """
-        return _status(await self._mesh.call(ops.job_status(self._keys, self.id, self._number)))
+        return _status(await self._mesh.ask(ops.job_status(self._keys, self.id, self._number)))
 
     async def result(self, timeout: Seconds | None = None) -> R:
         """Wait until it has ended, and answer what its handler returned; None, 0 and b"" are results too.
@@ -95,7 +95,7 @@ class Job(Generic[R]):
         raise ResultTimeout(f"{self!r} had not ended after {patience:g} s")
 
     async def _look(self) -> Found:
-        return await self._mesh.call(ops.read_result(self._keys, self.id, self._number))
+        return await self._mesh.ask(ops.read_result(self._keys, self.id, self._number))
 
     def _value(self, found: Found) -> R:
         if found.word == "finished":
@@ -133,7 +133,7 @@ class Job(Generic[R]):
         check_text(reason, "reason")
 
         async def step(_last: Cancelled | None) -> Cancelled:
-            return await self._mesh.call(ops.cancel_job(self._keys, self.id, reason))
+            return await self._mesh.ask(ops.cancel_job(self._keys, self.id, reason))
 
         return await cancel_and_wait(self._mesh.link, self._keys, step, seconds(wait, "wait"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, TypedDict, cast
@@ -41,6 +41,9 @@ class Update:
     policy: bool | Collection[str] = False
 
     def __post_init__(self) -> None:
+        name: str
+        value: object
+        allowed: tuple[object, ...]
         for name, value, allowed in (
             ("data", self.data, (True, False)),
             ("run_at", self.run_at, (True, False, "if_later", "if_earlier")),
@@ -52,9 +55,9 @@ class Update:
             names = cast("object", self.policy)
             if isinstance(names, str) or not isinstance(names, Collection):
                 raise UsageError(f"Update(policy=...) must be True, False or a collection of names, not {names!r}")
-            for name in cast("Collection[object]", names):
-                if name not in POLICY_FIELDS:
-                    raise UsageError(f"Update(policy=...) knows {', '.join(sorted(POLICY_FIELDS))}; not {name!r}")
+            for each in cast("Collection[object]", names):
+                if each not in POLICY_FIELDS:
+                    raise UsageError(f"Update(policy=...) knows {', '.join(sorted(POLICY_FIELDS))}; not {each!r}")
 
     def to_wire(self) -> dict[str, object]:
         """What differs from the default, as the script takes it."""
@@ -145,7 +148,7 @@ def _milliseconds(value: object, what: str, *, positive: bool = False) -> int:
 def _choice(value: object, what: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         raise UsageError(f"{what} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
-    return cast("str", value)
+    return str(value)
 
 
 def _flag(value: object, what: str) -> bool:
@@ -169,37 +172,12 @@ def encode_options(options: Mapping[str, Any]) -> dict[str, object]:
     wire: dict[str, object] = {}
     fields: dict[str, str] = {}
     for name, value in options.items():
-        match name:
-            case "id":
-                wire["id"] = check_id(value)
-            case "delay":
-                wire["delay"] = _milliseconds(value, name)
-            case "run_at":
-                wire["run_at"] = to_ms(value, name)
-            case "result_ttl":
-                fields[name] = str(_milliseconds(value, name))
-            case "timeout":
-                fields[name] = str(_milliseconds(value, name, positive=True))
-            case "retry":
-                fields |= _instance(value, RetryPolicy, name).to_fields()
-            case "update":
-                wire |= _instance(value, Update, name).to_wire()
-            case "expires" if isinstance(value, datetime):
-                wire["expires_at"] = str(to_ms(value, name))
-            case "expires":
-                wire[name] = str(_milliseconds(value, name))
-            case "if_exists":
-                wire["exists"] = _choice(value, name, ("update", "skip", "raise"))
-            case "unique_for":
-                wire[name] = _milliseconds(value, name, positive=True)
-            case "meta":
-                wire[name] = _meta(value)
-            case "max_length":
-                wire[name] = check_count(value, name)
-            case "front":
-                wire[name] = _flag(value, name)
-            case _:
-                _refuse(name)
+        if name in _FIELDS:
+            fields |= _FIELDS[name](value)
+        elif name in _WIRE:
+            wire |= _WIRE[name](value)
+        else:
+            _refuse(name)
     if fields:
         wire["fields"] = fields
     if "delay" in options and "run_at" in options:
@@ -207,6 +185,34 @@ def encode_options(options: Mapping[str, Any]) -> dict[str, object]:
     if "unique_for" in options and "id" not in options:
         raise UsageError("unique_for needs an id: it is the id that stays taken")
     return wire
+
+
+def _expires(value: object) -> dict[str, object]:
+    if isinstance(value, datetime):
+        return {"expires_at": str(to_ms(value, "expires"))}
+    return {"expires": str(_milliseconds(value, "expires"))}
+
+
+_FIELDS: Final[dict[str, Callable[[Any], dict[str, str]]]] = {
+    "result_ttl": lambda value: {"result_ttl": str(_milliseconds(value, "result_ttl"))},
+    "timeout": lambda value: {"timeout": str(_milliseconds(value, "timeout", positive=True))},
+    "retry": lambda value: _instance(value, RetryPolicy, "retry").to_fields(),
+}
+"""Options that become fields of the record."""
+
+_WIRE: Final[dict[str, Callable[[Any], dict[str, object]]]] = {
+    "id": lambda value: {"id": check_id(value)},
+    "delay": lambda value: {"delay": _milliseconds(value, "delay")},
+    "run_at": lambda value: {"run_at": to_ms(value, "run_at")},
+    "update": lambda value: _instance(value, Update, "update").to_wire(),
+    "expires": _expires,
+    "if_exists": lambda value: {"exists": _choice(value, "if_exists", ("update", "skip", "raise"))},
+    "unique_for": lambda value: {"unique_for": _milliseconds(value, "unique_for", positive=True)},
+    "meta": lambda value: {"meta": _meta(value)},
+    "max_length": lambda value: {"max_length": check_count(value, "max_length")},
+    "front": lambda value: {"front": _flag(value, "front")},
+}
+"""Options that say how the job is stored."""
 
 
 def _refuse(name: str) -> None:

@@ -102,7 +102,7 @@ class RetryPolicy:
         for name in ("min_backoff", "max_backoff"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else seconds(value, name))
-        if self.jitter not in {None, True, False}:
+        if self.jitter is not None and not isinstance(self.jitter, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"jitter must be True, False or None, not {self.jitter!r}")
         for name in ("retry_on", "fail_on"):
             object.__setattr__(self, name, _types(getattr(self, name), name))
@@ -199,12 +199,7 @@ def judge(error: BaseException, policy: Policy, failures: int) -> Verdict:
     A group of nothing but Retry and Failure counts as its first Failure, else as the Retry that is due last; every other
     group is one error.
     """
-    if isinstance(error, BaseExceptionGroup):
-        inner = list(_flat(cast("BaseExceptionGroup[BaseException]", error)))
-        if all(isinstance(each, Retry | Failure) for each in inner):
-            failed = next((each for each in inner if isinstance(each, Failure)), None)
-            retries = [each for each in inner if isinstance(each, Retry)]
-            error = failed or max(retries, key=lambda retry: _due(retry, policy, failures))
+    error = _only(error, policy, failures)
     if isinstance(error, Failure):
         return Verdict("fail", error)
     if isinstance(error, Broken):
@@ -215,6 +210,19 @@ def judge(error: BaseException, policy: Policy, failures: int) -> Verdict:
     if policy.repeats(error):
         return Verdict("retry", error, policy.delay(failures))
     return Verdict("fail", error)
+
+
+def _only(error: BaseException, policy: Policy, failures: int) -> BaseException:
+    """The one error that a group stands for, if it does."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    inner = list(_flat(group))
+    if not all(isinstance(each, Retry | Failure) for each in inner):
+        return group
+    failed = next((each for each in inner if isinstance(each, Failure)), None)
+    retries = [each for each in inner if isinstance(each, Retry)]
+    return failed or max(retries, key=lambda retry: _due(retry, policy, failures))
 
 
 def _flat(group: BaseExceptionGroup[BaseException]) -> Iterable[BaseException]:

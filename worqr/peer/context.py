@@ -124,11 +124,7 @@ class Context:
             done: a number, by custom from 0 to 1.
             message: for people, at most 1,000 characters of it.
         """
-        if done is not None and (
-            isinstance(done, bool) or not isinstance(done, int | float) or not math.isfinite(done)
-        ):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise UsageError(f"progress must be a finite number or None, not {done!r}")
-        self._said = (done, check_text(message, "the message of progress")[:1000])
+        self._said = (_finite(done), check_text(message, "the message of progress")[:1000])
         self._station.says(self)
 
     def check_cancelled(self) -> None:
@@ -151,6 +147,14 @@ class Context:
             self.cancel_reason = reason
         if self._scope is not None:
             self._scope.cancel()
+
+
+def _finite(done: object) -> float | None:
+    if done is None:
+        return None
+    if isinstance(done, bool) or not isinstance(done, int | float) or not math.isfinite(done):
+        raise UsageError(f"progress must be a finite number or None, not {done!r}")
+    return float(done)
 
 
 def failed_of(context: Context, queue: str) -> Failed:

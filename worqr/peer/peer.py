@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import re
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -21,7 +21,8 @@ from typing import Any, cast
 import trio
 
 from worqr import ops
-from worqr.errors import ClaimLost, UsageError, WorqrBug, WorqrError
+from worqr.cron import Definition
+from worqr.errors import WorqrBug, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.link import Link
 from worqr.peer.cancelling import Cancelling
@@ -37,6 +38,8 @@ from worqr.peer.options import PATIENT, policy_for, refuse_options
 from worqr.peer.running import Slots, as_coroutine
 from worqr.peer.saying import Saying
 from worqr.peer.settling import Settler
+from worqr.peer.stations import Stations
+from worqr.peer.ticking import Ticker
 from worqr.policy import RetryPolicy
 from worqr.task import KEEP_FAILED, Failed, Health, Seconds, check_count, seconds
 
@@ -58,20 +61,19 @@ class PeerSettings:
     keepalive: float | None
     stall_limit: float
     max_payload: int
+    schedules: Mapping[str, Definition]
 
 
 class Peer:
     """A member of the mesh, made by ``mesh.join()``. Under Trio only.
 
-    Set once: `settings`, the duties. Changed only in the loop: `leaving`, the stations.
+    Set once: `settings`, the duties.
     """
 
     def __init__(self, settings: PeerSettings, link: Link) -> None:
         self.settings = settings
         self.capacity: Capacity = Capacity(settings.concurrency)
-        self.leaving: bool = False
         self._link = link
-        self._stations: dict[str, Station] = {}
         self._drained = trio.Event()
         self._spawned: trio.Nursery | None = None
         self._threads = trio.CapacityLimiter(40)
@@ -80,9 +82,11 @@ class Peer:
         self.membership: Membership = Membership(self, link, registry, label=label, keepalive=settings.keepalive)
         self.cancelling: Cancelling = Cancelling(self, link)
         self.leader: Leader = Leader(self, link, registry, keepalive=settings.keepalive or DEFAULT_KEEPALIVE)
+        self._ticker = Ticker(self, link, registry, settings.schedules)
         self._settler = Settler(link, self.capacity.offer, max_result=settings.max_payload)
         self.capacity.offer_soon = self._settler.touch
         self._leaver = Leaving(self.membership, self._settler, self.spawn)
+        self._stations = Stations(settings.prefix, self.membership, self.capacity, self._leaver)
         self._deadlines = Deadlines()
         self._slots = Slots(self._run_ended, self._interrupted, self._deadlines)
         self.saying: Saying = Saying(link)
@@ -96,6 +100,11 @@ class Peer:
         """The present worker id; another one after the peer was declared dead and joined again."""
         registration = self.membership.registration
         return "" if registration is None else registration.worker
+
+    @property
+    def leaving(self) -> bool:
+        """It claims nothing more, and gives up its queues."""
+        return self._stations.closed
 
     @property
     def app(self) -> str:
@@ -117,7 +126,7 @@ class Peer:
         elif not self.membership.beat_is_fresh():
             why = "the server has not acknowledged a beat lately"
         else:
-            deaf = [s.name for s in self._stations.values() if s.entered and not s.listening]
+            deaf = [s.name for s in self._stations if s.entered and not s.listening]
             why = f"not subscribed to queue {deaf[0]!r}" if deaf else ""
         return Health(
             alive=lag < self.settings.stall_limit,
@@ -134,7 +143,7 @@ class Peer:
 
     def entered_stations(self) -> list[Station]:
         """The queues it serves now."""
-        return [station for station in self._stations.values() if station.entered and not station.left.is_set()]
+        return [station for station in self._stations if station.entered and not station.left.is_set()]
 
     # What it consumes
 
@@ -181,7 +190,7 @@ class Peer:
         refuse_options("serve", options)
         if concurrency is not None:
             check_count(concurrency, "concurrency of serve")
-        keys = self._check_free(check_name(queue))
+        keys = self._stations.check_free(check_name(queue))
         policy = policy_for(
             retry,
             timeout=timeout,
@@ -193,18 +202,18 @@ class Peer:
         station = HandlerStation(keys, self.membership, self.capacity, policy, run, concurrency, self._slots.run)
         async with AsyncExitStack() as stack:
             if on_failure is not None:
-                await stack.enter_async_context(self._stationed(self._failure_station(keys, on_failure)))
-            await stack.enter_async_context(self._stationed(station))
+                await stack.enter_async_context(self._stations.stationed(self._failure_station(keys, on_failure)))
+            await stack.enter_async_context(self._stations.stationed(station))
             task_status.started()
             await station.left.wait()
 
     def _failure_station(self, keys: QueueKeys, on_failure: Callable[[Failed], object]) -> HandlerStation:
         """Where the failure jobs of a queue are handled."""
-        failures = self._check_free(QueueKeys(keys.prefix, keys.queue, failures=True).name)
-        handle = as_coroutine(on_failure, self._threads)
+        failures = self._stations.check_free(QueueKeys(keys.prefix, keys.queue, failures=True).name)
+        handle = as_coroutine(cast("Callable[[Any], object]", on_failure), self._threads)
 
         async def run(_task: bytes) -> object:
-            return await handle(failed_of(current(), keys.name))
+            return await cast("Any", handle)(failed_of(current(), keys.name))
 
         note = ops.note_queues(self.membership.keys, [failures.name])
         self._link.post(note, lambda _word, _failure: None, patience=self._link.settings.patience)
@@ -222,48 +231,14 @@ class Peer:
         """
         check_name(queue)
         policy, size = policy_for(retry), self.settings.max_payload
-        station = HandStation(self._check_free(queue), self.membership, self.capacity, policy, max_result=size)
+        keys = self._stations.check_free(queue)
+        station = HandStation(keys, self.membership, self.capacity, policy, max_result=size)
         claims = Claims(station)
-        async with self._stationed(station):
+        async with self._stations.stationed(station):
             try:
                 yield claims
             finally:
                 claims.close()
-
-    def _check_free(self, queue: str) -> QueueKeys:
-        if self.leaving:
-            raise UsageError(f"queue {queue!r}: this peer has left the mesh; join again for another one")
-        if queue in self._stations:
-            raise UsageError(
-                f"queue {queue!r} is served by this peer already; use one handler with a higher concurrency"
-            )
-        return self.queue_keys(queue)
-
-    @asynccontextmanager
-    async def _stationed(self, station: Station) -> AsyncGenerator[None]:
-        """Serve a queue for the length of a block."""
-        self._stations[station.name] = station
-        self.capacity.add(station)
-        try:
-            with station.entering:  # cancelled when the peer leaves meanwhile
-                await self._enter(station)
-            yield
-        finally:
-            with trio.CancelScope(shield=True):
-                station.hurry.set()
-                self._leaver.begin(station, 0)
-                await station.left.wait()
-                self.capacity.remove(station)
-                del self._stations[station.name]
-
-    async def _enter(self, station: Station) -> None:
-        while True:
-            registration = await self.membership.registered()
-            try:
-                await self.membership.enter(station, registration)
-            except ClaimLost:
-                continue
-            return
 
     # What its duties tell it
 
@@ -287,7 +262,7 @@ class Peer:
     def forget_claims(self, registration: Registration) -> None:
         """A registration died: what ran under it is lost."""
         self._settler.forget()
-        for station in self._stations.values():
+        for station in self._stations:
             for context in tuple(station.running.values()):
                 if context._registration is registration:
                     context._cancel("lost")
@@ -308,6 +283,7 @@ class Peer:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """The engine: registers, then runs all duties until `leave` ends it. Started means registered and beating."""
         await self.membership.register()
+        await self._ticker.declare()
         with trio.CancelScope() as self._shield:
             try:
                 async with trio.open_nursery() as nursery:
@@ -318,6 +294,7 @@ class Peer:
                     nursery.start_soon(self.saying.send_forever)
                     nursery.start_soon(self.leader.lead_forever)
                     nursery.start_soon(self.leader.promoter.promote_forever)
+                    nursery.start_soon(self._ticker.tick_forever)
                     nursery.start_soon(self.cancelling.reconcile_forever)
                     await trio.lowlevel.checkpoint_if_cancelled()  # before the shield: `join` may be cancelled already
                     self._shield.shield = True
@@ -357,8 +334,8 @@ class Peer:
         wait = self.settings.grace if grace is None else seconds(grace, "grace")
         if not self.leaving:
             logger.info("drain: %s leaves, within %g s", self.id, wait)
-        self.leaving = True
-        stations = list(self._stations.values())
+        self._stations.closed = True
+        stations = list(self._stations)
         for station in stations:
             self._leaver.begin(station, wait)
         with trio.move_on_after(wait):  # of several calls the one with the least patience wins
@@ -378,7 +355,7 @@ class Peer:
     async def leave(self) -> None:
         """The end of `join`: cancel and give back what still runs, then leave the registry, all within a deadline."""
         with trio.CancelScope(shield=True):
-            for station in self._stations.values():
+            for station in self._stations:
                 station.hurry.set()
             await self.drain(0)
             with trio.move_on_after(REST if self._leaver.heard else 0):

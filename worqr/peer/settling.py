@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 import trio
@@ -214,7 +214,7 @@ def encode_result(value: object, max_result: int) -> Result:
     if value is None:
         return "none", b""
     if isinstance(value, bytes | bytearray | memoryview):
-        kind, encoded = "bytes", bytes(value)
+        kind, encoded = "bytes", bytes(cast("bytes", value))
     else:
         try:
             kind, encoded = "json", msgspec.json.encode(value)
