@@ -56,7 +56,7 @@ class Update:
             if isinstance(names, str) or not isinstance(names, Collection):
                 raise UsageError(f"Update(policy=...) must be True, False or a collection of names, not {names!r}")
             for each in cast("Collection[object]", names):
-                if each not in POLICY_FIELDS:
+                if not isinstance(each, str) or each not in POLICY_FIELDS:
                     raise UsageError(f"Update(policy=...) knows {', '.join(sorted(POLICY_FIELDS))}; not {each!r}")
 
     def to_wire(self) -> dict[str, object]:

@@ -1,0 +1,292 @@
+"""What becomes of a run that raised: the policy of a job over that of its handler over the defaults, and the judgement."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import worqr
+from worqr import Broken, Failure, Retry, RetryPolicy, UsageError
+from worqr.policy import POLICY_FIELDS, Policy, Verdict, judge, name_of
+
+NOON = datetime(2030, 6, 1, 12, tzinfo=UTC)
+NOON_MS = 1_906_545_600_000
+
+
+class Mine(Exception):
+    """An error of an application."""
+
+
+class MineToo(Mine):
+    """One below it."""
+
+
+class Outer:
+    class Inner(Exception):
+        """One whose name has a dot in it."""
+
+
+# What a handler raises on purpose
+
+
+def test_a_retry_is_no_worqr_error() -> None:
+    for kind in (Retry, Failure, Broken):
+        assert not issubclass(kind, worqr.WorqrError)
+
+
+def test_a_retry_says_when() -> None:
+    assert (Retry().delay, Retry().run_at_ms, Retry().counted) == (None, None, True)
+    assert Retry(delay=0).delay == 0.0
+    assert Retry(delay=timedelta(minutes=2)).delay == 120.0
+    assert Retry(run_at=NOON).run_at_ms == NOON_MS
+    assert Retry(run_at=NOON + timedelta(microseconds=1)).run_at_ms == NOON_MS + 1  # never early
+    assert str(Retry("not yet", counted=False)) == "not yet"
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"delay": -1},
+        {"delay": -0.001},
+        {"delay": float("nan")},
+        {"delay": float("inf")},
+        {"delay": 1e300},
+        {"delay": "5"},
+        {"delay": True},
+        {"delay": NOON},
+        {"run_at": datetime(2030, 6, 1)},
+        {"run_at": 17},
+        {"run_at": "2030-06-01"},
+        {"run_at": datetime(1969, 1, 1, tzinfo=UTC)},
+        {"delay": 1, "run_at": NOON},
+        {"delay": 0, "run_at": NOON},
+    ],
+)
+def test_a_retry_refuses_times_that_cannot_be(how: Any) -> None:
+    with pytest.raises(UsageError, match="Retry"):
+        Retry(**how)
+
+
+# The policy
+
+
+def test_a_policy_says_nothing_that_was_not_given() -> None:
+    assert RetryPolicy().to_fields() == {}
+    assert Policy().over({}) == Policy() == Policy().over({"id": "x", "task": "y", "failures": "7"})
+
+
+def test_the_defaults() -> None:
+    policy = Policy()
+    assert (policy.max_failures, policy.max_stalls, policy.max_timeouts) == (10, 3, 3)
+    assert (policy.min_backoff, policy.max_backoff, policy.jitter) == (2.0, 300.0, True)
+    assert (policy.timeout, policy.result_ttl, policy.keep_failed, policy.on_failure) == (None, 0.0, 1000, False)
+
+
+def test_a_policy_travels_field_by_field() -> None:
+    given = RetryPolicy(
+        max_failures=5,
+        max_stalls=1,
+        max_timeouts=2,
+        min_backoff=0.25,
+        max_backoff=timedelta(minutes=1),
+        jitter=False,
+        retry_on=(Mine, OSError),
+        fail_on=(MineToo,),
+    )
+    fields = given.to_fields()
+    assert fields.keys() == POLICY_FIELDS - {"timeout", "result_ttl"}
+    assert all(isinstance(value, str) for value in fields.values())
+    policy = Policy(keep_failed=7).over(fields)
+    assert policy == Policy(
+        max_failures=5,
+        max_stalls=1,
+        max_timeouts=2,
+        min_backoff=0.25,
+        max_backoff=60.0,
+        jitter=False,
+        retry_on=frozenset({name_of(Mine), "OSError"}),
+        fail_on=frozenset({name_of(MineToo)}),
+        keep_failed=7,
+    )
+    assert policy.over({"timeout": "1500", "result_ttl": "0"}) != policy
+    assert policy.over({"timeout": "1500"}).timeout == 1.5
+
+
+def test_of_two_policies_the_jobs_own_fields_win_and_the_others_stay() -> None:
+    handler = Policy().over(RetryPolicy(max_failures=3, min_backoff=9, retry_on=()).to_fields())
+    job = handler.over(RetryPolicy(max_failures=7, jitter=False).to_fields())
+    assert (job.max_failures, job.min_backoff, job.jitter, job.retry_on) == (7, 9.0, False, frozenset())
+    assert handler.over(RetryPolicy(retry_on=(Exception,)).to_fields()).repeats(ValueError())
+
+
+def test_no_types_at_all_can_be_said_and_travels() -> None:
+    fields = RetryPolicy(retry_on=(), fail_on=()).to_fields()
+    assert fields == {"retry_on": "", "fail_on": ""}
+    assert not Policy().over(fields).repeats(ValueError())
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        *(
+            {name: value}
+            for name in ("max_failures", "max_stalls", "max_timeouts")
+            for value in (0, -1, 1.5, True, "3")
+        ),
+        *(
+            {name: value}
+            for name in ("min_backoff", "max_backoff")
+            for value in (-1, float("nan"), float("inf"), "2", True, NOON)
+        ),
+        {"jitter": "yes"},
+        {"jitter": 1},
+        {"jitter": []},
+        {"retry_on": (ValueError(),)},
+        {"retry_on": ("ValueError",)},
+        {"retry_on": (int,)},
+        {"fail_on": [ValueError]},
+        {"fail_on": "ValueError"},
+        {"min_backoff": 10, "max_backoff": 9},
+    ],
+    ids=repr,
+)
+def test_a_policy_refuses_what_cannot_be(how: Any) -> None:
+    with pytest.raises(UsageError, match=next(iter(how))):
+        RetryPolicy(**how)
+
+
+def test_a_misspelt_setting_of_a_policy_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="max_failure"):
+        RetryPolicy(max_failure=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+# The backoff
+
+
+def test_the_backoff_without_jitter_is_doubled_up_to_its_maximum() -> None:
+    policy = Policy(jitter=False)
+    assert [policy.delay(n) for n in range(10)] == [2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
+    assert policy.delay(100_000) == 300
+    assert Policy(jitter=False, min_backoff=0.0).delay(5) == 0.0
+    assert Policy(jitter=False, min_backoff=7.0, max_backoff=7.0).delay(0) == 7.0
+
+
+@given(st.integers(0, 200), st.floats(0, 1000), st.floats(0, 100_000))
+def test_jitter_takes_away_at_most_half(times: int, least: float, more: float) -> None:
+    policy = Policy(min_backoff=least, max_backoff=least + more)
+    whole = policy.backoff(times)
+    assert least <= whole <= least + more
+    assert whole / 2 <= policy.delay(times) <= whole
+
+
+def test_jitter_spreads_over_all_of_it() -> None:
+    delays = [Policy(min_backoff=100.0).delay(0) for _ in range(2000)]
+    assert 50 <= min(delays) < 55 and 95 < max(delays) <= 100
+    assert 70 < sum(delays) / len(delays) < 80
+
+
+# The judgement
+
+PLAIN = Policy(jitter=False)
+
+
+def test_an_error_is_tried_again_after_the_backoff() -> None:
+    error = ValueError()
+    assert judge(error, PLAIN, 0) == Verdict("retry", error, 2.0)
+    assert judge(error, PLAIN, 3) == Verdict("retry", error, 16.0)
+
+
+def test_a_failure_is_final_and_what_is_broken_is_broken() -> None:
+    for error in (Failure("no"), type("Worse", (Failure,), {})()):
+        assert judge(error, PLAIN, 0) == Verdict("fail", error)
+    broken = Broken("what?")
+    assert judge(broken, PLAIN, 0) == Verdict("broken", broken)
+
+
+def test_a_retry_without_a_time_backs_off_and_an_explicit_one_is_honoured_exactly() -> None:
+    for delay in (0, 0.5, 7, 400):
+        error = Retry(delay=delay)
+        assert judge(error, PLAIN, 5) == Verdict("retry", error, float(delay))
+    error = Retry()
+    assert judge(error, PLAIN, 5) == Verdict("retry", error, 64.0)
+    error = Retry(run_at=NOON, counted=False)
+    verdict = judge(error, PLAIN, 5)
+    assert (verdict.kind, verdict.run_at_ms, verdict.counted) == ("retry", NOON_MS, False)
+
+
+def test_a_retry_is_a_retry_whatever_the_types_say() -> None:
+    strict = Policy(retry_on=frozenset(), fail_on=frozenset({"Exception"}))
+    assert judge(Retry(), strict, 0).kind == "retry"
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "repeats"),
+    [
+        (RetryPolicy(), ValueError(), True),
+        (RetryPolicy(retry_on=()), ValueError(), False),  # hworker's FailOnException
+        (RetryPolicy(retry_on=(OSError,)), ConnectionResetError(), True),  # subclasses count
+        (RetryPolicy(retry_on=(OSError,)), ValueError(), False),
+        (RetryPolicy(retry_on=(Mine,)), MineToo(), True),
+        (RetryPolicy(retry_on=(MineToo,)), Mine(), False),
+        (RetryPolicy(retry_on=(Outer.Inner,)), Outer.Inner(), True),
+        (RetryPolicy(fail_on=(Mine,)), MineToo(), False),
+        (RetryPolicy(fail_on=(Mine,)), ValueError(), True),
+        (RetryPolicy(retry_on=(Mine,), fail_on=(MineToo,)), Mine(), True),
+        (RetryPolicy(retry_on=(Mine,), fail_on=(MineToo,)), MineToo(), False),  # fail_on wins
+        (RetryPolicy(retry_on=(Exception,)), KeyboardInterrupt(), False),
+        (RetryPolicy(retry_on=(BaseException,)), SystemExit(), True),
+        (RetryPolicy(retry_on=(BaseException,)), GeneratorExit(), True),
+        (RetryPolicy(fail_on=(ExceptionGroup,)), ExceptionGroup("x", [ValueError()]), False),
+    ],
+)
+def test_types_decide_whether_an_error_is_tried_again(policy: RetryPolicy, error: BaseException, repeats: bool) -> None:
+    resolved = Policy().over(policy.to_fields())
+    assert judge(error, resolved, 0).kind == ("retry" if repeats else "fail")
+
+
+def test_an_error_is_matched_by_the_names_of_its_classes() -> None:
+    """The worker may know another class of that name, or have loaded the module anew: what was meant is the name."""
+    namesake = type("Mine", (Exception,), {"__module__": Mine.__module__, "__qualname__": Mine.__qualname__})
+    policy = Policy().over(RetryPolicy(fail_on=(Mine,)).to_fields())
+    assert not policy.repeats(namesake())
+    assert policy.repeats(type("Mine", (Exception,), {"__module__": "elsewhere"})())
+
+
+LATER = Retry(run_at=NOON)
+LATEST = Retry(run_at=NOON + timedelta(seconds=1))
+SOON, LONG, SOMETIME = Retry(delay=1), Retry(delay=3), Retry()
+NO, NEVER = Failure("no"), Failure("never")
+WHAT = Broken("what?")
+
+
+@pytest.mark.parametrize(
+    ("errors", "counts_as"),
+    [
+        ([SOON, LONG], LONG),
+        ([LONG, SOON], LONG),
+        ([SOON, SOMETIME, LONG], LONG),  # the backoff is 2 s
+        ([SOON, SOMETIME], SOMETIME),
+        ([LONG, LATER], LATER),
+        ([LATEST, LATER], LATEST),
+        ([SOON, NO, LATER, NEVER], NO),
+        ([ExceptionGroup("inner", [SOON, ExceptionGroup("deeper", [NEVER])]), NO], NEVER),
+        ([ExceptionGroup("inner", [SOON]), LONG], LONG),
+    ],
+)
+def test_a_group_of_retries_and_failures_counts_as_one_of_them(errors: list[Exception], counts_as: Exception) -> None:
+    verdict = judge(ExceptionGroup("several", errors), PLAIN, 0)
+    assert verdict.error is counts_as
+    assert verdict.kind == ("fail" if isinstance(counts_as, Failure) else "retry")
+
+
+@pytest.mark.parametrize(
+    "errors", [[SOON, ValueError()], [NO, ValueError()], [WHAT, NO], [ExceptionGroup("x", [WHAT])]]
+)
+def test_every_other_group_is_one_error(errors: list[Exception]) -> None:
+    group = ExceptionGroup("several", errors)
+    assert judge(group, PLAIN, 0) == Verdict("retry", group, 2.0)
+    assert judge(group, Policy(retry_on=frozenset()), 0) == Verdict("fail", group)
