@@ -1,7 +1,7 @@
 -- USES reference line
 -- The fields of a record that a dispatch may give, and that otherwise the handler's options decide.
-local POLICY = {'max_failures', 'max_stalls', 'max_timeouts', 'min_backoff', 'max_backoff', 'jitter', 'retry_on', 'fail_on',
-  'timeout', 'result_ttl'}
+local POLICY = {'max_failures', 'max_stalls', 'max_timeouts', 'min_backoff', 'max_backoff', 'jitter', 'retry_on',
+  'fail_on', 'timeout', 'result_ttl'}
 
 -- A hash as a table, nil if it is empty.
 local function read_hash(key)

@@ -1,7 +1,8 @@
 -- USES line
 -- What a sweep, or whoever else speaks for a worker, must know of its handler.
 local function policy_of(base, worker)
-  local kept = redis.call('HMGET', base .. ':policy:' .. worker, 'max_stalls', 'keep_failed', 'on_failure', 'result_ttl')
+  local kept = redis.call('HMGET', base .. ':policy:' .. worker, 'max_stalls', 'keep_failed', 'on_failure',
+    'result_ttl')
   return {worker = worker, max_stalls = tonumber(kept[1]) or 3, keep = kept[2] or '1000', on_failure = kept[3] == '1',
     ttl = tonumber(kept[4]) or 0}
 end

@@ -42,9 +42,9 @@ local function list_aside(base, claim, record, facts, how)
   if how.kind == 'failed' then
     local over = math.min(redis.call('ZCARD', list) - keep, 100)
     if over > 0 then
-      local oldest = redis.call('ZPOPMIN', list, over)
-      for i = 1, #oldest, 2 do
-        forget_aside(base, oldest[i])
+      local popped = redis.call('ZPOPMIN', list, over)
+      for i = 1, #popped, 2 do
+        forget_aside(base, popped[i])
       end
     end
   end

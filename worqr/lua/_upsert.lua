@@ -4,8 +4,8 @@ local NEVER = 9007199254740991
 -- What there is of the job `id`: `job`, where it waits, is due or is blocked; `active`, true while it runs; `taken`, true while
 -- its id is; `last`, the newest of its dispatches. A record in the trash is none.
 local function look_for(base, id)
-  local kept = redis.call('HMGET', base .. ':job:' .. id, 'state', 'queued', 'run_at', 'last', 'update_low', 'update_high',
-    'update_policy')
+  local kept = redis.call('HMGET', base .. ':job:' .. id, 'state', 'queued', 'run_at', 'last', 'update_low',
+    'update_high', 'update_policy')
   local active = redis.call('HMGET', base .. ':active:' .. id, 'claim', 'last')
   local taken = redis.call('GET', base .. ':taken:' .. id)
   local seen = {active = active[1] and true, taken = taken and true, last = active[2] or taken or '0'}
@@ -34,13 +34,13 @@ end
 
 -- The rule by which a dispatch moves a due time, as bounds to clamp it by: min and max of two such rules is one again.
 local function bounds_of(when, asked)
-  local low = (when == 'keep' or when == 'earlier') and 0 or asked
-  local high = (when == 'keep' or when == 'later') and NEVER or asked
-  return low, high
+  local lower = (when == 'keep' or when == 'earlier') and 0 or asked
+  local upper = (when == 'keep' or when == 'later') and NEVER or asked
+  return lower, upper
 end
 
-local function clamp(value, low, high)
-  return math.max(low, math.min(value, high))
+local function clamp(value, lower, upper)
+  return math.max(lower, math.min(value, upper))
 end
 
 local function resets_counts(o)
@@ -53,7 +53,7 @@ end
 -- A new job. `active`: the same id runs, so it is blocked, and remembers what its dispatch would have changed, should that run
 -- come back instead of ending.
 local function create(base, id, o, task, number, asked, now, active)
-  local job, low, high = base .. ':job:' .. id, bounds_of(o.when, asked)
+  local job, lower, high = base .. ':job:' .. id, bounds_of(o.when, asked)
   local fields = {task = task, run_at = time_text(asked), queued = number, first = number, last = number, meta = o.meta,
     scheduled_for = o.scheduled_for, expires = o.expires, expires_at = o.expires_at}
   for name, value in pairs(o.fields or {}) do
@@ -62,7 +62,7 @@ local function create(base, id, o, task, number, asked, now, active)
   redis.call('DEL', job) -- a record there lies in the trash
   retire_result(base, id)
   if active then
-    fields.state, fields.update_low, fields.update_high = 'blocked', time_text(low), time_text(high)
+    fields.state, fields.update_low, fields.update_high = 'blocked', time_text(lower), time_text(upper)
     fields.update_data, fields.update_policy = o.data ~= false and '1' or nil, o.policy
     fields.update_counts = resets_counts(o) and '1' or nil
     write_hash(job, fields)
@@ -106,8 +106,8 @@ end
 -- Changes the job that waits, is due or is blocked, field by field as the dispatch says.
 local function update(base, id, o, task, number, asked, now, kept)
   local job, blocked, fields, gone = base .. ':job:' .. id, kept.state == 'blocked', {last = number}, {}
-  local low, high = bounds_of(o.when, asked)
-  local run_at = clamp(kept.run_at, low, high)
+  local lower, high = bounds_of(o.when, asked)
+  local run_at = clamp(kept.run_at, lower, upper)
   local changed = run_at ~= kept.run_at or o.data ~= false
   if o.data ~= false then
     fields.task, fields.meta, fields.scheduled_for = task, o.meta, o.scheduled_for
@@ -125,7 +125,8 @@ local function update(base, id, o, task, number, asked, now, kept)
     end
   end
   if blocked then
-    fields.update_low, fields.update_high = time_text(clamp(kept.low, low, high)), time_text(clamp(kept.high, low, high))
+    fields.update_low = time_text(clamp(kept.low, lower, upper))
+    fields.update_high = time_text(clamp(kept.high, lower, upper))
     fields.update_policy = kept.policy .. ' ' .. (o.policy or '')
   end
   if #gone > 0 then
@@ -147,10 +148,11 @@ end
 local function upsert(base, o, task, number, now, seen)
   local id = o.id or '@' .. number
   seen = seen or o.id and look_for(base, id) or {last = number}
-  local outcome, ready = refusal(base, o, seen, 0), 0
+  local outcome = refusal(base, o, seen, 0)
   if outcome then
     return outcome, id, seen.last, 0
   end
+  local ready
   local asked = o.run_at or now + (o.delay or 0)
   if seen.job then
     outcome, ready = update(base, id, o, task, number, asked, now, seen.job)

@@ -28,8 +28,9 @@ end
 local now, first_due = now_ms(), redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]
 local in_front = job_id(redis.call('LINDEX', queue, -1) or '')
 local run_at = in_front and redis.call('HGET', queue .. ':job:' .. in_front, 'run_at')
+local trashed = redis.call('EXISTS', trash, trash_suspects, trash_due, trash_blocked)
 local reply = {'ok', count_waiting(queue), redis.call('ZCARD', due), running, redis.call('ZCARD', failed),
-  redis.call('ZCARD', broken), redis.call('GET', paused), redis.call('EXISTS', trash, trash_suspects, trash_due, trash_blocked),
+  redis.call('ZCARD', broken), redis.call('GET', paused), trashed,
   serving, redis.call('HGETALL', counts), redis.call('SCARD', blocked),
   first_due and math.max(0, tonumber(first_due) - now) or -1, run_at and math.max(0, now - tonumber(run_at)) or -1}
 redis.call('EXPIRE', counts, 2592000)

@@ -19,7 +19,8 @@ for _, worker in ipairs(holders) do
   end
   for _, claim in ipairs(redis.call('SORT_RO', queue .. ':claims:' .. worker, 'LIMIT', 0, room)) do
     local id = job_id(redis.call('LINDEX', queue .. ':claim:' .. claim, 0) or '')
-    local kept = id and redis.call('HMGET', queue .. ':active:' .. id, 'failures', 'progress', 'message', 'run_at') or {}
+    local active = queue .. ':active:' .. (id or '')
+    local kept = id and redis.call('HMGET', active, 'failures', 'progress', 'message', 'run_at') or {}
     reply[#reply + 1] = {claim, worker, kept[1] or false, kept[2] or false, kept[3] or false, kept[4] or false}
   end
 end

@@ -19,7 +19,8 @@
 --   false for a claim that is gone
 -- RESEND safe: fenced by the number; an equal one gets the same claims again, a lower one nothing
 -- USES claim_last counts fence promote serving types wake
-local queue, workers, claims, hungry, suspects, paused, due = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+local queue, workers, claims, hungry = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local suspects, paused, due = KEYS[5], KEYS[6], KEYS[7]
 local worker, number, wanted = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local max_bytes, max_skipped = tonumber(ARGV[4]), tonumber(ARGV[5])
 
@@ -42,7 +43,8 @@ end
 -- Wrong types show themselves before the first write.
 check_types(queue)
 local left, anybody_hungry = redis.call('LLEN', queue) + redis.call('LLEN', suspects), redis.call('SCARD', hungry) > 0
-local source, dry, asleep = redis.call('SISMEMBER', claims, suspect) == 1 and queue or suspects, false, redis.call('ZCARD', due)
+local source, dry = redis.call('SISMEMBER', claims, suspect) == 1 and queue or suspects, false
+local asleep = redis.call('ZCARD', due)
 local taken, skipped, bytes, next_claim, now = 0, 0, 0, next_fence(queue), now_ms()
 local reply, mine = {'ok', digits(next_claim)}, {}
 while taken < wanted and skipped < max_skipped and bytes < max_bytes and not dry do

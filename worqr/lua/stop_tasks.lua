@@ -23,7 +23,8 @@ local how = policy_of(queue, worker)
 how.counter, how.now = '', now_ms()
 local reply, given, ready = {'ok'}, 0, 0
 for _, claim in ipairs(newest_first) do
-  local word, put = nil, 0
+  local word
+  local put = 0
   if redis.call('SREM', claims, claim) == 0 then
     word = why_not_held(workers, worker)
   else
