@@ -6,6 +6,7 @@ is one link, counted, so that nested and parallel `connect` and `join` share it.
 
 from __future__ import annotations
 
+import difflib
 import os
 import time
 from collections.abc import AsyncGenerator
@@ -15,16 +16,19 @@ from typing import Any, TypeVar
 
 import trio
 
-from worqr import ops
+from worqr import function, ops
 from worqr.call import Call
+from worqr.cron import Schedule
 from worqr.embedded import EmbeddedServer, shared_server
 from worqr.errors import UsageError
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.link import Link, LinkSettings, TrioMailbox
 from worqr.peer.options import refuse_options
 from worqr.peer.peer import Peer, PeerSettings
+from worqr.peer.ticking import schedule_of
 from worqr.queue import Queue
-from worqr.task import QueueInfo, Seconds, WorkerInfo, check_count, seconds
+from worqr.task import QueueInfo, Seconds, WorkerInfo, check_count, check_text, seconds
+from worqr.timetable import Timetable
 
 T = TypeVar("T")
 
@@ -51,7 +55,7 @@ async def _release(server: AbstractContextManager[EmbeddedServer] | None) -> Non
             await trio.to_thread.run_sync(server.__exit__, None, None, None)
 
 
-class Mesh:
+class Mesh(Timetable):
     """A mesh of peers around one Redis or Valkey server.
 
     Args:
@@ -78,6 +82,7 @@ class Mesh:
         stall_limit: Seconds = 15,
         max_payload: int = 16 * 1024 * 1024,
     ) -> None:
+        super().__init__()
         if url is not None and not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"url must be a str, not {type(url).__name__}")
         self.url = url
@@ -162,7 +167,7 @@ class Mesh:
         """The link of the running loop; UsageError outside `connect`."""
         return self._connection().link
 
-    async def call(self, call: Call[T]) -> T:
+    async def ask(self, call: Call[T]) -> T:
         """Send one request and wait for its answer."""
         return await self._connection().link.call(call)
 
@@ -200,6 +205,7 @@ class Mesh:
             keepalive=self.keepalive,
             stall_limit=self.stall_limit,
             max_payload=self.max_payload,
+            schedules=self.declared_schedules,
         )
         async with self.connect(), Peer(settings, self.link).joined() as peer:
             yield peer
@@ -216,7 +222,7 @@ class Mesh:
 
     async def queues(self) -> list[QueueInfo]:
         """All queues that hold something or are served, by name."""
-        names = await self.call(ops.list_queues(RegistryKeys(self.prefix)))
+        names = await self.ask(ops.list_queues(RegistryKeys(self.prefix)))
         infos = [await Queue(self, QueueKeys.of(self.prefix, name)).info() for name in sorted(names)]
         return [
             i
@@ -227,7 +233,7 @@ class Mesh:
     async def workers(self) -> list[WorkerInfo]:
         """All registered workers, by id; one that died is listed until it is swept (within 5 s)."""
         found: list[WorkerInfo] = []
-        for worker, ttl, facts, queues in await self.call(ops.list_workers(RegistryKeys(self.prefix))):
+        for worker, ttl, facts, queues in await self.ask(ops.list_workers(RegistryKeys(self.prefix))):
             keepalive_ms = int(facts.get("keepalive_ms", "0"))
             age = 0.0 if ttl == -1 else max(0, keepalive_ms - ttl) / 1000 if ttl >= 0 else float("inf")
             found.append(
@@ -244,3 +250,37 @@ class Mesh:
                 )
             )
         return sorted(found, key=lambda info: info.id)
+
+    # Functions and schedules
+
+    def call(self, name: str, /, *args: Any, **kwargs: Any) -> function.Call[Any]:
+        """A call of a function that lives elsewhere, by its name; nothing is sent.
+
+        Keyword arguments are the payload, as a JSON object; a single positional one is the payload whole: bytes as they are,
+        else as JSON.
+
+        Raises:
+            UsageError: other positional arguments (they need the function itself), a bad name, what JSON cannot carry.
+            PayloadTooLarge: over `max_payload` bytes.
+        """
+        return function.named_call(name, args, kwargs, self.max_payload)
+
+    async def schedules(self) -> list[Schedule]:
+        """All schedules of the mesh, whoever declared them, by name."""
+        found = await self.ask(ops.list_schedules(RegistryKeys(self.prefix)))
+        return [schedule_of(row) for row in found.rows]
+
+    async def pause_schedule(self, name: str, *, paused: bool = True) -> None:
+        """Let the firings of a schedule pass until ``paused=False``; what was let pass is not made up for.
+
+        What it has enqueued already runs. A pause outlives restarts and changes of the schedule.
+
+        Raises:
+            UsageError: no schedule of the mesh has this name.
+        """
+        registry = RegistryKeys(self.prefix)
+        if not await self.ask(ops.pause_schedule(registry, check_text(name, "schedule name"), paused=bool(paused))):
+            known = [row.name for row in (await self.ask(ops.list_schedules(registry))).rows]
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(map(repr, known[:20])) or 'none'}"
+            raise UsageError(f"there is no schedule {name!r} in this mesh; {hint}")

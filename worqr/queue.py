@@ -198,21 +198,21 @@ class Queue:
 
     async def count(self) -> int:
         """How many tasks wait."""
-        return (await self._mesh.call(ops.list_tasks(self._keys, 0)))[0]
+        return (await self._mesh.ask(ops.list_tasks(self._keys, 0)))[0]
 
     async def peek(self) -> bytes | None:
         """The task that will be taken next, which stays where it is; None if none waits."""
-        tasks = (await self._mesh.call(ops.list_tasks(self._keys, 1, from_front=True)))[1]
+        tasks = (await self._mesh.ask(ops.list_tasks(self._keys, 1, from_front=True)))[1]
         return tasks[0] if tasks else None
 
     async def tasks(self, limit: int = 100) -> list[bytes]:
         """Up to `limit` waiting tasks, newest first, and no more than about 8 MiB of them."""
         check_count(limit, "limit")
-        return (await self._mesh.call(ops.list_tasks(self._keys, min(limit, MAX_LISTED))))[1]
+        return (await self._mesh.ask(ops.list_tasks(self._keys, min(limit, MAX_LISTED))))[1]
 
     async def running(self) -> list[Status]:
         """The first 1,000 tasks that run now: by which worker, and since when by the server's clock."""
-        claims = await self._mesh.call(ops.list_claims(self._keys))
+        claims = await self._mesh.ask(ops.list_claims(self._keys))
         return [
             Status(
                 state="active",
@@ -228,7 +228,7 @@ class Queue:
 
     async def info(self) -> QueueInfo:
         """All there is to know of the queue at one moment. `oldest`: seconds since the job in front was due; None: it is none."""
-        seen = await self._mesh.call(ops.inspect(self._keys))
+        seen = await self._mesh.ask(ops.inspect(self._keys))
         return QueueInfo(
             name=self.name,
             waiting=seen.waiting,
@@ -264,7 +264,7 @@ class Queue:
 
         async def step(last: Cancelled | None) -> Cancelled:
             cursor, after = ("0", "-") if last is None else (last.cursor, last.after)
-            return await self._mesh.call(ops.cancel_task(self._keys, checked, cursor, after, reason=reason))
+            return await self._mesh.ask(ops.cancel_task(self._keys, checked, cursor, after, reason=reason))
 
         return await cancel_and_wait(self._mesh.link, self._keys, step, seconds(wait, "wait"))
 
@@ -274,7 +274,7 @@ class Queue:
 
         async def step(last: Cancelled | None) -> Cancelled:
             after = last.after if last else "-"
-            while (found := await self._mesh.call(ops.cancel_all(self._keys, after, reason=reason))) is None:
+            while (found := await self._mesh.ask(ops.cancel_all(self._keys, after, reason=reason))) is None:
                 await self._purge()
             return found
 
@@ -292,18 +292,18 @@ class Queue:
 
     async def resume(self) -> None:
         """Let claims go on."""
-        await self._mesh.call(ops.resume(self._keys))
+        await self._mesh.ask(ops.resume(self._keys))
 
     async def delete(self) -> None:
         """Delete all that waits, is due or is blocked, at once. What runs may finish; what is given back afterwards is dropped. A
         new enqueue makes the queue anew.
         """
-        while not await self._mesh.call(ops.delete_queue(self._keys)):
+        while not await self._mesh.ask(ops.delete_queue(self._keys)):
             await self._purge()
         await self._purge()
 
     async def _purge(self) -> None:
-        while await self._mesh.call(ops.purge_queue(self._keys)):
+        while await self._mesh.ask(ops.purge_queue(self._keys)):
             pass
 
     @asynccontextmanager

@@ -80,10 +80,10 @@ async def _whole_life(url: str, prefix: str) -> Counter[bytes]:
 async def _leave_a_corpse(mesh: worqr.Mesh, prefix: str) -> None:
     """A worker that is registered, stands in two fences, and never beats; and one that only stands in a fence."""
     registry, queue = RegistryKeys(prefix), QueueKeys(prefix, "Q1")
-    await mesh.call(ops.start_worker(registry, "dead:1", keepalive_ms=100, facts=[]))
-    await mesh.call(ops.map_work(registry, "dead:1", "Q1"))
-    await mesh.call(ops.start_work(queue, "dead:1", max_stalls=3, keep_failed=10, last=0))
-    await mesh.call(ops.start_work(queue, "nobody:1", max_stalls=3, keep_failed=10, last=0))
+    await mesh.ask(ops.start_worker(registry, "dead:1", keepalive_ms=100, facts=[]))
+    await mesh.ask(ops.map_work(registry, "dead:1", "Q1"))
+    await mesh.ask(ops.start_work(queue, "dead:1", max_stalls=3, keep_failed=10, last=0))
+    await mesh.ask(ops.start_work(queue, "nobody:1", max_stalls=3, keep_failed=10, last=0))
 
 
 NOT_IN_A_LIFE = {"list_marks"}
