@@ -2,8 +2,9 @@
 local TRASHED = {'', ':suspects', ':due', ':blocked'}
 
 -- Puts all that waits out of reach in O(1), to be purged in steps, and notes a fence number: what was claimed up to there and
--- is given back afterwards is dropped. Answers how many tasks waited, or nil while an earlier clearing is still to be purged.
-local function clear(base)
+-- is given back afterwards is dropped. `why` is told to whoever waits for one of them. Answers how many tasks waited, or nil
+-- while an earlier clearing is still to be purged.
+local function clear(base, why)
   local trash = base .. ':trash'
   if redis.call('EXISTS', trash, trash .. ':suspects', trash .. ':due', trash .. ':blocked') > 0 then
     return nil
@@ -16,7 +17,7 @@ local function clear(base)
   end
   local fence = next_fence(base)
   note_fence(base, fence)
-  redis.call('HSET', base .. ':counts', 'cleared', digits(fence))
+  redis.call('HSET', base .. ':counts', 'cleared', digits(fence), 'cleared_why', why)
   redis.call('HDEL', base .. ':counts', 'stale')
   redis.call('EXPIRE', base .. ':counts', 2592000)
   return waiting

@@ -53,7 +53,7 @@ end
 -- A new job. `active`: the same id runs, so it is blocked, and remembers what its dispatch would have changed, should that run
 -- come back instead of ending.
 local function create(base, id, o, task, number, asked, now, active)
-  local job, lower, high = base .. ':job:' .. id, bounds_of(o.when, asked)
+  local job, lower, upper = base .. ':job:' .. id, bounds_of(o.when, asked)
   local fields = {task = task, run_at = time_text(asked), queued = number, first = number, last = number, meta = o.meta,
     scheduled_for = o.scheduled_for, expires = o.expires, expires_at = o.expires_at}
   for name, value in pairs(o.fields or {}) do
@@ -106,7 +106,7 @@ end
 -- Changes the job that waits, is due or is blocked, field by field as the dispatch says.
 local function update(base, id, o, task, number, asked, now, kept)
   local job, blocked, fields, gone = base .. ':job:' .. id, kept.state == 'blocked', {last = number}, {}
-  local lower, high = bounds_of(o.when, asked)
+  local lower, upper = bounds_of(o.when, asked)
   local run_at = clamp(kept.run_at, lower, upper)
   local changed = run_at ~= kept.run_at or o.data ~= false
   if o.data ~= false then

@@ -22,7 +22,7 @@ check_types(queue)
 local holders = holders_of(queue)
 local waiting = 0
 if after == '-' then
-  waiting = clear(queue)
+  waiting = clear(queue, reason)
   if not waiting then
     return remember(producer, number, lowest, {'busy'})
   end

@@ -15,7 +15,7 @@ local before = replied(producer, number)
 if before then
   return before
 end
-local waiting = clear(queue)
+local waiting = clear(queue, 'the queue was deleted')
 if not waiting then
   return remember(producer, number, lowest, {'busy'})
 end

@@ -24,7 +24,7 @@ end
 local record, how = read_claim(queue, claim), policy_of(queue, worker)
 how.kind, how.reason, how.now = kind, kind, now_ms()
 how.error_type, how.error_message, how.error_traceback = error_type, error_message, error_traceback
-local word, ready = 'gone', 0
+local word, ready
 if take_mark(queue, claim) then
   word, ready = 'cancelled', end_claim(queue, claim, {outcome = 'cancelled', ttl = how.ttl, now = how.now}) or 0
 elseif record then
@@ -33,7 +33,7 @@ elseif record then
   end
   word, ready = 'aside', set_aside(queue, claim, record, how)
 else
-  ready = end_claim(queue, claim, {outcome = 'gone', now = how.now}) or 0
+  word, ready = 'gone', end_claim(queue, claim, {outcome = 'gone', now = how.now}) or 0
 end
 wake(queue, ready)
 wake_for_suspects(queue)
