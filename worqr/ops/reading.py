@@ -10,7 +10,7 @@ from worqr.call import Call
 from worqr.keys import QueueKeys
 from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, MAX_SKIPPED, Reply, new_call, pairs, text, texts
 
-_NOT_TOTALS: Final = {"fence", "cleared", "stale"}
+_NOT_TOTALS: Final = {"fence", "cleared", "cleared_why", "stale"}
 """Fields of the counters' hash that count nothing which happened."""
 
 
