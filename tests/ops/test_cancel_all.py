@@ -20,7 +20,8 @@ def test_what_waits_is_put_out_of_reach_and_what_runs_is_marked(desk: Desk) -> N
     before[":trash"] = before.pop("waiting")
     before[":cancelling"] = {str(one), str(two)}
     counts = before[":counts"].value
-    before[":counts"] = Expires({**counts, "cancelled": "2", "fence": str(claim(3)), "cleared": str(claim(3))})
+    noted = {"fence": str(claim(3)), "cleared": str(claim(3)), "cleared_why": ""}
+    before[":counts"] = Expires({**counts, "cancelled": "2", **noted})
     assert desk.state() == before
 
 
@@ -81,7 +82,7 @@ def test_in_steps_nothing_slips_through(desk: Desk) -> None:
     [second] = desk.hold("B", b"b")
     desk.put(b"c")
     call = ops.cancel_all(desk.q)
-    step = desk.call(replace(call, args=("-", 1)))
+    step = desk.call(replace(call, args=("-", 1, "")))
     assert step == Cancelled(True, 1, [first], "-", f"{first} A")
     assert desk.call(ops.stop_tasks(desk.q, "B", [second])) == {second: "dropped"}
     desk.put(b"newer")

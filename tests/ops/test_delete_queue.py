@@ -13,7 +13,8 @@ def test_puts_what_waits_out_of_reach_and_tells_the_peers(desk: Desk) -> None:
     assert heard == [("waiting", b"deleted")]
     before[":trash"] = before.pop("waiting")
     fence = str(held + 1)
-    before[":counts"] = Expires({**before[":counts"].value, "deleted": "3", "fence": fence, "cleared": fence})
+    noted = {"fence": fence, "cleared": fence, "cleared_why": "the queue was deleted"}
+    before[":counts"] = Expires({**before[":counts"].value, "deleted": "3", **noted})
     assert desk.state() == before
 
 

@@ -1,8 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
 from tests.ops.driver import Desk, reference
 from worqr import ops
-from worqr.keys import MARKER
+from worqr.call import Call
+from worqr.keys import MARKER, QueueKeys
 
 
 def test_empties_the_trash_in_steps(desk: Desk) -> None:
@@ -26,6 +33,19 @@ def test_takes_the_records_of_the_jobs_along(desk: Desk) -> None:
     assert desk.call(ops.purge_queue(desk.q, 3))
     assert not desk.call(ops.purge_queue(desk.q, 1))
     assert not any(name.startswith((":trash", ":job", "waiting")) for name in desk.state())
+
+
+@pytest.mark.parametrize(
+    ("clear", "why"),
+    [(ops.delete_queue, b"the queue was deleted"), (partial(ops.cancel_all, reason="no paper"), b"no paper")],
+)
+def test_tells_whoever_waits_why(desk: Desk, clear: Callable[[QueueKeys], Call[Any]], why: bytes) -> None:
+    options = {"id": "x", "fields": {"result_ttl": "60000"}}
+    [job] = desk.call(ops.dispatch_jobs(desk.q, [(options, b"a"), ]))
+    desk.call(clear(desk.q))
+    desk.call(ops.purge_queue(desk.q))
+    found = desk.call(ops.read_result(desk.q, "x", job.number))
+    assert (found.word, found.facts) == ("cancelled", [why])
 
 
 def test_what_is_newer_stays(desk: Desk) -> None:
