@@ -45,7 +45,7 @@ class Context:
 
     __slots__ = (
         *("task", "fence", "failures", "stalls", "timeouts", "cancel_reason", "deadline"),
-        *("_station", "_registration", "_record", "_policy", "_scope", "_settled", "_value", "_said"),
+        *("_station", "_registration", "_record", "_policy", "_scope", "_settled", "_value", "_said", "_timer"),
     )
 
     def __init__(self, station: Station, registration: Registration, fence: int, entry: Any) -> None:
@@ -58,6 +58,7 @@ class Context:
         self._value: object = None
         self._said: tuple[float | None, str] | None = None
         self.deadline: float | None = None
+        self._timer = 0
         self.task: bytes
         self.failures: int
         self.stalls: int

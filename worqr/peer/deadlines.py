@@ -1,6 +1,7 @@
 """Timeouts of runs: one heap and one task for all that run, which costs less than a deadline in each run's cancel scope.
 
-A run that has ended leaves its entry behind, to be skipped when its time comes or swept when most entries are such.
+A run that has ended leaves a number behind, to be skipped when its time comes or swept when most are such; nothing of the run
+itself is kept.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.
@@ -24,25 +25,28 @@ class Deadlines:
     """The deadlines of one peer's runs. Changed only in the loop."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Context]] = []
-        self._tie = count()
+        self._heap: list[tuple[float, int]] = []
+        self._running: dict[int, Context] = {}
+        self._numbers = count(1)
         self._sweep_at = SWEEP_OVER
         self._earlier = trio.Event()
 
     def begin(self, context: Context, timeout: float) -> None:
         """A run begins that may take `timeout` seconds."""
-        context.deadline = trio.current_time() + timeout
-        self._push(context, context.deadline)
-
-    def _push(self, context: Context, when: float) -> None:
-        heap = self._heap
+        heap, when, number = self._heap, trio.current_time() + timeout, next(self._numbers)
+        context.deadline, context._timer = when, number
+        self._running[number] = context
         if not heap or when < heap[0][0]:
             self._earlier.set()
-        heapq.heappush(heap, (when, next(self._tie), context))
+        heapq.heappush(heap, (when, number))
         if len(heap) > self._sweep_at:
-            heap[:] = [entry for entry in heap if entry[2]._scope is not None]
+            heap[:] = [entry for entry in heap if entry[1] in self._running]
             heapq.heapify(heap)
             self._sweep_at = max(SWEEP_OVER, 2 * len(heap))
+
+    def end(self, context: Context) -> None:
+        """The run has ended in time, or not."""
+        self._running.pop(context._timer, None)
 
     async def watch_forever(self) -> None:
         """Cancel what runs past its deadline."""
@@ -56,6 +60,6 @@ class Deadlines:
         """Cancel the runs whose deadline has passed."""
         now = trio.current_time()
         while self._heap and self._heap[0][0] <= now:
-            context = heapq.heappop(self._heap)[2]
-            if context._scope is not None and not context._settled:
+            context = self._running.pop(heapq.heappop(self._heap)[1], None)
+            if context is not None:
                 context._cancel("timeout")

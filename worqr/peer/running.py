@@ -206,6 +206,8 @@ class Slots:
                         returned = True
                         break
                     context._scope = slot.context = None
+                    if context._timer:
+                        self._deadlines.end(context)
                     self._ended(context, True, None)
                     del context
                     self._idle.append(slot)
@@ -219,6 +221,7 @@ class Slots:
         context, slot.context = slot.context, None
         assert context is not None
         context._scope = None
+        self._deadlines.end(context)
         self._ended(context, returned, error)
         for nursery in task.child_nurseries:
             nursery.cancel_scope.cancel()
