@@ -53,6 +53,7 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "trash": "worqr:{Q1}:trash",
         "trash_suspects": "worqr:{Q1}:trash_suspects",
         "due": "worqr:{Q1}:due",
+        "fired": "worqr:{Q1}:fired",
         "cancel_channel": "worqr:{Q1}_cancel",
         "cancelled_channel": "worqr:{Q1}_cancelled",
         "events_channel": "worqr:{Q1}:events",
@@ -74,6 +75,7 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "dying": "{worqr}:Dying",
         "queues": "{worqr}:queues",
         "waiting": "{worqr}:waiting",
+        "schedules": "{worqr}:schedules",
         "leader": "{worqr}:leader",
         "version": "{worqr}:version",
     }

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.ops.driver import BOOM, Desk
+from tests.ops.schedules import DEF, TASK, T, declared
 from worqr import ops
 from worqr.call import Call
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
+from worqr.ops import ScheduleRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +81,14 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "cancel_all": lambda q, g, scene: ops.cancel_all(q),
     "cancel_task": lambda q, g, scene: ops.cancel_task(q, b"x"),
     "condemn_worker": lambda q, g, scene: ops.condemn_worker(g, "B", b"RUN 0"),
+    "declare_schedules": lambda q, g, scene: ops.declare_schedules(g, [("s", DEF)], replace=True),
     "delete_queue": lambda q, g, scene: ops.delete_queue(q),
+    "drop_schedule": lambda q, g, scene: ops.drop_schedule(g, "s", 1000),
     "enqueue": lambda q, g, scene: ops.enqueue(q, [b"new", MARKER]),
     "fail_task": lambda q, g, scene: ops.fail_task(q, "A", scene.job, BOOM, keep_failed=1),
     "fail_worker": lambda q, g, scene: ops.fail_worker(q, "C", 1),
     "finish_tasks": lambda q, g, scene: ops.finish_tasks(q, "A", [scene.raw, scene.job, scene.marked, 1]),
+    "fire_schedule": lambda q, g, scene: ops.fire_schedule(q, "s", T, run_at=T, overlap="cancel", task=TASK),
     "forget_worker": lambda q, g, scene: ops.forget_worker(g, "C"),
     "inspect": lambda q, g, scene: ops.inspect(q),
     "keep_worker_alive": lambda q, g, scene: ops.keep_worker_alive(
@@ -92,12 +97,14 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "list_claims": lambda q, g, scene: ops.list_claims(q),
     "list_marks": lambda q, g, scene: ops.list_marks(q, [scene.raw, scene.marked]),
     "list_queues": lambda q, g, scene: ops.list_queues(g),
+    "list_schedules": lambda q, g, scene: ops.list_schedules(g),
     "list_tasks": lambda q, g, scene: ops.list_tasks(q, 9),
     "list_workers": lambda q, g, scene: ops.list_workers(g),
     "look_at_workers": lambda q, g, scene: ops.look_at_workers(g),
     "map_work": lambda q, g, scene: ops.map_work(g, "A", "Q2"),
     "note_queues": lambda q, g, scene: ops.note_queues(g, ["Q3"]),
     "pause": lambda q, g, scene: ops.pause(q, "why"),
+    "pause_schedule": lambda q, g, scene: ops.pause_schedule(g, "s", paused=True),
     "post_waiting": lambda q, g, scene: ops.post_waiting(g, ["Q3"]),
     "purge_queue": lambda q, g, scene: ops.purge_queue(q),
     "reconcile": lambda q, g, scene: ops.reconcile(q, "A", [scene.raw, 1]),
@@ -109,14 +116,20 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "stop_tasks": lambda q, g, scene: ops.stop_tasks(q, "A", [scene.raw, scene.job, scene.marked, 1]),
     "stop_work": lambda q, g, scene: ops.stop_work(q, "A", 2),
     "stop_worker": lambda q, g, scene: ops.stop_worker(g, "A"),
+    "tick_schedule": lambda q, g, scene: ops.tick_schedule(
+        g, ScheduleRow("s", DEF, T, None, None, (), T, False), last=T + 1, next=T + 2, owed=[T], fired=T
+    ),
     "unmap_work": lambda q, g, scene: ops.unmap_work(g, "A", "Q1"),
 }
 
 
 BEFORE: dict[str, Callable[[Desk], object]] = {
+    "drop_schedule": declared,
     "forget_worker": lambda desk: desk.call(ops.unmap_work(desk.g, "C", "Q1")),
+    "pause_schedule": declared,
     "resume": lambda desk: desk.call(ops.pause(desk.q, "why")),
     "purge_queue": lambda desk: desk.call(ops.delete_queue(desk.q)),
+    "tick_schedule": declared,
     "stop_worker": lambda desk: desk.call(ops.unmap_work(desk.g, "A", "Q1")),
 }
 """What makes their way free."""

@@ -19,7 +19,7 @@ from worqr.embedded import EmbeddedServer
 from worqr.keys import QueueKeys
 from worqr.lua import all_scripts, script
 
-FILL_MEMORY = {"enqueue", "note_queues"}
+FILL_MEMORY = {"enqueue", "fire_schedule", "note_queues"}
 STRINGS = {":paused", ":leader", ":version", ":worker:A", ":worker:B", ":worker:C"}
 
 
