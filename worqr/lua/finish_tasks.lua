@@ -20,11 +20,8 @@ check_types(queue)
 local anything_marked = redis.call('SCARD', queue .. ':cancelling') > 0
 local suspects_wait = redis.call('LLEN', queue .. ':suspects') > 0 and redis.call('SCARD', queue .. ':hungry') > 0
 local why_not = why_not_held(workers, worker)
-local ttl = tonumber(redis.call('HGET', policy, 'result_ttl')) or 0
-
-local function facts_of(i)
-  return i and {'kind', ARGV[i + 1], 'value', ARGV[i + 2]} or {'kind', 'none', 'value', ''}
-end
+local nothing = {'kind', 'none', 'value', ''}
+local how = {ttl = tonumber(redis.call('HGET', policy, 'result_ttl')) or 0, now = now_ms()}
 
 local place = {}
 for i = 3, 2 + 3 * results, 3 do
@@ -33,7 +30,7 @@ for i = 3, 2 + 3 * results, 3 do
 end
 
 -- One call for many claims where that is possible: most of a script's time is spent in calling commands one by one.
-local reply, finished, ready, now = {'ok'}, 0, 0, now_ms()
+local reply, finished, ready = {'ok'}, 0, 0
 for from = 3 + 3 * results, #ARGV, 1000 do
   local named = {}
   for i = from, math.min(from + 999, #ARGV) do
@@ -45,7 +42,9 @@ for from = 3 + 3 * results, #ARGV, 1000 do
     local word = held[i] == 1 and 'finished' or why_not
     if held[i] == 1 then
       word = anything_marked and take_mark(queue, claim) and 'cancelled' or word
-      local put = end_claim(queue, claim, {outcome = word, ttl = ttl, facts = facts_of(place[claim]), now = now})
+      local kept = place[claim]
+      how.outcome, how.facts = word, kept and {'kind', ARGV[kept + 1], 'value', ARGV[kept + 2]} or nothing
+      local put = end_claim(queue, claim, how)
       if not put and word == 'finished' then
         word = why_not
       end
