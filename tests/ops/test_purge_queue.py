@@ -41,7 +41,14 @@ def test_takes_the_records_of_the_jobs_along(desk: Desk) -> None:
 )
 def test_tells_whoever_waits_why(desk: Desk, clear: Callable[[QueueKeys], Call[Any]], why: bytes) -> None:
     options = {"id": "x", "fields": {"result_ttl": "60000"}}
-    [job] = desk.call(ops.dispatch_jobs(desk.q, [(options, b"a"), ]))
+    [job] = desk.call(
+        ops.dispatch_jobs(
+            desk.q,
+            [
+                (options, b"a"),
+            ],
+        )
+    )
     desk.call(clear(desk.q))
     desk.call(ops.purge_queue(desk.q))
     found = desk.call(ops.read_result(desk.q, "x", job.number))

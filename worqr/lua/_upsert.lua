@@ -108,7 +108,7 @@ local function update(base, id, o, task, number, asked, now, kept)
   local job, blocked, fields, gone = base .. ':job:' .. id, kept.state == 'blocked', {last = number}, {}
   local lower, upper = bounds_of(o.when, asked)
   local run_at = clamp(kept.run_at, lower, upper)
-  local changed = run_at ~= kept.run_at or o.data ~= false
+  local changed = run_at ~= kept.run_at or o.data ~= false or resets_counts(o)
   if o.data ~= false then
     fields.task, fields.meta, fields.scheduled_for = task, o.meta, o.scheduled_for
     fields.update_data = blocked and '1' or nil

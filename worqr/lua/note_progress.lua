@@ -2,22 +2,24 @@
 -- note_progress: what handlers say about how far they are. A raw task about which something is said becomes a job.
 -- KEYS[1] queue LIST
 -- KEYS[2] claims SET
--- ARGV[1..] said claim id, progress (a number as text, empty: none) and message, in turn
+-- ARGV[1] worker id
+-- ARGV[2..] said claim id, progress (a number as text, empty: none) and message, in turn
 -- RETURNS ok noted
 -- RESEND safe: fenced by the claim; the same is noted again
 -- USES record
 local queue, claims = KEYS[1], KEYS[2]
+local worker = ARGV[1]
 
 local noted = 0
-for i = 1, #ARGV, 3 do
+for i = 2, #ARGV, 3 do
   local said, progress, message = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   local record = redis.call('SISMEMBER', claims, said) == 1 and read_claim(queue, said)
   if record then
     local active = queue .. ':active:' .. record.id
     if not record.job then
       local digest = redis.sha1hex(record.task)
-      redis.call('HSET', active, 'task', record.task, 'twin', digest, 'claim', said, 'state', 'active', 'first', said,
-        'last', said, 'queued', said)
+      redis.call('HSET', active, 'task', record.task, 'twin', digest, 'claim', said, 'worker', worker, 'state', 'active',
+        'first', said, 'last', said, 'queued', said)
       redis.call('SADD', queue .. ':twins:' .. digest, record.id)
       redis.call('LSET', queue .. ':claim:' .. said, 0, MARKER .. record.id)
     end

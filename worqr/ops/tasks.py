@@ -133,7 +133,7 @@ def fail_task(keys: QueueKeys, worker: str, claim: int, error: RemoteError, *, b
 
 def note_progress(keys: QueueKeys, worker: str, said: Sequence[tuple[int, float | None, str]]) -> Call[int]:
     """(claim, progress, message) of runs that say how far they are; answers how many of them still run."""
-    args: list[Argument] = []
+    args: list[Argument] = [worker]
     for claim, progress, message in said:
         args += (claim, "" if progress is None else repr(progress), message)
 

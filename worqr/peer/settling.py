@@ -70,7 +70,8 @@ class Settler:
 
         A result that cannot be kept is a failure for good: to run it again would end in the same way.
         """
-        if context._record is not None and context._policy.result_ttl > 0:
+        is_job = context._record is not None or context._said is not None  # to say something makes it one
+        if is_job and context._policy.result_ttl > 0:
             try:
                 result = encode_result(context._value, self._max_result)
             except UsageError as error:
