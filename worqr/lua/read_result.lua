@@ -15,7 +15,8 @@ local queue, job, active, result, older_result, counts = KEYS[1], KEYS[2], KEYS[
 local number = tonumber(ARGV[1])
 
 local found, outcome = ended_as(result, older_result, number)
-local live = (number == 0 or not found) and live_record(active, job, counts, number)
+-- A dispatch that has ended and lives all the same failed, and was put back.
+local live = (number == 0 or not found or outcome == 'failed') and live_record(active, job, counts, number)
 if live then
   local ttl = tonumber(redis.call('HGET', live, 'result_ttl')) or any_result_ttl(queue)
   return {ttl > 0 and 'wait' or 'never'}

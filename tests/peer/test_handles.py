@@ -1,7 +1,8 @@
-"""A task without a record that says something about itself becomes a job: with a worker, a state and a result."""
+"""What a handle answers in the odd cases: of a raw task that said something, after a change of nothing, after a redrive."""
 
 from __future__ import annotations
 
+import pytest
 import trio
 
 import worqr
@@ -43,3 +44,27 @@ async def test_counting_anew_is_a_change(mesh: worqr.Mesh) -> None:
         anew = worqr.Update(data=False, run_at=False, counts=True)
         assert (await queue.dispatch(b"b", id="x", update=anew)).outcome == "updated"
         await queue.cancel_all()
+
+
+async def test_a_job_that_failed_and_was_put_back_is_waited_for_again(mesh: worqr.Mesh) -> None:
+    go_on = trio.Event()
+
+    async def handler(_task: bytes) -> bytes:
+        if worqr.current().meta["try"] == "1" and not go_on.is_set():
+            raise worqr.Failure("not today")
+        await go_on.wait()
+        return b"done"
+
+    async with mesh.connect(), serving(mesh, "Q1", handler, result_ttl=5), at_most(10):
+        queue = mesh.queue("Q1")
+        job = await queue.dispatch(b"a", id="x", meta={"try": "1"})
+        with pytest.raises(worqr.JobFailed):
+            await job.result()
+        await queue.pause()
+        assert await queue.failed.retry("x") == 1
+        assert (await job.status()).state == "waiting"
+        with pytest.raises(worqr.ResultTimeout):
+            await job.result(timeout=0)
+        go_on.set()
+        await queue.resume()
+        assert await job.result() == b"done"
