@@ -1,0 +1,493 @@
+"""Schedules, end to end: one enqueue per firing whoever leads, what was missed, what overlaps, paused and resumed."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import trio
+
+import worqr
+from tests.children import Child
+from tests.peer.conftest import NewMesh
+from tests.peer.tools import Held, Runs, eventually, serving, until
+from tests.servers import Server
+from worqr import ops
+from worqr.cron import Definition, jitter_ms
+from worqr.keys import QueueKeys, RegistryKeys
+from worqr.ops import ScheduleRow
+from worqr.peer import ticking
+from worqr.peer.ticking import Ticker
+
+pytestmark = pytest.mark.leaves("{q}:job:cron:*", "{q}:due", "{foreign}:job:cron:*")
+"""Of the last firings, which nobody waits for."""
+
+HOUR = 3600.0
+DAY_MS = 24 * 3600 * 1000
+
+
+class Registry:
+    """The hash of schedules, seen and changed from outside."""
+
+    def __init__(self, server: Server, prefix: str) -> None:
+        self.client = server.client()
+        self.prefix = prefix
+        self.keys = RegistryKeys(prefix)
+
+    def rows(self) -> dict[str, ScheduleRow]:
+        call = ops.list_schedules(self.keys)
+        script = self.client.register_script(call.script.source)
+        return {row.name: row for row in call.read(script(keys=list(call.keys))).rows}
+
+    def row(self, name: str = "s") -> ScheduleRow:
+        return self.rows()[name]
+
+    def set(self, field: str, ms: int, name: str = "s") -> None:
+        self.client.hset(self.keys.schedules, f"{field} {name}", ms)
+
+    def judged(self, queue: str = "q", name: str = "s") -> tuple[int, str]:
+        """The last firing that reached the queue, and what became of it."""
+        nominal, _, word = (self.client.hget(QueueKeys(self.prefix, queue).fired, name) or b"0 ").partition(b" ")
+        return int(nominal), word.decode()
+
+    def now(self) -> int:
+        seconds, microseconds = self.client.time()
+        return int(seconds) * 1000 + int(microseconds) // 1000
+
+
+@pytest.fixture
+def registry(server: Server, prefix: str) -> Registry:
+    return Registry(server, prefix)
+
+
+def nominals(runs: Runs) -> list[int]:
+    """The nominal times of the runs, in ms."""
+    found: list[int] = []
+    for context in runs.contexts:
+        assert context.id == "cron:s"
+        assert context.scheduled_for is not None
+        found.append(round(context.scheduled_for.timestamp() * 1000))
+    return found
+
+
+def assert_each_once(found: list[int], period: int) -> None:
+    """No firing twice, none left out, in their order."""
+    assert found == list(range(found[0], found[-1] + 1, period))
+    assert found[0] % period == 0
+
+
+def declare(mesh: worqr.Mesh, period: float, **how: Any) -> None:
+    mesh.every(period, mesh.call("q", b"tick"), **{"name": "s", **how})
+
+
+# Once
+
+
+async def test_three_peers_that_all_declare_it_fire_it_once(new_mesh: NewMesh) -> None:
+    runs = Runs()
+    async with AsyncExitStack() as stack:
+        for _ in range(3):
+            mesh = new_mesh()
+            declare(mesh, 0.2, overlap="queue")
+            await stack.enter_async_context(serving(mesh, "q", runs))
+        await runs.wait(15)
+    assert_each_once(nominals(runs), 200)
+    assert set(runs.tasks) == {b"tick"}
+    for context in runs.contexts:
+        assert context.run_at == context.scheduled_for
+
+
+async def test_whoever_leads_fires_what_others_declare(mesh: worqr.Mesh, other: worqr.Mesh) -> None:
+    runs = Runs()
+    declare(other, 0.2)
+    async with serving(mesh, "q", runs) as peer:
+        await until(lambda: peer.leader.leads)
+        async with other.join(grace=0) as second:
+            await runs.wait(3)
+            assert not second.leader.leads
+
+
+CHILD = """
+import sys, trio, worqr
+mesh = worqr.Mesh(sys.argv[1], prefix=sys.argv[2])
+mesh.every(0.25, mesh.call("q", b"tick"), name="s", overlap="queue")
+async def main():
+    async with mesh.join() as peer:
+        while not peer.leader.leads:
+            await trio.sleep(0.01)
+        print("leads", flush=True)
+        await trio.sleep_forever()
+trio.run(main)
+"""
+
+
+async def test_a_leader_that_is_killed_is_followed_by_one_that_leaves_nothing_out(
+    server: Server, prefix: str, new_mesh: NewMesh, spawn: Callable[..., Child]
+) -> None:
+    runs, mesh = Runs(), new_mesh()
+    declare(mesh, 0.25, overlap="queue")
+    child = spawn(CHILD, server.url, prefix)
+    assert await child.line() == "leads"
+    async with serving(mesh, "q", runs) as peer:
+        await runs.wait(4)
+        assert not peer.leader.leads
+        child.kill()
+        before = len(runs.tasks)
+        await until(lambda: peer.leader.leads, within=10)
+        await runs.wait(before + 20)
+    assert_each_once(nominals(runs), 250)
+
+
+async def test_two_who_both_believe_to_lead_fire_once(new_mesh: NewMesh, registry: Registry) -> None:
+    names = [f"s{n}" for n in range(30)]
+    one, two = new_mesh(), new_mesh()
+    for mesh in (one, two):
+        for name in names:
+            mesh.every(HOUR, mesh.call("q", b"tick"), name=name)
+    async with one.join(grace=0) as a, two.join(grace=0) as b:
+        last = registry.row("s0").last - 5 * 3_600_000
+        for name in names:
+            registry.set("last", last, name)
+        async with trio.open_nursery() as nursery:
+            for peer in (a, b):
+                nursery.start_soon(peer._ticker.tick_once)  # pyright: ignore[reportPrivateUsage]
+        info = await one.queue("q").info()
+        assert info.counts["enqueued"] == len(names)
+        for name in names:
+            assert registry.row(name).fired == registry.row(name).last > last
+
+
+async def test_a_leader_that_died_before_it_noted_a_firing_has_fired_it(mesh: worqr.Mesh, registry: Registry) -> None:
+    """The next leader judges it again: the queue knows it."""
+    declare(mesh, HOUR)
+    async with mesh.join(grace=0):
+        pass
+    nominal = registry.row().last // 3_600_000 * 3_600_000
+    registry.set("last", nominal - 1)
+    runs = Runs()
+    async with serving(mesh, "q", runs):
+        keys = QueueKeys(registry.prefix, "q")
+        await mesh.ask(ops.fire_schedule(keys, "s", nominal, run_at=nominal, overlap="skip", task=b"by hand"))
+        await eventually(_of(lambda: registry.row().last), nominal)
+        await runs.wait(1)
+        assert registry.row().fired == nominal
+    assert runs.tasks in ([b"by hand"], [b"tick"])
+    assert nominals(runs) == [nominal]
+
+
+def _of(look: Callable[[], Any]) -> Callable[[], Any]:
+    async def looked() -> Any:
+        return look()
+
+    return looked
+
+
+# Missed
+
+
+@pytest.mark.parametrize(("misfire", "made_up"), [("skip", 0), ("once", 1), (3, 3)])
+async def test_what_was_missed_while_nobody_lived(
+    mesh: worqr.Mesh, registry: Registry, misfire: Any, made_up: int
+) -> None:
+    declare(mesh, HOUR, misfire=misfire, overlap="queue")
+    async with mesh.join(grace=0):
+        pass
+    newest = registry.row().last // 3_600_000 * 3_600_000
+    registry.set("last", newest - 5 * 3_600_000 + 1)
+    runs = Runs()
+    async with serving(mesh, "q", runs):
+        await eventually(_of(lambda: registry.row().last), newest)
+        await runs.wait(made_up)
+        await eventually(_of(lambda: registry.row().owed), ())
+        assert registry.row().fired == (newest if made_up else None)
+        assert registry.row().next == newest + 3_600_000
+    assert nominals(runs) == [newest - n * 3_600_000 for n in reversed(range(made_up))]
+
+
+async def test_a_new_or_changed_schedule_has_missed_nothing(
+    mesh: worqr.Mesh, other: worqr.Mesh, registry: Registry
+) -> None:
+    declare(mesh, HOUR, misfire=3)
+    async with mesh.join(grace=0):
+        registry.set("last", registry.row().last - 10 * 3_600_000)
+    declare(other, HOUR, misfire=2)
+    since = registry.now()
+    async with other.join(grace=0):
+        assert registry.row().last >= since
+        await eventually(_of(lambda: registry.row().next is not None), True)
+        assert registry.row().fired is None
+
+
+# Overlap
+
+
+async def test_skip_lets_firings_pass_while_one_runs(mesh: worqr.Mesh, registry: Registry) -> None:
+    held = Held()
+    declare(mesh, 0.2)
+    async with serving(mesh, "q", held):
+        await held.wait(1)
+        await until(lambda: registry.judged()[1] == "skipped")
+        skipped = registry.judged()[0]
+        await until(lambda: registry.judged()[0] > skipped)
+        assert len(held.tasks) == 1
+        held.gate.set()
+        await held.wait(2)
+    first, second = nominals(held)[:2]
+    assert second > skipped > first
+
+
+async def test_queue_runs_every_firing_one_after_another(mesh: worqr.Mesh, registry: Registry) -> None:
+    held = Held()
+    running: list[int] = []
+
+    async def handler(task: bytes) -> None:
+        running.append(1)
+        assert len(running) == 1
+        await held(task)
+        running.pop()
+
+    declare(mesh, 0.2, overlap="queue")
+    async with serving(mesh, "q", handler):
+        await held.wait(1)
+        await until(lambda: len(registry.row().owed) >= 3)
+        assert len(held.tasks) == 1
+        assert registry.row().owed[0] == nominals(held)[0] + 200
+        held.gate.set()
+        await held.wait(12)
+        await until(lambda: registry.row().owed == (), what="the backlog is worked off")
+    assert_each_once(nominals(held), 200)
+
+
+async def test_cancel_ends_the_previous_one_first(mesh: worqr.Mesh) -> None:
+    held = Held()
+    declare(mesh, 0.5, overlap="cancel")
+    async with serving(mesh, "q", held):
+        await held.wait(3)
+        assert [reason for _, reason in held.cancelled[:2]] == ["cancel", "cancel"]
+        assert len(held.cancelled) in (2, 3)
+    found = nominals(held)
+    assert found == sorted(set(found))
+
+
+async def test_too_many_that_wait_are_dropped_the_oldest_first(
+    mesh: worqr.Mesh, registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ticking, "MAX_OWED", 3)
+    held = Held()
+    declare(mesh, 0.1, overlap="queue")
+    async with serving(mesh, "q", held):
+        await held.wait(1)
+        await until(lambda: registry.row().last >= nominals(held)[0] + 1000)
+        owed = registry.row().owed
+    assert len(owed) == 3
+    assert owed[0] > nominals(held)[0] + 100
+    assert "'s': 4 firings wait for the one before: the oldest are dropped" in caplog.text
+
+
+# Jitter
+
+
+async def test_jitter_is_added_to_the_nominal_time(mesh: worqr.Mesh) -> None:
+    runs = Runs()
+    declare(mesh, 0.5, jitter=0.4)
+    async with serving(mesh, "q", runs):
+        await runs.wait(3)
+    definition = Definition(name="s", queue="q", task=b"tick", every_ms=500, jitter_ms=400)
+    for nominal, context in zip(nominals(runs), runs.contexts, strict=True):
+        assert context.run_at == context.scheduled_for + timedelta(milliseconds=jitter_ms(definition, nominal))
+        assert datetime.now(UTC) >= context.run_at
+
+
+# Seen and paused at run time
+
+
+async def test_a_paused_schedule_lets_its_firings_pass_and_makes_up_for_none(
+    mesh: worqr.Mesh, other: worqr.Mesh, registry: Registry
+) -> None:
+    runs = Runs()
+    declare(mesh, 0.2, misfire=100, overlap="queue")
+    async with serving(mesh, "q", runs), other.connect():
+        await runs.wait(2)
+        await other.pause_schedule("s")
+        [schedule] = await other.schedules()
+        assert schedule.paused
+        paused_at = registry.now()
+        await until(lambda: registry.row().last > paused_at + 600)
+        assert max(nominals(runs)) <= paused_at
+        await other.pause_schedule("s", paused=False)
+        resumed_at, before = registry.now(), len(runs.tasks)
+        await runs.wait(before + 2)
+        [schedule] = await other.schedules()
+        assert not schedule.paused
+    assert all(nominal <= paused_at or nominal >= resumed_at - 200 for nominal in nominals(runs))
+
+
+async def test_a_pause_outlives_restarts_and_changes(new_mesh: NewMesh, registry: Registry) -> None:
+    for period in (0.2, 0.2, 0.3):
+        mesh, runs = new_mesh(), Runs()
+        declare(mesh, period)
+        async with serving(mesh, "q", runs):
+            await mesh.pause_schedule("s")
+            last = registry.row().last
+            await until(lambda: registry.row().last > last)  # noqa: B023
+            assert (await mesh.schedules())[0].paused
+        assert runs.tasks == []
+
+
+async def test_schedules_are_shown_by_name_with_their_last_and_next_run(mesh: worqr.Mesh, other: worqr.Mesh) -> None:
+    mesh.cron("0 3 * * *", mesh.call("q"), name="nightly", timezone="Europe/Berlin")
+    declare(mesh, 0.2)
+    async with other.connect():
+        assert await other.schedules() == []
+        async with mesh.join(grace=0):
+            [nightly, s] = await other.schedules()  # known at once, before anybody ticked it
+            assert (nightly.name, nightly.last_run, nightly.paused) == ("nightly", None, False)
+            assert timedelta(0) < nightly.next_run - datetime.now(UTC) < timedelta(hours=26)
+            assert nightly.next_run.tzinfo is UTC
+            await eventually(lambda: _has_run(other), True)
+            s = (await other.schedules())[1]
+            assert s.last_run is not None
+            assert s.last_run < s.next_run
+
+
+async def _has_run(mesh: worqr.Mesh) -> bool:
+    return (await mesh.schedules())[1].last_run is not None
+
+
+async def test_pausing_what_is_not_there_says_what_is(mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        with pytest.raises(worqr.UsageError, match=r"there is no schedule 'nigthly' in this mesh; there are none"):
+            await mesh.pause_schedule("nigthly")
+        mesh.cron("0 3 * * *", mesh.call("q"), name="nightly")
+        async with mesh.join(grace=0):
+            with pytest.raises(worqr.UsageError, match=r"there is no schedule 'nigthly' .*; did you mean 'nightly'\?"):
+                await mesh.pause_schedule("nigthly")
+            with pytest.raises(worqr.UsageError, match=r"there are 'nightly'"):
+                await mesh.pause_schedule("xyz")
+
+
+# Declaring
+
+
+async def test_one_that_is_declared_after_joining_is_fired_too(mesh: worqr.Mesh) -> None:
+    runs = Runs()
+    async with serving(mesh, "q", runs):
+        declare(mesh, 0.2)
+        await runs.wait(2)
+
+
+async def test_a_registry_that_lost_it_is_told_again_and_a_newer_definition_stays(
+    mesh: worqr.Mesh, other: worqr.Mesh, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ticking, "REDECLARE", 0.2)
+    declare(mesh, HOUR)
+    async with mesh.join(grace=0):
+        registry.client.delete(registry.keys.schedules)
+        await until(lambda: "s" in registry.rows())
+        declare(other, 2 * HOUR)
+        async with other.join(grace=0):
+            newer = registry.row().definition
+            for _ in range(3):
+                seen = registry.row().seen
+                await until(lambda: registry.row().seen > seen)  # noqa: B023
+            assert registry.row().definition == newer == other.declared_schedules["s"].encode()
+
+
+async def test_what_nobody_declares_any_more_is_dropped_after_a_day_but_not_by_a_new_leader(
+    mesh: worqr.Mesh, other: worqr.Mesh, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(other, HOUR)
+    async with other.join(grace=0):
+        pass
+    registry.set("seen", registry.now() - DAY_MS - 1000)
+    async with mesh.join(grace=0) as peer:
+        await until(lambda: peer.leader.leads)
+        await eventually(_of(lambda: registry.row().next is not None), True)
+        monkeypatch.setattr(ticking, "LED_BEFORE_DROPPING", 0)
+        await until(lambda: "s" not in registry.rows())
+
+
+async def test_no_schedules_cost_one_look_in_three_seconds(mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks: list[float] = []
+    tick = Ticker.tick_once
+
+    async def counted(self: Ticker) -> float:
+        again = await tick(self)
+        ticks.append(again - trio.current_time())
+        return again
+
+    monkeypatch.setattr(Ticker, "tick_once", counted)
+    async with mesh.join(grace=0):
+        await until(lambda: ticks)
+    assert 2.9 < ticks[0] <= 3
+
+
+# What cannot be read here
+
+
+async def test_a_leader_without_the_extra_says_so_once_and_fires_the_others(
+    mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mesh.cron("* * * * *", mesh.call("q"), name="cron")
+    declare(mesh, 0.2)
+    usual = builtins.__import__
+
+    def without_cronsim(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "cronsim":
+            raise ImportError(name)
+        return usual(name, *args, **kwargs)
+
+    monkeypatch.delitem(sys.modules, "cronsim")
+    monkeypatch.setattr(builtins, "__import__", without_cronsim)
+    runs = Runs()
+    async with serving(mesh, "q", runs):
+        await runs.wait(5)
+    [record] = [
+        each for each in caplog.records if each.name == "worqr.peer.ticking" and each.levelno >= logging.WARNING
+    ]
+    assert record.levelno == logging.WARNING
+    assert record.getMessage() == (
+        "tick_schedule: 'cron' is not fired while this peer leads: cron expressions need cronsim: run `pip install 'worqr[cron]'`"
+    )
+
+
+async def test_a_queue_that_refuses_delays_only_its_own_schedules(
+    mesh: worqr.Mesh, registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And what it refused is fired when it takes it again."""
+    monkeypatch.setattr(ticking, "RELOAD", 0.2)
+    foreign = QueueKeys(registry.prefix, "foreign").suspects
+    registry.client.set(foreign, "of another application")
+    mesh.every(0.5, mesh.call("foreign"), name="foreign")
+    declare(mesh, 0.2)
+    runs = Runs()
+    async with serving(mesh, "q", runs):
+        await until(lambda: "'foreign' cannot be fired" in caplog.text)
+        await runs.wait(5)
+        registry.client.delete(foreign)
+        await until(lambda: registry.row("foreign").fired is not None)
+    assert caplog.text.count("'foreign' cannot be fired") == 1
+
+
+async def test_joining_fails_if_the_registry_refuses(mesh: worqr.Mesh, registry: Registry) -> None:
+    declare(mesh, 1)
+    registry.client.set(registry.keys.schedules, "of another application", ex=100)
+    with pytest.raises(worqr.RefusedByServer, match="declare_schedules"):
+        async with mesh.join(grace=0):
+            raise AssertionError("joined")
+    async with mesh.connect():
+        assert await mesh.workers() == []
+
+
+async def test_leaving_takes_no_longer_with_schedules(mesh: worqr.Mesh) -> None:
+    declare(mesh, 0.1)
+    async with mesh.join(grace=0) as peer:
+        await until(lambda: peer.leader.leads)
+        started = trio.current_time()
+    assert trio.current_time() - started < 1
