@@ -11,7 +11,7 @@ local limit = tonumber(ARGV[1])
 
 check_types(queue)
 local now = now_ms()
-local _, pushed = promote(queue, limit, now)
+local pushed = promote(queue, limit, now)
 wake(queue, pushed)
 local following = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
 local next_in = following[2] and math.max(0, tonumber(following[2]) - now) or -1

@@ -43,16 +43,16 @@ end
 -- Wrong types show themselves before the first write.
 check_types(queue)
 local left, anybody_hungry = redis.call('LLEN', queue) + redis.call('LLEN', suspects), redis.call('SCARD', hungry) > 0
-local source, dry = redis.call('SISMEMBER', claims, suspect) == 1 and queue or suspects, false
-local asleep = redis.call('ZCARD', due)
+local first_source = redis.call('SISMEMBER', claims, suspect) == 0 and suspects or queue
+local source, dry, asleep, woken = first_source, false, redis.call('ZCARD', due), 0
 local taken, skipped, bytes, next_claim, now = 0, 0, 0, next_fence(queue), now_ms()
 local reply, mine = {'ok', digits(next_claim)}, {}
 while taken < wanted and skipped < max_skipped and bytes < max_bytes and not dry do
   local claim = digits(next_claim + taken)
   local word, entry, size = claim_last(queue, source, worker, claim, now)
   if word == 'empty' and source == queue and asleep > 0 then
-    local _, woken = promote(queue, max_skipped, now)
-    left, asleep = left + woken, 0
+    woken = promote(queue, max_skipped, now)
+    left, asleep, source = left + woken, 0, first_source
   elseif word == 'empty' then
     dry, source = source == queue, queue
   elseif word == 'expired' then
@@ -60,7 +60,10 @@ while taken < wanted and skipped < max_skipped and bytes < max_bytes and not dry
   elseif word == 'skipped' then
     skipped = skipped + 1
   else
-    suspect, source = source == suspects and claim or suspect, queue
+    if source == suspects then
+      suspect, first_source = claim, queue
+    end
+    source = queue
     taken, bytes, reply[#reply + 1], mine[#mine + 1] = taken + 1, bytes + size, entry, claim
   end
 end
@@ -79,6 +82,10 @@ if left == 0 then
   redis.call('HDEL', queue .. ':counts', 'stale')
 end
 if dry then
+  if woken > 0 and left > 0 then -- suspects that came due, of which this one may take no more
+    redis.call('SREM', hungry, worker)
+    wake(queue, math.min(left, woken))
+  end
   redis.call('SADD', hungry, worker)
   reply[1] = 'short'
 elseif anybody_hungry then
