@@ -3,9 +3,10 @@ local function covers(number, first, last)
   return number == 0 or (number >= (tonumber(first) or 0) and number <= (tonumber(last) or 0))
 end
 
--- The result that belongs to the dispatch `number` (0: the newest): its key and how it ended, or nil.
+-- The result that belongs to the dispatch `number` (0: the newest, which the older one is not, also if nothing was kept of it):
+-- its key and how it ended, or nil.
 local function ended_as(result, older_result, number)
-  for _, key in ipairs({result, older_result}) do
+  for _, key in ipairs({result, number ~= 0 and older_result or nil}) do
     local kept = redis.call('HMGET', key, 'outcome', 'first', 'last')
     if kept[1] and covers(number, kept[2], kept[3]) then
       return key, kept[1]
