@@ -6,6 +6,7 @@ Claims are predictable: the queue's last fence number is set far above the clock
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -18,7 +19,7 @@ from worqr import ops
 from worqr.call import Call
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
 from worqr.lua import all_scripts
-from worqr.ops import Started
+from worqr.ops import Dispatched, Started
 from worqr.task import RemoteError
 
 T = TypeVar("T")
@@ -26,6 +27,10 @@ T = TypeVar("T")
 FENCE = 8_000_000_000_000_000
 """Above the clock in microseconds until the year 2223, below 2**53, and one that Lua's tostring would spoil."""
 BOOM = RemoteError("Boom", "it broke", "line 1\nline 2")
+PAST = 1_000_000_000_000
+"""A time long ago, in ms."""
+FUTURE = 7_000_000_000_000
+"""One that no test will see."""
 KEEPALIVE = 3000
 LEASE = 2000
 HEARD_ALL = b"heard all"
@@ -47,18 +52,63 @@ def reference(id: str) -> bytes:
     return MARKER + id.encode()
 
 
+def policy(max_stalls: int = 3, keep_failed: int = 1000, *, on_failure: bool = False, **more: Any) -> dict[str, str]:
+    """What a queue knows of a worker's handler; as `Desk.enter` puts it there."""
+    known = {"max_stalls": max_stalls, "keep_failed": keep_failed, "on_failure": int(on_failure), **more}
+    return {name: str(value) for name, value in known.items()}
+
+
+def record(task: str, dispatched: int, state: str = "waiting", **fields: Any) -> dict[str, str]:
+    """The record of a job in `state`: `dispatched` is the fence number of its dispatch, and of its place in line."""
+    known = {"task": task, "state": state, "first": dispatched, "last": dispatched, "queued": dispatched, **fields}
+    return {name: str(value) for name, value in known.items()}
+
+
+def remembered(task: str, claimed: int, **fields: Any) -> dict[str, str]:
+    """The record of a raw task that became a job when `claimed` was given back."""
+    return record(task, claimed, **{"twin": digest(task), "started": 1, **fields})
+
+
+def digest(task: str) -> str:
+    """By which the twins of a payload are found."""
+    return hashlib.sha1(task.encode()).hexdigest()
+
+
 def aside(
-    task: str, id: str = "", *, reason: str, failures: int = 0, stalls: int = 0, error: RemoteError = BOOM
+    task: str,
+    id: str,
+    *,
+    reason: str,
+    failures: int = 0,
+    stalls: int = 0,
+    timeouts: int = 0,
+    error: RemoteError = BOOM,
+    **kept: Any,
 ) -> dict[str, str]:
-    """The record of a task that A set aside, or was set aside with."""
-    counters = {"failures": str(failures), "stalls": str(stalls), "timeouts": "0"}
+    """The record of a task that A set aside, or was set aside with; `kept` is what a job brings with it."""
+    counters = {"failures": str(failures), "stalls": str(stalls), "timeouts": str(timeouts)}
     why = {"error_type": error.type, "error_message": error.message, "error_traceback": error.traceback}
-    return {"task": task, "id": id, "reason": reason, "worker": "A", **counters, **why}
+    brought = {name: str(value) for name, value in kept.items()}
+    return {"task": task, "id": id, "reason": reason, "worker": "A", **counters, **why, **brought}
+
+
+def job(id: str | None, task: bytes = b"a", **options: Any) -> tuple[dict[str, Any], bytes]:
+    """One job as dispatch_jobs takes it, due at PAST unless `options` say when."""
+    when = {} if "delay" in options or "run_at" in options else {"run_at": PAST}
+    return {**({} if id is None else {"id": id}), **when, **options}, task
+
+
+def fields_of(entry: Any) -> dict[str, Any]:
+    """What a start answered for a job, by name; bytes are text, but for the payload."""
+    assert isinstance(entry, list)
+    names = [name.decode() for name in entry[::2]]
+    assert len(names) == len(set(names))
+    return {name: value if name == "task" else value.decode() for name, value in zip(names, entry[1::2], strict=True)}
 
 
 def payloads(entries: Sequence[Any]) -> list[bytes]:
     """What a start answered, without what jobs bring with them."""
-    return [entry[0] if isinstance(entry, list) else entry for entry in entries]
+    return [fields_of(entry)["task"] if isinstance(entry, list) else entry for entry in entries]
 
 
 class Desk:
@@ -127,9 +177,24 @@ class Desk:
     def put(self, *tasks: bytes, front: bool = False) -> None:
         assert self.call(ops.enqueue(self.q, tasks, front=front)) == len(tasks)
 
-    def enter(self, *workers: str, max_stalls: int = 3, keep_failed: int = 1000) -> None:
+    def enter(
+        self,
+        *workers: str,
+        max_stalls: int = 3,
+        keep_failed: int = 1000,
+        on_failure: bool = False,
+        result_ttl_ms: int | None = None,
+    ) -> None:
         for worker in workers:
-            self.call(ops.start_work(self.q, worker, max_stalls=max_stalls, keep_failed=keep_failed, last=0))
+            call = ops.start_work(
+                *(self.q, worker),
+                max_stalls=max_stalls,
+                keep_failed=keep_failed,
+                last=0,
+                on_failure=on_failure,
+                result_ttl_ms=result_ttl_ms,
+            )
+            self.call(call)
 
     def start(self, worker: str, wanted: int) -> Started:
         number = self.starts[worker] = self.starts.get(worker, 0) + 1
@@ -150,11 +215,28 @@ class Desk:
     def retry(self, worker: str, claimed: int, **options: Any) -> str:
         """retry_task with what matters to nobody filled in."""
         return self.call(
-            ops.retry_task(self.q, worker, claimed, BOOM, **{"max_failures": 10, "keep_failed": 9, **options})
+            ops.retry_task(self.q, worker, claimed, BOOM, **{"counter": "failures", "limit": 10, **options})
         )
 
-    def fail(self, worker: str, claimed: int, *, keep_failed: int = 9, broken: bool = False) -> str:
-        return self.call(ops.fail_task(self.q, worker, claimed, BOOM, keep_failed=keep_failed, broken=broken))
+    def fail(self, worker: str, claimed: int, *, broken: bool = False) -> str:
+        return self.call(ops.fail_task(self.q, worker, claimed, BOOM, broken=broken))
+
+    def dispatch(self, id: str | None, task: bytes = b"a", **options: Any) -> Dispatched:
+        """One job, due long ago unless `options` say when; `fields` as a record has them."""
+        [done] = self.call(ops.dispatch_jobs(self.q, [job(id, task, **options)]))
+        return done
+
+    def run(self, worker: str, id: str, task: bytes = b"a", **options: Any) -> int:
+        """The claim of `worker`, which then serves the queue, on a new job (nothing else may wait)."""
+        self.enter(worker)
+        assert self.dispatch(id, task, **options).outcome == "created"
+        [held] = self.take(worker, 1)
+        return held
+
+    def now(self) -> int:
+        """The server's time, in ms."""
+        seconds, micros = self.client.time()
+        return int(seconds) * 1000 + int(micros) // 1000
 
     def stall(self, *tasks: bytes, times: int = 2) -> None:
         """Put `tasks`, whose workers then die so many times (nothing else may wait): 2 make suspects of them."""

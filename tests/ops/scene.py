@@ -6,49 +6,72 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.ops.driver import BOOM, Desk
+from tests.ops.driver import BOOM, FUTURE, PAST, Desk, job
 from tests.ops.schedules import DEF, TASK, T, declared
 from worqr import ops
 from worqr.call import Call
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
 from worqr.ops import ScheduleRow
 
+KEPT = {"result_ttl": "60000"}
+"""Of a job whose result is kept for a minute."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Claims of A: on a raw task, on a job, and one that is marked. And all that the scene was when it was set."""
+    """Claims of A: on a raw task, on a job that failed once, on one with a blocked twin, and one that is marked; the claims
+    under which tasks were set aside as failed and as broken. And all that the scene was when it was set."""
 
     raw: int
     job: int
+    twin: int
     marked: int
+    failed: int
+    broken: int
     keys: list[tuple[bytes, int, bytes]]
     numbers: dict[str, int]
     starts: dict[str, int]
 
 
 def set_scene(desk: Desk) -> Scene:
-    """A holds claims, B is hungry, C is being swept; a suspect, a raw task, a job and a reference to nothing wait."""
+    """A holds claims, B is hungry, C is being swept; a suspect, raw tasks, jobs and a reference to nothing wait, two jobs are
+    due, two blocked, one has expired; results are kept, an id is taken, and A has a failure handler."""
     desk.register("A", "B", "C", queues=["Q1"])
     desk.beat("A", lease_ms=60_000, keepalive_ms=60_000)
     desk.client.delete(desk.g.worker("C"))
     desk.call(ops.condemn_worker(desk.g, "C", None))
     desk.call(ops.post_waiting(desk.g, ["Q1"]))
     desk.call(ops.note_queues(desk.g, ["Q1", "Q2"]))
-    failed, broken, raw, job, marked = desk.hold("A", b"failed", b"broken", b"x", b"x", b"marked")
+    for _ in range(2):
+        ended = desk.run("A", "done", fields=KEPT)
+        desk.call(ops.finish_tasks(desk.q, "A", [ended], {ended: ("json", b"1")}))
+    failed = desk.run("A", "lost", fields=KEPT)
     desk.fail("A", failed)
+    broken, raw, job, marked = desk.hold("A", b"broken", b"x", b"x", b"marked")
     desk.fail("A", broken, broken=True)
     desk.retry("A", job)
     [job] = desk.take("A", 1)
     desk.call(ops.cancel_task(desk.q, b"marked"))
+    twin = desk.run("A", "runs", fields=KEPT)
     desk.hold("C", b"x", b"y")
+    desk.run("C", "dies")
+    for id in ("runs", "dies"):
+        assert desk.dispatch(id, b"twin").outcome == "blocked"
     later = desk.hold("B", b"x", b"stale")
     desk.stall(b"suspect")
     for one in later:
         desk.retry("B", one)
     desk.call(ops.cancel_task(desk.q, b"stale"))
     desk.put(b"x", b"y", MARKER)
+    desk.dispatch("waits", unique_for=60_000)
+    desk.dispatch("too late", expires="0")
+    desk.dispatch("due", run_at=FUTURE)
+    desk.dispatch("soon", run_at=FUTURE)
+    desk.client.zadd(desk.q.due, {"soon": PAST})
+    desk.enter("A", on_failure=True, result_ttl_ms=60_000)
     desk.client.sadd(desk.q.hungry, "B")
-    return Scene(raw, job, marked, _everything(desk), dict(desk.numbers), dict(desk.starts))
+    claims = raw, job, twin, marked, failed, broken
+    return Scene(*claims, _everything(desk), dict(desk.numbers), dict(desk.starts))
 
 
 def reset_scene(desk: Desk, scene: Scene) -> None:
@@ -79,21 +102,31 @@ def _everything(desk: Desk) -> list[tuple[bytes, int, bytes]]:
 CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "adopt_worker": lambda q, g, scene: ops.adopt_worker(g, "nobody", "Q1"),
     "cancel_all": lambda q, g, scene: ops.cancel_all(q),
+    "cancel_job": lambda q, g, scene: ops.cancel_job(q, "runs", "why"),
     "cancel_task": lambda q, g, scene: ops.cancel_task(q, b"x"),
     "condemn_worker": lambda q, g, scene: ops.condemn_worker(g, "B", b"RUN 0"),
     "declare_schedules": lambda q, g, scene: ops.declare_schedules(g, [("s", DEF)], replace=True),
     "delete_queue": lambda q, g, scene: ops.delete_queue(q),
+    "dispatch_jobs": lambda q, g, scene: ops.dispatch_jobs(
+        q, [job("new"), job("waits", b"b"), job("runs", b"b"), job("due", b"b"), job(None)]
+    ),
+    "drop_aside": lambda q, g, scene: ops.drop_aside(q, "broken", [scene.broken]),
     "drop_schedule": lambda q, g, scene: ops.drop_schedule(g, "s", 1000),
     "enqueue": lambda q, g, scene: ops.enqueue(q, [b"new", MARKER]),
-    "fail_task": lambda q, g, scene: ops.fail_task(q, "A", scene.job, BOOM, keep_failed=1),
+    "fail_task": lambda q, g, scene: ops.fail_task(q, "A", scene.twin, BOOM),
     "fail_worker": lambda q, g, scene: ops.fail_worker(q, "C", 1),
-    "finish_tasks": lambda q, g, scene: ops.finish_tasks(q, "A", [scene.raw, scene.job, scene.marked, 1]),
+    "find_aside": lambda q, g, scene: ops.find_aside(q, "failed", ["lost", "lost", "nobody"]),
+    "finish_tasks": lambda q, g, scene: ops.finish_tasks(
+        q, "A", [scene.raw, scene.job, scene.twin, scene.marked, 1], {scene.twin: ("bytes", b"result")}
+    ),
     "fire_schedule": lambda q, g, scene: ops.fire_schedule(q, "s", T, run_at=T, overlap="cancel", task=TASK),
     "forget_worker": lambda q, g, scene: ops.forget_worker(g, "C"),
     "inspect": lambda q, g, scene: ops.inspect(q),
+    "job_status": lambda q, g, scene: ops.job_status(q, "runs", 0),
     "keep_worker_alive": lambda q, g, scene: ops.keep_worker_alive(
         g, "A", 2, keepalive_ms=3000, lease_ms=2000, running=1, room=2
     ),
+    "list_aside": lambda q, g, scene: ops.list_aside(q, "failed", 9),
     "list_claims": lambda q, g, scene: ops.list_claims(q),
     "list_marks": lambda q, g, scene: ops.list_marks(q, [scene.raw, scene.marked]),
     "list_queues": lambda q, g, scene: ops.list_queues(g),
@@ -102,18 +135,24 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "list_workers": lambda q, g, scene: ops.list_workers(g),
     "look_at_workers": lambda q, g, scene: ops.look_at_workers(g),
     "map_work": lambda q, g, scene: ops.map_work(g, "A", "Q2"),
+    "note_progress": lambda q, g, scene: ops.note_progress(
+        q, "A", [(scene.raw, 0.5, "half"), (scene.twin, None, "some"), (1, 1.0, "gone")]
+    ),
     "note_queues": lambda q, g, scene: ops.note_queues(g, ["Q3"]),
     "pause": lambda q, g, scene: ops.pause(q, "why"),
     "pause_schedule": lambda q, g, scene: ops.pause_schedule(g, "s", paused=True),
     "post_waiting": lambda q, g, scene: ops.post_waiting(g, ["Q3"]),
+    "promote_due": lambda q, g, scene: ops.promote_due(q),
     "purge_queue": lambda q, g, scene: ops.purge_queue(q),
+    "read_result": lambda q, g, scene: ops.read_result(q, "done", 0),
     "reconcile": lambda q, g, scene: ops.reconcile(q, "A", [scene.raw, 1]),
     "resume": lambda q, g, scene: ops.resume(q),
-    "retry_task": lambda q, g, scene: ops.retry_task(q, "A", scene.raw, BOOM, max_failures=10, keep_failed=9),
+    "retry_aside": lambda q, g, scene: ops.retry_aside(q, "failed", [scene.failed]),
+    "retry_task": lambda q, g, scene: ops.retry_task(q, "A", scene.twin, BOOM, counter="failures", limit=10),
     "start_tasks": lambda q, g, scene: ops.start_tasks(q, "A", 99, 9),
     "start_work": lambda q, g, scene: ops.start_work(q, "new", max_stalls=3, keep_failed=9, last=0),
     "start_worker": lambda q, g, scene: ops.start_worker(g, "new", keepalive_ms=3000, facts=[("host", "h")]),
-    "stop_tasks": lambda q, g, scene: ops.stop_tasks(q, "A", [scene.raw, scene.job, scene.marked, 1]),
+    "stop_tasks": lambda q, g, scene: ops.stop_tasks(q, "A", [scene.raw, scene.job, scene.twin, scene.marked, 1]),
     "stop_work": lambda q, g, scene: ops.stop_work(q, "A", 2),
     "stop_worker": lambda q, g, scene: ops.stop_worker(g, "A"),
     "tick_schedule": lambda q, g, scene: ops.tick_schedule(

@@ -19,7 +19,7 @@ from worqr.embedded import EmbeddedServer
 from worqr.keys import QueueKeys
 from worqr.lua import all_scripts, script
 
-FILL_MEMORY = {"enqueue", "fire_schedule", "note_queues"}
+FILL_MEMORY = {"dispatch_jobs", "enqueue", "fire_schedule", "note_progress", "note_queues"}
 STRINGS = {":paused", ":leader", ":version", ":worker:A", ":worker:B", ":worker:C"}
 
 
@@ -37,6 +37,9 @@ def keys_of(desk: Desk, call: Call[Any]) -> list[str]:
             make for make in (keys.claims, keys.policy, keys.leaving) if desk.short(make("")) in call.script.source
         ]
         found |= {make(worker) for make in makers for worker in "ABC"}
+        if "'-fail'" in call.script.source:
+            failures = QueueKeys(keys.prefix, keys.queue, failures=True)
+            found |= {failures.base, failures.counts, failures.hungry}
     return sorted(found | set(call.keys))
 
 
@@ -155,6 +158,7 @@ def test_the_scene_has_something_of_everything(desk: Desk) -> None:
     assert kinds >= {
         *("waiting", ":suspects", ":hungry", ":cancelling", ":workers", ":policy", ":claims", ":claim"),
         *(":job", ":active", ":twins", ":failed", ":broken", ":aside", ":counts"),
+        *(":due", ":blocked", ":result", ":older_result", ":taken"),
         *(":Workers", ":Dying", ":WorkMap", ":worker", ":info", ":leader", ":queues", ":version"),
     }
     counts = desk.state()[":counts"].value

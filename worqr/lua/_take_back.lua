@@ -16,6 +16,7 @@ end
 local function take_back(base, worker, limit, counter)
   local claims, policy = base .. ':claims:' .. worker, base .. ':policy:' .. worker
   check_types(base)
+  check_aside_types(base, worker)
   local how = policy_of(base, worker)
   how.counter, how.limit, how.kind, how.reason, how.now = counter, how.max_stalls, 'failed', 'stalled', now_ms()
   how.error_type, how.error_traceback = 'Stalled', ''

@@ -13,3 +13,12 @@ local function check_types(base)
   redis.call('ZCARD', base .. ':failed')
   redis.call('ZCARD', base .. ':broken')
 end
+
+-- As check_types: what else is read and written when a task of `worker` is set aside, its failure handler's queue with it.
+local function check_aside_types(base, worker)
+  local failures = base .. '-fail'
+  redis.call('HLEN', base .. ':policy:' .. worker)
+  redis.call('LLEN', failures)
+  redis.call('HLEN', failures .. ':counts')
+  redis.call('SCARD', failures .. ':hungry')
+end

@@ -23,13 +23,12 @@ if before then
   return before
 end
 check_types(queue)
-local holders = holders_of(queue)
+redis.call('HLEN', counts)
+local holders, ttl = holders_of(queue), any_result_ttl(queue)
 
 local reply = {'ok', 0, 0, cursor, after}
 local raw, jobs = not job_id(task) and redis.call('LREM', queue, 0, task) or 0, 0
 local twins = queue .. ':twins:' .. redis.sha1hex(task)
-redis.call('HLEN', counts)
-local ttl = any_result_ttl(queue)
 if cursor ~= '-' then
   local page = redis.call('SSCAN', twins, cursor, 'COUNT', budget)
   cursor = page[1] == '0' and '-' or page[1]

@@ -18,6 +18,7 @@ local worker, claim, kind = ARGV[1], ARGV[2], ARGV[3]
 local error_type, error_message, error_traceback = ARGV[4], ARGV[5], ARGV[6]
 
 check_types(queue)
+check_aside_types(queue, worker)
 if redis.call('SREM', claims, claim) == 0 then
   return {why_not_held(workers, worker)}
 end

@@ -22,6 +22,7 @@ local delay, run_at = tonumber(ARGV[5]), tonumber(ARGV[6])
 local error_type, error_message, error_traceback = ARGV[7], ARGV[8], ARGV[9]
 
 check_types(queue)
+check_aside_types(queue, worker)
 if redis.call('SREM', claims, claim) == 0 then
   return {why_not_held(workers, worker)}
 end

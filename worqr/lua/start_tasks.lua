@@ -42,6 +42,7 @@ end
 
 -- Wrong types show themselves before the first write.
 check_types(queue)
+check_aside_types(queue, worker)
 local left, anybody_hungry = redis.call('LLEN', queue) + redis.call('LLEN', suspects), redis.call('SCARD', hungry) > 0
 local first_source = redis.call('SISMEMBER', claims, suspect) == 0 and suspects or queue
 local source, dry, asleep, woken = first_source, false, redis.call('ZCARD', due), 0
