@@ -24,7 +24,7 @@ SCRIPTS = [stem for stem in STEMS if not stem.startswith("_")]
 PIECES = [stem for stem in STEMS if stem.startswith("_")]
 
 TYPES = {"LIST", "SET", "HASH", "ZSET", "STRING"}
-FILL_MEMORY = {"enqueue", "fire_schedule", "note_queues"}
+FILL_MEMORY = {"dispatch_jobs", "enqueue", "fire_schedule", "note_progress", "note_queues"}
 """What memory is filled by: refused when it is full. All else goes on."""
 # fmt: off
 READS = {

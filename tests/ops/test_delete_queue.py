@@ -23,7 +23,7 @@ def test_the_suspects_go_too(desk: Desk) -> None:
     assert desk.send(ops.delete_queue(desk.q)) == [b"ok", 1]
     state = desk.state()
     assert ":suspects" not in state
-    assert len(state[":trash_suspects"]) == 1
+    assert len(state[":trash:suspects"]) == 1
     assert desk.call(ops.inspect(desk.q)).waiting == 0
 
 

@@ -5,7 +5,7 @@ import hashlib
 import pytest
 import redis
 
-from tests.ops.driver import FENCE, Desk, Expires, claim, reference
+from tests.ops.driver import FENCE, Desk, Expires, claim, fields_of, record, reference
 from worqr import ops
 from worqr.errors import QueueFull
 from worqr.keys import MARKER
@@ -42,14 +42,17 @@ def test_a_payload_that_looks_like_a_reference_becomes_a_job(desk: Desk) -> None
     desk.put(b"a", task)
     digest = hashlib.sha1(task).hexdigest()
     job = f"@{FENCE + 1}"
+    known = record(task.decode("latin-1"), FENCE + 1, twin=digest)
     assert desk.state() == {
         "waiting": [reference(job), b"a"],
-        f":job:{job}": {"task": task.decode("latin-1"), "twin": digest, "queued": str(FENCE + 1)},
+        f":job:{job}": known,
         f":twins:{digest}": {job},
         ":counts": Expires({"enqueued": "2", "fence": str(FENCE + 1)}),
     }
     desk.enter("A")
-    assert desk.start("A", 2).entries == [b"a", [task, job.encode(), 0, 0, 0]]
+    raw, entry = desk.start("A", 2).entries
+    held = {"claim": str(FENCE + 3), "worker": "A", "state": "active"}
+    assert (raw, fields_of(entry)) == (b"a", {**known, **held, "id": job, "task": task})
 
 
 def test_references_among_thousands_get_ids_of_their_own(desk: Desk) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from tests.ops.driver import Desk, Expires, aside, claim
+from tests.ops.driver import Desk, Expires, aside, claim, digest, policy
 from worqr import ops
 from worqr.keys import MARKER
 
@@ -14,9 +14,10 @@ def test_sets_the_task_aside_with_what_is_known_of_it(desk: Desk, broken: bool, 
     assert desk.fail("A", held, broken=broken) == "aside"
     assert desk.state() == {
         f":{kind}": [str(held)],
-        f":aside:{held}": aside("a", reason=kind, failures=failures),
+        f":aside:{held}": aside("a", f"@{held}", reason=kind, failures=failures),
+        ":aside": {f"@{held}": str(held)},
         ":workers": {"A": f"1 {claim(1)} 1 0"},
-        ":policy:A": {"max_stalls": "3", "keep_failed": "1000"},
+        ":policy:A": policy(),
         ":counts": Expires({"fence": str(claim(1)), "enqueued": "1", "claimed": "1", kind: "1"}),
     }
 
@@ -28,8 +29,10 @@ def test_a_job_takes_its_id_and_counters_along_and_leaves_nothing_else(desk: Des
     [held] = desk.take("A", 1)
     desk.fail("A", held)
     state = desk.state()
-    assert state[f":aside:{held}"] == aside("a", f"@{claim(1)}", reason="failed", failures=2, stalls=1)
-    assert set(state) == {":failed", f":aside:{held}", ":workers", ":policy:A", ":counts"}
+    kept = {"twin": digest("a"), "first": claim(1), "last": claim(1), "started": 1}
+    assert state[f":aside:{held}"] == aside("a", f"@{claim(1)}", reason="failed", failures=2, stalls=1, **kept)
+    assert state[":aside"] == {f"@{claim(1)}": str(held)}
+    assert set(state) == {":failed", ":aside", f":aside:{held}", ":workers", ":policy:A", ":counts"}
 
 
 @pytest.mark.parametrize("task", [b"", bytes(range(256)), MARKER + b"\xff", b"x" * 16 * 1024 * 1024])
@@ -49,9 +52,11 @@ def test_the_time_is_the_servers(desk: Desk) -> None:
 
 
 def test_failed_ones_are_capped_and_the_oldest_go(desk: Desk) -> None:
-    held = desk.hold("A", b"a", b"b", b"c")
+    desk.enter("A", keep_failed=2)
+    desk.put(b"a", b"b", b"c")
+    held = desk.take("A", 3)
     for one in held:
-        desk.fail("A", one, keep_failed=2)
+        desk.fail("A", one)
     state = desk.state()
     assert state[":failed"] == [str(one) for one in held[1:]]
     assert [name for name in state if name.startswith(":aside:")] == [f":aside:{one}" for one in held[1:]]
@@ -61,10 +66,11 @@ def test_failed_ones_are_capped_and_the_oldest_go(desk: Desk) -> None:
 def test_a_smaller_cap_is_reached_in_steps(desk: Desk) -> None:
     held = desk.hold("A", *[b"a"] * 153)
     for one in held[:151]:
-        desk.fail("A", one, keep_failed=1000)
-    desk.fail("A", held[151], keep_failed=3)
+        desk.fail("A", one)
+    desk.enter("A", keep_failed=3)
+    desk.fail("A", held[151])
     assert len(desk.state()[":failed"]) == 52
-    desk.fail("A", held[152], keep_failed=3)
+    desk.fail("A", held[152])
     state = desk.state()
     assert state[":failed"] == [str(one) for one in held[150:]]
     assert len([name for name in state if name.startswith(":aside:")]) == 3
@@ -72,16 +78,18 @@ def test_a_smaller_cap_is_reached_in_steps(desk: Desk) -> None:
 
 def test_keep_0_keeps_none(desk: Desk) -> None:
     one, two = desk.hold("A", b"a", b"b")
-    desk.fail("A", one, keep_failed=1)
-    desk.fail("A", two, keep_failed=0)
+    desk.fail("A", one)
+    desk.enter("A", keep_failed=0)
+    desk.fail("A", two)
     assert set(desk.state()) == {":workers", ":policy:A", ":counts"}
     assert desk.counts()["failed"] == 2
 
 
 def test_broken_ones_are_not_capped(desk: Desk) -> None:
     held = desk.hold("A", b"a", b"b", b"c")
+    desk.enter("A", keep_failed=0)
     for one in held:
-        desk.fail("A", one, keep_failed=0, broken=True)
+        desk.fail("A", one, broken=True)
     assert desk.state()[":broken"] == [str(one) for one in held]
 
 

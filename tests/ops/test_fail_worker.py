@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import hashlib
 from itertools import pairwise
 
 import pytest
 
-from tests.ops.driver import Desk, Expires, aside, claim, payloads, reference
+from tests.ops.driver import Desk, Expires, aside, claim, digest, payloads, reference, remembered
 from worqr import ops
 from worqr.ops import Returned
 from worqr.task import RemoteError
@@ -16,13 +15,12 @@ def test_gives_claims_back_to_the_front_in_their_old_order_with_one_stall_more(d
     desk.start("A", 1)
     desk.put(b"c")
     assert desk.send(ops.fail_worker(desk.q, "A")) == [b"ok", 2, 0, 0]
-    a, b = hashlib.sha1(b"a").hexdigest(), hashlib.sha1(b"b").hexdigest()
     assert desk.state() == {
         "waiting": [b"c", reference(f"@{two}"), reference(f"@{one}")],
-        f":job:@{one}": {"task": "a", "twin": a, "stalls": "1", "queued": str(one)},
-        f":job:@{two}": {"task": "b", "twin": b, "stalls": "1", "queued": str(two)},
-        f":twins:{a}": {f"@{one}"},
-        f":twins:{b}": {f"@{two}"},
+        f":job:@{one}": remembered("a", one, stalls=1),
+        f":job:@{two}": remembered("b", two, stalls=1),
+        f":twins:{digest('a')}": {f"@{one}"},
+        f":twins:{digest('b')}": {f"@{two}"},
         ":counts": Expires({"fence": str(two), "enqueued": "3", "claimed": "2", "stalled": "2"}),
     }
     assert desk.waiting() == [b"a", b"b", b"c"]
@@ -35,10 +33,15 @@ def test_one_stall_before_the_limit_to_the_suspects_set_aside_at_it(desk: Desk) 
         assert desk.take("A", 1) == [claim(n + 1)]
         assert desk.call(ops.fail_worker(desk.q, "A")) == Returned(False, int(n < 2), 0, int(n == 2))
         assert (":suspects" in desk.state()) == (n == 1)
-    last, error = str(claim(3)), RemoteError("Stalled", "its worker died 3 times while it ran", "")
+    last, error = (
+        str(claim(3)),
+        RemoteError("Stalled", "its workers died while it ran, as often as max_stalls allows", ""),
+    )
+    kept = {"twin": digest("poison"), "first": claim(1), "last": claim(1), "started": 1}
     assert desk.state() == {
         ":failed": [last],
-        f":aside:{last}": aside("poison", f"@{claim(1)}", reason="stalled", stalls=3, error=error),
+        f":aside:{last}": aside("poison", f"@{claim(1)}", reason="stalled", stalls=3, error=error, **kept),
+        ":aside": {f"@{claim(1)}": last},
         ":counts": Expires({"fence": last, "enqueued": "1", "claimed": "3", "stalled": "3", "failed": "1"}),
     }
 

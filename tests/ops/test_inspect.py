@@ -37,6 +37,9 @@ def test_tells_all_there_is_to_know(desk: Desk) -> None:
             "stopped": 1,
             "paused": 1,
         },
+        blocked=0,
+        next_in_ms=None,
+        oldest_ms=None,
     )
 
 
@@ -72,7 +75,7 @@ def test_keeps_the_counters_from_expiring_and_changes_nothing_else(desk: Desk) -
 
 def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
     desk.client.delete(desk.q.counts)
-    assert desk.call(ops.inspect(desk.q)) == Inspected(0, 0, 0, 0, 0, None, False, [], {})
+    assert desk.call(ops.inspect(desk.q)) == Inspected(0, 0, 0, 0, 0, None, False, [], {}, 0, None, None)
     assert desk.state() == {}
 
 

@@ -2,6 +2,12 @@ from __future__ import annotations
 
 from tests.ops.driver import Desk
 from worqr import ops
+from worqr.ops import Held
+
+
+def held_by(worker: str, claim: int, *, failures: int = 0) -> Held:
+    """A claim on a raw task, or on one that became a job when it failed."""
+    return Held(claim, worker, failures, None, "", None)
 
 
 def test_by_worker_the_oldest_first_with_failures(desk: Desk) -> None:
@@ -10,15 +16,19 @@ def test_by_worker_the_oldest_first_with_failures(desk: Desk) -> None:
     [again] = desk.take("B", 1)
     one, two = desk.hold("A", b"c", b"d")
     with desk.nothing_changes():
-        assert desk.call(ops.list_claims(desk.q)) == [(one, "A", 0), (two, "A", 0), (again, "B", 1)]
-        assert desk.call(ops.list_claims(desk.q, 1)) == [(one, "A", 0)]
-        assert desk.call(ops.list_claims(desk.q, 2)) == [(one, "A", 0), (two, "A", 0)]
+        assert desk.call(ops.list_claims(desk.q)) == [
+            held_by("A", one),
+            held_by("A", two),
+            held_by("B", again, failures=1),
+        ]
+        assert desk.call(ops.list_claims(desk.q, 1)) == [held_by("A", one)]
+        assert desk.call(ops.list_claims(desk.q, 2)) == [held_by("A", one), held_by("A", two)]
 
 
 def test_of_one_that_is_being_swept_too(desk: Desk) -> None:
     held = desk.hold("A", b"a", b"b")
     desk.call(ops.fail_worker(desk.q, "A", 1))
-    assert desk.call(ops.list_claims(desk.q)) == [(held[0], "A", 0)]
+    assert desk.call(ops.list_claims(desk.q)) == [held_by("A", held[0])]
 
 
 def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:

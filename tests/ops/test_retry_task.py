@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import hashlib
-
 import pytest
 
-from tests.ops.driver import Desk, Expires, aside, claim, reference
+from tests.ops.driver import Desk, Expires, aside, claim, digest, fields_of, payloads, policy, reference, remembered
 from worqr import ops
 from worqr.keys import MARKER
 
@@ -14,13 +12,13 @@ def test_sends_a_raw_task_to_the_back_as_a_job_that_counts_its_failure(desk: Des
     desk.put(b"a", b"b", b"c")
     [held] = desk.take("A", 1)
     assert desk.retry("A", held) == "given"
-    digest, job = hashlib.sha1(b"a").hexdigest(), f"@{held}"
+    job = f"@{held}"
     assert desk.state() == {
         "waiting": [reference(job), b"c", b"b"],
-        f":job:{job}": {"task": "a", "twin": digest, "failures": "1", "queued": str(held)},
-        f":twins:{digest}": {job},
+        f":job:{job}": remembered("a", held, failures=1),
+        f":twins:{digest('a')}": {job},
         ":workers": {"A": f"1 {claim(1)} 1 0"},
-        ":policy:A": {"max_stalls": "3", "keep_failed": "1000"},
+        ":policy:A": policy(),
         ":counts": Expires({"fence": str(claim(1)), "enqueued": "3", "claimed": "1", "retried": "1"}),
     }
     assert desk.waiting() == [b"b", b"c", b"a"]
@@ -31,7 +29,9 @@ def test_the_job_keeps_its_id_and_counts_on(desk: Desk) -> None:
     for failures in range(1, 4):
         assert desk.retry("A", held[0]) == "given"
         started = desk.start("A", 1)
-        assert started.entries == [[b"a", f"@{claim(1)}".encode(), failures, 0, 0]]
+        facts = fields_of(started.entries[0])
+        assert (facts["id"], facts["failures"]) == (f"@{claim(1)}", str(failures))
+        assert facts.keys().isdisjoint({"stalls", "timeouts"})
         held = [started.first]
 
 
@@ -39,21 +39,21 @@ def test_the_job_keeps_its_id_and_counts_on(desk: Desk) -> None:
 def test_any_payload_survives_it(desk: Desk, task: bytes) -> None:
     [held] = desk.hold("A", task)
     desk.retry("A", held)
-    assert desk.start("A", 1).entries[0][0] == task
+    assert payloads(desk.start("A", 1).entries) == [task]
 
 
 def test_uncounted_it_stays_raw_and_costs_nothing(desk: Desk) -> None:
     [held] = desk.hold("A", b"a")
     desk.put(b"b")
-    assert desk.retry("A", held, counted=False, max_failures=1) == "given"
+    assert desk.retry("A", held, counter="", limit=1) == "given"
     assert desk.state()["waiting"] == [b"a", b"b"]
 
 
 def test_uncounted_a_job_keeps_its_count(desk: Desk) -> None:
     [held] = desk.hold("A", b"a")
     desk.retry("A", held)
-    desk.retry("A", desk.take("A", 1)[0], counted=False)
-    assert desk.start("A", 1).entries[0][2] == 1
+    desk.retry("A", desk.take("A", 1)[0], counter="")
+    assert fields_of(desk.start("A", 1).entries[0])["failures"] == "1"
 
 
 def test_the_last_failure_is_final(desk: Desk) -> None:
@@ -62,11 +62,13 @@ def test_the_last_failure_is_final(desk: Desk) -> None:
         assert desk.retry("A", held) == "given"
         [held] = desk.take("A", 1)
     assert desk.retry("A", held) == "aside"
+    kept = {"twin": digest("a"), "first": claim(1), "last": claim(1), "started": 1}
     assert desk.state() == {
         ":failed": [str(held)],
-        f":aside:{held}": aside("a", f"@{claim(1)}", reason="failed", failures=10),
+        f":aside:{held}": aside("a", f"@{claim(1)}", reason="failed", failures=10, **kept),
+        ":aside": {f"@{claim(1)}": str(held)},
         ":workers": {"A": f"10 {claim(10)} 1 0"},
-        ":policy:A": {"max_stalls": "3", "keep_failed": "1000"},
+        ":policy:A": policy(),
         ":counts": Expires({"fence": str(claim(10)), "enqueued": "1", "claimed": "10", "retried": "9", "failed": "1"}),
     }
 
@@ -101,11 +103,11 @@ def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
     assert desk.state() == {}
 
 
-@pytest.mark.parametrize("max_failures", [10, 1])
-def test_a_mark_that_stands_ends_it_as_cancelled(desk: Desk, max_failures: int) -> None:
+@pytest.mark.parametrize("limit", [10, 1])
+def test_a_mark_that_stands_ends_it_as_cancelled(desk: Desk, limit: int) -> None:
     [held] = desk.hold("A", b"a")
     desk.call(ops.cancel_task(desk.q, b"a"))
-    assert desk.retry("A", held, max_failures=max_failures) == "cancelled"
+    assert desk.retry("A", held, limit=limit) == "cancelled"
     assert set(desk.state()) == {":workers", ":policy:A", ":counts"}
     assert desk.counts() == {"enqueued": 1, "claimed": 1, "cancelled": 1}
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tests.ops.driver import Desk
+from tests.ops.driver import Desk, policy
 from worqr import ops
 
 
@@ -10,7 +10,7 @@ def test_puts_the_worker_into_the_fence_with_its_policy(desk: Desk) -> None:
     assert desk.send(call) == [b"ok"]
     assert desk.state() == {
         ":workers": {"A": "12 0 0 0"},
-        ":policy:A": {"max_stalls": "5", "keep_failed": "7"},
+        ":policy:A": policy(5, 7),
     }
 
 
@@ -33,7 +33,7 @@ def test_who_is_in_keeps_its_place_and_gets_the_new_policy(desk: Desk) -> None:
     desk.hold("A", b"a")
     before = desk.state()
     desk.call(ops.start_work(desk.q, "A", max_stalls=9, keep_failed=9, last=0))
-    assert desk.state() == {**before, ":policy:A": {"max_stalls": "9", "keep_failed": "9"}}
+    assert desk.state() == {**before, ":policy:A": policy(9, 9)}
 
 
 def test_who_comes_back_while_it_still_leaves_is_served(desk: Desk) -> None:

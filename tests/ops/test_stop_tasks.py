@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tests.ops.driver import Desk, Expires, claim, reference
+from tests.ops.driver import Desk, Expires, claim, policy, reference, remembered
 from worqr import ops
 
 
@@ -11,7 +11,7 @@ def test_gives_claims_back_to_the_front_in_their_old_order_whatever_the_order_th
     assert desk.state() == {
         "waiting": [b"d", b"c", b"b", b"a"],
         ":workers": {"A": f"1 {claim(1)} 3 0"},
-        ":policy:A": {"max_stalls": "3", "keep_failed": "1000"},
+        ":policy:A": policy(),
         ":counts": Expires({"fence": str(claim(3)), "enqueued": "4", "claimed": "3", "stopped": "3"}),
     }
 
@@ -29,8 +29,7 @@ def test_a_job_stays_a_job_with_its_counters(desk: Desk) -> None:
     [again] = desk.take("A", 1)
     desk.call(ops.stop_tasks(desk.q, "A", [again]))
     state = desk.state()
-    record = state[f":job:@{held}"]
-    assert record == {"task": "a", "twin": record["twin"], "failures": "1", "queued": str(again)}
+    assert state[f":job:@{held}"] == remembered("a", held, failures=1, queued=again)
     assert state["waiting"] == [reference(f"@{held}")]
     assert not any(name.startswith((":active:", ":claim")) for name in state)
 

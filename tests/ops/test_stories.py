@@ -89,7 +89,7 @@ class Chaos:
         self.desk = desk
         self.random = random
         self.held: dict[str, list[int]] = {"A": [], "B": [], "C": []}
-        desk.enter(*self.held)
+        desk.enter(*self.held, keep_failed=2)
 
     def run(self, steps: int) -> None:
         moves: list[Callable[[], object]] = [
@@ -140,12 +140,12 @@ class Chaos:
     def retry(self) -> None:
         worker = self.worker()
         for one in self.some(worker):
-            self.desk.retry(worker, one, max_failures=3, counted=self.random.random() < 0.8)
+            self.desk.retry(worker, one, limit=3, counter="failures" if self.random.random() < 0.8 else "")
 
     def fail(self) -> None:
         worker = self.worker()
         for one in self.some(worker)[:1]:
-            self.desk.fail(worker, one, keep_failed=2)
+            self.desk.fail(worker, one)
 
     def die(self) -> None:
         self.gone(lambda worker: ops.fail_worker(self.desk.q, worker, 2))
@@ -161,7 +161,7 @@ class Chaos:
             if self.random.random() < 0.3:
                 self.cancel()
         self.held[worker] = []
-        self.desk.enter(worker)
+        self.desk.enter(worker, keep_failed=2)
 
     def cancel(self) -> None:
         task = b"%d" % self.random.randrange(5)
@@ -199,7 +199,7 @@ class Chaos:
         desk.start("Z", 1)
         desk.call(ops.stop_work(desk.q, "Z"))
         assert desk.client.exists(desk.q.base) == 0
-        assert_no_leaks(desk.client, desk.prefix, ["{Q1}:failed", "{Q1}:aside:*"])
+        assert_no_leaks(desk.client, desk.prefix, ["{Q1}:failed", "{Q1}:aside", "{Q1}:aside:*"])
         assert desk.client.zcard(desk.q.failed) == len(
             list(desk.client.scan_iter(f"{desk.q.base}:aside:*", count=1000))
         )
