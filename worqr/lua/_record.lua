@@ -92,7 +92,7 @@ local function wait_again(base, claim, record, how, now)
   if record.job then
     local twin = redis.call('SREM', base .. ':blocked', record.id) == 1 and read_hash(job)
     redis.call('RENAME', base .. ':active:' .. record.id, job)
-    redis.call('HDEL', job, 'claim', 'worker', 'progress', 'message', 'cancel_reason')
+    redis.call('HDEL', job, 'claim', 'worker', 'progress', 'message', 'cancel_reason', 'suspect')
     if twin then
       run_at = merge_twin(job, record.fields, twin, changes, run_at)
       changes.run_at = string.format('%.0f', run_at)
