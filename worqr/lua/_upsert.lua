@@ -1,15 +1,21 @@
--- USES fence line record result
+-- USES cancel fence line record result
 local NEVER = 9007199254740991
 
 -- What there is of the job `id`: `job`, where it waits, is due or is blocked; `active`, true while it runs; `taken`, true while
--- its id is; `last`, the newest of its dispatches. A record in the trash is none.
+-- its id is; `last`, the newest of its dispatches. A record in the trash is none, but `trashed` says why it lies there: that
+-- holds for the whole id.
 local function look_for(base, id)
   local kept = redis.call('HMGET', base .. ':job:' .. id, 'state', 'queued', 'run_at', 'last', 'update_low',
     'update_high', 'update_policy')
   local active = redis.call('HMGET', base .. ':active:' .. id, 'claim', 'last')
+  local cleared = redis.call('HMGET', base .. ':counts', 'cleared', 'cleared_why')
+  local trashed = kept[1] and tonumber(kept[2]) <= (tonumber(cleared[1]) or 0) and (cleared[2] or '') or nil
   local taken = redis.call('GET', base .. ':taken:' .. id)
-  local seen = {active = active[1] and true, taken = taken and true, last = active[2] or taken or '0'}
-  if kept[1] and tonumber(kept[2]) > (tonumber(redis.call('HGET', base .. ':counts', 'cleared')) or 0) then
+  if trashed then
+    taken = false
+  end
+  local seen = {active = active[1] and true, taken = taken and true, trashed = trashed, last = active[2] or taken or '0'}
+  if kept[1] and not trashed then
     seen.job = {state = kept[1], run_at = tonumber(kept[3]), low = tonumber(kept[5]), high = tonumber(kept[6]),
       policy = kept[7] or ''}
     seen.last = kept[4]
@@ -50,18 +56,20 @@ local function resets_counts(o)
   return o.counts
 end
 
--- A new job. `active`: the same id runs, so it is blocked, and remembers what its dispatch would have changed, should that run
--- come back instead of ending.
-local function create(base, id, o, task, number, asked, now, active)
+-- A new job. If the same id runs (`seen.active`) it is blocked, and remembers what its dispatch would have changed, should that
+-- run come back instead of ending.
+local function create(base, id, o, task, number, asked, now, seen)
   local job, lower, upper = base .. ':job:' .. id, bounds_of(o.when, asked)
   local fields = {task = task, run_at = time_text(asked), queued = number, first = number, last = number, meta = o.meta,
     scheduled_for = o.scheduled_for, expires = o.expires, expires_at = o.expires_at}
   for name, value in pairs(o.fields or {}) do
     fields[name] = value
   end
-  redis.call('DEL', job) -- a record there lies in the trash
+  if seen.trashed then
+    forget_job(base, id, any_result_ttl(base), seen.trashed)
+  end
   retire_result(base, id)
-  if active then
+  if seen.active then
     fields.state, fields.update_low, fields.update_high = 'blocked', time_text(lower), time_text(upper)
     fields.update_data, fields.update_policy = o.data ~= false and '1' or nil, o.policy
     fields.update_counts = resets_counts(o) and '1' or nil
@@ -157,7 +165,7 @@ local function upsert(base, o, task, number, now, seen)
   if seen.job then
     outcome, ready = update(base, id, o, task, number, asked, now, seen.job)
   else
-    outcome, ready = create(base, id, o, task, number, asked, now, seen.active)
+    outcome, ready = create(base, id, o, task, number, asked, now, seen)
   end
   if o.unique_for then
     redis.call('SET', base .. ':taken:' .. id, number, 'PX', time_text(o.unique_for))
