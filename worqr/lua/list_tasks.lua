@@ -14,7 +14,7 @@ local limit, from_front = tonumber(ARGV[1]), ARGV[2] == '1'
 local max_bytes, max_skipped = tonumber(ARGV[3]), tonumber(ARGV[4])
 
 local reply = {'ok', count_waiting(queue)}
-local bytes, skipped = 0, 0
+local bytes, skipped, listed = 0, 0, {}
 
 local function list(key)
   local length, i = redis.call('LLEN', key), 0
@@ -24,11 +24,11 @@ local function list(key)
     local task = item
     if id then
       local kept = redis.call('HMGET', queue .. ':job:' .. id, 'task', 'state')
-      task = kept[2] == 'waiting' and kept[1]
+      task = kept[2] == 'waiting' and not listed[id] and kept[1] -- one that was due in between has two places in line
     end
     if task then
       reply[#reply + 1] = task
-      bytes = bytes + #task
+      bytes, listed[id or ''] = bytes + #task, id
     else
       skipped = skipped + 1
     end
