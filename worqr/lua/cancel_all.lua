@@ -28,7 +28,11 @@ if after == '-' then
   end
 end
 local reply = {'ok', waiting, 0, '-'}
+local cleared = tonumber(redis.call('HGET', queue .. ':counts', 'cleared')) or 0
 after = each_claim(queue, holders, after, budget, function(claim)
+  if tonumber(claim) > cleared then
+    return -- it began between two calls
+  end
   local id = job_id(redis.call('LINDEX', queue .. ':claim:' .. claim, 0) or '')
   if not id or not cancel_running(queue, id, reason) then
     mark(queue, claim)
