@@ -28,7 +28,7 @@ for i = 3, #ARGV do
     local dispatched = digits(fence + count)
     forget_aside(queue, retried)
     redis.call('ZREM', list, retried)
-    local kept = {first = fields.first, meta = fields.meta, failed = fields.failed}
+    local kept = {first = fields.first, meta = fields.meta, failed = fields.failed, scheduled_for = fields.scheduled_for}
     for _, name in ipairs(POLICY) do
       kept[name] = fields[name]
     end
