@@ -20,14 +20,16 @@ if before then
 end
 -- All that can be wrong shows itself before the first write: types, options, and, of a whole, what is refused.
 check_types(queue)
-local jobs, looked, reply = {}, {}, {'ok'}
+local jobs, looked, more, reply = {}, {}, 0, {'ok'}
 for i = 4, #ARGV, 2 do
   local o = cmsgpack.unpack(ARGV[i])
   local seen = o.id and look_for(queue, o.id)
   if whole then
-    local word = refusal(queue, o, seen or {}, #jobs)
-    if o.id and looked[o.id] and o.exists == 'raise' then
-      word = 'duplicate'
+    local word = refusal(queue, o, seen or {}, more)
+    if o.id and looked[o.id] then
+      word = o.exists == 'raise' and 'duplicate' or nil
+    elseif not word and not (seen and seen.job) then
+      more = more + 1
     end
     reply[#reply + 1] = {word or 'created', o.id or '', seen and seen.last or '0'}
     if word == 'duplicate' or word == 'full' then
