@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger(__name__)
 
+PolicyFields = tuple[tuple[bytes, bytes], ...]
+MANY_POLICIES = 100
+"""Policies of jobs that are remembered; of a queue whose jobs all bring others, none is needed twice."""
+
 
 class Station:
     """One queue that this peer serves. Subclasses say how many claims they want and what becomes of them.
@@ -66,6 +70,7 @@ class Station:
         self.hurry: trio.Event = trio.Event()
         self._membership = membership
         self._capacity = capacity
+        self._policies: dict[PolicyFields, Policy] = {}
         self._wants = False
         self._again = False
         self._owes = False
@@ -76,6 +81,15 @@ class Station:
     def name(self) -> str:
         """The queue's name."""
         return self.keys.name
+
+    def policy_with(self, own: PolicyFields) -> Policy:
+        """The policy of a job that brings fields of its own. Most jobs of a queue bring the same ones: each is made once."""
+        policy = self._policies.get(own)
+        if policy is None:
+            if len(self._policies) >= MANY_POLICIES:
+                self._policies.clear()
+            policy = self._policies[own] = self.policy.over({name.decode(): value.decode() for name, value in own})
+        return policy
 
     @property
     def asking(self) -> bool:

@@ -76,10 +76,8 @@ class Context:
             self.failures = int(record.get(b"failures", 0))
             self.stalls = int(record.get(b"stalls", 0))
             self.timeouts = int(record.get(b"timeouts", 0))
-            own = _POLICY_FIELDS & record.keys()
-            self._policy = (
-                station.policy.over({name.decode(): record[name].decode() for name in own}) if own else station.policy
-            )
+            own = tuple([(name, value) for name, value in record.items() if name in _POLICY_FIELDS])
+            self._policy = station.policy_with(own) if own else station.policy
 
     @property
     def id(self) -> str:
