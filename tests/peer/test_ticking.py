@@ -392,11 +392,11 @@ async def test_a_registry_that_lost_it_is_told_again_and_a_newer_definition_stay
         await until(lambda: "s" in registry.rows())
         declare(other, 2 * HOUR)
         async with other.join(grace=0):
-            newer = registry.row().definition
-            for _ in range(3):
-                seen = registry.row().seen
-                await until(lambda: registry.row().seen > seen)  # noqa: B023
-            assert registry.row().definition == newer == other.declared_schedules["s"].encode()
+            pass
+        for _ in range(3):
+            seen = registry.row().seen
+            await until(lambda: registry.row().seen > seen)  # noqa: B023
+        assert registry.row().definition == other.declared_schedules["s"].encode()
 
 
 async def test_what_nobody_declares_any_more_is_dropped_after_a_day_but_not_by_a_new_leader(
@@ -406,6 +406,7 @@ async def test_what_nobody_declares_any_more_is_dropped_after_a_day_but_not_by_a
     async with other.join(grace=0):
         pass
     registry.set("seen", registry.now() - DAY_MS - 1000)
+    registry.client.hdel(registry.keys.schedules, "next s")
     async with mesh.join(grace=0) as peer:
         await until(lambda: peer.leader.leads)
         await eventually(_of(lambda: registry.row().next is not None), True)
