@@ -3,10 +3,12 @@
 How a snippet is run is said in comments that readers do not see, in front of its fence:
 
 * ``<!-- given: CODE -->`` is run before it, with the same names;
-* ``<!-- prints: LINE -->``: the program is stopped by Ctrl-C once it has printed that line (else it ends by itself).
+* ``<!-- prints: LINE -->``: the program is stopped by Ctrl-C once it has printed that line (else it ends by itself);
+* ``<!-- leaves: PATTERNS -->``: keys that may be left when it has ended.
 
 A Python snippet with a ``trio.run`` is a program, run as a process. Any other one is run inside a mesh: it finds
-``trio``, ``worqr``, ``mesh`` and ``peer``, and may await. A shell snippet is run if it is all redis-cli.
+``trio``, ``worqr``, ``mesh``, ``peer`` and a ``nursery``, which is cancelled in the end, and may await. A shell
+snippet is run if it is all redis-cli.
 """
 
 from __future__ import annotations
@@ -18,25 +20,28 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 import trio
 
 import worqr
 from tests.children import ROOT, Child
 from tests.leaks import delete_all
 from tests.servers import Server
+from worqr import listening, ops, policy
 from worqr import mesh as mesh_module
-from worqr import ops
 from worqr import task as task_module
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link.settings import LinkSettings
 from worqr.lua import all_scripts
-from worqr.peer import cancelling, leading, membership
+from worqr.peer import cancelling, leading, membership, promoting, saying
 from worqr.peer import peer as peer_module
+from worqr.peer.options import PATIENT, TAKEN
 
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md", *DOCS.glob("*.md")])
@@ -52,6 +57,7 @@ class Snippet:
     code: str
     given: str
     prints: str
+    leaves: str
 
     @property
     def is_program(self) -> bool:
@@ -70,9 +76,10 @@ def snippets(language: str) -> list[Snippet]:
         text = page.read_text("utf-8")
         for match in BLOCK.finditer(text):
             said = dict(re.findall(r"<!-- (\w+): (.*?) -->", match[1]))
-            assert said.keys() <= {"given", "prints"}
+            assert said.keys() <= {"given", "prints", "leaves"}
             line = text.count("\n", 0, match.start(2)) + 1
-            found.append(Snippet(page, line, match[2], match[3], said.get("given", ""), said.get("prints", "")))
+            notes = [said.get(word, "") for word in ("given", "prints", "leaves")]
+            found.append(Snippet(page, line, match[2], match[3], *notes))
     return [snippet for snippet in found if snippet.language == language]
 
 
@@ -114,13 +121,17 @@ async def test_a_program_of_the_documents_runs(
 
 
 @pytest.mark.parametrize("snippet", [s for s in PYTHON if not s.is_program], ids=str)
-async def test_a_piece_of_the_documents_runs(snippet: Snippet, server: Server, prefix: str) -> None:
+async def test_a_piece_of_the_documents_runs(
+    snippet: Snippet, server: Server, prefix: str, expects_left: Callable[..., None]
+) -> None:
     mesh = worqr.Mesh(server.url, prefix=prefix)
+    expects_left(*snippet.leaves.split())
     with trio.fail_after(20):
-        async with mesh.join(grace=1) as peer:
-            names = {"trio": trio, "worqr": worqr, "mesh": mesh, "peer": peer}
+        async with mesh.join(grace=1) as peer, trio.open_nursery() as nursery:
+            names = {"trio": trio, "worqr": worqr, "mesh": mesh, "peer": peer, "nursery": nursery}
             await run_code(snippet.given, str(snippet), names)
             await run_code(snippet.code, str(snippet), names)
+            nursery.cancel_scope.cancel()
 
 
 def redis_cli(snippet: Snippet, server: Server, folder: Path) -> str:
@@ -155,7 +166,7 @@ async def test_two_commands_enqueue(own_server: Server, tmp_path: Path) -> None:
 
 
 @needs_redis_cli
-async def test_the_rights_are_enough(own_server: Server, tmp_path: Path) -> None:
+async def test_the_rights_are_enough(own_server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (snippet,) = [snippet for snippet in SHELL if "ACL SETUSER" in snippet.code]
     redis_cli(snippet, own_server, tmp_path)
     url = own_server.tcp_url.replace("redis://", "redis://worqr:secret@")
@@ -164,6 +175,7 @@ async def test_the_rights_are_enough(own_server: Server, tmp_path: Path) -> None
         async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
             await use_everything(mesh, peer, nursery)
             nursery.cancel_scope.cancel()
+    assert "link.refused" not in caplog.text
     with pytest.raises(worqr.RefusedByServer):
         async with worqr.Mesh(url, prefix="elsewhere").connect() as _, worqr.Mesh(url, prefix="elsewhere").join():
             pass
@@ -173,20 +185,36 @@ async def use_everything(mesh: worqr.Mesh, peer: worqr.Peer, nursery: trio.Nurse
     """Every script that a single healthy peer can be made to send."""
     queue, running = mesh.queue("Q1"), trio.Event()
 
-    async def handler(task: bytes) -> None:
+    async def handler(task: bytes) -> bytes:
         if task == b"fail":
             raise ValueError("on purpose")
-        running.set()
-        await trio.sleep_forever()
+        if task != b"job":
+            running.set()
+            await trio.sleep_forever()
+        worqr.current().progress(0.5, "half")
+        return b"done"
 
+    twice = worqr.RetryPolicy(max_failures=2, min_backoff=0.05)
     async with queue.events() as events:
-        await nursery.start(peer.serve, "Q1", handler)
+        await nursery.start(partial(peer.serve, "Q1", handler, retry=twice, on_failure=lambda failed: None))
         await queue.enqueue(b"fail", b"run")
         await running.wait()
         assert (await queue.cancel(b"run", wait=5)).acknowledged == 1
         async for event in events:
             if event.type == "failed":
                 break
+    job = await queue.dispatch(b"job", id="job", delay=0.1, result_ttl=5)
+    assert (await job.status()).state == "due"
+    async with job.watch() as states:
+        assert [status.state async for status in states][-1] == "finished"
+    assert await job.result() == b"done"
+    await queue.dispatch(b"job", id="later", delay=60)
+    assert (await queue.job("later").cancel()).waiting == 1
+    (failed,) = await queue.failed.list()
+    assert await queue.failed.retry(failed.id) == 1
+    while not await queue.failed.list():  # it fails again
+        await trio.sleep(0.01)
+    assert await queue.failed.drop_all() == 1
     await queue.pause("why")
     await queue.enqueue(b"a", b"b")
     assert await queue.tasks() == [b"b", b"a"]
@@ -195,7 +223,7 @@ async def use_everything(mesh: worqr.Mesh, peer: worqr.Peer, nursery: trio.Nurse
     await queue.cancel_all()
     await queue.delete()
     await queue.resume()
-    assert {info.name for info in await mesh.queues()} == {"Q1"}
+    assert {info.name for info in await mesh.queues()} == {"Q1", "{Q1}-fail"}
     assert len(await mesh.workers()) == 1
     await trio.sleep(1.2)  # a beat, and a round of the leader's chores
     assert peer.health().ready
@@ -225,12 +253,11 @@ def test_every_page_is_in_the_index() -> None:
     assert linked == {page.name for page in DOCS.glob("*.md")} - {"index.md"}
 
 
-def rows(page: str, heading: str) -> list[list[str]]:
-    """The cells of the table below a heading."""
+def rows(page: str, heading: str, skipped: int = 0) -> list[list[str]]:
+    """The cells of the first table below a heading, or of one behind it."""
     section = re.split(rf"^#+ {heading}$", (DOCS / page).read_text("utf-8"), flags=re.MULTILINE)[1]
-    table = re.search(r"(?:^\|.*\n)+", section, re.MULTILINE)
-    assert table is not None
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table[0].splitlines()[2:]]
+    table = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)[skipped]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
 
 
 def words(cells: str) -> list[str]:
@@ -241,16 +268,16 @@ def test_the_words_of_the_log_are_those_of_the_code() -> None:
     source = "\n".join(path.read_text("utf-8") for path in (ROOT / "worqr").rglob("*.py"))
     for row in rows("operating.md", "Logs"):
         for word in words(row[0]):
-            ended = word.startswith("claim.") and f'"{word.removeprefix("claim.")}"' in source
-            assert f'"{word}:' in source or f'"{word}"' in source or ended, word
+            kind, _, verb = word.partition(".")
+            composed = f'"{kind}.%s:' in source and f'"{verb}"' in source
+            assert f'"{word}:' in source or f'"{word}"' in source or composed, word
 
 
 def test_the_errors_are_those_there_are() -> None:
     named = {word for row in rows("operating.md", "Errors") for word in words(row[0])}
-    there = {
-        name for name in worqr.__all__ if isinstance(kind := getattr(worqr, name), type) and issubclass(kind, Exception)
-    }
-    assert named == there - {"WorqrError"}
+    public = {name: getattr(worqr, name) for name in worqr.__all__}
+    errors = {name for name, kind in public.items() if isinstance(kind, type) and issubclass(kind, worqr.WorqrError)}
+    assert named == errors - {"WorqrError"}
 
 
 def test_the_times_are_those_of_the_code() -> None:
@@ -260,10 +287,36 @@ def test_the_times_are_those_of_the_code() -> None:
     assert numbers == [
         *(membership.BEAT_EVERY, mesh.keepalive, leading.LOOK_EVERY, leading.TWO_LOOKS, membership.LEASE),
         *(leading.SCAN_EVERY, cancelling.RECONCILE_EVERY, mesh.stall_limit, settings.patience),
-        *(join["grace"].default, peer_module.LEAVE_PATIENCE),
-        *(task_module.MAX_FAILURES, task_module.MAX_STALLS, task_module.KEEP_FAILED, mesh.max_payload / 2**20),
+        *(join["grace"].default, peer_module.LEAVE_PATIENCE, promoting.AT_MOST_EVERY),
+        *(
+            task_module.MAX_FAILURES,
+            task_module.MAX_STALLS,
+            policy.MAX_TIMEOUTS,
+            policy.MIN_BACKOFF,
+            policy.MAX_BACKOFF,
+        ),
+        *(PATIENT.max_failures, PATIENT.min_backoff, PATIENT.max_backoff, saying.SAY_EVERY, listening.LOOK_AGAIN),
+        *(task_module.KEEP_FAILED, mesh.max_payload / 2**20),
     ]
     assert f"at most {mesh_module.MAX_PATIENCE:g}" in (DOCS / "operating.md").read_text("utf-8")
+
+
+def test_the_series_of_the_backoff_are_those_of_the_code() -> None:
+    text = (DOCS / "retries.md").read_text("utf-8")
+    table = text.partition("| after failure |")[2].splitlines()[2:4]
+    series = [[float(cell) for cell in row.split("|")[2:-1]] for row in table]
+    assert series == [[each.backoff(times) for times in range(9)] for each in (policy.Policy(), PATIENT)]
+
+
+def test_the_options_are_those_there_are() -> None:
+    def first_words(page: str, heading: str, skipped: int = 0) -> list[str]:
+        return [word for row in rows(page, heading, skipped) for word in words(row[0])[:1]]
+
+    assert set(first_words("jobs.md", "Options of a dispatch")) == set(worqr.JobOptions.__annotations__) - {"replicas"}
+    assert first_words("jobs.md", "An id that is there already", 1) == [field.name for field in fields(worqr.Update)]
+    assert first_words("retries.md", "The policy") == [field.name for field in fields(worqr.RetryPolicy)]
+    assert set(first_words("peers.md", "Serving")) == set(TAKEN["serve"])
+    assert set(first_words("peers.md", "Peers")) == set(TAKEN["join"])
 
 
 def shapes(keys: QueueKeys | RegistryKeys, arguments: dict[str, Any]) -> set[str]:
@@ -282,12 +335,57 @@ def test_every_key_and_channel_is_on_the_page() -> None:
     arguments = {"worker": "W1", "claim": "P1", "id": "ID", "digest": "DIGEST", "producer": "X"}
     there = shapes(QueueKeys("worqr", "Q1"), arguments) | shapes(RegistryKeys("worqr"), arguments)
     text = (DOCS / "wire.md").read_text("utf-8")
-    not_yet = {"worqr:{Q1}:due"}  # no script writes it before there are jobs with a time
-    assert {key for key in there - not_yet - {"{worqr}"} if f"`{key}`" not in text} == set()
+    assert {key for key in there - {"{worqr}"} if f"`{key}`" not in text} == set()
     written = {
         f"worqr:{{Q1}}{end}" for script in all_scripts() for end in re.findall(r"\.\. '(:[a-z_]+)'", script.source)
     }
     assert {key for key in written if f"`{key}`" not in text} == set()
+
+
+async def test_every_field_of_a_record_is_on_the_page(server: Server, prefix: str) -> None:
+    mesh = worqr.Mesh(server.url, prefix=prefix)
+    options: worqr.JobOptions = {
+        "id": "x",
+        "expires": 60,
+        "result_ttl": 5,
+        "timeout": 5,
+        "meta": {"a": "b"},
+        "retry": worqr.RetryPolicy(max_failures=1, max_stalls=2, max_timeouts=1, min_backoff=1, retry_on=()),
+    }
+    seen: set[str] = set()
+
+    def look(client: redis.Redis) -> None:
+        for key in client.scan_iter(f"{prefix}:{{Q1}}*"):
+            if re.search(rb":(job|active|result|aside):", key):
+                seen.update(name.decode() for name in client.hkeys(key))
+
+    with server.client() as client:
+        async with mesh.join(grace=0) as peer, peer.work("Q1") as claims:
+            queue = mesh.queue("Q1")
+            for _ in range(2):
+                await queue.dispatch(b"job", **options)
+                (claim,) = await claims.take(1)
+                claim.progress(0.5, "half")
+                await queue.dispatch(b"job", **options)
+                while (await queue.job("x").status()).progress is None:
+                    await trio.sleep(0.01)
+                look(client)
+                await queue.job("x").cancel()
+                await claim.stop()
+            await queue.enqueue(b"raw")
+            (claim,) = await claims.take(1)
+            await claim.retry(delay=0)
+            look(client)
+            await queue.delete()
+            for _ in range(2):
+                await queue.dispatch(b"job", **options)
+                (claim,) = await claims.take(1)
+                await claim.fail("why")
+            look(client)
+            await queue.failed.drop_all()
+    named = set(re.findall(r"`(\w+)`", (DOCS / "wire.md").read_text("utf-8").partition("## Records")[2]))
+    assert len(seen) > 30
+    assert seen - named == set()
 
 
 def test_every_script_is_on_the_page_and_no_other() -> None:
