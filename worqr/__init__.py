@@ -5,6 +5,7 @@ Only `worqr.link` imports redis.
 """
 
 from worqr.aside import Aside
+from worqr.cron import Schedule
 from worqr.errors import (
     ClaimLost,
     ClaimSettled,
@@ -22,6 +23,7 @@ from worqr.errors import (
     WorqrError,
     WrongVersion,
 )
+from worqr.function import Call
 from worqr.job import Job
 from worqr.mesh import Mesh
 from worqr.options import JobOptions, Update
@@ -31,11 +33,13 @@ from worqr.peer.peer import Peer
 from worqr.policy import Broken, Failure, Retry, RetryPolicy
 from worqr.queue import Queue
 from worqr.task import CancelCount, Event, Failed, Health, QueueInfo, RemoteError, Seconds, Status, WorkerInfo
+from worqr.timetable import ScheduleOptions
 from worqr.version import __version__
 
 __all__ = [
     "Aside",
     "Broken",
+    "Call",
     "CancelCount",
     "Claim",
     "ClaimLost",
@@ -63,6 +67,8 @@ __all__ = [
     "ResultTimeout",
     "Retry",
     "RetryPolicy",
+    "Schedule",
+    "ScheduleOptions",
     "Seconds",
     "Status",
     "Unavailable",
