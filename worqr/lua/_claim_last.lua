@@ -1,28 +1,4 @@
--- USES fence record set_aside
--- What a start answers for the claimed `item`: the payload, or for a job its record as names and values, with its id; false
--- for none.
-local function entry_of(base, item)
-  local id = item and job_id(item)
-  if not id then
-    return item
-  end
-  local entry = redis.call('HGETALL', base .. ':active:' .. id)
-  if #entry == 0 then
-    return false
-  end
-  entry[#entry + 1], entry[#entry + 2] = 'id', id
-  return entry
-end
-
--- Adds to `reply` the entries of `count` claims from `first` on: what a start has claimed before.
-local function claimed_again(base, reply, first, count)
-  for i = 0, count - 1 do
-    local item = redis.call('LINDEX', base .. ':claim:' .. digits(first + i), 0)
-    reply[#reply + 1] = entry_of(base, item)
-  end
-  return reply
-end
-
+-- USES entry line record result set_aside
 -- True if the job was to begin before now and never did.
 local function is_expired(fields, now)
   local until_ms = tonumber(fields.expires_at)

@@ -26,6 +26,14 @@ local function tally_stale(base, n)
   end
 end
 
+-- Notes that `n` references to nothing were taken out of the lists. With nothing `left` in them there are none at all.
+local function untally_stale(base, n, left)
+  tally_stale(base, -n)
+  if left == 0 then
+    redis.call('HDEL', base .. ':counts', 'stale')
+  end
+end
+
 -- How many tasks wait: what lies in the lists, without the references whose record is gone.
 local function count_waiting(base)
   local items = redis.call('LLEN', base) + redis.call('LLEN', base .. ':suspects')

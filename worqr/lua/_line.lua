@@ -1,4 +1,4 @@
--- USES reference counts
+-- USES reference
 -- A job's record says in `state` where it stands: waiting (a reference lies in a list), due (in the zset of due times),
 -- blocked (the same id runs), active. A reference is only a place in line: one whose record is not waiting is skipped.
 
@@ -7,9 +7,9 @@ local function tell(base, id, word)
   redis.pcall('PUBLISH', base .. ':job:' .. id, word)
 end
 
--- Puts the job `id`, whose record is written and stands nowhere, in line, or among the due until `run_at`. `side`: back or
--- front; a suspect goes to the suspects. Answers 1 if somebody can take it now, else 0.
-local function put_in_line(base, id, run_at, now, side, suspect)
+-- Puts the job `id`, whose record is written and stands nowhere, in line, or among the due until `run_at`. To the back, or to
+-- the `front`; a suspect goes to the suspects. Answers 1 if somebody can take it now, else 0.
+local function put_in_line(base, id, run_at, now, front, suspect)
   local job, due = base .. ':job:' .. id, base .. ':due'
   if run_at > now then
     redis.call('HSET', job, 'state', 'due')
@@ -22,7 +22,8 @@ local function put_in_line(base, id, run_at, now, side, suspect)
     return 0
   end
   redis.call('HSET', job, 'state', 'waiting')
-  redis.call(side == 'back' and 'LPUSH' or 'RPUSH', suspect and base .. ':suspects' or base, MARKER .. id)
+  local list = suspect and base .. ':suspects' or base
+  redis.call(front and 'RPUSH' or 'LPUSH', list, MARKER .. id)
   tell(base, id, 'waiting')
   return 1
 end
@@ -34,5 +35,5 @@ local function unblock(base, id, now)
   end
   local job = base .. ':job:' .. id
   redis.call('HDEL', job, 'update_data', 'update_counts', 'update_policy', 'update_low', 'update_high')
-  return put_in_line(base, id, tonumber(redis.call('HGET', job, 'run_at')) or 0, now, 'back')
+  return put_in_line(base, id, tonumber(redis.call('HGET', job, 'run_at')) or 0, now)
 end

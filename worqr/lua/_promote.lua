@@ -7,7 +7,7 @@ local function promote(base, limit, now)
     redis.call('ZREM', base .. ':due', id)
     local kept = redis.pcall('HMGET', base .. ':job:' .. id, 'state', 'suspect')
     if kept[1] == 'due' then
-      pushed = pushed + put_in_line(base, id, 0, now, 'back', kept[2])
+      pushed = pushed + put_in_line(base, id, 0, now, false, kept[2])
     end
   end
   return pushed

@@ -1,8 +1,4 @@
--- USES reference line
--- The fields of a record that a dispatch may give, and that otherwise the handler's options decide.
-local POLICY = {'max_failures', 'max_stalls', 'max_timeouts', 'min_backoff', 'max_backoff', 'jitter', 'retry_on',
-  'fail_on', 'timeout', 'result_ttl'}
-
+-- USES reference
 -- A hash as a table, nil if it is empty.
 local function read_hash(key)
   local flat = redis.call('HGETALL', key)
@@ -45,62 +41,4 @@ local function read_claim(base, claim)
     fields = read_hash(base .. ':active:' .. id)
   end
   return fields and fields.task and record_of(item, id, claim, fields) or nil
-end
-
--- What a blocked `twin` changes in the job that it is merged with, whose record has `fields` and which would be due at
--- `run_at`: field by field, as the dispatches of the twin said. Answers when it is due then.
-local function merge_twin(job, fields, twin, changes, run_at)
-  if twin.update_data then
-    changes.task, changes.meta, changes.scheduled_for = twin.task, twin.meta, twin.scheduled_for
-    redis.call('HDEL', job, 'meta', 'scheduled_for')
-  end
-  if twin.update_counts then
-    changes.failures, changes.stalls, changes.timeouts, changes.suspect = nil, nil, nil, nil
-    redis.call('HDEL', job, 'failures', 'stalls', 'timeouts', 'suspect')
-  end
-  local forced = ' ' .. (twin.update_policy or '') .. ' '
-  for _, name in ipairs(POLICY) do
-    if twin[name] and (not fields[name] or string.find(forced, ' ' .. name .. ' ', 1, true)) then
-      changes[name] = twin[name]
-    end
-  end
-  changes.last = twin.last
-  return math.max(tonumber(twin.update_low), math.min(run_at, tonumber(twin.update_high)))
-end
-
--- Makes the task under `claim` wait again, in line or until `how.run_at` (nil: at once), with the counter that this return
--- costs. A raw task about which something must be remembered becomes a job. `queued` is the fence number of its place: one
--- that is not above the number of the last clearing lies in the trash. Answers how many can be taken now.
-local function wait_again(base, claim, record, how, now)
-  redis.call('DEL', base .. ':claim:' .. claim)
-  local side, run_at, remembers = how.back and 'back' or 'front', how.run_at or now, how.counter ~= ''
-  if not record.job and not remembers and run_at <= now then
-    redis.call(side == 'back' and 'LPUSH' or 'RPUSH', base, record.item)
-    return 1
-  end
-  local job, changes = base .. ':job:' .. record.id, {queued = claim, started = '1'}
-  if remembers then
-    changes[how.counter] = record[how.counter]
-  end
-  if how.run_at then
-    changes.run_at = string.format('%.0f', run_at)
-  end
-  local max_stalls = tonumber(record.fields.max_stalls) or how.max_stalls
-  if record.stalls > 0 and record.stalls >= max_stalls - 1 then
-    changes.suspect = '1'
-  end
-  if record.job then
-    local twin = redis.call('SREM', base .. ':blocked', record.id) == 1 and read_hash(job)
-    redis.call('RENAME', base .. ':active:' .. record.id, job)
-    redis.call('HDEL', job, 'claim', 'worker', 'progress', 'message', 'cancel_reason', 'suspect')
-    if twin then
-      run_at = merge_twin(job, record.fields, twin, changes, run_at)
-      changes.run_at = string.format('%.0f', run_at)
-    end
-  else
-    changes.task, changes.twin, changes.first, changes.last = record.task, redis.sha1hex(record.task), claim, claim
-    redis.call('SADD', base .. ':twins:' .. changes.twin, record.id)
-  end
-  write_hash(job, changes)
-  return put_in_line(base, record.id, run_at, now, side, changes.suspect)
 end

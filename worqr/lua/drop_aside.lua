@@ -8,7 +8,7 @@
 -- ARGV[3..] dropped claims under which they were set aside
 -- RETURNS ok dropped | late
 -- RESEND safe: the reply is stored under the producer's number
--- USES producer set_aside types
+-- USES aside producer types
 local producer, queue, list = KEYS[1], KEYS[2], KEYS[3]
 local number, lowest = ARGV[1], ARGV[2]
 

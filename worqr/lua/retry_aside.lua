@@ -9,7 +9,7 @@
 -- ARGV[3..] retried claims under which they were set aside
 -- RETURNS ok retried | late
 -- RESEND safe: the reply is stored under the producer's number
--- USES counts fence producer set_aside types upsert wake
+-- USES aside counts fence policy producer types upsert wake
 local producer, queue, list = KEYS[1], KEYS[2], KEYS[3]
 local number, lowest = ARGV[1], ARGV[2]
 
@@ -28,7 +28,8 @@ for i = 3, #ARGV do
     local dispatched = digits(fence + count)
     forget_aside(queue, retried)
     redis.call('ZREM', list, retried)
-    local kept = {first = fields.first, meta = fields.meta, failed = fields.failed, scheduled_for = fields.scheduled_for}
+    local kept = {first = fields.first, meta = fields.meta, failed = fields.failed,
+      scheduled_for = fields.scheduled_for}
     for _, name in ipairs(POLICY) do
       kept[name] = fields[name]
     end

@@ -18,22 +18,15 @@
 --   claims are first, first + 1, ...; an entry is the payload, or for a job the names and values of its record and its id;
 --   false for a claim that is gone
 -- RESEND safe: fenced by the number; an equal one gets the same claims again, a lower one nothing
--- USES claim_last counts fence promote serving types wake
+-- USES claim_last counts entry fence promote serving types wake
 local queue, workers, claims, hungry = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local suspects, paused, due = KEYS[5], KEYS[6], KEYS[7]
 local worker, number, wanted = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local max_bytes, max_skipped = tonumber(ARGV[4]), tonumber(ARGV[5])
 
-local place = place_in_fence(workers, worker)
-if not place then
-  return {'not_serving'}
-end
-local last, first, count, suspect = string.match(place, '^(%d+) (%d+) (%d+) (%d+)$')
-if number < tonumber(last) then
-  return {'late'}
-end
-if number == tonumber(last) then
-  return claimed_again(queue, {'ok', first}, first, count)
+local before, suspect = started_before(queue, place_in_fence(workers, worker), number)
+if before then
+  return before
 end
 if redis.call('EXISTS', paused) == 1 then
   redis.call('HSET', workers, worker, digits(number) .. ' 0 0 ' .. suspect)
@@ -77,20 +70,15 @@ if taken > 0 then
   note_fence(queue, next_claim + taken - 1)
 end
 tally(queue, 'claimed', taken)
-tally_stale(queue, -skipped)
 left = left - taken - skipped
-if left == 0 then
-  redis.call('HDEL', queue .. ':counts', 'stale')
+untally_stale(queue, skipped, left)
+local wakes = math.min(left, dry and woken or 1) -- dry: for suspects that came due, of which this one may take no more
+if anybody_hungry and (wakes > 0 or not dry) then
+  redis.call('SREM', hungry, worker)
+  wake(queue, wakes)
 end
 if dry then
-  if woken > 0 and left > 0 then -- suspects that came due, of which this one may take no more
-    redis.call('SREM', hungry, worker)
-    wake(queue, math.min(left, woken))
-  end
   redis.call('SADD', hungry, worker)
   reply[1] = 'short'
-elseif anybody_hungry then
-  redis.call('SREM', hungry, worker)
-  wake(queue, math.min(left, 1))
 end
 return reply

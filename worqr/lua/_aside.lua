@@ -1,0 +1,53 @@
+-- USES record
+-- Sets the field `name` of the hash `key`, or takes it away where `value` is false.
+local function set_field(key, name, value)
+  if value then
+    redis.call('HSET', key, name, value)
+  else
+    redis.call('HDEL', key, name)
+  end
+end
+
+-- Forgets the record set aside under `claim`, and that its id was. Those of one id know the one before and the one after,
+-- and the index knows the newest, so that each can go without a search.
+local function forget_aside(base, claim)
+  local aside = base .. ':aside:'
+  local kept = redis.call('HMGET', aside .. claim, 'id', 'older', 'newer')
+  local id, older, newer = kept[1], kept[2], kept[3]
+  if older then
+    set_field(aside .. older, 'newer', newer)
+  end
+  if newer then
+    set_field(aside .. newer, 'older', older)
+  elseif id then
+    set_field(base .. ':aside', id, older)
+  end
+  redis.call('DEL', aside .. claim)
+end
+
+-- Writes the record set aside under `claim` and lists it, if it is to be kept; the oldest above the cap go.
+local function list_aside(base, claim, record, facts, how)
+  local aside, list, keep = base .. ':aside:' .. claim, base .. ':' .. how.kind, tonumber(how.keep)
+  if how.kind == 'broken' or keep > 0 then
+    if record.job then
+      redis.call('RENAME', base .. ':active:' .. record.id, aside)
+      redis.call('HDEL', aside, 'claim', 'state', 'queued', 'suspect', 'progress', 'message', 'cancel_reason')
+    end
+    facts.task, facts.older = record.task, redis.call('HGET', base .. ':aside', record.id) or nil
+    if facts.older then
+      redis.call('HSET', base .. ':aside:' .. facts.older, 'newer', claim)
+    end
+    write_hash(aside, facts)
+    redis.call('HSET', base .. ':aside', record.id, claim)
+    redis.call('ZADD', list, facts.at, claim)
+  end
+  if how.kind == 'failed' then
+    local over = math.min(redis.call('ZCARD', list) - keep, 100)
+    if over > 0 then
+      local popped = redis.call('ZPOPMIN', list, over)
+      for i = 1, #popped, 2 do
+        forget_aside(base, popped[i])
+      end
+    end
+  end
+end

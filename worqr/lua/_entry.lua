@@ -1,0 +1,40 @@
+-- USES fence reference
+-- What a start answers for the claimed `item`: the payload, or for a job its record as names and values, with its id; false
+-- for none.
+local function entry_of(base, item)
+  local id = item and job_id(item)
+  if not id then
+    return item
+  end
+  local entry = redis.call('HGETALL', base .. ':active:' .. id)
+  if #entry == 0 then
+    return false
+  end
+  entry[#entry + 1], entry[#entry + 2] = 'id', id
+  return entry
+end
+
+-- Adds to `reply` the entries of `count` claims from `first` on: what a start has claimed before.
+local function claimed_again(base, reply, first, count)
+  for i = 0, count - 1 do
+    local item = redis.call('LINDEX', base .. ':claim:' .. digits(first + i), 0)
+    reply[#reply + 1] = entry_of(base, item)
+  end
+  return reply
+end
+
+-- What a start is answered that gets nothing new: its worker, of which the fence holds `place`, stands outside, or has sent
+-- it before. For any other one nil, and the claim under which the worker took its last suspect.
+local function started_before(base, place, number)
+  if not place then
+    return {'not_serving'}
+  end
+  local last, first, count, suspect = string.match(place, '^(%d+) (%d+) (%d+) (%d+)$')
+  if number < tonumber(last) then
+    return {'late'}
+  end
+  if number == tonumber(last) then
+    return claimed_again(base, {'ok', first}, first, count)
+  end
+  return nil, suspect
+end

@@ -1,0 +1,37 @@
+local NEVER = 9007199254740991
+
+local function time_text(ms)
+  return string.format('%.0f', ms)
+end
+
+-- The rule by which a dispatch moves a due time, as bounds to clamp it by: min and max of two such rules is one again.
+local function bounds_of(when, asked)
+  local lower = (when == 'keep' or when == 'earlier') and 0 or asked
+  local upper = (when == 'keep' or when == 'later') and NEVER or asked
+  return lower, upper
+end
+
+local function clamp(value, lower, upper)
+  return math.max(lower, math.min(value, upper))
+end
+
+local function resets_counts(o)
+  if o.counts == nil then
+    return o.data ~= false
+  end
+  return o.counts
+end
+
+-- Replaces a field of the policy if the dispatch says so, else only fills one that is not there. True if it changed anything.
+local function change_policy(job, o, forced)
+  local changed = false
+  for name, value in pairs(o.fields or {}) do
+    if string.find(forced, ' ' .. name .. ' ', 1, true) then
+      changed = redis.call('HGET', job, name) ~= value or changed
+      redis.call('HSET', job, name, value)
+    else
+      changed = redis.call('HSETNX', job, name, value) == 1 or changed
+    end
+  end
+  return changed
+end

@@ -1,0 +1,53 @@
+-- USES line rules record counts
+-- Moves a job that is in line or due to where its new due time says. Answers as put_in_line.
+local function move(base, id, kept, run_at, now, front)
+  if kept.state == 'waiting' then
+    if run_at <= now then
+      tell(base, id, 'waiting')
+      return 0 -- it keeps its place
+    end
+    tally_stale(base, 1)
+  else
+    redis.call('ZREM', base .. ':due', id)
+  end
+  local suspect = redis.call('HGET', base .. ':job:' .. id, 'suspect')
+  return put_in_line(base, id, run_at, now, front, suspect)
+end
+
+-- Changes the job that waits, is due or is blocked, field by field as the dispatch says.
+local function update(base, id, o, task, number, asked, now, kept)
+  local job, blocked, fields, gone = base .. ':job:' .. id, kept.state == 'blocked', {last = number}, {}
+  local lower, upper = bounds_of(o.when, asked)
+  local run_at = clamp(kept.run_at, lower, upper)
+  local changed = run_at ~= kept.run_at or o.data ~= false or resets_counts(o)
+  if o.data ~= false then
+    fields.task, fields.meta, fields.scheduled_for = task, o.meta, o.scheduled_for
+    fields.update_data = blocked and '1' or nil
+    gone = {'meta', 'scheduled_for'}
+  end
+  if run_at ~= kept.run_at or (o.when or 'set') == 'set' then
+    fields.run_at, fields.expires, fields.expires_at = time_text(run_at), o.expires, o.expires_at
+    gone[#gone + 1], gone[#gone + 2] = 'expires', 'expires_at'
+  end
+  if resets_counts(o) then
+    fields.update_counts = blocked and '1' or nil
+    for _, counter in ipairs({'failures', 'stalls', 'timeouts', 'suspect'}) do
+      gone[#gone + 1] = counter
+    end
+  end
+  if blocked then
+    fields.update_low = time_text(clamp(kept.low, lower, upper))
+    fields.update_high = time_text(clamp(kept.high, lower, upper))
+    fields.update_policy = kept.policy .. ' ' .. (o.policy or '')
+  end
+  if #gone > 0 then
+    redis.call('HDEL', job, unpack(gone))
+  end
+  write_hash(job, fields)
+  changed = change_policy(job, o, ' ' .. (o.policy or '') .. ' ') or changed
+  if blocked then
+    tell(base, id, 'blocked')
+    return 'blocked', 0
+  end
+  return changed and 'updated' or 'unchanged', run_at ~= kept.run_at and move(base, id, kept, run_at, now, o.front) or 0
+end
