@@ -16,7 +16,10 @@ from tests.leaks import delete_all
 from tests.servers import Server
 
 EXAMPLES = ROOT / "examples"
-TESTED = {"peer.py", "producer.py", "batches.py", "cancel.py", "foreign.sh", "foreign.py"}
+TESTED = {
+    *("peer.py", "producer.py", "batches.py", "cancel.py", "foreign.sh", "foreign.py"),
+    *("reports.py", "retries.py", "redrive.py", "singleton.py"),
+}
 
 Run = Callable[..., Child]
 
@@ -89,7 +92,59 @@ async def test_redis_py_is_a_producer(run: Run) -> None:
     assert await peer.line() == "Hello, Barbara!"
 
 
-@pytest.mark.parametrize("name", ["batches.py", "cancel.py"])
+async def test_a_report_is_ordered_watched_and_fetched(run: Run) -> None:
+    worker = run("reports.py", "work")
+    order = run("reports.py", "order", "sales", "3")
+    assert await order.line() == "sales: created"
+    lines = [await order.line_with("active page 1 of 3"), await order.line_with("finished")]
+    assert lines == ["sales: active page 1 of 3", "sales: finished"]
+    assert await order.ended() == 0
+    fetch = run("reports.py", "fetch", "sales")
+    assert await fetch.line() == "{'report': 'sales', 'pages': 3, 'for': 'ada'}"
+    assert await run("reports.py", "fetch", "other").line() == "other was never ordered, or is forgotten"
+    worker.kill()
+
+
+async def test_a_report_is_stopped_from_another_process(run: Run) -> None:
+    run("reports.py", "work")
+    order = run("reports.py", "order", "sales", "1000")
+    await order.line_with("page 2 of 1000")
+    fetch = run("reports.py", "fetch", "sales")
+    stop = run("reports.py", "stop", "sales")
+    assert await stop.line() == "0 removed; 1 of 1 running ones have ended"
+    assert await order.line_with("cancelled") == "sales: cancelled"
+    assert await fetch.line() == "sales was cancelled: nobody wants it"
+
+
+async def test_what_is_given_up_reaches_the_failure_handler_and_can_be_put_back(run: Run) -> None:
+    worker = run("retries.py", "work")
+    await run("retries.py", "send", "ada@example.org", "later@example.org", "nowhere", "broken@example.org").ended()
+    assert {await worker.line() for _ in range(4)} == {
+        "delivered to ada@example.org in run 1",
+        "delivered to later@example.org in run 2",
+        "given up after 1: nowhere: nowhere is no address",
+        "given up after 3: broken@example.org: connection refused",
+    }
+    show = run("redrive.py", "show", "deliveries")
+    assert {await show.line(), await show.line()} == {
+        "failed: b'nowhere': worqr.policy.Failure: nowhere is no address (1 failures, 0 stalls, 0 timeouts)",
+        "failed: b'broken@example.org': ConnectionError: connection refused (3 failures, 0 stalls, 0 timeouts)",
+    }
+    assert await run("redrive.py", "retry", "deliveries", "Failure").line() == "1 put back"
+    assert await worker.line() == "given up after 1: nowhere: nowhere is no address"
+    assert await run("redrive.py", "drop", "deliveries", "Failure").line() == "1 forgotten"
+    assert await run("redrive.py", "retry", "deliveries").line() == "1 put back"
+
+
+async def test_many_changes_are_one_run_when_it_has_been_quiet(run: Run) -> None:
+    worker = run("singleton.py", "work")
+    assert await run("singleton.py", "edit", "site", "50").line() == "1 created, 49 updated"
+    assert await worker.line() == "site: rebuilt after change 50"
+    await run("singleton.py", "edit", "site", "1").ended()
+    assert await worker.line() == "site: rebuilt after change 1"
+
+
+@pytest.mark.parametrize("name", ["batches.py", "cancel.py", "reports.py", "retries.py", "redrive.py", "singleton.py"])
 async def test_without_arguments_it_says_how_to_use_it(run: Run, name: str) -> None:
     program = run(name)
     assert await program.ended() == 1
