@@ -20,14 +20,14 @@ from worqr.keys import MARKER, MAX_NAME, QueueKeys, RegistryKeys, check_name
 
 QUEUE = QueueKeys("worqr", "Q1")
 REGISTRY = RegistryKeys("worqr")
-CHANNELS = {"cancel_channel", "cancelled_channel", "events_channel", "wake_channel"}
-NOT_YET = {"due"}
-"""Spelled already, written by nobody."""
+FAILURES = QueueKeys("worqr", "Q1", failures=True)
+CHANNELS = {"cancel_channel", "cancelled_channel", "events_channel", "wake_channel", "due_channel"}
 
 
 def plain(keys: QueueKeys | RegistryKeys) -> dict[str, str]:
     """The keys and channels whose name depends on nothing more, by their names in Python."""
-    return {name: getattr(keys, name) for name, what in vars(type(keys)).items() if isinstance(what, property)}
+    names = [name for name, what in vars(type(keys)).items() if isinstance(what, property) and name != "name"]
+    return {name: getattr(keys, name) for name in names}
 
 
 def makers(keys: QueueKeys | RegistryKeys) -> dict[str, Callable[[str], str]]:
@@ -51,7 +51,11 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "failed": "worqr:{Q1}:failed",
         "broken": "worqr:{Q1}:broken",
         "trash": "worqr:{Q1}:trash",
-        "trash_suspects": "worqr:{Q1}:trash_suspects",
+        "trash_suspects": "worqr:{Q1}:trash:suspects",
+        "trash_due": "worqr:{Q1}:trash:due",
+        "trash_blocked": "worqr:{Q1}:trash:blocked",
+        "blocked": "worqr:{Q1}:blocked",
+        "aside_index": "worqr:{Q1}:aside",
         "due": "worqr:{Q1}:due",
         "fired": "worqr:{Q1}:fired",
         "cancel_channel": "worqr:{Q1}_cancel",
@@ -67,6 +71,9 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "active": "worqr:{Q1}:active:X",
         "twins": "worqr:{Q1}:twins:X",
         "aside": "worqr:{Q1}:aside:X",
+        "result": "worqr:{Q1}:result:X",
+        "older_result": "worqr:{Q1}:older_result:X",
+        "taken": "worqr:{Q1}:taken:X",
         "wake_channel": "worqr:{Q1}:wake:X",
     }
     assert plain(REGISTRY) == {
@@ -76,6 +83,7 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "queues": "{worqr}:queues",
         "waiting": "{worqr}:waiting",
         "schedules": "{worqr}:schedules",
+        "due_channel": "{worqr}:due",
         "leader": "{worqr}:leader",
         "version": "{worqr}:version",
     }
@@ -86,12 +94,30 @@ def test_the_layout_is_the_one_of_the_design() -> None:
     }
 
 
+def test_the_failure_queue_of_a_queue_has_the_same_keys_with_a_word_more() -> None:
+    spelled = {name: key.replace("{Q1}-fail", "{Q1}") for name, key in plain(FAILURES).items()}
+    assert spelled == plain(QUEUE)
+    assert {key for key in plain(FAILURES).values() if "{Q1}-fail" not in key} == set()
+    assert FAILURES.job("X") == "worqr:{Q1}-fail:job:X"
+    assert f"{QUEUE.base}-fail" == FAILURES.base  # as Lua spells it
+
+
+def test_the_failure_queue_is_known_by_a_name_that_no_queue_can_have() -> None:
+    assert FAILURES.name == "{Q1}-fail"
+    assert QueueKeys.of("worqr", FAILURES.name) == FAILURES
+    for name in ("Q1", "Q1-fail", "Q1}-fail", "{Q1", "-fail"):
+        assert QueueKeys.of("worqr", name) == QueueKeys("worqr", name)
+    with pytest.raises(UsageError, match="braces"):
+        check_name(FAILURES.name)
+
+
 def test_a_claim_is_spelled_in_full_whatever_its_size() -> None:
     assert QUEUE.claim(8_000_000_000_000_001) == "worqr:{Q1}:claim:8000000000000001"
 
 
 def test_no_two_are_spelled_alike() -> None:
     spelled = [*plain(QUEUE).values(), *(make("X") for make in makers(QUEUE).values())]
+    spelled += [*plain(FAILURES).values(), *(make("X") for make in makers(FAILURES).values())]
     spelled += [*plain(REGISTRY).values(), *(make("X") for make in makers(REGISTRY).values())]
     assert len(spelled) == len(set(spelled))
 
@@ -114,7 +140,7 @@ def desk(server: Server, prefix: str) -> Iterator[Desk]:
 def spellings(desk: Desk, key: str) -> list[str]:
     """The names in keys.py under which `key` can be made."""
     found: list[str] = []
-    for keys in (desk.q, desk.g):
+    for keys in (desk.q, QueueKeys(desk.prefix, "Q1", failures=True), desk.g):
         found += [name for name, spelled in plain(keys).items() if spelled == key]
         for name, make in makers(keys).items():
             stem = make("")
@@ -146,7 +172,7 @@ def test_every_key_on_the_server_is_one_that_python_spells(desk: Desk) -> None:
                 [name] = spellings(desk, key)
                 seen.add(name)
     every = {*plain(desk.q), *makers(desk.q), *plain(desk.g), *makers(desk.g)}
-    assert every - seen == CHANNELS | NOT_YET
+    assert every - seen == CHANNELS
 
 
 # Slots
@@ -154,9 +180,13 @@ def test_every_key_on_the_server_is_one_that_python_spells(desk: Desk) -> None:
 
 @pytest.mark.parametrize("queue", ["Q1", "a:b", "ä", "x y", "Q1-fail", ":"])
 def test_a_queue_is_one_slot_and_so_is_the_registry(queue: str) -> None:
-    for keys in (QueueKeys("mesh", queue), RegistryKeys("mesh")):
+    def slots(keys: QueueKeys | RegistryKeys) -> set[int]:
         spelled = [*plain(keys).values(), *(make("W:1") for make in makers(keys).values())]
-        assert len({key_slot(key.encode()) for key in spelled}) == 1
+        return {key_slot(key.encode()) for key in spelled}
+
+    assert len(slots(RegistryKeys("mesh"))) == 1
+    assert len(slots(QueueKeys("mesh", queue))) == 1
+    assert slots(QueueKeys("mesh", queue, failures=True)) == slots(QueueKeys("mesh", queue))
 
 
 # Names

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from fractions import Fraction
 from typing import Any
 
 import pytest
 
 import worqr
-from worqr.task import RemoteError, check_task, seconds
+from worqr.task import RemoteError, check_count, check_task, from_ms, seconds, to_ms
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,14 @@ def test_a_message_that_was_told_is_clean_and_short() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [worqr.CancelCount(1, 2, 3), worqr.Event("Q1", "finished", 2), RemoteError("a", "b", "c")]
+    "value",
+    [
+        worqr.CancelCount(1, 2, 3),
+        worqr.Event("Q1", "finished", 2),
+        worqr.Status("due", run_at=datetime(2030, 1, 1, tzinfo=UTC)),
+        RemoteError("a", "b", "c"),
+        worqr.Failed.of("Q1", b"a", {}),
+    ],
 )
 def test_values_are_plain_and_cannot_be_changed(value: Any) -> None:
     assert pickle.loads(pickle.dumps(value)) == value
@@ -130,13 +137,81 @@ def test_values_are_plain_and_cannot_be_changed(value: Any) -> None:
         value.new = 1
 
 
+# Moments
+
+
+@pytest.mark.parametrize(
+    ("moment", "ms"),
+    [
+        (datetime(1970, 1, 1, tzinfo=UTC), 0),
+        (datetime(2001, 9, 9, 1, 46, 40, tzinfo=UTC), 10**12),
+        (datetime(2001, 9, 9, 1, 46, 40, 1, tzinfo=UTC), 10**12 + 1),
+        (datetime(2001, 9, 9, 1, 46, 40, 1000, tzinfo=UTC), 10**12 + 1),
+        (datetime(2001, 9, 9, 3, 46, 40, tzinfo=timezone(timedelta(hours=2))), 10**12),
+    ],
+)
+def test_a_moment_travels_in_milliseconds_and_never_comes_too_early(moment: datetime, ms: int) -> None:
+    assert to_ms(moment, "run_at") == ms
+    assert timedelta(0) <= from_ms(ms) - moment < timedelta(milliseconds=1)
+    assert from_ms(ms).tzinfo is UTC
+
+
+@pytest.mark.parametrize(
+    ("moment", "why"),
+    [
+        (datetime(2030, 1, 1), "must know its timezone"),
+        (datetime(1969, 12, 31, tzinfo=UTC), "must be after 1970"),
+        (10**12, "must be a datetime, not int"),
+        ("tomorrow", "must be a datetime, not str"),
+        (None, "must be a datetime, not NoneType"),
+    ],
+)
+def test_what_is_no_moment_is_refused_by_name(moment: Any, why: str) -> None:
+XX
+        to_ms(moment, "run_at")
+
+
+# What was set aside
+
+
+def test_a_failure_is_read_from_its_record() -> None:
+    facts: dict[str, bytes | str] = {
+        **{"id": b"x", "reason": b"timeout", "error_type": b"Boom", "error_message": b"it \xffbroke"},
+        **{"error_traceback": b"line 1", "failures": b"1", "stalls": b"2", "timeouts": b"3", "worker": b"A"},
+        **{"at": b"1000000000000", "meta": b'{"tenant":"t"}', "twin": b"which nobody wants"},
+    }
+    failed = worqr.Failed.of("Q1", b"\x00task", facts)
+    assert (failed.id, failed.queue, failed.task, failed.reason) == ("x", "Q1", b"\x00task", "timeout")
+    assert failed.error == RemoteError("Boom", "it \ufffdbroke", "line 1")
+    assert (failed.failures, failed.stalls, failed.timeouts, failed.worker) == (1, 2, 3, "A")
+    assert failed.at == datetime(2001, 9, 9, 1, 46, 40, tzinfo=UTC)
+    assert failed.meta == {"tenant": "t"}
+    told = {name: value.decode("utf-8", "replace") for name, value in facts.items() if isinstance(value, bytes)}
+    assert worqr.Failed.of("Q1", b"\x00task", told) == failed
+
+
+def test_a_failure_of_which_little_is_known_can_be_read_too() -> None:
+    failed = worqr.Failed.of("Q1", b"a", {})
+    assert (failed.failures, failed.error, failed.meta) == (0, RemoteError("", "", ""), {})
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 1.0, "3", None])
+def test_what_is_no_count_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(worqr.UsageError, match="^max_stalls must be a whole number of at least 1"):
+        check_count(value, "max_stalls")
+    assert check_count(1, "max_stalls") == 1
+
+
 def test_every_public_error_is_a_worqr_error_and_says_whose_fault_it_is() -> None:
     errors = [getattr(worqr, name) for name in worqr.__all__ if isinstance(getattr(worqr, name), type)]
     errors = [error for error in errors if issubclass(error, BaseException)]
     assert len(errors) >= 10
+    on_purpose = {worqr.Retry, worqr.Failure, worqr.Broken}
     for error in errors:
-        assert issubclass(error, worqr.WorqrError)
+        assert issubclass(error, worqr.WorqrError) == (error not in on_purpose)
         assert error.__doc__
+    assert on_purpose <= set(errors)
+    assert not any(issubclass(error, UserError) for error in on_purpose for UserError in (ValueError, OSError))
     assert issubclass(worqr.UsageError, ValueError)
     for error in (worqr.Unavailable, worqr.QueueFull, worqr.ClaimLost, worqr.RefusedByServer):
         assert not issubclass(error, worqr.UsageError)

@@ -55,8 +55,8 @@ def set_scene(desk: Desk) -> Scene:
     twin = desk.run("A", "runs", fields=KEPT)
     desk.hold("C", b"x", b"y")
     desk.run("C", "dies")
-    for id in ("runs", "dies"):
-        assert desk.dispatch(id, b"twin").outcome == "blocked"
+    for twin_of in ("runs", "dies"):
+        assert desk.dispatch(twin_of, b"twin").outcome == "blocked"
     later = desk.hold("B", b"x", b"stale")
     desk.stall(b"suspect")
     for one in later:

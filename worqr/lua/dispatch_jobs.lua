@@ -22,7 +22,8 @@ end
 check_types(queue)
 local jobs, looked, more, reply = {}, {}, 0, {'ok'}
 for i = 4, #ARGV, 2 do
-  local o = cmsgpack.unpack(ARGV[i])
+  local job, task = ARGV[i], ARGV[i + 1]
+  local o = cmsgpack.unpack(job)
   local seen = o.id and look_for(queue, o.id)
   if whole then
     local word = refusal(queue, o, seen or {}, more)
@@ -40,7 +41,7 @@ for i = 4, #ARGV, 2 do
   if o.id then
     looked[o.id] = true
   end
-  jobs[#jobs + 1] = {o, ARGV[i + 1], seen}
+  jobs[#jobs + 1] = {o, task, seen}
 end
 
 local fence, now, created, ready = next_fence(queue), now_ms(), 0, 0

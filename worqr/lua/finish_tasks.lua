@@ -23,10 +23,10 @@ local why_not = why_not_held(workers, worker)
 local nothing = {'kind', 'none', 'value', ''}
 local how = {ttl = tonumber(redis.call('HGET', policy, 'result_ttl')) or 0, now = now_ms()}
 
-local place = {}
+local results_of = {}
 for i = 3, 2 + 3 * results, 3 do
-  local ended = ARGV[i]
-  place[ended] = i
+  local ended, kind, value = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  results_of[ended] = {'kind', kind, 'value', value}
 end
 
 -- One call for many claims where that is possible: most of a script's time is spent in calling commands one by one.
@@ -34,7 +34,8 @@ local reply, finished, ready = {'ok'}, 0, 0
 for from = 3 + 3 * results, #ARGV, 1000 do
   local named = {}
   for i = from, math.min(from + 999, #ARGV) do
-    named[#named + 1] = ARGV[i]
+    local ended = ARGV[i]
+    named[#named + 1] = ended
   end
   local held = redis.call('SMISMEMBER', claims, unpack(named))
   redis.call('SREM', claims, unpack(named))
@@ -42,8 +43,7 @@ for from = 3 + 3 * results, #ARGV, 1000 do
     local word = held[i] == 1 and 'finished' or why_not
     if held[i] == 1 then
       word = anything_marked and take_mark(queue, claim) and 'cancelled' or word
-      local kept = place[claim]
-      how.outcome, how.facts = word, kept and {'kind', ARGV[kept + 1], 'value', ARGV[kept + 2]} or nothing
+      how.outcome, how.facts = word, results_of[claim] or nothing
       local put = end_claim(queue, claim, how)
       if not put and word == 'finished' then
         word = why_not

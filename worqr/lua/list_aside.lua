@@ -8,7 +8,7 @@
 -- ARGV[4] after claim at which the last page ended, - for the first
 -- ARGV[5] after_ms its time
 -- ARGV[6] before ms, only older ones; +inf: all
--- ARGV[7] error type of the error, whole or its last part; empty: any
+-- ARGV[7] error_type name of the error, whole or its last part; empty: any
 -- ARGV[8] bare 1: only the claims
 -- RETURNS ok after after_ms entry... | more after after_ms entry...; an entry is the claim, or claim and the record's names and
 --   values in turn

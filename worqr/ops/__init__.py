@@ -12,11 +12,12 @@ sees to it that `__all__` has no hole.
 from __future__ import annotations
 
 from worqr.call import Call
-from worqr.ops.asides import Page, drop_aside, find_aside, list_aside, retry_aside
+from worqr.ops.asides import AsideList, Page, drop_aside, find_aside, list_aside, retry_aside
 from worqr.ops.jobs import (
     Dispatched,
     Found,
     JobState,
+    NewJob,
     cancel_job,
     dispatch_jobs,
     job_status,
@@ -110,6 +111,7 @@ __all__ = [
     "SCHEDULES_EXPIRE_S",
     "WAITING_EXPIRE_S",
     "WIRE_VERSION",
+    "AsideList",
     "Beat",
     "Call",
     "Cancelled",
@@ -119,6 +121,7 @@ __all__ = [
     "Inspected",
     "JobState",
     "Look",
+    "NewJob",
     "Page",
     "Reply",
     "Result",

@@ -10,7 +10,7 @@ from worqr.call import Call
 from worqr.keys import QueueKeys
 from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, Reply, new_call, pairs, text, word_of
 
-List = Literal["failed", "broken"]
+AsideList = Literal["failed", "broken"]
 """Which of the two lists of a queue."""
 
 
@@ -24,13 +24,13 @@ class Page:
     records: list[tuple[int, dict[str, bytes]]]
 
 
-def _list(keys: QueueKeys, which: List) -> str:
+def _list(keys: QueueKeys, which: AsideList) -> str:
     return keys.failed if which == "failed" else keys.broken
 
 
 def list_aside(
     keys: QueueKeys,
-    which: List,
+    which: AsideList,
     limit: int,
     *,
     after: str = "-",
@@ -54,7 +54,7 @@ def _fields(flat: Sequence[Any]) -> dict[str, bytes]:
     return {text(name): value for name, value in pairs(flat)}
 
 
-def find_aside(keys: QueueKeys, which: List, ids: Sequence[str]) -> Call[list[int]]:
+def find_aside(keys: QueueKeys, which: AsideList, ids: Sequence[str]) -> Call[list[int]]:
     """The claims under which up to MAX_ITEMS jobs were set aside, the newest of each id; twice named: two of them."""
 
     def read(reply: Reply) -> list[int]:
@@ -69,13 +69,13 @@ def _count(reply: Reply) -> int:
     return int(reply[1])
 
 
-def retry_aside(keys: QueueKeys, which: List, claims: Sequence[int]) -> Call[int]:
+def retry_aside(keys: QueueKeys, which: AsideList, claims: Sequence[int]) -> Call[int]:
     """Make jobs of up to MAX_ITEMS of them; answers how many."""
     names = (keys.base, _list(keys, which))
     return new_call("retry_aside", keys.base, names, tuple(claims), _count, numbered=True)
 
 
-def drop_aside(keys: QueueKeys, which: List, claims: Sequence[int]) -> Call[int]:
+def drop_aside(keys: QueueKeys, which: AsideList, claims: Sequence[int]) -> Call[int]:
     """Forget up to MAX_ITEMS of them; answers how many."""
     names = (keys.base, _list(keys, which))
     return new_call("drop_aside", keys.base, names, tuple(claims), _count, numbered=True)

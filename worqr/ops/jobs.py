@@ -26,7 +26,7 @@ class Dispatched:
     number: int
 
 
-Job = tuple[Mapping[str, object], bytes]
+NewJob = tuple[Mapping[str, object], bytes]
 """The options of one dispatch, as ``_upsert.lua`` names them, and its payload."""
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -42,7 +42,7 @@ def _read_all(reply: Reply) -> list[Dispatched]:
     return [_dispatched(entry) for entry in reply[1:]]
 
 
-def dispatch_jobs(keys: QueueKeys, jobs: Sequence[Job], *, whole: bool = False) -> Call[list[Dispatched]]:
+def dispatch_jobs(keys: QueueKeys, jobs: Sequence[NewJob], *, whole: bool = False) -> Call[list[Dispatched]]:
     """Store up to MAX_ITEMS jobs; with `whole` all or none: then the last of the answers says which one was refused."""
     args: list[Argument] = [int(whole)]
     for options, task in jobs:
