@@ -167,7 +167,7 @@ def test_a_moment_travels_in_milliseconds_and_never_comes_too_early(moment: date
     ],
 )
 def test_what_is_no_moment_is_refused_by_name(moment: Any, why: str) -> None:
-XX
+    with pytest.raises(worqr.UsageError, match=f"^run_at {why}"):
         to_ms(moment, "run_at")
 
 
@@ -176,9 +176,18 @@ XX
 
 def test_a_failure_is_read_from_its_record() -> None:
     facts: dict[str, bytes | str] = {
-        **{"id": b"x", "reason": b"timeout", "error_type": b"Boom", "error_message": b"it \xffbroke"},
-        **{"error_traceback": b"line 1", "failures": b"1", "stalls": b"2", "timeouts": b"3", "worker": b"A"},
-        **{"at": b"1000000000000", "meta": b'{"tenant":"t"}', "twin": b"which nobody wants"},
+        "id": b"x",
+        "reason": b"timeout",
+        "error_type": b"Boom",
+        "error_message": b"it \xffbroke",
+        "error_traceback": b"line 1",
+        "failures": b"1",
+        "stalls": b"2",
+        "timeouts": b"3",
+        "worker": b"A",
+        "at": b"1000000000000",
+        "meta": b'{"tenant":"t"}',
+        "twin": b"which nobody wants",
     }
     failed = worqr.Failed.of("Q1", b"\x00task", facts)
     assert (failed.id, failed.queue, failed.task, failed.reason) == ("x", "Q1", b"\x00task", "timeout")
