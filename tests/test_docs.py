@@ -394,14 +394,17 @@ def test_every_script_is_on_the_page_and_no_other() -> None:
     assert {name for name in named if not hasattr(ops, name)} == set()
 
 
-# Coming from Worqr
+# Coming from Worqr, hworker or Queasy
 
 
-def test_every_feature_and_every_defect_of_the_predecessor_has_its_row() -> None:
+def test_every_feature_of_the_predecessors_has_its_row() -> None:
     features = [row[0] for row in rows("coming-from.md", "Features")]
     defects = [row[0] for row in rows("coming-from.md", "Defects")]
     assert features == [f"W{n}" for n in range(1, 46)]
     assert defects == [f"B-W{n}" for n in range(1, 27)]
+    assert [row[0] for row in rows("coming-from.md", "hworker")] == [f"H{n}" for n in range(1, 28)]
+    assert [row[0] for row in rows("coming-from.md", "Queasy")] == [f"Q{n}" for n in range(1, 36)]
+    assert [row[0] for row in rows("coming-from.md", "Queasy", 1)] == [f"R{n}" for n in range(1, 22)]
 
 
 def test_every_test_that_the_documents_name_exists() -> None:
