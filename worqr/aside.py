@@ -53,7 +53,8 @@ class Aside:
     async def retry(self, *ids: str) -> int:
         """Put them to the back of the queue, as jobs of the same id, all counters at zero; answers how many.
 
-        One whose id waits already is left where it is.
+        They keep their `meta` and their own policies, and expire no more. One whose id waits already is left where it is, one
+        whose id runs is blocked until that run ends.
         """
         return await self._retry(await self._find(ids))
 

@@ -66,16 +66,16 @@ class Job(Generic[R]):
         return hash((self.id, self._keys))
 
     async def status(self) -> Status:
-        """Where it is now. ``finished`` and ``cancelled`` are known as long as results are kept, ``failed`` also as long as its
-        record is; afterwards, and for an id that never was, ``gone``.
+        """Where it is now. ``finished`` and ``cancelled`` are known as long as results are kept, ``failed`` (set aside, also as
+        broken) as long as its record is, too; afterwards, and for an id that never was, ``gone``.
         """
         return _status(await self._mesh.ask(ops.job_status(self._keys, self.id, self._number)))
 
     async def result(self, timeout: Seconds | None = None) -> R:
-        """Wait until it has ended, and answer what its handler returned; None, 0 and b"" are results too.
+        """Wait until it has ended, and answer what its handler returned: bytes as they are, None as None, all else through JSON.
 
         Args:
-            timeout: seconds to wait; None: for ever; 0: only look.
+            timeout: seconds to wait, then `ResultTimeout`; None: for ever; 0: only look.
 
         Raises:
             NoResult: at once: unknown, expired, replaced by a newer dispatch, or not kept (no ``result_ttl``, neither at the

@@ -84,15 +84,17 @@ class JobOptions(TypedDict, total=False):
         result_ttl: seconds that its result, failure or cancellation is kept; default: the handler's.
         timeout: seconds a run may take; default: the handler's.
         retry: what it gives overrides the handler's.
-        update, if_exists: what happens to the job of this id that waits already: it is updated (default), "skip": left alone,
-            "raise": `Duplicate`.
+        if_exists: what to do if the id is taken, because its job waits, is due, is blocked or runs. "update" (default): the
+            one that does not run is changed as `update` says; if there is none, this one is blocked until the run has
+            ended. "skip": nothing. "raise": `Duplicate`.
+        update: what an update changes.
         replicas: not yet.
         expires: a datetime, or seconds from the due time, after which it is set aside instead of started; a job that once
             started does not expire.
-        unique_for: seconds from now that the id stays taken, also past its end. A cancel frees it.
+        unique_for: seconds from now that the id stays taken, also past the job's end. Cancelling it before its end frees it.
         meta: names and texts that travel with the job (trace, tenant), at most 4 KiB.
-        max_length: refuse if so many tasks wait, are due or blocked.
-        front: to be taken next.
+        max_length: refuse a new job if so many tasks wait, are due or blocked.
+        front: to be taken next, if it is due at once.
     """
 
     id: str

@@ -29,7 +29,7 @@ class Retry(Exception):
         message: why, for the log and for the record of the failure.
         delay: seconds until the next run; 0: to the back of the queue, now; None: the backoff of the policy.
         run_at: an aware datetime instead of a delay.
-        counted: False: it costs none of the `max_failures` ("not yet", rather than "failed").
+        counted: False: it costs none of the `max_failures` ("not yet", rather than "failed"), so it may go on for ever.
 
     An explicit time is honoured exactly, never raised to the backoff. From hworker's Retry and Queasy's retryAt.
 

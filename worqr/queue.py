@@ -61,12 +61,12 @@ class Queue:
 
     @property
     def failed(self) -> Aside:
-        """What failed for good: the last `keep_failed` (default 1000)."""
+        """What failed, timed out or stalled for the last time, or expired: the last `keep_failed` (default 1000)."""
         return Aside(self._mesh, self._keys, "failed")
 
     @property
     def broken(self) -> Aside:
-        """What could not be decoded: all of it, until somebody deals with it."""
+        """What a handler could not make sense of (`Broken`): all of it, until somebody deals with it."""
         return Aside(self._mesh, self._keys, "broken")
 
     @property

@@ -116,8 +116,8 @@ class Context:
         return self.failures + 1 >= self._policy.max_failures
 
     def progress(self, done: float | None = None, message: str = "") -> None:
-        """Say how far this run is; never waits. At most ten a second are sent, the last one wins, and what is said goes with the
-        job. Seen by ``job.status()``, ``job.watch()`` and ``queue.running()``. From any thread.
+        """Say how far this run is; never waits. At most ten a second are sent, and the last one wins. Seen by ``job.status()``,
+        ``job.watch()`` and ``queue.running()`` until the run ends. From any thread.
 
         Args:
             done: a number, by custom from 0 to 1.

@@ -177,7 +177,7 @@ class Peer:
             retry: what differs from the defaults of `RetryPolicy`; a job's own retry overrides it.
             keep_failed: how many of the queue's failed tasks are kept for people to see, 0: none.
             on_failure: called with one `Failed` for each task that is set aside, at least once. It is a job itself, in the
-                queue's failure queue, made in the same step, and tried again 100 times over about a day.
+                queue's failure queue, made in the same step; it has up to 100 runs, 10 s to 15 minutes apart.
             result_ttl: seconds that what the handler returned for a job is kept; None: it is not.
 
         Raises:
