@@ -14,11 +14,11 @@ import trio.testing
 import worqr
 from tests.leaks import dump, short
 from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - fixtures
-from tests.peer.tools import Held, Runs, at_most, eventually, serving, spying, until
+from tests.peer.tools import QUICK, Held, Runs, at_most, eventually, serving, spying, until
 from tests.servers import Server
 
 MIB = 1 << 20
-FAILED = ("{Q1}:failed", "{Q1}:aside:*")
+FAILED = ("{Q1}:failed", "{Q1}:aside*")
 WAITING_JOBS = ("{Q1}:job:*", "{Q1}:twins:*")
 
 
@@ -235,7 +235,7 @@ async def test_info_counts_what_waits_runs_and_failed(mesh: worqr.Mesh) -> None:
             raise ValueError
         await held(task)
 
-    async with mesh.connect(), serving(mesh, "Q1", handler, room=2):
+    async with mesh.connect(), serving(mesh, "Q1", handler, room=2, retry=QUICK):
         q = mesh.queue("Q1")
         await q.enqueue(b"bad")
         await eventually(lambda: failed(q), 1)
@@ -262,7 +262,7 @@ async def test_a_task_that_failed_is_seen_as_its_payload(mesh: worqr.Mesh) -> No
         q = mesh.queue("Q1")
         async with mesh.join() as peer, peer.work("Q1") as claims:
             await q.enqueue(b"\x00failed\xff")
-            await (await anext(claims)).retry()
+            await (await anext(claims)).retry(delay=0)
         assert await q.tasks() == [b"\x00failed\xff"]
         assert await q.peek() == b"\x00failed\xff"
         assert await q.count() == 1
@@ -389,7 +389,7 @@ async def test_a_task_that_failed_before_is_found_by_its_payload(mesh: worqr.Mes
 
     async with mesh.connect():
         q = mesh.queue("Q1")
-        async with serving(mesh, "Q1", handler, room=1):
+        async with serving(mesh, "Q1", handler, room=1, retry=QUICK):
             await q.enqueue(b"x", b"x")
             await held.wait(1)
             assert await q.cancel(b"x", wait=3) == worqr.CancelCount(1, 1, 1)
@@ -533,10 +533,12 @@ async def test_delete_drops_jobs_with_their_records(mesh: worqr.Mesh, server: Se
         q = mesh.queue("Q1")
         async with mesh.join() as peer, peer.work("Q1") as claims:
             await q.enqueue(b"a", b"b")
-            for claim in await claims.take(2):
-                await claim.retry()
+            for delay, claim in enumerate(await claims.take(2)):
+                await claim.retry(delay=delay * 60)
+        assert ((await q.info()).waiting, (await q.info()).due) == (1, 1)
         await q.delete()
-        assert not [key for key in dump(server.client(), prefix) if b":job:" in key or b":twins:" in key]
+        left = dump(server.client(), prefix)
+        assert not [key for key in left if b":job:" in key or b":twins:" in key or b":due" in key]
 
 
 async def test_what_runs_on_a_deleted_queue_may_finish_and_is_dropped_when_given_back(mesh: worqr.Mesh) -> None:
@@ -613,7 +615,7 @@ async def test_events_tell_what_happens(mesh: worqr.Mesh, other: worqr.Mesh) -> 
             await until(lambda: len(seen) == 5)
             assert seen == [("enqueued", 2), ("cancelled", 1), ("paused", 1), ("resumed", 1), ("enqueued", 1)]
             seen.clear()
-            async with serving(mesh, "Q1", handler, room=1):
+            async with serving(mesh, "Q1", handler, room=1, retry=QUICK):
                 await runs.wait(4)
                 await eventually(q.running, [])
             await q.enqueue(b"x")

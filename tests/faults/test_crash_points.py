@@ -119,7 +119,7 @@ async def _one(
             # The `ok` ones may have ended in the child; what was set aside for good has.
             await rescue.wait_all(*(t for t in crash.tasks if not t.startswith(b"ok") and t not in crash.gone))
             await _nobody_else(mesh)
-        assert_no_leaks(client, prefix, ["{Q1}:failed", "{Q1}:aside:*"] if crash.gone else [])
+        assert_no_leaks(client, prefix, ["{Q1}:failed", "{Q1}:aside*"] if crash.gone else [])
     except BaseException as error:
         error.add_note(f"crash point: {when} {crash.name}, prefix {prefix}")
         raise

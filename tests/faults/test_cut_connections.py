@@ -90,7 +90,7 @@ NOT_IN_A_LIFE = {"list_marks"}
 """Asked only when a cancel's acknowledgement takes longer than a second."""
 
 
-@pytest.mark.leaves("{Q2}:failed", "{Q2}:aside:*")
+@pytest.mark.leaves("{Q2}:failed", "{Q2}:aside*")
 @pytest.mark.parametrize("name", [s.name for s in all_scripts() if s.name not in NOT_IN_A_LIFE])
 @pytest.mark.parametrize("fault", ["drop_reply", "drop_request"])
 async def test_a_connection_cut_at_this_script_changes_nothing(

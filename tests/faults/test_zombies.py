@@ -117,7 +117,7 @@ async def test_a_loop_blocked_for_5_s_keeps_its_tasks(server: Server, prefix: st
 async def test_a_task_that_kills_its_workers_is_set_aside_and_takes_nobody_with_it(
     server: Server, prefix: str, spawn: Callable[..., Child], expects_left: Callable[..., None]
 ) -> None:
-    expects_left("{Q1}:failed", "{Q1}:aside:*")
+    expects_left("{Q1}:failed", "{Q1}:aside*")
     await _enqueue(server, prefix, b"hold-poison", b"hold-neighbour")
     mesh = worqr.Mesh(server.url, prefix=prefix)
     async with mesh.connect():

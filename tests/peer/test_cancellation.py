@@ -80,7 +80,7 @@ SETTLES: dict[str, tuple[str, Callable[[worqr.Claim], Awaitable[Any]]]] = {
 }
 any_call = pytest.mark.parametrize(("name", "call"), CALLS.values(), ids=CALLS)
 any_settle = pytest.mark.parametrize(("name", "settle"), SETTLES.values(), ids=SETTLES)
-SET_ASIDE = pytest.mark.leaves("{Q2}:failed", "{Q2}:aside:*", "{Q2}:job:*", "{Q2}:twins:*")
+SET_ASIDE = pytest.mark.leaves("{Q2}:failed", "{Q2}:aside*", "{Q2}:job:*", "{Q2}:twins:*")
 
 
 # Before

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 import worqr
-from tests.peer.tools import Held, Runs, eventually, serving, until
+from tests.peer.tools import QUICK, Held, Runs, eventually, serving, until
 
 
 def numbers(n: int) -> list[bytes]:
@@ -39,13 +39,13 @@ class Busy(Runs):
             raise ValueError
 
 
-@pytest.mark.leaves("{Q?}:failed", "{Q?}:aside:*")
+@pytest.mark.leaves("{Q?}:failed", "{Q?}:aside*")
 async def test_room_is_used_up_and_never_exceeded_nor_leaked(mesh: worqr.Mesh) -> None:
     busy = Busy()
     async with mesh.join(concurrency=10) as peer, trio.open_nursery() as nursery:
-        await nursery.start(partial(peer.serve, "Q1", busy, concurrency=4))
-        await nursery.start(partial(peer.serve, "Q2", busy))
-        await nursery.start(partial(peer.serve, "Q3", busy, concurrency=1))
+        await nursery.start(partial(peer.serve, "Q1", busy, concurrency=4, retry=QUICK))
+        await nursery.start(partial(peer.serve, "Q2", busy, retry=QUICK))
+        await nursery.start(partial(peer.serve, "Q3", busy, concurrency=1, retry=QUICK))
         for name in ("Q1", "Q2", "Q3"):
             await mesh.queue(name).enqueue(*numbers(100))
         await busy.wait(3 * (90 + 10 * 10))
@@ -120,12 +120,13 @@ async def test_room_comes_back_after_every_kind_of_end(mesh: worqr.Mesh, other: 
         if task == b"hold":
             await held(task)
 
-    async with other.connect(), serving(mesh, "Q1", handler, room=3) as peer:
+    async with other.connect(), serving(mesh, "Q1", handler, room=3, retry=QUICK) as peer:
         q = other.queue("Q1")
         for n in range(5):
             await q.enqueue(b"ok", b"fail", b"hold")
             await held.wait(n + 1)
             await q.cancel(b"hold", wait=2)
+            await eventually(q.count, 0)
             await eventually(q.running, [])
             assert peer.capacity.running == 0
         await until(lambda: peer.health().room == 3)

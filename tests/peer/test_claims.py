@@ -13,10 +13,10 @@ import trio.testing
 import worqr
 from tests.leaks import dump
 from tests.peer.conftest import NewMesh
-from tests.peer.tools import Runs, at_most, eventually, serving, spying, until
+from tests.peer.tools import QUICK, Runs, at_most, eventually, serving, spying, until
 from tests.servers import Server
 
-FAILED = ("{Q1}:failed", "{Q1}:aside:*")
+FAILED = ("{Q1}:failed", "{Q1}:aside*")
 WAITING_JOBS = ("{Q1}:job:*", "{Q1}:twins:*")
 
 
@@ -54,7 +54,7 @@ async def test_a_claim_tells_what_a_context_tells(mesh: worqr.Mesh) -> None:
         claim = await anext(claims)
         assert isinstance(claim, worqr.Context)
         assert (claim.task, claim.queue, claim.attempt, claim.failures, claim.last_attempt) == (b"a", "Q1", 1, 0, False)
-        assert (claim.id, claim.cancel_reason) == (str(claim.fence), None)
+        assert (claim.id, claim.cancel_reason) == (f"@{claim.fence}", None)
         assert str(claim.fence) in repr(claim)
         assert "b'a'" not in repr(claim)
         await claim.finish()
@@ -236,8 +236,8 @@ async def test_a_stopped_claim_is_the_next_to_be_taken_and_counts_nothing(mesh: 
 async def test_a_retried_claim_goes_to_the_back_and_counts_one_failure(mesh: worqr.Mesh) -> None:
     async with mesh.join() as peer, peer.work("Q1") as claims:
         await mesh.queue("Q1").enqueue(*numbers(2))
-        await (await anext(claims)).retry()
-        await (await anext(claims)).retry(counted=False)
+        await (await anext(claims)).retry(delay=0)
+        await (await anext(claims)).retry(delay=0, counted=False)
         first, second = await claims.take(2)
         assert [(claim.task, claim.failures, claim.attempt) for claim in (first, second)] == [
             (b"0", 1, 2),
@@ -267,7 +267,7 @@ async def test_the_tenth_retry_sets_aside(mesh: worqr.Mesh) -> None:
         for attempt in range(1, 11):
             claim = await anext(claims)
             assert (claim.attempt, claim.last_attempt) == (attempt, attempt == 10)
-            await claim.retry()
+            await claim.retry(delay=0)
         assert (await mesh.queue("Q1").info()).failed == 1
         assert await mesh.queue("Q1").count() == 0
 
@@ -400,7 +400,7 @@ async def test_a_block_whose_claim_was_settled_inside_leaves_it_so(mesh: worqr.M
 async def test_an_error_ends_the_block_and_counts_as_a_failure(
     mesh: worqr.Mesh, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with mesh.join() as peer, peer.work("Q1") as claims:
+    async with mesh.join() as peer, peer.work("Q1", retry=QUICK) as claims:
         await mesh.queue("Q1").enqueue(b"a")
         async with await anext(claims):
             raise error

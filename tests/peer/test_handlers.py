@@ -15,10 +15,10 @@ import trio
 
 import worqr
 from tests.leaks import dump
-from tests.peer.tools import Runs, eventually, serving, until
+from tests.peer.tools import QUICK, Runs, eventually, serving, until
 from tests.servers import Server
 
-FAILED = ("{Q1}:failed", "{Q1}:aside:*")
+FAILED = ("{Q1}:failed", "{Q1}:aside*")
 
 
 async def run_one(mesh: worqr.Mesh, handler: Callable[[bytes], object], task: bytes = b"a") -> None:
@@ -184,7 +184,7 @@ async def test_a_plain_function_that_returns_a_coroutine_has_failed(
 ) -> None:
     async def work(task: bytes) -> None: ...
 
-    async with mesh.connect(), serving(mesh, "Q1", lambda task: work(task)):
+    async with mesh.connect(), serving(mesh, "Q1", lambda task: work(task), retry=QUICK):
         q = mesh.queue("Q1")
         await q.enqueue(b"a")
         await eventually(lambda: failed(q), 1)
@@ -252,7 +252,7 @@ async def test_a_handler_that_raises_has_failed_and_the_peer_lives_on(
         else:
             behave(task)
 
-    async with mesh.connect(), serving(mesh, "Q1", handler, room=1) as peer:
+    async with mesh.connect(), serving(mesh, "Q1", handler, room=1, retry=QUICK) as peer:
         q = mesh.queue("Q1")
         worker = peer.id
         await q.enqueue(b"bad", b"good")
@@ -278,7 +278,7 @@ async def test_after_ten_failures_a_task_is_set_aside_with_its_last_error(
         runs.begin(task)
         raise LookupError(f"no address, attempt {worqr.current().attempt}")
 
-    async with mesh.connect(), serving(mesh, "Q1", handler) as peer:
+    async with mesh.connect(), serving(mesh, "Q1", handler, retry=QUICK) as peer:
         q = mesh.queue("Q1")
         await q.enqueue(b"\x00bad\xff")
         await eventually(lambda: failed(q), 1)
@@ -317,7 +317,7 @@ async def test_trios_cancelled_without_our_cancel_is_a_failure(mesh: worqr.Mesh)
                 hoard.append(cancelled)
         raise hoard[0]
 
-    async with mesh.connect(), serving(mesh, "Q1", handler) as peer:
+    async with mesh.connect(), serving(mesh, "Q1", handler, retry=QUICK) as peer:
         await mesh.queue("Q1").enqueue(b"a")
         await runs.wait(2)
         assert [context.failures for context in runs.contexts] == [0, 1]
@@ -336,7 +336,7 @@ async def test_a_thousand_handlers_that_raise_leave_the_peer_healthy(
         if worqr.current().failures == 0:
             raise ValueError(task)
 
-    async with mesh.connect(), serving(mesh, "Q1", handler) as peer:
+    async with mesh.connect(), serving(mesh, "Q1", handler, retry=QUICK) as peer:
         q = mesh.queue("Q1")
         await q.enqueue(*[b"%d" % i for i in range(1000)])
         await runs.wait(2000)
@@ -372,7 +372,7 @@ async def test_current_tells_what_runs(mesh: worqr.Mesh) -> None:
     in_order = sorted(seen)
     assert in_order[0] == in_order[1]
     assert [entry[:2] for entry in in_order] == [(b"a", "Q1"), (b"a", "Q1"), (b"b", "Q2"), (b"c", "Q2")]
-    assert all(entry[2] == str(entry[3]) and entry[4] == 1 for entry in in_order)
+    assert all(entry[2] == f"@{entry[3]}" and entry[4] == 1 for entry in in_order)
     assert in_order[2][3] + 1 == in_order[3][3]
 
 
@@ -395,11 +395,11 @@ async def test_the_fence_grows_with_every_claim(mesh: worqr.Mesh, other: worqr.M
     async with mesh.connect():
         q = mesh.queue("Q1")
         await q.enqueue(b"a")
-        async with serving(mesh, "Q1", handler), serving(other, "Q1", handler):
+        async with serving(mesh, "Q1", handler, retry=QUICK), serving(other, "Q1", handler, retry=QUICK):
             await runs.wait(4)
             await eventually(q.running, [])
         await q.enqueue(b"b")
-        async with serving(other, "Q1", handler):
+        async with serving(other, "Q1", handler, retry=QUICK):
             await runs.wait(8)
             await eventually(q.running, [])
     fences = [context.fence for context in runs.contexts]

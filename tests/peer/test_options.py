@@ -9,7 +9,8 @@ import pytest
 import worqr
 from tests.peer.tools import Runs, spying
 from tests.servers import Server
-from worqr.peer.options import PLANNED, check_count, refuse_options
+from worqr.peer.options import PLANNED, policy_for, refuse_options
+from worqr.policy import Policy
 
 
 @pytest.mark.parametrize("where", ["serve", "join"])
@@ -35,7 +36,7 @@ def test_options_that_do_not_exist_are_refused_with_the_remedy(where: str, name:
 
 def test_no_options_are_fine() -> None:
     refuse_options("serve", {})
-    assert check_count(1, "x") == 1
+    assert policy_for() == Policy()
 
 
 async def test_options_are_refused_before_anything_is_sent(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
@@ -46,8 +47,8 @@ async def test_options_are_refused_before_anything_is_sent(mesh: worqr.Mesh, ser
         assert spy.calls()["start_worker"] == 0
     async with mesh.join() as peer:
         with spying(server, prefix) as spy:
-            with pytest.raises(worqr.UsageError, match="'timeout' yet"):
-                await peer.serve("Q1", Runs(), timeout=3)
+            with pytest.raises(worqr.UsageError, match="'priority' yet"):
+                await peer.serve("Q1", Runs(), priority=3)
             with pytest.raises(worqr.UsageError, match="'concurency'"):
                 await peer.serve("Q1", Runs(), concurency=3)
             calls = spy.calls()

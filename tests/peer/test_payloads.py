@@ -10,7 +10,7 @@ import trio.testing
 
 import worqr
 from tests.peer.conftest import NewMesh
-from tests.peer.tools import Runs, eventually, serving, spying
+from tests.peer.tools import QUICK, Runs, eventually, serving, spying
 from tests.servers import Server
 from worqr.keys import MARKER
 
@@ -74,7 +74,7 @@ async def test_a_task_survives_failing_byte_for_byte(mesh: worqr.Mesh, task: byt
 
     async with mesh.connect():
         await mesh.queue("Q1").enqueue(task)
-        async with serving(mesh, "Q1", fail_first):
+        async with serving(mesh, "Q1", fail_first, retry=QUICK):
             assert await runs.wait(2) == [task, task]
             await eventually(mesh.queue("Q1").running, [])
 

@@ -216,7 +216,7 @@ async def test_a_cancel_that_meets_a_dying_owner_holds(mesh: worqr.Mesh, server:
         assert runs.tasks == [b"a"]
 
 
-@pytest.mark.leaves("{Q1}:failed", "{Q1}:aside:*")
+@pytest.mark.leaves("{Q1}:failed", "{Q1}:aside*")
 async def test_a_task_that_keeps_killing_its_workers_is_set_aside_and_takes_no_neighbour_along(
     mesh: worqr.Mesh, server: Server, prefix: str
 ) -> None:

@@ -15,7 +15,7 @@ import trio
 import trio.lowlevel
 
 import worqr
-from tests.peer.tools import Held, Runs, at_most, eventually, serving, until
+from tests.peer.tools import QUICK, Held, Runs, at_most, eventually, serving, until
 
 Handler = Callable[[bytes], Awaitable[None]]
 
@@ -248,7 +248,7 @@ async def test_a_handler_that_leaves_something_open_harms_nobody(
             after.begin(task)
             assert worqr.current().cancel_reason is None
 
-    async with mesh.connect(), serving(mesh, "Q1", handler, room=5) as peer:
+    async with mesh.connect(), serving(mesh, "Q1", handler, room=5, retry=QUICK) as peer:
         q = mesh.queue("Q1")
         await q.enqueue(b"long")
         await held.wait(1)

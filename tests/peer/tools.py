@@ -18,6 +18,9 @@ from worqr.lua import all_scripts
 
 T = TypeVar("T")
 
+QUICK = worqr.RetryPolicy(min_backoff=0)
+"""A failed run goes to the back at once, for tests of what becomes of it, not of when."""
+
 SCRIPTS = {script.sha: script.name for script in all_scripts()}
 
 

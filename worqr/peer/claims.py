@@ -26,7 +26,7 @@ from worqr.peer.claiming import Station
 from worqr.peer.context import Context
 from worqr.peer.settling import encode_result, log_run, settle_call
 from worqr.policy import Policy, Retry, judge
-from worqr.task import CancelReason, RemoteError, Seconds, check_count, check_text, seconds
+from worqr.task import CancelReason, RemoteError, Seconds, check_count, seconds
 
 if TYPE_CHECKING:
     from worqr.keys import QueueKeys
@@ -95,7 +95,9 @@ class Claim(Context):
 
     async def fail(self, why: str) -> None:
         """Set the task aside as failed, for good, with `why` as its error. Raises as `finish` does."""
-        error = RemoteError.told("Failure", check_text(why, "why"))
+        if not isinstance(why, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"why must be a str, not {type(why).__name__}")
+        error = RemoteError.told("Failure", why)
         call = ops.fail_task(self._station.keys, self._registration.worker, self.fence, error)
         self._check(await self._settle(call), "failed")
 
