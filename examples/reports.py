@@ -29,7 +29,7 @@ async def work() -> None:
         await peer.serve("reports", write, timeout=600)
 
 
-async def order(name: str, pages: str = "5") -> None:
+async def order(name: str, pages: str) -> None:
     mesh = worqr.Mesh()
     async with mesh.connect():
         queue = mesh.queue("reports")
@@ -61,8 +61,10 @@ async def stop(name: str) -> None:
 match sys.argv[1:]:
     case ["work"]:
         trio.run(work)
-    case ["order", name, *pages]:
-        trio.run(order, name, *pages)
+    case ["order", name]:
+        trio.run(order, name, "5")
+    case ["order", name, pages]:
+        trio.run(order, name, pages)
     case ["fetch", name]:
         trio.run(fetch, name)
     case ["stop", name]:
