@@ -233,6 +233,12 @@ class Desk:
         [held] = self.take(worker, 1)
         return held
 
+    def run_id(self, worker: str) -> str:
+        """The id of the job that `worker` is given, which then serves the queue."""
+        self.enter(worker)
+        [entry] = self.start(worker, 1).entries
+        return str(fields_of(entry)["id"])
+
     def now(self) -> int:
         """The server's time, in ms."""
         seconds, micros = self.client.time()

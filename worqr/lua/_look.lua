@@ -27,8 +27,9 @@ local function refusal(base, o, seen, more)
   if seen.job or seen.active or seen.taken then
     if o.exists == 'raise' then
       return 'duplicate'
+    elseif o.exists == 'skip' or not seen.job and not seen.active then
+      return 'unchanged'
     end
-    return (o.exists == 'skip' or not seen.job and not seen.active) and 'unchanged' or nil
   end
-  return o.max_length and count_queued(base) + more >= o.max_length and 'full' or nil
+  return not seen.job and o.max_length and count_queued(base) + more >= o.max_length and 'full' or nil
 end

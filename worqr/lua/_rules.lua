@@ -1,3 +1,4 @@
+-- USES policy
 local NEVER = 9007199254740991
 
 local function time_text(ms)
@@ -22,11 +23,26 @@ local function resets_counts(o)
   return o.counts
 end
 
+local function names_one(names, name)
+  return string.find(' ' .. names .. ' ', ' ' .. name .. ' ', 1, true) ~= nil
+end
+
+-- The names of the fields that the dispatch gives and that replace what is there, and with them those in `others`; nil: none.
+local function forced_names(o, others)
+  local forced = {}
+  for _, name in ipairs(POLICY) do
+    if names_one(others, name) or o.fields and o.fields[name] and names_one(o.policy or '', name) then
+      forced[#forced + 1] = name
+    end
+  end
+  return forced[1] and table.concat(forced, ' ') or nil
+end
+
 -- Replaces a field of the policy if the dispatch says so, else only fills one that is not there. True if it changed anything.
-local function change_policy(job, o, forced)
+local function change_policy(job, o)
   local changed = false
   for name, value in pairs(o.fields or {}) do
-    if string.find(forced, ' ' .. name .. ' ', 1, true) then
+    if names_one(o.policy or '', name) then
       changed = redis.call('HGET', job, name) ~= value or changed
       redis.call('HSET', job, name, value)
     else

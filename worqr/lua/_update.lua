@@ -38,13 +38,13 @@ local function update(base, id, o, task, number, asked, now, kept)
   if blocked then
     fields.update_low = time_text(clamp(kept.low, lower, upper))
     fields.update_high = time_text(clamp(kept.high, lower, upper))
-    fields.update_policy = kept.policy .. ' ' .. (o.policy or '')
+    fields.update_policy = forced_names(o, kept.policy)
   end
   if #gone > 0 then
     redis.call('HDEL', job, unpack(gone))
   end
   write_hash(job, fields)
-  changed = change_policy(job, o, ' ' .. (o.policy or '') .. ' ') or changed
+  changed = change_policy(job, o) or changed
   if blocked then
     tell(base, id, 'blocked')
     return 'blocked', 0

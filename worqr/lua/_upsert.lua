@@ -14,7 +14,7 @@ local function create(base, id, o, task, number, asked, now, seen)
   retire_result(base, id)
   if seen.active then
     fields.state, fields.update_low, fields.update_high = 'blocked', time_text(lower), time_text(upper)
-    fields.update_data, fields.update_policy = o.data ~= false and '1' or nil, o.policy
+    fields.update_data, fields.update_policy = o.data ~= false and '1' or nil, forced_names(o, '')
     fields.update_counts = resets_counts(o) and '1' or nil
     write_hash(job, fields)
     redis.call('SADD', base .. ':blocked', id)

@@ -1,4 +1,4 @@
--- USES line policy record
+-- USES line policy record rules
 -- What a blocked `twin` changes in the job that it is merged with, whose record has `fields` and which would be due at
 -- `run_at`: field by field, as the dispatches of the twin said. Answers when it is due then.
 local function merge_twin(job, fields, twin, changes, run_at)
@@ -10,9 +10,8 @@ local function merge_twin(job, fields, twin, changes, run_at)
     changes.failures, changes.stalls, changes.timeouts, changes.suspect = nil, nil, nil, nil
     redis.call('HDEL', job, 'failures', 'stalls', 'timeouts', 'suspect')
   end
-  local forced = ' ' .. (twin.update_policy or '') .. ' '
   for _, name in ipairs(POLICY) do
-    if twin[name] and (not fields[name] or string.find(forced, ' ' .. name .. ' ', 1, true)) then
+    if twin[name] and (not fields[name] or names_one(twin.update_policy or '', name)) then
       changes[name] = twin[name]
     end
   end
