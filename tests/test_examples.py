@@ -94,13 +94,13 @@ async def test_redis_py_is_a_producer(run: Run) -> None:
 
 async def test_a_report_is_ordered_watched_and_fetched(run: Run) -> None:
     worker = run("reports.py", "work")
-    order = run("reports.py", "order", "sales", "3")
+    order = run("reports.py", "order", "sales", "10")
     assert await order.line() == "sales: created"
-    lines = [await order.line_with("active page 1 of 3"), await order.line_with("finished")]
-    assert lines == ["sales: active page 1 of 3", "sales: finished"]
+    assert re.fullmatch(r"sales: active page \d+ of 10", await order.line_with("page"))
+    assert await order.line_with("finished") == "sales: finished"
     assert await order.ended() == 0
     fetch = run("reports.py", "fetch", "sales")
-    assert await fetch.line() == "{'report': 'sales', 'pages': 3, 'for': 'ada'}"
+    assert await fetch.line() == "{'report': 'sales', 'pages': 10, 'for': 'ada'}"
     assert await run("reports.py", "fetch", "other").line() == "other was never ordered, or is forgotten"
     worker.kill()
 
@@ -108,7 +108,7 @@ async def test_a_report_is_ordered_watched_and_fetched(run: Run) -> None:
 async def test_a_report_is_stopped_from_another_process(run: Run) -> None:
     run("reports.py", "work")
     order = run("reports.py", "order", "sales", "1000")
-    await order.line_with("page 2 of 1000")
+    await order.line_with("active page")
     fetch = run("reports.py", "fetch", "sales")
     stop = run("reports.py", "stop", "sales")
     assert await stop.line() == "0 removed; 1 of 1 running ones have ended"
@@ -138,8 +138,8 @@ async def test_what_is_given_up_reaches_the_failure_handler_and_can_be_put_back(
 
 async def test_many_changes_are_one_run_when_it_has_been_quiet(run: Run) -> None:
     worker = run("singleton.py", "work")
-    assert await run("singleton.py", "edit", "site", "50").line() == "1 created, 49 updated"
-    assert await worker.line() == "site: rebuilt after change 50"
+    assert await run("singleton.py", "edit", "site", "20").line() == "1 created, 19 updated"
+    assert await worker.line() == "site: rebuilt after change 20"
     await run("singleton.py", "edit", "site", "1").ended()
     assert await worker.line() == "site: rebuilt after change 1"
 
