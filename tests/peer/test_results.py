@@ -1,0 +1,406 @@
+"""What a job's handler returned, kept for a while for whoever waits: each handle gets its own dispatch's, or an error at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+import worqr
+from tests.peer.conftest import NewMesh
+from tests.peer.tools import Held, Runs, at_most, eventually, serving, spying, until
+from tests.proxy import FaultProxy
+from tests.servers import Server
+from worqr import Failure, JobCancelled, JobFailed, NoResult, ResultTimeout, Retry
+
+FAILED = ("{Q1}:failed", "{Q1}:aside*")
+
+
+async def state(job: worqr.Job[Any]) -> str:
+    return (await job.status()).state
+
+
+def answering(value: object) -> Callable[[bytes], Any]:
+    async def handler(task: bytes) -> object:
+        return value
+
+    return handler
+
+
+async def echo(task: bytes) -> bytes:
+    return task
+
+
+# Values
+
+
+@dataclasses.dataclass
+class Report:
+    pages: int
+
+
+class Struct(msgspec.Struct):
+    name: str
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        (None, None),
+        (0, 0),
+        (False, False),
+        (b"", b""),
+        ("", ""),
+        ([], []),
+        (bytes(range(256)), bytes(range(256))),
+        (bytearray(b"a"), b"a"),
+        ({"a": [1, 2.5, None, "ä\u20ac\x00"]}, {"a": [1, 2.5, None, "ä\u20ac\x00"]}),
+        ((1, 2), [1, 2]),
+        (2**63, 2**63),
+        (Report(7), {"pages": 7}),
+        (Struct("x"), {"name": "x"}),
+        (datetime(2030, 1, 1, tzinfo=UTC), "2030-01-01T00:00:00Z"),
+    ],
+    ids=repr,
+)
+async def test_what_a_handler_returns_is_the_result(mesh: worqr.Mesh, other: worqr.Mesh, value: Any, kept: Any) -> None:
+    async with mesh.connect(), serving(other, "Q1", answering(value)):
+        job = await mesh.queue("Q1").dispatch(b"a", result_ttl=60)
+        result: Any = await job.result(5)
+        assert (result, type(result)) == (kept, type(kept))
+        assert await mesh.queue("Q1").job(job.id).result(0) == kept  # again, and by whom has only the id
+
+
+async def test_the_result_of_a_plain_handler_and_of_a_claim_by_hand(mesh: worqr.Mesh) -> None:
+    async with mesh.connect(), serving(mesh, "Q1", lambda task: task[::-1]):
+        assert await (await mesh.queue("Q1").dispatch(b"abc", result_ttl=60)).result(5) == b"cba"  # type: ignore[comparison-overlap]
+    async with mesh.join() as peer, peer.work("Q1") as claims:
+        jobs = [await mesh.queue("Q1").dispatch(b"a", result_ttl=60) for _ in range(3)]
+        one, two, three = await claims.take(3)
+        await one.finish(b"by hand")
+        assert await claims.finish([two]) == []
+        async with three:
+            pass
+        assert [await job.result(0) for job in jobs] == [b"by hand", None, None]
+
+
+@pytest.mark.leaves(*FAILED)
+@pytest.mark.parametrize(
+    "value", [object(), {1: object()}, lambda: None, float("nan").hex, {"a": {b"\xff": 1}, "b": object()}]
+)
+async def test_a_result_that_cannot_be_kept_is_a_failure_for_good(mesh: worqr.Mesh, value: object) -> None:
+    async with mesh.connect(), serving(mesh, "Q1", answering(value)):
+        q = mesh.queue("Q1")
+        job = await q.dispatch(b"a", result_ttl=60)
+        with pytest.raises(JobFailed, match="its result cannot be kept.*neither bytes nor JSON") as caught:
+            await job.result(5)
+        assert caught.value.error.type == "worqr.policy.Failure"
+        (record,) = await q.failed.list()
+        assert (record.id, record.failures) == (job.id, 1)
+        fine = await q.dispatch(b"a", result_ttl=0)  # nobody keeps it, so nobody minds
+        await eventually(lambda: finished(q), 1)
+        assert await state(fine) == "gone"
+
+
+async def finished(q: worqr.Queue) -> int:
+    return (await q.info()).counts.get("finished", 0)
+
+
+async def test_a_result_over_the_limit_is_a_failure(new_mesh: NewMesh, expects_left: Callable[..., None]) -> None:
+    expects_left(*FAILED)
+    mesh = new_mesh(max_payload=1000)
+
+    async def handler(task: bytes) -> bytes:
+        return b"x" * int(task)
+
+    async with mesh.connect(), serving(mesh, "Q1", handler):
+        q = mesh.queue("Q1")
+        assert await (await q.dispatch(b"1000", result_ttl=60)).result(5) == b"x" * 1000
+        with pytest.raises(JobFailed, match="1,001 bytes are over the limit of 1,000.*store it elsewhere"):
+            await (await q.dispatch(b"1001", result_ttl=60)).result(5)
+    async with mesh.join() as peer, peer.work("Q1") as claims:
+        await q.dispatch(b"a", result_ttl=60)
+        (claim,) = await claims.take(1)
+        with pytest.raises(worqr.UsageError, match="1,001 bytes"):
+            await claim.finish(b"x" * 1001)
+        await claim.finish(b"x")
+
+
+async def test_many_large_results_of_one_moment_are_all_kept(mesh: worqr.Mesh) -> None:
+    async def handler(task: bytes) -> bytes:
+        return task * (1 << 20)
+
+    async with mesh.connect():
+        q = mesh.queue("Q1")
+        jobs = [await q.dispatch(bytes([65 + n]), result_ttl=60) for n in range(20)]
+        async with serving(mesh, "Q1", handler):
+            for n, job in enumerate(jobs):
+                assert await job.result(10) == bytes([65 + n]) * (1 << 20)
+
+
+# None kept
+
+
+async def test_no_result_is_told_at_once(mesh: worqr.Mesh) -> None:
+    held = Held()
+    async with mesh.connect(), at_most(5):
+        q = mesh.queue("Q1")
+        with pytest.raises(NoResult, match="unknown"):
+            await q.job("nobody").result()
+        waiting = await q.dispatch(b"a", id="x", delay=60)
+        with pytest.raises(NoResult, match="keeps no result.*result_ttl"):
+            await waiting.result()
+        await waiting.cancel()
+        async with serving(mesh, "Q1", held):
+            job = await q.dispatch(b"a")
+            await held.wait(1)
+            with pytest.raises(NoResult, match="keeps no result"):
+                await job.result()
+            held.gate.set()
+            await eventually(q.running, [])
+            with pytest.raises(NoResult):
+                await job.result()
+
+
+@pytest.mark.parametrize(
+    ("dispatched", "served", "kept"),
+    [(None, None, False), (60, None, True), (None, 60, True), (0, 60, False), (60, 0, True), (0, None, False)],
+)
+async def test_a_result_is_kept_as_the_dispatch_says_and_else_the_handler(
+    mesh: worqr.Mesh, dispatched: float | None, served: float | None, kept: bool
+) -> None:
+    async with mesh.connect(), serving(mesh, "Q1", echo, result_ttl=served):
+        q = mesh.queue("Q1")
+        job = await (q.dispatch(b"a") if dispatched is None else q.dispatch(b"a", result_ttl=dispatched))
+        if kept:
+            assert await job.result(5) == b"a"
+            assert await state(job) == "finished"
+        else:
+            with pytest.raises(NoResult):
+                await job.result()
+            await eventually(lambda: finished(q), 1)
+            assert await state(job) == "gone"
+
+
+async def test_a_result_expires(mesh: worqr.Mesh) -> None:
+    async with mesh.connect(), serving(mesh, "Q1", echo):
+        job = await mesh.queue("Q1").dispatch(b"a", result_ttl=0.3)
+        assert await job.result(5) == b"a"
+        await eventually(partial(state, job), "gone")
+        with pytest.raises(NoResult, match="expired"):
+            await job.result()
+
+
+# How it ended otherwise
+
+
+@pytest.mark.leaves(*FAILED)
+async def test_a_job_that_failed_raises_its_error(mesh: worqr.Mesh) -> None:
+    async def handler(task: bytes) -> None:
+        raise LookupError("no such page") if task == b"a" else Failure()
+
+    async with mesh.connect(), serving(mesh, "Q1", handler, retry=worqr.RetryPolicy(max_failures=2, min_backoff=0)):
+        job = await mesh.queue("Q1").dispatch(b"a", result_ttl=60)
+        with pytest.raises(JobFailed, match="LookupError: no such page") as caught:
+            await job.result(5)
+        assert caught.value.error.type == "LookupError"
+        assert "in handler" in caught.value.error.traceback
+        with pytest.raises(JobFailed):
+            await mesh.queue("Q1").job(job.id).result(0)
+
+
+async def test_a_job_that_is_tried_again_has_not_ended(mesh: worqr.Mesh) -> None:
+    runs = Runs()
+
+    async def handler(task: bytes) -> int:
+        runs.begin(task)
+        if len(runs.tasks) < 3:
+            raise Retry(delay=0.1)
+        return len(runs.tasks)
+
+    async with mesh.connect(), serving(mesh, "Q1", handler):
+        job = await mesh.queue("Q1").dispatch(b"a", result_ttl=60)
+        await runs.wait(1)
+        with pytest.raises(ResultTimeout):
+            await job.result(0)
+        assert await job.result(5) == 3  # type: ignore[comparison-overlap]
+
+
+async def test_a_cancelled_job_raises_the_reason(mesh: worqr.Mesh) -> None:
+    async with mesh.connect(), trio.open_nursery() as nursery:
+        job = await mesh.queue("Q1").dispatch(b"a", delay=60, result_ttl=60)
+        ended: list[str] = []
+
+        async def wait() -> None:
+            with pytest.raises(JobCancelled) as caught:
+                await job.result(5)
+            ended.append(caught.value.reason)
+
+        for _ in range(5):
+            nursery.start_soon(wait)
+        await trio.sleep(0.05)
+        await job.cancel(reason="changed our mind")
+        await until(lambda: ended == ["changed our mind"] * 5)
+
+
+# Whose
+
+
+async def test_a_handle_never_takes_an_earlier_result_for_its_own(mesh: worqr.Mesh) -> None:
+    async with mesh.connect(), serving(mesh, "Q1", echo):
+        q = mesh.queue("Q1")
+        first = await q.dispatch(b"1", id="x", result_ttl=60)
+        assert await first.result(5) == b"1"
+        second = await q.dispatch(b"2", id="x", delay=60, result_ttl=60)
+        for newest in (second, q.job("x")):
+            with pytest.raises(ResultTimeout):
+                await newest.result(0)
+        assert await first.result(0) == b"1"  # it was about to be read
+        third = await q.dispatch(b"3", id="x", result_ttl=60)  # onto the one that is due
+        assert third.outcome == "updated"
+        assert await third.result(5) == await second.result(5) == await q.job("x").result(0) == b"3"
+        assert await first.result(0) == b"1"
+        assert await (await q.dispatch(b"4", id="x", result_ttl=60)).result(5) == b"4"
+        assert await third.result(0) == b"3"
+        with pytest.raises(NoResult, match="newer dispatch"):
+            await first.result()
+
+
+async def test_the_handle_of_a_blocked_dispatch_waits_for_its_own_run(mesh: worqr.Mesh) -> None:
+    held = Held()
+
+    async def handler(task: bytes) -> bytes:
+        await held(task)
+        return task
+
+    async with mesh.connect(), serving(mesh, "Q1", handler):
+        q = mesh.queue("Q1")
+        first = await q.dispatch(b"1", id="x", result_ttl=60)
+        await held.wait(1)
+        second = await q.dispatch(b"2", id="x", result_ttl=60)
+        with pytest.raises(ResultTimeout):
+            await second.result(0)
+        held.gate.set()
+        assert (await first.result(5), await second.result(5)) == (b"1", b"2")
+
+
+async def test_a_dispatch_that_changed_nothing_waits_for_the_job_that_is_there(mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        q = mesh.queue("Q1")
+        await q.dispatch(b"1", id="x", result_ttl=60)
+        skipped = await q.dispatch(b"2", id="x", if_exists="skip", result_ttl=60)
+        async with serving(mesh, "Q1", echo):
+            assert await skipped.result(5) == b"1"
+
+
+# Waiting
+
+
+@pytest.mark.parametrize("timeout", [0, 0.1])
+async def test_a_result_that_does_not_come_in_time(mesh: worqr.Mesh, timeout: float) -> None:
+    async with mesh.connect():
+        job = await mesh.queue("Q1").dispatch(b"a", id="x", delay=60, result_ttl=60)
+        start = trio.current_time()
+        with pytest.raises(ResultTimeout, match="'x' of 'Q1'> had not ended after") as caught:
+            await job.result(timeout)
+        assert isinstance(caught.value, TimeoutError)
+        assert timeout <= trio.current_time() - start < timeout + 1
+        assert await job.cancel() == worqr.CancelCount(1, 0, 0)  # it is none the worse
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), "1", True])
+async def test_timeout_is_a_duration(mesh: worqr.Mesh, timeout: Any) -> None:
+    async with mesh.connect():
+        with pytest.raises(worqr.UsageError, match="timeout"):
+            await mesh.queue("Q1").job("x").result(timeout)
+
+
+async def test_a_result_is_waited_for_without_polling(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+    held = Held()
+    async with mesh.connect(), serving(mesh, "Q1", held), trio.open_nursery() as nursery:
+        job = await mesh.queue("Q1").dispatch(b"a", result_ttl=60)
+        await held.wait(1)
+        with spying(server, prefix) as spy:
+            for _ in range(10):
+                nursery.start_soon(job.result)
+            await trio.sleep(1.5)
+            assert spy.calls()["read_result"] <= 10 * 4
+        start = trio.current_time()
+        held.gate.set()
+        assert await job.result() is None
+        assert trio.current_time() - start < 0.5
+
+
+async def test_a_caller_that_gives_up_leaves_no_subscription(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+    channel = f"{prefix}:{{Q1}}:job:x"
+
+    async def listeners() -> int:
+        return int(server.client().pubsub_numsub(channel)[0][1])
+
+    async with mesh.connect():
+        job = await mesh.queue("Q1").dispatch(b"a", id="x", delay=60, result_ttl=60)
+        for _ in range(3):
+            with trio.move_on_after(0.1):
+                await job.result()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(job.result)
+            await eventually(listeners, 1)
+            nursery.cancel_scope.cancel()
+        await eventually(listeners, 0)
+        await job.cancel()
+
+
+async def test_a_result_is_found_when_its_message_was_lost(
+    server: Server, prefix: str, proxy: FaultProxy, other: worqr.Mesh
+) -> None:
+    held, results = Held(), list[Any]()
+    mesh = worqr.Mesh(proxy.url, prefix=prefix)
+
+    async def handler(task: bytes) -> str:
+        await held(task)
+        return "found"
+
+    async with mesh.connect(), serving(other, "Q1", handler), trio.open_nursery() as nursery:
+        job = await mesh.queue("Q1").dispatch(b"a", id="x", result_ttl=60)
+        await held.wait(1)
+
+        async def wait() -> None:
+            results.append(await job.result())
+
+        nursery.start_soon(wait)
+        await eventually(partial(subscribed, server, f"{prefix}:{{Q1}}:job:x"), 1)
+        proxy.blackhole(":subscribe")
+        held.gate.set()
+        await until(lambda: results == ["found"], within=4)
+
+
+async def subscribed(server: Server, channel: str) -> int:
+    return int(server.client().pubsub_numsub(channel)[0][1])
+
+
+async def test_a_result_is_waited_for_across_a_restart_of_the_server(own_server: Server, prefix: str) -> None:
+    held, results = Held(), list[Any]()
+
+    async def handler(task: bytes) -> str:
+        await held(task)
+        return "after all"
+
+    mesh = worqr.Mesh(own_server.url, prefix=prefix, patience=20, keepalive=10)
+    async with mesh.connect(), serving(mesh, "Q1", handler), trio.open_nursery() as nursery:
+        job = await mesh.queue("Q1").dispatch(b"a", result_ttl=60)
+        await held.wait(1)
+
+        async def wait() -> None:
+            results.append(await job.result())
+
+        nursery.start_soon(wait)
+        await trio.sleep(0.1)
+        own_server.restart()
+        held.gate.set()
+        await until(lambda: results == ["after all"], within=10)
