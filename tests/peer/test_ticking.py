@@ -458,6 +458,24 @@ async def test_a_leader_without_the_extra_says_so_once_and_fires_the_others(
     )
 
 
+async def test_what_was_spoilt_keeps_nobody_from_firing_the_others(mesh: worqr.Mesh, registry: Registry) -> None:
+    runs = Runs()
+    declare(mesh, 0.2)
+    for name in ("a", "b", "c"):
+        mesh.every(HOUR, mesh.call("q"), name=name)
+    async with mesh.join(grace=0):
+        pass
+    fields = {"last a": "nonsense", "seen a": "-1", "def b": '{"name":"b","moon":"full"}', "last c": 10**15 - 1}
+    registry.client.hset(registry.keys.schedules, mapping={**fields, "owed c": "1 x 2"})
+    registry.client.hdel(registry.keys.schedules, "next a", "next b", "next c")
+    other = worqr.Mesh(mesh.url, prefix=mesh.prefix)
+    async with serving(other, "q", runs):
+        found = {schedule.name: schedule for schedule in await other.schedules()}
+        assert set(found) == {"a", "b", "c", "s"}
+        assert found["b"].next_run < datetime.now(UTC)
+        await runs.wait_for(lambda: sum(context.id == "cron:s" for context in runs.contexts) >= 5)
+
+
 async def test_a_queue_that_refuses_delays_only_its_own_schedules(
     mesh: worqr.Mesh, registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

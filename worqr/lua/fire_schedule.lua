@@ -38,7 +38,7 @@ else
   local number = next_fence(queue)
   note_fence(queue, number)
   local o = {id = id, run_at = run_at, scheduled_for = digits(nominal)}
-  local outcome, _, _, ready = upsert(queue, o, task, digits(number), now_ms())
+  local outcome, _, _, ready = upsert(queue, o, task, digits(number), now_ms(), seen)
   redis.call('EXPIRE', queue .. ':counts', 2592000)
   tally(queue, 'enqueued', outcome == 'created' and 1 or 0)
   wake(queue, ready)

@@ -72,13 +72,19 @@ def _row(name: str, facts: dict[str, bytes]) -> ScheduleRow:
     return ScheduleRow(
         name=name,
         definition=facts["def"],
-        last=int(facts.get("last", 0)),
-        next=int(facts["next"]) if "next" in facts else None,
-        fired=int(facts["fired"]) if "fired" in facts else None,
-        owed=tuple(int(nominal) for nominal in facts.get("owed", b"").split()),
-        seen=int(facts.get("seen", 0)),
+        last=_number(facts, "last") or 0,
+        next=_number(facts, "next"),
+        fired=_number(facts, "fired"),
+        owed=tuple(int(nominal) for nominal in facts.get("owed", b"").split() if nominal.isdigit()),
+        seen=_number(facts, "seen") or 0,
         paused="paused" in facts,
     )
+
+
+def _number(facts: dict[str, bytes], what: str) -> int | None:
+    """What somebody spoilt by hand counts as missing: one schedule must not keep the others from being read."""
+    value = facts.get(what, b"")
+    return int(value) if value.isdigit() and len(value) < 15 else None  # to the year 5138; calendars end at 9999
 
 
 def tick_schedule(

@@ -33,7 +33,7 @@ IDLE = 0.5
 RELOAD = 3.0
 """Seconds after which the leader sees a schedule that is new, at the latest."""
 SHORTEST = 0.005
-CHANGED_MS = 50
+CHANGED_MS = 500
 """Milliseconds until the leader looks again at what somebody else has changed."""
 REDECLARE = 600.0
 UNSEEN_MS = 24 * 3600 * 1000
@@ -153,7 +153,10 @@ class Ticker:
         except Unavailable as error:
             logger.info("fire_schedule: %r: not now: %s", row.name, error)
             return seen_at + IDLE
-        except WorqrError as error:
+        except (
+            WorqrError,
+            ArithmeticError,
+        ) as error:  # a time that no calendar has: nobody else's schedule must suffer
             self._complain(row.name, error)
             return seen_at + RELOAD
         self._failing.pop(row.name, None)
@@ -229,7 +232,7 @@ class Ticker:
             )
         return owed[-MAX_OWED:]
 
-    def _complain(self, name: str, error: WorqrError) -> None:
+    def _complain(self, name: str, error: Exception) -> None:
         """Log an error once, not at each try."""
         if self._failing.get(name) != str(error):
             self._failing[name] = str(error)
@@ -237,10 +240,11 @@ class Ticker:
 
 
 def schedule_of(row: ScheduleRow) -> Schedule:
-    """What people want to know of a schedule.
-
-    Raises:
-        UsageError: no leader has said yet when it fires next, and it cannot be read here.
-    """
-    following = row.next or Plan(Definition.decode(row.definition)).next_after(row.last)
+    """What people want to know of a schedule. One that cannot be read, and that nobody fires, looks overdue."""
+    following = row.next
+    if following is None:
+        try:
+            following = Plan(Definition.decode(row.definition)).next_after(row.last)
+        except UsageError:
+            following = row.last
     return Schedule(row.name, at(following), None if row.fired is None else at(row.fired), row.paused)
