@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from tests.ops.driver import FENCE, Desk, Expires, claim
+import pytest
+
+from tests.ops.driver import FENCE, FUTURE, PAST, Desk, Expires, claim, payloads, policy, record, reference
 from worqr import ops
 
 
@@ -131,3 +133,142 @@ def test_more_than_a_thousand_at_once(desk: Desk) -> None:
     assert desk.call(ops.finish_tasks(desk.q, "A", held)) == {}
     assert desk.state()[":counts"].value["finished"] == "1500"
     assert desk.state()[":counts"].value["fence"] == str(FENCE + 1500)
+
+
+# Jobs
+
+
+def kept(first: int, last: int, kind: str = "none", value: str = "") -> Expires:
+    return Expires({"outcome": "finished", "first": str(first), "last": str(last), "kind": kind, "value": value})
+
+
+def test_keeps_the_result_as_long_as_the_job_says(desk: Desk) -> None:
+    held = desk.run("A", "x", fields={"result_ttl": "60000"})
+    with desk.listening(desk.q.job("x")) as heard:
+        assert desk.call(ops.finish_tasks(desk.q, "A", [held], {held: ("json", b'{"\xff": 1}')})) == {}
+    assert heard == [(":job:x", b"finished")]
+    assert desk.state() == {
+        ":result:x": kept(held - 1, held - 1, "json", '{"\xff": 1}'),
+        ":workers": {"A": f"1 {held} 1 0"},
+        ":policy:A": policy(),
+        ":counts": Expires({"fence": str(held), "enqueued": "1", "claimed": "1", "finished": "1"}),
+    }
+    assert 50_000 < desk.client.pttl(desk.q.result("x")) <= 60_000
+
+
+@pytest.mark.parametrize(("ttl", "workers"), [("0", 60_000), (None, None), (None, 0)])
+def test_keeps_nothing_where_nobody_wants_it(desk: Desk, ttl: str | None, workers: int | None) -> None:
+    held = desk.run("A", "x", fields={} if ttl is None else {"result_ttl": ttl})
+    desk.enter("A", result_ttl_ms=workers)
+    with desk.listening(desk.q.job("x")) as heard:
+        desk.call(ops.finish_tasks(desk.q, "A", [held], {held: ("json", b"1")}))
+    assert heard == [(":job:x", b"finished")]
+    assert set(desk.state()) == {":workers", ":policy:A", ":counts"}
+
+
+def test_else_as_long_as_its_worker_says(desk: Desk) -> None:
+    held = desk.run("A", "x")
+    desk.enter("A", result_ttl_ms=60_000)
+    desk.enter("B", result_ttl_ms=5)
+    desk.call(ops.finish_tasks(desk.q, "A", [held]))
+    assert desk.state()[":result:x"] == kept(held - 1, held - 1)
+    assert desk.client.pttl(desk.q.result("x")) > 1000
+
+
+def test_each_of_many_has_a_result_of_its_own_or_none(desk: Desk) -> None:
+    desk.enter("A", result_ttl_ms=60_000)
+    for name in ("x", "y", "z"):
+        desk.dispatch(name)
+    desk.put(b"raw")
+    x, y, z, raw = desk.take("A", 4)
+    results = {z: ("bytes", b"Z"), x: ("json", b"X"), raw: ("json", b"R")}
+    assert desk.call(ops.finish_tasks(desk.q, "A", [x, y, z, raw], results)) == {}
+    state = desk.state()
+    assert {name: state[name].value["value"] for name in state if name.startswith(":result")} == {
+        ":result:x": "X", ":result:y": "", ":result:z": "Z"
+    }
+
+
+def test_a_result_of_a_claim_that_is_not_held_is_not_kept(desk: Desk) -> None:
+    held = desk.run("A", "x", fields={"result_ttl": "60000"})
+    call = ops.finish_tasks(desk.q, "A", [held], {held: ("json", b"1")})
+    desk.call(call)
+    desk.enter("B")
+    with desk.nothing_changes():
+        assert desk.call(ops.finish_tasks(desk.q, "A", [held], {held: ("json", b"2")})) == {held: "mine"}
+        assert desk.call(ops.finish_tasks(desk.q, "B", [held], {held: ("json", b"2")})) == {held: "mine"}
+    again = desk.run("A", "x", fields={"result_ttl": "60000"})
+    desk.call(ops.fail_worker(desk.q, "A"))
+    with desk.nothing_changes():
+        assert desk.call(ops.finish_tasks(desk.q, "A", [again], {again: ("json", b"2")})) == {again: "lost"}
+
+
+def test_a_mark_that_stands_drops_the_result_and_tells_why(desk: Desk) -> None:
+    held = desk.run("A", "x", fields={"result_ttl": "60000"})
+    desk.call(ops.cancel_job(desk.q, "x", "no paper"))
+    assert desk.call(ops.finish_tasks(desk.q, "A", [held], {held: ("json", b"1")})) == {held: "cancelled"}
+    wanted = {"outcome": "cancelled", "first": str(held - 1), "last": str(held - 1), "reason": "no paper"}
+    assert desk.state()[":result:x"] == Expires(wanted)
+
+
+def test_the_result_before_it_stays_for_whoever_is_about_to_read_it(desk: Desk) -> None:
+    held = [0, 0, 0]
+    for n in range(3):
+        held[n] = desk.run("A", "x", fields={"result_ttl": "60000"})
+        desk.call(ops.finish_tasks(desk.q, "A", [held[n]]))
+    state = desk.state()
+    assert state[":result:x"] == kept(held[2] - 1, held[2] - 1)
+    assert state[":older_result:x"] == kept(held[1] - 1, held[1] - 1)
+
+
+def test_a_blocked_twin_is_next_in_line_and_wakes_a_worker(desk: Desk) -> None:
+    held = desk.run("A", "x", b"old")
+    twin = desk.dispatch("x", b"new", policy="timeout").number
+    desk.client.sadd(desk.q.hungry, "B", "C")
+    with desk.listening(desk.q.wake_channel("B"), desk.q.wake_channel("C")) as heard:
+        desk.call(ops.finish_tasks(desk.q, "A", [held]))
+    assert len(heard) == 1
+    state = desk.state(":hungry")
+    assert state[":job:x"] == record("new", twin, run_at=PAST)
+    assert state["waiting"] == [reference("x")]
+    assert set(state) == {"waiting", ":job:x", ":workers", ":policy:A", ":counts"}
+    assert payloads(desk.start("A", 1).entries) == [b"new"]
+
+
+@pytest.mark.parametrize("when", ["set", "keep", "later", "earlier"])
+def test_whatever_its_dispatch_said_it_does_not_stay_blocked(desk: Desk, when: str) -> None:
+    held = desk.run("A", "x", b"old")
+    desk.dispatch("x", b"new", when=when)
+    desk.call(ops.finish_tasks(desk.q, "A", [held]))
+    assert desk.waiting() == [b"new"]
+
+
+def test_a_twin_that_is_due_later_waits_until_then_and_wakes_nobody(desk: Desk) -> None:
+    held = desk.run("A", "x", b"old")
+    twin = desk.dispatch("x", b"new", run_at=FUTURE).number
+    desk.client.sadd(desk.q.hungry, "B")
+    with desk.listening(desk.q.wake_channel("B"), desk.g.due_channel) as heard:
+        desk.call(ops.finish_tasks(desk.q, "A", [held]))
+    assert [channel for channel, _ in heard] == [":due"]
+    assert desk.state()[":due"] == ["x"]
+    assert desk.state()[":job:x"] == record("new", twin, "due", run_at=FUTURE)
+
+
+def test_a_twin_goes_in_line_also_when_the_run_is_cancelled_or_has_lost_its_record(desk: Desk) -> None:
+    one = desk.run("A", "x")
+    two = desk.run("A", "y")
+    desk.call(ops.cancel_job(desk.q, "x", ""))
+    desk.dispatch("x", b"twin of x")
+    desk.dispatch("y", b"twin of y")
+    desk.client.delete(desk.q.active("y"))  # data that somebody deleted
+    assert desk.call(ops.finish_tasks(desk.q, "A", [one, two])) == {one: "cancelled"}
+    assert desk.waiting() == [b"twin of x", b"twin of y"]
+
+
+def test_a_twin_in_the_trash_stays_there(desk: Desk) -> None:
+    held = desk.run("A", "x")
+    desk.dispatch("x", b"new")
+    desk.call(ops.delete_queue(desk.q))
+    desk.call(ops.finish_tasks(desk.q, "A", [held]))
+    assert desk.waiting() == []
+    assert desk.state()[":trash:blocked"] == {"x"}
