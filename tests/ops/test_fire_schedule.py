@@ -97,6 +97,13 @@ def test_two_schedules_of_a_queue_do_not_know_each_other(desk: Desk) -> None:
     assert desk.state()["waiting"] == [reference("cron:t"), reference(ID)]
 
 
+def test_every_firing_keeps_the_counters_for_a_month(desk: Desk) -> None:
+    for nominal in (T, T + 1000):
+        desk.client.expire(desk.q.counts, 10)
+        assert desk.call(fire(desk, nominal, overlap="cancel")) == "ok"
+        assert desk.client.ttl(desk.q.counts) > 29 * 24 * 3600
+
+
 # Overlap: skip
 
 

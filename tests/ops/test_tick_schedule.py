@@ -82,3 +82,16 @@ def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
     desk.wipe()
     assert desk.call(tick(desk, was)) == "changed"
     assert desk.state() == {}
+
+
+def test_may_note_the_next_firing_alone(desk: Desk) -> None:
+    was = declared(desk)
+    assert desk.call(tick(desk, was, last=T, next=T + 1)) == "ok"
+    assert row(desk) == replace(was, next=T + 1)
+
+
+def test_what_has_no_definition_any_more_is_not_brought_back(desk: Desk) -> None:
+    was = declared(desk)
+    desk.client.hdel(desk.g.schedules, "def s")
+    with desk.nothing_changes():
+        assert desk.call(tick(desk, was)) == "changed"
