@@ -12,7 +12,8 @@
 -- RETURNS ok | changed
 -- RESEND safe: a copy finds it where it was to be, or moved on by somebody else
 local schedules = KEYS[1]
-local name, was_last, was_owed, last, next_ms, owed, fired = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+local name, was_last, was_owed = ARGV[1], ARGV[2], ARGV[3]
+local last, next_ms, owed, fired = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 
 local kept = redis.call('HMGET', schedules, 'def ' .. name, 'last ' .. name, 'owed ' .. name)
 local is_owed = kept[3] or ''
