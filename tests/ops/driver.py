@@ -286,7 +286,7 @@ class Desk:
         found: dict[str, Any] = {}
         for key, entry in dump(self.client, self.prefix).items():
             name = self.short(key.decode())
-            if ":producer:" not in name and not name.startswith(ignored or "-"):
+            if ":producer:" not in name and not name.startswith(ignored):
                 value = _told(name, entry)
                 found[name] = Expires(value) if entry.expires else value
         return found

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.ops.driver import Desk, Expires, aside, claim, digest, payloads, reference, remembered
+from tests.ops.driver import PAST, Desk, Expires, aside, claim, digest, payloads, record, reference, remembered
 from worqr import ops
 from worqr.ops import Returned
 from worqr.task import RemoteError
@@ -152,3 +152,57 @@ def test_without_a_policy_the_defaults_hold(desk: Desk) -> None:
     desk.hold("A", b"a")
     desk.client.delete(desk.q.policy("A"))
     assert desk.call(ops.fail_worker(desk.q, "A")) == Returned(False, 1, 0, 0)
+
+
+# Jobs
+
+
+def test_a_job_with_a_blocked_twin_comes_back_as_one_with_a_stall_more_or_none(desk: Desk) -> None:
+    for counts, stalls in ((False, "1"), (True, None)):
+        held = desk.run("A", f"{counts}", b"old")
+        twin = desk.dispatch(f"{counts}", b"new", counts=counts).number
+        assert desk.call(ops.fail_worker(desk.q, "A")) == Returned(False, 1, 0, 0)
+        state = desk.state()
+        wanted = record(
+            "new", held - 1, run_at=PAST, queued=held, last=twin, started=1, **({} if counts else {"stalls": 1})
+        )
+        assert state[f":job:{counts}"] == wanted
+        assert wanted.get("stalls") == stalls
+        assert state["waiting"] == [reference(f"{counts}")]
+        assert ":blocked" not in state
+        desk.call(ops.cancel_job(desk.q, f"{counts}", ""))
+        desk.client.delete(desk.q.base)
+
+
+def test_the_limit_that_the_job_brings_goes_before_the_handlers(desk: Desk) -> None:
+    held = desk.run("A", "x", fields={"max_stalls": "1"})
+    assert desk.call(ops.fail_worker(desk.q, "A")).aside == 1
+    desk.run("A", "y", fields={"max_stalls": "5"})
+    for _ in range(3):
+        assert desk.call(ops.fail_worker(desk.q, "A")).given == 1
+        desk.enter("A")
+        desk.take("A", 1)
+    assert ":suspects" not in desk.state()
+    assert desk.state()[":failed"] == [str(held)]
+
+
+def test_one_that_is_set_aside_posts_its_failure_leaves_a_result_and_lets_its_twin_go(desk: Desk) -> None:
+    held = desk.run("A", "x", b"old", fields={"result_ttl": "60000", "max_stalls": "1"})
+    desk.dispatch("x", b"new")
+    desk.enter("A", on_failure=True)
+    assert desk.call(ops.fail_worker(desk.q, "A")) == Returned(False, 0, 0, 1)
+    state = desk.state()
+    assert state["-fail"] == [reference(f"@f{held}")]
+    assert state[f"-fail:job:@f{held}"]["task"] == "old"
+    assert state[":result:x"].value["error_type"] == "Stalled"
+    assert desk.waiting() == [b"new"]
+
+
+def test_a_dead_one_in_the_trash_stays_there(desk: Desk) -> None:
+    desk.run("A", "x", b"old")
+    desk.dispatch("x", b"twin")
+    desk.call(ops.delete_queue(desk.q))
+    desk.dispatch("x", b"new")
+    assert desk.call(ops.fail_worker(desk.q, "A")) == Returned(False, 0, 0, 0)
+    assert desk.waiting() == [b"new"]
+    assert desk.counts()["dropped"] == 1

@@ -1,8 +1,25 @@
 from __future__ import annotations
 
+from random import Random
+from typing import Any
+
 import pytest
 
-from tests.ops.driver import Desk, Expires, aside, claim, digest, fields_of, payloads, policy, reference, remembered
+from tests.ops.driver import (
+    FUTURE,
+    PAST,
+    Desk,
+    Expires,
+    aside,
+    claim,
+    digest,
+    fields_of,
+    payloads,
+    policy,
+    record,
+    reference,
+    remembered,
+)
 from worqr import ops
 from worqr.keys import MARKER
 
@@ -140,3 +157,173 @@ def test_wakes_one_for_the_task_and_one_for_a_suspect(desk: Desk) -> None:
     with desk.listening(*map(desk.q.wake_channel, workers)) as heard:
         desk.retry("A", held)
     assert len(heard) == 2
+
+
+# When
+
+
+def test_with_a_time_it_is_due_then_and_wakes_nobody(desk: Desk) -> None:
+    [held] = desk.hold("A", b"a")
+    desk.client.sadd(desk.q.hungry, "B")
+    with desk.listening(desk.q.wake_channel("B"), desk.g.due_channel) as heard:
+        assert desk.retry("A", held, run_at_ms=FUTURE) == "given"
+    assert [channel for channel, _ in heard] == [":due"]
+    assert desk.state(":hungry") == {
+        ":due": [f"@{held}"],
+        f":job:@{held}": remembered("a", held, state="due", failures=1, run_at=FUTURE),
+        f":twins:{digest('a')}": {f"@{held}"},
+        ":workers": {"A": f"1 {claim(1)} 1 0"},
+        ":policy:A": policy(),
+        ":counts": Expires({"fence": str(held), "enqueued": "1", "claimed": "1", "retried": "1"}),
+    }
+    assert desk.client.zscore(desk.q.due, f"@{held}") == FUTURE
+
+
+def test_a_delay_is_honoured_exactly_by_the_servers_clock(desk: Desk) -> None:
+    held = desk.run("A", "x")
+    before = desk.now()
+    desk.retry("A", held, delay_ms=60_000)
+    run_at = int(desk.state()[":job:x"]["run_at"])
+    assert before + 60_000 <= run_at <= desk.now() + 60_000
+    assert desk.client.zscore(desk.q.due, "x") == run_at
+
+
+def test_a_time_that_has_come_is_now(desk: Desk) -> None:
+    held = desk.run("A", "x")
+    desk.put(b"raw")
+    desk.retry("A", held, run_at_ms=PAST + 1)
+    assert desk.waiting() == [b"raw", b"a"]
+    assert desk.state()[":job:x"]["run_at"] == str(PAST + 1)
+
+
+def test_later_but_uncounted_a_raw_task_becomes_a_job_that_has_not_failed(desk: Desk) -> None:
+    [held] = desk.hold("A", b"a")
+    desk.retry("A", held, counter="", run_at_ms=FUTURE)
+    assert desk.state()[f":job:@{held}"] == remembered("a", held, state="due", run_at=FUTURE)
+
+
+def test_a_job_keeps_all_that_its_dispatch_said(desk: Desk) -> None:
+    said = {"fields": {"timeout": "5"}, "meta": "{}", "expires_at": str(FUTURE), "scheduled_for": "7"}
+    held = desk.run("A", "x", **said)
+    desk.call(ops.note_progress(desk.q, "A", [(held, 0.5, "half")]))
+    desk.retry("A", held)
+    kept = {"timeout": 5, "meta": "{}", "expires_at": FUTURE, "scheduled_for": 7, "run_at": PAST}
+    known = record("a", held - 1, queued=held, started=1, failures=1, **kept)
+    assert desk.state()[":job:x"] == known
+
+
+# Limits
+
+
+def test_timeouts_are_counted_apart(desk: Desk) -> None:
+    held = desk.run("A", "x")
+    for counter in ("failures", "timeouts", "timeouts", "failures"):
+        assert desk.retry("A", held, counter=counter, limit=3) == "given"
+        [held] = desk.take("A", 1)
+    assert desk.retry("A", held, counter="timeouts", limit=3) == "aside"
+    found = desk.state()[f":aside:{held}"]
+    assert (found["reason"], found["failures"], found["timeouts"]) == ("timeout", "2", "3")
+
+
+@pytest.mark.parametrize("counter", ["failures", "timeouts"])
+def test_the_limit_that_the_job_brings_goes_before_the_handlers(desk: Desk, counter: str) -> None:
+    held = desk.run("A", "x", fields={f"max_{counter}": "2"})
+    assert desk.retry("A", held, counter=counter, limit=1) == "given"
+    [held] = desk.take("A", 1)
+    assert desk.retry("A", held, counter=counter, limit=9) == "aside"
+
+
+def test_the_last_one_of_a_job_leaves_a_result_and_lets_its_twin_go(desk: Desk) -> None:
+    held = desk.run("A", "x", b"old", fields={"result_ttl": "60000"})
+    desk.dispatch("x", b"new")
+    desk.client.sadd(desk.q.hungry, "B")
+    with desk.listening(desk.q.wake_channel("B")) as heard:
+        assert desk.retry("A", held, limit=1, run_at_ms=FUTURE) == "aside"
+    assert heard == [(":wake:B", b"1")]
+    assert desk.waiting() == [b"new"]
+    assert desk.call(ops.read_result(desk.q, "x", held - 1)).word == "failed"
+
+
+# With a blocked twin
+
+
+def test_the_run_takes_its_twin_in(desk: Desk) -> None:
+    held = desk.run("A", "x", b"old", meta="old", fields={"timeout": "1"})
+    twin = desk.dispatch("x", b"new", meta="new", run_at=FUTURE, fields={"timeout": "2", "jitter": "1"}).number
+    assert desk.retry("A", held) == "given"
+    merged = {"meta": "new", "timeout": 1, "jitter": 1, "run_at": FUTURE, "queued": held, "last": twin, "started": 1}
+    state = desk.state()
+    assert state[":job:x"] == record("new", held - 1, "due", **merged)
+    assert set(state) == {":due", ":job:x", ":workers", ":policy:A", ":counts"}
+
+
+OPTIONS = {
+    "run_at": [PAST, PAST + 1, FUTURE - 1, FUTURE, FUTURE + 1],
+    "when": [None, "keep", "later", "earlier"],
+    "data": [None, None, False],
+    "counts": [None, True, False],
+    "policy": [None, "timeout", "jitter max_failures result_ttl timeout"],
+    "meta": [None, "m"],
+    "fields": [None, {"timeout": "T"}, {"timeout": "T", "jitter": "J", "max_failures": "7"}],
+}
+
+
+def by_chance(random: Random, name: str) -> dict[str, Any]:
+    """Options of a dispatch, whose values say from which one they are."""
+    chosen = {each: random.choice(values) for each, values in OPTIONS.items()}
+    options = {each: value for each, value in chosen.items() if value is not None}
+    if "meta" in options:
+        options["meta"] = name
+    if "fields" in options:
+        options["fields"] = {
+            each: value if value.isdigit() else value + name for each, value in options["fields"].items()
+        }
+    return options
+
+
+@pytest.mark.parametrize("back_at", [FUTURE, FUTURE - 1, PAST])
+@pytest.mark.parametrize("seed", range(5))
+def test_twins_merge_field_by_field_as_their_dispatches_would_have_one_after_the_other(
+    desk: Desk, seed: int, back_at: int
+) -> None:
+    """Blocked while it ran and then merged, or dispatched after it came back: the record is the same."""
+    random = Random(seed)
+    cases = [[by_chance(random, f"{n}.{k}") for k in range(3)] for n in range(25)]
+    desk.enter("A")
+    for n, (first, second, third) in enumerate(cases):
+        for kind in ("merged", "later"):
+            name, twins = f"{kind}{n}", [(b"2", second), (b"3", third)]
+            desk.dispatch(name, b"1", **{**first, "run_at": PAST})
+            [held] = desk.take("A", 1)
+            for task, said in twins if kind == "merged" else ():
+                assert desk.dispatch(name, task, **said).outcome == "blocked"
+            assert desk.retry("A", held, run_at_ms=back_at) == "given"
+            for task, said in twins if kind == "later" else ():
+                assert desk.dispatch(name, task, **said).outcome in ("updated", "unchanged")
+            desk.client.delete(desk.q.base, desk.q.due)  # out of the way of the next one
+        found = [desk.client.hgetall(desk.q.job(f"{kind}{n}")) for kind in ("merged", "later")]
+        for each in found:
+            for number in (b"first", b"last", b"queued"):
+                each.pop(number)
+            assert not any(name.startswith(b"update") for name in each)
+        assert found[0] == found[1], cases[n]
+    assert ":blocked" not in desk.state()
+
+
+def test_a_merged_twin_that_can_be_taken_wakes_one(desk: Desk) -> None:
+    held = desk.run("A", "x")
+    desk.dispatch("x")
+    desk.client.sadd(desk.q.hungry, "B", "C")
+    with desk.listening(desk.q.wake_channel("B"), desk.q.wake_channel("C")) as heard:
+        desk.retry("A", held, run_at_ms=FUTURE)  # which the newer dispatch puts forward
+    assert len(heard) == 1
+    assert desk.waiting() == [b"a"]
+
+
+def test_after_a_merge_it_runs_once(desk: Desk) -> None:
+    held = desk.run("A", "x", b"old")
+    desk.dispatch("x", b"new")
+    desk.retry("A", held)
+    desk.enter("B")
+    assert payloads(desk.start("B", 5).entries) == [b"new"]
+    assert desk.dispatch("x", b"newer").outcome == "blocked"

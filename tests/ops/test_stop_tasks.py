@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from tests.ops.driver import Desk, Expires, claim, policy, reference, remembered
+import pytest
+
+from tests.ops.driver import FUTURE, PAST, Desk, Expires, claim, policy, record, reference, remembered
 from worqr import ops
 
 
@@ -150,3 +152,82 @@ def test_without_a_policy_the_defaults_hold(desk: Desk) -> None:
     desk.client.delete(desk.q.policy("A"))
     assert desk.call(ops.stop_tasks(desk.q, "A", held)) == {}
     assert len(desk.state()[":suspects"]) == 1
+
+
+# Jobs
+
+
+def test_a_dispatched_job_keeps_all_that_its_dispatch_said(desk: Desk) -> None:
+    held = desk.run("A", "x", fields={"timeout": "5"}, meta="{}", expires=str(FUTURE))
+    desk.call(ops.note_progress(desk.q, "A", [(held, 0.5, "half")]))
+    desk.call(ops.stop_tasks(desk.q, "A", [held]))
+    kept = {"timeout": 5, "meta": "{}", "expires": FUTURE, "run_at": PAST, "started": 1}
+    assert desk.state()[":job:x"] == record("a", held - 1, queued=held, **kept)
+
+
+def test_with_a_blocked_twin_it_is_one_job_at_the_front(desk: Desk) -> None:
+    held = desk.run("A", "x", b"old", fields={"timeout": "1"})
+    desk.put(b"raw")
+    desk.dispatch("x", b"new", fields={"timeout": "2"}, policy="timeout")
+    twin = desk.dispatch("x", b"newer", fields={"timeout": "3", "jitter": "3"}, meta="m").number
+    desk.client.sadd(desk.q.hungry, "B", "C")
+    with desk.listening(desk.q.wake_channel("B"), desk.q.wake_channel("C")) as heard:
+        assert desk.call(ops.stop_tasks(desk.q, "A", [held])) == {}
+    assert len(heard) == 1
+    state = desk.state(":hungry")
+    merged = {"timeout": 2, "jitter": 3, "meta": "m", "run_at": PAST, "queued": held, "last": twin, "started": 1}
+    assert state[":job:x"] == record("newer", held - 1, **merged)
+    assert state["waiting"] == [b"raw", reference("x")]
+    assert set(state) == {"waiting", ":job:x", ":workers", ":policy:A", ":counts"}
+
+
+def test_with_a_twin_that_is_due_later_it_waits_until_then(desk: Desk) -> None:
+    held = desk.run("A", "x")
+    desk.dispatch("x", run_at=FUTURE)
+    desk.client.sadd(desk.q.hungry, "B")
+    desk.call(ops.stop_tasks(desk.q, "A", [held]))
+    state = desk.state()
+    assert (state[":due"], state[":hungry"]) == (["x"], {"B"})
+    assert state[":job:x"]["state"] == "due"
+
+
+@pytest.mark.parametrize(("data", "first", "last"), [(False, b"old", "1"), (True, b"new", None)])
+def test_a_twin_that_changes_nothing_changes_nothing(desk: Desk, data: bool, first: bytes, last: str | None) -> None:
+    held = desk.run("A", "x", b"old")
+    desk.retry("A", held)
+    [held] = desk.take("A", 1)
+    desk.dispatch("x", b"new", data=data, when="keep")
+    desk.call(ops.stop_tasks(desk.q, "A", [held]))
+    assert desk.waiting() == [first]
+    assert desk.state()[":job:x"].get("failures") == last
+
+
+def test_a_suspect_whose_counts_its_twin_resets_is_none(desk: Desk) -> None:
+    desk.run("A", "x")
+    for _ in range(2):
+        desk.call(ops.fail_worker(desk.q, "A"))
+        desk.enter("A")
+        [held] = desk.take("A", 1)
+    desk.dispatch("x", counts=True)
+    desk.call(ops.stop_tasks(desk.q, "A", [held]))
+    state = desk.state()
+    assert ":suspects" not in state
+    assert state[":job:x"].keys().isdisjoint({"stalls", "suspect"})
+
+
+def test_marked_or_dropped_the_twin_takes_its_place(desk: Desk) -> None:
+    one = desk.run("A", "x", b"old")
+    desk.call(ops.cancel_job(desk.q, "x", ""))
+    two = desk.run("A", "y", b"old")
+    desk.call(ops.delete_queue(desk.q))
+    for name in ("x", "y"):
+        assert desk.dispatch(name, b"new").outcome == "blocked"
+    assert desk.call(ops.stop_tasks(desk.q, "A", [one, two])) == {one: "cancelled", two: "dropped"}
+    assert desk.waiting() == [b"new", b"new"]
+
+
+def test_what_was_dropped_tells_whoever_waits_for_it(desk: Desk) -> None:
+    held = desk.run("A", "x", fields={"result_ttl": "60000"})
+    desk.call(ops.delete_queue(desk.q))
+    desk.call(ops.stop_tasks(desk.q, "A", [held]))
+    assert desk.call(ops.read_result(desk.q, "x", held - 1)).word == "cancelled"
