@@ -4,9 +4,25 @@ from typing import Any
 
 import pytest
 
-from tests.ops.driver import FENCE, Desk, Expires, claim, fields_of, payloads, policy, record, reference, remembered
+from tests.ops.driver import (
+    FENCE,
+    FUTURE,
+    PAST,
+    Desk,
+    Expires,
+    aside,
+    claim,
+    fields_of,
+    job,
+    payloads,
+    policy,
+    record,
+    reference,
+    remembered,
+)
 from worqr import ops
 from worqr.ops import MAX_BYTES
+from worqr.task import RemoteError
 
 
 def place(number: int, first: int, count: int, suspect: int = 0) -> str:
@@ -335,3 +351,196 @@ def test_a_fence_from_the_clock_when_the_counts_have_expired(desk: Desk) -> None
     assert second == first + 1
     assert isinstance(desk.state()[":counts"], Expires)
     assert first < FENCE
+
+
+# Jobs that are due
+
+
+def become_due(desk: Desk, *ids: str) -> None:
+    """Jobs whose time has come, one after the other, and that nobody has promoted yet."""
+    desk.call(ops.dispatch_jobs(desk.q, [job(each, each.encode(), run_at=FUTURE) for each in ids]))
+    for n, each in enumerate(ids):
+        desk.client.zadd(desk.q.due, {each: PAST + n})
+
+
+def test_runs_short_and_takes_what_is_due(desk: Desk) -> None:
+    become_due(desk, "b", "a")
+    desk.dispatch("later", run_at=FUTURE)
+    desk.put(b"raw")
+    desk.enter("A")
+    started = desk.start("A", 3)
+    assert started.word == "ok"
+    assert payloads(started.entries) == [b"raw", b"b", b"a"]
+    state = desk.state()
+    assert state[":due"] == ["later"]
+    assert set(state[":claims:A"]) == {str(started.first + n) for n in range(3)}
+    assert desk.start("A", 1).word == "short"
+
+
+def test_leaves_what_is_due_alone_while_enough_waits(desk: Desk) -> None:
+    become_due(desk, "x")
+    desk.put(b"a", b"b")
+    desk.enter("A")
+    desk.take("A", 2)
+    assert desk.state()[":due"] == ["x"]
+
+
+def test_of_what_it_put_in_line_and_left_there_it_tells_another(desk: Desk) -> None:
+    become_due(desk, "x", "y", "z")
+    desk.enter("A")
+    desk.client.sadd(desk.q.hungry, "B", "C")
+    with desk.listening(desk.q.wake_channel("B"), desk.q.wake_channel("C")) as heard:
+        assert payloads(desk.start("A", 1).entries) == [b"x"]
+    assert len(heard) == 1
+    assert desk.waiting() == [b"y", b"z"]
+
+
+def test_what_is_due_later_leaves_it_hungry(desk: Desk) -> None:
+    desk.dispatch("later", run_at=FUTURE)
+    desk.enter("A")
+    assert desk.start("A", 1).word == "short"
+    assert desk.state()[":hungry"] == {"A"}
+    assert desk.state()[":due"] == ["later"]
+
+
+def test_a_suspect_that_came_due_is_taken_too(desk: Desk) -> None:
+    become_due(desk, "x")
+    desk.client.hset(desk.q.job("x"), "suspect", "1")
+    desk.enter("A")
+    started = desk.start("A", 2)
+    assert payloads(started.entries) == [b"x"]
+    assert desk.state()[":workers"]["A"] == place(1, started.first, 1, started.first)
+
+
+def test_suspects_that_came_due_are_for_others_once_it_has_one(desk: Desk) -> None:
+    become_due(desk, "x", "y", "z")
+    for each in "xyz":
+        desk.client.hset(desk.q.job(each), "suspect", "1")
+    desk.enter("A")
+    desk.client.sadd(desk.q.hungry, "A", "B", "C")
+    with desk.listening(*map(desk.q.wake_channel, "ABC")) as heard:
+        started = desk.start("A", 9)
+    assert (started.word, payloads(started.entries)) == ("short", [b"x"])
+    assert sorted(channel for channel, _ in heard) == [":wake:B", ":wake:C"]
+    assert desk.state()[":hungry"] == {"A"}
+
+
+# Jobs that have expired
+
+
+def test_one_that_was_not_started_in_time_is_set_aside_instead(desk: Desk) -> None:
+    number = desk.dispatch("x", b"old", expires="5", fields={"result_ttl": "60000"}).number
+    desk.put(b"raw")
+    desk.enter("A")
+    with desk.listening(desk.q.job("x")) as heard:
+        reply = desk.send(ops.start_tasks(desk.q, "A", 1, 2))
+    assert heard == [(":job:x", b"failed")]
+    late, taken = claim(2), claim(3)
+    assert reply == [b"ok", str(late).encode(), None, b"raw"]
+    error = RemoteError("Expired", "it was not started before it expired", "")
+    kept = {"first": number, "last": number, "run_at": PAST, "expires": 5, "result_ttl": 60000}
+    told = {"error_type": error.type, "error_message": error.message, "error_traceback": ""}
+    assert desk.state() == {
+        ":failed": [str(late)],
+        ":aside": {"x": str(late)},
+        f":aside:{late}": aside("old", "x", reason="expired", error=error, **kept),
+        ":result:x": Expires({"outcome": "failed", "first": str(number), "last": str(number), **told}),
+        f":claim:{taken}": [b"raw"],
+        ":claims:A": {str(taken)},
+        ":workers": {"A": place(1, late, 2)},
+        ":policy:A": policy(),
+        ":counts": Expires({"fence": str(taken), "enqueued": "2", "claimed": "2", "failed": "1"}),
+    }
+    with desk.nothing_changes():
+        assert desk.send(ops.start_tasks(desk.q, "A", 1, 2)) == reply
+
+
+@pytest.mark.parametrize(
+    ("said", "expired"),
+    [
+        ({"expires": "0"}, True),
+        ({"expires_at": str(PAST)}, True),
+        ({"expires": str(FUTURE)}, False),
+        ({"expires_at": str(FUTURE)}, False),
+        ({"expires": str(FUTURE), "expires_at": str(PAST)}, False),
+        ({}, False),
+    ],
+)
+def test_from_its_due_time_or_at_a_moment(desk: Desk, said: dict[str, str], expired: bool) -> None:
+    desk.dispatch("x", **said)
+    desk.enter("A")
+    assert [entry is None for entry in desk.start("A", 1).entries] == [expired]
+    assert (":failed" in desk.state()) == expired
+
+
+@pytest.mark.parametrize("back", ["stop", "retry", "sweep"])
+def test_what_once_started_does_not_expire(desk: Desk, back: str) -> None:
+    held = desk.run("A", "x", expires_at=str(FUTURE))
+    desk.client.hset(desk.q.active("x"), "expires_at", PAST)
+    match back:
+        case "stop":
+            desk.call(ops.stop_tasks(desk.q, "A", [held]))
+        case "retry":
+            desk.retry("A", held)
+        case _:
+            desk.call(ops.fail_worker(desk.q, "A"))
+    desk.enter("A")
+    assert payloads(desk.start("A", 1).entries) == [b"a"]
+
+
+def test_its_failure_handler_gets_what_expired(desk: Desk) -> None:
+    desk.dispatch("x", expires="0")
+    desk.enter("A", on_failure=True, keep_failed=0)
+    assert desk.start("A", 1).entries == [None]
+    state = desk.state()
+    assert state["-fail"] == [reference(f"@f{claim(2)}")]
+    assert not any(name.startswith((":aside", ":failed", ":active", ":job", ":claim")) for name in state)
+
+
+def test_a_thousand_that_expired_are_set_aside_in_one_go(desk: Desk) -> None:
+    desk.call(ops.dispatch_jobs(desk.q, [job(None, expires="0")] * 1000))
+    desk.put(b"raw")
+    desk.enter("A")
+    started = desk.start("A", 1000)
+    assert started.entries == [None] * 1000
+    assert desk.start("A", 5).entries == [b"raw"]
+    assert desk.counts() == {"enqueued": 1001, "claimed": 1001, "failed": 1000}
+
+
+# Places in line
+
+
+def test_one_with_two_places_in_line_runs_once(desk: Desk) -> None:
+    desk.dispatch("x", b"old")
+    desk.call(ops.cancel_job(desk.q, "x", ""))
+    desk.dispatch("x", b"new")
+    assert desk.state()["waiting"] == [reference("x")] * 2
+    desk.enter("A", "B")
+    assert payloads(desk.start("A", 1).entries) == [b"new"]
+    assert desk.start("B", 1).entries == []
+    assert desk.call(ops.inspect(desk.q)).waiting == 0
+
+
+@pytest.mark.parametrize("state", ["due", "blocked", "active"])
+def test_a_place_of_one_that_does_not_wait_is_skipped(desk: Desk, state: str) -> None:
+    desk.dispatch("x")
+    desk.client.hset(desk.q.job("x"), "state", state)
+    desk.enter("A")
+    assert desk.start("A", 1).entries == []
+    assert f":claim:{claim(2)}" not in desk.state()
+
+
+def test_a_record_of_a_foreign_type_is_skipped(desk: Desk) -> None:
+    desk.dispatch("x")
+    desk.client.set(desk.q.job("x"), "foreign")
+    desk.put(b"raw")
+    desk.enter("A")
+    assert desk.start("A", 1).entries == [b"raw"]
+
+
+def test_whoever_watches_is_told_that_it_runs(desk: Desk) -> None:
+    desk.dispatch("x")
+    desk.enter("A")
+    with desk.listening(desk.q.job("x")) as heard:
+        desk.start("A", 1)
+    assert heard == [(":job:x", b"active")]
