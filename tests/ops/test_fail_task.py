@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 import redis
 
-from tests.ops.driver import Desk, Expires, aside, claim, digest, policy
+from tests.ops.driver import BOOM, FUTURE, PAST, Desk, Expires, aside, claim, digest, policy, record, reference
 from worqr import ops
-from worqr.keys import MARKER
+from worqr.keys import MARKER, QueueKeys
 
 
 @pytest.mark.parametrize(("broken", "kind", "failures"), [(False, "failed", 1), (True, "broken", 0)])
@@ -152,3 +153,130 @@ def test_a_list_of_a_foreign_type_leaves_the_claim_as_it_is(desk: Desk, broken: 
     desk.client.set(desk.q.broken if broken else desk.q.failed, "foreign")
     with desk.nothing_changes(), pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         desk.fail("A", held, broken=broken)
+
+
+# The failure handler
+
+
+def failure_of(desk: Desk, held: int) -> dict[str, str]:
+    """What the failure handler's job tells of the claim, without the time."""
+    packed = desk.client.hget(f"{desk.q.base}-fail:job:@f{held}", "failed")
+    facts: dict[str, str | int] = msgspec.msgpack.decode(packed or b"")
+    assert 0 <= desk.now() - int(facts.pop("at")) < 60_000
+    return {name: str(value) for name, value in facts.items()}
+
+
+@pytest.mark.parametrize(("broken", "kind", "failures"), [(False, "failed", 1), (True, "broken", 0)])
+def test_gets_its_job_in_the_same_step_from_the_very_first_failure_on(
+    desk: Desk, broken: bool, kind: str, failures: int
+) -> None:
+    [held] = desk.hold("A", b"a\x00\xff")
+    desk.enter("A", on_failure=True)
+    failed = QueueKeys(desk.prefix, "Q1", failures=True)
+    desk.client.sadd(failed.hungry, "B")
+    before = desk.now()
+    with desk.listening(failed.wake_channel("B"), failed.job(f"@f{held}")) as heard:
+        assert desk.fail("A", held, broken=broken) == "aside"
+    assert heard == [(f"-fail:job:@f{held}", b"waiting"), ("-fail:wake:B", b"1")]
+    known = aside("a\x00\xff", f"@{held}", reason=kind, failures=failures)
+    told = failure_of(desk, held)
+    assert told == {name: value for name, value in known.items() if name != "task"}
+    state = desk.state()
+    job = state.pop(f"-fail:job:@f{held}")
+    number = int(job["first"])
+    assert before * 1000 <= number <= (desk.now() + 1) * 1000
+    assert before <= int(job.pop("run_at")) <= desk.now()
+    assert job.pop("failed")
+    assert job == record("a\x00\xff", number)
+    assert state == {
+        "-fail": [reference(f"@f{held}")],
+        "-fail:counts": Expires({"fence": str(number), "enqueued": "1"}),
+        f":{kind}": [str(held)],
+        f":aside:{held}": known,
+        ":aside": {f"@{held}": str(held)},
+        ":workers": {"A": f"1 {claim(1)} 1 0"},
+        ":policy:A": policy(on_failure=True),
+        ":counts": Expires({"fence": str(claim(1)), "enqueued": "1", "claimed": "1", kind: "1"}),
+    }
+
+
+def test_also_when_no_record_is_kept(desk: Desk) -> None:
+    held = desk.run("A", "x", b"task", meta='{"a":"b"}')
+    desk.enter("A", on_failure=True, keep_failed=0)
+    desk.fail("A", held)
+    told = failure_of(desk, held)
+    assert (told["id"], told["meta"], told["worker"], told["failures"]) == ("x", '{"a":"b"}', "A", "1")
+    assert desk.client.hget(f"{desk.q.base}-fail:job:@f{held}", "task") == b"task"
+    assert not any(name.startswith((":aside", ":failed", ":active", ":claim")) for name in desk.state())
+
+
+def test_gets_one_job_for_each_in_their_order(desk: Desk) -> None:
+    one, two = desk.hold("A", b"a", b"b")
+    desk.enter("A", on_failure=True)
+    desk.fail("A", two)
+    desk.fail("A", one)
+    with desk.nothing_changes():
+        assert desk.fail("A", one) == "mine"
+    assert desk.state()["-fail"] == [reference(f"@f{one}"), reference(f"@f{two}")]
+
+
+@pytest.mark.parametrize("how", ["no handler", "cancelled", "gone"])
+def test_gets_none_where_there_is_nothing_to_handle(desk: Desk, how: str) -> None:
+    [held] = desk.hold("A", b"a")
+    desk.enter("A", on_failure=how != "no handler")
+    if how == "cancelled":
+        desk.call(ops.cancel_task(desk.q, b"a"))
+    if how == "gone":
+        desk.client.delete(desk.q.claim(held))
+    desk.fail("A", held)
+    assert not any(name.startswith("-fail") for name in desk.state())
+
+
+# Jobs
+
+
+def test_a_job_leaves_a_failed_result_if_one_is_kept(desk: Desk) -> None:
+    held = desk.run("A", "x", fields={"result_ttl": "60000"})
+    with desk.listening(desk.q.job("x")) as heard:
+        desk.fail("A", held)
+    assert heard == [(":job:x", b"failed")]
+    why = {"error_type": BOOM.type, "error_message": BOOM.message, "error_traceback": BOOM.traceback}
+    assert desk.state()[":result:x"] == Expires(
+        {"outcome": "failed", "first": str(held - 1), "last": str(held - 1), **why}
+    )
+    assert 50_000 < desk.client.pttl(desk.q.result("x")) <= 60_000
+    assert desk.state()[f":aside:{held}"] == aside(
+        "a", "x", reason="failed", failures=1, first=held - 1, last=held - 1, run_at=PAST, result_ttl=60000
+    )
+
+
+def test_its_blocked_twin_is_next_in_line(desk: Desk) -> None:
+    held = desk.run("A", "x", b"old")
+    twin = desk.dispatch("x", b"new").number
+    desk.client.sadd(desk.q.hungry, "B")
+    with desk.listening(desk.q.wake_channel("B")) as heard:
+        desk.fail("A", held)
+    assert heard == [(":wake:B", b"1")]
+    assert desk.state()[":job:x"] == record("new", twin, run_at=PAST)
+    assert desk.client.hget(desk.q.aside(held), "task") == b"old"
+
+
+def test_all_that_was_known_of_it_is_set_aside_and_nothing_that_was_said_while_it_ran(desk: Desk) -> None:
+    said = {"fields": {"timeout": "5"}, "meta": "{}", "expires_at": str(FUTURE), "scheduled_for": "7"}
+    held = desk.run("A", "x", **said)
+    desk.call(ops.note_progress(desk.q, "A", [(held, 0.5, "half")]))
+    desk.fail("A", held)
+    kept = {"first": held - 1, "last": held - 1, "run_at": PAST, "timeout": 5, "meta": "{}", "scheduled_for": 7}
+    known = aside("a", "x", reason="failed", failures=1, expires_at=FUTURE, **kept)
+    assert desk.state()[f":aside:{held}"] == known
+
+
+def test_the_same_id_set_aside_again_knows_the_one_before(desk: Desk) -> None:
+    first = desk.run("A", "x")
+    desk.fail("A", first)
+    second = desk.run("A", "x")
+    desk.fail("A", second, broken=True)
+    state = desk.state()
+    assert state[":aside"] == {"x": str(second)}
+    assert (state[f":aside:{second}"]["older"], state[f":aside:{first}"]["newer"]) == (str(first), str(second))
+    assert (state[":failed"], state[":broken"]) == ([str(first)], [str(second)])
