@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.ops.driver import FENCE, Desk, Expires, claim
+from tests.ops.driver import FENCE, FUTURE, Desk, Expires, claim
 from worqr import ops
 from worqr.ops import Cancelled
 
@@ -110,3 +110,36 @@ def test_thousands_of_claims_in_one_step(desk: Desk) -> None:
         desk.put(*[b"x"] * 1000)
         held += desk.take("A", 1000)
     assert desk.call(ops.cancel_all(desk.q)) == Cancelled(False, 0, held, "-", "-")
+
+
+# Jobs
+
+
+def test_what_is_due_and_what_is_blocked_goes_too_and_runs_learn_why(desk: Desk) -> None:
+    kept = {"fields": {"result_ttl": "60000"}}
+    held = desk.run("A", "runs", **kept)
+    twin = desk.dispatch("runs", **kept).number
+    desk.dispatch("due", run_at=FUTURE)
+    desk.dispatch("waits")
+    call = ops.cancel_all(desk.q, reason="no paper")
+    assert desk.call(call) == Cancelled(False, 3, [held], "-", "-")
+    state = desk.state()
+    assert state[":active:runs"]["cancel_reason"] == "no paper"
+    assert (state[":trash:due"], state[":trash:blocked"], len(state[":trash"])) == (["due"], {"runs"}, 1)
+    assert desk.counts()["cancelled"] == 3
+    assert desk.call(ops.finish_tasks(desk.q, "A", [held])) == {held: "cancelled"}
+    assert not desk.call(ops.purge_queue(desk.q))
+    for number in (held - 1, twin):
+        found = desk.call(ops.read_result(desk.q, "runs", number))
+        assert (found.word, found.facts) == ("cancelled", [b"no paper"])
+    assert {name for name in desk.state() if "result" not in name} == {":workers", ":policy:A", ":counts"}
+
+
+def test_a_dispatch_after_it_is_not_cancelled(desk: Desk) -> None:
+    held = desk.run("A", "runs")
+    desk.dispatch("runs", b"old")
+    desk.call(ops.cancel_all(desk.q))
+    assert desk.dispatch("runs", b"new").outcome == "blocked"
+    assert desk.call(ops.stop_tasks(desk.q, "A", [held])) == {held: "cancelled"}
+    desk.call(ops.purge_queue(desk.q))
+    assert desk.waiting() == [b"new"]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.ops.driver import Desk, Expires, claim, payloads, reference
+from tests.ops.driver import FUTURE, Desk, Expires, claim, digest, payloads, reference
 from worqr import ops
 from worqr.call import Call
 from worqr.keys import MARKER
@@ -199,3 +199,36 @@ def test_more_twins_than_one_step_looks_at(desk: Desk) -> None:
     assert sum(step.waiting for step in steps) == 700
     assert desk.call(ops.inspect(desk.q)).waiting == 0
     assert claim(1) not in [claim for step in steps for claim in step.claims]
+
+
+# Jobs
+
+
+def test_raw_tasks_that_wait_for_their_time_are_found_too(desk: Desk) -> None:
+    one, two = desk.hold("A", b"x", b"y")
+    desk.retry("A", one, run_at_ms=FUTURE)
+    desk.retry("A", two, run_at_ms=FUTURE)
+    assert desk.call(ops.cancel_task(desk.q, b"x")) == Cancelled(False, 1, [], "-", "-")
+    state = desk.state()
+    assert state[":due"] == [f"@{two}"]
+    assert "stale" not in state[":counts"].value
+    assert f":twins:{digest('x')}" not in state and f":job:@{one}" not in state
+
+
+def test_one_that_said_how_far_it_is_is_found_and_told_why(desk: Desk) -> None:
+    [held] = desk.hold("A", b"x")
+    desk.enter("A", result_ttl_ms=60_000)
+    desk.call(ops.note_progress(desk.q, "A", [(held, 0.5, "")]))
+    assert desk.call(ops.cancel_task(desk.q, b"x", reason="no paper")).claims == [held]
+    assert desk.call(ops.finish_tasks(desk.q, "A", [held])) == {held: "cancelled"}
+    found = desk.call(ops.read_result(desk.q, f"@{held}", 0))
+    assert (found.word, found.facts) == ("cancelled", [b"no paper"])
+
+
+def test_a_job_that_was_dispatched_is_cancelled_by_its_id_only(desk: Desk) -> None:
+    held = desk.run("A", "x", b"x")
+    desk.dispatch("y", b"x")
+    desk.dispatch("z", b"x", run_at=FUTURE)
+    with desk.nothing_happens():
+        assert desk.call(ops.cancel_task(desk.q, b"x")) == Cancelled(False, 0, [], "-", "-")
+    assert desk.call(ops.cancel_job(desk.q, "x", "")).claims == [held]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tests.ops.driver import Desk, Expires, claim
+from tests.ops.driver import FUTURE, Desk, Expires, claim
 from worqr import ops
 
 
@@ -95,3 +95,46 @@ def test_the_fence_noted_is_above_every_claim(desk: Desk) -> None:
     desk.call(ops.delete_queue(desk.q))
     assert int(desk.state()[":counts"].value["cleared"]) > held[0]
     assert desk.hold("A", b"b") == [claim(3)]
+
+
+# Jobs
+
+
+def test_what_is_due_and_what_is_blocked_goes_too(desk: Desk) -> None:
+    desk.run("A", "runs")
+    desk.dispatch("runs")
+    desk.dispatch("due", run_at=FUTURE)
+    desk.dispatch("waits")
+    before = desk.state()
+    with desk.listening(desk.g.due_channel) as heard:
+        assert desk.send(ops.delete_queue(desk.q)) == [b"ok", 3]
+    assert heard == []
+    after = desk.state()
+    for part in ("waiting", ":due", ":blocked"):
+        before[":trash" + part.replace("waiting", "")] = before.pop(part)
+    fence = str(int(before[":counts"].value["fence"]) + 1)
+    told = {"deleted": "3", "fence": fence, "cleared": fence, "cleared_why": "the queue was deleted"}
+    before[":counts"] = Expires({**before[":counts"].value, **told})
+    assert after == before
+    seen = desk.call(ops.inspect(desk.q))
+    assert (seen.waiting, seen.due, seen.blocked, seen.trash, seen.next_in_ms) == (0, 0, 0, True, None)
+
+
+def test_busy_while_anything_of_an_earlier_deletion_is_left(desk: Desk) -> None:
+    for said in ({}, {"run_at": FUTURE}):
+        desk.dispatch("x", **said)
+        assert desk.call(ops.delete_queue(desk.q))
+        assert not desk.call(ops.delete_queue(desk.q))
+        desk.call(ops.purge_queue(desk.q))
+    desk.run("A", "runs")
+    desk.dispatch("runs")
+    assert desk.call(ops.delete_queue(desk.q))
+    assert not desk.call(ops.delete_queue(desk.q))
+
+
+def test_the_failure_queue_stays(desk: Desk) -> None:
+    [held] = desk.hold("A", b"a")
+    desk.enter("A", on_failure=True)
+    desk.fail("A", held)
+    desk.call(ops.delete_queue(desk.q))
+    assert "-fail" in desk.state() and ":failed" in desk.state()

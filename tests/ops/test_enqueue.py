@@ -5,7 +5,7 @@ import hashlib
 import pytest
 import redis
 
-from tests.ops.driver import FENCE, Desk, Expires, claim, fields_of, record, reference
+from tests.ops.driver import FENCE, FUTURE, Desk, Expires, claim, fields_of, record, reference
 from worqr import ops
 from worqr.errors import QueueFull
 from worqr.keys import MARKER
@@ -183,3 +183,13 @@ def test_a_key_of_a_foreign_type_stores_nothing(desk: Desk, key: str, task: byte
     desk.client.set(getattr(desk.q, key), "foreign")
     with desk.nothing_changes(), pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         desk.put(b"before it", task)
+
+
+def test_the_bound_counts_jobs_that_are_due_later_or_blocked_too(desk: Desk) -> None:
+    desk.run("A", "runs")
+    desk.dispatch("runs")
+    desk.dispatch("due", run_at=FUTURE)
+    desk.dispatch("waits")
+    with pytest.raises(QueueFull, match="holds 3 tasks"):
+        desk.call(ops.enqueue(desk.q, [b"a"], max_length=3))
+    assert desk.call(ops.enqueue(desk.q, [b"a"], max_length=4)) == 1

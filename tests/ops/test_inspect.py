@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tests.ops.driver import FENCE, Desk
+from tests.ops.driver import FENCE, FUTURE, PAST, Desk
 from worqr import ops
 from worqr.ops import Inspected
 
@@ -82,3 +82,37 @@ def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
 def test_what_counts_nothing_that_happened_is_not_among_the_totals(desk: Desk) -> None:
     assert desk.state()[":counts"].value == {"fence": str(FENCE)}
     assert desk.counts() == {}
+
+
+# Jobs
+
+
+def test_counts_what_is_due_and_what_is_blocked_and_says_when_the_next_one_is_due(desk: Desk) -> None:
+    desk.run("A", "runs")
+    desk.dispatch("runs")
+    desk.dispatch("due", run_at=FUTURE)
+    desk.dispatch("later", run_at=FUTURE + 1)
+    before = desk.now()
+    seen = desk.call(ops.inspect(desk.q))
+    assert (seen.waiting, seen.due, seen.blocked, seen.running, seen.oldest_ms) == (0, 2, 1, 1, None)
+    assert seen.next_in_ms is not None
+    assert FUTURE - desk.now() <= seen.next_in_ms <= FUTURE - before
+    desk.client.zadd(desk.q.due, {"later": PAST})
+    assert desk.call(ops.inspect(desk.q)).next_in_ms == 0
+
+
+def test_says_how_long_the_job_in_front_has_waited(desk: Desk) -> None:
+    desk.dispatch("x", run_at=PAST)
+    desk.dispatch("y", run_at=PAST + 10**11)
+    before = desk.now()
+    oldest = desk.call(ops.inspect(desk.q)).oldest_ms
+    assert oldest is not None
+    assert before - PAST <= oldest <= desk.now() - PAST
+    desk.put(b"raw", front=True)
+    assert desk.call(ops.inspect(desk.q)).oldest_ms is None
+
+
+def test_why_the_queue_was_cleared_is_not_among_the_totals(desk: Desk) -> None:
+    desk.dispatch("x")
+    desk.call(ops.cancel_all(desk.q, reason="why"))
+    assert desk.counts() == {"enqueued": 1, "cancelled": 1}

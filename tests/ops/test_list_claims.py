@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tests.ops.driver import Desk
+from tests.ops.driver import PAST, Desk
 from worqr import ops
 from worqr.ops import Held
 
@@ -35,3 +35,11 @@ def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
     desk.client.delete(desk.q.counts)
     assert desk.send(ops.list_claims(desk.q)) == [b"ok"]
     assert desk.state() == {}
+
+
+def test_of_a_job_with_its_time_and_what_it_says(desk: Desk) -> None:
+    held = desk.run("A", "x")
+    assert desk.call(ops.list_claims(desk.q)) == [Held(held, "A", 0, None, "", PAST)]
+    desk.call(ops.note_progress(desk.q, "A", [(held, 0.5, "half")]))
+    with desk.nothing_changes():
+        assert desk.call(ops.list_claims(desk.q)) == [Held(held, "A", 0, 0.5, "half", PAST)]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tests.ops.driver import Desk, reference
+from tests.ops.driver import FUTURE, Desk, reference
 from worqr import ops
 from worqr.ops import MAX_BYTES
 
@@ -49,3 +49,13 @@ def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
     desk.client.delete(desk.q.counts)
     assert desk.send(ops.list_tasks(desk.q, 9)) == [b"ok", 0]
     assert desk.state() == {}
+
+
+def test_a_job_that_is_due_or_blocked_is_not_shown_and_one_with_two_places_once(desk: Desk) -> None:
+    desk.run("A", "runs")
+    desk.dispatch("runs")
+    for run_at in (1, FUTURE, 1):
+        desk.dispatch("x", b"x", run_at=run_at)
+    desk.dispatch("y", b"y", run_at=FUTURE)
+    for from_front in (False, True):
+        assert desk.call(ops.list_tasks(desk.q, 9, from_front=from_front)) == (1, [b"x"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.ops.driver import Desk, reference
+from tests.ops.driver import FUTURE, Desk, job, reference
 from worqr import ops
 from worqr.call import Call
 from worqr.keys import MARKER, QueueKeys
@@ -87,3 +87,49 @@ def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
     desk.client.delete(desk.q.counts)
     assert desk.send(ops.purge_queue(desk.q)) == [b"ok"]
     assert desk.state() == {}
+
+
+# Jobs
+
+
+def test_takes_due_and_blocked_ones_along_and_tells_whoever_waits(desk: Desk) -> None:
+    kept = {"fields": {"result_ttl": "60000"}}
+    held = desk.run("A", "runs", **kept)
+    numbers = {"runs": desk.dispatch("runs", **kept).number, "due": desk.dispatch("due", run_at=FUTURE, **kept).number}
+    numbers["waits"] = desk.dispatch("waits", unique_for=60_000, **kept).number
+    desk.call(ops.delete_queue(desk.q))
+    with desk.listening(*map(desk.q.job, numbers)) as heard:
+        assert not desk.call(ops.purge_queue(desk.q))
+    assert sorted(heard) == [(f":job:{name}", b"cancelled") for name in ("due", "runs", "waits")]
+    for name, number in numbers.items():
+        found = desk.call(ops.read_result(desk.q, name, number))
+        assert (found.word, found.facts) == ("cancelled", [b"the queue was deleted"])
+    assert {name for name in desk.state() if not name.startswith(":result")} == {
+        *(":active:runs", ":claims:A", f":claim:{held}", ":workers", ":policy:A", ":counts")
+    }
+
+
+def test_in_steps_through_all_that_is_there(desk: Desk) -> None:
+    desk.call(ops.dispatch_jobs(desk.q, [job(f"r{n}") for n in range(4)]))
+    desk.enter("A")
+    desk.take("A", 4)
+    desk.call(ops.dispatch_jobs(desk.q, [job(f"r{n}") for n in range(4)]))
+    desk.call(ops.dispatch_jobs(desk.q, [job(f"d{n}", run_at=FUTURE) for n in range(4)]))
+    desk.call(ops.dispatch_jobs(desk.q, [job(f"w{n}") for n in range(4)]))
+    desk.call(ops.delete_queue(desk.q))
+    left = []
+    while desk.call(ops.purge_queue(desk.q, 3)):
+        left.append(len([name for name in desk.state() if name.startswith(":job:")]))
+    assert left == [9, 6, 3]
+    assert not any(name.startswith((":trash", ":job:")) for name in desk.state())
+
+
+def test_a_newer_one_of_its_id_stays_wherever_it_is(desk: Desk) -> None:
+    desk.call(ops.dispatch_jobs(desk.q, [job("a"), job("b", run_at=FUTURE), job("c")]))
+    desk.call(ops.delete_queue(desk.q))
+    desk.call(ops.dispatch_jobs(desk.q, [job("a", b"n", run_at=FUTURE), job("b", b"n"), job("c", b"n")]))
+    desk.enter("A")
+    assert len(desk.start("A", 1).entries) == 1  # b runs
+    before = {name: value for name, value in desk.state().items() if not name.startswith(":trash")}
+    assert not desk.call(ops.purge_queue(desk.q))
+    assert desk.state() == before

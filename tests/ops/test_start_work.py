@@ -41,3 +41,10 @@ def test_who_comes_back_while_it_still_leaves_is_served(desk: Desk) -> None:
     assert desk.call(ops.stop_work(desk.q, "A", 1)).more
     desk.call(ops.start_work(desk.q, "A", max_stalls=3, keep_failed=1000, last=1))
     assert desk.start("A", 1).entries == [b"b"]
+
+
+def test_a_handler_may_bring_a_failure_handler_and_keep_results(desk: Desk) -> None:
+    desk.enter("A", on_failure=True, result_ttl_ms=5)
+    assert desk.state()[":policy:A"] == policy(on_failure=True, result_ttl=5)
+    desk.enter("A")
+    assert desk.state()[":policy:A"] == policy()
