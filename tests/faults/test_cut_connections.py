@@ -9,6 +9,7 @@ import pytest
 import trio
 
 import worqr
+from tests.peer.tools import QUICK
 from tests.proxy import FaultProxy
 from tests.servers import Server
 from worqr import ops
@@ -17,9 +18,10 @@ from worqr.lua import all_scripts, script
 
 
 async def _whole_life(url: str, prefix: str) -> Counter[bytes]:
-    """Everything a mesh does: join, work, fail, cancel, stop, pause, look, sweep somebody, delete, leave."""
+    """Everything a mesh does: join, work, fail, cancel, stop, pause, look, sweep somebody, delete, fire, leave; and jobs."""
     ran: Counter[bytes] = Counter()
     mesh, news = worqr.Mesh(url, prefix=prefix, keepalive=1), trio.Event()
+    mesh.every(0.2, mesh.call("Q4", b"tick"), name="often")
 
     async def handler(task: bytes) -> None:
         nonlocal news
@@ -41,7 +43,7 @@ async def _whole_life(url: str, prefix: str) -> Counter[bytes]:
         q, hand = mesh.queue("Q1"), mesh.queue("Q2")
         async with trio.open_nursery() as nursery:
             await q.enqueue(b"T1", b"T2")
-            await nursery.start(partial(peer.serve, "Q1", handler))
+            await nursery.start(partial(peer.serve, "Q1", handler, retry=QUICK))
             await until(b"T1", b"T2")
             await q.enqueue(b"fails once")
             with trio.fail_after(20):
@@ -60,7 +62,7 @@ async def _whole_life(url: str, prefix: str) -> Counter[bytes]:
                 batch = await claims.take(3)
                 await batch[0].stop()
                 await batch[1].fail("by hand")
-                await batch[2].retry()
+                await batch[2].retry(delay=0)
             assert await hand.count() == 2
             await hand.cancel_all()
             await hand.enqueue(b"H4")
@@ -69,12 +71,55 @@ async def _whole_life(url: str, prefix: str) -> Counter[bytes]:
             await hand.running()
             await mesh.queues()
             await mesh.workers()
+            await nursery.start(partial(peer.serve, "Q3", _jobs, result_ttl=60))
+            await _life_of_jobs(mesh.queue("Q3"))
+            await _life_of_a_schedule(mesh, prefix)
             await _leave_a_corpse(mesh, prefix)
             with trio.fail_after(20):  # the one is swept, the other found by the audit
                 while len(await mesh.workers()) > 1 or (await q.info()).workers > 1:
                     await trio.sleep(0.02)
             nursery.cancel_scope.cancel()
     return ran
+
+
+async def _jobs(task: bytes) -> bytes:
+    if task == b"fails":
+        raise worqr.Failure("as it was told to")
+    if task == b"tells":
+        worqr.current().progress(0.5)
+        await trio.sleep(0.15)
+    return b"%d" % worqr.current().attempt
+
+
+async def _life_of_jobs(q: worqr.Queue) -> None:
+    """Dispatched, promoted, awaited, looked at, cancelled, set aside, and dealt with there: each once."""
+    job = await q.dispatch(b"later", id="x", delay=0.1)
+    assert (job.outcome, await job.result(20), (await job.status()).state) == ("created", b"1", "finished")
+    assert await (await q.dispatch(b"tells")).result(20) == b"1"
+    assert await (await q.dispatch(b"never", delay=60)).cancel() == worqr.CancelCount(1, 0, 0)
+    for n in range(3):
+        with pytest.raises(worqr.JobFailed):
+            await (await q.dispatch(b"fails", id=f"{n}")).result(20)
+    assert await q.failed.retry("0") == 1
+    with trio.fail_after(20):
+        while [record.id for record in await q.failed.list()] != ["0", "2", "1"]:
+            await trio.sleep(0.02)
+    assert (await q.failed.drop("1"), await q.failed.drop_all()) == (1, 2)
+    counts = (await q.info()).counts
+    assert (counts["enqueued"], counts["finished"], counts["failed"], counts["cancelled"]) == (7, 2, 4, 1)
+
+
+async def _life_of_a_schedule(mesh: worqr.Mesh, prefix: str) -> None:
+    """Declared at the join, fired by now, or soon; stopped, and forgotten."""
+    q = mesh.queue("Q4")
+    with trio.fail_after(20):
+        while not (await q.info()).counts.get("enqueued"):
+            await trio.sleep(0.02)
+    await mesh.pause_schedule("often")
+    assert [schedule.paused for schedule in await mesh.schedules()] == [True]
+    await mesh.ask(ops.drop_schedule(RegistryKeys(prefix), "often", 0))
+    assert await mesh.schedules() == []
+    await q.cancel_all()
 
 
 async def _leave_a_corpse(mesh: worqr.Mesh, prefix: str) -> None:
