@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -13,6 +15,7 @@ import trio
 import worqr
 from tests.leaks import dump
 from tests.peer.conftest import mesh, new_mesh, other  # noqa: F401 - fixtures
+from tests.peer.test_claims import lose
 from tests.peer.tools import Held, Runs, at_most, eventually, serving, spying
 from tests.servers import Server
 from worqr import Duplicate, QueueFull, Update
@@ -685,6 +688,57 @@ async def test_a_cancel_by_id_of_what_was_retried_just_now_takes_it_out_of_the_d
         assert await q.job(claim.id).cancel() == worqr.CancelCount(1, 0, 0)
         info = await q.info()
         assert (info.waiting, info.due) == (0, 0)
+
+
+async def test_a_cancel_meets_jobs_that_come_back_at_any_moment(mesh: worqr.Mesh, other: worqr.Mesh) -> None:
+    ran: Counter[str] = Counter()
+    stopped: dict[str, int] = {}
+
+    async def handler(task: bytes) -> None:
+        ran[worqr.current().id] += 1
+        await trio.sleep(random.random() / 100)
+        raise worqr.Retry(delay=random.choice([0, 0, 0.005, 0.02]), counted=False)
+
+    async def cancel(job: worqr.Job[bytes]) -> None:
+        await trio.sleep(random.random())
+        count = await job.cancel(wait=5)
+        stopped[job.id] = ran[job.id]
+        assert count in (worqr.CancelCount(1, 0, 0), worqr.CancelCount(0, 1, 1)), (job, count)
+
+    async with mesh.connect(), serving(mesh, "Q1", handler, room=20), serving(other, "Q1", handler, room=20):
+        q = mesh.queue("Q1")
+        jobs = [await q.dispatch(b"a", id=f"{n}", result_ttl=60) for n in range(100)]
+        async with trio.open_nursery() as nursery:
+            for job in jobs:
+                nursery.start_soon(cancel, job)
+        info = await q.info()
+        assert (info.waiting, info.due, info.blocked, info.running) == (0, 0, 0, 0)
+        assert ran == stopped and min(ran.values()) >= 1
+        assert {await state(job) for job in jobs} == {"cancelled"}
+
+
+async def test_a_cancel_meets_the_sweep_of_the_worker(
+    mesh: worqr.Mesh, other: worqr.Mesh, server: Server, prefix: str
+) -> None:
+    held, slow = Held(), Held()
+
+    async def cancel(job: worqr.Job[bytes]) -> None:
+        await trio.sleep(random.random() * 2)  # before, while, and after it is swept
+        count = await job.cancel(wait=5)
+        assert count.waiting + count.running == 1 and count.acknowledged == count.running
+
+    async with mesh.connect(), serving(mesh, "Q1", held) as peer:
+        q = mesh.queue("Q1")
+        jobs = [await q.dispatch(b"a", id=f"{n}", result_ttl=60) for n in range(60)]
+        await held.wait(60)
+        async with serving(other, "Q1", slow), trio.open_nursery() as nursery:
+            for job in jobs:
+                nursery.start_soon(cancel, job)
+            lose(server, prefix, peer.id)
+        info = await q.info()
+        assert (info.waiting, info.due, info.blocked, info.running, info.failed) == (0, 0, 0, 0, 0)
+        assert {await state(job) for job in jobs} == {"cancelled"}
+        assert info.counts["cancelled"] == 60
 
 
 async def test_a_deleted_queue_cancels_its_jobs(mesh: worqr.Mesh) -> None:
