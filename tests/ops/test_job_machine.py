@@ -1,0 +1,587 @@
+"""All transactions of a queue in random sequences by several workers, against `job_model.Model`: after each step every key
+under the prefix is what the model says, and every move of a job is one that `worqr.states` allows.
+
+What is checked besides: nothing that was acknowledged is lost or there twice, an job_id runs once at a time, no worker sleeps
+while there is a task that it could take, and once all is drained nothing is left behind.
+
+A run is the same each time; ``WORQR_MACHINE_RANDOM=1`` makes it another one, ``WORQR_MACHINE_EXAMPLES=2000`` a long one.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tests.ops.job_model import Model
+from tests.ops.job_rules import DELAY, LEAVING, NOW, Place, Policy, id_of, reference
+from tests.ops.job_world import EXPIRING, World, differences, wire
+from tests.servers import Server
+from worqr import ops
+from worqr.call import Call
+from worqr.keys import MARKER
+from worqr.ops import MAX_ITEMS
+from worqr.states import LIVE, State, moves
+from worqr.task import RemoteError
+
+FAR, FARTHER, PAST = 10**14, 2 * 10**14, 5_000
+BOOM = RemoteError("Boom", "it broke", "line 1\nline 2")
+ERROR = (BOOM.type, BOOM.message, BOOM.traceback)
+WORKERS = ("A", "B", "C")
+IDS = ("a", "b", "c")
+PAYLOADS = (b"x", b"y", b"", MARKER + b"z")
+ALL_POLICY = "max_failures max_stalls result_ttl timeout"
+
+Action = Callable[["JobMachine", st.DataObject], None]
+
+EXAMPLES = int(os.environ.get("WORQR_MACHINE_EXAMPLES", "25"))
+STEPS = int(os.environ.get("WORQR_MACHINE_STEPS", "60"))
+RANDOM = "WORQR_MACHINE_RANDOM" in os.environ
+
+budgets = st.sampled_from([1, 10_000])
+limits = st.sampled_from([1, 2, MAX_ITEMS])
+payloads = st.sampled_from(PAYLOADS)
+now_or_later = st.sampled_from([{}, {}, {"run_at": PAST}, {"delay": DELAY}, {"run_at": FAR}, {"run_at": FARTHER}])
+mostly_now = st.sampled_from([{}, {}, {}, {"run_at": PAST}, {"delay": DELAY}])
+fields = st.sampled_from(
+    [
+        {},
+        {"max_failures": "2"},
+        {"max_stalls": "1", "result_ttl": "90000000"},
+        {"result_ttl": "0", "timeout": "1000"},
+        {"result_ttl": "90000000", "max_failures": "1"},
+    ]
+)
+updates = st.sampled_from(
+    [
+        *({}, {}, {"data": False}, {"when": "keep"}, {"when": "later"}, {"when": "earlier"}),
+        *({"data": False, "when": "later"}, {"data": False, "when": "keep", "policy": ALL_POLICY}),
+        *({"counts": False, "policy": "max_failures"}, {"data": False, "counts": True, "when": "earlier"}),
+    ]
+)
+extras = st.sampled_from(
+    [
+        *({}, {}, {}, {"exists": "skip"}, {"exists": "raise"}, {"expires": "1"}, {"expires_at": str(FAR)}),
+        *({"expires_at": str(PAST)}, {"unique_for": 100_000_000}, {"max_length": 3}, {"front": True}),
+        *({"meta": '{"m":"1"}'}, {"meta": '{"m":"2"}', "unique_for": 100_000_000}),
+    ]
+)
+ids = st.sampled_from([{}, *({"id": job_id} for job_id in IDS)])
+
+
+def _option(*parts: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for part in parts:
+        found |= part
+    if "id" not in found:
+        found.pop("unique_for", None)  # which needs one
+    return found
+
+
+def jobs_of(job_id: str | None, when: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[Any]:
+    """A dispatch: its options, as they travel, and its payload."""
+    named = ids if job_id is None else st.just({"id": job_id})
+    given = fields.map(lambda kept: {"fields": kept} if kept else {})
+    return st.tuples(st.builds(_option, named, when, updates, extras, given), payloads)
+
+
+jobs = jobs_of(None, mostly_now)
+policies = st.builds(
+    Policy,
+    max_stalls=st.integers(1, 3),
+    keep_failed=st.sampled_from([3, 1, 0]),
+    on_failure=st.booleans(),
+    keeps_results=st.booleans(),
+)
+
+
+def _waits(model: Model, item: bytes) -> bool:
+    """True if the item is no reference to nothing."""
+    job_id = id_of(item)
+    return job_id is None or model.jobs.get(job_id, {}).get("state") == "waiting"
+
+
+ACTIONS: dict[str, tuple[int, Callable[[JobMachine], bool]]] = {}
+"""What may be done: how often, and when."""
+
+
+def action(weight: int, when: Callable[[JobMachine], bool] = lambda _: True) -> Callable[[Action], Action]:
+    def add(method: Action) -> Action:
+        ACTIONS[method.__name__] = weight, when
+        return method
+
+    return add
+
+
+def is_short(machine: JobMachine) -> bool:
+    return machine.model.count_queued() < 8
+
+
+def holds(machine: JobMachine) -> bool:
+    return bool(machine.holding())
+
+
+class JobMachine(RuleBasedStateMachine):
+    """`world` is the server, `model` what should be there."""
+
+    server: ClassVar[Server]
+    allowed: ClassVar[frozenset[tuple[str, State, State]]] = frozenset(moves())
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(self.server.client(), f"m{secrets.token_hex(4)}")
+        self.q = self.world.q
+        self.model = Model()
+        self.clock = 10_000
+        self.sent: dict[str, int] = dict.fromkeys(WORKERS, 0)
+        self.handles: list[tuple[str, int]] = []
+        self.seen: set[tuple[str, State, State]] = set()
+        self.sound = False
+
+    def teardown(self) -> None:
+        try:
+            if self.sound:
+                self._drain()
+        finally:
+            self.world.close()
+            self.world.client.close()
+
+    # Comparing
+
+    def check(self) -> None:
+        """Everything, after each step."""
+        found = self.world.everything()
+        self._check_wakeups({each.decode() for each in found.get(":hungry", set())})
+        expected = {name: wire(value) for name, value in self.model.keys().items()}
+        assert found == expected, differences(found, expected)
+        self._check_told()
+        for move in self.model.moved:
+            assert move in self.allowed, f"states.py does not allow {move}"
+        self.seen |= set(self.model.moved)
+        self._check_places(found)
+        self.clock += 1
+        self.model.settle_times(self.clock, 5 * DELAY + self.clock)
+        self.world.settle_times(self.clock, 5 * DELAY + self.clock)
+        self.model.begin("")
+
+    def _check_wakeups(self, hungry: set[str]) -> None:
+        """As many are woken as there is new work for, by chance; nobody is left asleep beside a task that he could take."""
+        model = self.model
+        assert hungry <= model.hungry, "a worker is hungry that did not say so"
+        woken = len(model.hungry - hungry)
+        assert woken <= max(1, model.pushed), "more are woken than there is work for"
+        if model.script not in {"start_tasks", "promote_due"} or model.pushed == 0:
+            assert woken >= min(model.pushed, len(model.hungry)), "fewer are woken than there is work for"
+        model.hungry = hungry
+        serving = {worker for worker, place in model.fence.items() if isinstance(place, Place)}
+        if serving and serving <= hungry and model.paused is None:
+            assert not any(_waits(model, item) for item in model.queue), "all sleep while a task waits"
+            free = [worker for worker in serving if model.fence[worker].suspect not in model.held.get(worker, set())]
+            assert not free or not any(_waits(model, item) for item in model.suspects), "all sleep beside a suspect"
+
+    def _check_told(self) -> None:
+        heard = self.world.heard()
+        assert [int(claim) for claim in heard["cancelled"]] == self.model.acknowledged
+        expected = [when - NOW if when == NOW + DELAY else when - self.world.now for when in self.model.hints]
+        told = [message.split() for message in heard["due"]]
+        assert all(base == self.q.base.encode() for _, base in told)
+        assert [int(ms) for ms, _ in told] == pytest.approx(expected, abs=60_000, rel=0)
+
+    def _check_places(self, found: dict[str, Any]) -> None:
+        """Of the server alone: each task is in exactly one place, and an job_id runs at most once."""
+        held = [claim for name, claims in found.items() if name.startswith(":claims:") for claim in claims]
+        items = {name.removeprefix(":claim:").encode(): item for name, item in found.items() if ":claim:" in name}
+        assert len(held) == len(set(held))
+        assert set(held) == items.keys()
+        running = [job_id for [item] in items.values() if (job_id := id_of(item)) is not None]
+        assert len(running) == len(set(running))
+        assert {f":active:{job_id}" for job_id in running} == {name for name in found if name.startswith(":active:")}
+        assert {job_id.decode() for job_id in found.get(":blocked", set())} <= set(running)
+        cleared = int(found[":counts"].get("cleared", 0))
+        live = {
+            n.removeprefix(":job:"): j for n, j in found.items() if n.startswith(":job:") and int(j["queued"]) > cleared
+        }
+        line = [*found.get("", []), *found.get(":suspects", [])]
+        for job_id, job in live.items():
+            state = job["state"].decode()
+            assert (job_id in found.get(":due", {})) == (state == "due"), f"{job_id} is {state}"
+            assert (job_id.encode() in found.get(":blocked", set())) == (state == "blocked"), f"{job_id} is {state}"
+            assert state in LIVE
+            assert state != "waiting" or reference(job_id) in line, f"{job_id} waits nowhere"
+        raw = sum(id_of(item) is None for item in line)
+        assert raw + len(live) + len(held) == self.model.born - self.model.ended, "a task is lost, or there twice"
+
+    def do(self, call: Call[Any], data: st.DataObject | None = None) -> Any:
+        """What `call` answers; with `data` perhaps twice, to a copy of the same request."""
+        return call.read(self._send(call, data))
+
+    def raw(self, call: Call[Any], expected: list[Any], data: st.DataObject | None = None) -> None:
+        assert wire(self._send(call, data)) == wire(expected)
+        self.check()
+
+    def _send(self, call: Call[Any], data: st.DataObject | None) -> list[Any]:
+        reply = self.world.send(call)
+        if data is not None and data.draw(st.booleans()):
+            assert self.world.send(call, again=True) == reply
+        return reply
+
+    # What there is
+
+    def serving(self) -> list[str]:
+        return [worker for worker, place in self.model.fence.items() if isinstance(place, Place)]
+
+    def holding(self) -> list[str]:
+        return [worker for worker, held in self.model.held.items() if held]
+
+    def running(self) -> list[str]:
+        return sorted(set(IDS) & self.model.active.keys())
+
+    def known(self) -> list[str]:
+        """Ids that were dispatched before."""
+        return sorted({job_id for job_id, _ in self.handles if job_id in IDS})
+
+    def has_work(self) -> bool:
+        return bool(self.model.queue or self.model.suspects or self.model.due)
+
+    def expiring(self) -> list[tuple[str, str]]:
+        model = self.model
+        there = {"result": model.results, "older_result": model.older_results, "taken": model.taken}
+        return [(kind, job_id) for kind, kept in there.items() for job_id in sorted(kept)]
+
+    # Put in
+
+    @initialize(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        for worker in WORKERS[:2]:
+            self.join(worker, data.draw(policies))
+        self.sound = True
+
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        """One action, those that make for a history more often than those that end it."""
+        able = [name for name, (weight, when) in ACTIONS.items() for _ in range(weight) if when(self)]
+        self.sound = False
+        getattr(self, data.draw(st.sampled_from(able), "action"))(data)
+        self.sound = True
+
+    @action(3, is_short)
+    def enqueue(self, data: st.DataObject) -> None:
+        tasks = data.draw(st.lists(payloads, min_size=1, max_size=3))
+        front, bound = data.draw(st.booleans()), data.draw(st.sampled_from([None, None, 4]))
+        expected = self.model.enqueue(tasks, front=front, max_length=bound)
+        self.raw(ops.enqueue(self.q, tasks, front=front, max_length=bound), expected, data)
+
+    @action(4, is_short)
+    def dispatch(self, data: st.DataObject) -> None:
+        self.put(data.draw(st.lists(jobs, min_size=1, max_size=3)), data, whole=data.draw(st.booleans()))
+
+    @action(4, lambda machine: bool(machine.known()))
+    def dispatch_known(self, data: st.DataObject) -> None:
+        """A dispatch of an id that is there, runs or has ended."""
+        job_id = data.draw(st.sampled_from(self.known()))
+        self.put([data.draw(jobs_of(job_id, now_or_later))], data)
+
+    @action(6, lambda machine: bool(machine.running()))
+    def dispatch_twin(self, data: st.DataObject) -> None:
+        """A dispatch of an id that runs."""
+        job_id = data.draw(st.sampled_from(self.running()))
+        self.put([data.draw(jobs_of(job_id, now_or_later))], data)
+
+    def put(
+        self, some: list[tuple[dict[str, Any], bytes]], data: st.DataObject | None = None, *, whole: bool = False
+    ) -> None:
+        word, *expected = self.model.dispatch_jobs(some, whole=whole)
+        answers = self.do(ops.dispatch_jobs(self.q, some, whole=whole), data)
+        assert [[each.outcome, each.id, each.number] for each in answers] == expected
+        if word == "ok":
+            self.handles += [(each.id, each.number) for each in answers if each.number]
+        self.check()
+
+    @action(2)
+    def fire(self, data: st.DataObject) -> None:
+        fired = max((int(fired.split()[0]) for fired in self.model.fired.values()), default=1)
+        nominal, run_at = fired + data.draw(st.integers(-1, 2)), data.draw(st.sampled_from([PAST, PAST, FAR]))
+        overlap = data.draw(st.sampled_from(["skip", "queue", "cancel"]))
+        [word] = self.model.fire_schedule("s", nominal, run_at, overlap, b"fired")
+        call = ops.fire_schedule(self.q, "s", nominal, run_at=run_at, overlap=overlap, task=b"fired")
+        assert self.do(call) == word
+        self.check()
+
+    # Time
+
+    @action(4, lambda machine: bool(machine.model.due))
+    def promote(self, data: st.DataObject) -> None:
+        """The time of a due job comes, and perhaps the leader sees to it."""
+        self.let_come(data.draw(st.sampled_from(sorted(self.model.due))))
+        if data.draw(st.booleans()):
+            limit = data.draw(limits)
+            _, pushed, next_in = self.model.promote_due(limit)
+            found, following = self.do(ops.promote_due(self.q, limit))
+            assert (found, following is None, following == 0) == (pushed, next_in == -1, next_in == 0)
+            self.check()
+
+    def let_come(self, job_id: str) -> None:
+        self.model.time_passes(job_id, self.clock)
+        self.world.time_passes(job_id, self.clock)
+        self.check()
+
+    @action(1, lambda machine: bool(machine.expiring()))
+    def expire(self, data: st.DataObject) -> None:
+        """A key whose time has come is gone."""
+        kind, job_id = data.draw(st.sampled_from(self.expiring()))
+        self.model.expire(kind, job_id)
+        self.world.expire(kind, job_id)
+        self.check()
+
+    # Workers
+
+    @action(3, lambda machine: len(machine.model.fence) < len(WORKERS))
+    def enter(self, data: st.DataObject) -> None:
+        """A worker comes, or one that is there changes its handler. One that leaves comes back when it has left."""
+        able = [worker for worker in WORKERS if self.model.fence.get(worker) != LEAVING]
+        self.join(data.draw(st.sampled_from(able)), data.draw(policies))
+
+    def join(self, worker: str, policy: Policy) -> None:
+        self.model.start_work(worker, policy, self.sent[worker])
+        call = ops.start_work(
+            *(self.q, worker),
+            max_stalls=policy.max_stalls,
+            keep_failed=policy.keep_failed,
+            on_failure=policy.on_failure,
+            result_ttl_ms=policy.ttl or None,
+            last=self.sent[worker],
+        )
+        assert self.do(call) == "ok"
+        self.check()
+
+    @action(12, lambda machine: bool(machine.serving()) and machine.has_work())
+    def start(self, data: st.DataObject) -> None:
+        worker, wanted = data.draw(st.sampled_from(self.serving())), data.draw(st.sampled_from([4, 1, 2, 0]))
+        self.claim(worker, wanted)
+        if data.draw(st.booleans()):
+            self.claim(worker, wanted, again=True)
+
+    def claim(self, worker: str, wanted: int, *, again: bool = False) -> None:
+        self.sent[worker] += not again
+        word, *expected = self.model.start_tasks(worker, self.sent[worker], wanted)
+        found = self.do(ops.start_tasks(self.q, worker, self.sent[worker], wanted))
+        assert (found.word, [found.first] if expected else []) == (word, expected[:1])
+        assert [self.world.entry(each) for each in found.entries] == [wire(each) for each in expected[1:]]
+        self.check()
+
+    @action(1)
+    def start_late(self, data: st.DataObject) -> None:
+        """A copy of an old start request, or one of a worker that is not there, or one on an empty queue."""
+        worker = data.draw(st.sampled_from(WORKERS))
+        number = max(0, self.sent[worker] + 1 - data.draw(st.integers(0, 3)))
+        self.sent[worker] = max(self.sent[worker], number)
+        word, *expected = self.model.start_tasks(worker, number, 4)
+        found = self.do(ops.start_tasks(self.q, worker, number, 4))
+        assert (found.word, len(found.entries)) == (word, len(expected[1:]))
+        self.check()
+
+    def _pick(self, data: st.DataObject) -> tuple[str, list[int]]:
+        """A worker that holds claims, and some of them."""
+        worker = data.draw(st.sampled_from(self.holding()))
+        held = sorted(self.model.held[worker])
+        return worker, data.draw(st.lists(st.sampled_from(held), min_size=1, max_size=4, unique=True))
+
+    @action(2, holds)
+    def finish(self, data: st.DataObject) -> None:
+        worker, claims = self._pick(data)
+        results = {claim: ("bytes", b"%d" % claim) for claim in claims[: data.draw(st.sampled_from([4, 1, 0]))]}
+        for each in (worker, *data.draw(st.sampled_from([(), (worker, WORKERS[0])]))):
+            expected = self.model.finish_tasks(each, claims, results)
+            assert self.do(ops.finish_tasks(self.q, each, claims, results)) == expected
+            self.check()
+
+    @action(2, holds)
+    def stop(self, data: st.DataObject) -> None:
+        worker, claims = self._pick(data)
+        for _ in range(1 + data.draw(st.booleans())):
+            expected = self.model.stop_tasks(worker, claims)
+            assert self.do(ops.stop_tasks(self.q, worker, claims)) == expected
+            self.check()
+
+    @action(3, holds)
+    def retry(self, data: st.DataObject) -> None:
+        worker, [claim, *_] = self._pick(data)
+        counter: Any = data.draw(st.sampled_from(["failures", "timeouts", ""]))
+        limit = data.draw(st.sampled_from([9, 9, 1, 2]))
+        delay, run_at = data.draw(st.sampled_from([(0, None), (DELAY, None), (0, FAR), (0, PAST)]))
+        call = ops.retry_task(
+            *(self.q, worker, claim, BOOM), counter=counter, limit=limit, delay_ms=delay, run_at_ms=run_at
+        )
+        for _ in range(1 + data.draw(st.booleans())):
+            assert self.model.retry_task(worker, claim, ERROR, counter, limit, delay, run_at) == self.do(call)
+            self.check()
+
+    @action(3, holds)
+    def fail(self, data: st.DataObject) -> None:
+        worker, [claim, *_] = self._pick(data)
+        broken = data.draw(st.booleans())
+        for _ in range(1 + data.draw(st.booleans())):
+            expected = self.model.fail_task(worker, claim, ERROR, "broken" if broken else "failed")
+            assert self.do(ops.fail_task(self.q, worker, claim, BOOM, broken=broken)) == expected
+            self.check()
+
+    @action(1, holds)
+    def say(self, data: st.DataObject) -> None:
+        worker, claims = self._pick(data)
+        done, message = data.draw(st.sampled_from([(None, "half"), (0.5, "")]))
+        said = [(claim, done, message) for claim in (*claims, 7)]
+        self.raw(ops.note_progress(self.q, worker, said), self.model.note_progress(worker, said))
+
+    @action(2, lambda machine: holds(machine) or len(machine.model.fence) == len(WORKERS))
+    def leave(self, data: st.DataObject) -> None:
+        worker, limit = data.draw(st.sampled_from(sorted(self.model.fence))), data.draw(limits)
+        self.raw(ops.stop_work(self.q, worker, limit), self.model.stop_work(worker, limit), data)
+
+    @action(3, holds)
+    def sweep(self, data: st.DataObject) -> None:
+        worker, limit = data.draw(st.sampled_from(self.holding())), data.draw(limits)
+        self.raw(ops.fail_worker(self.q, worker, limit), self.model.fail_worker(worker, limit))
+
+    # Operators
+
+    @action(3, lambda machine: bool(machine.model.present()))
+    def cancel(self, data: st.DataObject) -> None:
+        if data.draw(st.booleans()):
+            job_id = data.draw(st.sampled_from(sorted({*IDS, *self.model.jobs, *self.model.active})))
+            self.raw(ops.cancel_job(self.q, job_id, "id"), self.model.cancel_job(job_id, "id"), data)
+        else:
+            self.cancel_payload(data.draw(payloads), data.draw(budgets))
+
+    def cancel_payload(self, task: bytes, budget: int) -> None:
+        expected = self.model.cancel_task(task, "payload")
+        waiting, claims, cursor, after, more = 0, list[int](), "0", "-", True
+        while more:
+            call = ops.cancel_task(self.q, task, cursor, after, reason="payload")
+            found = self.do(replace(call, args=(*call.args[:3], budget, *call.args[4:])))
+            waiting, claims = waiting + found.waiting, claims + found.claims
+            cursor, after, more = found.cursor, found.after, found.more
+        assert (waiting, set(claims)) == expected
+        self.check()
+
+    @action(2, lambda machine: machine.model.count_queued() > 1 or machine.model.paused is not None)
+    def operate(self, data: st.DataObject) -> None:
+        """Resume a queue that is paused; else pause it, delete it or cancel all of it."""
+        what = data.draw(st.sampled_from(["pause", "delete", "cancel_all"]))
+        if self.model.paused is not None:
+            self.raw(ops.resume(self.q), self.model.resume(), data)
+        elif what == "pause":
+            self.raw(ops.pause(self.q, "why"), self.model.pause("why"), data)
+        elif what == "delete":
+            self.raw(ops.delete_queue(self.q), self.model.delete_queue(), data)
+        else:
+            self.cancel_everything(data.draw(budgets))
+
+    def cancel_everything(self, budget: int) -> None:
+        expected = self.model.cancel_all("all")
+        waiting, claims, after, more = 0, list[int](), "-", True
+        while more:
+            call = ops.cancel_all(self.q, after, reason="all")
+            found = self.do(replace(call, args=(call.args[0], budget, *call.args[2:])))
+            assert (found is None) == (expected is None)
+            if found is None:
+                return
+            waiting, claims = waiting + found.waiting, claims + found.claims
+            after, more = found.after, found.more
+        assert (waiting, set(claims)) == expected
+        self.check()
+
+    @action(4, lambda machine: any(machine.model.trash.values()))
+    def purge(self, data: st.DataObject) -> None:
+        self._purge(data.draw(limits))
+
+    def _purge(self, limit: int) -> None:
+        reply = self.world.send(ops.purge_queue(self.q, limit))
+        left = {job_id.decode() for job_id in self.world.client.smembers(self.q.trash_blocked)}
+        assert reply == wire(self.model.purge_queue(limit, left))
+        self.check()
+
+    @action(4, lambda machine: bool(machine.model.aside))
+    def take_up(self, data: st.DataObject) -> None:
+        """What was set aside is retried, or dropped."""
+        kind: Any = data.draw(st.sampled_from([kind for kind, listed in self.model.listed.items() if listed]))
+        some = st.sampled_from([*self.model.listed[kind], *self.model.aside])
+        claims = data.draw(st.lists(some, min_size=1, max_size=3))
+        if data.draw(st.sampled_from([False, False, True])):
+            self.raw(ops.drop_aside(self.q, kind, claims), self.model.drop_aside(kind, claims), data)
+        else:
+            self.raw(ops.retry_aside(self.q, kind, claims), self.model.retry_aside(kind, claims), data)
+
+    # Looking
+
+    @action(2)
+    def look(self, _data: st.DataObject) -> None:
+        """What the scripts that read say of it."""
+        model = self.model
+        count, tasks = self.do(ops.list_tasks(self.q, 1000, from_front=True))
+        assert (count, tasks) == (model.count_waiting(), model.payloads())
+        found = self.do(ops.inspect(self.q))
+        assert (found.waiting, found.due, found.blocked) == (count, len(model.due), len(model.blocked))
+        assert found.running == len(model.items)
+        for job_id, number in [*self.handles[-8:], *((job_id, 0) for job_id in IDS)]:
+            assert self.do(ops.job_status(self.q, job_id, number)).word == model.status(job_id, number)
+            result = self.do(ops.read_result(self.q, job_id, number))
+            word, facts = model.result(job_id, number)
+            assert result.word == word, (job_id, number)
+            assert result.word != "finished" or result.facts[1] == wire(facts["value"])
+        for kind in ("failed", "broken"):
+            named = [job["id"] for job in model.aside.values()]
+            assert self.do(ops.find_aside(self.q, kind, named)) == model.find_aside(kind, named)
+
+    # The end
+
+    def _drain(self) -> None:
+        """All goes on until it has ended; then nothing is left behind."""
+        if self.model.paused is not None:
+            self.raw(ops.resume(self.q), self.model.resume())
+        while any(self.model.trash.values()):
+            self._purge(2)
+        while left := [worker for worker, place in self.model.fence.items() if place == LEAVING]:
+            self.raw(ops.stop_work(self.q, left[0], 2), self.model.stop_work(left[0], 2))
+        self.join("A", Policy())
+        while self.model.present() or self.model.queue or self.model.suspects:  # references to nothing go, too
+            for job_id in sorted(self.model.due):
+                self.let_come(job_id)
+            self.claim("A", 100)
+            for worker in self.holding():
+                claims = sorted(self.model.held[worker])
+                expected = self.model.finish_tasks(worker, claims, {})
+                assert self.do(ops.finish_tasks(self.q, worker, claims, {})) == expected
+                self.check()
+        for worker in sorted(self.model.fence):
+            self.raw(ops.stop_work(self.q, worker, 2), self.model.stop_work(worker, 2))
+        for kind, claims in (("failed", self.model.listed["failed"]), ("broken", self.model.listed["broken"])):
+            self.raw(ops.drop_aside(self.q, kind, claims), self.model.drop_aside(kind, list(claims)))
+        left = {name for name in self.world.everything() if not name.startswith(("-fail", *EXPIRING))}
+        assert not left, f"left behind: {left}"
+
+
+def test_every_transaction_does_what_the_model_says(server: Server) -> None:
+    JobMachine.server = server
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        JobMachine,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=STEPS,
+            deadline=None,
+            derandomize=not RANDOM,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

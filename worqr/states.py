@@ -1,0 +1,94 @@
+"""The life of a job as data: where it can be, and which transaction may move it from where to where. Pure.
+
+This is the only place that says so; the scripts do it. ``tests/ops/test_job_machine.py`` drives all of them at random and
+holds each step against this table, which also stands in ``docs/jobs.md``. A task without a record lives in the same way,
+but is only ever waiting or active.
+
+Not in the table: a transaction that leaves a job where it is (an update of one that waits, a cancel that only marks a run),
+and the end of what is kept, by which a finished or cancelled job is gone after its ``result_ttl``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+State = Literal["new", "waiting", "due", "blocked", "active", "finished", "failed", "broken", "cancelled", "gone"]
+"""Where a job is.
+
+``new``: not there yet. ``waiting``: a reference to it lies in a list. ``due``: its time is still to come. ``blocked``: it
+waits because the same id runs. ``active``: a worker has it under a claim. ``failed`` and ``broken``: set aside. ``gone``:
+nothing is known of it any more.
+"""
+
+LIVE: Final[tuple[State, ...]] = ("waiting", "due", "blocked", "active")
+"""What a record's field ``state`` may say."""
+ENDS: Final[tuple[State, ...]] = ("finished", "failed", "broken", "cancelled", "gone")
+
+By = Literal["producer", "worker", "leader", "operator"]
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """Who takes it, and where it may move a job: from each state to one of several."""
+
+    by: By
+    moves: Mapping[State, tuple[State, ...]]
+
+
+_FREED: Final[Mapping[State, tuple[State, ...]]] = {"blocked": ("waiting", "due")}
+"""The run of its id ended, and it follows; or came back, and took it in: both go on as one."""
+_ABOVE_THE_CAP: Final[Mapping[State, tuple[State, ...]]] = {"failed": ("gone",)}
+_GIVEN_BACK: Final = Transaction("worker", {"active": ("waiting", "due", "cancelled"), **_FREED})
+_CLEARED: Final = Transaction("operator", dict.fromkeys(("waiting", "due", "blocked"), ("cancelled",)))
+_DISPATCHED: Final[Mapping[State, tuple[State, ...]]] = {
+    "new": ("waiting", "due", "blocked"),
+    "waiting": ("due",),
+    "due": ("waiting",),
+}
+
+TRANSACTIONS: Final[Mapping[str, Transaction]] = {
+    "enqueue": Transaction("producer", {"new": ("waiting",)}),
+    "dispatch_jobs": Transaction("producer", _DISPATCHED),
+    "fire_schedule": Transaction("leader", _DISPATCHED),
+    "promote_due": Transaction("leader", {"due": ("waiting",)}),
+    "start_tasks": Transaction("worker", {"waiting": ("active", "failed"), "due": ("waiting",), **_ABOVE_THE_CAP}),
+    "finish_tasks": Transaction("worker", {"active": ("finished", "cancelled"), **_FREED}),
+    "stop_tasks": _GIVEN_BACK,
+    "stop_work": _GIVEN_BACK,
+    "retry_task": Transaction(
+        "worker", {"active": ("waiting", "due", "failed", "cancelled"), **_FREED, **_ABOVE_THE_CAP}
+    ),
+    "fail_task": Transaction("worker", {"active": ("failed", "broken", "cancelled"), **_FREED, **_ABOVE_THE_CAP}),
+    "fail_worker": Transaction(
+        "leader", {"active": ("waiting", "due", "failed", "cancelled"), **_FREED, **_ABOVE_THE_CAP}
+    ),
+    "cancel_job": Transaction("operator", _CLEARED.moves),
+    "cancel_all": _CLEARED,
+    "delete_queue": _CLEARED,
+    "cancel_task": Transaction("operator", {"waiting": ("cancelled",), "due": ("cancelled",)}),
+    "retry_aside": Transaction("operator", {"failed": ("waiting", "blocked"), "broken": ("waiting", "blocked")}),
+    "drop_aside": Transaction("operator", {"failed": ("gone",), "broken": ("gone",)}),
+}
+"""By the name of the script. Whatever is not here moves no job."""
+
+
+def moves() -> Iterator[tuple[str, State, State]]:
+    """Every (transaction, from, to) that may happen."""
+    for name, transaction in TRANSACTIONS.items():
+        for before, targets in transaction.moves.items():
+            for after in targets:
+                yield name, before, after
+
+
+def as_table() -> str:
+    """The table in Markdown, transactions with the same moves in one row."""
+    same: dict[tuple[By, State, tuple[State, ...]], list[str]] = {}
+    for name, transaction in TRANSACTIONS.items():
+        for before, targets in transaction.moves.items():
+            same.setdefault((transaction.by, before, targets), []).append(f"`{name}`")
+    rows = ["| transaction | taken by | from | to |", "|---|---|---|---|"]
+    for (by, before, targets), names in same.items():
+        rows.append(f"| {', '.join(names)} | {by} | {before} | {', '.join(targets)} |")
+    return "\n".join(rows) + "\n"
