@@ -1,6 +1,7 @@
 -- USES reference counts line result
 -- Forgets the active job `id`: its record, and its place among the twins of its payload; a blocked twin goes in line. `how`:
--- outcome (finished, cancelled, or gone: nothing is kept), ttl, facts, now. Answers how many can be taken now.
+-- outcome (finished, cancelled, or gone: nothing is kept), ttl, facts, now, no_twins (nothing is blocked on this queue).
+-- Answers how many can be taken now.
 local function end_job(base, id, how)
   local active = base .. ':active:' .. id
   local kept = redis.call('HMGET', active, 'twin', 'first', 'last', 'result_ttl', 'cancel_reason')
@@ -15,7 +16,7 @@ local function end_job(base, id, how)
   else
     tell(base, id, 'gone')
   end
-  return unblock(base, id, how.now)
+  return how.no_twins and 0 or unblock(base, id, how.now)
 end
 
 -- Deletes what lies under `claim`; false if nothing does, else how many twins can be taken now. Its place in the worker's set

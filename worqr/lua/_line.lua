@@ -7,12 +7,15 @@ local function tell(base, id, word)
   redis.pcall('PUBLISH', base .. ':job:' .. id, word)
 end
 
--- Puts the job `id`, whose record is written and stands nowhere, in line, or among the due until `run_at`. To the back, or to
--- the `front`; a suspect goes to the suspects. Answers 1 if somebody can take it now, else 0.
-local function put_in_line(base, id, run_at, now, front, suspect)
-  local job, due = base .. ':job:' .. id, base .. ':due'
+local function state_at(run_at, now)
+  return run_at > now and 'due' or 'waiting'
+end
+
+-- Puts the job `id`, whose record says where it will stand and which stands nowhere yet, in line, or among the due until
+-- `run_at`. To the back, or to the `front`; a suspect goes to the suspects. Answers 1 if somebody can take it now, else 0.
+local function place(base, id, run_at, now, front, suspect)
   if run_at > now then
-    redis.call('HSET', job, 'state', 'due')
+    local due = base .. ':due'
     redis.call('ZADD', due, string.format('%.0f', run_at), id)
     if redis.call('ZRANGE', due, 0, 0)[1] == id then
       local prefix = string.match(base, '^(.-):{')
@@ -21,11 +24,16 @@ local function put_in_line(base, id, run_at, now, front, suspect)
     tell(base, id, 'due')
     return 0
   end
-  redis.call('HSET', job, 'state', 'waiting')
   local list = suspect and base .. ':suspects' or base
   redis.call(front and 'RPUSH' or 'LPUSH', list, MARKER .. id)
   tell(base, id, 'waiting')
   return 1
+end
+
+-- As `place`, for a job whose record does not say it yet.
+local function put_in_line(base, id, run_at, now, front, suspect)
+  redis.call('HSET', base .. ':job:' .. id, 'state', state_at(run_at, now))
+  return place(base, id, run_at, now, front, suspect)
 end
 
 -- The twin that waited for the active job `id` to end: in line it goes. Answers as put_in_line, 0 if there is none.

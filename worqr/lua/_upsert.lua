@@ -11,7 +11,9 @@ local function create(base, id, o, task, number, asked, now, seen)
   if seen.trashed then
     forget_job(base, id, any_result_ttl(base), seen.trashed)
   end
-  retire_result(base, id)
+  if o.id then
+    retire_result(base, id)
+  end
   if seen.active then
     fields.state, fields.update_low, fields.update_high = 'blocked', time_text(lower), time_text(upper)
     fields.update_data, fields.update_policy = o.data ~= false and '1' or nil, forced_names(o, '')
@@ -21,8 +23,9 @@ local function create(base, id, o, task, number, asked, now, seen)
     tell(base, id, 'blocked')
     return 'blocked', 0
   end
+  fields.state = state_at(asked, now)
   write_hash(job, fields)
-  return 'created', put_in_line(base, id, asked, now, o.front)
+  return 'created', place(base, id, asked, now, o.front)
 end
 
 -- One dispatch: a new job, or a change of the one that has its id. `o`: id (nil: a new one), delay or run_at (ms), when (set,

@@ -21,7 +21,8 @@ local anything_marked = redis.call('SCARD', queue .. ':cancelling') > 0
 local suspects_wait = redis.call('LLEN', queue .. ':suspects') > 0 and redis.call('SCARD', queue .. ':hungry') > 0
 local why_not = why_not_held(workers, worker)
 local nothing = {'kind', 'none', 'value', ''}
-local how = {ttl = tonumber(redis.call('HGET', policy, 'result_ttl')) or 0, now = now_ms()}
+local how = {ttl = tonumber(redis.call('HGET', policy, 'result_ttl')) or 0, now = now_ms(),
+  no_twins = redis.call('SCARD', queue .. ':blocked') == 0}
 
 local results_of = {}
 for i = 3, 2 + 3 * results, 3 do
