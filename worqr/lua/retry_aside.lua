@@ -40,7 +40,7 @@ for i = 3, #ARGV do
     if kept.twin then
       redis.call('SADD', queue .. ':twins:' .. kept.twin, id)
     end
-    local _, put = create(queue, id, {fields = kept}, fields.task, dispatched, now, now, seen)
+    local _, put = create(queue, id, {id = id, fields = kept}, fields.task, dispatched, now, now, seen)
     count, ready = count + 1, ready + put
   end
 end
