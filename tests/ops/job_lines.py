@@ -168,6 +168,22 @@ class Lines:
         if digest is not None:
             self.twins.get(digest, set()).discard(job_id)
 
+    def _forget(self, job_id: str, reason: str) -> None:
+        """Delete the record of a job that does not run."""
+        job = self.jobs.pop(job_id)
+        self.due.pop(job_id, None)
+        self.blocked.discard(job_id)
+        self.taken.pop(job_id, None)
+        self._drop_twin(job_id, job)
+        self._keep_result(job_id, job, self.any_ttl(), "cancelled", reason=reason)
+
+    def _mark_job(self, job_id: str, reason: str) -> int:
+        job = self.active[job_id]
+        job["cancel_reason"] = reason
+        self.taken.pop(job_id, None)
+        self.marks.add(job["claim"])
+        return job["claim"]
+
     # Put in
 
     def enqueue(self, tasks: list[bytes], *, front: bool, max_length: int | None) -> Reply:

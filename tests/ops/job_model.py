@@ -368,15 +368,6 @@ class Model(Lines):
 
     # Cancelling and deleting
 
-    def _forget(self, job_id: str, reason: str) -> None:
-        """Delete the record of a job that does not run."""
-        job = self.jobs.pop(job_id)
-        self.due.pop(job_id, None)
-        self.blocked.discard(job_id)
-        self.taken.pop(job_id, None)
-        self._drop_twin(job_id, job)
-        self._keep_result(job_id, job, self.any_ttl(), "cancelled", reason=reason)
-
     def _cancel_waiting(self, job_id: str, reason: str) -> int:
         job = self.live_job(job_id)
         if job is None:
@@ -385,13 +376,6 @@ class Model(Lines):
         self._forget(job_id, reason)
         self.ended += 1
         return 1
-
-    def _mark_job(self, job_id: str, reason: str) -> int:
-        job = self.active[job_id]
-        job["cancel_reason"] = reason
-        self.taken.pop(job_id, None)
-        self.marks.add(job["claim"])
-        return job["claim"]
 
     def cancel_job(self, job_id: str, reason: str) -> Reply:
         self.begin("cancel_job")
