@@ -39,6 +39,34 @@ def test_no_options_are_fine() -> None:
     assert policy_for() == Policy()
 
 
+def test_the_policy_of_a_handler_is_what_it_was_given_over_the_defaults() -> None:
+    given = policy_for(
+        worqr.RetryPolicy(max_failures=4, jitter=False), timeout=5, keep_failed=0, result_ttl=60, on_failure=True
+    )
+    assert given == Policy(max_failures=4, jitter=False, timeout=5.0, keep_failed=0, result_ttl=60.0, on_failure=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        *(({"retry": bad}, "retry must be a worqr.RetryPolicy") for bad in (3, {}, "never", worqr.RetryPolicy)),
+        *(({"keep_failed": bad}, "keep_failed must be a whole number") for bad in (-1, 1.5, True, "9", None)),
+        *(({"timeout": bad}, "timeout must be") for bad in (0, -1, float("nan"), float("inf"), "5", True)),
+        *(({"result_ttl": bad}, "result_ttl must be") for bad in (-1, float("nan"), float("inf"), "5", True)),
+        *(({"on_failure": bad}, "handler") for bad in (7, "told", b"")),
+    ],
+)
+async def test_settings_of_a_handler_that_cannot_be_are_refused(mesh: worqr.Mesh, options: Any, words: str) -> None:
+    async with mesh.join() as peer:
+        with pytest.raises(worqr.UsageError, match=words):
+            await peer.serve("Q1", Runs(), **options)
+        if "retry" in options:
+            with pytest.raises(worqr.UsageError, match=words):
+                async with peer.work("Q1", **options):
+                    pytest.fail("a bad policy")
+        assert (await mesh.workers())[0].queues == frozenset()
+
+
 async def test_options_are_refused_before_anything_is_sent(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
     with spying(server, prefix) as spy:
         with pytest.raises(worqr.UsageError, match="'only'"):
