@@ -11,7 +11,7 @@ from pathlib import Path
 
 import trio
 
-from benchmarks import cancel, drain, enqueue, fleet, idle, memory, pickup, recovery
+from benchmarks import cancel, dispatch, drain, due, enqueue, fleet, idle, jobs, memory, pickup, recovery, storm
 from benchmarks.measuring import Plan, Table
 from benchmarks.report import machine, print_table, write_json
 from benchmarks.server import bare, server_line
@@ -19,16 +19,20 @@ from worqr.embedded import EmbeddedServer
 
 SUBJECTS: dict[str, Callable[[Plan, EmbeddedServer], Awaitable[list[Table]]]] = {
     "drain": drain.measure,
+    "jobs": jobs.measure,
     "enqueue": enqueue.measure,
+    "dispatch": dispatch.measure,
     "pickup": pickup.measure,
     "cancel": cancel.measure,
     "recovery": recovery.measure,
     "idle": idle.measure,
     "fleet": fleet.measure,
     "memory": memory.measure,
+    "due": due.measure,
+    "storm": storm.measure,
 }
-LONGEST = 300.0
-"""Seconds that one subject may take at most; each takes one or two minutes."""
+LONGEST = 600.0
+"""Seconds that one subject may take at most; each takes one to three minutes."""
 
 
 def heading() -> list[str]:

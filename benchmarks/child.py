@@ -48,7 +48,12 @@ async def hold(task: bytes) -> None:
         say(f"ended {task.decode()} {time.perf_counter()!r}")
 
 
-HANDLERS: dict[str, Handler] = {"do_nothing": do_nothing, "tell_latency": tell_latency, "hold": hold}
+async def fail(task: bytes) -> None:
+    """What it needs is down."""
+    raise ConnectionError("refused")
+
+
+HANDLERS: dict[str, Handler] = {"do_nothing": do_nothing, "tell_latency": tell_latency, "hold": hold, "fail": fail}
 
 
 async def peers(

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 Run = Callable[[], Awaitable[float]]
+RATES = frozenset({"tasks/s", "jobs/s"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Row:
 
     Attributes:
         what: what was measured.
-        unit: of `values` and `limits`; without a bar ``tasks/s`` is better when it is higher, all others when lower.
+        unit: of `values` and `limits`; without a bar a rate of `RATES` is better when it is higher, all others when lower.
         values: one per run.
         limits: one per run, of the same thing done with as little as possible; empty: it has none.
         bar: judged by the median, or with `worst` by the worst run.
@@ -66,7 +67,7 @@ class Row:
 
     @property
     def more_is_better(self) -> bool:
-        return self.unit == "tasks/s" if self.bar is None else not self.bar.most
+        return self.unit in RATES if self.bar is None else not self.bar.most
 
     @property
     def median(self) -> float:

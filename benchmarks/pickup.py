@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import redis
@@ -21,6 +21,7 @@ PAUSE = 0.002
 """Seconds between two samples: long enough for the peer to be idle again, and for its finish to be answered."""
 
 Sample = Callable[[], Awaitable[float]]
+Bars = tuple[Bar | None, Bar | None]
 
 
 class Latencies:
@@ -40,7 +41,7 @@ class Latencies:
         return percentile(samples, 50)
 
 
-async def rows(plan: Plan, pairs: list[tuple[str, Sample, Sample]], bars: tuple[Bar, Bar], per_run: int) -> list[Row]:
+async def rows(plan: Plan, pairs: Sequence[tuple[str, Sample, Sample]], bars: Bars, per_run: int) -> list[Row]:
     """Two lines, p50 and p99, for each (what, ours, limit), all measured in turn."""
     kinds = [Latencies(sample, per_run) for _, *samples in pairs for sample in samples]
     medians = await in_turn(plan.runs, *(kind.run for kind in kinds))

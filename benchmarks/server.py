@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import redis
 
+from worqr import ops
 from worqr.call import Call
 from worqr.embedded import EmbeddedServer
+from worqr.keys import QueueKeys
 from worqr.lua import all_scripts
 
 PRODUCER = "bare"
@@ -32,6 +35,18 @@ def fill(client: redis.Redis, key: str, count: int, size: int = 100) -> None:
         pipe = client.pipeline(transaction=False)
         for chunk in range(start, min(start + 100_000, count), 1000):
             pipe.lpush(key, *(b"%0*d" % (size, n) for n in range(chunk, min(chunk + 1000, count))))
+        pipe.execute()
+
+
+def fill_jobs(client: redis.Redis, keys: QueueKeys, count: int, options: Mapping[str, object], size: int = 100) -> None:
+    """Dispatch `count` jobs with different tasks of `size` bytes; `options` as `worqr.options.encode_options` answers them."""
+    numbers = itertools.count(time.time_ns() // 1000)
+    for start in range(0, count, 10_000):
+        pipe = client.pipeline(transaction=False)
+        for chunk in range(start, min(start + 10_000, count), 100):
+            jobs = [(options, b"%0*d" % (size, n)) for n in range(chunk, min(chunk + 100, count))]
+            number = next(numbers)
+            pipe.evalsha(*command(ops.dispatch_jobs(keys, jobs), number, number))
         pipe.execute()
 
 

@@ -17,7 +17,9 @@ ROOT = Path(__file__).parent.parent
 TITLES = (
     "drain: no-op tasks",
     "drain with many waiting",
+    "jobs:",
     "enqueue:",
+    "dispatch:",
     "pick-up:",
     "cancel:",
     "recovery:",
@@ -25,6 +27,8 @@ TITLES = (
     "fleet: enqueue",
     "fleet: requests",
     "memory:",
+    "due:",
+    "storm:",
 )
 
 
