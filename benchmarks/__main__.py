@@ -1,4 +1,4 @@
-"""``python -m benchmarks [name ...] [--quick] [--json FILE]``: measure, and print a table per subject."""
+"""``python -m benchmarks [name ...] [--quick] [--json FILE] [--markdown FILE]``: measure, and print a table per subject."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import trio
 
 from benchmarks import cancel, dispatch, drain, due, enqueue, fleet, idle, jobs, memory, pickup, recovery, storm
 from benchmarks.measuring import Plan, Table
-from benchmarks.report import machine, print_table, write_json
+from benchmarks.report import machine, print_table, write_json, write_markdown
 from benchmarks.server import bare, server_line
 from worqr.embedded import EmbeddedServer
 
@@ -57,6 +57,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("names", nargs="*", metavar="name", help=f"any of {', '.join(SUBJECTS)}; default: all")
     parser.add_argument("--quick", action="store_true", help="a smoke run, whose figures mean nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run of every figure there")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there, as the docs have them")
     options = parser.parse_args(arguments)
     for name in options.names:
         if name not in SUBJECTS:
@@ -76,6 +77,8 @@ def main(arguments: list[str]) -> int:
     print("\n".join(("bars not met:", *missed)) if missed else "all bars are met")
     if options.json:
         write_json(options.json, lines, tables)
+    if options.markdown:
+        write_markdown(options.markdown, lines, tables)
     return 0
 
 

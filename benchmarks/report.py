@@ -73,6 +73,20 @@ def notes(table: Table) -> list[str]:
     return limit + table.notes
 
 
+def write_markdown(path: Path, heading: Sequence[str], tables: Iterable[Table]) -> None:
+    """All tables as one, as ``docs/benchmarks.md`` has it, and below it what a reader must know of each."""
+    shown = [at for at, head in enumerate(HEADS) if head not in {"worst", "runs"}]
+    lines = [*heading, "", "| " + " | ".join(HEADS[at] for at in shown) + " |", "|---|---|--:|--:|--:|--:|--:|---|"]
+    remarks: list[str] = []
+    for table in tables:
+        lines.append(f"| **{table.title}** |" + " |" * (len(shown) - 1))
+        for row in table.rows:
+            cell = cells(row)
+            lines.append("| " + " | ".join({"NO": "**no**"}.get(cell[at], cell[at]) for at in shown) + " |")
+        remarks += [f"- {table.title.partition(':')[0]}: {note}" for note in table.notes]
+    path.write_text("\n".join([*lines, "", *remarks]) + "\n", "utf-8")
+
+
 def machine() -> str:
     """Where this runs, and how busy that is, in one line."""
     load = ", ".join(f"{value:.2f}" for value in os.getloadavg())

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.__main__ import SUBJECTS, main
 from benchmarks.measuring import Bar, Row, Table, percentile, shown
-from benchmarks.report import print_plain
+from benchmarks.report import print_plain, write_markdown
 
 ROOT = Path(__file__).parent.parent
 TITLES = (
@@ -84,6 +84,23 @@ def test_a_percentile_is_a_sample() -> None:
 
 def test_figures_show_three_digits_that_matter() -> None:
     assert [shown(value) for value in (378689.4, 123.4, 1.234, 0.0525)] == ["378,689", "123", "1.23", "0.0525"]
+
+
+def test_the_tables_are_written_as_the_docs_have_them(tmp_path: Path) -> None:
+    file = tmp_path / "figures.md"
+    rows = [Row("x", "ms", [3, 1, 2], [1, 1, 1], Bar(1, most=True)), Row("y", "bytes", [1000.4])]
+    write_markdown(file, ["a machine"], [Table("title: more", "the least", rows, ["a note"])])
+    assert file.read_text("utf-8").splitlines() == [
+        "a machine",
+        "",
+        "| what | unit | median | best | limit | ratio | bar | met |",
+        "|---|---|--:|--:|--:|--:|--:|---|",
+        "| **title: more** | | | | | | | |",
+        "| x | ms | 2 | 1 | 1 | 2.00 | <= 1 | **no** |",
+        "| y | bytes | 1,000 | 1,000 |  |  |  |  |",
+        "",
+        "- title: a note",
+    ]
 
 
 def test_without_rich_the_table_is_plain(capsys: pytest.CaptureFixture[str]) -> None:
