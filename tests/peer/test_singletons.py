@@ -357,6 +357,13 @@ async def test_two_dispatches_onto_a_blocked_job_merge_field_by_field(mesh: worq
     assert abs(due_in(status) - 60) < 10
 
 
+async def test_a_later_dispatch_onto_a_blocked_job_says_what_the_first_did_not(mesh: worqr.Mesh) -> None:
+    keep = Update(data=False, run_at=False, counts=False)
+    claim, status = await merged(mesh, {"task": b"b", "update": keep}, {"task": b"c", "delay": 60, "meta": {"n": "c"}})
+    assert (claim.task, claim.meta, claim.failures) == (b"c", {"n": "c"}, 0)
+    assert abs(due_in(status) - 60) < 10
+
+
 async def test_a_twin_is_merged_with_a_run_that_is_stopped(mesh: worqr.Mesh) -> None:
     claim, status = await merged(mesh, {"task": b"b", "delay": 60}, retry=lambda claim: claim.stop())
     assert claim.task == b"b"
