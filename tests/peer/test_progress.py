@@ -54,6 +54,26 @@ async def test_progress_of_a_thread_is_seen_from_elsewhere(mesh: worqr.Mesh, oth
         await eventually(other.queue("Q1").running, [])
 
 
+async def test_progress_from_a_loop_of_the_thread_s_own_is_seen(mesh: worqr.Mesh, other: worqr.Mesh) -> None:
+    gate = threading.Event()
+
+    async def speak() -> None:
+        await trio.lowlevel.checkpoint()
+        worqr.current().progress(7)
+
+    def handler(task: bytes) -> None:
+        trio.run(speak)
+        gate.wait(10)
+
+    async with other.connect(), serving(mesh, "Q1", handler):
+        for _ in range(3):
+            job = await other.queue("Q1").dispatch(b"a")
+            await eventually(lambda job=job: said(job), (7.0, ""))  # type: ignore[misc]
+            gate.set()
+            await eventually(other.queue("Q1").running, [])
+            gate.clear()
+
+
 @pytest.mark.parametrize("plain", [False, True], ids=["loop", "thread"])
 async def test_it_is_sent_ten_times_a_second_at_most_and_the_last_word_wins(
     mesh: worqr.Mesh, server: Server, prefix: str, plain: bool

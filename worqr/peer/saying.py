@@ -10,6 +10,8 @@ one request per queue for all of them.
 from __future__ import annotations
 
 import logging
+import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import trio
@@ -33,17 +35,22 @@ class Saying:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._token = trio.lowlevel.current_trio_token()
+        self._thread = threading.get_ident()
         self._said: dict[Context, None] = {}
         self._news = trio.Event()
 
     def says(self, context: Context) -> None:
-        """`context` has something new to say. Adding to a dict is one step, in whichever thread."""
+        """`context` has something new to say. Adding to a dict is one step, in whichever thread.
+
+        A thread may run a loop of its own, to which our event must not be set, and may outlive ours.
+        """
         if context not in self._said:
             self._said[context] = None
-            if trio.lowlevel.in_trio_task():
+            if threading.get_ident() == self._thread and trio.lowlevel.in_trio_task():
                 self._news.set()
             else:
-                self._token.run_sync_soon(self._news.set, idempotent=False)
+                with suppress(trio.RunFinishedError):
+                    self._token.run_sync_soon(self._news.set)
 
     async def send_forever(self) -> None:
         """Send what was said, wait a while, and send what was said meanwhile."""
