@@ -307,6 +307,16 @@ def test_an_update_that_changes_nothing_says_so(desk: Desk) -> None:
     assert found == record("a", FENCE + 1, run_at=PAST, timeout=1, last=FENCE + 4)
 
 
+def test_the_newest_dispatch_says_when_it_expires_if_it_says_when_it_is_due(desk: Desk) -> None:
+    desk.dispatch("x", expires="1")
+    desk.dispatch("x", expires_at="2")
+    assert desk.state()[":job:x"] == record("a", FENCE + 1, run_at=PAST, last=FENCE + 2, expires_at=2)
+    desk.dispatch("x", when="keep", expires="3")
+    assert desk.state()[":job:x"]["expires_at"] == "2"
+    desk.dispatch("x")
+    assert desk.state()[":job:x"].keys().isdisjoint({"expires", "expires_at"})
+
+
 def test_it_keeps_its_place_in_line(desk: Desk) -> None:
     dispatch(desk, job("a", b"a"), job("b", b"b"), job("c", b"c"))
     desk.dispatch("a", b"A", run_at=PAST + 7)
@@ -472,6 +482,13 @@ def test_a_record_in_the_trash_is_none(desk: Desk) -> None:
     assert {state[f":job:{each}"]["task"] for each in ("waits", "due", "runs")} == {"new"}
     assert state[":blocked"] == {"runs"}
     assert not any(name.startswith(":trash") for name in state)
+
+
+def test_an_id_in_the_trash_is_free(desk: Desk) -> None:
+    desk.dispatch("x", unique_for=60_000)
+    desk.call(ops.delete_queue(desk.q))
+    assert desk.dispatch("x", exists="raise").outcome == "created"
+    assert ":taken:x" not in desk.state()
 
 
 def test_whoever_waits_for_the_one_in_the_trash_is_told_by_the_next_dispatch(desk: Desk) -> None:
