@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -49,6 +49,7 @@ Action = Callable[["JobMachine", st.DataObject], None]
 EXAMPLES = int(os.environ.get("WORQR_MACHINE_EXAMPLES", "25"))
 STEPS = int(os.environ.get("WORQR_MACHINE_STEPS", "60"))
 RANDOM = "WORQR_MACHINE_RANDOM" in os.environ
+QUICK = "WORQR_MACHINE_NO_SHRINK" in os.environ
 
 budgets = st.sampled_from([1, 10_000])
 limits = st.sampled_from([1, 2, MAX_ITEMS])
@@ -74,7 +75,8 @@ updates = st.sampled_from(
 extras = st.sampled_from(
     [
         *({}, {}, {}, {"exists": "skip"}, {"exists": "raise"}, {"expires": "1"}, {"expires_at": str(FAR)}),
-        *({"expires_at": str(PAST)}, {"unique_for": 100_000_000}, {"max_length": 3}, {"front": True}),
+        *({"expires_at": str(PAST)}, {"max_length": 3}, {"front": True}),
+        *({"unique_for": 100_000_000}, {"unique_for": 100_000_000, "exists": "skip"}),
         *({"meta": '{"m":"1"}'}, {"meta": '{"m":"2"}', "unique_for": 100_000_000}),
     ]
 )
@@ -458,8 +460,9 @@ class JobMachine(RuleBasedStateMachine):
 
     @action(3, lambda machine: bool(machine.model.present()))
     def cancel(self, data: st.DataObject) -> None:
-        if data.draw(st.booleans()):
-            job_id = data.draw(st.sampled_from(sorted({*IDS, *self.model.jobs, *self.model.active})))
+        if data.draw(st.sampled_from([True, True, False])):
+            there = sorted({*self.model.jobs, *self.model.active})
+            job_id = data.draw(st.sampled_from([*IDS, *there, *self.running() * 3]))
             self.raw(ops.cancel_job(self.q, job_id, "id"), self.model.cancel_job(job_id, "id"), data)
         else:
             self.cancel_payload(data.draw(payloads), data.draw(budgets))
@@ -582,6 +585,7 @@ def test_every_transaction_does_what_the_model_says(server: Server) -> None:
             deadline=None,
             derandomize=not RANDOM,
             database=None,
+            phases=[Phase.generate] if QUICK else [Phase.generate, Phase.shrink],
             suppress_health_check=list(HealthCheck),
         ),
     )
