@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import traceback
 from datetime import UTC, datetime, timedelta, timezone
 from fractions import Fraction
 from typing import Any
@@ -99,6 +100,57 @@ def test_any_error_travels() -> None:
 
 def test_an_error_whose_text_ends_the_process_travels_too() -> None:
     assert RemoteError.of(caught(Nasty())).message == "<its __str__ raised SystemExit>"
+
+
+def raised(way: str) -> BaseException:
+    """Errors of every shape, from one function: their places in it differ, or only their words."""
+    error = ValueError(f"way {way}")
+    try:
+        if way.startswith("plain"):
+            raise error
+        if way == "elsewhere":
+            raise error
+        if way == "noted":
+            error.add_note("while it rained")
+            raise error
+        if way == "syntax":
+            raise SyntaxError("bad", ("a.py", 1, 2, "x y", 1, 3))
+        if way == "from None":
+            try:
+                raise KeyError(way)
+            except KeyError:
+                raise error from None
+        if way == "cause":
+            raise error from caught(KeyError(way))
+        if way == "context":
+            try:
+                raise KeyError(way)
+            except KeyError:
+                raise error  # noqa: B904
+        if way == "group":
+            raise ExceptionGroup("two", [KeyError(way), error])
+    except Exception as found:
+        return found
+    return error
+
+
+@pytest.mark.parametrize(
+    "way",
+    ["plain 1", "plain 2", "elsewhere", "noted", "syntax", "from None", "cause", "context", "group", "never raised"],
+)
+def test_a_traceback_reads_as_python_prints_it(way: str) -> None:
+    for _ in range(2):  # what was formatted once is remembered
+        error = raised(way)
+        assert RemoteError.of(error).traceback == "".join(traceback.format_exception(error))
+
+
+def test_code_made_anew_for_each_task_is_not_taken_for_another() -> None:
+    for n in range(300):
+        names: dict[str, Any] = {}
+        exec(f"def made_{n}():\n    raise ValueError('made anew')", names)
+        with pytest.raises(ValueError, match="made anew") as caught_here:
+            names[f"made_{n}"]()
+        assert f"in made_{n}\n" in RemoteError.of(caught_here.value).traceback
 
 
 def test_an_endless_traceback_is_cut() -> None:

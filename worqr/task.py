@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from types import CodeType, TracebackType
 from typing import Final, Literal, cast
 
 import msgspec
@@ -24,6 +25,11 @@ KEEP_FAILED: Final = 1000
 
 LONGEST: Final = 100 * 365 * 86400
 """Seconds of the longest duration: what is longer is a mistake, or infinity."""
+
+FRAMES: Final = 30
+"""Frames of a traceback that are kept: the last ones."""
+MANY_PLACES: Final = 100
+TRACEBACK: Final = "Traceback (most recent call last):\n"
 
 CancelReason = Literal["cancel", "timeout", "lost", "leaving"]
 """Why a run is being cancelled."""
@@ -86,13 +92,39 @@ class RemoteError:
             message = str(error)
         except BaseException as unprintable:  # also a SystemExit: it is the text of an error, not an error
             message = f"<its __str__ raised {type(unprintable).__name__}>"
-        lines = "".join(traceback.format_exception(error, limit=-30))
-        return cls(name, _clean(message)[:4096], _clean(lines)[-16384:])
+        return cls(name, _clean(message)[:4096], _clean(_format(error))[-16384:])
 
     @classmethod
     def told(cls, type: str, message: str) -> RemoteError:
         """An error that was told, not raised."""
         return cls(type, _clean(message)[:4096], "")
+
+
+_frames: dict[tuple[tuple[int, int], ...], tuple[str, list[CodeType]]] = {}
+"""Where errors were raised, and how that reads; the code is kept so that no other gets its id."""
+
+
+def _format(error: BaseException) -> str:
+    """As ``traceback.format_exception``, which looks at every source file anew and parses its lines, in the loop's thread. What
+    fails by the thousand mostly fails in the same place: of an error without a chain the frames are formatted but once.
+    """
+    chained = error.__cause__ is not None or (error.__context__ is not None and not error.__suppress_context__)
+    if chained or issubclass(type(error), BaseExceptionGroup) or error.__traceback__ is None:
+        return "".join(traceback.format_exception(error, limit=-FRAMES))
+    codes: list[CodeType] = []
+    path: list[tuple[int, int]] = []
+    at: TracebackType | None = error.__traceback__
+    while at is not None:
+        codes.append(at.tb_frame.f_code)
+        path.append((id(at.tb_frame.f_code), at.tb_lasti))
+        at = at.tb_next
+    place = tuple(path[-FRAMES:])
+    known = _frames.get(place)
+    if known is None:
+        if len(_frames) >= MANY_PLACES:
+            _frames.clear()
+        known = _frames[place] = "".join(traceback.format_tb(error.__traceback__, limit=-FRAMES)), codes[-FRAMES:]
+    return "".join((TRACEBACK, known[0], *traceback.format_exception_only(error)))
 
 
 def _clean(text: str) -> str:
