@@ -232,13 +232,11 @@ class Lines:
         self.begin("dispatch_jobs")
         if whole and (refused := self._refused(jobs)):
             return refused
-        first, created, reply = self.fence_number + 1, 0, list[Any]()
+        first, born, reply = self.fence_number + 1, self.born, list[Any]()
         self.fence_number += len(jobs)
         for i, (o, task) in enumerate(jobs):
-            entry = self._dispatch(o, task, first + i)
-            created += entry[0] == "created"
-            reply.append(entry)
-        self._count("enqueued", created)
+            reply.append(self._dispatch(o, task, first + i))
+        self._count("enqueued", self.born - born)
         return ["ok", *reply]
 
     def _refused(self, jobs: list[tuple[dict[str, Any], bytes]]) -> Reply | None:
@@ -346,8 +344,9 @@ class Lines:
             if job_id in self.active:
                 self._mark_job(job_id, "the next firing of its schedule came")
             o = {"id": job_id, "run_at": run_at, "scheduled_for": nominal}
-            entry = self._dispatch(o, task, self._next())
-            self._count("enqueued", int(entry[0] == "created"))
+            born = self.born
+            self._dispatch(o, task, self._next())
+            self._count("enqueued", self.born - born)
         self.fired[name] = f"{nominal} {word}"
         return [word]
 

@@ -382,6 +382,7 @@ class Model(Lines):
         twin = self.live_job(job_id)
         last = twin["last"] if twin is not None else None
         waiting = self._cancel_waiting(job_id, reason)
+        self.taken.pop(job_id, None)
         self._count("cancelled", waiting)
         if job_id not in self.active:
             return ["ok", waiting]

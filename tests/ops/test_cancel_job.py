@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.ops.driver import FUTURE, Desk, Expires, digest, job, payloads, reference, remembered
 from worqr import ops
 from worqr.ops import Cancelled
 
-KEPT = {"fields": {"result_ttl": "60000"}}
+KEPT: dict[str, Any] = {"fields": {"result_ttl": "60000"}}
 
 
 def cancel(desk: Desk, id: str, reason: str = "why") -> Cancelled:
@@ -61,7 +63,7 @@ def test_its_run_and_the_twin_that_is_blocked_by_it_go_together(desk: Desk) -> N
     state = desk.state()
     assert state[":result:x"] == kept(held - 1, twin)
     assert set(state) == {":result:x", ":older_result:x", ":workers", ":policy:A", ":counts"}
-    assert desk.counts() == {"enqueued": 1, "claimed": 1, "cancelled": 2}
+    assert desk.counts() == {"enqueued": 2, "claimed": 1, "cancelled": 2}
 
 
 @pytest.mark.parametrize("end", ["finish", "stop", "retry", "fail", "sweep", "leave"])
@@ -194,3 +196,10 @@ def test_others_are_not_touched(desk: Desk) -> None:
     before = desk.state(":counts", ":job:x")
     cancel(desk, "x")
     assert desk.state(":counts", ":job:x") == before
+
+
+def test_the_id_of_a_job_that_has_ended_is_free_again(desk: Desk) -> None:
+    desk.call(ops.finish_tasks(desk.q, "A", [desk.run("A", "x", unique_for=60_000)]))
+    assert desk.dispatch("x").outcome == "unchanged"
+    assert cancel(desk, "x") == Cancelled(False, 0, [], "-", "-")
+    assert desk.dispatch("x").outcome == "created"

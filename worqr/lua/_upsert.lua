@@ -31,13 +31,14 @@ end
 -- One dispatch: a new job, or a change of the one that has its id. `o`: id (nil: a new one), delay or run_at (ms), when (set,
 -- keep, later, earlier), exists (update, skip, raise), data, counts, policy (names of fields to replace), fields, meta,
 -- expires, expires_at, scheduled_for, unique_for, max_length, front; `number` is its fence number, as text. `seen`: what
--- look_for found just now. Answers the outcome, the id, the dispatch that its handle waits for, and how many can be taken now.
+-- look_for found just now. Answers the outcome, the id, the dispatch that its handle waits for, how many can be taken now, and
+-- how many jobs there are more (0 or 1).
 local function upsert(base, o, task, number, now, seen)
   local id = o.id or '@' .. number
   seen = seen or o.id and look_for(base, id) or {last = number}
   local outcome = refusal(base, o, seen, 0)
   if outcome then
-    return outcome, id, seen.last, 0
+    return outcome, id, seen.last, 0, 0
   end
   local ready
   local asked = o.run_at or now + (o.delay or 0)
@@ -49,5 +50,5 @@ local function upsert(base, o, task, number, now, seen)
   if o.unique_for then
     redis.call('SET', base .. ':taken:' .. id, number, 'PX', time_text(o.unique_for))
   end
-  return outcome, id, number, ready
+  return outcome, id, number, ready, seen.job and 0 or 1
 end

@@ -53,8 +53,8 @@ for i, job in ipairs(jobs) do
   if o.id and done[o.id] then
     seen = look_for(queue, o.id)
   end
-  local outcome, id, last, put = upsert(queue, o, task, digits(fence + i - 1), now, seen)
-  done[id], created, ready = true, created + (outcome == 'created' and 1 or 0), ready + put
+  local outcome, id, last, put, more = upsert(queue, o, task, digits(fence + i - 1), now, seen)
+  done[id], created, ready = true, created + more, ready + put
   reply[#reply + 1] = {outcome, id, last}
 end
 redis.call('EXPIRE', queue .. ':counts', 2592000)

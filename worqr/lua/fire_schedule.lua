@@ -38,9 +38,9 @@ else
   local number = next_fence(queue)
   note_fence(queue, number)
   local o = {id = id, run_at = run_at, scheduled_for = digits(nominal)}
-  local outcome, _, _, ready = upsert(queue, o, task, digits(number), now_ms(), seen)
+  local _, _, _, ready, more = upsert(queue, o, task, digits(number), now_ms(), seen)
   redis.call('EXPIRE', queue .. ':counts', 2592000)
-  tally(queue, 'enqueued', outcome == 'created' and 1 or 0)
+  tally(queue, 'enqueued', more)
   wake(queue, ready)
 end
 redis.call('HSET', fired, name, digits(nominal) .. ' ' .. word)
