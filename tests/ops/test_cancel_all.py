@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from tests.ops.driver import FENCE, FUTURE, Desk, Expires, claim
 from worqr import ops
@@ -116,7 +117,7 @@ def test_thousands_of_claims_in_one_step(desk: Desk) -> None:
 
 
 def test_what_is_due_and_what_is_blocked_goes_too_and_runs_learn_why(desk: Desk) -> None:
-    kept = {"fields": {"result_ttl": "60000"}}
+    kept: dict[str, Any] = {"fields": {"result_ttl": "60000"}}
     held = desk.run("A", "runs", **kept)
     twin = desk.dispatch("runs", **kept).number
     desk.dispatch("due", run_at=FUTURE)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 from tests.ops.driver import FUTURE, PAST, Desk
 from worqr import ops
 from worqr.ops import JobState
 
-KEPT = {"fields": {"result_ttl": "60000"}}
+KEPT: dict[str, Any] = {"fields": {"result_ttl": "60000"}}
 
 
 def status(desk: Desk, number: int = 0, id: str = "x") -> JobState:

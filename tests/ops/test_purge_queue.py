@@ -93,7 +93,7 @@ def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
 
 
 def test_takes_due_and_blocked_ones_along_and_tells_whoever_waits(desk: Desk) -> None:
-    kept = {"fields": {"result_ttl": "60000"}}
+    kept: dict[str, Any] = {"fields": {"result_ttl": "60000"}}
     held = desk.run("A", "runs", **kept)
     numbers = {"runs": desk.dispatch("runs", **kept).number, "due": desk.dispatch("due", run_at=FUTURE, **kept).number}
     numbers["waits"] = desk.dispatch("waits", unique_for=60_000, **kept).number

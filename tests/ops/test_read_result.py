@@ -53,8 +53,7 @@ def test_a_cancellation_is_told_with_its_reason(desk: Desk) -> None:
     ("fields", "word"), [(KEPT, "wait"), ({}, "never"), ({"fields": {"result_ttl": "0"}}, "never")]
 )
 def test_what_has_not_ended_says_whether_waiting_helps(desk: Desk, where: str, fields: Any, word: str) -> None:
-    if where in ("runs", "blocked"):
-        number = desk.run("A", "x", **fields) - 1
+    number = desk.run("A", "x", **fields) - 1 if where in ("runs", "blocked") else 0
     if where != "runs":
         number = desk.dispatch("x", run_at=FUTURE if where == "due" else 1, **fields).number
     assert read(desk) == read(desk, number) == (word, [])
@@ -118,7 +117,7 @@ def test_the_newest_is_not_the_older_one_also_if_nothing_was_kept_of_it(desk: De
 def test_all_dispatches_of_one_run_share_its_result(desk: Desk) -> None:
     numbers = [desk.dispatch("x", b"a", **KEPT).number for _ in range(3)]
     desk.enter("A")
-    finish(desk, *desk.take("A", 1))
+    finish(desk, desk.take("A", 1)[0])
     assert [read(desk, number)[0] for number in numbers] == ["finished"] * 3
     assert read(desk, numbers[0] - 1)[0] == read(desk, numbers[-1] + 1)[0] == "gone"
 
@@ -135,7 +134,7 @@ def test_a_run_that_took_its_twin_in_answers_both(desk: Desk) -> None:
     held = desk.run("A", "x", **KEPT)
     twin = desk.dispatch("x", b"b").number
     desk.retry("A", held)
-    finish(desk, *desk.take("A", 1))
+    finish(desk, desk.take("A", 1)[0])
     assert read(desk, held - 1) == read(desk, twin) == ("finished", [b"json", b"1"])
 
 
@@ -145,7 +144,7 @@ def test_one_that_was_put_back_may_still_succeed(desk: Desk) -> None:
     assert read(desk, held - 1)[0] == "failed"
     desk.call(ops.retry_aside(desk.q, "failed", [held]))
     assert read(desk, held - 1) == ("wait", [])
-    finish(desk, *desk.take("A", 1))
+    finish(desk, desk.take("A", 1)[0])
     assert read(desk, held - 1) == ("finished", [b"json", b"1"])
 
 

@@ -203,7 +203,7 @@ def test_a_twin_that_changes_nothing_changes_nothing(desk: Desk, data: bool, fir
 
 
 def test_a_suspect_whose_counts_its_twin_resets_is_none(desk: Desk) -> None:
-    desk.run("A", "x")
+    held = desk.run("A", "x")
     for _ in range(2):
         desk.call(ops.fail_worker(desk.q, "A"))
         desk.enter("A")
