@@ -203,10 +203,10 @@ async def test_a_hundred_dispatches_at_once_are_few_requests_and_each_gets_its_o
         assert isinstance(special[52], QueueFull)
         assert {job.outcome for job in outcomes.values()} == {"created"}
         assert len({job.id for job in outcomes.values()}) == 97
+        stored = dump(server.client(), prefix)
         for n, job in outcomes.items():
             assert job.id == f"job-{n}" if n % 2 else job.id.startswith("@")
-            entry = dump(server.client(), prefix)[f"{prefix}:{{Q1}}:job:{job.id}".encode()]
-            assert entry.value[b"task"] == b"%d" % n
+            assert stored[f"{prefix}:{{Q1}}:job:{job.id}".encode()].value[b"task"] == b"%d" % n
         assert await q.count() == 98
         await q.delete()
 
