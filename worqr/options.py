@@ -91,7 +91,7 @@ class JobOptions(TypedDict, total=False):
         replicas: not yet.
         expires: a datetime, or seconds from the due time, after which it is set aside instead of started; a job that once
             started does not expire.
-        unique_for: seconds from now that the id stays taken, also past the job's end. Cancelling it before its end frees it.
+        unique_for: seconds from now that the id stays taken, also past the job's end. A cancel frees it.
         meta: names and texts that travel with the job (trace, tenant), at most 4 KiB.
         max_length: refuse a new job if so many tasks wait, are due or blocked.
         front: to be taken next, if it is due at once.

@@ -276,7 +276,7 @@ def test_the_first_dispatch_onto_a_run_is_blocked_and_remembers_what_it_would_ch
         **before,
         ":blocked": {"x"},
         ":job:x": twin,
-        ":counts": Expires({**before[":counts"].value, "fence": str(held + 1)}),
+        ":counts": Expires({**before[":counts"].value, "fence": str(held + 1), "enqueued": "2"}),
     }
 
 

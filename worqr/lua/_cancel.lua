@@ -44,7 +44,8 @@ local function cancel_running(base, id, reason, last)
   return claim
 end
 
--- Cancels whatever there is of the job `id`, and frees the id, also of a job that has ended. Answers how many did not run (0 or 1), and the claim of the one that runs, or nil.
+-- Cancels whatever there is of the job `id`, and frees the id, also of a job that has ended. Answers how many did not run (0
+-- or 1), and the claim of the one that runs, or nil.
 local function cancel_one(base, id, reason)
   local blocked = redis.call('SISMEMBER', base .. ':blocked', id) == 1
   local last = blocked and redis.call('HGET', base .. ':job:' .. id, 'last')

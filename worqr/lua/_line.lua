@@ -13,7 +13,7 @@ end
 
 -- Puts the job `id`, whose record says where it will stand and which stands nowhere yet, in line, or among the due until
 -- `run_at`. To the back, or to the `front`; a suspect goes to the suspects. Answers 1 if somebody can take it now, else 0.
-local function place(base, id, run_at, now, front, suspect)
+local function stand(base, id, run_at, now, front, suspect)
   if run_at > now then
     local due = base .. ':due'
     redis.call('ZADD', due, string.format('%.0f', run_at), id)
@@ -30,10 +30,10 @@ local function place(base, id, run_at, now, front, suspect)
   return 1
 end
 
--- As `place`, for a job whose record does not say it yet.
+-- As `stand`, for a job whose record does not say it yet.
 local function put_in_line(base, id, run_at, now, front, suspect)
   redis.call('HSET', base .. ':job:' .. id, 'state', state_at(run_at, now))
-  return place(base, id, run_at, now, front, suspect)
+  return stand(base, id, run_at, now, front, suspect)
 end
 
 -- The twin that waited for the active job `id` to end: in line it goes. Answers as put_in_line, 0 if there is none.

@@ -25,7 +25,7 @@ local function create(base, id, o, task, number, asked, now, seen)
   end
   fields.state = state_at(asked, now)
   write_hash(job, fields)
-  return 'created', place(base, id, asked, now, o.front)
+  return 'created', stand(base, id, asked, now, o.front)
 end
 
 -- One dispatch: a new job, or a change of the one that has its id. `o`: id (nil: a new one), delay or run_at (ms), when (set,

@@ -53,8 +53,8 @@ for i, job in ipairs(jobs) do
   if o.id and done[o.id] then
     seen = look_for(queue, o.id)
   end
-  local outcome, id, last, put, more = upsert(queue, o, task, digits(fence + i - 1), now, seen)
-  done[id], created, ready = true, created + more, ready + put
+  local outcome, id, last, put, made = upsert(queue, o, task, digits(fence + i - 1), now, seen)
+  done[id], created, ready = true, created + made, ready + put
   reply[#reply + 1] = {outcome, id, last}
 end
 redis.call('EXPIRE', queue .. ':counts', 2592000)
