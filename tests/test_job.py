@@ -349,7 +349,12 @@ async def test_unique_for_keeps_the_id_taken_past_the_end(mesh: worqr.Mesh) -> N
         await runs.wait(2)
         await eventually(lambda: outcome_of(q, "y"), "created")
         await runs.wait(3)
-        await eventually(q.running, [])
+        await eventually(lambda: left(q), (0, 0, 0))
+
+
+async def left(q: worqr.Queue) -> tuple[int, int, int]:
+    info = await q.info()
+    return info.waiting, info.blocked, info.running
 
 
 async def outcome_of(q: worqr.Queue, id: str) -> str | None:

@@ -66,10 +66,11 @@ async def test_jobs_that_come_due_together_run_in_the_order_of_their_times(mesh:
     runs = Runs()
     async with mesh.connect():
         q = mesh.queue("Q1")
+        soon = datetime.now(UTC) + timedelta(seconds=1)
         for n in (7, 2, 9, 4, 1, 8, 3, 6, 5):
-            await q.dispatch(b"%d" % n, delay=n / 100)
-        assert (await q.info()).due >= 8
-        await trio.sleep(0.15)
+            await q.dispatch(b"%d" % n, run_at=soon + timedelta(milliseconds=n))
+        assert (await q.info()).due == 9
+        await trio.sleep((soon - datetime.now(UTC)).total_seconds() + 0.02)
         async with serving(mesh, "Q1", runs, room=1):
             assert await runs.wait(9) == [b"%d" % n for n in range(1, 10)]
             await eventually(q.running, [])
@@ -104,7 +105,7 @@ async def test_a_moment_in_the_past_is_now(mesh: worqr.Mesh) -> None:
 
 async def test_a_due_job_is_moved_both_ways_and_runs_once(mesh: worqr.Mesh, server: Server) -> None:
     clock = Clock(server)
-    async with mesh.connect(), serving(mesh, "Q1", clock) as peer:
+    async with mesh.connect(), serving(mesh, "Q1", clock, room=1) as peer:
         await eventually(partial(leading, peer), True)
         q = mesh.queue("Q1")
         await q.dispatch(b"sooner", id="x", delay=60)

