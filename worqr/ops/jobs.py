@@ -47,8 +47,10 @@ def dispatch_jobs(keys: QueueKeys, jobs: Sequence[NewJob], *, whole: bool = Fals
     args: list[Argument] = [int(whole)]
     for options, task in jobs:
         args += (_encode(options), task)
-    size = sum(len(task) for _, task in jobs)
-    merge = None if whole else Merge(len(jobs), _join, pick=_pick(len(jobs)))
+    size = len(jobs[0][1]) if len(jobs) == 1 else sum(len(task) for _, task in jobs)
+    merge: Merge[list[Dispatched]] | None = None
+    if not whole:
+        merge = _ONE if len(jobs) == 1 else Merge(len(jobs), _join, pick=_pick(len(jobs)))
     return Call(_DISPATCH, keys.base, (keys.base,), tuple(args), _read_all, True, size, merge)
 
 
@@ -64,6 +66,9 @@ def _pick(n: int) -> Callable[[list[Dispatched], int], list[Dispatched]]:
         return value[before : before + n]
 
     return pick
+
+
+_ONE: Final[Merge[list[Dispatched]]] = Merge(1, _join, pick=_pick(1))
 
 
 def promote_due(keys: QueueKeys, limit: int = MAX_ITEMS) -> Call[tuple[int, int | None]]:
