@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,6 +19,7 @@ MAX_ID: Final = 200
 """Bytes of UTF-8 in a job's id."""
 MAX_META: Final = 4096
 """Bytes of a job's meta, as JSON."""
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +125,7 @@ def check_id(id: object, *, generated: bool = False) -> str:
     size = len(text.encode())
     if not 1 <= size <= MAX_ID:
         raise UsageError(f"a job's id must have 1 to {MAX_ID} bytes of UTF-8, this one has {size}: {text[:60]!r}")
-    if any(ord(character) < 32 or 127 <= ord(character) < 160 for character in text):
+    if _CONTROL.search(text):
         raise UsageError(f"a job's id must have no control characters: {text!r}")
     if text.startswith("@") and not generated:
         raise UsageError(f"a job's id must not begin with '@', as generated ones do: {text!r}")
