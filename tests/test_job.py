@@ -243,7 +243,8 @@ async def test_a_second_dispatch_updates_the_one_job(mesh: worqr.Mesh) -> None:
         first = await q.dispatch(b"v1", id="x", meta={"v": "1"})
         second = await q.dispatch(b"v2", id="x")
         assert (first.outcome, second.outcome, await q.count()) == ("created", "updated", 1)
-        assert (await q.dispatch(b"v3", id="x", update=Update(data=False))).outcome == "updated"  # its time
+        earlier = datetime(2020, 1, 1, tzinfo=UTC)
+        assert (await q.dispatch(b"v3", id="x", run_at=earlier, update=Update(data=False))).outcome == "updated"
         assert (await q.dispatch(b"v4", id="x", update=Update(data=False, run_at=False))).outcome == "unchanged"
         assert (await q.info()).waiting == 1
         async with serving(mesh, "Q1", runs):
