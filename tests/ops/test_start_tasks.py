@@ -425,6 +425,15 @@ def test_suspects_that_came_due_are_for_others_once_it_has_one(desk: Desk) -> No
     assert desk.state()[":hungry"] == {"A"}
 
 
+def test_one_that_took_a_suspect_from_the_line_takes_none_that_came_due(desk: Desk) -> None:
+    desk.stall(b"first")
+    become_due(desk, "x")
+    desk.client.hset(desk.q.job("x"), "suspect", "1")
+    desk.enter("A")
+    assert payloads(desk.start("A", 9).entries) == [b"first"]
+    assert desk.state()[":suspects"] == [reference("x")]
+
+
 # Jobs that have expired
 
 
