@@ -1,4 +1,4 @@
--- USES entry line record result set_aside
+-- USES entry line record result set_aside types
 -- True if the job was to begin before now and never did.
 local function is_expired(fields, now)
   local until_ms = tonumber(fields.expires_at)
@@ -6,6 +6,14 @@ local function is_expired(fields, now)
     until_ms = (tonumber(fields.run_at) or 0) + tonumber(fields.expires)
   end
   return until_ms and now > until_ms and not fields.started
+end
+
+-- False if setting a task aside would meet a key of a foreign type: an error in the midst of it would lose the task.
+local function can_set_aside(base, worker)
+  return pcall(function()
+    check_types(base)
+    check_aside_types(base, worker)
+  end)
 end
 
 -- Moves the last item of the list `source` under `claim` of `worker`; the claim's place in the worker's set of claims is the
@@ -33,7 +41,7 @@ local function claim_last(base, source, worker, claim, now)
   for i = 1, #entry, 2 do
     fields[entry[i]] = entry[i + 1]
   end
-  if is_expired(fields, now) then
+  if is_expired(fields, now) and can_set_aside(base, worker) then
     local how = policy_of(base, worker)
     how.kind, how.reason, how.now, how.error_traceback = 'failed', 'expired', now, ''
     how.error_type, how.error_message = 'Expired', 'it was not started before it expired'

@@ -18,7 +18,7 @@
 --   claims are first, first + 1, ...; an entry is the payload, or for a job the names and values of its record and its id;
 --   false for a claim that is gone
 -- RESEND safe: fenced by the number; an equal one gets the same claims again, a lower one nothing
--- USES claim_last counts entry fence promote serving types wake
+-- USES claim_last counts entry fence promote serving wake
 local queue, workers, claims, hungry = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local suspects, paused, due = KEYS[5], KEYS[6], KEYS[7]
 local worker, number, wanted = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -33,9 +33,7 @@ if redis.call('EXISTS', paused) == 1 then
   return {'paused'}
 end
 
--- Wrong types show themselves before the first write.
-check_types(queue)
-check_aside_types(queue, worker)
+-- Wrong types show themselves before the first write; of what only an expired job needs, when there is one.
 local left, anybody_hungry = redis.call('LLEN', queue) + redis.call('LLEN', suspects), redis.call('SCARD', hungry) > 0
 local first_source = redis.call('SISMEMBER', claims, suspect) == 0 and suspects or queue
 local source, dry, asleep, woken = first_source, false, redis.call('ZCARD', due), 0
