@@ -112,3 +112,13 @@ def test_settled_between_the_steps_leaves_nothing(desk: Desk) -> None:
     desk.call(ops.finish_tasks(desk.q, "A", held[:4]))
     assert desk.call(ops.stop_work(desk.q, "A", 1)) == Returned(False, 0, 0, 0)
     assert set(desk.state()) == {"waiting", ":counts"}
+
+
+def test_a_wake_up_that_a_leaving_worker_may_have_had_goes_to_another(desk: Desk) -> None:
+    desk.enter("A", "B")
+    desk.put(b"x")
+    desk.client.sadd(desk.q.hungry, "B")  # A was woken for it
+    with desk.listening(desk.q.wake_channel("B")) as heard:
+        desk.call(ops.stop_work(desk.q, "A"))
+    assert heard == [(":wake:B", b"1")]
+    assert ":hungry" not in desk.state()
