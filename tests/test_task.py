@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import worqr
-from worqr.task import RemoteError, check_count, check_task, from_ms, seconds, to_ms
+from worqr.task import RemoteError, check_count, check_task, encode_json, from_ms, seconds, to_ms
 
 
 @pytest.mark.parametrize(
@@ -277,3 +277,11 @@ def test_every_public_error_is_a_worqr_error_and_says_whose_fault_it_is() -> Non
     for error in (worqr.Unavailable, worqr.QueueFull, worqr.ClaimLost, worqr.RefusedByServer):
         assert not issubclass(error, worqr.UsageError)
     assert worqr.Unavailable("x").sent is False
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_a_number_that_json_has_not_does_not_become_null(number: float) -> None:
+    for value in (number, [None, number], {"a": {"b": (1, number)}}):
+        with pytest.raises(ValueError, match="neither NaN nor infinity"):
+            encode_json(value)
+    assert encode_json([None, "null", 1.5]) == b'[null,"null",1.5]'

@@ -13,7 +13,7 @@ import msgspec
 
 from worqr.errors import UsageError
 from worqr.keys import check_name
-from worqr.task import check_task
+from worqr.task import check_task, encode_json
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -54,7 +54,7 @@ def named_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], max_pay
         task = bytes(cast("bytes", args[0]))
     else:
         try:
-            task = msgspec.json.encode(args[0] if args else kwargs)
+            task = encode_json(args[0] if args else kwargs)
         except _UNENCODABLE as error:
             raise UsageError(f"call({name!r}, ...): JSON cannot carry these arguments: {error}") from error
     return Call(name, args, kwargs, check_task(task, max_payload))

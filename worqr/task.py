@@ -5,6 +5,7 @@ Nothing here knows Trio, Redis or how anything is sent.
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,9 +52,30 @@ def check_text(value: object, what: str) -> str:
     """`value` as text that UTF-8 can carry, else UsageError naming `what`."""
     if not isinstance(value, str):
         raise UsageError(f"{what} must be a str, not {type(value).__name__}")
-    if (clean := _clean(value)) != value:
+    if (clean := clean_text(value)) != value:
         raise UsageError(f"{what} is not valid Unicode: {clean[:60]!r}")
     return value
+
+
+def encode_json(value: object) -> bytes:
+    """`value` as JSON.
+
+    Raises:
+        ValueError: it has a number that JSON has not (NaN, infinity), which would arrive as null. Else whatever msgspec, or a
+            type of the user's, raises.
+    """
+    encoded = msgspec.json.encode(value)
+    if b"null" in encoded and _has_odd_number(msgspec.to_builtins(value)):
+        raise ValueError("JSON has neither NaN nor infinity")
+    return encoded
+
+
+def _has_odd_number(value: object) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, dict):
+        return any(map(_has_odd_number, cast("dict[object, object]", value).values()))
+    return isinstance(value, list | tuple) and any(map(_has_odd_number, cast("list[object]", value)))
 
 
 def check_task(task: object, max_payload: int) -> bytes:
@@ -92,12 +114,12 @@ class RemoteError:
             message = str(error)
         except BaseException as unprintable:  # also a SystemExit: it is the text of an error, not an error
             message = f"<its __str__ raised {type(unprintable).__name__}>"
-        return cls(name, _clean(message)[:4096], _clean(_format(error))[-16384:])
+        return cls(name, clean_text(message)[:4096], clean_text(_format(error))[-16384:])
 
     @classmethod
     def told(cls, type: str, message: str) -> RemoteError:
         """An error that was told, not raised."""
-        return cls(type, _clean(message)[:4096], "")
+        return cls(type, clean_text(message)[:4096], "")
 
 
 _frames: dict[tuple[tuple[int, int], ...], tuple[str, list[CodeType]]] = {}
@@ -127,7 +149,7 @@ def _format(error: BaseException) -> str:
     return "".join((TRACEBACK, known[0], *traceback.format_exception_only(error)))
 
 
-def _clean(text: str) -> str:
+def clean_text(text: str) -> str:
     """`text` without the lone surrogates that UTF-8 cannot carry."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 

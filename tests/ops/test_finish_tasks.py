@@ -185,7 +185,9 @@ def test_each_of_many_has_a_result_of_its_own_or_none(desk: Desk) -> None:
     assert desk.call(ops.finish_tasks(desk.q, "A", [x, y, z, raw], results)) == {}
     state = desk.state()
     assert {name: state[name].value["value"] for name in state if name.startswith(":result")} == {
-        ":result:x": "X", ":result:y": "", ":result:z": "Z"
+        ":result:x": "X",
+        ":result:y": "",
+        ":result:z": "Z",
     }
 
 

@@ -184,6 +184,8 @@ async def test_progress_of_a_claim_by_hand(mesh: worqr.Mesh) -> None:
         await eventually(lambda: said(job), (None, "only words"))
         claim.progress(0.0)
         await eventually(lambda: said(job), (0.0, ""))
+        claim.progress(0.5, "half \udc80")  # as a file's name may be: no reason to fail the run
+        await eventually(lambda: said(job), (0.5, "half \\udc80"))
         await claim.finish()
         claim.progress(1.0)  # too late: nobody minds
 

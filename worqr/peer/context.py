@@ -17,7 +17,7 @@ import trio
 
 from worqr.errors import UsageError
 from worqr.policy import POLICY_FIELDS, Broken, Policy
-from worqr.task import CancelReason, Failed, check_text, from_ms, meta_of
+from worqr.task import CancelReason, Failed, clean_text, from_ms, meta_of
 
 if TYPE_CHECKING:
     from worqr.peer.claiming import Station
@@ -123,7 +123,7 @@ class Context:
             done: a number, by custom from 0 to 1.
             message: for people, at most 1,000 characters of it.
         """
-        self._said = (_finite(done), check_text(message, "the message of progress")[:1000])
+        self._said = (_finite(done), _message(message))
         self._station.says(self)
 
     def check_cancelled(self) -> None:
@@ -146,6 +146,13 @@ class Context:
             self.cancel_reason = reason
         if self._scope is not None:
             self._scope.cancel()
+
+
+def _message(message: object) -> str:
+    """At most 1,000 characters that UTF-8 can carry: what it says must not fail the run."""
+    if not isinstance(message, str):
+        raise UsageError(f"the message of progress must be a str, not {type(message).__name__}")
+    return clean_text(message[:1000])
 
 
 def _finite(done: object) -> float | None:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-import msgspec
 import trio
 
 from worqr import ops
@@ -25,7 +24,7 @@ from worqr.link import Link
 from worqr.ops import MAX_BYTES, MAX_ITEMS, Result
 from worqr.peer.context import Context
 from worqr.policy import Broken, Failure, Retry, Verdict, judge
-from worqr.task import RemoteError
+from worqr.task import RemoteError, encode_json
 
 if TYPE_CHECKING:
     from worqr.keys import QueueKeys
@@ -218,7 +217,7 @@ def encode_result(value: object, max_result: int) -> Result:
         kind, encoded = "bytes", bytes(cast("bytes", value))
     else:
         try:
-            kind, encoded = "json", msgspec.json.encode(value)
+            kind, encoded = "json", encode_json(value)
         except Exception as error:  # whatever a user's type raises in being encoded
             raise UsageError(
                 f"its result cannot be kept: {type(value).__qualname__} is neither bytes nor JSON ({error})"
