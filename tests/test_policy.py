@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import worqr
 from worqr import Broken, Failure, Retry, RetryPolicy, UsageError
-from worqr.policy import POLICY_FIELDS, Policy, Verdict, judge, name_of
+from worqr.policy import POLICY_FIELDS, Policy, Verdict, judge
+from worqr.task import name_of
 
 NOON = datetime(2030, 6, 1, 12, tzinfo=UTC)
 NOON_MS = 1_906_545_600_000

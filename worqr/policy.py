@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, Final, Literal, cast
 
 from worqr.errors import UsageError
-from worqr.task import KEEP_FAILED, MAX_FAILURES, MAX_STALLS, Seconds, check_count, seconds, to_ms
+from worqr.task import KEEP_FAILED, MAX_FAILURES, MAX_STALLS, Seconds, check_count, name_of, seconds, to_ms
 
 MAX_TIMEOUTS: Final = 3
 MIN_BACKOFF: Final = 2.0
@@ -128,11 +128,6 @@ class RetryPolicy:
 
 POLICY_FIELDS: Final = frozenset({*(each.name for each in fields(RetryPolicy)), "timeout", "result_ttl"})
 """The fields of a record that a dispatch may give, and that otherwise the handler's options decide."""
-
-
-def name_of(kind: type) -> str:
-    """A class as it is named in records and errors."""
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 @dataclass(frozen=True, slots=True)

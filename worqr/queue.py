@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -22,6 +22,7 @@ from worqr.job import Job, Outcome
 from worqr.keys import QueueKeys
 from worqr.listening import listening
 from worqr.ops import MAX_BYTES, MAX_ITEMS, Cancelled, Dispatched
+from worqr.ops.replies import in_pieces
 from worqr.options import JobOptions, check_id, encode_options
 from worqr.task import (
     CancelCount,
@@ -115,7 +116,7 @@ class Queue:
         checked = [check_task(task, self._mesh.max_payload) for task in tasks]
         if max_length is not None:
             check_count(max_length, "max_length")
-        chunks = [checked] if len(checked) == 1 else list(_chunks(checked))
+        chunks = [checked] if len(checked) == 1 else list(in_pieces(checked, len))
         if len(chunks) > 1 and max_length is not None:
             raise UsageError(
                 f"a bounded enqueue must fit one request: at most {MAX_ITEMS} tasks and {MAX_BYTES:,} bytes, "
@@ -327,17 +328,3 @@ class Queue:
         with send, receive:
             async with listening(self._mesh.link, self._keys.events_channel, hear):
                 yield receive
-
-
-def _chunks(tasks: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """`tasks` in pieces that fit one request each."""
-    chunk: list[bytes] = []
-    size = 0
-    for task in tasks:
-        if chunk and (len(chunk) == MAX_ITEMS or size + len(task) > MAX_BYTES):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(task)
-        size += len(task)
-    if chunk:
-        yield chunk

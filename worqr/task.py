@@ -97,6 +97,11 @@ def check_task(task: object, max_payload: int) -> bytes:
     return task
 
 
+def name_of(kind: type) -> str:
+    """A class as it is named in records and errors."""
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteError:
     """An error as it is kept and sent: names and text only, at most 16 KiB of traceback."""
@@ -108,13 +113,11 @@ class RemoteError:
     @classmethod
     def of(cls, error: BaseException) -> RemoteError:
         """`error` with its qualified type name, its text, and the end of its traceback."""
-        kind = type(error)
-        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         try:
             message = str(error)
         except BaseException as unprintable:  # also a SystemExit: it is the text of an error, not an error
             message = f"<its __str__ raised {type(unprintable).__name__}>"
-        return cls(name, clean_text(message)[:4096], clean_text(_format(error))[-16384:])
+        return cls(name_of(type(error)), clean_text(message)[:4096], clean_text(_format(error))[-16384:])
 
     @classmethod
     def told(cls, type: str, message: str) -> RemoteError:

@@ -1,10 +1,6 @@
 -- USES policy
 local NEVER = 9007199254740991
 
-local function time_text(ms)
-  return string.format('%.0f', ms)
-end
-
 -- The rule by which a dispatch moves a due time, as bounds to clamp it by: min and max of two such rules is one again.
 local function bounds_of(when, asked)
   local lower = (when == 'keep' or when == 'earlier') and 0 or asked

@@ -1,4 +1,4 @@
--- USES line rules record counts
+-- USES line rules record counts fence
 -- Moves a job that is in line or due to where its new due time says. Answers as put_in_line.
 local function move(base, id, kept, run_at, now, front)
   if kept.state == 'waiting' then
@@ -26,7 +26,7 @@ local function update(base, id, o, task, number, asked, now, kept)
     gone = {'meta', 'scheduled_for'}
   end
   if run_at ~= kept.run_at or (o.when or 'set') == 'set' then
-    fields.run_at, fields.expires, fields.expires_at = time_text(run_at), o.expires, o.expires_at
+    fields.run_at, fields.expires, fields.expires_at = digits(run_at), o.expires, o.expires_at
     gone[#gone + 1], gone[#gone + 2] = 'expires', 'expires_at'
   end
   if resets_counts(o) then
@@ -36,8 +36,8 @@ local function update(base, id, o, task, number, asked, now, kept)
     end
   end
   if blocked then
-    fields.update_low = time_text(clamp(kept.low, lower, upper))
-    fields.update_high = time_text(clamp(kept.high, lower, upper))
+    fields.update_low = digits(clamp(kept.low, lower, upper))
+    fields.update_high = digits(clamp(kept.high, lower, upper))
     fields.update_policy = forced_names(o, kept.policy)
   end
   if #gone > 0 then

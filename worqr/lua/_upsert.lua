@@ -1,9 +1,9 @@
--- USES look rules update line record result cancel
+-- USES look rules update line record result cancel fence
 -- A new job. If the same id runs (`seen.active`) it is blocked, and remembers what its dispatch would have changed, should that
 -- run come back instead of ending.
 local function create(base, id, o, task, number, asked, now, seen)
   local job, lower, upper = base .. ':job:' .. id, bounds_of(o.when, asked)
-  local fields = {task = task, run_at = time_text(asked), queued = number, first = number, last = number, meta = o.meta,
+  local fields = {task = task, run_at = digits(asked), queued = number, first = number, last = number, meta = o.meta,
     scheduled_for = o.scheduled_for, expires = o.expires, expires_at = o.expires_at}
   for name, value in pairs(o.fields or {}) do
     fields[name] = value
@@ -15,7 +15,7 @@ local function create(base, id, o, task, number, asked, now, seen)
     retire_result(base, id)
   end
   if seen.active then
-    fields.state, fields.update_low, fields.update_high = 'blocked', time_text(lower), time_text(upper)
+    fields.state, fields.update_low, fields.update_high = 'blocked', digits(lower), digits(upper)
     fields.update_data, fields.update_policy = o.data ~= false and '1' or nil, forced_names(o, '')
     fields.update_counts = resets_counts(o) and '1' or nil
     write_hash(job, fields)
@@ -48,7 +48,7 @@ local function upsert(base, o, task, number, now, seen)
     outcome, ready = create(base, id, o, task, number, asked, now, seen)
   end
   if o.unique_for then
-    redis.call('SET', base .. ':taken:' .. id, number, 'PX', time_text(o.unique_for))
+    redis.call('SET', base .. ':taken:' .. id, number, 'PX', digits(o.unique_for))
   end
   return outcome, id, number, ready, seen.job and 0 or 1
 end

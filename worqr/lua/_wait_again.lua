@@ -1,4 +1,4 @@
--- USES line policy record rules
+-- USES line policy record rules fence
 -- What a blocked `twin` changes in the job that it is merged with, whose record has `fields` and which would be due at
 -- `run_at`: field by field, as the dispatches of the twin said. Answers when it is due then.
 local function merge_twin(job, fields, twin, changes, run_at)
@@ -34,7 +34,7 @@ local function wait_again(base, claim, record, how, now)
     changes[how.counter] = record[how.counter]
   end
   if how.run_at then
-    changes.run_at = string.format('%.0f', run_at)
+    changes.run_at = digits(run_at)
   end
   local max_stalls = tonumber(record.fields.max_stalls) or how.max_stalls
   if record.stalls > 0 and record.stalls >= max_stalls - 1 then
@@ -46,7 +46,7 @@ local function wait_again(base, claim, record, how, now)
     redis.call('HDEL', job, 'claim', 'worker', 'progress', 'message', 'cancel_reason', 'suspect')
     if twin then
       run_at = merge_twin(job, record.fields, twin, changes, run_at)
-      changes.run_at = string.format('%.0f', run_at)
+      changes.run_at = digits(run_at)
     end
   else
     changes.task, changes.twin, changes.first, changes.last = record.task, redis.sha1hex(record.task), claim, claim

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from worqr.call import Argument, Call
@@ -76,3 +76,18 @@ def texts(values: Iterable[bytes]) -> list[str]:
 def pairs(values: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
     """A flat list of names and values, two by two."""
     return zip(values[::2], values[1::2], strict=True)
+
+
+def in_pieces(items: Sequence[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """`items` in pieces that fit one request each, by their number and their bytes."""
+    piece: list[T] = []
+    size = 0
+    for item in items:
+        more = size_of(item)
+        if piece and (len(piece) == MAX_ITEMS or size + more > MAX_BYTES):
+            yield piece
+            piece, size = [], 0
+        piece.append(item)
+        size += more
+    if piece:
+        yield piece

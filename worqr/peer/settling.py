@@ -11,7 +11,7 @@ for the task is no longer ours.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -21,7 +21,8 @@ from worqr import ops
 from worqr.call import Call
 from worqr.errors import UsageError
 from worqr.link import Link
-from worqr.ops import MAX_BYTES, MAX_ITEMS, Result
+from worqr.ops import MAX_ITEMS, Result
+from worqr.ops.replies import in_pieces
 from worqr.peer.context import Context
 from worqr.policy import Broken, Failure, Retry, Verdict, judge
 from worqr.task import RemoteError, encode_json
@@ -128,7 +129,7 @@ class Settler:
         if not results:
             self._send(ops.finish_tasks, "finish_tasks", station, claims)
             return
-        for some in _in_pieces(claims, results):
+        for some in in_pieces(claims, lambda claim: len(results[claim][1]) if claim in results else 0):
             kept = {claim: results[claim] for claim in some if claim in results}
             self._send(partial(ops.finish_tasks, results=kept), "finish_tasks", station, some)
 
@@ -189,20 +190,6 @@ class Settler:
                 )
             elif word in {"cancelled", "dropped", "aside"}:
                 logger.info("claim.%s: queue %r, claim %d", word, station.name, claim)
-
-
-def _in_pieces(claims: list[int], results: dict[int, Result]) -> Iterator[list[int]]:
-    """`claims` in pieces whose results fit one request each."""
-    piece: list[int] = []
-    size = 0
-    for claim in claims:
-        bytes_more = len(results[claim][1]) if claim in results else 0
-        if piece and (len(piece) == MAX_ITEMS or size + bytes_more > MAX_BYTES):
-            yield piece
-            piece, size = [], 0
-        piece.append(claim)
-        size += bytes_more
-    yield piece
 
 
 def encode_result(value: object, max_result: int) -> Result:
