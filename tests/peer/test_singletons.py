@@ -66,7 +66,7 @@ async def test_whatever_is_dispatched_an_id_runs_once_at_a_time(mesh: worqr.Mesh
             runs.begin(task)
 
     async def produce(q: worqr.Queue) -> None:
-        for _ in range(40):
+        while len(runs.tasks) <= 40:
             flags = Update(
                 data=random.random() < 0.5,
                 run_at=random.choice([True, False, "if_later", "if_earlier"]),
@@ -95,7 +95,6 @@ async def test_whatever_is_dispatched_an_id_runs_once_at_a_time(mesh: worqr.Mesh
         async with serving(mesh, "Q1", handler, retry=quick, keep_failed=0):
             await eventually(idle, (0, 0, 0, 0), within=15)
     assert most == 1
-    assert len(runs.tasks) > 20
 
 
 @pytest.mark.parametrize(
