@@ -41,7 +41,7 @@ from worqr.link.settings import LinkSettings
 from worqr.lua import all_scripts
 from worqr.peer import cancelling, leading, membership, promoting, saying
 from worqr.peer import peer as peer_module
-from worqr.peer.options import PATIENT, TAKEN
+from worqr.peer.options import GRACE, PATIENT, HandlerOptions, JoinOptions
 
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "examples" / "README.md", *DOCS.glob("*.md")])
@@ -282,12 +282,11 @@ def test_the_errors_are_those_there_are() -> None:
 
 def test_the_times_are_those_of_the_code() -> None:
     settings, mesh = LinkSettings("redis://localhost"), worqr.Mesh()
-    join = inspect.signature(worqr.Mesh.join).parameters
     numbers = [float(re.sub(r"[^\d.]", "", row[1])) for row in rows("operating.md", "Timing")]
     assert numbers == [
         *(membership.BEAT_EVERY, mesh.keepalive, leading.LOOK_EVERY, leading.TWO_LOOKS, membership.LEASE),
         *(leading.SCAN_EVERY, cancelling.RECONCILE_EVERY, mesh.stall_limit, settings.patience),
-        *(join["grace"].default, peer_module.LEAVE_PATIENCE, promoting.AT_MOST_EVERY),
+        *(GRACE, peer_module.LEAVE_PATIENCE, promoting.AT_MOST_EVERY),
         *(
             task_module.MAX_FAILURES,
             task_module.MAX_STALLS,
@@ -315,8 +314,8 @@ def test_the_options_are_those_there_are() -> None:
     assert set(first_words("jobs.md", "Options of a dispatch")) == set(worqr.JobOptions.__annotations__) - {"replicas"}
     assert first_words("jobs.md", "An id that is there already", 1) == [field.name for field in fields(worqr.Update)]
     assert first_words("retries.md", "The policy") == [field.name for field in fields(worqr.RetryPolicy)]
-    assert set(first_words("peers.md", "Serving")) == set(TAKEN["serve"])
-    assert set(first_words("peers.md", "Peers")) == set(TAKEN["join"])
+    assert set(first_words("peers.md", "Serving")) == set(HandlerOptions.__annotations__) - {"max_length"}
+    assert set(first_words("peers.md", "Peers")) == set(JoinOptions.__annotations__)
 
 
 def shapes(keys: QueueKeys | RegistryKeys, arguments: dict[str, Any]) -> set[str]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import difflib
 import os
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import trio
 
@@ -23,8 +23,9 @@ from worqr.embedded import EmbeddedServer, shared_server
 from worqr.errors import UsageError
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.link import Link, LinkSettings, TrioMailbox
-from worqr.peer.options import refuse_options
-from worqr.peer.peer import Peer, PeerSettings
+from worqr.peer.options import CONCURRENCY, GRACE, THREADS, JoinOptions, Only, check_concurrency, refuse_unknown
+from worqr.peer.peer import Peer
+from worqr.peer.settings import PeerSettings, usable_cpus
 from worqr.peer.ticking import schedule_of
 from worqr.queue import Queue
 from worqr.task import QueueInfo, Seconds, WorkerInfo, check_count, check_text, seconds
@@ -184,31 +185,37 @@ class Mesh(Timetable):
     # Joining
 
     @asynccontextmanager
-    async def join(self, *, concurrency: int = 100, grace: Seconds = 25, **options: Any) -> AsyncGenerator[Peer]:
+    async def join(self, **options: Unpack[JoinOptions]) -> AsyncGenerator[Peer]:
         """Join the mesh as a peer for the length of a block, under Trio; connects as well.
 
         A block that ends normally drains for `grace` seconds; one that ends by an exception or a cancellation cancels its
         handlers at once and gives their tasks back within 2 s.
 
         Args:
-            concurrency: how many tasks the peer holds at once.
-            grace: seconds that what runs may go on when the block has ended; fits into Kubernetes's 30 s.
+            options: see `JoinOptions`.
 
-        Raises: as `connect`; WrongVersion: the mesh on this server speaks another wire version.
+        Raises: as `connect`; UsageError: an option that does not exist or cannot be; WrongVersion: the mesh on this server
+            speaks another wire version.
         """
-        refuse_options("join", options)
-        settings = PeerSettings(
+        settings = self._peer_settings(options)
+        async with self.connect(), Peer(settings, self.link).joined() as peer:
+            yield peer
+
+    def _peer_settings(self, options: Mapping[str, Any]) -> PeerSettings:
+        refuse_unknown("join", options, tuple(JoinOptions.__annotations__))
+        Only(options.get("only")).check(())
+        return PeerSettings(
             prefix=self.prefix,
             app=self.app,
-            concurrency=check_count(concurrency, "concurrency"),
-            grace=seconds(grace, "grace"),
+            concurrency=check_concurrency(options.get("concurrency", CONCURRENCY)),
+            grace=seconds(options.get("grace", GRACE), "grace"),
             keepalive=self.keepalive,
             stall_limit=self.stall_limit,
             max_payload=self.max_payload,
             schedules=self.declared_schedules,
+            threads=check_count(options.get("threads", THREADS), "threads"),
+            processes=check_count(options.get("processes", usable_cpus()), "processes"),
         )
-        async with self.connect(), Peer(settings, self.link).joined() as peer:
-            yield peer
 
     # Looking
 

@@ -50,6 +50,7 @@ class Station:
     """
 
     handler: Handler
+    state: object = None
 
     def __init__(self, keys: QueueKeys, membership: Membership, capacity: Capacity, policy: Policy) -> None:
         self.keys = keys

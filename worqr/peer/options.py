@@ -1,26 +1,123 @@
-"""Checking what a caller passes to `serve`, `work` and `join`, before anything is sent."""
+"""Checking what a caller passes to `serve`, `work`, `join` and the task decorator, before anything is sent."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any, Final, Literal, TypedDict, cast
 
 from worqr.errors import UsageError
 from worqr.policy import Policy, RetryPolicy
-from worqr.task import KEEP_FAILED, Seconds, seconds
+from worqr.task import KEEP_FAILED, Failed, Seconds, check_count, seconds
 
-PLANNED = {
-    "serve": frozenset({"size", "priority", "runs_in", "max_length"}),
-    "join": frozenset({"threads", "processes", "only"}),
-}
-TAKEN: dict[str, tuple[str, ...]] = {
-    "serve": ("concurrency", "timeout", "retry", "keep_failed", "on_failure", "result_ttl"),
-    "join": ("concurrency", "grace"),
-}
+RunsIn = Literal["loop", "thread", "process", "asyncio"]
+"""Where a handler runs."""
+RUNS_IN: Final = ("loop", "thread", "process", "asyncio")
+
+CONCURRENCY: Final = 100
+GRACE: Final = 25.0
+THREADS: Final = 40
+
+
+class HandlerOptions(TypedDict, total=False):
+    """The options of a handler; the same words for ``@mesh.task`` and ``peer.serve``.
+
+    Keys:
+        timeout: seconds a run may take. Then it is cancelled, which counts apart from failures; None: for ever.
+        retry: what differs from the defaults of `RetryPolicy`; a job's own retry overrides it.
+        keep_failed: how many of the queue's failed tasks are kept for people to see, 0: none (1000).
+        concurrency: how many of its tasks run at once in one peer; None: as many as the peer has room for.
+        size: units of the peer's concurrency that a run takes (1).
+        priority: whose tasks a peer takes first when it has not room for all: those of the higher number (100).
+        on_failure: called with one `Failed` for each task that is set aside, at least once. It is a job itself, in the queue's
+            failure queue, made in the same step; it has up to 100 runs, 10 s to 15 minutes apart.
+        runs_in: "loop": the peer's Trio loop (the default of async functions); "thread" (of plain functions); "asyncio": an
+            asyncio loop in a thread of the peer, for async functions whose libraries need it; "process": a process of its own
+            for plain functions that use the CPU, which is killed if the run is cancelled.
+        result_ttl: seconds that what the handler returned for a job is kept; None: it is not.
+        max_length: an enqueue or dispatch of the function is refused if so many tasks wait; only for ``@mesh.task``, because it
+            is the producer who is refused.
+    """
+
+    timeout: Seconds | None
+    retry: RetryPolicy
+    keep_failed: int
+    concurrency: int | None
+    size: int
+    priority: int
+    on_failure: Callable[[Failed], object] | None
+    runs_in: RunsIn
+    result_ttl: Seconds | None
+    max_length: int | None
+
+
+class JoinOptions(TypedDict, total=False):
+    """The options of a peer: of ``join``, ``join_in_thread`` and ``run``.
+
+    Keys:
+        concurrency: units of work that the peer holds at once (100); "auto": as many as its CPU and its loop can take, from 1 to
+            1000, judged each second.
+        grace: seconds that what runs may go on when the block has ended (25, which fits into Kubernetes's 30).
+        threads: how many plain functions run at once (40).
+        processes: how many functions with ``runs_in="process"`` run at once; default: as many as there are CPUs for us.
+        only: names or globs (``"mail.*"``) of the functions to serve; default: all.
+    """
+
+    concurrency: int | Literal["auto"]
+    grace: Seconds
+    threads: int
+    processes: int
+    only: Collection[str]
+
 
 PATIENT = Policy(max_failures=100, min_backoff=10.0, max_backoff=900.0)
 """The policy of failure handlers: what they look after shall not get lost because a mail server is down for a day."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """`HandlerOptions`, checked."""
+
+    policy: Policy
+    concurrency: int | None = None
+    size: int = 1
+    priority: int = 100
+    on_failure: Callable[[Failed], object] | None = None
+    runs_in: RunsIn | None = None
+    max_length: int | None = None
+
+
+def handling(where: str, options: Mapping[str, Any]) -> Handling:
+    """What `options` say.
+
+    Args:
+        where: the name of the caller, for errors.
+        options: as `HandlerOptions`.
+
+    Raises:
+        UsageError: an option that does not exist, or a value that cannot be.
+    """
+    refuse_unknown(where, options, tuple(HandlerOptions.__annotations__))
+    found = {name: options[name] for name in ("concurrency", "max_length") if options.get(name) is not None}
+    found |= {name: options[name] for name in ("size", "priority") if name in options}
+    for name, value in found.items():
+        check_count(value, f"{name} of {where}")
+    runs_in = options.get("runs_in")
+    if runs_in is not None and runs_in not in RUNS_IN:
+        raise UsageError(f"runs_in must be one of {', '.join(map(repr, RUNS_IN))}, not {runs_in!r}")
+    on_failure = options.get("on_failure")
+    if on_failure is not None and not callable(on_failure):
+        raise UsageError(f"on_failure must be a handler that can be called with a worqr.Failed, not {on_failure!r}")
+    policy = policy_for(
+        options.get("retry"),
+        timeout=options.get("timeout"),
+        keep_failed=options.get("keep_failed", KEEP_FAILED),
+        result_ttl=options.get("result_ttl"),
+        on_failure=on_failure is not None,
+    )
+    return Handling(policy, on_failure=on_failure, runs_in=runs_in, **found)
 
 
 def policy_for(
@@ -46,11 +143,55 @@ def policy_for(
     )
 
 
-def refuse_options(where: str, options: Mapping[str, object]) -> None:
-    """UsageError for the first of `options`: it does not exist, or not yet."""
+def check_concurrency(value: object) -> int | Literal["auto"]:
+    """`value` if it may be a peer's concurrency, else UsageError."""
+    if isinstance(value, str):
+        if value != "auto":
+            raise UsageError(f"concurrency must be a whole number, at least 1, or 'auto', not {value!r}")
+        return "auto"
+    return check_count(value, "concurrency")
+
+
+class Only:
+    """Which functions a peer serves, by names and globs; None: all.
+
+    Raises:
+        UsageError: not a collection of names, or an empty one.
+    """
+
+    def __init__(self, only: Collection[str] | None) -> None:
+        if isinstance(only, str):
+            raise UsageError(f"only must be a collection of names, as in only=[{only!r}], not a str")
+        self._patterns = None if only is None else tuple(only)
+        if self._patterns is not None:
+            if not self._patterns:
+                raise UsageError("only=[] serves nothing; leave it out to serve all functions")
+            for pattern in cast("tuple[object, ...]", self._patterns):
+                if not isinstance(pattern, str) or not pattern:
+                    raise UsageError(f"only must be a collection of names or globs, not of {pattern!r}")
+
+    def __contains__(self, name: str) -> bool:
+        return self._patterns is None or any(fnmatchcase(name, pattern) for pattern in self._patterns)
+
+    def check(self, names: Collection[str]) -> None:
+        """UsageError for the first pattern that fits none of `names`."""
+        for pattern in self._patterns or ():
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise UsageError(f"only: no function is named {pattern!r}; {suggest(pattern, names)}")
+
+
+def suggest(name: str, known: Collection[str]) -> str:
+    """What somebody may have meant by `name`."""
+    close = difflib.get_close_matches(name, known, 1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"there are {', '.join(map(repr, sorted(known)[:20]))}" if known else "there are none"
+
+
+def refuse_unknown(where: str, options: Mapping[str, object], known: tuple[str, ...]) -> None:
+    """UsageError for the first of `options` that does not exist."""
     for name in options:
-        if name in PLANNED[where]:
-            raise UsageError(f"{where}() does not know the option {name!r} yet; it takes {', '.join(TAKEN[where])}")
-        close = difflib.get_close_matches(name, TAKEN[where], 1)
-        hint = f"; did you mean {close[0]!r}?" if close else f"; it takes {', '.join(TAKEN[where])}"
-        raise UsageError(f"{where}() has no option {name!r}{hint}")
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; it takes {', '.join(known)}"
+            raise UsageError(f"{where}() has no option {name!r}{hint}")

@@ -13,16 +13,15 @@ from __future__ import annotations
 import logging
 import re
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import Any, Literal, Unpack, cast
 
 import trio
 
 from worqr import ops
-from worqr.cron import Definition
-from worqr.errors import WorqrBug, WorqrError
+from worqr.errors import UsageError, WorqrBug, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.link import Link
 from worqr.peer.cancelling import Cancelling
@@ -34,34 +33,22 @@ from worqr.peer.deadlines import Deadlines
 from worqr.peer.leading import Leader
 from worqr.peer.leaving import AWAY_PATIENCE, LEAVE_PATIENCE, Leaving
 from worqr.peer.membership import Membership, Registration
-from worqr.peer.options import PATIENT, policy_for, refuse_options
-from worqr.peer.running import Slots, as_coroutine
+from worqr.peer.options import PATIENT, HandlerOptions, Handling, check_concurrency, handling, policy_for
+from worqr.peer.runners import Runners, with_middleware
+from worqr.peer.running import Slots
 from worqr.peer.saying import Saying
+from worqr.peer.settings import PeerSettings
 from worqr.peer.settling import Settler
 from worqr.peer.stations import Stations
 from worqr.peer.ticking import Ticker
 from worqr.policy import RetryPolicy
-from worqr.task import KEEP_FAILED, Failed, Health, Seconds, check_count, seconds
+from worqr.task import Failed, Health, Seconds, seconds
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 DEFAULT_KEEPALIVE = 3.0
 REST = 1.0
 """Seconds that a leader who leaves has to end its round of chores."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerSettings:
-    """What `Mesh.join` knows when it makes a peer. Seconds; keepalive None: never swept by others."""
-
-    prefix: str
-    app: str
-    concurrency: int
-    grace: float
-    keepalive: float | None
-    stall_limit: float
-    max_payload: int
-    schedules: Mapping[str, Definition]
 
 
 class Peer:
@@ -76,7 +63,7 @@ class Peer:
         self._link = link
         self._drained = trio.Event()
         self._spawned: trio.Nursery | None = None
-        self._threads = trio.CapacityLimiter(40)
+        self._runners = Runners(threads=settings.threads)
         registry = RegistryKeys(settings.prefix)
         label = re.sub(r"[^A-Za-z0-9._-]", "-", settings.app or socket.gethostname())[:60]
         self.membership: Membership = Membership(self, link, registry, label=label, keepalive=settings.keepalive)
@@ -113,6 +100,10 @@ class Peer:
     @property
     def stall_limit(self) -> float:
         return self.settings.stall_limit
+
+    def set_concurrency(self, n: int | Literal["auto"]) -> None:
+        """Change how many units of work the peer holds at once; with fewer, what runs goes on."""
+        self.capacity.set_concurrency(check_concurrency(n))
 
     def health(self) -> Health:
         """How it stands, at once and without any I/O. Readiness depends on the server, liveness does not."""
@@ -152,14 +143,8 @@ class Peer:
         queue: str,
         handler: Callable[[bytes], object],
         *,
-        concurrency: int | None = None,
-        timeout: Seconds | None = None,
-        retry: RetryPolicy | None = None,
-        keep_failed: int = KEEP_FAILED,
-        on_failure: Callable[[Failed], object] | None = None,
-        result_ttl: Seconds | None = None,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-        **options: Any,
+        **options: Unpack[HandlerOptions],
     ) -> None:
         """Run `handler(task)` for every task of `queue`, until cancelled or until the peer has left.
 
@@ -172,13 +157,7 @@ class Peer:
             queue: its name; a peer serves a queue once.
             handler: an async function, or a plain function, which runs in a thread (then cancelling it only reaches it
                 through ``worqr.current().check_cancelled()``).
-            concurrency: how many of its tasks run at once in this peer; None: as many as the peer has room for.
-            timeout: seconds a run may take. Then it is cancelled, which counts apart from failures; None: for ever.
-            retry: what differs from the defaults of `RetryPolicy`; a job's own retry overrides it.
-            keep_failed: how many of the queue's failed tasks are kept for people to see, 0: none.
-            on_failure: called with one `Failed` for each task that is set aside, at least once. It is a job itself, in the
-                queue's failure queue, made in the same step; it has up to 100 runs, 10 s to 15 minutes apart.
-            result_ttl: seconds that what the handler returned for a job is kept; None: it is not.
+            options: see `HandlerOptions`.
 
         Raises:
             UsageError: a bad name, a handler that is not callable, an option that does not exist, a queue that is served
@@ -187,37 +166,60 @@ class Peer:
 
         Cancelling it is leaving the queue: its handlers are cancelled and their tasks go back to the front, uncounted.
         """
-        refuse_options("serve", options)
-        if concurrency is not None:
-            check_count(concurrency, "concurrency of serve")
+        if options.get("max_length") is not None:
+            raise UsageError("serve() takes no max_length: it bounds enqueues, so give it to @mesh.task or to enqueue")
+        await self.serve_as(queue, handler, handling("serve", options), task_status=task_status)
+
+    async def serve_as(
+        self,
+        queue: str,
+        handler: Callable[[bytes], object],
+        how: Handling,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """`serve`, with options that are checked."""
         keys = self._stations.check_free(check_name(queue))
-        policy = policy_for(
-            retry,
-            timeout=timeout,
-            keep_failed=keep_failed,
-            result_ttl=result_ttl,
-            on_failure=on_failure is not None,
-        )
-        run = as_coroutine(handler, self._threads)
-        station = HandlerStation(keys, self.membership, self.capacity, policy, run, concurrency, self._slots.run)
         async with AsyncExitStack() as stack:
-            if on_failure is not None:
-                await stack.enter_async_context(self._stations.stationed(self._failure_station(keys, on_failure)))
+            station = self._station(keys, handler, how)
+            if how.on_failure is not None:
+                await stack.enter_async_context(self._stations.stationed(self._failure_station(keys, how.on_failure)))
             await stack.enter_async_context(self._stations.stationed(station))
             task_status.started()
             await station.left.wait()
 
+    async def serve_all(self, handlers: Iterable[tuple[str, Callable[[bytes], object], Handling]]) -> None:
+        """Serve these queues until the peer leaves; back when all are subscribed."""
+        engine = self._spawned
+        assert engine is not None
+        try:
+            async with trio.open_nursery() as nursery:
+                for queue, handler, how in handlers:
+                    nursery.start_soon(engine.start, partial(self.serve_as, queue, handler, how))
+        except BaseExceptionGroup as group:
+            raise _our_own(group) from None
+
+    def _station(self, keys: QueueKeys, handler: Callable[[Any], object], how: Handling) -> HandlerStation:
+        station = HandlerStation(
+            *(keys, self.membership, self.capacity, how.policy),
+            with_middleware(self._runners.prepare(handler, how.runs_in), self.settings.middleware),
+            *(how.concurrency, self._slots.run),
+        )
+        station.state = self.settings.state
+        return station
+
     def _failure_station(self, keys: QueueKeys, on_failure: Callable[[Failed], object]) -> HandlerStation:
         """Where the failure jobs of a queue are handled."""
         failures = self._stations.check_free(QueueKeys(keys.prefix, keys.queue, failures=True).name)
-        handle = as_coroutine(cast("Callable[[Any], object]", on_failure), self._threads)
+
+        handle = self._runners.prepare(cast("Callable[[Any], object]", on_failure), None)
 
         async def run(_task: bytes) -> object:
             return await cast("Any", handle)(failed_of(current(), keys.name))
 
         note = ops.note_queues(self.membership.keys, [failures.name])
         self._link.post(note, lambda _word, _failure: None, patience=self._link.settings.patience)
-        return HandlerStation(failures, self.membership, self.capacity, PATIENT, run, None, self._slots.run)
+        return self._station(failures, run, Handling(PATIENT))
 
     @asynccontextmanager
     async def work(self, queue: str, *, retry: RetryPolicy | None = None) -> AsyncGenerator[Claims]:

@@ -1,0 +1,62 @@
+"""Where handlers run: on the loop, in threads, on an asyncio loop, in processes. Here the choice, and what limits each."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Any
+
+import trio
+
+from worqr.errors import UsageError
+from worqr.peer.context import Context, current
+from worqr.peer.options import RunsIn
+from worqr.peer.running import Handler, as_coroutine
+
+Middleware = Callable[[Context, Callable[[], Awaitable[object]]], Awaitable[object]]
+"""``async def middleware(context, call_next)``: around every run of a peer, on its loop; what it returns is the result."""
+
+
+class Runners:
+    """The places in which one peer runs handlers."""
+
+    def __init__(self, *, threads: int) -> None:
+        self._threads = trio.CapacityLimiter(threads)
+
+    def prepare(self, handler: Callable[[Any], object], runs_in: RunsIn | None) -> Handler:
+        """`handler` as something to await in a slot.
+
+        Raises:
+            UsageError: it cannot be called with a task, or does not run in such a place.
+        """
+        handler = getattr(handler, "__worqr_handler__", handler)
+        if runs_in in {"asyncio", "process"}:
+            raise UsageError(f"runs_in={runs_in!r} is not there yet")
+        run = as_coroutine(handler, self._threads)
+        if runs_in == "loop" and not is_async(handler):
+            raise UsageError(f"{handler!r} is a plain function and would block the loop: runs_in='thread' is its place")
+        if runs_in == "thread" and is_async(handler):
+            raise UsageError(f"{handler!r} is an async function, which runs in 'loop' or 'asyncio', not in a thread")
+        return run
+
+
+def is_async(handler: object) -> bool:
+    """True for what is to be awaited: an async function, or an object with an async ``__call__``."""
+    while isinstance(handler, partial):
+        handler = handler.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+
+
+def with_middleware(run: Handler, middleware: Iterable[Middleware]) -> Handler:
+    """`run` inside all of `middleware`, the first one outermost."""
+    for each in reversed(tuple(middleware)):
+        run = _inside(each, run)
+    return run
+
+
+def _inside(middleware: Middleware, run: Handler) -> Handler:
+    async def handler(task: bytes) -> object:
+        return await middleware(current(), partial(run, task))
+
+    return handler

@@ -1,0 +1,37 @@
+"""What a peer is told when it is made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal
+
+from worqr.cron import Definition
+from worqr.peer.runners import Middleware
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSettings:
+    """What `Mesh.join` knows when it makes a peer. Seconds; keepalive None: never swept by others."""
+
+    prefix: str
+    app: str
+    concurrency: int | Literal["auto"]
+    grace: float
+    keepalive: float | None
+    stall_limit: float
+    max_payload: int
+    schedules: Mapping[str, Definition]
+    threads: int = 40
+    processes: int = 1
+    state: object = None
+    middleware: tuple[Middleware, ...] = ()
+    around_thread: Callable[[], AbstractContextManager[object]] | None = None
+    process_lifespan: Callable[[], AbstractContextManager[object]] | None = None
+
+
+def usable_cpus() -> int:
+    """How many CPUs this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
