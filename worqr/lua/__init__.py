@@ -45,7 +45,11 @@ def script(name: str) -> Script:
     shebang, _, body = _read(name).partition("\n")
     seen: dict[str, str] = {}
     _pieces(body, seen)
-    source = "\n".join([shebang, *seen.values(), body])
+    return new_script(name, "\n".join([shebang, *seen.values(), body]))
+
+
+def new_script(name: str, source: str) -> Script:
+    """A script of that text."""
     return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 
