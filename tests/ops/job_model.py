@@ -195,11 +195,13 @@ class Model(Lines):
         if claim not in self.held.get(worker, set()):
             return self._why_not(worker)
         self.held[worker].discard(claim)
-        failure = Failure("failed", "timeout" if counter == "timeouts" else "failed", error)
+        failure = Failure("failed", {"stalls": "stalled", "timeouts": "timeout"}.get(counter, "failed"), error)
         when = run_at if run_at is not None else NOW + delay if delay else None
         word = self._give_back(claim, worker, counter, limit=limit, failure=failure, back=True, run_at=when)
         if word == "given":
             self._count("retried")
+        if counter == "stalls" and word in {"given", "aside"}:
+            self._count("stalled")
         return word
 
     def fail_task(self, worker: str, claim: int, error: tuple[str, str, str], kind: str) -> str:

@@ -420,7 +420,7 @@ class JobMachine(RuleBasedStateMachine):
     @action(3, holds)
     def retry(self, data: st.DataObject) -> None:
         worker, [claim, *_] = self._pick(data)
-        counter: Any = data.draw(st.sampled_from(["failures", "timeouts", ""]))
+        counter: Any = data.draw(st.sampled_from(["failures", "timeouts", "stalls", ""]))
         limit = data.draw(st.sampled_from([9, 9, 1, 2]))
         delay, run_at = data.draw(st.sampled_from([(DELAY, None), (0, None), (0, FAR), (0, PAST)]))
         call = ops.retry_task(

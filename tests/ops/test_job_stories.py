@@ -156,7 +156,7 @@ class Chaos:
 
     def retry(self) -> None:
         if held := self.some_claim():
-            counter = self.random.choice(("failures", "timeouts", ""))
+            counter = self.random.choice(("failures", "timeouts", "stalls", ""))
             self.desk.retry(*held, counter=counter, limit=3, run_at_ms=self.when())
 
     def fail(self) -> None:

@@ -225,7 +225,29 @@ def test_timeouts_are_counted_apart(desk: Desk) -> None:
     assert (found["reason"], found["failures"], found["timeouts"]) == ("timeout", "2", "3")
 
 
-@pytest.mark.parametrize("counter", ["failures", "timeouts"])
+def test_a_process_that_died_is_counted_as_a_worker_that_died_is(desk: Desk) -> None:
+    held = desk.run("A", "x")
+    assert desk.retry("A", held, counter="stalls", limit=3, run_at_ms=FUTURE) == "given"
+    known = record("a", held - 1, "due", queued=held, started=1, stalls=1, run_at=FUTURE)
+    assert desk.state()[":job:x"] == known
+    assert (desk.counts()["stalled"], desk.counts()["retried"]) == (1, 1)
+
+
+def test_one_death_before_the_limit_it_is_a_suspect_and_at_the_limit_stalled(desk: Desk) -> None:
+    [held] = desk.hold("A", b"a")
+    desk.retry("A", held, counter="stalls", limit=3)
+    [held] = desk.take("A", 1)
+    desk.put(b"b")
+    assert desk.retry("A", held, counter="stalls", limit=3) == "given"
+    assert desk.state()[":suspects"] == [reference(f"@{claim(1)}")]
+    [held] = desk.take("A", 1)
+    assert desk.retry("A", held, counter="stalls", limit=3) == "aside"
+    found = desk.state()[f":aside:{held}"]
+    assert (found["reason"], found["stalls"], found["failures"]) == ("stalled", "3", "0")
+    assert (desk.counts()["stalled"], desk.counts()["retried"], desk.counts()["failed"]) == (3, 2, 1)
+
+
+@pytest.mark.parametrize("counter", ["failures", "stalls", "timeouts"])
 def test_the_limit_that_the_job_brings_goes_before_the_handlers(desk: Desk, counter: str) -> None:
     held = desk.run("A", "x", fields={f"max_{counter}": "2"})
     assert desk.retry("A", held, counter=counter, limit=1) == "given"

@@ -6,7 +6,7 @@
 -- KEYS[3] claims SET
 -- ARGV[1] worker id
 -- ARGV[2] claim id
--- ARGV[3] counter failures, timeouts, or nothing: it costs nothing
+-- ARGV[3] counter failures, stalls (its process died), timeouts, or nothing: it costs nothing
 -- ARGV[4] limit of that counter, for a job that brings none of its own; the last one is final
 -- ARGV[5] delay ms until it is due, - if run_at says
 -- ARGV[6] run_at ms since 1970 when it is due, - if delay says
@@ -29,11 +29,14 @@ end
 local how = policy_of(queue, worker)
 how.now, how.counter, how.limit, how.back, how.kind = now_ms(), counter, limit, true, 'failed'
 how.run_at = run_at or delay > 0 and how.now + delay or nil
-how.reason = counter == 'timeouts' and 'timeout' or 'failed'
+how.reason = ({stalls = 'stalled', timeouts = 'timeout'})[counter] or 'failed'
 how.error_type, how.error_message, how.error_traceback = error_type, error_message, error_traceback
 local word, ready = give_back(queue, claim, how)
 if word == 'given' then
   tally(queue, 'retried', 1)
+end
+if counter == 'stalls' and (word == 'given' or word == 'aside') then
+  tally(queue, 'stalled', 1)
 end
 wake(queue, ready)
 wake_for_suspects(queue)

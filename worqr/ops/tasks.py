@@ -112,7 +112,7 @@ def retry_task(
     claim: int,
     error: RemoteError,
     *,
-    counter: Literal["failures", "timeouts", ""],
+    counter: Literal["failures", "stalls", "timeouts", ""],
     limit: int,
     delay_ms: int = 0,
     run_at_ms: int | None = None,
