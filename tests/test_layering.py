@@ -12,10 +12,23 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "worqr"
 
 LAYERS = (
-    ("errors", "version", "task", "keys", "lua", "call", "policy", "options", "states"),  # pure
+    ("errors", "version", "task", "keys", "lua", "call", "policy", "options", "states", "signature"),  # pure
     ("ops",),  # pure
     ("link", "embedded"),
-    ("queue", "job", "aside", "cancelling", "listening", "peer", "function", "cron", "timetable"),
+    (
+        "queue",
+        "job",
+        "aside",
+        "cancelling",
+        "listening",
+        "peer",
+        "function",
+        "cron",
+        "timetable",
+        "registry",
+        "sending",
+        "connecting",
+    ),
     ("mesh",),
     ("",),  # worqr/__init__.py: the public names
     ("cli", "dashboard", "testing", "__main__"),

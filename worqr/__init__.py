@@ -23,21 +23,26 @@ from worqr.errors import (
     WorqrError,
     WrongVersion,
 )
-from worqr.function import Call
+from worqr.function import AsyncFunction, Bound, Call, Function, SyncFunction
 from worqr.job import Job
 from worqr.mesh import Mesh
 from worqr.options import JobOptions, Update
 from worqr.peer.claims import Claim, Claims
 from worqr.peer.context import Context, current
+from worqr.peer.options import HandlerOptions, JoinOptions
 from worqr.peer.peer import Peer
+from worqr.peer.runners import Middleware
 from worqr.policy import Broken, Failure, Retry, RetryPolicy
 from worqr.queue import Queue
+from worqr.registry import Registry, TaskDecorator
 from worqr.task import CancelCount, Event, Failed, Health, QueueInfo, RemoteError, Seconds, Status, WorkerInfo
 from worqr.timetable import ScheduleOptions
 from worqr.version import __version__
 
 __all__ = [
     "Aside",
+    "AsyncFunction",
+    "Bound",
     "Broken",
     "Call",
     "CancelCount",
@@ -50,12 +55,16 @@ __all__ = [
     "Event",
     "Failed",
     "Failure",
+    "Function",
+    "HandlerOptions",
     "Health",
     "Job",
     "JobCancelled",
     "JobFailed",
     "JobOptions",
+    "JoinOptions",
     "Mesh",
+    "Middleware",
     "NoResult",
     "PayloadTooLarge",
     "Peer",
@@ -63,6 +72,7 @@ __all__ = [
     "QueueFull",
     "QueueInfo",
     "RefusedByServer",
+    "Registry",
     "RemoteError",
     "ResultTimeout",
     "Retry",
@@ -71,6 +81,8 @@ __all__ = [
     "ScheduleOptions",
     "Seconds",
     "Status",
+    "SyncFunction",
+    "TaskDecorator",
     "Unavailable",
     "Update",
     "UsageError",

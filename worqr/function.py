@@ -1,40 +1,56 @@
-"""A call as a value: which function, with which arguments, encoded, and nothing sent.
+"""Typed functions: `Function` is a function as a producer sees it, `Call` one call of it as a value.
 
-The payload is what any producer in any language would push: the JSON object of the arguments by name, or the one
-positional argument whole. Not to be confused with `worqr.call.Call`, which is a request to the server.
+One function is one queue, and its payload is what any producer in any language would push: the JSON object of the arguments by
+name. What a function is made of is decided where it is declared (`worqr.registry`); how arguments travel is in
+`worqr.signature`. Not to be confused with `worqr.call.Call`, which is a request to the server.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+import functools
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast
 
 import msgspec
 
 from worqr.errors import UsageError
+from worqr.job import Job, Results
 from worqr.keys import check_name
-from worqr.task import check_task, encode_json
+from worqr.options import JobOptions, check_id, encode_options
+from worqr.peer.options import Handling
+from worqr.signature import Signature
+from worqr.task import Failed, check_task, encode_json
 
+if TYPE_CHECKING:
+    from worqr.mesh import Mesh
+    from worqr.queue import Queue
+
+P = ParamSpec("P")
+R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
+F = TypeVar("F", bound=Callable[[Failed], object])
 
 _UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError, NotImplementedError, msgspec.MsgspecError)
 
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[R_co]):
-    """A call of the function `name`, its arguments checked and encoded; nothing was sent.
+    """A call of the function `name`, its arguments checked and encoded; nothing was sent. Calls that say the same are equal.
 
     Attributes:
         name: the function's, which is the name of its queue.
-        args: the positional arguments, as they were given.
-        kwargs: the others.
+        args: the positional arguments, defaults among them.
+        kwargs: the keyword-only ones.
         task: the payload.
     """
 
     name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[Any, ...] = field(compare=False)
+    kwargs: dict[str, Any] = field(compare=False)
     task: bytes
+    options: Mapping[str, object] = field(default_factory=dict[str, object], compare=False, repr=False)
+    results: Results | None = field(default=None, compare=False, repr=False)
 
 
 def named_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], max_payload: int) -> Call[Any]:
@@ -58,3 +74,196 @@ def named_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], max_pay
         except _UNENCODABLE as error:
             raise UsageError(f"call({name!r}, ...): JSON cannot carry these arguments: {error}") from error
     return Call(name, args, kwargs, check_task(task, max_payload))
+
+
+class Declared:
+    """What all handles of one function share. Changed only while an application is imported.
+
+    Attributes:
+        name: the function's, and its queue's; with the prefixes under which its registry was included.
+        aliases: older names, whose queues are served and never enqueued to.
+        mesh: whose function it is; None until its registry is included in one.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], name: str, aliases: tuple[str, ...], how: Handling, *, is_async: bool
+    ) -> None:
+        self.fn = fn
+        self.name = name
+        self.aliases = aliases
+        self.how = how
+        self.is_async = is_async
+        self.mesh: Mesh[Any] | None = None
+        self.signature: Signature = Signature(fn, name, keeps=how.policy.result_ttl > 0)
+        self.results: Results = Results(self.signature.decode_result, how.policy.result_ttl > 0)
+        bound = {} if how.max_length is None else {"max_length": how.max_length}
+        self.defaults: Mapping[str, object] = bound
+
+    def rename(self, name: str, aliases: tuple[str, ...]) -> None:
+        """Its registry was included somewhere, with a prefix."""
+        self.name = self.signature.name = name
+        self.aliases = aliases
+
+    def home(self) -> Mesh[Any]:
+        """The mesh.
+
+        Raises:
+            UsageError: the function's registry was not included in one.
+        """
+        if self.mesh is None:
+            raise UsageError(
+                f"{self.name!r} belongs to a Registry that no mesh has included yet: call mesh.include(registry) first"
+            )
+        return self.mesh
+
+    def call(self, options: Mapping[str, object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call[Any]:
+        """A call, checked and encoded."""
+        signature = self.signature
+        values = signature.bind(args, kwargs)
+        task = signature.encode(values)
+        if self.mesh is not None:
+            check_task(task, self.mesh.max_payload)
+        return Call(self.name, *signature.split(values), task, options, self.results)
+
+    def add_on_failure(self, handler: Callable[[Failed], object]) -> None:
+        """Set the failure handler; there is one."""
+        if self.how.on_failure is not None:
+            raise UsageError(f"{self.name!r} has a failure handler already: {self.how.on_failure!r}")
+        if not callable(handler):
+            raise UsageError(f"on_failure must be a handler that can be called with a worqr.Failed, not {handler!r}")
+        self.how = replace(self.how, on_failure=handler, policy=replace(self.how.policy, on_failure=True))
+
+    def handler(self) -> Callable[[bytes], Any]:
+        """The function as a handler of its queue: decodes the payload, then calls it; of its kind, async or plain."""
+        fn, decode = self.fn, self.signature.decode
+
+        async def awaited(task: bytes) -> Any:
+            args, kwargs = decode(task)
+            return await fn(*args, **kwargs)
+
+        def called(task: bytes) -> Any:
+            args, kwargs = decode(task)
+            return fn(*args, **kwargs)
+
+        handler = functools.wraps(fn)(awaited if self.is_async else called)
+        del handler.__wrapped__  # its signature is a handler's
+        return handler
+
+
+class Bound(Generic[P, R]):
+    """A function with options for its jobs; see ``Function.options``. No enqueue, because options make a job."""
+
+    def __init__(self, declared: Declared, options: Mapping[str, object]) -> None:
+        self._declared = declared
+        self._options = options
+
+    async def dispatch(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Put a job into the function's queue: a call with a record, an id, and a result if the function keeps results.
+
+        Returns:
+            A handle of this very dispatch, with its `outcome`.
+
+        Raises:
+            TypeError: the function does not take such arguments.
+            UsageError: arguments that its handler would not take; outside of ``connect`` or ``join``.
+            Duplicate, QueueFull, Unavailable, PayloadTooLarge: as ``queue.dispatch``. Nothing else was stored.
+        """
+        declared = self._declared
+        return await declared.home().sender.dispatch(declared.call(self._options, args, kwargs))
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """A call as a value, for ``enqueue_many``, ``dispatch_many``, schedules and tests; nothing is sent.
+
+        Raises: as `dispatch`, as far as it can be known without the server.
+        """
+        return self._declared.call(self._options, args, kwargs)
+
+
+class Function(Bound[P, R]):
+    """A function whose calls can be enqueued; made by ``@mesh.task``. Calling it calls the function, here and now."""
+
+    def __init__(self, declared: Declared) -> None:
+        super().__init__(declared, declared.defaults)
+        functools.update_wrapper(cast("Any", self), declared.fn)
+        self.__worqr_handler__: Callable[[bytes], Any] = declared.handler()
+
+    def __repr__(self) -> str:
+        return f"<Function {self.name!r}>"
+
+    @property
+    def name(self) -> str:
+        """Its name, which is that of its queue."""
+        return self._declared.name
+
+    @property
+    def declared(self) -> Declared:
+        """What was declared; for worqr itself."""
+        return self._declared
+
+    @property
+    def queue(self) -> Queue:
+        """Its queue, to look into, pause, or cancel.
+
+        Raises:
+            UsageError: its registry was not included in a mesh yet.
+        """
+        return self._declared.home().queue(self.name)
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Enqueue a call as a raw task, which costs least and has no handle; for ids, times and results see `dispatch`.
+
+        Raises:
+            TypeError: the function does not take such arguments.
+            UsageError: arguments that its handler would not take; outside of ``connect`` or ``join``.
+            QueueFull, Unavailable, PayloadTooLarge: as ``queue.enqueue``.
+        """
+        declared = self._declared
+        await declared.home().sender.enqueue(declared.call(self._options, args, kwargs))
+
+    def options(self, **options: Unpack[JobOptions]) -> Bound[P, R]:
+        """This function with options for its jobs: ``await fn.options(delay=5).dispatch(...)``.
+
+        Raises:
+            UsageError: an option that does not exist or cannot be.
+        """
+        return Bound(self._declared, {**self._declared.defaults, **encode_options(options)})
+
+    def job(self, id: str) -> Job[R]:
+        """A handle of the job of this id, which need not exist; no I/O."""
+        declared = self._declared
+        return declared.home().queue(declared.name).job_of(check_id(id, generated=True), declared.results)
+
+    def decode(self, task: bytes) -> Call[R]:
+        """The call that a payload says, for instance that of a `Failed` record.
+
+        Raises:
+            Broken: it says none.
+        """
+        declared = self._declared
+        return Call(declared.name, *declared.signature.decode(task), task, self._options, declared.results)
+
+    def on_failure(self, handler: F) -> F:
+        """Decorator for the function's failure handler: called with one `Failed` for each call that is set aside, at least
+        once. Answers the handler itself.
+
+        Raises:
+            UsageError: there is one already.
+        """
+        self._declared.add_on_failure(handler)
+        return handler
+
+
+class AsyncFunction(Function[P, R]):
+    """A `Function` made of an async function."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        """Call the function here and now, without the mesh."""
+        return cast("Coroutine[Any, Any, R]", self._declared.fn(*args, **kwargs))
+
+
+class SyncFunction(Function[P, R]):
+    """A `Function` made of a plain function."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function here and now, without the mesh."""
+        return cast("R", self._declared.fn(*args, **kwargs))

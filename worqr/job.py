@@ -7,8 +7,9 @@ from an id means the newest.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 import msgspec
@@ -33,8 +34,16 @@ Outcome = Literal["created", "updated", "blocked", "unchanged"]
 ENDED = frozenset({"finished", "failed", "cancelled", "gone"})
 
 
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What a producer knows of the results of a function: how they decode, from a kind and bytes, and whether they are kept."""
+
+    decode: Callable[[str, bytes], Any]
+    kept: bool
+
+
 class Job(Generic[R]):
-    """A handle of one job. Made by ``queue.dispatch(...)`` and ``queue.job(id)``.
+    """A handle of one job. Made by ``queue.dispatch(...)`` and ``queue.job(id)``, or by a function's.
 
     Attributes:
         id: the job's id.
@@ -42,15 +51,24 @@ class Job(Generic[R]):
         outcome: what its dispatch did; None for a handle that was made from an id.
     """
 
-    __slots__ = ("_keys", "_mesh", "_number", "id", "outcome", "queue")
+    __slots__ = ("_keys", "_mesh", "_number", "_results", "id", "outcome", "queue")
 
-    def __init__(self, mesh: Mesh, keys: QueueKeys, id: str, number: int = 0, outcome: Outcome | None = None) -> None:
+    def __init__(
+        self,
+        mesh: Mesh[Any],
+        keys: QueueKeys,
+        id: str,
+        number: int = 0,
+        outcome: Outcome | None = None,
+        results: Results | None = None,
+    ) -> None:
         self.id: str = id
         self.queue: str = keys.name
         self.outcome: Outcome | None = outcome
         self._mesh = mesh
         self._keys = keys
         self._number = number
+        self._results = results
 
     def __repr__(self) -> str:
         return f"<Job {self.id!r} of {self.queue!r}>"
@@ -79,7 +97,7 @@ class Job(Generic[R]):
 
         Raises:
             NoResult: at once: unknown, expired, replaced by a newer dispatch, or not kept (no ``result_ttl``, neither at the
-                dispatch nor by a worker that serves the queue now).
+                dispatch, nor by the function, nor by a worker that serves the queue now).
             JobFailed, JobCancelled: it ended in another way, with the error, the reason.
             ResultTimeout: it has not ended in time.
         """
@@ -95,7 +113,10 @@ class Job(Generic[R]):
         raise ResultTimeout(f"{self!r} had not ended after {patience:g} s")
 
     async def _look(self) -> Found:
-        return await self._mesh.ask(ops.read_result(self._keys, self.id, self._number))
+        found = await self._mesh.ask(ops.read_result(self._keys, self.id, self._number))
+        if found.word == "never" and self._results is not None and self._results.kept:
+            return replace(found, word="wait")  # no worker is there yet; the function's will keep it
+        return found
 
     def _value(self, found: Found) -> R:
         if found.word == "finished":
@@ -115,6 +136,8 @@ class Job(Generic[R]):
         raise NoResult(f"there is no result of {self!r}: it is unknown, expired, or a newer dispatch took its place")
 
     def _decode(self, kind: str, value: bytes) -> object:
+        if self._results is not None:
+            return self._results.decode(kind, value)
         if kind == "json":
             return msgspec.json.decode(value)
         return None if kind == "none" else value

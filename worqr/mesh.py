@@ -7,56 +7,52 @@ is one link, counted, so that nested and parallel `connect` and `join` share it.
 from __future__ import annotations
 
 import difflib
-import os
-import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any, TypeVar, Unpack
-
-import trio
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
 
 from worqr import function, ops
 from worqr.call import Call
+from worqr.connecting import Connections
 from worqr.cron import Schedule
-from worqr.embedded import EmbeddedServer, shared_server
 from worqr.errors import UsageError
+from worqr.job import Job
 from worqr.keys import QueueKeys, RegistryKeys, check_name
-from worqr.link import Link, LinkSettings, TrioMailbox
-from worqr.peer.options import CONCURRENCY, GRACE, THREADS, JoinOptions, Only, check_concurrency, refuse_unknown
+from worqr.link import Link
+from worqr.peer.options import (
+    CONCURRENCY,
+    GRACE,
+    THREADS,
+    Handling,
+    JoinOptions,
+    Only,
+    check_concurrency,
+    refuse_unknown,
+)
 from worqr.peer.peer import Peer
+from worqr.peer.runners import Middleware, is_async
 from worqr.peer.settings import PeerSettings, usable_cpus
 from worqr.peer.ticking import schedule_of
 from worqr.queue import Queue
+from worqr.registry import Registry
+from worqr.sending import Sender
 from worqr.task import QueueInfo, Seconds, WorkerInfo, check_count, check_text, seconds
-from worqr.timetable import Timetable
 
 T = TypeVar("T")
+R = TypeVar("R")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    S = TypeVarWithDefault("S", default=None)
+else:
+    S = TypeVar("S")
 
 MAX_PATIENCE = 1800.0
 """Seconds. The server remembers replies for an hour; a request that is sent again must find its own there."""
-NOTE_EVERY = 3600.0
-"""Seconds after which a queue's name is noted again for those who list queues."""
 
 
-@dataclass(slots=True)
-class _Connection:
-    """The link of one running loop. Changed only in that loop."""
-
-    link: Link
-    server: AbstractContextManager[EmbeddedServer] | None
-    users: int = 0
-    noted: dict[str, float] = field(default_factory=dict[str, float])
-
-
-async def _release(server: AbstractContextManager[EmbeddedServer] | None) -> None:
-    """Let go of the embedded server; the last who does stops it."""
-    if server is not None:
-        with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(server.__exit__, None, None, None)
-
-
-class Mesh(Timetable):
+class Mesh(Registry, Generic[S]):
     """A mesh of peers around one Redis or Valkey server.
 
     Args:
@@ -70,6 +66,13 @@ class Mesh(Timetable):
             such a worker that dies come back only when somebody removes it by hand.
         stall_limit: seconds the event loop may be blocked before the peer stops beating and loses its work.
         max_payload: bytes of the largest task.
+        lifespan: an async context manager around each `join`, entered before the peer takes anything and left when it has left;
+            what it gives is `state`, and ``current().state`` in handlers (connection pools, models).
+        middleware: ``async def each(context, call_next)`` around every run, on the loop, the first one outermost; ``await
+            call_next()`` runs the handler and gives its result.
+        around_thread: a context manager around each call of a plain function, in its thread or process.
+        process_lifespan: a context manager around the life of each process of ``runs_in="process"``; what it gives is
+            ``current().state`` there. Like the functions, it is found by its name, so it stands at the top of a module.
     """
 
     def __init__(
@@ -82,6 +85,10 @@ class Mesh(Timetable):
         keepalive: Seconds | None = 3,
         stall_limit: Seconds = 15,
         max_payload: int = 16 * 1024 * 1024,
+        lifespan: Callable[[], AbstractAsyncContextManager[S]] | None = None,
+        middleware: Collection[Middleware] = (),
+        around_thread: Callable[[], AbstractContextManager[object]] | None = None,
+        process_lifespan: Callable[[], AbstractContextManager[object]] | None = None,
     ) -> None:
         super().__init__()
         if url is not None and not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -97,7 +104,20 @@ class Mesh(Timetable):
             raise UsageError(f"keepalive must be at least 1 s (ordinary stalls last that long), not {keepalive!r}")
         self.stall_limit: float = seconds(stall_limit, "stall_limit", positive=True)
         self.max_payload: int = check_count(max_payload, "max_payload")
-        self._connections: dict[object, _Connection] = {}
+        self.lifespan = lifespan
+        self.middleware: tuple[Middleware, ...] = tuple(middleware)
+        self.around_thread = around_thread
+        self.process_lifespan = process_lifespan
+        for name in ("lifespan", "around_thread", "process_lifespan"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise UsageError(f"{name} must be a function that gives a context manager, not {getattr(self, name)!r}")
+        for each in self.middleware:
+            if not is_async(each):
+                raise UsageError(f"middleware must be async functions (context, call_next), not {each!r}")
+        self.sender: Sender = Sender(self)
+        self._mesh = self
+        self._states: list[S] = []
+        self._connections = Connections()
 
     def __repr__(self) -> str:
         return f"<Mesh {self.prefix!r}>"
@@ -115,71 +135,26 @@ class Mesh(Timetable):
             RefusedByServer: wrong password or rights; WrongVersion: a server older than Redis 7.0 or Valkey 7.2.
             Unavailable: nothing answered within `patience`.
         """
-        if not trio.lowlevel.in_trio_run():
-            raise UsageError("mesh.connect() needs a running Trio loop: use it inside trio.run(...)")
-        token = trio.lowlevel.current_trio_token()
-        connection = self._connections.get(token) or await self._open(token)
-        connection.users += 1
-        try:
-            await connection.link.wait_ready()
+        async with self._connections.open(self):
             yield
-        finally:
-            connection.users -= 1
-            if connection.users == 0:
-                del self._connections[token]
-                connection.link.close()
-                await _release(connection.server)
-
-    async def _open(self, token: object) -> _Connection:
-        """The connection of this loop, made now; the embedded server, if that is meant, runs as long as it."""
-        url = self.url or os.environ.get("WORQR_URL") or os.environ.get("REDIS_URL") or "redis://localhost:6379/0"
-        server: AbstractContextManager[EmbeddedServer] | None = None
-        if url == "embedded:":
-            server = shared_server()
-            with trio.CancelScope(shield=True):
-                url = (await trio.to_thread.run_sync(server.__enter__)).url
-            if token in self._connections:  # somebody else was quicker
-                await _release(server)
-                return self._connections.get(token) or await self._open(token)
-        link = self._new_link(url)
-        link.start()
-        connection = self._connections[token] = _Connection(link, server)
-        return connection
-
-    def _new_link(self, url: str) -> Link:
-        settings = LinkSettings(url, prefix=self.prefix, app=self.app, patience=self.patience)
-        return Link(settings, TrioMailbox())
-
-    def _connection(self) -> _Connection:
-        token = trio.lowlevel.current_trio_token() if trio.lowlevel.in_trio_run() else None
-        connection = self._connections.get(token)
-        if connection is None:
-            raise UsageError(
-                "this mesh is not connected here: use it inside `async with mesh.connect():` (or mesh.join())"
-            )
-        return connection
 
     def check_connected(self) -> None:
         """UsageError outside `connect`."""
-        self._connection()
+        self._connections.here()
 
     @property
     def link(self) -> Link:
         """The link of the running loop; UsageError outside `connect`."""
-        return self._connection().link
+        return self._connections.here().link
 
     async def ask(self, call: Call[T]) -> T:
         """Send one request and wait for its answer."""
-        return await self._connection().link.call(call)
+        return await self._connections.here().link.call(call)
 
     def link_to(self, queue: str) -> Link:
         """The link for tasks that go into `queue`, whose name is remembered for those who list queues."""
-        connection = self._connection()
-        now = time.monotonic()
-        if connection.noted.get(queue, -NOTE_EVERY) + NOTE_EVERY <= now:
-            connection.noted[queue] = now
-            call = ops.note_queues(RegistryKeys(self.prefix), [queue])
-            connection.link.post(call, lambda _word, _failure: None, patience=self.patience)
+        connection = self._connections.here()
+        connection.note(self, queue)
         return connection.link
 
     # Joining
@@ -197,13 +172,21 @@ class Mesh(Timetable):
         Raises: as `connect`; UsageError: an option that does not exist or cannot be; WrongVersion: the mesh on this server
             speaks another wire version.
         """
+        only = Only(options.get("only"))
         settings = self._peer_settings(options)
-        async with self.connect(), Peer(settings, self.link).joined() as peer:
+        only.check(self.functions)
+        handlers = [each for name, function in self.functions.items() if name in only for each in _served(function)]
+        async with (
+            self.connect(),
+            self._open_state() as state,
+            Peer(replace(settings, state=state), self.link).joined() as peer,
+        ):
+            await peer.serve_all(handlers)
             yield peer
 
     def _peer_settings(self, options: Mapping[str, Any]) -> PeerSettings:
         refuse_unknown("join", options, tuple(JoinOptions.__annotations__))
-        Only(options.get("only")).check(())
+        declared = self.functions or self.declared_schedules
         return PeerSettings(
             prefix=self.prefix,
             app=self.app,
@@ -215,7 +198,37 @@ class Mesh(Timetable):
             schedules=self.declared_schedules,
             threads=check_count(options.get("threads", THREADS), "threads"),
             processes=check_count(options.get("processes", usable_cpus()), "processes"),
+            nothing="" if declared else f"no function is declared on {self!r} with @mesh.task, nor a schedule",
+            middleware=self.middleware,
+            around_thread=self.around_thread,
+            process_lifespan=self.process_lifespan,
         )
+
+    @asynccontextmanager
+    async def _open_state(self) -> AsyncGenerator[S | None]:
+        """The lifespan around a peer."""
+        if self.lifespan is None:
+            yield None
+            return
+        async with self.lifespan() as state:
+            self._states.append(state)
+            try:
+                yield state
+            finally:
+                self._states.remove(state)
+
+    @property
+    def state(self) -> S:
+        """What `lifespan` gave, inside `join`; of several peers, that of the last. Without a lifespan None.
+
+        Raises:
+            UsageError: no peer of this mesh has joined.
+        """
+        if self._states:
+            return self._states[-1]
+        if self.lifespan is None:
+            return cast("S", None)
+        raise UsageError("mesh.state is what the lifespan gives, so it is there inside `async with mesh.join():` only")
 
     # Looking
 
@@ -272,6 +285,31 @@ class Mesh(Timetable):
         """
         return function.named_call(name, args, kwargs, self.max_payload)
 
+    async def enqueue_many(self, calls: Iterable[function.Call[Any]]) -> int:
+        """Enqueue calls as raw tasks, in one round trip per thousand; within a thousand, those of one queue are stored together
+        or not at all.
+
+        Args:
+            calls: as ``function.call(...)`` and ``mesh.call(...)`` make them; an iterator is read as it goes.
+
+        Returns:
+            How many: all of them.
+
+        Raises:
+            UsageError: a call with options, which make it a job.
+            QueueFull, Unavailable: as ``queue.enqueue``; a note says how many were stored.
+        """
+        return await self.sender.enqueue_many(calls)
+
+    async def dispatch_many(self, calls: Iterable[function.Call[R]]) -> list[Job[R]]:
+        """Dispatch calls as jobs, in one round trip per thousand; answers their handles, in the order of the calls.
+
+        Raises:
+            Duplicate, QueueFull: one of them was refused; those of its thousand are stored or refused each by itself.
+            Unavailable: as ``queue.dispatch``.
+        """
+        return await self.sender.dispatch_many(calls)
+
     async def schedules(self) -> list[Schedule]:
         """All schedules of the mesh, whoever declared them, by name."""
         found = await self.ask(ops.list_schedules(RegistryKeys(self.prefix)))
@@ -291,3 +329,11 @@ class Mesh(Timetable):
             close = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(map(repr, known[:20])) or 'none'}"
             raise UsageError(f"there is no schedule {name!r} in this mesh; {hint}")
+
+
+def _served(function: function.Function[..., Any]) -> Iterator[tuple[str, Callable[[Any], object], Handling]]:
+    """The queues that a function is served from, each with its handler."""
+    declared = function.declared
+    declared.signature.ready()
+    for name in (declared.name, *declared.aliases):
+        yield name, function.__worqr_handler__, declared.how

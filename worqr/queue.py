@@ -18,7 +18,7 @@ from worqr import ops
 from worqr.aside import Aside
 from worqr.cancelling import cancel_and_wait
 from worqr.errors import Duplicate, QueueFull, UsageError, WorqrError
-from worqr.job import Job, Outcome
+from worqr.job import Job, Outcome, Results
 from worqr.keys import QueueKeys
 from worqr.listening import listening
 from worqr.ops import MAX_BYTES, MAX_ITEMS, Cancelled, Dispatched
@@ -51,7 +51,7 @@ class Queue:
 
     __slots__ = ("_keys", "_mesh")
 
-    def __init__(self, mesh: Mesh, keys: QueueKeys) -> None:
+    def __init__(self, mesh: Mesh[Any], keys: QueueKeys) -> None:
         self._mesh = mesh
         self._keys = keys
 
@@ -154,7 +154,7 @@ class Queue:
             for task in chunks[0]
         ]
         done = await self._mesh.link_to(self.name).call(ops.dispatch_jobs(self._keys, jobs, whole=True))
-        self._job(done[-1])  # the last is the one that was refused, if one was
+        self.handle_of(done[-1])  # the last is the one that was refused, if one was
         return len(done)
 
     async def dispatch(self, task: bytes | bytearray | memoryview, **options: Unpack[JobOptions]) -> Job[bytes]:
@@ -180,16 +180,24 @@ class Queue:
         """
         checked = check_task(task, self._mesh.max_payload)
         call = ops.dispatch_jobs(self._keys, [(encode_options(options), checked)])
-        return self._job((await self._mesh.link_to(self.name).call(call))[0])
+        return self.handle_of((await self._mesh.link_to(self.name).call(call))[0])
 
-    def _job(self, done: Dispatched) -> Job[bytes]:
-        """The handle of a dispatch that was not refused."""
+    def handle_of(self, done: Dispatched, results: Results | None = None) -> Job[Any]:
+        """The handle of a dispatch that was not refused.
+
+        Raises:
+            QueueFull, Duplicate: it was.
+        """
         if done.outcome == "full":
             raise QueueFull(f"queue {self.name!r} is at its max_length: nothing was stored")
         if done.outcome == "duplicate":
-            job = Job[bytes](self._mesh, self._keys, done.id, done.number)
+            job = Job[Any](self._mesh, self._keys, done.id, done.number, None, results)
             raise Duplicate(f"the id {done.id!r} is taken on queue {self.name!r}: nothing was stored", job)
-        return Job(self._mesh, self._keys, done.id, done.number, cast("Outcome", done.outcome))
+        return Job(self._mesh, self._keys, done.id, done.number, cast("Outcome", done.outcome), results)
+
+    def job_of(self, id: str, results: Results) -> Job[Any]:
+        """`job`, of a function whose results are known."""
+        return Job(self._mesh, self._keys, id, results=results)
 
     def job(self, id: str) -> Job[bytes]:
         """A handle of the job of this id, which need not exist; no I/O."""

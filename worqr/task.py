@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import CodeType, TracebackType
-from typing import Final, Literal, cast
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
@@ -57,15 +57,30 @@ def check_text(value: object, what: str) -> str:
     return value
 
 
+def is_model(kind: type) -> bool:
+    """True for a pydantic model, which this tells without importing pydantic."""
+    return hasattr(kind, "__pydantic_validator__") and hasattr(kind, "model_validate_json")
+
+
+def _encode_custom(value: Any) -> object:
+    kind: type[Any] = type(value)  # pyright: ignore[reportUnknownVariableType]
+    if is_model(kind):
+        return value.model_dump(mode="json", by_alias=True, round_trip=True)
+    raise TypeError(f"JSON does not know {name_of(kind)}")
+
+
+_encode = msgspec.json.Encoder(enc_hook=_encode_custom).encode
+
+
 def encode_json(value: object) -> bytes:
-    """`value` as JSON.
+    """`value` as JSON; pydantic models as pydantic has them.
 
     Raises:
         ValueError: it has a number that JSON has not (NaN, infinity), which would arrive as null. Else whatever msgspec, or a
             type of the user's, raises.
     """
-    encoded = msgspec.json.encode(value)
-    if b"null" in encoded and _has_odd_number(msgspec.to_builtins(value)):
+    encoded = _encode(value)
+    if b"null" in encoded and _has_odd_number(msgspec.to_builtins(value, enc_hook=_encode_custom)):
         raise ValueError("JSON has neither NaN nor infinity")
     return encoded
 

@@ -46,7 +46,7 @@ F = TypeVar("F", bound=Callable0)
 
 
 class Timetable:
-    """The schedules that an application declares; part of `Mesh`. Nothing is sent before `join`."""
+    """The schedules that an application declares; part of `Registry`. Nothing is sent before `join`."""
 
     def __init__(self) -> None:
         self._declared: dict[str, Definition] = {}
@@ -55,6 +55,16 @@ class Timetable:
     def declared_schedules(self) -> Mapping[str, Definition]:
         """What `cron` and `every` have declared so far, by name."""
         return self._declared
+
+    def add_schedule(self, definition: Definition) -> None:
+        """Take in what `cron` and `every` made, or another registry has.
+
+        Raises:
+            UsageError: there is one of this name.
+        """
+        if definition.name in self._declared:
+            raise UsageError(f"there is a schedule {definition.name!r} already: give one of them another name=")
+        self._declared[definition.name] = definition
 
     @overload
     def cron(self, expression: str, call: Call[Any], /, **how: Unpack[ScheduleOptions]) -> None: ...
@@ -115,13 +125,11 @@ class Timetable:
                 raise UsageError(f"a schedule takes a call, as in mesh.call('name') or function.call(), not {call!r}")
             named: dict[str, Any] = {"name": call.name, "queue": call.name, "task": call.task}
             definition = Definition(**(named | given | when))
-            if definition.name in self._declared:
-                raise UsageError(f"there is a schedule {definition.name!r} already: give one of them another name=")
             if len(call.task) > MAX_TASK:
                 raise UsageError(
                     f"schedule {definition.name!r}: its payload has {len(call.task):,} bytes, at most {MAX_TASK:,} fit"
                 )
-            self._declared[definition.name] = definition
+            self.add_schedule(definition)
 
         unnamed: dict[str, Any] = {"name": "", "queue": "", "task": b""}
         Plan(Definition(**(unnamed | given | when)))  # or it raises

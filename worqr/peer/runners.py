@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import trio
 
@@ -33,12 +33,26 @@ class Runners:
         handler = getattr(handler, "__worqr_handler__", handler)
         if runs_in in {"asyncio", "process"}:
             raise UsageError(f"runs_in={runs_in!r} is not there yet")
-        run = as_coroutine(handler, self._threads)
-        if runs_in == "loop" and not is_async(handler):
-            raise UsageError(f"{handler!r} is a plain function and would block the loop: runs_in='thread' is its place")
-        if runs_in == "thread" and is_async(handler):
-            raise UsageError(f"{handler!r} is an async function, which runs in 'loop' or 'asyncio', not in a thread")
-        return run
+        check_place(handler, runs_in)
+        return as_coroutine(handler, self._threads)
+
+
+def check_place(handler: Callable[..., object], runs_in: RunsIn | None) -> None:
+    """Whether `handler` can run in such a place.
+
+    Raises:
+        UsageError: it is a generator, which nobody runs; async, or not, when it should not be; not to be found by a process.
+    """
+    inner: Any = handler
+    while isinstance(inner, partial):
+        inner = cast("Any", inner.func)  # pyright: ignore[reportUnknownMemberType]
+    for kind in (inner, getattr(inner, "__call__", None)):  # noqa: B004
+        if inspect.isgeneratorfunction(kind) or inspect.isasyncgenfunction(kind):
+            raise UsageError(f"{handler!r} is a generator: calling it runs nothing; take the `yield` out of it")
+    if runs_in in {"loop", "asyncio"} and not is_async(handler):
+        raise UsageError(f"{handler!r} is a plain function and would block the loop: its place is runs_in='thread'")
+    if runs_in in {"thread", "process"} and is_async(handler):
+        raise UsageError(f"{handler!r} is an async function, whose places are runs_in='loop' and 'asyncio'")
 
 
 def is_async(handler: object) -> bool:

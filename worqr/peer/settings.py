@@ -27,6 +27,8 @@ class PeerSettings:
     threads: int = 40
     processes: int = 1
     state: object = None
+    nothing: str = ""
+    """Why this peer would serve nothing by itself, if so."""
     middleware: tuple[Middleware, ...] = ()
     around_thread: Callable[[], AbstractContextManager[object]] | None = None
     process_lifespan: Callable[[], AbstractContextManager[object]] | None = None

@@ -1,0 +1,192 @@
+"""`Registry`: where functions are declared, and how they come into a mesh.
+
+A registry is an application's, a plug-in's or a blueprint's; a `Mesh` is one. Nothing here is global, and nothing is sent: what
+was declared is served when a peer joins.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack, overload
+
+from worqr.cron import Definition
+from worqr.errors import UsageError
+from worqr.function import AsyncFunction, Declared, Function, SyncFunction
+from worqr.keys import check_name
+from worqr.peer.options import HandlerOptions, handling
+from worqr.peer.runners import check_place, is_async
+from worqr.timetable import Timetable
+
+if TYPE_CHECKING:
+    from worqr.mesh import Mesh
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TaskDecorator(Protocol):
+    """What ``@mesh.task(...)`` with options is: takes a function, answers it as a `Function`."""
+
+    @overload
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncFunction[P, R]: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> SyncFunction[P, R]: ...
+
+
+class Registry(Timetable):
+    """Functions and schedules without a mesh; ``mesh.include(registry)`` brings them into one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._functions: dict[str, Function[..., Any]] = {}
+        self._names: dict[str, str] = {}
+        self._home: tuple[Registry, str] | None = None
+        self._mesh: Mesh[Any] | None = None
+
+    @property
+    def functions(self) -> Mapping[str, Function[..., Any]]:
+        """What is declared and included here, by name."""
+        return MappingProxyType(self._functions)
+
+    @overload
+    def task(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncFunction[P, R]: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+    @overload
+    def task(self, fn: Callable[P, R], /) -> SyncFunction[P, R]: ...
+    @overload
+    def task(
+        self, /, *, name: str = ..., aliases: Collection[str] = ..., **options: Unpack[HandlerOptions]
+    ) -> TaskDecorator: ...
+    def task(
+        self,
+        fn: Any = None,
+        /,
+        *,
+        name: str | None = None,
+        aliases: Collection[str] = (),
+        **options: Any,
+    ) -> Any:
+        """Declare a function whose calls can be enqueued, and which peers of this mesh serve: ``@mesh.task``, with or without
+        options. One function is one queue.
+
+        Args:
+            name: the function's and its queue's; default: module and qualified name, the script's file name for ``__main__``.
+            aliases: older names; their queues are served, and never enqueued to.
+            options: see `HandlerOptions`.
+
+        Raises:
+            UsageError: a name that is taken, parameters that cannot travel, an option that does not exist or cannot be.
+        """
+        how = handling("task", options)
+        if name is not None:
+            check_name(name, "function name")
+        if isinstance(aliases, str):
+            raise UsageError(f"aliases must be a collection of names, as in aliases=[{aliases!r}], not a str")
+        others = tuple(check_name(alias, "alias") for alias in aliases)
+
+        def declare(fn: Callable[..., Any]) -> Function[..., Any]:
+            if isinstance(fn, Function):
+                raise UsageError(f"{fn!r} is declared already; declare the plain function, or include() its registry")
+            found = name or _name_of(fn)
+            check_place(fn, how.runs_in)
+            kind: Any = AsyncFunction if is_async(fn) else SyncFunction
+            function: Function[..., Any] = kind(Declared(fn, found, others, how, is_async=is_async(fn)))
+            self._check_all_free((found, *others))
+            self._adopt(function)
+            return function
+
+        return declare if fn is None else declare(fn)
+
+    def include(self, other: Registry, *, prefix: str = "") -> None:
+        """Bring all functions and schedules of `other` in here, also those that it declares later.
+
+        Args:
+            other: a registry that is included nowhere else; its functions belong to this mesh from now on.
+            prefix: put in front of the names (and aliases) of its functions and schedules, for instance ``"shop."``.
+
+        Raises:
+            UsageError: `other` is a mesh or is included already, or two names are the same then; nothing is changed.
+        """
+        if not isinstance(other, Registry):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"include() takes a worqr.Registry, not {other!r}")
+        if other._mesh is not None and other._home is None:
+            raise UsageError("a Mesh cannot be included: declare the functions in a worqr.Registry")
+        if other._home is not None:
+            raise UsageError("this registry is included already: a function has one queue, so it belongs to one mesh")
+        at: Registry | None = self
+        while at is not None:
+            if at is other:
+                raise UsageError("a registry cannot include itself")
+            at = at._home[0] if at._home is not None else None
+        if prefix:
+            check_name(prefix, "prefix of include")
+        for each in other._names:
+            check_name(prefix + each, "function name")
+        self._check_all_free([prefix + each for each in other._names])
+        for definition in other.declared_schedules.values():
+            known = definition.queue in other._names
+            queue = prefix + definition.queue if known else definition.queue
+            self.add_schedule(replace(definition, name=prefix + definition.name, queue=queue))
+        other._home = self, prefix
+        for function in list(other._functions.values()):
+            other._pass_on(function)
+
+    def add_schedule(self, definition: Definition) -> None:
+        """Take a schedule in, here and in whoever includes us."""
+        super().add_schedule(definition)
+        if self._home is not None:
+            home, prefix = self._home
+            named = definition.name != definition.queue  # else it has its function's name, prefix and all
+            home.add_schedule(replace(definition, name=prefix + definition.name) if named else definition)
+
+    def _check_all_free(self, names: Collection[str]) -> None:
+        """Refuse names that are taken, here or wherever the functions will be."""
+        registry: Registry = self
+        registry._check_free(names)
+        while registry._home is not None:
+            registry, prefix = registry._home
+            names = [prefix + each for each in names]
+            registry._check_free(names)
+
+    def _check_free(self, names: Collection[str]) -> None:
+        seen: set[str] = set()
+        for name in names:
+            if name in self._names or name in seen:
+                there = self._names.get(name, name)
+                raise UsageError(
+                    f"there is a function {there!r} already that has the name {name!r}: give one of them name="
+                )
+            seen.add(name)
+
+    def _adopt(self, function: Function[..., Any]) -> None:
+        """The function is ours, and so of whoever includes us."""
+        declared = function.declared
+        self._functions[declared.name] = function
+        for each in (declared.name, *declared.aliases):
+            self._names[each] = declared.name
+        declared.mesh = self._mesh
+        if self._home is not None:
+            self._pass_on(function)
+
+    def _pass_on(self, function: Function[..., Any]) -> None:
+        assert self._home is not None
+        home, prefix = self._home
+        declared = function.declared
+        declared.rename(prefix + declared.name, tuple(prefix + alias for alias in declared.aliases))
+        home._adopt(function)
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    """Module and qualified name."""
+    qualname = getattr(fn, "__qualname__", None)
+    if not callable(fn) or qualname is None:
+        raise UsageError(f"@mesh.task takes a function, not {fn!r}")
+    module = fn.__module__
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        module = spec.name.removesuffix(".__main__") if spec else Path(path).stem if path else "__main__"
+    return check_name(f"{module}.{qualname}", "function name")

@@ -1,0 +1,288 @@
+"""How the arguments and the result of one function travel: as JSON, by the names and types of its signature. Pure.
+
+The payload is the JSON object of all parameters by name, defaults written out, so that any producer that can push JSON of the
+right shape can call the function. A single positional-only parameter takes the payload whole; of ``bytes`` it is the payload
+itself. What msgspec knows it encodes and checks; of a pydantic model, pydantic does.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, cast, get_type_hints
+
+import msgspec
+import msgspec.inspect
+
+from worqr.errors import UsageError
+from worqr.policy import Broken
+from worqr.task import encode_json, is_model, name_of
+
+_WHOLE: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_VARIABLE: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_MISSING: Final = object()
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments: each parameter stands in one of them, defaults as well."""
+
+
+class Signature:
+    """The signature of `function`, which `name` stands for in errors; `keeps`: its result is kept.
+
+    Types are looked at when the function is declared, or, if they name what is only defined later, when they are needed first.
+
+    Raises:
+        UsageError: parameters that cannot travel (``*args``, ``**kwargs``), or types that neither msgspec nor pydantic knows.
+    """
+
+    def __init__(self, function: Callable[..., object], name: str, *, keeps: bool = False) -> None:
+        self.name: str = name
+        self._keeps = keeps
+        self._function = function
+        try:
+            self._signature = inspect.signature(function)
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"{name}: its parameters are not known ({error}), so it cannot be called by name"
+            ) from None
+        self._parameters = list(self._signature.parameters.values())
+        for each in self._parameters:
+            if each.kind in _VARIABLE:
+                stars = "*" if each.kind is inspect.Parameter.VAR_POSITIONAL else "**"
+                raise UsageError(
+                    f"{name}: {stars}{each.name} has no fixed names and types to travel by: name its parameters, or take "
+                    "one list or dict"
+                )
+        self._names = [each.name for each in self._parameters]
+        self._positional = sum(each.kind in _WHOLE for each in self._parameters)
+        self._by_keyword = frozenset(
+            each.name for each in self._parameters if each.kind is not inspect.Parameter.POSITIONAL_ONLY
+        )
+        self._defaults = {
+            each.name: each.default for each in self._parameters if each.default is not inspect.Parameter.empty
+        }
+        only = self._parameters[0] if len(self._parameters) == 1 else None
+        self.whole: bool = only is not None and only.kind is inspect.Parameter.POSITIONAL_ONLY
+        self._codec: _Codec | None = None
+        try:
+            self._resolve()
+        except NameError:
+            pass  # something is defined further below, or only for type checkers: see `ready`
+
+    # Types
+
+    def _resolve(self) -> _Codec:
+        hints = get_type_hints(self._function, include_extras=True)
+        result = hints.pop("return", Any)
+        if not self._keeps and not _is_known(result):
+            result = Any  # of no interest to anybody
+        hints["return"] = result
+        codec = _Codec(self.name, self._parameters, hints, whole=self.whole)
+        for name, value in self._defaults.items():
+            try:
+                encode_json(value)
+            except Exception as error:
+                raise UsageError(f"{self.name}: the default of {name!r} cannot travel: {error}") from None
+        self._codec = codec
+        return codec
+
+    def ready(self) -> _Codec:
+        """The codec.
+
+        Raises:
+            UsageError: an annotation names what does not exist when the program runs.
+        """
+        if self._codec is not None:
+            return self._codec
+        try:
+            return self._resolve()
+        except NameError as error:
+            raise UsageError(
+                f"{self.name}: an annotation names what is not there when it runs ({error}); import it outside of "
+                "`if TYPE_CHECKING:`"
+            ) from None
+
+    # Calling
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The value of each parameter in their order, defaults written out.
+
+        Raises:
+            TypeError: Python would not take such a call either.
+        """
+        values = dict(zip(self._names, args, strict=False))
+        if len(args) <= self._positional and not (kwargs.keys() & values.keys()) and kwargs.keys() <= self._by_keyword:
+            found: dict[str, Any] = {}
+            for name in self._names:
+                value = values.get(name, _MISSING)
+                if value is _MISSING:
+                    value = kwargs.get(name, _MISSING)
+                    if value is _MISSING:
+                        value = self._defaults.get(name, _MISSING)
+                        if value is _MISSING:
+                            break
+                found[name] = value
+            else:
+                return found
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.name}(): {error}") from None
+        raise AssertionError(f"{self.name}: the call was refused without a reason")
+
+    def split(self, values: Mapping[str, Any]) -> Arguments:
+        """The values of all parameters as a call of the function takes them."""
+        positional = self._names[: self._positional]
+        return tuple([values[name] for name in positional]), {
+            name: values[name] for name in self._names[self._positional :]
+        }
+
+    def encode(self, values: Mapping[str, Any]) -> bytes:
+        """The payload that says these values; its types are checked as the handler will.
+
+        Raises:
+            UsageError: the handler would not take it, or JSON cannot carry it.
+        """
+        codec = self.ready()
+        if codec.raw:
+            value = values[self._names[0]]
+            if not isinstance(value, bytes | bytearray | memoryview):
+                raise UsageError(f"{self.name}: it takes bytes, not {type(value).__name__}")
+            return bytes(cast("bytes", value))
+        try:
+            task = encode_json(values[self._names[0]] if self.whole else values)
+        except Exception as error:  # whatever a user's type raises in being encoded
+            raise UsageError(f"{self.name}: JSON cannot carry these arguments: {error}") from error
+        try:
+            codec.decode(task)
+        except Exception as error:
+            raise UsageError(f"{self.name}: its handler would not take these arguments: {error}") from error
+        return task
+
+    def decode(self, task: bytes) -> Arguments:
+        """The arguments that `task` says. Fields of newer producers are ignored, missing ones have their defaults.
+
+        Raises:
+            Broken: it is not JSON, or not of these types.
+        """
+        codec = self._codec or self.ready()
+        if codec.raw:
+            return (task,), {}
+        try:
+            value = codec.decode(task)
+        except Exception as error:  # msgspec's, or of a type with checks of its own
+            raise Broken(f"{self.name}: {type(error).__name__}: {error}") from error
+        if self.whole:
+            return (value,), {}
+        values = msgspec.structs.astuple(value)
+        if self._positional == len(values):
+            return values, {}
+        return values[: self._positional], dict(
+            zip(self._names[self._positional :], values[self._positional :], strict=True)
+        )
+
+    def decode_result(self, kind: str, value: bytes) -> Any:
+        """What the function returned, from what was kept of it.
+
+        Raises:
+            UsageError: it is not of the type that the function is said to return.
+        """
+        if kind == "none":
+            return None
+        if kind != "json":
+            return value
+        try:
+            return self.ready().decode_result(value)
+        except Exception as error:
+            raise UsageError(
+                f"{self.name}: the result is not what it is said to return ({error}); another version of it ran"
+            ) from error
+
+
+class _Codec:
+    """Decoders for the types of one signature."""
+
+    def __init__(
+        self, name: str, parameters: list[inspect.Parameter], hints: Mapping[str, Any], *, whole: bool
+    ) -> None:
+        self.raw: bool = whole and hints.get(parameters[0].name) is bytes
+        for what, hint in hints.items():
+            _check_known(name, what, hint)
+        self.decode: Callable[[bytes], Any]
+        self.decode_result: Callable[[bytes], Any]
+        try:
+            shape = hints.get(parameters[0].name, Any) if whole else _shape(parameters, hints)
+            self.decode = msgspec.json.Decoder(shape, dec_hook=_decode_custom).decode
+            self.decode_result = msgspec.json.Decoder(hints.get("return", Any), dec_hook=_decode_custom).decode
+        except TypeError as error:
+            raise UsageError(f"{name}: its types cannot be told apart in JSON: {error}") from None
+
+
+def _shape(parameters: list[inspect.Parameter], hints: Mapping[str, Any]) -> type[msgspec.Struct]:
+    """A struct with a field for each parameter. The fields have names of our own, because not every name can be one."""
+    fields: list[Any] = []
+    for i, each in enumerate(parameters):
+        field = (f"p{i}", hints.get(each.name, Any))
+        if each.default is inspect.Parameter.empty:
+            fields.append(field)
+        else:
+            fields.append((*field, msgspec.field(default_factory=_give(each.default))))
+    rename = {f"p{i}": each.name for i, each in enumerate(parameters)}
+    return msgspec.defstruct("Arguments", fields, kw_only=True, rename=rename, gc=False)
+
+
+def _give(value: object) -> Callable[[], object]:
+    """The default itself, as Python gives it: also one that can change is always the same."""
+    return lambda: value
+
+
+def _decode_custom(kind: type[Any], value: Any) -> Any:
+    """An instance of a type that msgspec does not know: a pydantic model, by pydantic's rules for JSON.
+
+    What pydantic says of an error quotes the payload, which belongs in no log: only its words are taken over.
+    """
+    try:
+        return kind.model_validate_json(msgspec.json.encode(value))
+    except ValueError as error:
+        errors = getattr(error, "errors", None)
+        if errors is None:
+            raise
+        found = errors(include_input=False, include_url=False, include_context=False)
+        texts = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found]
+    raise ValueError(f"{kind.__name__}: {'; '.join(texts)}")
+
+
+def _is_known(hint: object) -> bool:
+    try:
+        return all(map(is_model, _customs(msgspec.inspect.type_info(hint), set())))
+    except (TypeError, NameError):
+        return False
+
+
+def _check_known(name: str, what: str, hint: object) -> None:
+    about = f"{name}: {'what it returns' if what == 'return' else f'parameter {what!r}'}"
+    try:
+        info = msgspec.inspect.type_info(hint)
+    except (TypeError, NameError) as error:
+        raise UsageError(f"{about} has a type that cannot travel: {error}") from None
+    for custom in _customs(info, set()):
+        if not is_model(custom):
+            raise UsageError(
+                f"{about} has the type {name_of(custom)}, which JSON does not know; take a dataclass, a msgspec.Struct, a "
+                "pydantic model, or what names the thing (an id)"
+            )
+
+
+def _customs(info: object, seen: set[int]) -> Iterator[type]:
+    """The types inside `info` that msgspec leaves to others."""
+    if id(info) in seen:
+        return
+    seen.add(id(info))
+    if isinstance(info, msgspec.inspect.CustomType):
+        yield info.cls
+    elif isinstance(info, tuple | list):
+        for each in cast("tuple[object, ...]", info):
+            yield from _customs(each, seen)
+    elif isinstance(info, msgspec.inspect.Type | msgspec.inspect.Field):
+        for name in info.__struct_fields__:
+            yield from _customs(getattr(info, name), seen)
