@@ -13,45 +13,44 @@ from __future__ import annotations
 import logging
 import re
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
-from typing import Any, Literal, Unpack, cast
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Literal
 
 import trio
 
-from worqr import ops
-from worqr.errors import UsageError, WorqrBug, WorqrError
-from worqr.keys import QueueKeys, RegistryKeys, check_name
+from worqr.errors import UsageError
+from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.peer.cancelling import Cancelling
 from worqr.peer.capacity import Capacity
-from worqr.peer.claiming import HandlerStation, Station
-from worqr.peer.claims import Claims, HandStation
-from worqr.peer.context import Context, current, failed_of
+from worqr.peer.claiming import Station
+from worqr.peer.context import Context
 from worqr.peer.deadlines import Deadlines
 from worqr.peer.leading import Leader
 from worqr.peer.leaving import AWAY_PATIENCE, LEAVE_PATIENCE, Leaving
 from worqr.peer.membership import Membership, Registration
-from worqr.peer.options import PATIENT, HandlerOptions, Handling, check_concurrency, handling, policy_for
-from worqr.peer.runners import Runners, with_middleware
+from worqr.peer.options import check_concurrency
+from worqr.peer.runners import Runners
 from worqr.peer.running import Slots
 from worqr.peer.saying import Saying
+from worqr.peer.serving import Serving, our_own
 from worqr.peer.settings import PeerSettings
 from worqr.peer.settling import Settler
 from worqr.peer.stations import Stations
 from worqr.peer.ticking import Ticker
-from worqr.policy import RetryPolicy
-from worqr.task import Failed, Health, Seconds, seconds
+from worqr.task import Health, Seconds, seconds
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 DEFAULT_KEEPALIVE = 3.0
+SETTLE = 1.0
+"""Seconds that whoever serves queues by hand has to begin, while another task waits for the peer already."""
 REST = 1.0
 """Seconds that a leader who leaves has to end its round of chores."""
 
 
-class Peer:
+class Peer(Serving):
     """A member of the mesh, made by ``mesh.join()``. Under Trio only.
 
     Set once: `settings`, the duties.
@@ -136,112 +135,6 @@ class Peer:
         """The queues it serves now."""
         return [station for station in self._stations if station.entered and not station.left.is_set()]
 
-    # What it consumes
-
-    async def serve(
-        self,
-        queue: str,
-        handler: Callable[[bytes], object],
-        *,
-        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-        **options: Unpack[HandlerOptions],
-    ) -> None:
-        """Run `handler(task)` for every task of `queue`, until cancelled or until the peer has left.
-
-        Started (``await nursery.start(partial(peer.serve, "q", handler))``) means subscribed. A handler that returns has
-        finished its task; one that raises has failed: the task is tried again after a backoff, and set aside at its 10th
-        failure. Raise `Retry` to say when, `Failure` for never again, `Broken` for a payload that makes no sense. Tasks of a
-        worker that died come back to the front at once, and are set aside at the 3rd death.
-
-        Args:
-            queue: its name; a peer serves a queue once.
-            handler: an async function, or a plain function, which runs in a thread (then cancelling it only reaches it
-                through ``worqr.current().check_cancelled()``).
-            options: see `HandlerOptions`.
-
-        Raises:
-            UsageError: a bad name, a handler that is not callable, an option that does not exist, a queue that is served
-                already, a peer that has left.
-            RefusedByServer, Unavailable: the queue could not be entered.
-
-        Cancelling it is leaving the queue: its handlers are cancelled and their tasks go back to the front, uncounted.
-        """
-        if options.get("max_length") is not None:
-            raise UsageError("serve() takes no max_length: it bounds enqueues, so give it to @mesh.task or to enqueue")
-        await self.serve_as(queue, handler, handling("serve", options), task_status=task_status)
-
-    async def serve_as(
-        self,
-        queue: str,
-        handler: Callable[[bytes], object],
-        how: Handling,
-        *,
-        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-    ) -> None:
-        """`serve`, with options that are checked."""
-        keys = self._stations.check_free(check_name(queue))
-        async with AsyncExitStack() as stack:
-            station = self._station(keys, handler, how)
-            if how.on_failure is not None:
-                await stack.enter_async_context(self._stations.stationed(self._failure_station(keys, how.on_failure)))
-            await stack.enter_async_context(self._stations.stationed(station))
-            task_status.started()
-            await station.left.wait()
-
-    async def serve_all(self, handlers: Iterable[tuple[str, Callable[[bytes], object], Handling]]) -> None:
-        """Serve these queues until the peer leaves; back when all are subscribed."""
-        engine = self._spawned
-        assert engine is not None
-        try:
-            async with trio.open_nursery() as nursery:
-                for queue, handler, how in handlers:
-                    nursery.start_soon(engine.start, partial(self.serve_as, queue, handler, how))
-        except BaseExceptionGroup as group:
-            raise _our_own(group) from None
-
-    def _station(self, keys: QueueKeys, handler: Callable[[Any], object], how: Handling) -> HandlerStation:
-        station = HandlerStation(
-            *(keys, self.membership, self.capacity, how.policy),
-            with_middleware(self._runners.prepare(handler, how.runs_in), self.settings.middleware),
-            *(how.concurrency, self._slots.run),
-        )
-        station.state = self.settings.state
-        return station
-
-    def _failure_station(self, keys: QueueKeys, on_failure: Callable[[Failed], object]) -> HandlerStation:
-        """Where the failure jobs of a queue are handled."""
-        failures = self._stations.check_free(QueueKeys(keys.prefix, keys.queue, failures=True).name)
-
-        handle = self._runners.prepare(cast("Callable[[Any], object]", on_failure), None)
-
-        async def run(_task: bytes) -> object:
-            return await cast("Any", handle)(failed_of(current(), keys.name))
-
-        note = ops.note_queues(self.membership.keys, [failures.name])
-        self._link.post(note, lambda _word, _failure: None, patience=self._link.settings.patience)
-        return self._station(failures, run, Handling(PATIENT))
-
-    @asynccontextmanager
-    async def work(self, queue: str, *, retry: RetryPolicy | None = None) -> AsyncGenerator[Claims]:
-        """Take the tasks of `queue` by hand, inside this block. What is unsettled at its end goes back to the front.
-
-        Args:
-            queue: its name.
-            retry: as in `serve`, for claims that are retried and for blocks that raise.
-
-        Raises: as `serve`.
-        """
-        check_name(queue)
-        policy, size = policy_for(retry), self.settings.max_payload
-        keys = self._stations.check_free(queue)
-        station = HandStation(keys, self.membership, self.capacity, policy, max_result=size)
-        claims = Claims(station)
-        async with self._stations.stationed(station):
-            try:
-                yield claims
-            finally:
-                claims.close()
-
     # What its duties tell it
 
     def _run_ended(self, context: Context, returned: bool, error: BaseException | None) -> None:
@@ -322,7 +215,7 @@ class Peer:
             _, broken = group.split(trio.Cancelled)
             if broken is None:
                 raise
-            error = _our_own(broken)
+            error = our_own(broken)
         if self.interrupt is not None:
             raise self.interrupt
         if error is not None:
@@ -351,7 +244,19 @@ class Peer:
         await trio.lowlevel.checkpoint()
 
     async def wait(self) -> None:
-        """Until the peer has drained."""
+        """Until the peer has drained.
+
+        Raises:
+            UsageError: it would wait in vain: there is nothing that it serves, nor a schedule that it would tick.
+        """
+        if self.settings.nothing and not self._stations.used.is_set():
+            with trio.move_on_after(SETTLE):
+                await self._stations.used.wait()
+            if not self._stations.used.is_set():
+                raise UsageError(
+                    f"this peer serves nothing: {self.settings.nothing}; import the module that declares them, or serve "
+                    "a queue with peer.serve() before peer.wait()"
+                )
         await self._drained.wait()
 
     async def leave(self) -> None:
@@ -365,16 +270,3 @@ class Peer:
             await self.membership.unregister(LEAVE_PATIENCE if self._leaver.heard else AWAY_PATIENCE)
             if self._spawned is not None:
                 self._shield.cancel()
-
-
-def _our_own(group: BaseException) -> BaseException:
-    """What ended the engine, as one error: nobody outside needs to know of our nurseries."""
-    while isinstance(group, BaseExceptionGroup):
-        group = cast("BaseExceptionGroup[BaseException]", group).exceptions[0]
-    if isinstance(group, WorqrError) or not isinstance(group, Exception):
-        return group
-    bug = WorqrBug(
-        f"the peer ended, because one of its duties failed ({type(group).__name__}: {group}); please report this"
-    )
-    bug.__cause__ = group
-    return bug

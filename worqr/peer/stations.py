@@ -28,6 +28,8 @@ class Stations:
         self._capacity = capacity
         self._leaver = leaver
         self._by_name: dict[str, Station] = {}
+        self.used: trio.Event = trio.Event()
+        """Some queue is, or was, served."""
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -54,6 +56,7 @@ class Stations:
     async def stationed(self, station: Station) -> AsyncGenerator[None]:
         """Serve a queue for the length of a block."""
         self._by_name[station.name] = station
+        self.used.set()
         self._capacity.add(station)
         try:
             with station.entering:  # cancelled when the peer leaves meanwhile

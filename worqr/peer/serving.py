@@ -1,0 +1,162 @@
+"""What a peer consumes: queues whose tasks go to a handler, and queues whose tasks are taken by hand."""
+
+# The private fields of Context are hidden from users, not from its neighbours.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Unpack, cast
+
+import trio
+
+from worqr import ops
+from worqr.errors import UsageError, WorqrBug, WorqrError
+from worqr.keys import QueueKeys, check_name
+from worqr.peer.capacity import Capacity
+from worqr.peer.claiming import HandlerStation
+from worqr.peer.claims import Claims, HandStation
+from worqr.peer.context import current, failed_of
+from worqr.peer.options import PATIENT, HandlerOptions, Handling, handling, policy_for
+from worqr.peer.runners import Runners, with_middleware
+from worqr.peer.running import Slots
+from worqr.peer.settings import PeerSettings
+from worqr.peer.stations import Stations
+from worqr.policy import RetryPolicy
+from worqr.task import Failed
+
+if TYPE_CHECKING:
+    from worqr.link import Link
+    from worqr.peer.membership import Membership
+
+
+class Serving:
+    """The part of `Peer` that serves queues. Its attributes are set once, by `Peer`; but for the nursery of the engine."""
+
+    settings: PeerSettings
+    capacity: Capacity
+    membership: Membership
+    _link: Link
+    _runners: Runners
+    _slots: Slots
+    _stations: Stations
+    _spawned: trio.Nursery | None
+
+    async def serve(
+        self,
+        queue: str,
+        handler: Callable[[bytes], object],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+        **options: Unpack[HandlerOptions],
+    ) -> None:
+        """Run `handler(task)` for every task of `queue`, until cancelled or until the peer has left.
+
+        Started (``await nursery.start(partial(peer.serve, "q", handler))``) means subscribed. A handler that returns has
+        finished its task; one that raises has failed: the task is tried again after a backoff, and set aside at its 10th
+        failure. Raise `Retry` to say when, `Failure` for never again, `Broken` for a payload that makes no sense. Tasks of a
+        worker that died come back to the front at once, and are set aside at the 3rd death.
+
+        Args:
+            queue: its name; a peer serves a queue once.
+            handler: an async function, or a plain function, which runs in a thread (then cancelling it only reaches it
+                through ``worqr.current().check_cancelled()``).
+            options: see `HandlerOptions`.
+
+        Raises:
+            UsageError: a bad name, a handler that is not callable, an option that does not exist, a queue that is served
+                already, a peer that has left.
+            RefusedByServer, Unavailable: the queue could not be entered.
+
+        Cancelling it is leaving the queue: its handlers are cancelled and their tasks go back to the front, uncounted.
+        """
+        if options.get("max_length") is not None:
+            raise UsageError("serve() takes no max_length: it bounds enqueues, so give it to @mesh.task or to enqueue")
+        await self.serve_as(queue, handler, handling("serve", options), task_status=task_status)
+
+    async def serve_as(
+        self,
+        queue: str,
+        handler: Callable[[bytes], object],
+        how: Handling,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """`serve`, with options that are checked."""
+        keys = self._stations.check_free(check_name(queue))
+        async with AsyncExitStack() as stack:
+            station = self._station(keys, handler, how)
+            if how.on_failure is not None:
+                await stack.enter_async_context(self._stations.stationed(self._failure_station(keys, how.on_failure)))
+            await stack.enter_async_context(self._stations.stationed(station))
+            task_status.started()
+            await station.left.wait()
+
+    async def serve_all(self, handlers: Iterable[tuple[str, Callable[[bytes], object], Handling]]) -> None:
+        """Serve these queues until the peer leaves; back when all are subscribed."""
+        engine = self._spawned
+        assert engine is not None
+        try:
+            async with trio.open_nursery() as nursery:
+                for queue, handler, how in handlers:
+                    nursery.start_soon(engine.start, partial(self.serve_as, queue, handler, how))
+        except BaseExceptionGroup as group:
+            raise our_own(group) from None
+
+    def _station(self, keys: QueueKeys, handler: Callable[[Any], object], how: Handling) -> HandlerStation:
+        station = HandlerStation(
+            *(keys, self.membership, self.capacity, how.policy),
+            with_middleware(self._runners.prepare(handler, how.runs_in), self.settings.middleware),
+            *(how.concurrency, self._slots.run),
+        )
+        station.state = self.settings.state
+        return station
+
+    def _failure_station(self, keys: QueueKeys, on_failure: Callable[[Failed], object]) -> HandlerStation:
+        """Where the failure jobs of a queue are handled."""
+        failures = self._stations.check_free(QueueKeys(keys.prefix, keys.queue, failures=True).name)
+
+        handle = self._runners.prepare(cast("Callable[[Any], object]", on_failure), None)
+
+        async def run(_task: bytes) -> object:
+            return await cast("Any", handle)(failed_of(current(), keys.name))
+
+        note = ops.note_queues(self.membership.keys, [failures.name])
+        self._link.post(note, lambda _word, _failure: None, patience=self._link.settings.patience)
+        return self._station(failures, run, Handling(PATIENT))
+
+    @asynccontextmanager
+    async def work(self, queue: str, *, retry: RetryPolicy | None = None) -> AsyncGenerator[Claims]:
+        """Take the tasks of `queue` by hand, inside this block. What is unsettled at its end goes back to the front.
+
+        Args:
+            queue: its name.
+            retry: as in `serve`, for claims that are retried and for blocks that raise.
+
+        Raises: as `serve`.
+        """
+        check_name(queue)
+        policy, size = policy_for(retry), self.settings.max_payload
+        keys = self._stations.check_free(queue)
+        station = HandStation(keys, self.membership, self.capacity, policy, max_result=size)
+        claims = Claims(station)
+        async with self._stations.stationed(station):
+            try:
+                yield claims
+            finally:
+                claims.close()
+
+
+def our_own(group: BaseException) -> BaseException:
+    """What ended the engine, as one error: nobody outside needs to know of our nurseries."""
+    while isinstance(group, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", group).exceptions[0]
+    if isinstance(group, WorqrError) or not isinstance(group, Exception):
+        return group
+    bug = WorqrBug(
+        f"the peer ended, because one of its duties failed ({type(group).__name__}: {group}); please report this"
+    )
+    bug.__cause__ = group
+    return bug
