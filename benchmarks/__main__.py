@@ -11,7 +11,22 @@ from pathlib import Path
 
 import trio
 
-from benchmarks import cancel, dispatch, drain, due, enqueue, fleet, idle, jobs, memory, pickup, recovery, storm
+from benchmarks import (
+    cancel,
+    dispatch,
+    drain,
+    due,
+    enqueue,
+    fleet,
+    functions,
+    idle,
+    jobs,
+    memory,
+    pickup,
+    recovery,
+    startup,
+    storm,
+)
 from benchmarks.measuring import Plan, Table
 from benchmarks.report import machine, print_table, write_json, write_markdown
 from benchmarks.server import bare, server_line
@@ -30,6 +45,8 @@ SUBJECTS: dict[str, Callable[[Plan, EmbeddedServer], Awaitable[list[Table]]]] = 
     "memory": memory.measure,
     "due": due.measure,
     "storm": storm.measure,
+    "functions": functions.measure,
+    "startup": startup.measure,
 }
 LONGEST = 600.0
 """Seconds that one subject may take at most; each takes one to three minutes."""

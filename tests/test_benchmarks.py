@@ -29,6 +29,9 @@ TITLES = (
     "memory:",
     "due:",
     "storm:",
+    "functions: typed calls drained",
+    "functions: typed calls enqueued",
+    "startup:",
 )
 
 
