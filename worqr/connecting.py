@@ -48,6 +48,11 @@ class Connections:
     def __init__(self) -> None:
         self._by_loop: dict[object, Connection] = {}
 
+    @property
+    def any(self) -> bool:
+        """True while some loop is connected."""
+        return bool(self._by_loop)
+
     def here(self) -> Connection:
         """The connection of the running loop.
 
@@ -91,10 +96,14 @@ class Connections:
             if token in self._by_loop:  # somebody else was quicker
                 await _release(server)
                 return self._by_loop.get(token) or await self._make(mesh, token)
-        link = Link(LinkSettings(url, prefix=mesh.prefix, app=mesh.app, patience=mesh.patience), TrioMailbox())
+        link = self.new_link(LinkSettings(url, prefix=mesh.prefix, app=mesh.app, patience=mesh.patience))
         link.start()
         connection = self._by_loop[token] = Connection(link, server)
         return connection
+
+    def new_link(self, settings: LinkSettings) -> Link:
+        """A link of the running loop, not started. A test's may be another one."""
+        return Link(settings, TrioMailbox())
 
 
 async def _release(server: AbstractContextManager[EmbeddedServer] | None) -> None:

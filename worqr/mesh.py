@@ -32,7 +32,7 @@ from worqr.peer.options import (
 )
 from worqr.peer.peer import Peer
 from worqr.peer.runners import Middleware, is_async
-from worqr.peer.settings import PeerSettings, usable_cpus
+from worqr.peer.settings import Onlooker, PeerSettings, usable_cpus
 from worqr.peer.ticking import schedule_of
 from worqr.queue import Queue
 from worqr.registry import Registry
@@ -117,7 +117,8 @@ class Mesh(Registry, Generic[S]):
         self.sender: Sender = Sender(self)
         self._mesh = self
         self._states: list[S] = []
-        self._connections = Connections()
+        self.connections: Connections = Connections()
+        self.onlooker: Onlooker | None = None
 
     def __repr__(self) -> str:
         return f"<Mesh {self.prefix!r}>"
@@ -135,25 +136,25 @@ class Mesh(Registry, Generic[S]):
             RefusedByServer: wrong password or rights; WrongVersion: a server older than Redis 7.0 or Valkey 7.2.
             Unavailable: nothing answered within `patience`.
         """
-        async with self._connections.open(self):
+        async with self.connections.open(self):
             yield
 
     def check_connected(self) -> None:
         """UsageError outside `connect`."""
-        self._connections.here()
+        self.connections.here()
 
     @property
     def link(self) -> Link:
         """The link of the running loop; UsageError outside `connect`."""
-        return self._connections.here().link
+        return self.connections.here().link
 
     async def ask(self, call: Call[T]) -> T:
         """Send one request and wait for its answer."""
-        return await self._connections.here().link.call(call)
+        return await self.connections.here().link.call(call)
 
     def link_to(self, queue: str) -> Link:
         """The link for tasks that go into `queue`, whose name is remembered for those who list queues."""
-        connection = self._connections.here()
+        connection = self.connections.here()
         connection.note(self, queue)
         return connection.link
 
@@ -202,6 +203,7 @@ class Mesh(Registry, Generic[S]):
             middleware=self.middleware,
             around_thread=self.around_thread,
             process_lifespan=self.process_lifespan,
+            onlooker=self.onlooker,
         )
 
     @asynccontextmanager

@@ -69,7 +69,9 @@ class Peer(Serving):
         self.cancelling: Cancelling = Cancelling(self, link)
         self.leader: Leader = Leader(self, link, registry, keepalive=settings.keepalive or DEFAULT_KEEPALIVE)
         self._ticker = Ticker(self, link, registry, settings.schedules)
-        self._settler = Settler(link, self.capacity.offer, max_result=settings.max_payload)
+        self._settler = Settler(
+            link, self.capacity.offer, max_result=settings.max_payload, onlooker=settings.onlooker
+        )
         self.capacity.offer_soon = self._settler.touch
         self._leaver = Leaving(self.membership, self._settler, self.spawn)
         self._stations = Stations(settings.prefix, self.membership, self.capacity, self._leaver)
@@ -189,7 +191,8 @@ class Peer(Serving):
                     nursery.start_soon(self.saying.send_forever)
                     nursery.start_soon(self.leader.lead_forever)
                     nursery.start_soon(self.leader.promoter.promote_forever)
-                    nursery.start_soon(self._ticker.tick_forever)
+                    if self.settings.onlooker is None:
+                        nursery.start_soon(self._ticker.tick_forever)
                     nursery.start_soon(self.cancelling.reconcile_forever)
                     await trio.lowlevel.checkpoint_if_cancelled()  # before the shield: `join` may be cancelled already
                     self._shield.shield = True

@@ -9,7 +9,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from worqr.cron import Definition
+from worqr.peer.context import Context
 from worqr.peer.runners import Middleware
+
+Onlooker = Callable[[Context, BaseException], None]
+"""A test, which is told of each run that was not simply done: of what its handler raised, or that it took too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,8 @@ class PeerSettings:
     middleware: tuple[Middleware, ...] = ()
     around_thread: Callable[[], AbstractContextManager[object]] | None = None
     process_lifespan: Callable[[], AbstractContextManager[object]] | None = None
+    onlooker: Onlooker | None = None
+    """A test looks on: then schedules fire when it says so, not by themselves."""
 
 
 def usable_cpus() -> int:

@@ -30,6 +30,7 @@ from worqr.task import RemoteError, encode_json
 if TYPE_CHECKING:
     from worqr.keys import QueueKeys
     from worqr.peer.claiming import Station
+    from worqr.peer.settings import Onlooker
 
     Settle = Callable[[QueueKeys, str, list[int]], Call[dict[int, str]]]
 
@@ -37,12 +38,15 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Settler:
-    """Ends claims. `flushed` is called after each flush: room may have become free."""
+    """Ends claims. `flushed` is called after each flush: room may have become free; `onlooker` with each run that raised."""
 
-    def __init__(self, link: Link, flushed: Callable[[], None], *, max_result: int) -> None:
+    def __init__(
+        self, link: Link, flushed: Callable[[], None], *, max_result: int, onlooker: Onlooker | None = None
+    ) -> None:
         self._link = link
         self._flushed = flushed
         self._max_result = max_result
+        self._onlooker = onlooker
         self._flusher: trio.lowlevel.Task | None = None
         self._dirty: dict[Station, list[int]] = {}
         self._results: dict[Station, dict[int, Result]] = {}
@@ -154,6 +158,8 @@ class Settler:
         verdict = judge(error, context._policy, context.failures)
         context._settled = True
         log_run(context, verdict)
+        if self._onlooker is not None:
+            self._onlooker(context, error)
         call = settle_call(context, verdict)
         self._post_one(context, call, call.script.name)
         self.touch()
@@ -166,6 +172,8 @@ class Settler:
             "handler.timeout: queue %r, claim %d, attempt %d: over %g s",
             *(context.queue, context.fence, context.attempt, timeout),
         )
+        if self._onlooker is not None:
+            self._onlooker(context, TimeoutError(f"it ran longer than {timeout:g} s"))
         self._post_one(context, timeout_call(context), "retry_task")
         self.touch()
 
