@@ -69,9 +69,7 @@ class Peer(Serving):
         self.cancelling: Cancelling = Cancelling(self, link)
         self.leader: Leader = Leader(self, link, registry, keepalive=settings.keepalive or DEFAULT_KEEPALIVE)
         self._ticker = Ticker(self, link, registry, settings.schedules)
-        self._settler = Settler(
-            link, self.capacity.offer, max_result=settings.max_payload, onlooker=settings.onlooker
-        )
+        self._settler = Settler(link, self.capacity.offer, max_result=settings.max_payload, onlooker=settings.onlooker)
         self.capacity.offer_soon = self._settler.touch
         self._leaver = Leaving(self.membership, self._settler, self.spawn)
         self._stations = Stations(settings.prefix, self.membership, self.capacity, self._leaver)
