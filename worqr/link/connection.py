@@ -21,16 +21,11 @@ from contextlib import suppress
 from typing import Any, Final, Protocol, cast
 
 import hiredis
-from redis.backoff import NoBackoff
-from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
-from redis.exceptions import ResponseError
-from redis.exceptions import TimeoutError as RedisTimeout
-from redis.maint_notifications import MaintNotificationsConfig
-from redis.retry import Retry
 
 from worqr.errors import Unavailable
 from worqr.link.checks import INFO_SECTIONS, Facts, check_facts
-from worqr.link.faults import REDIS_ERRORS, Lost, Refused, loss, refusal, refused_at_the_door
+from worqr.link.faults import Lost, Refused, loss, refusal, refused_at_the_door
+from worqr.link.redis_py import redis_py
 from worqr.link.settings import Address, LinkSettings
 from worqr.lua import Script
 
@@ -91,18 +86,18 @@ class Wire:
         """Write commands that are packed; raises `Lost`."""
         try:
             self._raw.send_packed_command(_sendable(pieces), check_health=False)
-        except REDIS_ERRORS as exc:
+        except redis_py().errors as exc:
             raise loss(exc) from exc
 
     def read(self) -> Any:
         """The next reply; raises `Refused` for an error reply and `Lost` when none can come any more."""
         try:
             return self._read(timeout=self._slice, disconnect_on_error=False)
-        except RedisTimeout:
+        except redis_py().timeout:
             return self._read_on()
-        except ResponseError as exc:
+        except redis_py().response_error as exc:
             raise refusal(exc) from exc
-        except REDIS_ERRORS as exc:
+        except redis_py().errors as exc:
             raise loss(exc) from exc
 
     def _read_on(self) -> Any:
@@ -116,30 +111,30 @@ class Wire:
                 raise Lost(f"no answer for {self._patience:g} s")
             try:
                 return self._read(timeout=self._slice, disconnect_on_error=False)
-            except RedisTimeout:
+            except redis_py().timeout:
                 if time.monotonic() - began > 1.5 * self._slice:  # bytes came before it fell silent
                     silent_since = time.monotonic()
-            except ResponseError as exc:
+            except redis_py().response_error as exc:
                 raise refusal(exc) from exc
-            except REDIS_ERRORS as exc:
+            except redis_py().errors as exc:
                 raise loss(exc) from exc
 
     def read_nowait(self) -> Any:
         """What has arrived, if a whole reply has; else raises BlockingIOError."""
         try:
             return self._read(timeout=0, disconnect_on_error=False)
-        except RedisTimeout:
+        except redis_py().timeout:
             raise BlockingIOError from None
-        except ResponseError as exc:
+        except redis_py().response_error as exc:
             raise refusal(exc) from exc
-        except REDIS_ERRORS as exc:
+        except redis_py().errors as exc:
             raise loss(exc) from exc
 
     def is_stale(self) -> bool:
         """Has the server closed this idle connection (or sent something unasked)? Costs one poll."""
         try:
             return self._raw.can_read(0)
-        except REDIS_ERRORS:
+        except redis_py().errors:
             return True
 
     def fileno(self) -> int:
@@ -189,7 +184,7 @@ class Wire:
         return self._raw._get_socket()  # pyright: ignore[reportPrivateUsage] - there is no public way
 
     def close(self) -> None:
-        with suppress(*REDIS_ERRORS):  # it may be gone already
+        with suppress(*redis_py().errors):  # it may be gone already
             self._raw.disconnect()
 
 
@@ -225,7 +220,7 @@ def open_connection(
         wire.close()
         refused = refused_at_the_door(exc.__cause__, settings.address.redacted) if exc.__cause__ else None
         raise (refused or Unavailable(exc.cause)) from exc
-    except REDIS_ERRORS as exc:
+    except redis_py().errors as exc:
         wire.close()
         raise (refused_at_the_door(exc, settings.address.redacted) or Unavailable(loss(exc).cause)) from exc
     except BaseException:
@@ -241,11 +236,6 @@ def _greet(wire: Wire, settings: LinkSettings, purpose: str) -> None:
     wire.facts = check_facts(answers, settings.address.redacted)
 
 
-_CLASSES = cast(
-    "dict[str, Callable[..., _Raw]]", {"tcp": Connection, "tls": SSLConnection, "unix": UnixDomainSocketConnection}
-)
-
-
 def _raw(settings: LinkSettings, timeout: float | None) -> _Raw:
     address = settings.address
     options: dict[str, Any] = {
@@ -254,15 +244,15 @@ def _raw(settings: LinkSettings, timeout: float | None) -> _Raw:
         "password": address.password or None,
         "socket_connect_timeout": min(timeout or settings.connect_timeout, settings.connect_timeout),
         "socket_timeout": timeout or settings.socket_timeout,
-        "retry": Retry(NoBackoff(), 0),
         "decode_responses": False,
         "protocol": _PROTOCOL,
-        "maint_notifications_config": MaintNotificationsConfig(enabled=False),
         "driver_info": None,
+        **redis_py().options,
     }
+    make = redis_py().connections[address.kind]
     if address.kind == "unix":
-        return _CLASSES["unix"](path=address.path, **options)
-    return _CLASSES[address.kind](host=address.host, port=address.port, **options, **_tls(address))
+        return cast("_Raw", make(path=address.path, **options))
+    return cast("_Raw", make(host=address.host, port=address.port, **options, **_tls(address)))
 
 
 def _tls(address: Address) -> dict[str, Any]:

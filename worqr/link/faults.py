@@ -14,9 +14,8 @@ import enum
 import re
 import ssl
 
-from redis import exceptions as redis_errors
-
 from worqr.errors import RefusedByServer, WorqrError
+from worqr.link.redis_py import redis_py
 
 
 class Kind(enum.Enum):
@@ -48,9 +47,6 @@ _ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
 _SCRIPT_PLACE = re.compile(r"\s*script:[ 0-9a-f,]*on @user_script:\d+\.?")
 _LONGEST_TEXT = 300  # more than any of the server's own messages; a payload that got in is cut
 
-REDIS_ERRORS = (redis_errors.RedisError, OSError)
-"""What redis-py raises when a connection breaks (OSError: before it has wrapped it)."""
-
 
 class Lost(Exception):
     """The connection is gone or useless; what was on its way is unknown. `innocent`: no request can have caused it."""
@@ -70,10 +66,10 @@ class Refused(Exception):
         self.word = word
 
 
-def refusal(error: redis_errors.ResponseError) -> Refused:
+def refusal(error: BaseException) -> Refused:
     """Sort an error reply."""
     text = _clean(str(error))
-    word = error.status_code
+    word: str | None = getattr(error, "status_code", None)
     if word is None:
         first, _, rest = text.partition(" ")
         word, text = (first, rest) if first.isupper() else ("ERR", text)
@@ -88,6 +84,7 @@ def loss(error: BaseException) -> Lost:
     """Sort an exception that ended a connection."""
     word = getattr(error, "status_code", None)
     text = _clean(str(error)) or type(error).__name__
+    redis_errors = redis_py().exceptions
     innocent = isinstance(error, redis_errors.BusyLoadingError | redis_errors.AuthenticationError)
     if "Too many open files" in text:
         text += " (raise the limit of this process: ulimit -n)"
@@ -96,6 +93,7 @@ def loss(error: BaseException) -> Lost:
 
 def refused_at_the_door(error: BaseException, address: str) -> WorqrError | None:
     """RefusedByServer, if what ended the attempt to connect is one that waiting does not mend; else None."""
+    redis_errors = redis_py().exceptions
     if isinstance(error, redis_errors.AuthenticationError | redis_errors.AuthorizationError):
         hint = "check user and password in its URL"
     elif isinstance(error, redis_errors.ResponseError):
