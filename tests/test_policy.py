@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import worqr
 from worqr import Broken, Failure, Retry, RetryPolicy, UsageError
-from worqr.policy import POLICY_FIELDS, Policy, Verdict, judge
-from worqr.task import name_of
+from worqr.policy import POLICY_FIELDS, ChildError, Policy, Stalled, Verdict, judge
+from worqr.task import RemoteError, name_of
 
 NOON = datetime(2030, 6, 1, 12, tzinfo=UTC)
 NOON_MS = 1_906_545_600_000
@@ -291,3 +291,41 @@ def test_every_other_group_is_one_error(errors: list[Exception]) -> None:
     group = ExceptionGroup("several", errors)
     assert judge(group, PLAIN, 0) == Verdict("retry", group, 2.0)
     assert judge(group, Policy(retry_on=frozenset()), 0) == Verdict("fail", group)
+
+
+# What happened in another process
+
+
+def child_error(*names: str) -> ChildError:
+    return ChildError(RemoteError("app.Down", "refused", "Traceback ..."), names)
+
+
+def test_an_error_from_another_process_is_matched_by_the_names_of_its_classes() -> None:
+    error = child_error("app.Down", "ConnectionError", "OSError", "Exception")
+    assert judge(error, PLAIN, 3) == Verdict("retry", error, 16.0)
+    final = RetryPolicy(fail_on=(OSError,)).to_fields()
+    assert judge(error, Policy().over(final), 0) == Verdict("fail", error)
+    only = RetryPolicy(retry_on=(KeyError,)).to_fields()
+    assert judge(error, Policy().over(only), 0) == Verdict("fail", error)
+    assert judge(error, Policy(retry_on=frozenset({"app.Down"}), jitter=False), 0).kind == "retry"
+
+
+def test_an_error_from_another_process_is_told_as_it_was_told_there() -> None:
+    remote = RemoteError("app.Down", "refused", "Traceback ...")
+    assert str(ChildError(remote)) == "app.Down: refused"
+    assert RemoteError.of(ChildError(remote)) is remote
+    failure = Failure("never")
+    failure.__worqr_remote__ = remote  # type: ignore[attr-defined]
+    assert RemoteError.of(failure) is remote
+
+
+def test_a_death_is_counted_as_a_stall_whatever_the_policy_says_of_errors() -> None:
+    error = Stalled(RemoteError.told("Stalled", "its process was killed"))
+    none = Policy(retry_on=frozenset(), jitter=False)
+    assert judge(error, none, 5, 2) == Verdict("retry", error, 8.0, stalled=True)
+
+
+def test_a_death_in_a_group_is_a_death() -> None:
+    error = Stalled(RemoteError.told("Stalled", "its process was killed"))
+    group = ExceptionGroup("made by what was around it", [KeyError(), ExceptionGroup("", [error])])
+    assert judge(group, PLAIN, 0, 0) == Verdict("retry", error, 2.0, stalled=True)

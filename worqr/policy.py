@@ -1,6 +1,7 @@
 """What becomes of a run that did not simply return: tried again, when, or set aside. Pure.
 
-Here: what a handler raises on purpose (`Retry`, `Failure`, `Broken`), the `RetryPolicy` that a handler or a dispatch gives,
+Here: what a handler raises on purpose (`Retry`, `Failure`, `Broken`), what a run in a process ends with
+(`ChildError`, `Stalled`), the `RetryPolicy` that a handler or a dispatch gives,
 `Policy`, which is all of it resolved for one run, and `judge`, which says how a run ends that raised. A policy given at a
 dispatch travels in the job's record, field by field; exception types travel by their names, and are matched by the names
 of the raised error's classes, so that nothing is ever imported because a record says so.
@@ -15,7 +16,17 @@ from datetime import datetime
 from typing import Any, Final, Literal, cast
 
 from worqr.errors import UsageError
-from worqr.task import KEEP_FAILED, MAX_FAILURES, MAX_STALLS, Seconds, check_count, name_of, seconds, to_ms
+from worqr.task import (
+    KEEP_FAILED,
+    MAX_FAILURES,
+    MAX_STALLS,
+    RemoteError,
+    Seconds,
+    check_count,
+    name_of,
+    seconds,
+    to_ms,
+)
 
 MAX_TIMEOUTS: Final = 3
 MIN_BACKOFF: Final = 2.0
@@ -54,6 +65,25 @@ class Failure(Exception):
 
 class Broken(Exception):
     """Raised by a handler of bytes that cannot make sense of them: the task is set aside as broken, byte for byte."""
+
+
+class ChildError(Exception):
+    """What a function raised in a process of its own, as it is known to its peer: by name and text.
+
+    Attributes:
+        remote: the error, with its traceback over there.
+        names: of all its classes, by which `retry_on` and `fail_on` match.
+    """
+
+    def __init__(self, remote: RemoteError, names: Iterable[str] = ()) -> None:
+        super().__init__(f"{remote.type}: {remote.message}")
+        self.remote: RemoteError = remote
+        self.names: frozenset[str] = frozenset(names) or frozenset((remote.type,))
+        self.__worqr_remote__: RemoteError = remote
+
+
+class Stalled(ChildError):
+    """The process that ran a task died: killed from outside, crashed, out of memory. It is counted as a worker that died is."""
 
 
 def _limit(value: object, what: str) -> int | None:
@@ -173,26 +203,29 @@ class Policy:
 
     def repeats(self, error: BaseException) -> bool:
         """True if a run that raised this may be tried again."""
-        names = {name_of(kind) for kind in type(error).__mro__}
+        names = error.names if isinstance(error, ChildError) else {name_of(kind) for kind in type(error).__mro__}
         return not names & self.fail_on and (self.retry_on is None or bool(names & self.retry_on))
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a run ends that raised `error`. Of a retry: the delay in seconds or the moment, and whether it is counted."""
+    """How a run ends that raised `error`. Of a retry: the delay in seconds or the moment, and whether it is counted; if it
+    `stalled`, that is what it is counted as.
+    """
 
     kind: Literal["retry", "fail", "broken"]
     error: BaseException
     delay: float = 0.0
     run_at_ms: int | None = None
     counted: bool = True
+    stalled: bool = False
 
 
-def judge(error: BaseException, policy: Policy, failures: int) -> Verdict:
-    """What becomes of a run that raised `error`, after `failures` that failed before.
+def judge(error: BaseException, policy: Policy, failures: int, stalls: int = 0) -> Verdict:
+    """What becomes of a run that raised `error`, after `failures` that failed and `stalls` that died before.
 
-    A group of nothing but Retry and Failure counts as its first Failure, else as the Retry that is due last; every other
-    group is one error.
+    A group of nothing but Retry and Failure counts as its first Failure, else as the Retry that is due last; one around a
+    `Stalled` as that; every other group is one error.
     """
     error = _only(error, policy, failures)
     if isinstance(error, Failure):
@@ -202,6 +235,8 @@ def judge(error: BaseException, policy: Policy, failures: int) -> Verdict:
     if isinstance(error, Retry):
         delay = policy.delay(failures) if error.delay is None else error.delay
         return Verdict("retry", error, delay, error.run_at_ms, error.counted)
+    if isinstance(error, Stalled):
+        return Verdict("retry", error, policy.delay(stalls), stalled=True)
     if policy.repeats(error):
         return Verdict("retry", error, policy.delay(failures))
     return Verdict("fail", error)
@@ -213,6 +248,9 @@ def _only(error: BaseException, policy: Policy, failures: int) -> BaseException:
         return error
     group = cast("BaseExceptionGroup[BaseException]", error)
     inner = list(_flat(group))
+    stalled = next((each for each in inner if isinstance(each, Stalled)), None)
+    if stalled is not None:
+        return stalled  # whatever was made of that by what was around it
     if not all(isinstance(each, Retry | Failure) for each in inner):
         return group
     failed = next((each for each in inner if isinstance(each, Failure)), None)

@@ -119,7 +119,11 @@ def name_of(kind: type) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RemoteError:
-    """An error as it is kept and sent: names and text only, at most 16 KiB of traceback."""
+    """An error as it is kept and sent: names and text only, at most 16 KiB of traceback.
+
+    Of a run in a process, the traceback is followed by a line ``stderr:`` and the last 16 KiB of what the run wrote there, if it
+    wrote anything.
+    """
 
     type: str
     message: str
@@ -127,7 +131,12 @@ class RemoteError:
 
     @classmethod
     def of(cls, error: BaseException) -> RemoteError:
-        """`error` with its qualified type name, its text, and the end of its traceback."""
+        """`error` with its qualified type name, its text, and the end of its traceback; of one that was raised in another process
+        what was told of it there.
+        """
+        remote = getattr(error, "__worqr_remote__", None)
+        if isinstance(remote, RemoteError):
+            return remote
         try:
             message = str(error)
         except BaseException as unprintable:  # also a SystemExit: it is the text of an error, not an error

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import trio
 
@@ -24,7 +24,7 @@ from worqr.link import Link
 from worqr.ops import MAX_ITEMS, Result
 from worqr.ops.replies import in_pieces
 from worqr.peer.context import Context
-from worqr.policy import Broken, Failure, Retry, Verdict, judge
+from worqr.policy import Broken, ChildError, Failure, Retry, Verdict, judge
 from worqr.task import RemoteError, encode_json
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ class Settler:
 
         A result that cannot be kept is a failure for good: to run it again would end in the same way.
         """
-        is_job = context._record is not None or context._said is not None  # to say something makes it one
-        if is_job and context._policy.result_ttl > 0:
+        if keeps_result(context):
             try:
                 result = encode_result(context._value, self._max_result)
             except UsageError as error:
@@ -155,7 +154,7 @@ class Settler:
 
     def fail_run(self, context: Context, error: BaseException) -> None:
         """A run raised: the task is tried again, or set aside, as the policy says."""
-        verdict = judge(error, context._policy, context.failures)
+        verdict = judge(error, context._policy, context.failures, context.stalls)
         context._settled = True
         log_run(context, verdict)
         if self._onlooker is not None:
@@ -200,12 +199,27 @@ class Settler:
                 logger.info("claim.%s: queue %r, claim %d", word, station.name, claim)
 
 
+def keeps_result(context: Context) -> bool:
+    """True if what the handler returned is to be kept."""
+    is_job = context._record is not None or context._said is not None  # to say something makes it one
+    return is_job and context._policy.result_ttl > 0
+
+
+class Encoded(NamedTuple):
+    """A result that was encoded where the handler ran."""
+
+    kind: str
+    value: bytes
+
+
 def encode_result(value: object, max_result: int) -> Result:
     """What a handler returned as it is kept: bytes as they are, None as None, all else as JSON.
 
     Raises:
         UsageError: it cannot be encoded, or is over `max_result` bytes.
     """
+    if isinstance(value, Encoded):
+        return value
     if value is None:
         return "none", b""
     if isinstance(value, bytes | bytearray | memoryview):
@@ -228,15 +242,19 @@ def encode_result(value: object, max_result: int) -> Result:
 def log_run(context: Context, verdict: Verdict) -> None:
     """Say how a run ended; a traceback only for what nobody raised on purpose."""
     error = verdict.error
-    on_purpose = isinstance(error, Retry | Failure | Broken)
+    word = {"retry": "retry" if isinstance(error, Retry) else "failed", "fail": "failed", "broken": "broken"}
+    what: object = type(error).__qualname__
+    shown: BaseException | None = error
+    if isinstance(error, Retry | Failure | Broken):
+        what, shown = error, None
+    elif isinstance(error, ChildError):
+        what, shown = f"{error}\n{error.remote.traceback}".rstrip(), None
     logger.log(
         logging.INFO if isinstance(error, Retry) else logging.WARNING,
         "handler.%s: queue %r, claim %d, attempt %d: %s",
-        {"retry": "retry" if isinstance(error, Retry) else "failed", "fail": "failed", "broken": "broken"}[
-            verdict.kind
-        ],
-        *(context.queue, context.fence, context.attempt, error if on_purpose else type(error).__qualname__),
-        exc_info=None if on_purpose else error,
+        "stalled" if verdict.stalled else word[verdict.kind],
+        *(context.queue, context.fence, context.attempt, what),
+        exc_info=shown,
     )
 
 
@@ -247,8 +265,8 @@ def settle_call(context: Context, verdict: Verdict) -> Call[str]:
         return ops.fail_task(keys, worker, context.fence, error, broken=verdict.kind == "broken")
     return ops.retry_task(
         *(keys, worker, context.fence, error),
-        counter="failures" if verdict.counted else "",
-        limit=context._policy.max_failures,
+        counter="stalls" if verdict.stalled else "failures" if verdict.counted else "",
+        limit=context._policy.max_stalls if verdict.stalled else context._policy.max_failures,
         delay_ms=round(verdict.delay * 1000),
         run_at_ms=verdict.run_at_ms,
     )
