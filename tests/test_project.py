@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.children import ROOT, Child
+from worqr.version import __version__
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 RUN = ROOT / "run.py"
@@ -59,7 +60,7 @@ def test_the_core_needs_four_packages() -> None:
 
 def test_the_version_has_its_place_in_the_changelog() -> None:
     headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
-    assert headings[0] in ("Unreleased", PROJECT["version"])
+    assert headings[0] in ("Unreleased", __version__)
 
 
 def test_the_readme_begins_with_the_two_commands() -> None:

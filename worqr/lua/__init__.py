@@ -11,8 +11,9 @@ import hashlib
 import re
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from pathlib import Path
 
+_FOLDER = Path(__file__).parent
 _USES = re.compile(r"^-- USES (.+)$", re.MULTILINE)
 
 
@@ -26,7 +27,7 @@ class Script:
 
 
 def _read(stem: str) -> str:
-    return resources.files(__name__).joinpath(f"{stem}.lua").read_text("utf-8")
+    return _FOLDER.joinpath(f"{stem}.lua").read_text("utf-8")
 
 
 def _pieces(source: str, seen: dict[str, str]) -> None:
@@ -56,5 +57,5 @@ def new_script(name: str, source: str) -> Script:
 @cache
 def all_scripts() -> tuple[Script, ...]:
     """Every transaction, by name; the link loads them on each new connection."""
-    stems = sorted(f.name.removesuffix(".lua") for f in resources.files(__name__).iterdir() if f.name.endswith(".lua"))
+    stems = sorted(path.stem for path in _FOLDER.glob("*.lua"))
     return tuple(script(stem) for stem in stems if not stem.startswith("_"))
