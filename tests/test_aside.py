@@ -153,6 +153,12 @@ async def test_a_list_is_narrowed_down_by_time(mesh: worqr.Mesh) -> None:
         assert tasks(await q.failed.list()) == [b"value", b"3", b"1"]
         assert await q.failed.drop_all(before=third) == 1
         assert tasks(await q.failed.list()) == [b"value", b"3"]
+        assert await q.failed.retry_all(before=third) == 0
+        assert await q.failed.retry_all(before=datetime.now(UTC) + timedelta(1), limit=1) == 1
+        assert await q.failed.drop_all(limit=1) == 1
+        assert await q.failed.list() == []
+        assert await q.tasks() == [b"value"]
+        await q.cancel_all()
 
 
 async def test_thousands_are_listed_put_back_and_dropped(mesh: worqr.Mesh, server: Server, prefix: str) -> None:

@@ -62,16 +62,17 @@ class Aside:
         """Forget them; answers how many there were."""
         return await self._drop(await self._find(ids))
 
-    async def retry_all(self, *, error: str | None = None, limit: int | None = None) -> int:
-        """As `retry` with all entries (of this error; the newest `limit`), the oldest first."""
-        if limit is not None:
-            check_count(limit, "limit")
-        claims = [claim async for claim in self._claims(error, None, limit)]
-        return await self._retry(claims[::-1])
+    async def retry_all(
+        self, *, error: str | None = None, before: datetime | None = None, limit: int | None = None
+    ) -> int:
+        """As `retry` with all entries (of this error, from before this moment; the newest `limit`), the oldest first."""
+        return await self._retry((await self._claims(error, before, limit))[::-1])
 
-    async def drop_all(self, *, error: str | None = None, before: datetime | None = None) -> int:
-        """As `drop` with all entries (of this error, from before this moment)."""
-        return await self._drop([claim async for claim in self._claims(error, before, None)])
+    async def drop_all(
+        self, *, error: str | None = None, before: datetime | None = None, limit: int | None = None
+    ) -> int:
+        """As `drop` with all entries (of this error, from before this moment; the newest `limit`)."""
+        return await self._drop(await self._claims(error, before, limit))
 
     async def _find(self, ids: tuple[str, ...]) -> Claims:
         """The entries of these ids. All are looked for in one request, so that twice the same id means two."""
@@ -92,10 +93,10 @@ class Aside:
             count += await self._mesh.ask(ops.drop_aside(self._keys, self._which, some))
         return count
 
-    async def _claims(self, error: str | None, before: datetime | None, limit: int | None) -> AsyncIterator[int]:
-        async for page in self._pages(limit, error, before, bare=True):
-            for claim, _ in page.records:
-                yield claim
+    async def _claims(self, error: str | None, before: datetime | None, limit: int | None) -> Claims:
+        if limit is not None:
+            check_count(limit, "limit")
+        return [claim async for page in self._pages(limit, error, before, bare=True) for claim, _ in page.records]
 
     async def _pages(
         self, limit: int | None, error: str | None, before: datetime | None, *, bare: bool = False

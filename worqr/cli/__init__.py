@@ -1,20 +1,57 @@
-"""The command line: ``worqr demo``. What lives here is the choice of the command; each command has a module of its own.
+"""The command line: ``worqr COMMAND``. What lives here is the choice of the command, and how it ends when it fails.
 
-The command line needs the extra ``cli``. Its packages are imported when a command runs, so that their absence is one
-sentence and not a traceback.
+The command line needs the extra ``cli``. Its packages, and the module of a command, are imported when the command runs: so
+that their absence is one sentence and not a traceback, and that nobody waits for what he does not use.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from cyclopts import App
 
 _NEEDED = ("cyclopts", "rich")
 
+STDIN: Final = "\0-"
+"""What stands for a single ``-``, which cyclopts takes for an option; no word of a command line can be this."""
+GROUPS: Final = {
+    "Running": {
+        #        "run": ("worqr.cli.run:run", "Run a peer: serve the functions of a mesh until told to stop."),
+        "server": ("worqr.cli.server:server", "Run a server for development in the foreground."),
+        "demo": (
+            "worqr.cli.demo:demo",
+            "Show a mesh at work on this machine: kill a peer, cancel a task, lose nothing.",
+        ),
+    },
+    "Putting work in": {
+        "enqueue": ("worqr.cli.producing:enqueue", "Put tasks into a queue."),
+        "dispatch": ("worqr.cli.producing:dispatch", "Put a job into a queue: a task with an id, a time, options."),
+        "call": ("worqr.cli.producing:call", "Call a function of the mesh by its name."),
+    },
+    "Looking": {
+        "queues": ("worqr.cli.looking:queues", "List the queues that hold something or are served."),
+        "workers": ("worqr.cli.looking:workers", "List the workers."),
+        "schedules": ("worqr.cli.looking:schedules", "List the schedules, or let the firings of one pass."),
+    },
+    "Operating": {
+        "cancel": ("worqr.cli.operating:cancel", "Cancel tasks, waiting or running."),
+        "failed": ("worqr.cli.aside:failed", "List what has failed for good, put it back, or drop it."),
+        "broken": ("worqr.cli.aside:broken", "List what could not be read, put it back, or drop it."),
+        "pause": ("worqr.cli.operating:pause", "Stop claims on a queue, everywhere."),
+        "resume": ("worqr.cli.operating:resume", "Let claims on a queue go on."),
+    },
+}
+"""Every command: the function behind it, and its line in the list."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; answers the exit code.
+    """Run one command; answers the exit code: 0, 1 for an error, 2 for wrong use, 130 after Ctrl-C.
 
     Args:
         arguments: the words after ``worqr``; None: those of this process.
@@ -23,20 +60,59 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing:
         print(f"worqr: {' and '.join(missing)} not found: run `pip install 'worqr[cli]'`", file=sys.stderr)
         return 1
-    return _run(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # whatever the locale, nothing fails because of a letter
+    try:
+        code = _run(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `worqr queues | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
 
 
-def _run(arguments: Sequence[str] | None) -> int:
-    from cyclopts import App
+def _app() -> App:
+    from cyclopts import App, Group, Parameter
 
-    from worqr.cli.demo import demo
     from worqr.version import __version__
 
     app = App(
         name="worqr",
-        help="A peer-to-peer job mesh: peers share nothing but a Redis or Valkey server.",
+        help_formatter="default" if sys.stdout.isatty() else "plain",
+        help="A peer-to-peer job mesh: peers share nothing but a Redis or Valkey server. COMMAND --help tells more of each.",
         version=__version__,
+        default_parameter=Parameter(negative=()),
     )
-    app.command(demo)
-    answer = app(arguments, result_action="return_value")
+    for rank, (title, commands) in enumerate(GROUPS.items()):
+        group = Group(title, sort_key=rank)
+        for place, (name, (path, line)) in enumerate(commands.items()):
+            app.command(path, name=name, group=group, help=line, sort_key=place)
+    return app
+
+
+def _run(arguments: Sequence[str]) -> int:
+    from cyclopts import CycloptsError
+
+    from worqr.cli.failing import FAILED, INTERRUPTED, WRONG_USE, Unhappy, WrongUse
+    from worqr.cli.text import complain
+    from worqr.errors import WorqrBug, WorqrError
+
+    if arguments[:1] and arguments[0] in ("enqueue", "dispatch"):
+        arguments = [STDIN if word == "-" else word for word in arguments]
+    app = _app()
+    app.suppress_keyboard_interrupt = False
+    try:
+        answer = app(arguments, result_action="return_value", print_error=False, exit_on_error=False)
+    except (CycloptsError, WrongUse) as error:
+        complain(" ".join(str(error).split()))
+        return WRONG_USE
+    except WorqrBug:
+        raise
+    except (WorqrError, Unhappy) as error:
+        complain("; ".join([str(error), *getattr(error, "__notes__", ())]))
+        return FAILED
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return INTERRUPTED
     return answer if isinstance(answer, int) else 0

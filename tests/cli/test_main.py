@@ -1,15 +1,18 @@
-"""The command line: what it answers, and that whatever is wrong is one sentence."""
+"""The command line as a whole: what it answers, and that whatever is wrong is one sentence."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
 from tests.children import ROOT
+from tests.cli.conftest import Command
 from worqr import __version__
+from worqr.cli import GROUPS
 
 
 def worqr(*arguments: str, code: str = "", env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -37,8 +40,36 @@ def test_it_says_its_version() -> None:
 def test_help_names_the_commands(arguments: tuple[str, ...]) -> None:
     answer = worqr(*arguments)
     assert answer.returncode == 0
-    assert "demo" in answer.stdout
+    named = set(re.findall(r"^  ([a-z]+): ", answer.stdout, re.MULTILINE))
+    assert named == {name for commands in GROUPS.values() for name in commands}
     assert "--version" in answer.stdout
+
+
+@pytest.mark.parametrize("name", [name for commands in GROUPS.values() for name in commands])
+def test_every_command_has_its_help(command: Command, name: str) -> None:
+    answer = command(name, "--help")
+    assert answer.code == 0
+    assert f"Usage: worqr {name}" in answer.out
+    assert len(answer.lines) > 3
+
+
+def test_a_reader_who_has_seen_enough_is_no_error() -> None:
+    process = subprocess.run(
+        ["/bin/sh", "-c", f"{sys.executable} -m worqr --help | head -1"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert process.stdout == "Usage: worqr COMMAND\n"
+    assert process.stderr == ""
+
+
+def test_letters_that_a_terminal_has_not_are_no_error() -> None:
+    answer = worqr("enqueue", "q", "x", "--url", "é://", env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
+    assert answer.returncode == 1
+    assert "\\xe9" in answer.stderr
 
 
 def test_help_of_the_demo_names_its_options() -> None:

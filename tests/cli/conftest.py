@@ -1,0 +1,73 @@
+"""Commands run in this process, against the tests' server, under the test's prefix."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+
+import worqr
+from tests.servers import Server
+from worqr.cli import main
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+    @property
+    def json(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.lines]
+
+
+Command = Callable[..., Answer]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """`command("queues", "--json")`: what ``worqr queues --json`` answers; on no server in particular."""
+
+    def run(*arguments: str) -> Answer:
+        capsys.readouterr()
+        code = main(arguments)
+        out, err = capsys.readouterr()
+        return Answer(code, out, err)
+
+    return run
+
+
+@pytest.fixture
+def cli(command: Command, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """The same on the tests' server, under the test's prefix."""
+    monkeypatch.setenv("WORQR_URL", server.url)
+    monkeypatch.setenv("WORQR_PREFIX", prefix)
+    return command
+
+
+@pytest.fixture
+def beside(cli: Command) -> Callable[..., Any]:
+    """The same beside the test's own loop: `await beside("cancel", ...)`."""
+
+    async def run(*arguments: str) -> Answer:
+        return await trio.to_thread.run_sync(partial(cli, *arguments))
+
+    return run
+
+
+@pytest.fixture
+def mesh(server: Server, prefix: str) -> worqr.Mesh:
+    """The mesh that the commands mean."""
+    return worqr.Mesh(server.url, prefix=prefix, patience=10)

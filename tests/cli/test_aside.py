@@ -1,0 +1,147 @@
+"""``worqr failed`` and ``worqr broken``: listed, put back, dropped; by id, error, time and number."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from functools import partial
+
+import pytest
+import trio
+
+import worqr
+from tests.cli.conftest import Answer, Command
+from tests.peer.tools import eventually
+
+Beside = Callable[..., Awaitable[Answer]]
+
+EVIL = b"\xff\x1b]0;title\x07 [red]"
+
+pytestmark = pytest.mark.leaves("{mails}:failed", "{mails}:broken", "{mails}:aside*")
+
+
+async def give_up(task: bytes) -> None:
+    if task == EVIL:
+        raise worqr.Broken("what is \x1b[31mthis")
+    if task.startswith(b"value"):
+        raise ValueError("bad [bold]value\nin \x1b[2Jtwo lines")
+    raise worqr.Failure("no such address")
+
+
+async def set_aside(mesh: worqr.Mesh, *tasks: bytes) -> None:
+    """Have these fail, one after the other."""
+    queue = mesh.queue("mails")
+    async with mesh.join(grace=0, concurrency=1) as peer, trio.open_nursery() as nursery:
+        once = worqr.RetryPolicy(max_failures=1)
+        await nursery.start(partial(peer.serve, "mails", give_up, retry=once))
+        for task in tasks:
+            before = len(await queue.failed.list()) + len(await queue.broken.list())
+            await queue.dispatch(task, id="evil" if task == EVIL else task.decode(), meta={"tenant": "a"})
+
+            async def count() -> int:
+                return len(await queue.failed.list()) + len(await queue.broken.list())
+
+            await eventually(count, before + 1, within=20)
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_failed_is_listed_newest_first(beside: Beside, mesh: worqr.Mesh) -> None:
+    await set_aside(mesh, b"ada", b"value")
+    answer = await beside("failed", "mails")
+    header, newest, oldest = answer.lines
+    assert header.split()[:4] == ["id", "set", "aside", "reason"]
+    assert newest.startswith("value ")
+    assert newest.split("  ")[-2:] == ["ValueError: bad [bold]value\\nin \\x1b[2Jtwo lines", "value"]
+    assert oldest.startswith("ada ")
+    assert "  worqr.policy.Failure: no such address  " in oldest
+    assert oldest.endswith("  ada")
+    assert (await beside("failed", "list", "mails")).out == answer.out
+    newest_json, oldest_json = (await beside("failed", "mails", "--json")).json
+    assert newest_json["error"]["message"] == "bad [bold]value\nin \x1b[2Jtwo lines"
+    assert "give_up" in newest_json["error"]["traceback"]
+    assert (oldest_json["task"], oldest_json["encoding"], oldest_json["meta"]) == ("ada", "utf-8", {"tenant": "a"})
+    assert set(oldest_json) == {
+        *(
+            "id",
+            "queue",
+            "task",
+            "encoding",
+            "reason",
+            "error",
+            "failures",
+            "stalls",
+            "timeouts",
+            "worker",
+            "at",
+            "meta",
+        )
+    }
+    assert datetime.fromisoformat(oldest_json["at"]) <= datetime.fromisoformat(newest_json["at"])
+    whole = await beside("failed", "mails", "--traceback")
+    assert "    Traceback (most recent call last):" in whole.lines
+    assert "\x1b" not in whole.out
+    assert (await beside("failed", "mails", "--limit", "1")).lines[1:] == [newest]
+    assert [row["id"] for row in (await beside("failed", "mails", "--error", "Failure", "--json")).json] == ["ada"]
+    assert (
+        await beside("failed", "mails", "--before", "1h")
+    ).err == "worqr: nothing of queue 'mails' is set aside as failed\n"
+
+
+async def test_what_is_broken_is_listed_apart_with_its_bytes(beside: Beside, mesh: worqr.Mesh) -> None:
+    await set_aside(mesh, EVIL)
+    answer = await beside("broken", "mails")
+    assert answer.lines[1].endswith("worqr.policy.Broken: what is \\x1b[31mthis  \\xff\\x1b]0;title\\x07 [red]")
+    (row,) = (await beside("broken", "mails", "--json")).json
+    assert row["encoding"] == "base64"
+    assert (await beside("failed", "mails")).out == ""
+    assert (await beside("broken", "drop", "mails", "evil")).out == "1 dropped\n"
+    assert (await beside("broken", "mails", "--json")).out == ""
+
+
+async def test_some_are_put_back_or_dropped_by_their_ids(beside: Beside, mesh: worqr.Mesh) -> None:
+    await set_aside(mesh, b"ada", b"grace", b"value")
+    assert (await beside("failed", "retry", "mails", "ada", "grace")) == Answer(0, "2 put back\n", "")
+    async with mesh.connect():
+        assert await mesh.queue("mails").tasks() == [b"grace", b"ada"]
+        await mesh.queue("mails").cancel_all()
+    partly = await beside("failed", "drop", "mails", "value", "nobody")
+    assert partly == Answer(1, "1 dropped\n", "worqr: 1 of 2 are not among the failed of queue 'mails'\n")
+
+
+async def test_all_of_them_or_what_the_options_leave(beside: Beside, mesh: worqr.Mesh) -> None:
+    await set_aside(mesh, b"ada", b"value 1", b"value 2", b"value 3")
+    times = [row["at"] for row in (await beside("failed", "mails", "--json")).json]
+    before = ("--before", times[1])
+    assert (
+        await beside("failed", "retry", "mails", "--all", "--error", "ValueError", *before, "--limit", "1")
+    ).code == 0
+    assert [row["id"] for row in (await beside("failed", "mails", "--json")).json] == ["value 3", "value 2", "ada"]
+    assert (await beside("failed", "drop", "mails", "--all", "--limit", "1")).out == "1 dropped\n"
+    assert [row["id"] for row in (await beside("failed", "mails", "--json")).json] == ["value 2", "ada"]
+    assert (await beside("failed", "drop", "mails", "--all", *before)).out == "1 dropped\n"
+    assert (await beside("failed", "retry", "mails", "--all")).out == "1 put back\n"
+    async with mesh.connect():
+        assert await mesh.queue("mails").cancel_all() == worqr.CancelCount(2, 0, 0)
+
+
+async def test_a_failure_queue_is_named_as_it_is_listed(beside: Beside, mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        await mesh.queue("mails").failures.enqueue(b"x")
+        assert (await beside("cancel", "{mails}-fail", "--all")).out == "1 removed, 0 running cancelled\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("failed", "retry", "mails"), "say which to retry: their ids, or --all"),
+        (("failed", "drop", "mails", "x", "--all"), "say which to drop"),
+        (("broken", "drop", "mails", "x", "--error", "E"), "--error, --before and --limit go with --all"),
+        (("broken", "mails", "--before", "soon"), "--before must be a time"),
+        (("failed",), "QUEUE"),
+    ],
+)
+def test_wrong_use_is_one_line(command: Command, words: tuple[str, ...], why: str) -> None:
+    answer = command(*words)
+    assert (answer.code, answer.out) == (2, "")
+    assert why in answer.err
+    assert answer.err.count("\n") == 1

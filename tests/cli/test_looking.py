@@ -1,0 +1,106 @@
+"""``worqr queues``, ``workers`` and ``schedules``: tables for people, JSON for programs, and what they say of nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from functools import partial
+
+import pytest
+import trio
+
+import worqr
+from tests.cli.conftest import Answer, Command
+
+Beside = Callable[..., Awaitable[Answer]]
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (("queues",), "no queue holds anything or is served"),
+        (("workers",), "no worker is registered"),
+        (("schedules",), "no peer has declared a schedule"),
+        (("schedules", "list"), "no peer has declared a schedule"),
+    ],
+)
+def test_nothing_is_a_note_beside_an_empty_list(cli: Command, words: tuple[str, ...], note: str) -> None:
+    assert cli(*words) == Answer(0, "", f"worqr: {note}\n")
+    assert cli(*words, "--json") == Answer(0, "", "")
+
+
+async def test_queues_are_listed_with_all_there_is_to_know(beside: Beside, mesh: worqr.Mesh) -> None:
+    long = "q" * 200
+    async with mesh.connect():
+        await mesh.queue(long).enqueue(b"a", b"b")
+        await mesh.queue("paused").pause("\x1b[31mwhy [bold]")
+        await mesh.queue("paused").dispatch(b"x", delay=3600)
+        answer = await beside("queues")
+        assert answer.err == ""
+        header, first, second = answer.lines
+        assert header.split()[:4] == ["queue", "waiting", "due", "blocked"]
+        assert first.split() == ["paused", "0", "1", "0", "0", "0", "0", "0", "-", "\\x1b[31mwhy", "[bold]"]
+        assert second.split()[:2] == [long, "2"]
+        paused, other = (await beside("queues", "--json")).json
+        del paused["counts"]
+        numbers = dict.fromkeys(("waiting", "blocked", "running", "failed", "broken", "workers"), 0)
+        assert paused == {**numbers, "name": "paused", "due": 1, "paused": "\x1b[31mwhy [bold]", "oldest": None}
+        assert other["name"] == long
+        for name in (long, "paused"):
+            await mesh.queue(name).resume()
+            await mesh.queue(name).cancel_all()
+
+
+async def test_workers_are_listed_with_what_they_serve(beside: Beside, mesh: worqr.Mesh) -> None:
+    async with mesh.join(grace=0, concurrency=7) as peer, trio.open_nursery() as nursery:
+        for queue in ("mails", "reports"):
+            await nursery.start(partial(peer.serve, queue, _nothing))
+        _, row = (await beside("workers")).lines
+        assert row.split()[0] == peer.id
+        assert str(os.getpid()) in row.split()
+        assert row.endswith("mails, reports")
+        (worker,) = (await beside("workers", "--json")).json
+        assert worker["id"] == peer.id
+        assert worker["queues"] == ["mails", "reports"]
+        assert worker["beat_age"] >= 0
+        assert set(worker) == {"id", "host", "pid", "app", "version", "queues", "running", "room", "beat_age"}
+        nursery.cancel_scope.cancel()
+
+
+async def _nothing(_task: bytes) -> None:
+    pass
+
+
+async def test_schedules_are_listed_paused_and_resumed(beside: Beside, mesh: worqr.Mesh) -> None:
+    mesh.every(3600, mesh.call("report", b"x"), name="hourly")
+    async with mesh.join(grace=0):
+        before = datetime.now(UTC)
+        (schedule,) = (await beside("schedules", "--json")).json
+        assert schedule["name"] == "hourly"
+        assert not schedule["paused"]
+        assert schedule["last_run"] is None
+        assert datetime.fromisoformat(schedule["next_run"]) > before
+        _, row = (await beside("schedules")).lines
+        assert row.split()[0] == "hourly"
+        assert row.endswith("-")
+        assert (await beside("schedules", "pause", "hourly")) == Answer(0, "hourly is paused\n", "")
+        assert (await beside("schedules")).lines[1].endswith("yes")
+        assert (await beside("schedules", "resume", "hourly")) == Answer(0, "hourly fires again\n", "")
+        assert not (await beside("schedules", "list", "--json")).json[0]["paused"]
+        wrong = await beside("schedules", "pause", "hourli")
+        assert wrong == Answer(1, "", "worqr: there is no schedule 'hourli' in this mesh; did you mean 'hourly'?\n")
+
+
+def test_a_server_that_is_away_is_one_line_and_soon(command: Command) -> None:
+    answer = command("queues", "--url", "redis://127.0.0.1:1/0", "--patience", "300ms")
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.startswith("worqr: the server at redis://127.0.0.1:1/0 has not been there for")
+    assert answer.err.count("\n") == 1
+
+
+def test_a_wrong_url_is_one_line_without_its_password(command: Command) -> None:
+    answer = command("queues", "--url", "redis://user:sec/ret@host")
+    assert answer.code == 1
+    assert "ret" not in answer.err.partition("worqr: ")[2].replace("write", "").replace("read", "")
+    assert answer.err.count("\n") == 1

@@ -1,0 +1,92 @@
+"""``worqr cancel``, ``pause`` and ``resume``."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import pytest
+import trio
+
+import worqr
+from tests.cli.conftest import Answer, Command
+from tests.peer.tools import Held
+
+Beside = Callable[..., Awaitable[Answer]]
+
+
+async def test_what_waits_is_cancelled_by_id_by_payload_or_all_of_it(beside: Beside, mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        queue = mesh.queue("mails")
+        await queue.enqueue(b"a", b"a", b"b", b"c", b"d", "é".encode())
+        for name in ("x", "y"):
+            await queue.dispatch(b"job", id=name)
+        assert (await beside("cancel", "mails", "--task", "a", "--task", "é")).out == "3 removed, 0 running cancelled\n"
+        assert (await beside("cancel", "mails", "--id", "x", "--json")).json == [
+            {"queue": "mails", "waiting": 1, "running": 0, "acknowledged": 0}
+        ]
+        assert (await beside("cancel", "mails", "--id", "x", "--id", "y")).out == "1 removed, 0 running cancelled\n"
+        assert (await beside("cancel", "mails", "--all")).out == "3 removed, 0 running cancelled\n"
+        assert await queue.count() == 0
+
+
+async def test_what_runs_is_cancelled_and_waited_for(beside: Beside, mesh: worqr.Mesh) -> None:
+    held = Held()
+    async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
+        await nursery.start(partial(peer.serve, "films", held))
+        job = await mesh.queue("films").dispatch(b"film", id="x", result_ttl=60)
+        await held.wait(1)
+        answer = await beside("cancel", "films", "--id", "x", "--wait", "--reason", "nobody wants it")
+        assert answer == Answer(0, "0 removed, 1 running cancelled (1 have ended)\n", "")
+        with pytest.raises(worqr.JobCancelled, match="nobody wants it"):
+            await job.result()
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_does_not_end_in_time_is_said(beside: Beside, mesh: worqr.Mesh) -> None:
+    begun, gate = trio.Event(), trio.Event()
+
+    async def stubborn(_task: bytes) -> None:
+        begun.set()
+        with trio.CancelScope(shield=True):
+            await gate.wait()
+
+    async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
+        await nursery.start(partial(peer.serve, "films", stubborn))
+        await mesh.queue("films").enqueue(b"film")
+        await begun.wait()
+        answer = await beside("cancel", "films", "--task", "film", "--within", "10ms")
+        assert answer.code == 1
+        assert answer.out == "0 removed, 1 running cancelled (0 have ended)\n"
+        assert answer.err == "worqr: 1 had not ended within 0.01 s; they will not come back\n"
+        gate.set()
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("words", [(), ("--all", "--id", "x"), ("--task", "a", "--id", "x")])
+def test_a_cancel_says_what_it_means(command: Command, words: tuple[str, ...]) -> None:
+    assert command("cancel", "mails", *words) == Answer(
+        2, "", "worqr: say what to cancel: --id, --task or --all, and only one of them\n"
+    )
+
+
+def test_a_queue_that_nobody_knows_is_noted(cli: Command) -> None:
+    cli("enqueue", "mails", "a")
+    hint = "worqr: nobody has used a queue 'mials' lately; did you mean 'mails'?\n"
+    for words in (("cancel", "mials", "--all"), ("resume", "mials"), ("failed", "mials"), ("broken", "mials")):
+        answer = cli(*words)
+        assert (answer.code, answer.err) == (0, hint)
+    assert cli("pause", "mials").err == hint
+    assert cli("resume", "mials").err == ""
+    assert cli("cancel", "mails", "--all").err == ""
+
+
+def test_a_queue_is_paused_and_goes_on(cli: Command) -> None:
+    cli("enqueue", "mails", "a")
+    assert cli("pause", "mails", "the mail server is down") == Answer(0, "mails is paused\n", "")
+    assert cli("queues", "--json").json[0]["paused"] == "the mail server is down"
+    assert cli("resume", "mails") == Answer(0, "mails goes on\n", "")
+    assert cli("pause", "mails").code == 0
+    assert cli("queues").lines[1].split()[-1] == "yes"
+    cli("resume", "mails")
+    cli("cancel", "mails", "--all")

@@ -1,0 +1,77 @@
+"""``worqr server``: a private Valkey or Redis server in the foreground, for development."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Final
+
+from cyclopts import Parameter
+
+from worqr.cli.failing import Unhappy
+from worqr.cli.text import complain, escape
+from worqr.embedded import EmbeddedServer, find_server
+
+PORT: Final = 6379
+"""Where a mesh without a URL looks."""
+LOOK_EVERY: Final = 0.5
+"""Seconds after which it is noticed that somebody has killed the server."""
+
+
+def server(
+    *,
+    port: Annotated[int, Parameter(help="The TCP port on 127.0.0.1; 0: none, only a unix socket.")] = PORT,
+    dir: Annotated[Path | None, Parameter(help="Keep the data in this folder; else they go with the server.")] = None,
+) -> None:
+    """Run a server for development in the foreground, until Ctrl-C.
+
+    Prints its URL. It listens on this machine only, and asks for no password.
+    """
+    _check_free(port)
+    if dir is not None:
+        dir.mkdir(parents=True, exist_ok=True)
+    told = threading.Event()
+
+    def tell(_number: int, _frame: FrameType | None) -> None:
+        told.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, tell)
+    with EmbeddedServer(port=port, appendonly=dir is not None, dir=dir) as running:
+        print(f"redis://127.0.0.1:{port}/0" if port else running.url, flush=True)
+        kept = f"its data are kept in {escape(str(dir))}" if dir is not None else "nothing is kept when it ends"
+        print(
+            f"worqr: {find_server().name} runs, also at {running.url}; {kept}; Ctrl-C ends it",
+            file=sys.stderr,
+            flush=True,
+        )
+        while not told.wait(LOOK_EVERY):
+            if not _is_alive(running.pid):
+                raise Unhappy(f"the server has ended by itself; the end of its log:\n{running.log.strip()[-1000:]}")
+    complain("the server has ended")
+
+
+def _check_free(port: int) -> None:
+    """Unhappy if somebody has the port: the server itself would say so at length."""
+    if not port:
+        return
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+    except (OSError, OverflowError) as error:
+        why = "is taken, perhaps by another server" if isinstance(error, OSError) else "is none"
+        raise Unhappy(f"port {port} {why}: choose another with --port, or --port 0 for a unix socket alone") from None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

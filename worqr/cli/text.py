@@ -1,0 +1,121 @@
+"""What the commands print: text made safe for a terminal, plain tables, and lines of JSON.
+
+Payloads, names, errors and reasons come from anywhere. Nothing of them may move the cursor, change colours or hide what
+stands beside it, so every character that is not printed as itself is written as its escape; nothing here knows any markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+LONGEST_CELL: Final = 200
+"""Characters of a payload or a message in a table; JSON has all of it."""
+_NAMED: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_GAP: Final = "  "
+
+
+def escape(text: str, *, keep: str = "") -> str:
+    """`text` with all that is no plain character as an escape: control and format characters, lone surrogates.
+
+    A backslash stays as it is, so that what has none of those can be copied; the exact value is in the JSON.
+
+    Args:
+        keep: characters that stay as they are.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c in keep or _is_plain(c) else _escaped(c) for c in text)
+
+
+def _is_plain(character: str) -> bool:
+    return character.isprintable() or unicodedata.category(character) == "Zs"
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    short = f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return _NAMED.get(character, short)
+
+
+def escape_bytes(data: bytes) -> str:
+    """A payload as people can read it: its text, and what is none as escapes."""
+    return escape(data.decode("utf-8", "backslashreplace"))
+
+
+def shorten(text: str) -> str:
+    """The beginning of a text that is too long for a table."""
+    return text if len(text) <= LONGEST_CELL else text[: LONGEST_CELL - 1] + "…"
+
+
+def moment(when: datetime | None) -> str:
+    """A moment in this machine's time zone, to the second."""
+    return "-" if when is None else when.astimezone().isoformat(" ", "seconds")
+
+
+def complain(message: str) -> None:
+    """A sentence on the standard error. What a server or a program has logged may follow it on lines of its own."""
+    print("worqr:", escape(message.strip(), keep="\n"), file=sys.stderr, flush=True)
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Rows in columns, numbers to the right. Nothing is cut or wrapped, whatever the width of the terminal."""
+    cells = [[escape(str(value)) for value in row] for row in rows]
+    numeric = [all(_is_number(row[i]) for row in cells) for i in range(len(header))]
+    lines = [list(header), *cells]
+    widths = [max(_width(line[i]) for line in lines) for i in range(len(header))]
+    for line in lines:
+        padded = [_pad(text, width, right=right) for text, width, right in zip(line, widths, numeric, strict=True)]
+        print(_GAP.join(padded).rstrip())
+
+
+def _is_number(text: str) -> bool:
+    return text == "-" or text.removesuffix(" s").replace(".", "", 1).isdigit()
+
+
+def _pad(text: str, width: int, *, right: bool) -> str:
+    fill = " " * (width - _width(text))
+    return fill + text if right else text + fill
+
+
+def _width(text: str) -> int:
+    """How many columns of a terminal it takes."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """One object on a line of its own."""
+    print(json_line(value))
+
+
+def json_line(value: Mapping[str, Any]) -> str:
+    """JSON that has no character in it which a terminal would act upon."""
+    line = json.dumps(value, ensure_ascii=False, default=_as_json, separators=(",", ":"))
+    return line if line.isprintable() else "".join(c if c.isprintable() else _json_escaped(c) for c in line)
+
+
+def _json_escaped(character: str) -> str:
+    return json.dumps(character)[1:-1] if not character.isascii() else f"\\u{ord(character):04x}"
+
+
+def _as_json(value: object) -> object:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, frozenset | set):
+        return sorted(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    raise TypeError(f"{type(value).__name__} is not for JSON")
+
+
+def payload_fields(data: bytes) -> dict[str, str]:
+    """A payload as JSON has it: as text if it is UTF-8, else as base64; the field ``encoding`` says which."""
+    try:
+        return {"task": data.decode(), "encoding": "utf-8"}
+    except UnicodeDecodeError:
+        return {"task": base64.b64encode(data).decode(), "encoding": "base64"}
