@@ -88,7 +88,7 @@ SHELL = [snippet for snippet in snippets("sh") if re.fullmatch(r"(redis-cli .*\n
 
 
 async def run_code(code: str, name: str, names: dict[str, Any]) -> None:
-    compiled = compile(code, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    compiled = compile(code, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     answer = eval(compiled, names)
     if inspect.iscoroutine(answer):
         await answer
@@ -128,7 +128,7 @@ async def test_a_piece_of_the_documents_runs(
     expects_left(*snippet.leaves.split())
     with trio.fail_after(20):
         async with mesh.join(grace=1) as peer, trio.open_nursery() as nursery:
-            names = {"trio": trio, "worqr": worqr, "mesh": mesh, "peer": peer, "nursery": nursery}
+            names = {"__name__": "piece", "trio": trio, "worqr": worqr, "mesh": mesh, "peer": peer, "nursery": nursery}
             await run_code(snippet.given, str(snippet), names)
             await run_code(snippet.code, str(snippet), names)
             nursery.cancel_scope.cancel()

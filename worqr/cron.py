@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import zoneinfo
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -241,6 +240,8 @@ def _cron(expression: str) -> Callable[[str, datetime], _Cron]:
 def _zone(name: str) -> tzinfo:
     if name == "UTC":
         return UTC  # also where the system has no zones
+    import zoneinfo  # looks for the system's zones, which most programs never need
+
     try:
         return zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
