@@ -133,16 +133,32 @@ async def test_a_plain_handler_learns_of_a_cancel_when_it_asks(mesh: worqr.Mesh)
         assert (await q.info()).counts["cancelled"] == 1
 
 
-async def test_check_cancelled_belongs_into_a_thread(mesh: worqr.Mesh) -> None:
-    errors: list[worqr.UsageError] = []
-
+async def test_check_cancelled_does_nothing_in_a_coroutine_that_is_not_cancelled(mesh: worqr.Mesh) -> None:
     async def handler(task: bytes) -> None:
-        with pytest.raises(worqr.UsageError, match="just awaits") as caught:
-            worqr.current().check_cancelled()
-        errors.append(caught.value)
+        worqr.current().check_cancelled()
+        await trio.to_thread.run_sync(worqr.current().check_cancelled)
 
     await run_one(mesh, handler)
-    assert len(errors) == 1
+
+
+async def test_check_cancelled_is_not_for_threads_that_a_handler_started(mesh: worqr.Mesh) -> None:
+    errors: list[BaseException] = []
+
+    def handler(task: bytes) -> None:
+        context = worqr.current()
+
+        def ask() -> None:
+            try:
+                context.check_cancelled()
+            except worqr.UsageError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+
+    await run_one(mesh, handler)
+    assert "cancel_reason" in str(errors[0])
 
 
 def generator(task: bytes) -> Iterator[bytes]:

@@ -214,6 +214,10 @@ class Station:
         """A run said how far it is; from any thread."""
         self._membership.says(context)
 
+    def extends(self, context: Context, seconds: float) -> None:
+        """A run asks for `seconds` from now on; from any thread."""
+        self._membership.extends(context, seconds)
+
     # Ending
 
     def ended(self, context: Context) -> None:

@@ -1,7 +1,8 @@
 """What a handler may ask about its run: `Context`, found by `current()`.
 
-A context is one claim in the hands of this process. Its fields are plain and its calls never wait, so that a coroutine and a
-thread see the same thing. How it ends is decided in `settling`; `Claim`, the same held by hand, is in `claims`.
+A context is one claim in the hands of this process. Its fields are plain and its calls never wait, so that a coroutine, a
+thread and an asyncio task see the same thing. How it ends is decided in `settling`; `Claim`, the same held by hand, is in
+`claims`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import trio
 
 from worqr.errors import UsageError
 from worqr.policy import POLICY_FIELDS, Broken, Policy
-from worqr.task import CancelReason, Failed, clean_text, from_ms, meta_of
+from worqr.task import CancelReason, Failed, Seconds, clean_text, from_ms, meta_of
+from worqr.task import seconds as seconds_of
 
 if TYPE_CHECKING:
     from worqr.peer.claiming import Station
+    from worqr.peer.elsewhere import Elsewhere
     from worqr.peer.membership import Registration
 
 
@@ -39,13 +42,16 @@ class Context:
         stalls: workers that died while they ran it.
         timeouts: runs that took too long.
         cancel_reason: why this run is being cancelled: ``cancel`` (somebody asked for it), ``lost`` (the claim is no longer
-            ours), ``leaving`` (the peer leaves, the task goes back uncounted), ``timeout``; None while it is not.
-        deadline: when the run will be cancelled, by Trio's clock (``trio.current_time()``); None: it has no timeout.
+            ours), ``leaving`` (the peer leaves, the task goes back uncounted), ``timeout``; None while it is not. A thread
+            sees it at once.
+        deadline: when the run will be cancelled, by ``time.monotonic()``, which means the same in the loop, in a thread and in
+            an asyncio loop (where it is the loop's own time); None: it has no timeout.
     """
 
     __slots__ = (
         *("task", "fence", "failures", "stalls", "timeouts", "cancel_reason", "deadline"),
         *("_station", "_registration", "_record", "_policy", "_scope", "_settled", "_value", "_said", "_timer"),
+        "_elsewhere",
     )
 
     def __init__(self, station: Station, registration: Registration, fence: int, entry: Any) -> None:
@@ -59,6 +65,7 @@ class Context:
         self._said: tuple[float | None, str] | None = None
         self.deadline: float | None = None
         self._timer = 0
+        self._elsewhere: Elsewhere | None = None
         self.task: bytes
         self.failures: int
         self.stalls: int
@@ -126,16 +133,36 @@ class Context:
         self._said = (_finite(done), _message(message))
         self._station.says(self)
 
+    def extend(self, seconds: Seconds) -> None:
+        """Move the deadline of this run to `seconds` from now; never waits. From any thread.
+
+        A run without a timeout stays without one. One that is being cancelled already is not saved.
+
+        Args:
+            seconds: more than 0, or a timedelta; it may also bring the deadline nearer.
+        """
+        self._station.extends(self, seconds_of(seconds, "seconds of extend", positive=True))
+
     def check_cancelled(self) -> None:
-        """In a thread: raise ``trio.Cancelled`` if this run is being cancelled. A plain function learns of it in no other way.
+        """Raise if this run is being cancelled; in a thread, a plain function learns of it in no other way.
+
+        In a thread of a handler it raises ``trio.Cancelled``, in an asyncio handler and its threads ``asyncio.CancelledError``;
+        let it pass. In a coroutine on the loop it does nothing: that is cancelled at its next ``await`` by itself.
 
         Raises:
-            UsageError: called outside a thread of a handler; a coroutine is cancelled at its next ``await`` by itself.
+            UsageError: called in a thread that the handler started by itself; ask `cancel_reason` there.
         """
-        try:
-            trio.from_thread.check_cancelled()
-        except RuntimeError:
-            raise UsageError("check_cancelled() is for plain functions in a thread; a coroutine just awaits") from None
+        if trio.lowlevel.in_trio_task():
+            return
+        if self._elsewhere is not None:
+            self._elsewhere.check_cancelled()
+        else:
+            check_thread()
+
+    @property
+    def state(self) -> Any:
+        """What the mesh's lifespan yielded: ``mesh.state``; None without one."""
+        return self._station.state
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.fence} of {self.queue!r}, attempt {self.attempt}>"
@@ -146,6 +173,16 @@ class Context:
             self.cancel_reason = reason
         if self._scope is not None:
             self._scope.cancel()
+
+
+def check_thread() -> None:
+    """Raise ``trio.Cancelled`` if the task that waits for this thread of Trio's is cancelled."""
+    try:
+        trio.from_thread.check_cancelled()
+    except RuntimeError:
+        raise UsageError(
+            "check_cancelled() is for the thread that runs the handler, not for one of its own; ask cancel_reason there"
+        ) from None
 
 
 def _message(message: object) -> str:

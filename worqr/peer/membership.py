@@ -207,6 +207,10 @@ class Membership:
         """A run said how far it is; from any thread."""
         self._peer.saying.says(context)
 
+    def extends(self, context: Context, seconds: float) -> None:
+        """A run asks for more time; from any thread."""
+        self._peer.deadlines.extends(context, seconds)
+
     # Entering and leaving queues
 
     async def enter(self, station: Station, registration: Registration) -> None:

@@ -15,7 +15,7 @@ import inspect
 import logging
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, cast
 
@@ -24,44 +24,50 @@ import trio
 from worqr.errors import UsageError
 from worqr.peer.context import Context, current_context
 from worqr.peer.deadlines import Deadlines
+from worqr.peer.stacks import Frames
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 Handler = Callable[[bytes], Awaitable[object]]
 
 
-def as_coroutine(handler: Callable[[bytes], object], limiter: trio.CapacityLimiter) -> Handler:
-    """`handler` as something to await: an async one as it is, a plain function in a thread.
+def name_of(handler: object) -> str:
+    """What people call it: ``module.qualname``, for reports."""
+    inner = _inner(handler)
+    name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
+    module = getattr(inner, "__module__", None)
+    return f"{module}.{name}" if module else name
+
+
+def _inner(handler: Any) -> Any:
+    while isinstance(handler, partial):
+        handler = handler.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return handler
+
+
+def check_handler(handler: Callable[..., object]) -> bool:
+    """True if `handler` is to be awaited, False if it is a plain function.
 
     Raises:
         UsageError: it cannot be called with a task, or calling it would run nothing (a generator).
     """
-    inner: Any = handler
-    while isinstance(inner, partial):
-        inner = inner.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    inner = _inner(handler)
     if not callable(inner):
         raise UsageError(f"the handler must be callable, not {handler!r}")
     kinds: list[Any] = [inner, getattr(inner, "__call__", None)]  # noqa: B004
     if any(inspect.isgeneratorfunction(kind) or inspect.isasyncgenfunction(kind) for kind in kinds):
         raise UsageError(f"the handler {handler!r} is a generator: calling it runs nothing; take the `yield` out of it")
     _check_signature(handler)
-    if any(inspect.iscoroutinefunction(kind) for kind in kinds):
-        return handler  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+    return any(inspect.iscoroutinefunction(kind) for kind in kinds)
 
-    def call(task: bytes) -> object:
-        result = handler(task)
-        if inspect.iscoroutine(result):
-            result.close()
-        if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
-            raise TypeError(
-                f"{handler!r} is a plain function that returned {type(result).__name__}, not run yet: use async def"
-            )
-        return result
 
-    async def in_thread(task: bytes) -> object:
-        return await trio.to_thread.run_sync(call, task, limiter=limiter)
+def as_coroutine(handler: Callable[[bytes], object], limiter: trio.CapacityLimiter) -> Handler:
+    """`handler` as something to await: an async one as it is, a plain function in a thread."""
+    from worqr.peer.threads import Threads
 
-    return in_thread
+    threads = Threads(1)
+    threads.limiter = limiter
+    return cast("Handler", handler) if check_handler(handler) else threads.prepare(handler)
 
 
 def _check_signature(handler: Callable[[bytes], object]) -> None:
@@ -144,6 +150,16 @@ class Slots:
             frame = frame.f_back
         return f"code outside the handlers, at {where}" if where else "unknown code"
 
+    def frames_of(self, context: Context) -> Frames:
+        """Where the handler of `context` is, and whatever it started on the loop; empty if it is in no slot."""
+        assert self._nursery is not None
+        for holder in self._nursery.child_tasks:
+            for nursery in holder.child_nurseries:
+                for task in nursery.child_tasks:
+                    if task.context.get(current_context) is context:
+                        return [frame for each in _with_children(task) for frame in each.iter_await_frames()]
+        return []
+
     async def _hold(self, slot: _Slot) -> None:
         """Around a slot's task: takes what it raises when a handler corrupted it."""
         try:
@@ -216,7 +232,8 @@ class Slots:
             if slot.context is None or trio.current_effective_deadline() == float("-inf"):
                 raise  # not the handler but we are being cancelled
             error = raised
-            if self._tell_of_interrupt(raised):
+            elsewhere = slot.context._elsewhere
+            if (elsewhere is None or not elsewhere.raised) and self._tell_of_interrupt(raised):
                 slot.context._cancel("leaving")  # Ctrl-C hit this handler by chance: no failure of its
         context, slot.context = slot.context, None
         assert context is not None
@@ -226,6 +243,13 @@ class Slots:
         for nursery in task.child_nurseries:
             nursery.cancel_scope.cancel()
         return not task.child_nurseries and not _corrupted(error)
+
+
+def _with_children(task: trio.lowlevel.Task) -> Iterator[trio.lowlevel.Task]:
+    yield task
+    for nursery in task.child_nurseries:
+        for child in nursery.child_tasks:
+            yield from _with_children(child)
 
 
 def _is_innermost(scope: trio.CancelScope, task: trio.lowlevel.Task) -> bool:

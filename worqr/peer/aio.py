@@ -1,0 +1,265 @@
+"""Handlers written for asyncio: one asyncio loop in a thread of the peer, for handlers whose libraries need one.
+
+Each run is a task on that loop. Cancelling it is ``task.cancel()``, once, and the slot waits until the task has ended. The
+loop lives as long as the peer, so that connection pools made by one run are good for the next. It is started by the first
+run; at the peer's end tasks that handlers left behind are cancelled.
+
+Runs cross to the loop, and their ends come back, in batches: one wake-up of either loop for all that came up meanwhile.
+A handler that blocks the asyncio loop blocks neither the peer nor its keepalive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from contextvars import Context as Variables
+from contextvars import copy_context
+from typing import Any
+
+import trio
+
+from worqr.peer.elsewhere import Elsewhere
+from worqr.peer.running import Handler, name_of
+from worqr.peer.stacks import Frames, awaited_frames, describe, thread_frames
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+END_WAIT = 1.0
+"""Seconds that the asyncio loop has to end what was left on it, when its peer has left."""
+
+
+class AsyncioLoop:
+    """The asyncio loop of one peer.
+
+    Set once, by the first run: `_token`, `_loop`, `_thread`. `_new` and `_ended` are filled on one side and emptied on the
+    other; `_told` and `_telling` are set by who fills them, before a wake-up, and cleared by who empties them, after it.
+    """
+
+    def __init__(self) -> None:
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._new: deque[_AsyncioRun] = deque()
+        self._ended: deque[_AsyncioRun] = deque()
+        self._told = False
+        self._telling = False
+        self._ending = False
+        self._gone = trio.Event()
+
+    def prepare(self, handler: Callable[[Any], Awaitable[object]]) -> Handler:
+        """An async function written for asyncio as something to await in a slot."""
+        name = name_of(handler)
+
+        async def in_asyncio(task: bytes) -> object:
+            return await _AsyncioRun(self, handler, task, name).run()
+
+        return in_asyncio
+
+    async def run_forever(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Hold the loop until cancelled, then end it; within `END_WAIT`, whatever blocks it."""
+        task_status.started()
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._end()
+
+    # In the Trio loop
+
+    def start(self, run: _AsyncioRun) -> None:
+        """Let `run` begin on the asyncio loop."""
+        loop = self._loop or self._open()
+        self._new.append(run)
+        if not self._told:
+            self._told = True
+            loop.call_soon_threadsafe(self._start_new)
+
+    def tell(self, callback: Callable[[], None]) -> None:
+        """Run `callback` on the asyncio loop, if it has not ended."""
+        if self._loop is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(callback)
+
+    def _open(self) -> asyncio.AbstractEventLoop:
+        self._token = trio.lowlevel.current_trio_token()
+        loop = self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._turn, args=(loop,), name="worqr asyncio", daemon=True)
+        self._thread.start()
+        return loop
+
+    async def _end(self) -> None:
+        loop = self._loop
+        if loop is None:
+            return
+        self.tell(self._stop)
+        with trio.move_on_after(END_WAIT) as patience:
+            await self._gone.wait()
+        if patience.cancelled_caught:
+            where = describe(self.frames())
+            logger.error(
+                "asyncio.stuck: the asyncio loop does not end, the peer leaves without it; it is at\n%s", where
+            )
+
+    def _wake_ended(self) -> None:
+        self._telling = False
+        while self._ended:
+            self._ended.popleft().wake()
+
+    # From any thread
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """None before the first run."""
+        return self._loop
+
+    def frames(self) -> Frames:
+        """Where the loop's thread is at this moment."""
+        return [] if self._thread is None else thread_frames(self._thread.ident)
+
+    # In the asyncio loop
+
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The loop's thread."""
+        _say_asyncio()
+        while not self._ending:
+            try:
+                loop.run_forever()
+            except BaseException:  # SystemExit and KeyboardInterrupt of a task that a handler left behind
+                logger.exception("asyncio.raised: something that a handler left on the asyncio loop; the loop goes on")
+        try:
+            _wind_up(loop)
+        except BaseException:
+            logger.exception("asyncio.raised: while the asyncio loop ended")
+        self._post(self._gone.set)
+
+    def _post(self, callback: Callable[[], None]) -> None:
+        """Run `callback` in the Trio loop, if that has not ended."""
+        assert self._token is not None
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(callback)
+
+    def _stop(self) -> None:
+        self._ending = True
+        asyncio.get_running_loop().stop()
+
+    def _start_new(self) -> None:
+        self._told = False
+        while self._new:
+            self._new.popleft().begin()
+
+    def ended(self, run: _AsyncioRun) -> None:
+        """The task of `run` has ended: let its slot know."""
+        self._ended.append(run)
+        if not self._telling:
+            self._telling = True
+            self._post(self._wake_ended)
+
+
+def _say_asyncio() -> None:
+    """Tell libraries for several loops (httpx, anyio) which one this thread runs: they may have been told another before."""
+    try:
+        from sniffio import thread_local  # Trio brings it along, as long as it needs it itself
+    except ImportError:
+        return
+    thread_local.name = "asyncio"
+
+
+def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what is left on the loop, wait for its end, and close it."""
+    try:
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+
+
+class _AsyncioRun(Elsewhere):
+    """One run. Changed only in the asyncio loop: `_begun`, `_running`; only in the Trio loop: `_cancelled`, `_raise_cancel`."""
+
+    __slots__ = (
+        *("_begun", "_cancelled", "_handler", "_name", "_owner", "_raise_cancel", "_running", "_task"),
+        *("_variables",),
+    )
+
+    def __init__(
+        self,
+        owner: AsyncioLoop,
+        handler: Callable[[Any], Awaitable[object]],
+        task: bytes,
+        name: str,
+    ) -> None:
+        super().__init__()
+        self._owner = owner
+        self._handler = handler
+        self._name = name
+        self._task = task
+        self._variables: Variables = copy_context()
+        self._running: asyncio.Task[None] | None = None
+        self._begun = False
+        self._cancelled = False
+        self._raise_cancel: Callable[[], Any] | None = None
+
+    # In the Trio loop
+
+    async def run(self) -> object:
+        """In the slot: wait for the task."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._owner.start(self)
+        await self._park(self._cancel)
+        if self._raise_cancel is not None and (not self._ended or isinstance(self._error, asyncio.CancelledError)):
+            self._error = None
+            self._raise_cancel()
+        return self._outcome()
+
+    def _cancel(self, raise_cancel: Callable[[], Any]) -> trio.lowlevel.Abort:
+        self._raise_cancel = raise_cancel
+        self._cancelled = True
+        self._owner.tell(self._cancel_task)
+        return trio.lowlevel.Abort.FAILED
+
+    def wake(self) -> None:
+        """The task has ended."""
+        self._wake()
+
+    def frames(self) -> Frames:
+        task, loop = self._running, self._owner.loop
+        if task is None or task.done():
+            return []
+        if asyncio.current_task(loop) is task:
+            return self._owner.frames()
+        return awaited_frames(task.get_coro())
+
+    # In the asyncio loop
+
+    def begin(self) -> None:
+        """Make the task."""
+        loop = self._owner.loop
+        assert loop is not None
+        self._running = loop.create_task(self._run(), name=self._name, context=self._variables)
+
+    async def _run(self) -> None:
+        self._begun = True
+        try:
+            if self._cancelled:
+                raise asyncio.CancelledError
+            self._value = await self._handler(self._task)
+        except BaseException as error:  # also SystemExit, which would end the loop
+            self._error = error
+        self._ended = True
+        self._owner.ended(self)
+
+    def _cancel_task(self) -> None:
+        if self._begun and not self._ended and self._running is not None:
+            self._running.cancel()  # one that has not begun sees it when it does
+
+    def check_cancelled(self) -> None:
+        if self._cancelled:
+            raise asyncio.CancelledError

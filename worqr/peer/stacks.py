@@ -1,0 +1,49 @@
+"""Where a handler is at this moment, read off its stack: for the log, of handlers that do not end."""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+Frames = list[tuple[FrameType, int]]
+"""Frames and the lines they are at, the innermost last."""
+
+MOST_FRAMES = 40
+OURS = str(Path(__file__).parent)
+
+
+def thread_frames(ident: int | None, below: CodeType | None = None) -> Frames:
+    """Where a thread is; of its stack only what is called by `below`."""
+    frame = None if ident is None else sys._current_frames().get(ident)  # public in all but name
+    found: Frames = []
+    while frame is not None and frame.f_code is not below:
+        found.append((frame, frame.f_lineno))
+        frame = frame.f_back
+    return found[::-1]
+
+
+def awaited_frames(coroutine: Any) -> Frames:
+    """Where a suspended coroutine is: its own frame, then that of what it awaits, and so on."""
+    found: Frames = []
+    while coroutine is not None:
+        for kind, inner in (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")):
+            frame: FrameType | None = getattr(coroutine, f"{kind}_frame", None)
+            if frame is not None:
+                found.append((frame, frame.f_lineno))
+                coroutine = getattr(coroutine, inner)
+                break
+        else:
+            break
+    return found
+
+
+def describe(frames: Frames) -> str:
+    """As in a traceback, without our own frames, and at most the innermost 40."""
+    theirs = [place for place in frames if not place[0].f_code.co_filename.startswith(OURS)][-MOST_FRAMES:]
+    lines = traceback.StackSummary.extract(iter(theirs)).format()
+    return "".join(lines).rstrip() if lines else "  (nothing is known of where it is)"

@@ -1,0 +1,131 @@
+"""Plain functions run in threads.
+
+A thread cannot be stopped. When its run is cancelled it learns of it by asking (`Context.check_cancelled`,
+``trio.from_thread.check_cancelled``), and its claim is settled when it has really ended. One that was not begun yet when the
+cancellation came does not begin. Trio's threads are daemons: one that is stuck keeps neither the peer nor the process.
+
+What a handler runs on the loop with ``trio.from_thread.run`` is not cancelled together with it, because Trio runs it in a task
+of its own once a thread may be left behind.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import trio
+
+from worqr.peer.context import check_thread
+from worqr.peer.elsewhere import Elsewhere, no_abort
+from worqr.peer.running import Handler, name_of
+from worqr.peer.stacks import Frames, thread_frames
+
+AroundThread = Callable[[], AbstractContextManager[object]]
+
+
+class Threads:
+    """The threads of one peer.
+
+    Args:
+        limit: how many run at once. Threads that are stuck are replaced, at most as many again.
+        around_thread: entered around each call, in its thread; what it raises is a failure of the task.
+    """
+
+    def __init__(self, limit: int, around_thread: AroundThread | None = None) -> None:
+        self.limiter: trio.CapacityLimiter = trio.CapacityLimiter(limit)
+        self.most: int = 2 * limit
+        self._around_thread = around_thread
+
+    def prepare(self, handler: Callable[[Any], object]) -> Handler:
+        """A plain function as something to await in a slot."""
+        call, name = self._call(handler), f"worqr {name_of(handler)}"
+
+        async def in_thread(task: bytes) -> object:
+            return await _ThreadRun(self, call, task).run(name)
+
+        return in_thread
+
+    def _call(self, handler: Callable[[Any], object]) -> Callable[[Any], object]:
+        around_thread = self._around_thread
+
+        def call(task: Any) -> object:
+            return refuse_awaitable(handler, handler(task))
+
+        if around_thread is None:
+            return call
+
+        def call_inside(task: Any) -> object:
+            with around_thread():
+                return call(task)
+            return None  # it swallowed an error
+
+        return call_inside
+
+
+def refuse_awaitable(handler: object, result: object) -> object:
+    """`result`, unless it is something that nobody has run yet."""
+    if inspect.iscoroutine(result):
+        result.close()
+    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise TypeError(
+            f"{handler!r} is a plain function that returned {type(result).__name__}, not run yet: use async def"
+        )
+    return result
+
+
+class _ThreadRun(Elsewhere):
+    """One call in a thread. `_begun` belongs to the thread that runs it, or to a slot that was cancelled before."""
+
+    __slots__ = ("_begun", "_call", "_ident", "_replaced", "_task", "_threads")
+
+    def __init__(self, threads: Threads, call: Callable[[Any], object], task: bytes) -> None:
+        super().__init__()
+        self._threads = threads
+        self._call = call
+        self._task = task
+        self._begun = threading.Lock()
+        self._ident: int | None = None
+        self._replaced = False
+
+    async def run(self, name: str) -> object:
+        """In the slot: wait for the thread."""
+        try:
+            await trio.to_thread.run_sync(
+                self._in_thread, thread_name=name, abandon_on_cancel=True, limiter=self._threads.limiter
+            )
+        except trio.Cancelled:
+            if self._begun.acquire(blocking=False):
+                raise  # it has not begun and will not
+            await self._park(no_abort)
+            if self._replaced and self._ended:
+                self._threads.limiter.total_tokens -= 1
+            if not self._ended or isinstance(self._error, trio.Cancelled):
+                self._error = None
+                raise
+        return self._outcome()
+
+    def _in_thread(self) -> None:
+        if not self._begun.acquire(blocking=False):
+            return
+        self._ident = threading.get_ident()
+        try:
+            self._value = self._call(self._task)
+        except BaseException as error:  # also SystemExit, which would end nothing but this thread
+            self._error = error
+        self._has_ended()
+
+    def check_cancelled(self) -> None:
+        check_thread()
+
+    def replace(self) -> bool:
+        limiter = self._threads.limiter
+        if not self._replaced and limiter.total_tokens < self._threads.most:
+            self._replaced = True
+            limiter.total_tokens += 1
+        return self._replaced
+
+    def frames(self) -> Frames:
+        return [] if self._ended else thread_frames(self._ident, below=_ThreadRun._in_thread.__code__)
