@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-import trio
-
 from worqr import ops
 from worqr.keys import QueueKeys
 from worqr.link import Link
@@ -26,7 +24,7 @@ async def cancel_and_wait(link: Link, keys: QueueKeys, step: Step, wait: float) 
         waiting, claims = await _all_steps(step)
         return CancelCount(waiting, len(claims), 0)
     settled: set[int] = set()
-    news = News()
+    news = News(link)
 
     def hear(message: bytes) -> None:
         if message.isdigit():
@@ -35,7 +33,7 @@ async def cancel_and_wait(link: Link, keys: QueueKeys, step: Step, wait: float) 
 
     async with listening(link, keys.cancelled_channel, hear):
         waiting, claims = await _all_steps(step)
-        with trio.move_on_after(wait):
+        with link.mailbox.move_on_after(wait):
             while not claims <= settled:
                 await news.wait()
                 if not claims <= settled:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 import msgspec
-import trio
 
 from worqr import ops
 from worqr.cancelling import cancel_and_wait
@@ -104,9 +103,10 @@ class Job(Generic[R]):
         patience = math.inf if timeout is None else seconds(timeout, "timeout")
         if (found := await self._look()).word != "wait":
             return self._value(found)
-        news = News()
-        with trio.move_on_after(patience):
-            async with listening(self._mesh.link, self._keys.job(self.id), lambda _message: news.tell()):
+        link = self._mesh.link
+        news = News(link)
+        with link.mailbox.move_on_after(patience):
+            async with listening(link, self._keys.job(self.id), lambda _message: news.tell()):
                 while (found := await self._look()).word == "wait":
                     await news.wait()
             return self._value(found)
@@ -165,8 +165,9 @@ class Job(Generic[R]):
         """Follow it: an iterator that begins with its present state, goes on with each change that is seen, and ends with the
         job. States that last only a moment may be left out. Holds a subscription for the length of the block.
         """
-        news = News()
-        async with listening(self._mesh.link, self._keys.job(self.id), lambda _message: news.tell()):
+        link = self._mesh.link
+        news = News(link)
+        async with listening(link, self._keys.job(self.id), lambda _message: news.tell()):
             yield _Watch(self, news)
 
 

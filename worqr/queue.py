@@ -123,8 +123,7 @@ class Queue:
                 f"not {len(checked):,} tasks and {sum(map(len, checked)):,} bytes"
             )
         if not chunks:
-            self._mesh.check_connected()
-            await trio.lowlevel.checkpoint()
+            await self._mesh.link.mailbox.checkpoint()
             return 0
         if unique:
             return await self._enqueue_unique(chunks, front=front, max_length=max_length)

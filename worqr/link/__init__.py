@@ -1,4 +1,4 @@
-"""The link: the only home of ``import redis``. Trio tasks put calls in, the server's answers come out.
+"""The link: the only home of ``import redis``. Tasks and threads put calls in, the server's answers come out.
 
 `Link` is the face. Behind it, from the inside out:
 
@@ -7,15 +7,16 @@
 * `request`, `backlog`: calls on their way, in their order; pure;
 * `exchange`, `uplink`, `pipe`: a batch, the connection it goes over, the thread that does it;
 * `subscriptions`, `heart`: a thread and a connection each, for messages and for the keepalive;
-* `mailbox`: how results get back into an event loop; `scribe`: how lines get into the log.
+* `mailbox`, `threads`: how results get back into an event loop, or to plain threads; `scribe`: how lines get into the log.
 """
 
 from worqr.link.heart import Heart, boottime
 from worqr.link.link import Link
-from worqr.link.mailbox import Mailbox, TrioMailbox, Waiter
+from worqr.link.mailbox import Mailbox, Signal, TrioMailbox, Waiter
 from worqr.link.request import Owner, Request
 from worqr.link.settings import Address, LinkSettings
 from worqr.link.subscriptions import Subscription, Subscriptions
+from worqr.link.threads import ThreadMailbox, run_blocking
 
 __all__ = [
     "Address",
@@ -25,9 +26,12 @@ __all__ = [
     "Mailbox",
     "Owner",
     "Request",
+    "Signal",
     "Subscription",
     "Subscriptions",
+    "ThreadMailbox",
     "TrioMailbox",
     "Waiter",
     "boottime",
+    "run_blocking",
 ]

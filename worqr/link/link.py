@@ -2,9 +2,9 @@
 
 Here: the face, and the fork guard. Not here: the I/O thread (`pipe`), subscriptions, the keepalive thread (`heart`).
 
-A link is made in the loop it serves, `start` begins its thread, `close` ends all of its threads. A call puts a
-request on the thread's inbox and parks; the task never owns the socket, so cancelling it abandons its reply and
-nothing else.
+A link is made in the loop it serves, or for plain threads, which may all use it at once; `start` begins its thread, `close`
+ends all of its threads. A call puts a request on the thread's inbox and parks; the task never owns the socket, so
+cancelling it abandons its reply and nothing else.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ import logging
 import math
 import os
 import secrets
+import threading
 import time
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar, cast
 
 from worqr.call import Call
 from worqr.errors import Unavailable, UsageError
 from worqr.link.heart import Heart
-from worqr.link.mailbox import Mailbox, Waiter
+from worqr.link.mailbox import Mailbox, Waiter, wake_all
 from worqr.link.pipe import Pipe, Posted
 from worqr.link.request import Owner, Request
 from worqr.link.scribe import Scribe
@@ -37,23 +38,30 @@ logger: logging.Logger = logging.getLogger(__name__)
 _links: weakref.WeakSet[Link] = weakref.WeakSet()
 
 
+class _Together(threading.local):
+    """What this thread posts in a block of `Link.together`."""
+
+    posted: Posted | None = None
+
+
 class Link:
     """A connection to the server that outlives every connection.
 
     Attributes, set once:
         producer: names this link to the server's memory of replies; 128 random bits, never shared.
         settings: what it was made from.
+        mailbox: how whoever waits for it waits.
         subscriptions: channels to listen to.
     """
 
     def __init__(self, settings: LinkSettings, mailbox: Mailbox) -> None:
         self.producer: str = secrets.token_urlsafe(16)
         self.settings = settings
-        self._mailbox = mailbox
+        self.mailbox: Mailbox = mailbox
         self._scribe = Scribe()
         self._pipe = Pipe(settings, mailbox, self._scribe, self.producer)
         self._hearts: list[Heart[object]] = []
-        self._together: Posted | None = None
+        self._together = _Together()
         self._started = self._closed = False
         self.subscriptions: Subscriptions = Subscriptions(settings, mailbox, self._scribe)
         _links.add(self)
@@ -100,10 +108,10 @@ class Link:
             RefusedByServer, WrongVersion: at once; waiting does not help.
             Unavailable: there was none within `patience`.
         """
-        await self._mailbox.checkpoint()
         waiter = Waiter()
+        await self.mailbox.prepare(waiter)
         self._pipe.wait_ready(waiter, time.monotonic() + self.settings.patience)
-        await self._mailbox.wait(waiter)
+        await self.mailbox.wait(waiter)
         waiter.raise_error()
 
     async def call(self, call: Call[T], *, patience: float | None = None) -> T:
@@ -119,16 +127,54 @@ class Link:
             Unavailable: no answer within `patience`; `sent` is False if withdrawn, None if it may have taken effect.
             RefusedByServer, QueueFull, WorqrError: what the server answered, as the call reads it.
         """
-        pipe, mailbox = self._pipe, self._mailbox
+        pipe, mailbox = self._pipe, self.mailbox
         if pipe.ended is not None:
             self._check()
-        await mailbox.checkpoint()
         request = Request(call, self.settings.patience if patience is None else patience, time.monotonic())
+        await mailbox.prepare(request)
         pipe.submit(request)
         await mailbox.wait(request)
         if request.error is not None:
             request.raise_error()
         return cast("T", request.value)
+
+    async def call_all(self, calls: Sequence[Call[T]]) -> list[T]:
+        """Send `calls` together and wait for all of their values, in their order.
+
+        Cancelling: as `call`, each of them.
+
+        Raises: as `call`; the error of the first that failed, when all have been answered. The others may have taken effect.
+        """
+        if self._pipe.ended is not None:
+            self._check()
+        everything = Waiter()
+        await self.mailbox.prepare(everything)
+        now = time.monotonic()
+        requests = Posted(Request(call, self.settings.patience, now) for call in calls)
+        if not requests:
+            return []
+        left = len(requests)
+
+        def answered() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                everything.settled = True
+                wake_all((everything,))
+
+        for request in requests:
+            request.wake = answered
+        self._pipe.submit(requests)
+        try:
+            await self.mailbox.wait(everything)
+        except BaseException:
+            for request in requests:
+                request.wake = None
+                request.abandoned = True
+            raise
+        for request in requests:
+            request.raise_error()
+        return [cast("T", request.value) for request in requests]
 
     def post(
         self,
@@ -149,10 +195,11 @@ class Link:
             deliver(cast("T | None", request.value), error)
 
         request.wake = wake
-        if self._together is None:
+        posted = self._together.posted
+        if posted is None:
             self._pipe.submit(request)
         else:
-            self._together.append(request)
+            posted.append(request)
 
     @contextmanager
     def together(self) -> Generator[None]:
@@ -160,12 +207,11 @@ class Link:
 
         For blocks without an await.
         """
-        posted = Posted()
-        self._together = posted
+        posted = self._together.posted = Posted()
         try:
             yield
         finally:
-            self._together = None
+            self._together.posted = None
             if posted:
                 self._pipe.submit(posted)
 
@@ -182,7 +228,7 @@ class Link:
         self._check()
         heart = Heart(
             self.settings,
-            self._mailbox,
+            self.mailbox,
             make=make,
             replied=replied,
             every=every,

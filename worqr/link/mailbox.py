@@ -1,7 +1,8 @@
 """The seam between the link's threads and whoever waits for them.
 
-Here: `Waiter` (something that will be settled), the `Mailbox` protocol, and `TrioMailbox`. One for asyncio and one
-for plain threads would differ in nothing but these three methods. Not here: requests and sockets.
+Here: `Waiter` (something that will be settled), the `Mailbox` protocol, `TrioMailbox`, and `Signal`, an event of whichever
+kind. Plain threads have theirs in `threads`. What waits by a mailbox and by nothing else is the same code everywhere.
+Not here: requests and sockets.
 
 Two rules make a double wake-up and a crashed loop impossible:
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Protocol
 
@@ -28,7 +30,7 @@ class Waiter:
 
     Attributes:
         settled: there is an outcome. Changed only by the thread that finds it.
-        abandoned: nobody wants the outcome any more. Changed only in the loop.
+        abandoned: nobody wants the outcome any more. Changed only by whoever waits.
         wake: what to run in the loop when it is settled. Changed only in the loop, once it is submitted.
         error: the outcome, if it is a bad one.
     """
@@ -51,19 +53,36 @@ class Waiter:
                 del error
 
 
+class TimeLimit(Protocol):
+    """What a block with a time limit says when it is over."""
+
+    @property
+    def cancelled_caught(self) -> bool:
+        """True if the limit ended it."""
+        ...
+
+
 class Mailbox(Protocol):
-    """How results get from the link's threads to those who wait: one kind per event loop."""
+    """How results get from the link's threads to those who wait: one kind per event loop, and one for plain threads."""
 
     def post(self, deliver: Callable[[], object]) -> None:
         """Run `deliver` in the loop soon. From any thread; never raises, also when the loop has ended."""
         ...
 
     async def checkpoint(self) -> None:
-        """Raise the loop's cancellation if the caller was cancelled already: nothing should be sent for it then."""
+        """Let others run; raise the caller's cancellation, if there is one."""
+        ...
+
+    async def prepare(self, request: Waiter) -> None:
+        """Comes before `request` is submitted. Raises the caller's cancellation, if there is one: nothing should be sent then."""
         ...
 
     async def wait(self, request: Waiter) -> None:
         """Park until `request` is settled. When cancelled, abandon it: it is withdrawn, or its reply is dropped."""
+        ...
+
+    def move_on_after(self, seconds: float) -> AbstractContextManager[TimeLimit]:
+        """A block that waits no longer than this, as ``trio.move_on_after`` makes it."""
         ...
 
 
@@ -82,6 +101,9 @@ class TrioMailbox:
             pass  # nobody is left to be told
 
     async def checkpoint(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def prepare(self, request: Waiter) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
 
     async def wait(self, request: Waiter) -> None:
@@ -94,6 +116,35 @@ class TrioMailbox:
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abandon)
+
+    def move_on_after(self, seconds: float) -> AbstractContextManager[TimeLimit]:
+        return trio.move_on_after(seconds)
+
+
+class Signal:
+    """An event that one can wait for at a time. `set` is called in the loop; where there is none, anywhere."""
+
+    __slots__ = ("_is_set", "_mailbox", "_waiter")
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+        self._is_set = False
+        self._waiter: Waiter | None = None
+
+    def set(self) -> None:
+        """It has happened."""
+        self._is_set = True
+        waiter = self._waiter
+        if waiter is not None:
+            wake_all((waiter,))
+
+    async def wait(self) -> None:
+        """Until it has happened."""
+        waiter = Waiter()
+        await self._mailbox.prepare(waiter)
+        self._waiter = waiter  # and then look, as `set` sets and then looks: one of the two sees the other
+        if not self._is_set:
+            await self._mailbox.wait(waiter)
 
 
 def guarded(deliver: Callable[[], object]) -> None:

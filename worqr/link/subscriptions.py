@@ -62,11 +62,10 @@ class Subscription(Listener):
             RefusedByServer: our user may not hear one of them.
             Unavailable: the link was closed.
         """
-        mailbox = self._hub.mailbox
-        await mailbox.checkpoint()
+        mailbox, waiter = self._hub.mailbox, Waiter()
+        await mailbox.prepare(waiter)
+        self._waiters.append(waiter)  # before the look: in a plain thread the news may come meanwhile
         if not self._stood and self._error is None and self._hub.ended is None:
-            waiter = Waiter()
-            self._waiters.append(waiter)
             await mailbox.wait(waiter)
         error = self._error or (None if self._stood else self._hub.ended)
         if error is not None:
@@ -101,7 +100,7 @@ class Subscription(Listener):
 
 
 class Subscriptions:
-    """All subscriptions of a link, on one connection. `open` belongs to the loop, `close` to any thread."""
+    """All subscriptions of a link, on one connection. `open` belongs to the loop, or to plain threads; `close` to any thread."""
 
     def __init__(self, settings: LinkSettings, mailbox: Mailbox, scribe: Scribe) -> None:
         self.mailbox = mailbox
@@ -111,6 +110,7 @@ class Subscriptions:
         self._scribe = scribe
         self._orders: queue.SimpleQueue[tuple[Subscription, bool]] = queue.SimpleQueue()
         self._channels: Channels[Subscription] = Channels()
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._bell: socket.socket | None = None
         self._wire: Wire | None = None
@@ -130,7 +130,8 @@ class Subscriptions:
         subscription = Subscription(self, channels, deliver, confirmed)
         if not subscription.names:
             raise UsageError("a subscription needs at least one channel")
-        self._ensure_thread()
+        with self._starting:
+            self._ensure_thread()
         self._orders.put((subscription, True))
         self._ring()
         return subscription
@@ -150,7 +151,8 @@ class Subscriptions:
             self._ring()
             if wire is not None:
                 wire.interrupt()
-            thread.join(_END_WAIT)
+            if thread is not threading.current_thread():
+                thread.join(_END_WAIT)
 
     def poison(self, error: WorqrError) -> None:
         """In a forked child: nothing of this works here."""
