@@ -27,11 +27,12 @@ Handler = Callable[[Any], Awaitable[object]]
 @asynccontextmanager
 async def looping() -> AsyncGenerator[AsyncioLoop]:
     """An asyncio loop as a peer has it."""
-    async with at_most(PATIENCE), trio.open_nursery() as nursery:
+    async with at_most(PATIENCE):
         loop = AsyncioLoop()
-        await nursery.start(loop.run_forever)
-        yield loop
-        nursery.cancel_scope.cancel()
+        try:
+            yield loop
+        finally:
+            await loop.end()
 
 
 def asyncio_threads() -> list[threading.Thread]:
@@ -177,6 +178,21 @@ async def test_libraries_for_several_loops_see_asyncio() -> None:
         sniffio.current_async_library_cvar.set("trio")  # as whoever started us may have done
         assert await loop.prepare(handler)(b"") == "asyncio"
         assert sniffio.current_async_library() == "trio"
+
+
+async def test_no_thread_to_be_had_is_a_failure_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def handler(task: bytes) -> str:
+        return "fine"
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with looping() as loop:
+        run = loop.prepare(handler)
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="can't start"):
+            patch.setattr(threading.Thread, "start", refuse)
+            await run(b"")
+        assert await run(b"") == "fine"
 
 
 # Cancelling

@@ -59,15 +59,6 @@ class AsyncioLoop:
 
         return in_asyncio
 
-    async def run_forever(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Hold the loop until cancelled, then end it; within `END_WAIT`, whatever blocks it."""
-        task_status.started()
-        try:
-            await trio.sleep_forever()
-        finally:
-            with trio.CancelScope(shield=True):
-                await self._end()
-
     # In the Trio loop
 
     def start(self, run: _AsyncioRun) -> None:
@@ -86,12 +77,18 @@ class AsyncioLoop:
 
     def _open(self) -> asyncio.AbstractEventLoop:
         self._token = trio.lowlevel.current_trio_token()
-        loop = self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._turn, args=(loop,), name="worqr asyncio", daemon=True)
-        self._thread.start()
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=self._turn, args=(loop,), name="worqr asyncio", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # this process is at its limit of threads; the next run tries again
+            loop.close()
+            raise
+        self._loop, self._thread = loop, thread
         return loop
 
-    async def _end(self) -> None:
+    async def end(self) -> None:
+        """End the loop and what is left on it; within `END_WAIT`, whatever blocks it. Nothing is run on it afterwards."""
         loop = self._loop
         if loop is None:
             return

@@ -5,14 +5,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
 from worqr.errors import UsageError
 from worqr.peer.context import Context, current
 from worqr.peer.options import RunsIn
-from worqr.peer.running import Handler, as_coroutine
+from worqr.peer.running import Handler, check_handler
+from worqr.peer.threads import AroundThread, Threads
+
+if TYPE_CHECKING:
+    from worqr.peer.aio import AsyncioLoop
 
 Middleware = Callable[[Context, Callable[[], Awaitable[object]]], Awaitable[object]]
 """``async def middleware(context, call_next)``: around every run of a peer, on its loop; what it returns is the result."""
@@ -21,8 +25,26 @@ Middleware = Callable[[Context, Callable[[], Awaitable[object]]], Awaitable[obje
 class Runners:
     """The places in which one peer runs handlers."""
 
-    def __init__(self, *, threads: int) -> None:
-        self._threads = trio.CapacityLimiter(threads)
+    def __init__(self, *, threads: int, around_thread: AroundThread | None = None) -> None:
+        self.threads: Threads = Threads(threads, around_thread)
+        self._asyncio: AsyncioLoop | None = None
+
+    async def run_forever(self) -> None:
+        """Hold what runs beside the loop until cancelled, and end it then, in bounded time."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            if self._asyncio is not None:
+                with trio.CancelScope(shield=True):
+                    await self._asyncio.end()
+
+    def _asyncio_loop(self) -> AsyncioLoop:
+        """The peer's asyncio loop; asyncio is imported by those who need it."""
+        if self._asyncio is None:
+            from worqr.peer.aio import AsyncioLoop
+
+            self._asyncio = AsyncioLoop()
+        return self._asyncio
 
     def prepare(self, handler: Callable[[Any], object], runs_in: RunsIn | None) -> Handler:
         """`handler` as something to await in a slot.
@@ -31,10 +53,13 @@ class Runners:
             UsageError: it cannot be called with a task, or does not run in such a place.
         """
         handler = getattr(handler, "__worqr_handler__", handler)
-        if runs_in in {"asyncio", "process"}:
+        if runs_in == "process":
             raise UsageError(f"runs_in={runs_in!r} is not there yet")
         check_place(handler, runs_in)
-        return as_coroutine(handler, self._threads)
+        asynchronous = check_handler(handler)
+        if runs_in == "asyncio":
+            return self._asyncio_loop().prepare(cast("Handler", handler))
+        return cast("Handler", handler) if asynchronous else self.threads.prepare(handler)
 
 
 def check_place(handler: Callable[..., object], runs_in: RunsIn | None) -> None:

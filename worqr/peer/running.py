@@ -61,15 +61,6 @@ def check_handler(handler: Callable[..., object]) -> bool:
     return any(inspect.iscoroutinefunction(kind) for kind in kinds)
 
 
-def as_coroutine(handler: Callable[[bytes], object], limiter: trio.CapacityLimiter) -> Handler:
-    """`handler` as something to await: an async one as it is, a plain function in a thread."""
-    from worqr.peer.threads import Threads
-
-    threads = Threads(1)
-    threads.limiter = limiter
-    return cast("Handler", handler) if check_handler(handler) else threads.prepare(handler)
-
-
 def _check_signature(handler: Callable[[bytes], object]) -> None:
     try:
         signature = inspect.signature(handler)
