@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,7 @@ from worqr.lua import Script
 
 def script(name: str, body: str, flags: str = "") -> Script:
     source = f"#!lua{flags}\n{body}"
-    return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+    return Script(name, source)
 
 
 ECHO = script("echo", "return {'ok', ARGV[1]}")

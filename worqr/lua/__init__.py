@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -17,13 +16,35 @@ _FOLDER = Path(__file__).parent
 _USES = re.compile(r"^-- USES (.+)$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
 class Script:
-    """One transaction: its name (the file's stem), the source as it is sent, and the SHA-1 the server knows it by."""
+    """One transaction: its name (the file's stem), the source as it is sent, and the SHA-1 the server knows it by.
 
-    name: str
-    source: str
-    sha: str
+    One without a source is that of the package, read when it is first needed.
+    """
+
+    __slots__ = ("name", "sha", "source")
+
+    def __init__(self, name: str, source: str | None = None) -> None:
+        self.name: str = name
+        if source is not None:
+            self._set(source)
+
+    def _set(self, source: str) -> None:
+        self.source: str = source
+        self.sha: str = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+
+    def __getattr__(self, attribute: str) -> str:
+        """Asked only for what has no value yet."""
+        if attribute not in {"source", "sha"}:
+            raise AttributeError(attribute)
+        shebang, _, body = _read(self.name).partition("\n")
+        seen: dict[str, str] = {}
+        _pieces(body, seen)
+        self._set("\n".join([shebang, *seen.values(), body]))
+        return self.source if attribute == "source" else self.sha
+
+    def __repr__(self) -> str:
+        return f"<Script {self.name}>"
 
 
 def _read(stem: str) -> str:
@@ -43,15 +64,14 @@ def _pieces(source: str, seen: dict[str, str]) -> None:
 @cache
 def script(name: str) -> Script:
     """The transaction `name`, with its pieces in front of its body."""
-    shebang, _, body = _read(name).partition("\n")
-    seen: dict[str, str] = {}
-    _pieces(body, seen)
-    return new_script(name, "\n".join([shebang, *seen.values(), body]))
+    if not _FOLDER.joinpath(f"{name}.lua").is_file():
+        raise FileNotFoundError(f"there is no script {name!r}")
+    return Script(name)
 
 
 def new_script(name: str, source: str) -> Script:
     """A script of that text."""
-    return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+    return Script(name, source)
 
 
 @cache
