@@ -1,58 +1,298 @@
-"""Capacity: how many tasks a peer runs at once, and whose turn it is when room becomes free."""
+"""Capacity: how many units of work a peer holds at once, and whose turn it is when room becomes free.
+
+Here: `Capacity`, shared by all stations of a peer, and `Pool`, a second limit (threads, processes) that some of them share.
+Not here: asking the server (`claiming`), and how "auto" finds its number (`pacing`).
+
+Stations that would take more than they have are *rivals*. What room there is goes to them in turns: a station's `turn` is the
+units it was given, each divided by its priority, and the least is next; so in the long run each gets units in proportion to
+its priority, and of equals the higher priority goes first. While there are rivals nobody goes beyond its share of the room
+(its priority by the sum of theirs, but always one run), so that long runs of one queue do not crowd out the others. What
+is left then is for whoever wants it. A station whose last runs were all over within `BRIEF` may use all of the room in its
+turn: nobody waits long for it, and large batches cost less.
+
+A run that is larger than what is free waits while smaller ones of others go ahead, `PATIENCE` times; then what becomes
+free is kept until it fits.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Sized
+from math import ceil
+from typing import Final, Literal, Protocol
 
-if TYPE_CHECKING:
-    from worqr.peer.claiming import Station
+import trio
+
+from worqr.errors import UsageError
+
+BRIEF: Final = 0.05
+"""Seconds. A queue whose runs end so soon may take a turn with all of the room."""
+PATIENCE: Final = 10
+"""How often others may go ahead of a run that waits for more room than there is."""
+AUTO_START: Final = 10
+AUTO_MOST: Final = 1000
+"""Where "auto" begins, and the most it comes to."""
+
+
+class Pool:
+    """Places that runs take besides their units, one each: threads, processes. Changed only in the loop.
+
+    Who raises `limit` calls `Capacity.offer_soon`.
+    """
+
+    __slots__ = ("limit", "taken")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.taken: int = 0
+
+    @property
+    def room(self) -> int:
+        """How many more runs find a place; what is asked for already is not counted twice."""
+        return self.limit - self.taken
+
+
+class Consumer(Protocol):
+    """What `Capacity` sees of a `Station`.
+
+    Attributes:
+        size: units that each of its runs takes.
+        priority: its weight among its rivals.
+        pool: the second limit of its runs.
+        turn: units it was given, divided by its priority; whose is least is next.
+        overtaken: how often others went ahead of it while it did not fit.
+        brief: nothing of it runs, and when something did last, all was over within `BRIEF`.
+        running: its claims.
+        asking: a start request is under way.
+        owes: it has been woken up for work that it has not asked for yet.
+    """
+
+    size: int
+    priority: int
+    pool: Pool | None
+    turn: float
+    overtaken: int
+    brief: bool
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def running(self) -> Sized: ...
+    @property
+    def asking(self) -> bool: ...
+    @property
+    def owes(self) -> bool: ...
+    @property
+    def held(self) -> int:
+        """Its claims, and those that it asks for just now."""
+        ...
+
+    def more(self) -> int:
+        """How many claims it would take now, beyond those that it has and asks for."""
+        ...
+
+    def ask(self, wanted: int) -> None: ...
+    def pass_on(self) -> None: ...
 
 
 class Capacity:
-    """The room of one peer, shared by its stations in turn. Changed only in the loop."""
+    """The room of one peer, in units. Changed only in the loop.
 
-    def __init__(self, concurrency: int) -> None:
-        self.concurrency = concurrency
-        self.running: int = 0
+    Attributes:
+        concurrency: units that may be held at once; of what is held already nothing is taken away.
+        auto: True while `pacing` chooses it.
+        used: units that are held.
+        peak: the most that were held since somebody set this back.
+    """
+
+    def __init__(self, concurrency: int | Literal["auto"]) -> None:
+        self.concurrency: int = AUTO_START if concurrency == "auto" else concurrency
+        self.auto: bool = concurrency == "auto"
+        self.used: int = 0
+        self.peak: int = 0
         self._reserved = 0
-        self._stations: deque[Station] = deque()
-        self._offering = False
+        self._reached = 0.0
+        self._stations: list[Consumer] = []
+        self._auto_began = trio.Event()
         self.offer_soon: Callable[[], None] = self.offer
 
     @property
     def room(self) -> int:
-        """How many more tasks could be claimed now; what is asked for already is not counted twice."""
-        return self.concurrency - self.running - self._reserved
+        """How many more units could be claimed now; what is asked for already is not counted twice."""
+        return self.concurrency - self.used - self._reserved
 
-    def reserve(self, n: int) -> None:
-        """`n` more (or fewer) are asked for."""
-        self._reserved += n
+    @property
+    def running(self) -> int:
+        """How many claims are held; from any thread."""
+        return sum([len(station.running) for station in tuple(self._stations)])
 
-    def take(self, n: int) -> None:
-        """`n` more (or fewer) are held."""
-        self.running += n
+    @property
+    def least(self) -> int:
+        """The size of the largest run that must find room."""
+        return max([station.size for station in self._stations], default=1)
 
-    def add(self, station: Station) -> None:
+    @property
+    def short(self) -> bool:
+        """Somebody would take more at once if there were more units."""
+        return any(self.room < station.size for station in self._rivals())
+
+    def set_concurrency(self, n: int | Literal["auto"]) -> None:
+        """From now on `n` units; "auto" goes on from what there are. With fewer, what runs goes on.
+
+        Raises:
+            UsageError: a queue is served whose runs are larger.
+        """
+        if n == "auto":
+            self.auto = True
+            self._auto_began.set()
+            self.resize(min(self.concurrency, AUTO_MOST))
+            return
+        for station in self._stations:
+            _check_fits(station.name, station.size, n)
+        self.auto = False
+        self.resize(n)
+
+    async def wait_auto(self) -> None:
+        """Until somebody wants its concurrency to be chosen."""
+        while not self.auto:
+            self._auto_began = trio.Event()
+            await self._auto_began.wait()
+
+    def resize(self, n: int) -> None:
+        """From now on `n` units, but no fewer than the largest run takes."""
+        before, self.concurrency = self.concurrency, max(n, self.least)
+        if self.concurrency > before:
+            self.offer_soon()
+
+    def check_fits(self, queue: str, size: int) -> None:
+        """UsageError if a run of `size` units of `queue` would never find room."""
+        _check_fits(queue, size, "auto" if self.auto else self.concurrency)
+
+    # What the stations tell
+
+    def add(self, station: Consumer) -> None:
+        """UsageError if its runs would never find room."""
+        self.check_fits(station.name, station.size)
         self._stations.append(station)
+        self.resize(self.concurrency)
 
-    def remove(self, station: Station) -> None:
+    def remove(self, station: Consumer) -> None:
         self._stations.remove(station)
 
+    def begin_wanting(self, station: Consumer) -> None:
+        """`station` has reason to ask again. The time in which it wanted nothing gives it no claim on what comes now."""
+        station.turn = max(station.turn, self._reached)
+        station.overtaken = 0
+
+    def reserve(self, units: int) -> None:
+        """So many units more (or fewer) are asked for."""
+        self._reserved += units
+
+    def take(self, units: int) -> None:
+        """So many units more are held."""
+        self.used += units
+        if self.used > self.peak:
+            self.peak = self.used
+
+    def release(self, units: int) -> None:
+        """So many units are free again. Whoever says so sees to it that there is an `offer` soon."""
+        self.used -= units
+
+    # Sharing it out
+
     def offer(self) -> None:
-        """Let the stations ask for what room there is; who asked first now is last next time."""
-        if self._offering:
-            return
-        self._offering = True
-        try:
-            for _ in range(len(self._stations)):
-                if self.room <= 0:
-                    break
-                station = self._stations[0]
-                self._stations.rotate(-1)
-                station.claim()
-            for station in self._stations:
+        """Let the stations ask for what room there is; a wake-up that there is none for goes on to another worker."""
+        if self.room > 0:
+            rivals = self._rivals()
+            if len(rivals) == 1:
+                if not rivals[0].asking:
+                    self._grant(rivals[0], self._fits(rivals[0]))
+            elif rivals:
+                self._share_out(rivals)
+        for station in self._stations:
+            if station.owes:
                 station.pass_on()
-        finally:
-            self._offering = False
+
+    def _rivals(self) -> list[Consumer]:
+        return [
+            station
+            for station in self._stations
+            if station.more() > 0 and (station.asking or station.pool is None or station.pool.room > 0)
+        ]
+
+    def _fits(self, station: Consumer) -> int:
+        """How many of its runs there is room for."""
+        fits = self.room // station.size
+        return fits if station.pool is None else min(fits, station.pool.room)
+
+    def _share_out(self, rivals: list[Consumer]) -> None:
+        for rival in rivals:  # who could not be served for long is owed one round of the room, not all that it missed
+            rival.turn = max(rival.turn, self._reached - self.concurrency / rival.priority)
+        rivals.sort(key=_turn_of)
+        kept = self._serve_in_turn(rivals, bounded=True)
+        if not kept and self.room > 0 and not any(rival.asking and rival.more() > 0 for rival in rivals):
+            self._serve_in_turn([rival for rival in rivals if rival.more() > 0], bounded=False)
+
+    def _serve_in_turn(self, rivals: Sequence[Consumer], *, bounded: bool) -> bool:
+        """One turn for each; `bounded`: within its share. True if what is left is kept for one of them."""
+        weights: Mapping[Pool | None, int] = {}
+        waiting: list[Consumer] = []
+        for station in rivals:
+            if self.room <= 0:
+                break
+            if station.asking:
+                continue
+            share = self.concurrency
+            if bounded and not station.brief:
+                weights = weights or _weigh(rivals)
+                share = self._share(station, weights) - station.held
+            fits = min(self._fits(station), share)
+            if fits > 0:
+                self._grant(station, fits)
+                for other in waiting:
+                    other.overtaken += 1
+            elif share > 0 and self.room < station.size:
+                if station.overtaken >= PATIENCE:
+                    return True
+                waiting.append(station)
+        return False
+
+    def _share(self, station: Consumer, weights: Mapping[Pool | None, int]) -> int:
+        """How many claims it may have while all rivals want more; at least one."""
+        share = ceil(self.concurrency * station.priority / weights[None] / station.size)
+        if station.pool is not None:
+            share = min(share, ceil(station.pool.limit * station.priority / weights[station.pool]))
+        return share
+
+    def _grant(self, station: Consumer, fits: int) -> None:
+        wanted = min(fits, station.more())
+        if wanted > 0:
+            self._reached = max(self._reached, station.turn)
+            station.overtaken = 0
+            station.ask(wanted)
+
+
+def _weigh(rivals: Sequence[Consumer]) -> Mapping[Pool | None, int]:
+    """The sum of their priorities, under None for all and under each pool for those that share it."""
+    weights: Counter[Pool | None] = Counter()
+    for rival in rivals:
+        weights[None] += rival.priority
+        if rival.pool is not None:
+            weights[rival.pool] += rival.priority
+    return weights
+
+
+def _turn_of(station: Consumer) -> tuple[float, int]:
+    return station.turn, -station.priority
+
+
+def _check_fits(queue: str, size: int, concurrency: int | Literal["auto"]) -> None:
+    if concurrency == "auto":
+        if size > AUTO_MOST:
+            raise UsageError(
+                f"queue {queue!r}: a run of size {size} would never find room: concurrency='auto' is at most {AUTO_MOST} units"
+            )
+    elif size > concurrency:
+        raise UsageError(
+            f"queue {queue!r}: a run of size {size} would never find room: the concurrency of this peer is {concurrency} units"
+        )

@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextvars import Context as Variables
 from contextvars import copy_context
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import trio
@@ -26,6 +27,7 @@ from worqr import ops
 from worqr.errors import ClaimLost
 from worqr.keys import QueueKeys
 from worqr.ops import MAX_ITEMS, Started
+from worqr.peer.capacity import BRIEF, Capacity, Pool
 from worqr.peer.context import Context
 from worqr.peer.running import Handler
 from worqr.policy import Policy
@@ -33,7 +35,6 @@ from worqr.task import CancelReason
 
 if TYPE_CHECKING:
     from worqr.link import Subscription
-    from worqr.peer.capacity import Capacity
     from worqr.peer.membership import Membership, Registration
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -46,15 +47,31 @@ MANY_POLICIES = 100
 class Station:
     """One queue that this peer serves. Subclasses say how many claims they want and what becomes of them.
 
-    Set once: `keys`, `policy`, `variables`, `handler`. Changed only in the loop: everything else.
+    Set once: `keys`, `policy`, `variables`, `handler`, and what `Capacity` shares the room out by: `size`, `priority`, `pool`.
+    Changed by `Capacity`: `turn`, `overtaken`. Changed only in the loop: everything else.
     """
 
     handler: Handler
     state: object = None
 
-    def __init__(self, keys: QueueKeys, membership: Membership, capacity: Capacity, policy: Policy) -> None:
-        self.keys = keys
-        self.policy = policy
+    def __init__(
+        self,
+        keys: QueueKeys,
+        membership: Membership,
+        capacity: Capacity,
+        policy: Policy,
+        *,
+        size: int = 1,
+        priority: int = 100,
+        pool: Pool | None = None,
+    ) -> None:
+        """UsageError if a run of `size` units would never find room."""
+        capacity.check_fits(keys.name, size)
+        self.size, self.priority, self.pool = size, priority, pool
+        self.turn: float = 0.0
+        self.overtaken: int = 0
+        self.brief: bool = False
+        self.keys, self.policy = keys, policy
         self.variables: Variables = copy_context()
         self.registration: Registration | None = None
         self.subscription: Subscription | None = None
@@ -72,11 +89,11 @@ class Station:
         self._membership = membership
         self._capacity = capacity
         self._policies: dict[PolicyFields, Policy] = {}
-        self._wants = False
-        self._again = False
-        self._owes = False
-        self._in_flight = False
+        self._wants = self._again = self._in_flight = False
+        self.owes: bool = False
         self._reserved = 0
+        self._busy_since = 0.0
+        self._given_away: dict[int, bool] = {}
 
     @property
     def name(self) -> str:
@@ -97,9 +114,20 @@ class Station:
         """A start request is under way."""
         return self._in_flight
 
+    @property
+    def held(self) -> int:
+        """How many claims have room here, and are asked for; a stuck one that gave its slot away is not among them."""
+        return len(self.running) - len(self._given_away) + self._reserved
+
     def demand(self) -> int:
         """How many claims the consumer could take now, whatever room the peer has."""
         raise NotImplementedError
+
+    def more(self) -> int:
+        """How many claims it would take if there were room, beyond those that it asks for already; 0: it has no reason to ask."""
+        if not self._wants or self.quiet or not self._live():
+            return 0
+        return min(self.demand(), MAX_ITEMS) - self._reserved
 
     def take_in(self, contexts: Sequence[Context]) -> None:
         """Claims have come: run them, or hand them to whoever waits."""
@@ -111,7 +139,9 @@ class Station:
         """There may be work: joined, woken up, resubscribed, seen by a scan."""
         if self.quiet:
             return
-        self._wants = True
+        if not self._wants:
+            self._wants = True
+            self._capacity.begin_wanting(self)
         if self._in_flight:
             self._again = True
         else:
@@ -121,43 +151,55 @@ class Station:
         """A message says that there is work. It is owed until a start request has been sent: there may be no room for it any
         more, because another queue took it, or we are on the way out. Then it goes on to the next hungry worker.
         """
-        self._owes = True
+        self.owes = True
         self.look()
         self.pass_on()
 
     def pass_on(self) -> None:
-        """Hand on a wake-up that there is no room for."""
-        if self._owes and not self._in_flight and self._live() and (self.quiet or self._room() <= 0):
-            self._ask(0)
+        """Hand on a wake-up that there is no room for: what there is was offered just now."""
+        if self.owes and not self._in_flight and self._live():
+            self.ask(0)
 
     # Asking
 
     def _live(self) -> bool:
         return self.in_fence and self.registration is not None and not self.registration.dead
 
-    def _room(self) -> int:
-        return min(self._capacity.room, self.demand(), MAX_ITEMS)
-
     def claim(self) -> None:
-        """Ask for as many tasks as there is room for, if there is reason to."""
-        if self._wants and not self._in_flight and not self.quiet and self._live():
-            room = self._room()
-            if room > 0:
-                self._ask(room)
+        """Ask for as many tasks as there is room for, if there is reason to, and it is our turn."""
+        self._capacity.offer()
 
-    def _ask(self, wanted: int) -> None:
+    def ask(self, wanted: int) -> None:
+        """Ask for `wanted` tasks, whose room is reserved from now on; 0: for nothing, which hands a wake-up on."""
         registration = self.registration
         assert registration is not None
         self._in_flight = True
-        self._again = self._owes = False
-        self._reserved = wanted
-        self._capacity.reserve(wanted)
+        self._again = self.owes = False
+        self._reserve(wanted)
         call = ops.start_tasks(self.keys, registration.worker, registration.next_number(), wanted)
 
         def answered(started: Started | None, failure: Exception | None) -> None:
             self._answered(registration, started, failure)
 
         self._membership.link.post(call, answered, owner=registration)
+
+    def _reserve(self, wanted: int) -> None:
+        """So many claims are asked for now; 0: none any more."""
+        more, self._reserved = wanted - self._reserved, wanted
+        self._capacity.reserve(more * self.size)
+        if self.pool is not None:
+            self.pool.taken += more
+
+    def _take(self, n: int) -> None:
+        """So many claims are held from now on."""
+        if not self.running:
+            self._busy_since = monotonic()
+        self.brief = False
+        units = n * self.size
+        self.turn += units / self.priority
+        self._capacity.take(units)
+        if self.pool is not None:
+            self.pool.taken += n
 
     def _answered(self, registration: Registration, started: Started | None, failure: Exception | None) -> None:
         """The reply is here; believe it now, or when the next beat says that we live."""
@@ -168,8 +210,8 @@ class Station:
 
     def _started(self, registration: Registration, started: Started | None, failure: Exception | None) -> None:
         self._in_flight = False
-        self._capacity.reserve(-self._reserved)
-        wanted, self._reserved = self._reserved, 0
+        wanted = self._reserved
+        self._reserve(0)
         self.idle.set()
         if registration.dead or registration is not self.registration or self.hurry.is_set():
             self._capacity.offer()  # not ours, or on the way out: what was claimed goes back with stop_work
@@ -188,7 +230,7 @@ class Station:
             if entry is not None
         ]
         if contexts:
-            self._capacity.take(len(contexts))
+            self._take(len(contexts))
             for context in contexts:
                 self.running[context.fence] = context
             self.take_in(contexts)
@@ -221,11 +263,37 @@ class Station:
     # Ending
 
     def ended(self, context: Context) -> None:
-        """The claim is out of our hands (settled or lost): its room is free."""
-        if self.running.pop(context.fence, None) is not None:
-            self._capacity.take(-1)
-            if not self.running:
-                self.idle.set()
+        """The claim is out of our hands (settled or lost): its room is free, if it was not given away before."""
+        if self.running.pop(context.fence, None) is None:
+            return
+        place_given = self._given_away.pop(context.fence, None) if self._given_away else None
+        if place_given is None:
+            self._capacity.release(self.size)
+        if self.pool is not None and not place_given:
+            self.pool.taken -= 1
+        if not self.running:
+            self.brief = monotonic() - self._busy_since < BRIEF
+            self.idle.set()
+
+    def give_slot_away(self, context: Context, *, place: bool = False) -> None:
+        """A run is stuck: its units, and its place under the handler's limit, are for others from now on. The claim stays, and
+        with it the duty to call `ended`, which then frees only what is left. Twice is harmless.
+
+        Args:
+            context: a run of this station; one that has ended is left alone.
+            place: its place in the pool as well; only if what it stood for (a thread, a process) is really free again.
+        """
+        fence = context.fence
+        if fence not in self.running:
+            return
+        if fence not in self._given_away:
+            self._given_away[fence] = False
+            self._capacity.release(self.size)
+        if place and not self._given_away[fence]:
+            self._given_away[fence] = True
+            if self.pool is not None:
+                self.pool.taken -= 1
+        self._capacity.offer_soon()
 
     def cancel_running(self, reason: CancelReason) -> None:
         """Cancel all that runs here."""
@@ -251,14 +319,18 @@ class HandlerStation(Station):
         handler: Handler,
         concurrency: int | None,
         run: Callable[[Context], None],
+        *,
+        size: int = 1,
+        priority: int = 100,
+        pool: Pool | None = None,
     ) -> None:
-        super().__init__(keys, membership, capacity, policy)
+        super().__init__(keys, membership, capacity, policy, size=size, priority=priority, pool=pool)
         self.handler = handler
         self._limit = concurrency
         self._run = run
 
     def demand(self) -> int:
-        return MAX_ITEMS if self._limit is None else self._limit - len(self.running)
+        return MAX_ITEMS if self._limit is None else self._limit - len(self.running) + len(self._given_away)
 
     def take_in(self, contexts: Sequence[Context]) -> None:
         for context in contexts:

@@ -31,6 +31,7 @@ from worqr.peer.leading import Leader
 from worqr.peer.leaving import AWAY_PATIENCE, LEAVE_PATIENCE, Leaving
 from worqr.peer.membership import Membership, Registration
 from worqr.peer.options import check_concurrency
+from worqr.peer.pacing import Pacer
 from worqr.peer.runners import Runners
 from worqr.peer.running import Slots
 from worqr.peer.saying import Saying
@@ -76,6 +77,7 @@ class Peer(Serving):
         self.deadlines: Deadlines = Deadlines()
         self._slots = Slots(self._run_ended, self._interrupted, self.deadlines)
         self.saying: Saying = Saying(link)
+        self._pacer = Pacer(self.capacity)
         self.interrupt: KeyboardInterrupt | None = None
         self.body: trio.CancelScope = trio.CancelScope()
 
@@ -188,6 +190,7 @@ class Peer(Serving):
                     nursery.start_soon(self._settler.flush_forever)
                     nursery.start_soon(self.deadlines.watch_forever)
                     nursery.start_soon(self.saying.send_forever)
+                    nursery.start_soon(self._pacer.pace_forever)
                     nursery.start_soon(self.leader.lead_forever)
                     nursery.start_soon(self.leader.promoter.promote_forever)
                     if self.settings.onlooker is None:

@@ -55,9 +55,9 @@ class Stations:
     @asynccontextmanager
     async def stationed(self, station: Station) -> AsyncGenerator[None]:
         """Serve a queue for the length of a block."""
+        self._capacity.add(station)
         self._by_name[station.name] = station
         self.used.set()
-        self._capacity.add(station)
         try:
             with station.entering:  # cancelled when the peer leaves meanwhile
                 await self._enter(station)
