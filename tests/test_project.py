@@ -33,7 +33,7 @@ def test_the_wheel_has_all_of_the_package_and_nothing_else(wheel: zipfile.ZipFil
     inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
     package = (ROOT / "worqr").rglob("*")
     expected = {p.relative_to(ROOT).as_posix() for p in package if p.is_file() and "__pycache__" not in p.parts}
-    assert inside == expected
+    assert inside == expected | {"pytest_worqr.py"}
     assert "worqr/py.typed" in inside
     assert any(name.endswith(".lua") for name in inside)
 
@@ -43,6 +43,7 @@ def test_the_wheel_says_what_it_is(wheel: zipfile.ZipFile) -> None:
     assert "Requires-Python: >=3.11" in info["METADATA"]
     assert "License-Expression: MIT" in info["METADATA"]
     assert "worqr = worqr.cli:main" in info["entry_points.txt"]
+    assert "[pytest11]\nworqr = pytest_worqr" in info["entry_points.txt"]
     assert "worqr contributors" in info["LICENSE"]
 
 

@@ -69,11 +69,6 @@ def script(name: str) -> Script:
     return Script(name)
 
 
-def new_script(name: str, source: str) -> Script:
-    """A script of that text."""
-    return Script(name, source)
-
-
 @cache
 def all_scripts() -> tuple[Script, ...]:
     """Every transaction, by name; the link loads them on each new connection."""

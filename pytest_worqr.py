@@ -1,0 +1,58 @@
+"""Fixtures for the tests of applications that use worqr. pytest finds this module by its entry point.
+
+It stands outside of the package, so that pytest does not import worqr and Trio for tests that have nothing to do with them.
+`worqr_bench` is for tests under Trio, with pytest-trio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack, ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from worqr import Mesh
+    from worqr.embedded import EmbeddedServer
+    from worqr.testing import Bench, OpenBench, Record, Sent
+
+
+@pytest.fixture(scope="session")
+def worqr_server() -> EmbeddedServer:
+    """The embedded server of all benches of this process: ``worqr.Mesh(worqr_server.url, prefix=...)`` is a mesh on it."""
+    from worqr.testing.servers import kept_server
+
+    return kept_server()
+
+
+@pytest.fixture
+async def worqr_bench() -> AsyncGenerator[OpenBench]:
+    """Puts a mesh on a bench until the test ends, as often as it is called.
+
+    ``bench = await worqr_bench(mesh)``; see ``worqr.testing.bench``.
+    """
+    from worqr import testing
+
+    async with AsyncExitStack() as stack:
+
+        async def put(mesh: Mesh[Any]) -> Bench:
+            return await stack.enter_async_context(testing.bench(mesh))
+
+        yield put
+
+
+@pytest.fixture
+def worqr_recording() -> Iterator[Record]:
+    """Records what the functions of a mesh send, until the test ends.
+
+    ``sent = worqr_recording(mesh)``; see ``worqr.testing.recording``.
+    """
+    from worqr import testing
+
+    with ExitStack() as stack:
+
+        def record(mesh: Mesh[Any]) -> Sent:
+            return stack.enter_context(testing.recording(mesh))
+
+        yield record

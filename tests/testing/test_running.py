@@ -1,0 +1,494 @@
+"""Running until nothing waits: what runs, what is left, what is counted, and which errors are raised in the test."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+
+import worqr
+from tests.servers import Server
+from tests.testing.conftest import NOWHERE
+from worqr import testing
+from worqr.testing import Summary, benches
+
+ONCE = worqr.RetryPolicy(max_failures=1)
+AT_ONCE = worqr.RetryPolicy(max_failures=2, min_backoff=0)
+
+
+def failing(mesh: worqr.Mesh, **options: Any) -> worqr.Function[[str], None]:
+    """A function that raises what it is told to."""
+    errors: dict[str, Callable[[], Exception]] = {
+        "value": lambda: ValueError("on purpose"),
+        "key": lambda: KeyError("on purpose"),
+        "failure": lambda: worqr.Failure("never"),
+        "broken": lambda: worqr.Broken("no sense in it"),
+        "later": lambda: worqr.Retry("not yet", delay=60),
+        "uncounted": lambda: worqr.Retry("not yet", delay=60, counted=False),
+        "both": lambda: ExceptionGroup("", [worqr.Retry(delay=60), worqr.Retry(delay=90)]),
+        "group": lambda: ExceptionGroup("two", [ValueError(), worqr.Retry()]),
+    }
+
+    @mesh.task(name="fail", **options)
+    async def fail(what: str) -> None:
+        raise errors[what]()
+
+    return fail
+
+
+async def test_an_empty_mesh_is_empty(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    assert await bench.run_until_empty() == Summary(0, 0, 0, 0)
+    failing(mesh)
+    assert await bench.run_until_empty(due=True) == Summary(0, 0, 0, 0)
+
+
+async def test_everything_runs_also_what_handlers_enqueue(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    seen: list[int] = []
+
+    @mesh.task(name="down")
+    async def down(n: int) -> None:
+        seen.append(n)
+        await trio.lowlevel.checkpoint()
+        if n:
+            await other.enqueue(n - 1)
+
+    @mesh.task(name="other")
+    def other(n: int) -> None:  # in a thread
+        seen.append(n)
+        if n:
+            trio.from_thread.run(down.enqueue, n - 1)
+
+    await down.enqueue(20)
+    assert await bench.run_until_empty() == Summary(21, 0, 0, 0)
+    assert seen == list(range(20, -1, -1))
+    assert await bench.run_until_empty() == Summary(0, 0, 0, 0)
+
+
+async def test_one_at_a_time_runs_in_order(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    seen: list[int] = []
+
+    @mesh.task(name="note")
+    async def note(n: int) -> None:
+        await trio.sleep(0.01 if n == 0 else 0)
+        seen.append(n)
+
+    await mesh.enqueue_many(note.call(n) for n in range(20))
+    await bench.run_until_empty(concurrency=1)
+    assert seen == list(range(20))
+
+
+async def test_nothing_runs_by_itself(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    fail = failing(mesh)
+    await fail.enqueue("value")
+    await bench.advance(0)
+    assert (await fail.queue.info()).waiting == 1
+    assert (await fail.queue.info()).workers == 0
+    with pytest.raises(ValueError, match="on purpose"):
+        await bench.run_until_empty()
+    assert (await fail.queue.info()).workers == 0
+
+
+async def test_the_lifespan_is_around_each_run(server: Server) -> None:
+    lived: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncGenerator[str]:
+        lived.append("begin")
+        yield "pool"
+        lived.append("end")
+
+    mesh = worqr.Mesh(NOWHERE, lifespan=lifespan)
+
+    @mesh.task(name="look")
+    async def look() -> None:
+        lived.append(worqr.current().state)
+
+    async with testing.bench(mesh, url=server.url) as bench:
+        await look.enqueue()
+        await bench.run_until_empty()
+    assert lived == ["begin", "pool", "end"]
+
+
+# Errors
+
+
+async def test_the_error_itself_is_raised_with_its_traceback(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    error = ValueError("on purpose")
+
+    @mesh.task(name="raising")
+    async def raising() -> None:
+        await trio.lowlevel.checkpoint()
+        raise error
+
+    await raising.enqueue()
+    with pytest.raises(ValueError, match="on purpose") as caught:
+        await bench.run_until_empty()
+    assert caught.value is error
+    assert caught.traceback[-1].frame.code.name == "raising"
+    assert any(note.startswith("raised by the handler of 'raising', in attempt 1") for note in error.__notes__)
+    assert await bench.run_until_empty() == Summary(0, 0, 0, 0)  # it was told once; its retry is due later
+
+
+async def test_the_error_of_a_thread_is_raised_as_it_is(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    error = ValueError("on purpose")
+
+    @mesh.task(name="raising")
+    def raising() -> None:
+        raise error
+
+    await raising.enqueue()
+    with pytest.raises(ValueError, match="on purpose") as caught:
+        await bench.run_until_empty()
+    assert caught.value is error
+    assert caught.traceback[-1].frame.code.name == "raising"
+
+
+async def test_an_assertion_in_a_handler_fails_the_test(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    @mesh.task(name="wrong")
+    async def wrong(n: int) -> None:
+        assert n == 4
+
+    await wrong.enqueue(5)
+    with pytest.raises(AssertionError, match="5 == 4"):
+        await bench.run_until_empty()
+
+
+async def test_several_errors_are_a_group_and_the_others_have_run(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    fail, seen = failing(mesh), list[int]()
+
+    @mesh.task(name="fine")
+    async def fine(n: int) -> None:
+        seen.append(n)
+
+    await mesh.enqueue_many([fail.call("value"), fine.call(1), fail.call("key"), fail.call("group"), fine.call(2)])
+    with pytest.raises(ExceptionGroup, match="3 runs raised") as caught:
+        await bench.run_until_empty()
+    assert sorted(type(error).__name__ for error in caught.value.exceptions) == [
+        "ExceptionGroup",
+        "KeyError",
+        "ValueError",
+    ]
+    assert sorted(seen) == [1, 2]
+
+
+@pytest.mark.parametrize("what", ["failure", "broken"])
+async def test_giving_up_on_purpose_is_an_error_too(bench: testing.Bench, mesh: worqr.Mesh, what: str) -> None:
+    fail = failing(mesh)
+    await fail.enqueue(what)
+    with pytest.raises((worqr.Failure, worqr.Broken)):
+        await bench.run_until_empty()
+    await fail.enqueue(what)
+    assert await bench.run_until_empty(raise_errors=False) == Summary(0, 1, 0, 0)
+
+
+async def test_what_cannot_be_decoded_is_an_error(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    fail = failing(mesh)
+    await fail.queue.enqueue(b"{]")
+    with pytest.raises(worqr.Broken, match="fail"):
+        await bench.run_until_empty()
+    assert len(await fail.queue.broken.list()) == 1
+
+
+async def test_a_result_that_cannot_be_kept_is_an_error(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    @mesh.task(name="odd", result_ttl=60)
+    async def odd() -> Any:
+        return object()
+
+    await odd.dispatch()
+    with pytest.raises(worqr.Failure, match="cannot be kept"):
+        await bench.run_until_empty()
+
+
+@pytest.mark.parametrize("what", ["later", "uncounted", "both"])
+async def test_retry_is_no_error(bench: testing.Bench, mesh: worqr.Mesh, what: str) -> None:
+    fail = failing(mesh)
+    await fail.enqueue(what)
+    assert await bench.run_until_empty() == Summary(0, 0, 1, 0)
+    assert (await fail.queue.info()).due == 1
+
+
+async def test_the_last_retry_is_an_error(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    fail = failing(mesh, retry=worqr.RetryPolicy(max_failures=2))
+    await fail.enqueue("later")
+    assert await bench.run_until_empty() == Summary(0, 0, 1, 0)
+    with pytest.raises(worqr.Retry, match="not yet"):
+        await bench.run_until_empty(due=True)
+    assert len(await fail.queue.failed.list()) == 1
+
+
+async def test_an_uncounted_retry_is_never_the_last(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    fail = failing(mesh, retry=ONCE)
+    await fail.enqueue("uncounted")
+    assert await bench.run_until_empty() == Summary(0, 0, 1, 0)
+
+
+async def test_a_run_that_takes_too_long_is_an_error(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    @mesh.task(name="slow", timeout=0.05)
+    async def slow() -> None:
+        await trio.sleep_forever()
+
+    await slow.enqueue()
+    with pytest.raises(TimeoutError, match=r"longer than 0.05 s"):
+        await bench.run_until_empty()
+
+
+async def test_errors_are_counted_if_they_are_not_to_be_raised(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    fail = failing(mesh, retry=AT_ONCE)
+    await fail.enqueue("value")
+    await fail.enqueue("failure")
+    assert await bench.run_until_empty(raise_errors=False) == Summary(finished=0, failed=2, retried=1, cancelled=0)
+    assert await bench.run_until_empty() == Summary(0, 0, 0, 0)
+
+
+async def test_an_error_that_is_retried_at_once_is_told_each_time(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    fail = failing(mesh, retry=AT_ONCE)
+    await fail.enqueue("value")
+    with pytest.raises(ExceptionGroup) as caught:
+        await bench.run_until_empty()
+    assert [type(error) for error in caught.value.exceptions] == [ValueError, ValueError]
+
+
+async def test_failure_handlers_run_and_their_errors_are_raised(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    fail, told = failing(mesh), list[worqr.Failed]()
+
+    @fail.on_failure
+    async def tell(failed: worqr.Failed) -> None:
+        told.append(failed)
+        if fail.decode(failed.task).args == ("broken",):
+            raise RuntimeError("of the failure handler")
+
+    await fail.enqueue("failure")
+    assert await bench.run_until_empty(raise_errors=False) == Summary(0, 1, 0, 0)
+    assert [each.error.message for each in told] == ["never"]
+    await fail.enqueue("broken")
+    with pytest.raises(ExceptionGroup) as caught:
+        await bench.run_until_empty()
+    assert [type(error) for error in caught.value.exceptions] == [worqr.Broken, RuntimeError]
+
+
+async def test_cancelling_it_gives_everything_back(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    begun = trio.Event()
+
+    @mesh.task(name="hang")
+    async def hang() -> None:
+        begun.set()
+        await trio.sleep_forever()
+
+    await hang.enqueue()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.run_until_empty)
+        await begun.wait()
+        nursery.cancel_scope.cancel()
+    info = await hang.queue.info()
+    assert (info.waiting, info.running, info.workers) == (1, 0, 0)
+
+
+# What is due
+
+
+async def test_what_is_due_later_stays(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    fail = failing(mesh)
+    await fail.enqueue("value")
+    assert await bench.run_until_empty(raise_errors=False) == Summary(0, 0, 1, 0)
+    assert await bench.run_until_empty(raise_errors=False) == Summary(0, 0, 0, 0)
+    assert (await fail.queue.info()).due == 1
+
+
+async def test_the_clock_stands_still_while_it_runs(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    soon = failing(mesh, retry=worqr.RetryPolicy(min_backoff=0.01, max_backoff=0.01))
+
+    @mesh.task(name="slow")
+    async def slow() -> None:
+        await slow.options(delay=0.01).dispatch()
+        await trio.sleep(0.3)
+
+    await mesh.enqueue_many([soon.call("value"), slow.call()])
+    assert await bench.run_until_empty(raise_errors=False) == Summary(finished=1, failed=0, retried=1, cancelled=0)
+    assert await bench.run_until_empty(raise_errors=False) == Summary(finished=1, failed=0, retried=1, cancelled=0)
+
+
+async def test_what_is_due_now_by_the_clock_on_the_wall_runs(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    @mesh.task(name="fine")
+    async def fine() -> None: ...
+
+    await fine.options(run_at=datetime.now(UTC)).dispatch()
+    assert (await bench.run_until_empty()).finished == 1
+
+
+async def test_with_due_everything_ends(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    attempts: list[int] = []
+
+    @mesh.task(name="third", result_ttl=60)
+    async def third() -> str:
+        attempts.append(worqr.current().attempt)
+        if len(attempts) < 3:
+            raise ValueError
+        return "done"
+
+    job = await third.options(delay=3600).dispatch()
+    assert await bench.run_until_empty(due=True, raise_errors=False) == Summary(1, 0, 2, 0)
+    assert attempts == [1, 2, 3]
+    assert await job.result() == "done"
+
+
+async def test_with_due_an_error_ends_the_run_at_its_first_try(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    fail = failing(mesh)
+    await fail.options(delay=60).dispatch("value")
+    with pytest.raises(ValueError, match="on purpose"):
+        await bench.run_until_empty(due=True)
+    assert (await fail.queue.info()).due == 1
+    summary = await bench.run_until_empty(due=True, raise_errors=False)
+    assert summary == Summary(finished=0, failed=1, retried=8, cancelled=0)
+
+
+async def test_with_due_jobs_run_in_the_order_of_their_times(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    seen: list[int] = []
+
+    @mesh.task(name="note")
+    async def note(n: int) -> None:
+        seen.append(n)
+
+    for n in (3, 1, 2):
+        await note.options(delay=n * 3600).dispatch(n)
+    assert (await bench.run_until_empty(due=True)).finished == 3
+    assert seen == [1, 2, 3]
+
+
+async def test_what_is_due_again_and_again_ends_with_an_error(
+    bench: testing.Bench, mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(benches, "MOST_STEPS", 5)
+
+    @mesh.task(name="again")
+    async def again() -> None:
+        await again.options(delay=60).dispatch()
+
+    await again.enqueue()
+    with pytest.raises(worqr.UsageError, match="after 5 due times"):
+        await bench.run_until_empty(due=True)
+
+
+# What does not count
+
+
+async def test_what_nobody_serves_does_not_count(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    failing(mesh)
+    await mesh.enqueue_many([mesh.call("elsewhere", n=1)])
+    await mesh.queue("elsewhere").dispatch(b"T1", delay=60)
+    with trio.fail_after(30):
+        assert await bench.run_until_empty(due=True) == Summary(0, 0, 0, 0)
+    assert await mesh.queue("elsewhere").count() == 1
+
+
+async def test_a_paused_queue_does_not_count(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    fail = failing(mesh)
+    await fail.enqueue("value")
+    await fail.options(delay=60).dispatch("value")
+    await fail.queue.pause("for the test")
+    with trio.fail_after(30):
+        assert await bench.run_until_empty(due=True) == Summary(0, 0, 0, 0)
+    await fail.queue.resume()
+    with pytest.raises(ValueError, match="on purpose"):
+        await bench.run_until_empty()
+
+
+async def test_cancelled_tasks_are_counted(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    @mesh.task(name="hang")
+    async def hang() -> None:
+        await stop.enqueue(worqr.current().id)
+        await trio.sleep_forever()
+
+    @mesh.task(name="stop")
+    async def stop(job: str) -> None:
+        await hang.job(job).cancel()
+
+    await hang.options(id="x").dispatch()
+    assert await bench.run_until_empty() == Summary(finished=1, failed=0, retried=0, cancelled=1)
+
+
+async def test_what_is_blocked_runs_too(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    seen: list[int] = []
+
+    @mesh.task(name="note")
+    async def note(n: int) -> None:
+        seen.append(n)
+        if n:
+            await note.options(id="x").dispatch(n - 1)
+
+    await note.options(id="x").dispatch(3)
+    assert (await bench.run_until_empty()).finished == 4
+    assert seen == [3, 2, 1, 0]
+
+
+# Queues that the test serves by itself
+
+
+async def test_peers_of_the_test_are_waited_for(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    seen: list[bytes] = []
+
+    async def handler(task: bytes) -> None:
+        await trio.sleep(0.01)
+        seen.append(task)
+
+    queue = mesh.queue("Q1")
+    async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
+        await nursery.start(partial(peer.serve, "Q1", handler, concurrency=2))
+        await queue.pause()
+        await queue.enqueue(*[b"%d" % n for n in range(10)])
+        await queue.dispatch(b"later", delay=60)
+        await queue.resume()
+        assert await bench.run_until_empty(due=True) == Summary(11, 0, 0, 0)
+        nursery.cancel_scope.cancel()
+    assert sorted(seen) == sorted([*[b"%d" % n for n in range(10)], b"later"])
+
+
+async def test_errors_of_peers_of_the_test_are_raised_too(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    async def handler(task: bytes) -> None:
+        await trio.sleep(0.05)
+        raise ValueError(task)
+
+    async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
+        await nursery.start(partial(peer.serve, "Q1", handler))
+        await mesh.queue("Q1").enqueue(b"T1")
+        with pytest.raises(ValueError, match="T1"):
+            await bench.run_until_empty()
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_log_says_what_it_waits_for(
+    bench: testing.Bench, mesh: worqr.Mesh, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(benches, "SAY_AFTER", 0.05)
+    said = trio.Event()
+    monkeypatch.setattr(benches.logger, "warning", lambda *words: (logging.getLogger("x").warning(*words), said.set()))
+
+    @mesh.task(name="hang")
+    async def hang() -> None:
+        await said.wait()
+
+    await hang.enqueue()
+    with trio.fail_after(30):
+        assert (await bench.run_until_empty()).finished == 1
+    assert "still waiting for 'hang': 0 waiting, 1 running" in caplog.text
+
+
+async def test_a_run_costs_milliseconds(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    """Far more than it takes, and far less than any wait that somebody could have put in."""
+
+    @mesh.task(name="fine")
+    async def fine() -> None: ...
+
+    best = 60.0
+    for _ in range(5):
+        begun = time.perf_counter()
+        await fine.enqueue()
+        await bench.run_until_empty()
+        best = min(best, time.perf_counter() - begun)
+    assert best < 1

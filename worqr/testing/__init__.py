@@ -1,0 +1,33 @@
+"""Testing what is built on worqr: a bench with a real server, a recording without one, a context for a handler alone.
+
+`bench` puts the application's own mesh on a server of the tests', runs what was enqueued, and moves the clock. `recording`
+notes what would be sent, for tests of code that only enqueues. `context` makes ``worqr.current()`` work where a handler is
+called as the function that it is. Fixtures for pytest are in ``pytest_worqr``, which pytest finds by itself.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from worqr.mesh import Mesh
+from worqr.testing.benches import Bench, Summary, bench
+from worqr.testing.contexts import DirectContext, context
+from worqr.testing.recording import RecordedJob, recording
+from worqr.testing.staging import Sent
+
+__all__ = [
+    "Bench",
+    "DirectContext",
+    "OpenBench",
+    "Record",
+    "RecordedJob",
+    "Sent",
+    "Summary",
+    "bench",
+    "context",
+    "recording",
+]
+
+OpenBench = Callable[[Mesh[Any]], Awaitable[Bench]]
+"""What the fixture ``worqr_bench`` gives: puts a mesh on a bench until the test ends."""
+Record = Callable[[Mesh[Any]], Sent]
+"""What the fixture ``worqr_recording`` gives: records what is sent until the test ends."""

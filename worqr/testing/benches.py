@@ -1,0 +1,329 @@
+"""A bench: the application's own mesh, for the length of a test on a server of the test's, with a clock that can be moved.
+
+Everything is real: the scripts, the records, the peer that runs the handlers. What is the test's own: the prefix, whose keys
+are deleted in the end; the clock (`worqr.testing.clock`); when schedules fire (`worqr.testing.firing`); and that what a
+handler raises is raised in the test.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar, overload
+
+import trio
+
+from worqr import ops
+from worqr.connecting import Connections
+from worqr.errors import UsageError
+from worqr.function import Call, Function
+from worqr.job import Job
+from worqr.keys import QueueKeys, RegistryKeys
+from worqr.link import Link, LinkSettings, TrioMailbox
+from worqr.mesh import Mesh
+from worqr.ops import Inspected
+from worqr.peer.context import Context
+from worqr.policy import Retry, judge
+from worqr.sending import Sender
+from worqr.task import Seconds
+from worqr.task import seconds as seconds_of
+from worqr.testing.clock import SOON_MS, BenchLink, Clock, delete_keys
+from worqr.testing.firing import Firing
+from worqr.testing.servers import kept_server
+from worqr.testing.staging import Sent, staged
+
+R = TypeVar("R")
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+SERVER: Final = "WORQR_TEST_URL"
+"""The variable that names another server than the embedded one."""
+LOOK_FIRST, LOOK_LATER = 0.001, 0.02
+"""Seconds between two looks at what still runs."""
+SAY_AFTER: Final = 10.0
+"""Seconds after which the log says what a run waits for."""
+CLEAN_WITHIN: Final = 5.0
+MOST_STEPS: Final = 1000
+"""Moments at which something becomes due in one run; a handler that dispatches itself again and again has more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What became of the tasks of a run; those of failure handlers do not count.
+
+    Attributes:
+        finished: runs that ended well.
+        failed: tasks that were set aside: failed or broken for good, timed out or stalled too often, or expired.
+        retried: runs after which the task is tried again, now or later.
+        cancelled: tasks that were cancelled meanwhile.
+    """
+
+    finished: int
+    failed: int
+    retried: int
+    cancelled: int
+
+
+class Bench:
+    """A mesh on a bench. Made by `bench`; used in the loop, by one task."""
+
+    def __init__(self, mesh: Mesh[Any], sent: Sent, errors: list[BaseException]) -> None:
+        self._mesh = mesh
+        self._sent = sent
+        self._errors = errors
+        self._keys = RegistryKeys(mesh.prefix)
+        self._clock = Clock(mesh.link, self._keys)
+        self._firing = Firing(mesh)
+
+    @overload
+    def sent(self, fn: Function[..., R]) -> list[Call[R]]: ...
+    @overload
+    def sent(self, fn: str) -> list[Call[Any]]: ...
+    def sent(self, fn: Function[..., Any] | str) -> list[Call[Any]]:
+        """The calls of a function (or of its name) that were enqueued or dispatched on this bench, in order.
+
+        They are equal to what ``fn.call(...)`` makes of the same arguments, whatever the options. Those that have run and those
+        that handlers sent are among them; firings of schedules, and what was sent to the raw queue, are not.
+        """
+        return self._sent.calls(fn)
+
+    async def run_until_empty(self, *, due: bool = False, raise_errors: bool = True, concurrency: int = 100) -> Summary:
+        """Join as a peer that serves all functions of the mesh, run until nothing waits or runs any more, and leave.
+
+        Meanwhile the clock of the mesh stands still: what is not due when it begins stays, retries with a backoff among it.
+        Queues that nobody serves, and paused ones, do not count; those that peers of the test serve do.
+
+        Args:
+            due: run what is due later as well: when nothing waits any more the clock is moved to the next due time, again and
+                again until nothing is due. Schedules do not fire by that.
+            raise_errors: raise what handlers raised, unless it is `Retry`: when nothing waits or runs any more, and before the
+                clock is moved, so that an error ends the run at its first try. Several errors are an ExceptionGroup. A run
+                that took too long is a TimeoutError. False: errors are only counted.
+            concurrency: how many tasks run at once; with 1 they run one after the other.
+
+        Returns:
+            How many finished, failed, were retried and cancelled, in this run.
+
+        Raises:
+            Whatever handlers raised: the object itself, with its traceback, where they ran in this process.
+            UsageError: over 1,000 due times one after the other.
+
+        Cancelling it cancels what runs; its tasks go back to the front.
+        """
+        self._errors.clear()
+        before = after = await self._look()
+        if any(_has_work(each, due=due) for each in before.values()):
+            async with AsyncExitStack() as stack:
+                await stack.enter_async_context(self._clock.stopped())
+                if self._mesh.functions:
+                    await stack.enter_async_context(self._mesh.join(concurrency=concurrency, grace=0))
+                after = await self._run(due=due, raise_errors=raise_errors)
+        if raise_errors:
+            self._raise_errors()
+        return _summary(before, after)
+
+    async def advance(self, seconds: Seconds) -> None:
+        """Let time pass for the mesh: what is due by then is put in line, results and ids taken by ``unique_for`` end, tasks
+        expire, schedules fire. Nothing runs before the next `run_until_empty`, and no peer or handler sees its own clock move.
+
+        Args:
+            seconds: or a timedelta. Letting a day pass fires a daily schedule once; one with ``overlap="skip"`` has one
+                firing however many passed, because nothing ran in between.
+        """
+        ms = round(seconds_of(seconds, "seconds of advance") * 1000)
+        await self._clock.move(ms)
+        await self._firing.advance(ms)
+        await self._promote(await self._look())
+
+    async def begin(self) -> None:
+        """Firings of schedules count from now on."""
+        await self._firing.begin(await self._clock.now_ms())
+
+    # Running
+
+    async def _run(self, *, due: bool, raise_errors: bool) -> dict[str, Inspected]:
+        for _ in range(MOST_STEPS):
+            seen = await self._until_quiet()
+            if self._errors and raise_errors:
+                return seen
+            if await self._firing.fire_owed():
+                continue
+            later = [each.next_in_ms for each in seen.values() if _is_served(each) and each.next_in_ms is not None]
+            if not due or not later:
+                return seen
+            await self._clock.move(min(later))
+        raise UsageError(
+            f"after {MOST_STEPS:,} due times something is still due: does a handler dispatch itself again? Use advance()"
+        )
+
+    async def _until_quiet(self) -> dict[str, Inspected]:
+        """Look again and again until nothing waits or runs where somebody serves; what is due goes in line."""
+        pause, said_at = LOOK_FIRST, trio.current_time() + SAY_AFTER
+        while True:
+            seen = await self._look()
+            promoted = await self._promote(seen)
+            busy = {name: each for name, each in seen.items() if _is_busy(each)}
+            if not busy and not promoted:
+                return seen
+            if trio.current_time() >= said_at:
+                said_at += SAY_AFTER
+                held = ", ".join(
+                    f"{name!r}: {each.waiting} waiting, {each.running} running" for name, each in busy.items()
+                )
+                logger.warning("bench: still waiting for %s", held)
+            await trio.sleep(pause)
+            pause = min(2 * pause, LOOK_LATER)
+
+    async def _look(self) -> dict[str, Inspected]:
+        """Every queue of the bench, by name."""
+        found: dict[str, Inspected] = {}
+
+        async def look(name: str) -> None:
+            found[name] = await self._mesh.ask(ops.inspect(QueueKeys.of(self._mesh.prefix, name)))
+
+        names = await self._mesh.ask(ops.list_queues(self._keys))
+        async with trio.open_nursery() as nursery:
+            for name in names:
+                nursery.start_soon(look, name)
+        return found
+
+    async def _promote(self, seen: dict[str, Inspected]) -> bool:
+        """Put in line what is due by now; True if anything was."""
+        ready = [name for name, each in seen.items() if each.next_in_ms == 0]
+        for name in ready:
+            while (await self._mesh.ask(ops.promote_due(QueueKeys.of(self._mesh.prefix, name))))[1] == 0:
+                pass
+        return bool(ready)
+
+    def _raise_errors(self) -> None:
+        errors = self._errors[:]
+        try:
+            if len(errors) == 1:
+                raise errors[0]
+            if errors:
+                raise BaseExceptionGroup(f"{len(errors)} runs raised", errors)
+        finally:
+            del errors  # which would keep this frame, that the error keeps
+            self._errors.clear()
+
+
+def _has_work(queue: Inspected, *, due: bool) -> bool:
+    later = queue.next_in_ms
+    return queue.waiting > 0 or queue.running > 0 or (later is not None and (due or later <= SOON_MS))
+
+
+def _is_served(queue: Inspected) -> bool:
+    return bool(queue.workers) and queue.paused is None
+
+
+def _is_busy(queue: Inspected) -> bool:
+    return queue.running > 0 or (queue.waiting > 0 and _is_served(queue))
+
+
+def _summary(before: dict[str, Inspected], after: dict[str, Inspected]) -> Summary:
+    def more(*words: str) -> int:
+        found = 0
+        for name, now in after.items():
+            was = before[name].counts if name in before else {}
+            if not QueueKeys.of("", name).failures:
+                found += sum(max(0, now.counts.get(word, 0) - was.get(word, 0)) for word in words)
+        return found
+
+    return Summary(more("finished"), more("failed", "broken"), more("retried"), more("cancelled"))
+
+
+class BenchConnections(Connections):
+    """The connections of a mesh on a bench."""
+
+    def new_link(self, settings: LinkSettings) -> Link:
+        """A link that goes by the clock of the bench."""
+        return BenchLink(settings, TrioMailbox())
+
+
+class BenchSender(Sender):
+    """Sends, and notes what was sent."""
+
+    def __init__(self, mesh: Mesh[Any], sent: Sent) -> None:
+        super().__init__(mesh)
+        self._sent = sent
+
+    async def enqueue(self, call: Call[Any]) -> None:
+        """As `Sender.enqueue`."""
+        await super().enqueue(call)
+        self._sent.note(call)
+
+    async def dispatch(self, call: Call[R]) -> Job[R]:
+        """As `Sender.dispatch`."""
+        job = await super().dispatch(call)
+        self._sent.note(call)
+        return job
+
+    async def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
+        """As `Sender.enqueue_many`."""
+        sent = list(calls)
+        stored = await super().enqueue_many(sent)
+        self._note_all(sent)
+        return stored
+
+    async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
+        """As `Sender.dispatch_many`."""
+        sent = list(calls)
+        jobs = await super().dispatch_many(sent)
+        self._note_all(sent)
+        return jobs
+
+    def _note_all(self, calls: Iterable[Call[Any]]) -> None:
+        for call in calls:
+            self._sent.note(call)
+
+
+@asynccontextmanager
+async def bench(mesh: Mesh[Any], *, url: str | None = None) -> AsyncGenerator[Bench]:
+    """Put the application's own mesh on a bench, connected, for the length of a block.
+
+    Its functions, queues and jobs then live under a prefix of the bench's own, whose keys are deleted in the end, however the
+    block ends. One server serves all benches of a process: the first starts it, in some 20 ms, all others take a few.
+
+    Args:
+        mesh: any mesh, as it is declared; where it would connect to does not matter.
+        url: the server; default: ``$WORQR_TEST_URL``, else an embedded one (``pip install 'worqr[embedded]'``).
+
+    Raises:
+        UsageError: `mesh` is connected, on a bench or recording already; there is no server program.
+    """
+    url = url or os.environ.get(SERVER) or (await trio.to_thread.run_sync(kept_server)).url
+    sent, errors = Sent(), list[BaseException]()
+
+    def look_on(context: Context, error: BaseException) -> None:
+        if not _is_planned(context, error):
+            error.add_note(
+                f"raised by the handler of {context.queue!r}, in attempt {context.attempt} of job {context.id}"
+            )
+            errors.append(error)
+
+    with staged(
+        mesh,
+        sender=BenchSender(mesh, sent),
+        connections=BenchConnections(),
+        url=url,
+        prefix=f"bench{secrets.token_hex(6)}",
+        onlooker=look_on,
+    ):
+        async with mesh.connect():
+            made = Bench(mesh, sent, errors)
+            try:
+                await made.begin()
+                yield made
+            finally:
+                with trio.CancelScope(shield=True), trio.move_on_after(CLEAN_WITHIN):
+                    await delete_keys(mesh.link, RegistryKeys(mesh.prefix))
+
+
+def _is_planned(context: Context, error: BaseException) -> bool:
+    """True for what a handler raises to be run again."""
+    verdict = judge(error, context._policy, context.failures)  # pyright: ignore[reportPrivateUsage]
+    return isinstance(verdict.error, Retry) and not (verdict.counted and context.last_attempt)

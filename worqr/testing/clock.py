@@ -1,0 +1,167 @@
+"""The clock of a bench: the server's, ahead of it by as much as the test has let pass, and standing still during a run.
+
+The scripts of a bench are the same as everybody's, but that they ask a function of ours where the others ask ``TIME``. How
+the clock is set lies in a key of the bench's prefix, of which no other script knows. Keys expire by the server's own clock,
+which nobody moves: those whose end a user can see (results, ids taken by ``unique_for``) are made to expire earlier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import trio
+
+from worqr.call import Argument, Call
+from worqr.keys import RegistryKeys
+from worqr.link import Link, LinkSettings, Mailbox, Owner
+from worqr.lua import Script, all_scripts
+from worqr.ops import list_schedules
+from worqr.ops.replies import done, text
+
+T = TypeVar("T")
+
+_TIME: Final = "redis.call('TIME')"
+SOON_MS: Final = 10
+"""What is due so soon is due: a test that dispatches for a time that it has just read off its own clock means now."""
+SET_WITHIN: Final = 5.0
+_IN_ONE: Final = 1000
+"""Keys that one script is told of."""
+
+
+def _read(name: str) -> str:
+    return Path(__file__).with_name(f"{name}.lua").read_text("utf-8")
+
+
+@cache
+def _own(name: str) -> Script:
+    return Script(name, _read(name))
+
+
+@cache
+def moved_scripts() -> dict[str, Script]:
+    """Every script as a bench runs it, by the SHA-1 of the one that everybody runs."""
+    clock = _read("clock")
+    moved: dict[str, Script] = {}
+    for script in all_scripts():
+        shebang, _, body = script.source.partition("\n")
+        if _TIME in body:
+            moved[script.sha] = Script(script.name, "\n".join([shebang, clock, body.replace(_TIME, "moved_time()")]))
+        else:
+            moved[script.sha] = script
+    return moved
+
+
+class BenchLink(Link):
+    """A link that runs the scripts of a bench."""
+
+    def __init__(self, settings: LinkSettings, mailbox: Mailbox) -> None:
+        super().__init__(settings, mailbox)
+        self._pipe.uplink.scripts = {script.sha: script for script in moved_scripts().values()}
+
+    async def call(self, call: Call[T], *, patience: float | None = None) -> T:
+        """As `Link.call`."""
+        return await super().call(_moved(call), patience=patience)
+
+    def post(
+        self,
+        call: Call[T],
+        deliver: Callable[[T | None, Exception | None], None],
+        *,
+        owner: Owner | None = None,
+        patience: float = float("inf"),
+    ) -> None:
+        """As `Link.post`."""
+        super().post(_moved(call), deliver, owner=owner, patience=patience)
+
+
+def _moved(call: Call[T]) -> Call[T]:
+    """`call`, of the script as a bench runs it. It is not joined with others: the joined one would be of the other script."""
+    script = moved_scripts().get(call.script.sha)
+    if script is not None and script is not call.script:
+        call.script, call.merge = script, None
+    return call
+
+
+def set_clock(keys: RegistryKeys, ahead_ms: int, stopped_ms: int | None) -> Call[str]:
+    """The clock is ahead by so much from now on, or stands still at that time."""
+    setting = f"{ahead_ms}" if stopped_ms is None else f"{ahead_ms} {stopped_ms}"
+    return Call(_own("set_clock"), keys.base, (f"{keys.base}:clock",), (setting,), done)
+
+
+def find_keys(keys: RegistryKeys, pattern: str, cursor: str) -> Call[tuple[str, list[tuple[str, int]]]]:
+    """The next cursor, and some keys with the moment at which they expire, in ms; -1: never."""
+
+    def read(reply: list[Any]) -> tuple[str, list[tuple[str, int]]]:
+        found = reply[2:]
+        return text(reply[1]), [(text(key), int(at)) for key, at in zip(found[::2], found[1::2], strict=True)]
+
+    return Call(_own("find_keys"), keys.base, (f"{keys.base}:clock",), (cursor, pattern), read)
+
+
+def expire_keys(keys: RegistryKeys, moments: Sequence[tuple[str, int]]) -> Call[str]:
+    """Keys and when they expire, in ms; a moment that has passed deletes them."""
+    names, args = tuple([key for key, _ in moments]), tuple[Argument, ...]([at for _, at in moments])
+    return Call(_own("expire_keys"), keys.base, names, args, done)
+
+
+async def _keys_like(link: Link, keys: RegistryKeys, pattern: str) -> list[tuple[str, int]]:
+    cursor, found = "0", dict[str, int]()
+    while True:
+        cursor, some = await link.call(find_keys(keys, pattern, cursor))
+        found |= dict(some)
+        if cursor == "0":
+            return list(found.items())
+
+
+async def _expire(link: Link, keys: RegistryKeys, moments: Sequence[tuple[str, int]]) -> None:
+    for start in range(0, len(moments), _IN_ONE):
+        await link.call(expire_keys(keys, moments[start : start + _IN_ONE]))
+
+
+class Clock:
+    """The clock of one bench. Changed only in the loop."""
+
+    def __init__(self, link: Link, keys: RegistryKeys) -> None:
+        self._link = link
+        self._keys = keys
+        self._ahead_ms = 0
+        self._stopped_ms: int | None = None
+
+    async def now_ms(self) -> int:
+        """What time it is, in milliseconds since 1970."""
+        return (await self._link.call(list_schedules(self._keys))).now  # which says so beside
+
+    async def move(self, ms: int) -> None:
+        """Let so much time pass."""
+        self._ahead_ms += ms
+        if self._stopped_ms is not None:
+            self._stopped_ms += ms
+        await self._set()
+        for kind in ("result", "taken"):
+            found = await _keys_like(self._link, self._keys, f"{self._keys.prefix}:{{*:{kind}:*")
+            await _expire(self._link, self._keys, [(key, max(1, at - ms)) for key, at in found if at > 0])
+
+    @asynccontextmanager
+    async def stopped(self) -> AsyncGenerator[None]:
+        """The clock stands still inside the block, but for moves."""
+        self._stopped_ms = await self.now_ms() + SOON_MS
+        await self._set()
+        try:
+            yield
+        finally:
+            self._stopped_ms = None
+            with trio.CancelScope(shield=True):
+                await self._set()
+
+    async def _set(self) -> None:
+        await self._link.call(set_clock(self._keys, self._ahead_ms, self._stopped_ms), patience=SET_WITHIN)
+
+
+async def delete_keys(link: Link, keys: RegistryKeys) -> None:
+    """Delete everything under the prefix."""
+    for pattern in (f"{keys.prefix}:{{*", f"{keys.base}:*"):
+        await _expire(link, keys, [(key, 1) for key, _ in await _keys_like(link, keys, pattern)])

@@ -1,0 +1,105 @@
+"""Calling a handler directly: a `Context` of no run, for what the handler asks of ``worqr.current()``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import trio
+
+from worqr.errors import UsageError
+from worqr.options import check_id, encode_options
+from worqr.peer.context import Context, current_context
+from worqr.policy import Policy
+from worqr.task import Seconds, check_task
+from worqr.task import seconds as seconds_of
+
+if TYPE_CHECKING:
+    from worqr.peer.claiming import Station
+    from worqr.peer.membership import Registration
+
+_MOST: Final = 16 * 1024 * 1024
+
+
+class _Nowhere:
+    """As much of a queue's station as a context asks for."""
+
+    name: Final = "test"
+    policy: Final = Policy()
+
+    def __init__(self, state: object) -> None:
+        self.state = state
+        self.said: list[tuple[float | None, str]] = []
+
+    def says(self, context: Context) -> None:
+        said = context._said  # pyright: ignore[reportPrivateUsage]
+        assert said is not None
+        self.said.append(said)
+
+
+class DirectContext(Context):
+    """What ``worqr.current()`` answers inside `context`.
+
+    Attributes:
+        reported: what the handler said with ``progress``, in order: how far, and the message.
+        extended: what it gave to ``extend``, in seconds.
+    """
+
+    def __init__(self, entry: list[bytes], state: object) -> None:
+        station = _Nowhere(state)
+        fence = time.time_ns() // 1000
+        super().__init__(cast("Station", station), cast("Registration", None), fence, entry)
+        self.reported: list[tuple[float | None, str]] = station.said
+        self.extended: list[float] = []
+
+    def extend(self, seconds: Seconds) -> None:
+        """Note it; this run has no deadline."""
+        self.extended.append(seconds_of(seconds, "seconds of extend", positive=True))
+
+    def check_cancelled(self) -> None:
+        """Raise ``trio.Cancelled`` in a thread of ``trio.to_thread`` whose scope the test has cancelled; else do nothing."""
+        if not trio.lowlevel.in_trio_task():
+            try:
+                trio.from_thread.check_cancelled()
+            except RuntimeError:
+                pass  # the test calls the function as it is
+
+
+@contextmanager
+def context(
+    *,
+    id: str = "test",
+    task: bytes = b"",
+    failures: int = 0,
+    meta: Mapping[str, str] | None = None,
+    state: Any = None,
+) -> Generator[DirectContext]:
+    """Make ``worqr.current()`` work inside the block, for calling a handler directly, without a mesh or a server.
+
+    The run that it tells of is one of a queue ``test`` with the default policy; nobody settles or cancels it. Child tasks and
+    the threads of ``trio.to_thread`` see it as well.
+
+    Args:
+        id: the job's id.
+        task: the payload.
+        failures: how often it failed before; 9 makes this the last attempt.
+        meta: what the dispatch sent along.
+        state: what the mesh's lifespan would have given.
+
+    Raises:
+        UsageError: what no dispatch could have sent.
+    """
+    if isinstance(failures, bool) or not isinstance(failures, int) or failures < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"failures must be a whole number, at least 0, not {failures!r}")
+    entry = [b"id", check_id(id, generated=True).encode(), b"task", check_task(task, _MOST)]
+    entry += [b"failures", str(failures).encode()]
+    if meta:
+        entry += [b"meta", str(encode_options({"meta": meta})["meta"]).encode()]
+    found = DirectContext(entry, state)
+    token = current_context.set(found)
+    try:
+        yield found
+    finally:
+        current_context.reset(token)

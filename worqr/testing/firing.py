@@ -1,0 +1,91 @@
+"""The schedules of a bench: they fire when its clock is moved, and at no other time.
+
+So a test does not depend on when it runs: a full minute that passes meanwhile fires nothing. Firings have a time of their
+own, which stands still but for what the test lets pass: letting a day pass fires a daily schedule once. Moving the clock
+takes no time, so nothing runs meanwhile: of a schedule that skips what overlaps one firing is enqueued, however many passed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from worqr import ops
+from worqr.cron import Definition, Plan, jitter_ms
+from worqr.keys import QueueKeys, RegistryKeys
+from worqr.mesh import Mesh
+
+MAX_OWED: Final = 100
+"""Firings of one schedule that wait for each other; a leader remembers no more of them."""
+
+
+class Firing:
+    """Fires the schedules of one bench. Changed only in the loop."""
+
+    def __init__(self, mesh: Mesh[Any]) -> None:
+        self._mesh = mesh
+        self._keys = RegistryKeys(mesh.prefix)
+        self._now = 0
+        self._owed: dict[str, list[int]] = {}
+
+    async def begin(self, now_ms: int) -> None:
+        """Firings count from now on."""
+        self._now = now_ms
+        pairs = [(each.name, each.encode()) for each in self._mesh.declared_schedules.values()]
+        if pairs:
+            await self._mesh.ask(ops.declare_schedules(self._keys, pairs, replace=True))
+
+    async def advance(self, ms: int) -> None:
+        """Let so much time pass: enqueue what fires meanwhile, in the order of its nominal times."""
+        since, self._now = self._now, self._now + ms
+        declared = self._mesh.declared_schedules
+        if not declared:
+            return
+        pairs = [(each.name, each.encode()) for each in declared.values()]
+        await self._mesh.ask(ops.declare_schedules(self._keys, pairs, replace=True))
+        rows = {row.name: row for row in (await self._mesh.ask(ops.list_schedules(self._keys))).rows}
+        plans = {name: Plan(each) for name, each in declared.items() if name in rows and not rows[name].paused}
+        fired: dict[str, int] = {}
+        firings = [(at, name) for name, plan in plans.items() for at in _between(plan, since, self._now)]
+        for nominal, name in sorted(firings):
+            self._owed.setdefault(name, []).append(nominal)
+            if await self._fire(declared[name]):
+                fired[name] = nominal
+        for name, nominal in fired.items():
+            following = plans[name].next_after(self._now)
+            await self._mesh.ask(
+                ops.tick_schedule(self._keys, rows[name], last=nominal, next=following, owed=[], fired=nominal)
+            )
+
+    async def fire_owed(self) -> bool:
+        """Enqueue the firings that wait for the end of one before, as far as that is over; False: there were none."""
+        fired = [await self._fire(self._mesh.declared_schedules[name]) for name in tuple(self._owed)]
+        return any(fired)
+
+    async def _fire(self, definition: Definition) -> bool:
+        """Enqueue what is owed of one schedule, as far as possible; True if anything was."""
+        keys, owed, fired = QueueKeys(self._mesh.prefix, definition.queue), self._owed.pop(definition.name), False
+        for n, nominal in enumerate(owed):
+            call = ops.fire_schedule(
+                *(keys, definition.name, nominal),
+                run_at=nominal + jitter_ms(definition, nominal),
+                overlap=definition.overlap,
+                task=definition.task,
+            )
+            word = await self._mesh.link_to(definition.queue).call(call)
+            if word == "busy":
+                self._owed[definition.name] = owed[n:][-MAX_OWED:]
+                break
+            fired = fired or word == "ok"
+        return fired
+
+
+def _between(plan: Plan, since: int, until: int) -> list[int]:
+    """The firings later than `since` and not later than `until` that can make a difference, while nothing runs."""
+    match plan.definition.overlap:
+        case "skip":
+            first = plan.next_after(since)
+            return [first] if first <= until else []
+        case "cancel":
+            return plan.last_between(since, until, 1)
+        case "queue":
+            return plan.last_between(since, until, MAX_OWED)

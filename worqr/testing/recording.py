@@ -1,0 +1,99 @@
+"""Recording what would be sent, without a server: for tests of code that enqueues, and does not care what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator, Iterable
+from contextlib import asynccontextmanager, contextmanager
+from itertools import count
+from typing import Any, TypeVar, cast
+
+from worqr.connecting import Connection, Connections
+from worqr.errors import NoResult, UsageError
+from worqr.function import Call
+from worqr.job import Job
+from worqr.keys import QueueKeys
+from worqr.mesh import Mesh
+from worqr.sending import Sender
+from worqr.task import CancelCount, Seconds, Status
+from worqr.testing.staging import Sent, staged
+
+R = TypeVar("R")
+
+
+class RecordedJob(Job[R]):
+    """The handle of a job that was never sent: it waits for ever."""
+
+    __slots__ = ()
+
+    async def status(self) -> Status:
+        """Waiting."""
+        return Status("waiting", worker=None, since=None, run_at=None, progress=None, message="", failures=0)
+
+    async def result(self, timeout: Seconds | None = None) -> R:
+        """Raise NoResult, at once."""
+        raise NoResult(f"{self!r} was recorded and never sent: to see it run, use worqr.testing.bench")
+
+    async def cancel(self, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
+        """Answer what cancelling a waiting job does; it stays among what was sent."""
+        return CancelCount(waiting=1, running=0, acknowledged=0)
+
+
+class RecordingSender(Sender):
+    """Notes calls instead of sending them. Its coroutines never wait, so that whoever has no loop can step through them."""
+
+    def __init__(self, mesh: Mesh[Any], sent: Sent) -> None:
+        super().__init__(mesh)
+        self._sent = sent
+        self._ids = count(1)
+
+    async def enqueue(self, call: Call[Any]) -> None:
+        """Note a call."""
+        self._sent.note(call)
+
+    async def dispatch(self, call: Call[R]) -> Job[R]:
+        """Note a call; answers a handle that knows nothing."""
+        self._sent.note(call)
+        name = cast("str", call.options.get("id") or f"@{next(self._ids)}")
+        return RecordedJob(self._mesh, QueueKeys(self._mesh.prefix, call.name), name, outcome="created")
+
+    async def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
+        """Note calls."""
+        noted = list(calls)
+        for call in noted:
+            await self.enqueue(call)
+        return len(noted)
+
+    async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
+        """Note calls; answers their handles."""
+        return [await self.dispatch(call) for call in calls]
+
+
+class NoConnections(Connections):
+    """Connects to nothing."""
+
+    def here(self) -> Connection:
+        """Raise UsageError: there is no server."""
+        raise UsageError(
+            "this mesh is recording what its functions send, and has no server: for anything else use worqr.testing.bench"
+        )
+
+    @asynccontextmanager
+    async def open(self, mesh: Mesh[Any]) -> AsyncGenerator[None]:
+        """Nothing, whatever loop runs."""
+        yield
+
+
+@contextmanager
+def recording(mesh: Mesh[Any]) -> Generator[Sent]:
+    """Record what is sent through the functions of `mesh` inside the block: nothing is sent, and no server is needed.
+
+    Enqueues and dispatches, one or many, are noted, and ``mesh.connect()`` connects to nothing. Arguments are checked as always.
+    A dispatch answers a handle of a job that waits for ever: its ``result()`` raises `NoResult` at once. What is not sent through
+    a function needs a server, and raises UsageError.
+
+    Raises:
+        UsageError: `mesh` is connected, on a bench, or recording already.
+    """
+    sent = Sent()
+    with staged(mesh, sender=RecordingSender(mesh, sent), connections=NoConnections()):
+        yield sent

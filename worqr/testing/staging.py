@@ -1,0 +1,67 @@
+"""Taking a mesh for a test: what it is connected to, and what it sends by, are others for a block."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, TypeVar, overload
+
+from worqr.connecting import Connections
+from worqr.errors import UsageError
+from worqr.function import Call, Function
+from worqr.mesh import Mesh
+from worqr.peer.settings import Onlooker
+from worqr.sending import Sender
+
+R = TypeVar("R")
+
+
+class Sent:
+    """The calls that were sent through the functions of a mesh, in order. Made by `recording`."""
+
+    def __init__(self) -> None:
+        self._calls: list[Call[Any]] = []
+
+    def note(self, call: Call[Any]) -> None:
+        """One more."""
+        self._calls.append(call)
+
+    @overload
+    def calls(self, fn: Function[..., R]) -> list[Call[R]]: ...
+    @overload
+    def calls(self, fn: str) -> list[Call[Any]]: ...
+    def calls(self, fn: Function[..., Any] | str) -> list[Call[Any]]:
+        """Those of a function so far, also of one that is only known by its name.
+
+        They are equal to what ``fn.call(...)`` makes of the same arguments (or ``mesh.call(name, ...)``), whatever the options.
+        """
+        name = fn if isinstance(fn, str) else fn.name
+        return [call for call in self._calls if call.name == name]
+
+
+@contextmanager
+def staged(
+    mesh: Mesh[Any],
+    *,
+    sender: Sender,
+    connections: Connections,
+    url: str | None = None,
+    prefix: str | None = None,
+    onlooker: Onlooker | None = None,
+) -> Generator[None]:
+    """Put these in the place of the mesh's own.
+
+    Raises:
+        UsageError: the mesh is connected, or taken already.
+    """
+    if type(mesh.connections) is not Connections:
+        raise UsageError(f"{mesh!r} is on a bench, or in a recording, already")
+    if mesh.connections.any:
+        raise UsageError(f"{mesh!r} is connected: a test takes a mesh before anything connects it")
+    own = mesh.sender, mesh.connections, mesh.url, mesh.prefix, mesh.onlooker
+    mesh.sender, mesh.connections, mesh.onlooker = sender, connections, onlooker
+    mesh.url, mesh.prefix = url or mesh.url, prefix or mesh.prefix
+    try:
+        yield
+    finally:
+        mesh.sender, mesh.connections, mesh.url, mesh.prefix, mesh.onlooker = own
