@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast
 
 import msgspec
 
+from worqr.blocking import BlockingFunction
 from worqr.errors import UsageError
 from worqr.job import Job, Results
 from worqr.keys import check_name
@@ -36,7 +37,8 @@ _UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError, NotImpleme
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[R_co]):
-    """A call of the function `name`, its arguments checked and encoded; nothing was sent. Calls that say the same are equal.
+    """A call of the function `name`, its arguments checked and encoded; nothing was sent. Those of one name and payload are
+    equal.
 
     Attributes:
         name: the function's, which is the name of its queue.
@@ -50,7 +52,17 @@ class Call(Generic[R_co]):
     kwargs: dict[str, Any] = field(compare=False)
     task: bytes
     options: Mapping[str, object] = field(default_factory=dict[str, object], compare=False, repr=False)
-    results: Results | None = field(default=None, compare=False, repr=False)
+    declared: Declared | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def queue(self) -> str:
+        """Where it goes: the function's name, also if its registry was included, with a prefix, after this was made."""
+        return self.name if self.declared is None else self.declared.name
+
+    @property
+    def results(self) -> Results | None:
+        """What is known of its result; None of a function that lives elsewhere."""
+        return None if self.declared is None else self.declared.results
 
 
 def named_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], max_payload: int) -> Call[Any]:
@@ -123,7 +135,7 @@ class Declared:
         task = signature.encode(values)
         if self.mesh is not None:
             check_task(task, self.mesh.max_payload)
-        return Call(self.name, *signature.split(values), task, options, self.results)
+        return Call(self.name, *signature.split(values), task, options, self)
 
     def add_on_failure(self, handler: Callable[[Failed], object]) -> None:
         """Set the failure handler; there is one."""
@@ -233,6 +245,11 @@ class Function(Bound[P, R]):
         declared = self._declared
         return declared.home().queue(declared.name).job_of(check_id(id, generated=True), declared.results)
 
+    @property
+    def blocking(self) -> BlockingFunction[P, R]:
+        """This function for plain threads, where no event loop runs: ``fn.blocking.enqueue(...)``."""
+        return BlockingFunction(self._declared, self._options)
+
     def decode(self, task: bytes) -> Call[R]:
         """The call that a payload says, for instance that of a `Failed` record.
 
@@ -240,7 +257,7 @@ class Function(Bound[P, R]):
             Broken: it says none.
         """
         declared = self._declared
-        return Call(declared.name, *declared.signature.decode(task), task, self._options, declared.results)
+        return Call(declared.name, *declared.signature.decode(task), task, self._options, declared)
 
     def on_failure(self, handler: F) -> F:
         """Decorator for the function's failure handler: called with one `Failed` for each call that is set aside, at least

@@ -6,12 +6,14 @@ was declared is served when a peer joins.
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable, Collection, Coroutine, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
+
+from msgspec.structs import replace
 
 from worqr.cron import Definition
 from worqr.errors import UsageError
@@ -88,8 +90,7 @@ class Registry(Timetable):
         others = tuple(check_name(alias, "alias") for alias in aliases)
 
         def declare(fn: Callable[..., Any]) -> Function[..., Any]:
-            if isinstance(fn, Function):
-                raise UsageError(f"{fn!r} is declared already; declare the plain function, or include() its registry")
+            fn = _plain(fn)
             found = name or _name_of(fn)
             check_place(fn, how.runs_in)
             kind: Any = AsyncFunction if is_async(fn) else SyncFunction
@@ -123,24 +124,42 @@ class Registry(Timetable):
             at = at._home[0] if at._home is not None else None
         if prefix:
             check_name(prefix, "prefix of include")
-        for each in other._names:
-            check_name(prefix + each, "function name")
         self._check_all_free([prefix + each for each in other._names])
-        for definition in other.declared_schedules.values():
-            known = definition.queue in other._names
-            queue = prefix + definition.queue if known else definition.queue
-            self.add_schedule(replace(definition, name=prefix + definition.name, queue=queue))
+        schedules = [other._under(prefix, definition) for definition in other.declared_schedules.values()]
+        for definition in schedules:
+            for registry, there in self._upwards(definition):
+                registry.check_schedule(there)
+        for definition in schedules:
+            self.add_schedule(definition)
         other._home = self, prefix
         for function in list(other._functions.values()):
             other._pass_on(function)
 
     def add_schedule(self, definition: Definition) -> None:
-        """Take a schedule in, here and in whoever includes us."""
-        super().add_schedule(definition)
+        """Take a schedule in, here and in whoever includes us.
+
+        Raises:
+            UsageError: there is one of this name, here or there; nothing is changed.
+        """
+        places = list(self._upwards(definition))
+        for registry, there in places:
+            registry.check_schedule(there)
+        for registry, there in places:
+            super(Registry, registry).add_schedule(there)
+
+    def _upwards(self, definition: Definition) -> Iterator[tuple[Registry, Definition]]:
+        """A schedule as it is called here, and wherever we are included."""
+        yield self, definition
         if self._home is not None:
             home, prefix = self._home
             named = definition.name != definition.queue  # else it has its function's name, prefix and all
-            home.add_schedule(replace(definition, name=prefix + definition.name) if named else definition)
+            yield from home._upwards(replace(definition, name=prefix + definition.name) if named else definition)
+
+    def _under(self, prefix: str, definition: Definition) -> Definition:
+        """A schedule that was declared before we were included."""
+        ours = definition.queue in self._names
+        queue = prefix + definition.queue if ours else definition.queue
+        return replace(definition, name=prefix + definition.name, queue=queue)
 
     def _check_all_free(self, names: Collection[str]) -> None:
         """Refuse names that are taken, here or wherever the functions will be."""
@@ -154,6 +173,7 @@ class Registry(Timetable):
     def _check_free(self, names: Collection[str]) -> None:
         seen: set[str] = set()
         for name in names:
+            check_name(name, "function name")
             if name in self._names or name in seen:
                 there = self._names.get(name, name)
                 raise UsageError(
@@ -179,14 +199,36 @@ class Registry(Timetable):
         home._adopt(function)
 
 
+def _plain(fn: object) -> Callable[..., Any]:
+    """The function to be declared.
+
+    Raises:
+        UsageError: it is none, or one that nobody could call by its arguments alone.
+    """
+    if isinstance(fn, Function):
+        raise UsageError(f"{fn!r} is declared already; declare the plain function, or include() its registry")
+    if isinstance(fn, staticmethod):
+        fn = cast("staticmethod[..., Any]", fn).__func__
+    if inspect.isclass(fn) or not callable(fn):
+        raise UsageError(f"@mesh.task takes a function, not {fn!r}")
+    if inspect.isfunction(fn) and "." in fn.__qualname__.rpartition("<locals>.")[2]:
+        first = next(iter(inspect.signature(fn).parameters), "")
+        if first in {"self", "cls"}:
+            raise UsageError(
+                f"{fn.__qualname__} is a method: no {first} travels with its arguments; declare a function, a @staticmethod, "
+                "or the method of an object, as in mesh.task(service.send)"
+            )
+    return fn
+
+
 def _name_of(fn: Callable[..., Any]) -> str:
     """Module and qualified name."""
     qualname = getattr(fn, "__qualname__", None)
-    if not callable(fn) or qualname is None:
-        raise UsageError(f"@mesh.task takes a function, not {fn!r}")
+    if qualname is None or "<lambda>" in qualname:
+        raise UsageError(f"{fn!r} has no name to be known by: give it one, as in mesh.task(name=...)")
     module = fn.__module__
-    if module == "__main__":
-        main = sys.modules["__main__"]
+    if module in {"__main__", "__mp_main__"}:
+        main = sys.modules[module]
         spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
         module = spec.name.removesuffix(".__main__") if spec else Path(path).stem if path else "__main__"
     return check_name(f"{module}.{qualname}", "function name")

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import trio
-
 from worqr import ops
 from worqr.call import Call as Request
 from worqr.errors import UsageError
@@ -34,52 +32,64 @@ class Sender:
 
     async def enqueue(self, call: Call[Any]) -> None:
         """Send one call as a raw task."""
-        keys = QueueKeys(self._mesh.prefix, call.name)
-        await self._mesh.link_to(call.name).call(ops.enqueue(keys, [call.task], max_length=_bound(call)))
+        keys = QueueKeys(self._mesh.prefix, call.queue)
+        await self._mesh.link_to(call.queue).call(ops.enqueue(keys, [call.task], max_length=_bound(call)))
 
     async def dispatch(self, call: Call[R]) -> Job[R]:
         """Send one call as a job."""
-        keys = QueueKeys(self._mesh.prefix, call.name)
-        done = await self._mesh.link_to(call.name).call(ops.dispatch_jobs(keys, [_job(call)]))
-        return self._mesh.queue(call.name).handle_of(done[0], call.results)
+        keys = QueueKeys(self._mesh.prefix, call.queue)
+        done = await self._mesh.link_to(call.queue).call(ops.dispatch_jobs(keys, [_job(call)]))
+        return self._mesh.queue(call.queue).handle_of(done[0], call.results)
 
     async def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
         """Send calls as raw tasks, in one round trip per thousand."""
-        stored = 0
-        for some in self._thousands(calls):
-            for call in some:
-                if call.options.keys() - {"max_length"}:
-                    raise UsageError(f"a call of {call.name!r} has options, which make it a job: use dispatch_many")
-            pieces = [
-                (name, _request_to_enqueue(QueueKeys(self._mesh.prefix, name), piece))
-                for (name, _), of_queue in _grouped(some, lambda call: (call.name, _bound(call)))
-                for piece in in_pieces(of_queue, _size)
-            ]
-            try:
+        stored = sending = 0
+        try:
+            for some in self._thousands(calls):
+                for call in some:
+                    if call.options.keys() - {"max_length"}:
+                        raise UsageError(f"a call of {call.name!r} has options, which make it a job: use dispatch_many")
+                pieces = [
+                    (name, _request_to_enqueue(QueueKeys(self._mesh.prefix, name), piece))
+                    for (name, _), of_queue in _grouped(some, lambda call: (call.queue, _bound(call)))
+                    for piece in in_pieces(of_queue, _size)
+                ]
+                sending = len(some)
                 stored += sum(await self._send(pieces))
-            except Exception as error:
-                error.add_note(
-                    f"of the calls before these {len(some):,}, {stored:,} were stored; of these, some may be"
-                )
-                raise
+                sending = 0
+        except Exception as error:
+            _note(error, "stored", stored, sending)
+            raise
+        if not stored:
+            await self._send([])  # a checkpoint, as every call is
         return stored
 
     async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
         """Send calls as jobs, in one round trip per thousand; answers their handles, in the order of the calls."""
         jobs: list[Job[R]] = []
-        for some in self._thousands(calls):
-            requests: list[tuple[str, Request[list[Dispatched]]]] = []
-            places: list[int] = []
-            for name, of_queue in _grouped(enumerate(some), lambda each: each[1].name):
-                for piece in in_pieces(of_queue, lambda each: len(each[1].task)):
-                    keys = QueueKeys(self._mesh.prefix, name)
-                    requests.append((name, ops.dispatch_jobs(keys, [_job(call) for _, call in piece])))
-                    places += [place for place, _ in piece]
-            done = [each for answers in await self._send(requests) for each in answers]
-            by_place = dict(zip(places, done, strict=True))
-            jobs += [
-                self._mesh.queue(call.name).handle_of(by_place[place], call.results) for place, call in enumerate(some)
-            ]
+        sending = 0
+        try:
+            for some in self._thousands(calls):
+                requests: list[tuple[str, Request[list[Dispatched]]]] = []
+                places: list[int] = []
+                for name, of_queue in _grouped(enumerate(some), lambda each: each[1].queue):
+                    for piece in in_pieces(of_queue, lambda each: len(each[1].task)):
+                        keys = QueueKeys(self._mesh.prefix, name)
+                        requests.append((name, ops.dispatch_jobs(keys, [_job(call) for _, call in piece])))
+                        places += [place for place, _ in piece]
+                sending = len(some)
+                done = [each for answers in await self._send(requests) for each in answers]
+                by_place = dict(zip(places, done, strict=True))
+                jobs += [
+                    self._mesh.queue(call.queue).handle_of(by_place[place], call.results)
+                    for place, call in enumerate(some)
+                ]
+                sending = 0
+        except Exception as error:
+            _note(error, "dispatched", len(jobs), sending)
+            raise
+        if not jobs:
+            await self._send([])
         return jobs
 
     def _thousands(self, calls: Iterable[Call[R]]) -> Iterator[list[Call[R]]]:
@@ -89,41 +99,23 @@ class Sender:
             for call in some:
                 if not isinstance(call, Call):  # pyright: ignore[reportUnnecessaryIsInstance]
                     raise UsageError(f"give calls, as in function.call(...), not {call!r}")
+                if call.declared is not None:
+                    call.declared.home()
                 check_task(call.task, self._mesh.max_payload)
             yield some
 
     async def _send(self, requests: Sequence[tuple[str, Request[T]]]) -> list[T]:
         """Send requests together and wait for all answers, in their order; the first error, once all have answered."""
-        answers: list[tuple[T | None, Exception | None] | None] = [None] * len(requests)
-        left, done = len(requests), trio.Event()
-
-        def deliver_to(place: int) -> Callable[[T | None, Exception | None], None]:
-            def deliver(value: T | None, error: Exception | None) -> None:
-                nonlocal left
-                answers[place] = value, error
-                left -= 1
-                if left == 0:
-                    done.set()
-
-            return deliver
-
-        await trio.lowlevel.checkpoint_if_cancelled()
         for name in {name for name, _ in requests}:
             self._mesh.link_to(name)
-        link = self._mesh.link
-        with link.together():
-            for place, (_, request) in enumerate(requests):
-                link.post(request, deliver_to(place), patience=link.settings.patience)
-        if requests:
-            await done.wait()
-        values: list[T] = []
-        for answer in answers:
-            assert answer is not None
-            value, error = answer
-            if error is not None:
-                raise error
-            values.append(cast("T", value))
-        return values
+        return await self._mesh.link.call_all([request for _, request in requests])
+
+
+def _note(error: Exception, verb: str, done: int, sending: int) -> None:
+    """Say in `error` how far it had come."""
+    if done or sending > 1:
+        also = f"; of the {sending:,} after them, some may be" if sending else ""
+        error.add_note(f"the first {done:,} calls were {verb}{also}")
 
 
 def _request_to_enqueue(keys: QueueKeys, calls: Sequence[Call[Any]]) -> Request[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final, cast, get_type_hints
 
 import msgspec
@@ -21,6 +22,8 @@ from worqr.task import encode_json, is_model, name_of
 _WHOLE: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIABLE: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _MISSING: Final = object()
+_LATER: Final = (NameError, AttributeError)
+"""What an annotation raises that names what is only defined further below, or only for type checkers."""
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments: each parameter stands in one of them, defaults as well."""
@@ -66,21 +69,29 @@ class Signature:
         self._codec: _Codec | None = None
         try:
             self._resolve()
-        except NameError:
-            pass  # something is defined further below, or only for type checkers: see `ready`
+        except _LATER:
+            pass  # see `ready`
 
     # Types
 
     def _resolve(self) -> _Codec:
-        hints = get_type_hints(self._function, include_extras=True)
-        result = hints.pop("return", Any)
-        if not self._keeps and not _is_known(result):
-            result = Any  # of no interest to anybody
-        hints["return"] = result
+        try:
+            found = get_type_hints(_annotated(self._function), include_extras=True)
+        except _LATER:
+            raise
+        except Exception as error:  # an annotation is code of the user's
+            raise UsageError(f"{self.name}: its annotations cannot be read: {type(error).__name__}: {error}") from None
+        hints = {name: found.get(name, Any) for name in self._names}
+        hints["return"] = found.get("return", Any)
+        if not self._keeps and not _is_known(hints["return"]):
+            hints["return"] = Any  # of no interest to anybody
         codec = _Codec(self.name, self._parameters, hints, whole=self.whole)
         for name, value in self._defaults.items():
             try:
-                encode_json(value)
+                if not codec.raw:
+                    _decoder(hints[name])(encode_json(value))
+                elif not isinstance(codec.decode(value), type(value)):
+                    raise TypeError(f"{value!r} is not bytes")
             except Exception as error:
                 raise UsageError(f"{self.name}: the default of {name!r} cannot travel: {error}") from None
         self._codec = codec
@@ -96,10 +107,10 @@ class Signature:
             return self._codec
         try:
             return self._resolve()
-        except NameError as error:
+        except _LATER as error:
             raise UsageError(
-                f"{self.name}: an annotation names what is not there when it runs ({error}); import it outside of "
-                "`if TYPE_CHECKING:`"
+                f"{self.name}: an annotation names what is not there when it runs ({error}): import it outside of "
+                "`if TYPE_CHECKING:`, or define it at the top of the module"
             ) from None
 
     # Calling
@@ -145,14 +156,15 @@ class Signature:
         """
         codec = self.ready()
         if codec.raw:
-            value = values[self._names[0]]
-            if not isinstance(value, bytes | bytearray | memoryview):
-                raise UsageError(f"{self.name}: it takes bytes, not {type(value).__name__}")
-            return bytes(cast("bytes", value))
-        try:
-            task = encode_json(values[self._names[0]] if self.whole else values)
-        except Exception as error:  # whatever a user's type raises in being encoded
-            raise UsageError(f"{self.name}: JSON cannot carry these arguments: {error}") from error
+            task = values[self._names[0]]
+            if not isinstance(task, bytes | bytearray | memoryview):
+                raise UsageError(f"{self.name}: it takes bytes, not {type(task).__name__}")
+            task = bytes(cast("bytes", task))
+        else:
+            try:
+                task = encode_json(values[self._names[0]] if self.whole else values)
+            except Exception as error:  # whatever a user's type raises in being encoded
+                raise UsageError(f"{self.name}: JSON cannot carry these arguments: {error}") from error
         try:
             codec.decode(task)
         except Exception as error:
@@ -166,10 +178,10 @@ class Signature:
             Broken: it is not JSON, or not of these types.
         """
         codec = self._codec or self.ready()
-        if codec.raw:
-            return (task,), {}
         try:
             value = codec.decode(task)
+        except MemoryError:
+            raise  # no fault of the payload
         except Exception as error:  # msgspec's, or of a type with checks of its own
             raise Broken(f"{self.name}: {type(error).__name__}: {error}") from error
         if self.whole:
@@ -187,15 +199,15 @@ class Signature:
         Raises:
             UsageError: it is not of the type that the function is said to return.
         """
-        if kind == "none":
-            return None
-        if kind != "json":
-            return value
+        codec = self.ready()
         try:
-            return self.ready().decode_result(value)
+            if kind == "bytes":
+                return msgspec.convert(value, codec.result)
+            return codec.decode_result(b"null" if kind == "none" else value)
         except Exception as error:
             raise UsageError(
-                f"{self.name}: the result is not what it is said to return ({error}); another version of it ran"
+                f"{self.name}: the result is not what it is said to return ({error}): it returned something else, or "
+                "another version of it ran"
             ) from error
 
 
@@ -205,24 +217,32 @@ class _Codec:
     def __init__(
         self, name: str, parameters: list[inspect.Parameter], hints: Mapping[str, Any], *, whole: bool
     ) -> None:
-        self.raw: bool = whole and hints.get(parameters[0].name) is bytes
         for what, hint in hints.items():
             _check_known(name, what, hint)
-        self.decode: Callable[[bytes], Any]
-        self.decode_result: Callable[[bytes], Any]
-        try:
-            shape = hints.get(parameters[0].name, Any) if whole else _shape(parameters, hints)
-            self.decode = msgspec.json.Decoder(shape, dec_hook=_decode_custom).decode
-            self.decode_result = msgspec.json.Decoder(hints.get("return", Any), dec_hook=_decode_custom).decode
-        except TypeError as error:
-            raise UsageError(f"{name}: its types cannot be told apart in JSON: {error}") from None
+        shape = hints[parameters[0].name] if whole else _shape(parameters, hints)
+        self.raw: bool = whole and isinstance(msgspec.inspect.type_info(shape), msgspec.inspect.BytesType)
+        self.decode: Callable[[bytes], Any] = partial(msgspec.convert, type=shape) if self.raw else _decoder(shape)
+        self.result: Any = hints["return"]
+        self.decode_result: Callable[[bytes], Any] = _decoder(self.result)
+
+
+def _decoder(hint: Any) -> Callable[[bytes], Any]:
+    return msgspec.json.Decoder(hint, dec_hook=_decode_custom).decode
+
+
+def _annotated(function: Callable[..., object]) -> object:
+    """What carries the annotations of something that can be called."""
+    while isinstance(function, partial):
+        function = cast("Callable[..., object]", function.func)  # pyright: ignore[reportUnknownMemberType]
+    known = inspect.isroutine(function) or hasattr(function, "__wrapped__")
+    return function if known else type(function).__call__
 
 
 def _shape(parameters: list[inspect.Parameter], hints: Mapping[str, Any]) -> type[msgspec.Struct]:
     """A struct with a field for each parameter. The fields have names of our own, because not every name can be one."""
     fields: list[Any] = []
     for i, each in enumerate(parameters):
-        field = (f"p{i}", hints.get(each.name, Any))
+        field = (f"p{i}", hints[each.name])
         if each.default is inspect.Parameter.empty:
             fields.append(field)
         else:
@@ -241,6 +261,8 @@ def _decode_custom(kind: type[Any], value: Any) -> Any:
 
     What pydantic says of an error quotes the payload, which belongs in no log: only its words are taken over.
     """
+    if kind is object:
+        return value
     try:
         return kind.model_validate_json(msgspec.json.encode(value))
     except ValueError as error:
@@ -254,8 +276,8 @@ def _decode_custom(kind: type[Any], value: Any) -> Any:
 
 def _is_known(hint: object) -> bool:
     try:
-        return all(map(is_model, _customs(msgspec.inspect.type_info(hint), set())))
-    except (TypeError, NameError):
+        return all(map(_travels, _customs(msgspec.inspect.type_info(hint), set())))
+    except TypeError:
         return False
 
 
@@ -263,26 +285,42 @@ def _check_known(name: str, what: str, hint: object) -> None:
     about = f"{name}: {'what it returns' if what == 'return' else f'parameter {what!r}'}"
     try:
         info = msgspec.inspect.type_info(hint)
-    except (TypeError, NameError) as error:
+    except TypeError as error:
         raise UsageError(f"{about} has a type that cannot travel: {error}") from None
     for custom in _customs(info, set()):
-        if not is_model(custom):
+        if hasattr(custom, "__pydantic_fields__") and not is_model(custom):
+            raise UsageError(
+                f"{about} has the type {name_of(custom)}: of pydantic, take a BaseModel; the checks of its "
+                "dataclasses would not be made"
+            )
+        if not _travels(custom):
             raise UsageError(
                 f"{about} has the type {name_of(custom)}, which JSON does not know; take a dataclass, a msgspec.Struct, a "
                 "pydantic model, or what names the thing (an id)"
             )
 
 
+def _travels(custom: type) -> bool:
+    """Whether JSON can carry what msgspec leaves to others: a pydantic model, and of ``object`` what JSON has."""
+    return is_model(custom) or custom is object
+
+
 def _customs(info: object, seen: set[int]) -> Iterator[type]:
-    """The types inside `info` that msgspec leaves to others."""
+    """The types inside `info` that msgspec leaves to others, or that it should: it runs none of the checks of pydantic's
+    dataclasses.
+    """
     if id(info) in seen:
         return
     seen.add(id(info))
-    if isinstance(info, msgspec.inspect.CustomType):
-        yield info.cls
+    if isinstance(info, msgspec.inspect.CustomType) or _is_pydantic_dataclass(info):
+        yield cast("Any", info).cls
     elif isinstance(info, tuple | list):
         for each in cast("tuple[object, ...]", info):
             yield from _customs(each, seen)
     elif isinstance(info, msgspec.inspect.Type | msgspec.inspect.Field):
         for name in info.__struct_fields__:
             yield from _customs(getattr(info, name), seen)
+
+
+def _is_pydantic_dataclass(info: object) -> bool:
+    return isinstance(info, msgspec.inspect.DataclassType) and hasattr(info.cls, "__pydantic_fields__")

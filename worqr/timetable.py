@@ -62,9 +62,13 @@ class Timetable:
         Raises:
             UsageError: there is one of this name.
         """
-        if definition.name in self._declared:
-            raise UsageError(f"there is a schedule {definition.name!r} already: give one of them another name=")
+        self.check_schedule(definition)
         self._declared[definition.name] = definition
+
+    def check_schedule(self, definition: Definition) -> None:
+        """UsageError if `definition` has a name that is taken, or too long."""
+        if check_name(definition.name, "schedule name") in self._declared:
+            raise UsageError(f"there is a schedule {definition.name!r} already: give one of them another name=")
 
     @overload
     def cron(self, expression: str, call: Call[Any], /, **how: Unpack[ScheduleOptions]) -> None: ...
@@ -123,7 +127,7 @@ class Timetable:
         def declare(call: Call[Any]) -> None:
             if not isinstance(call, Call):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise UsageError(f"a schedule takes a call, as in mesh.call('name') or function.call(), not {call!r}")
-            named: dict[str, Any] = {"name": call.name, "queue": call.name, "task": call.task}
+            named: dict[str, Any] = {"name": call.queue, "queue": call.queue, "task": call.task}
             definition = Definition(**(named | given | when))
             if len(call.task) > MAX_TASK:
                 raise UsageError(
