@@ -7,6 +7,7 @@ is one link, counted, so that nested and parallel `connect` and `join` share it.
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import replace
@@ -105,15 +106,11 @@ class Mesh(Registry, Generic[S]):
         self.stall_limit: float = seconds(stall_limit, "stall_limit", positive=True)
         self.max_payload: int = check_count(max_payload, "max_payload")
         self.lifespan = lifespan
-        self.middleware: tuple[Middleware, ...] = tuple(middleware)
+        self.middleware: tuple[Middleware, ...] = _checked_middleware(middleware)
         self.around_thread = around_thread
         self.process_lifespan = process_lifespan
         for name in ("lifespan", "around_thread", "process_lifespan"):
-            if getattr(self, name) is not None and not callable(getattr(self, name)):
-                raise UsageError(f"{name} must be a function that gives a context manager, not {getattr(self, name)!r}")
-        for each in self.middleware:
-            if not is_async(each):
-                raise UsageError(f"middleware must be async functions (context, call_next), not {each!r}")
+            _check_manager(name, getattr(self, name))
         self.sender: Sender = Sender(self)
         self._mesh = self
         self._states: list[S] = []
@@ -217,7 +214,8 @@ class Mesh(Registry, Generic[S]):
             try:
                 yield state
             finally:
-                self._states.remove(state)
+                last = max(i for i, each in enumerate(self._states) if each is state)  # equal ones are others
+                del self._states[last]
 
     @property
     def state(self) -> S:
@@ -331,6 +329,25 @@ class Mesh(Registry, Generic[S]):
             close = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(map(repr, known[:20])) or 'none'}"
             raise UsageError(f"there is no schedule {name!r} in this mesh; {hint}")
+
+
+def _checked_middleware(middleware: object) -> tuple[Middleware, ...]:
+    """UsageError for what is not a collection of async functions."""
+    if not isinstance(middleware, Collection):
+        raise UsageError(f"middleware must be a collection of async functions, not {middleware!r}")
+    for each in cast("Collection[object]", middleware):
+        if not is_async(each):
+            raise UsageError(f"middleware must be async functions (context, call_next), not {each!r}")
+    return tuple(cast("Collection[Middleware]", middleware))
+
+
+def _check_manager(name: str, manager: object) -> None:
+    """UsageError for what cannot give a context manager."""
+    if manager is not None and not callable(manager):
+        raise UsageError(f"{name} must be a function that gives a context manager, not {manager!r}")
+    if inspect.isasyncgenfunction(manager) or inspect.isgeneratorfunction(manager):
+        decorator = "asynccontextmanager" if name == "lifespan" else "contextmanager"
+        raise UsageError(f"{name} must give a context manager: put @contextlib.{decorator} above {manager!r}")
 
 
 def _served(function: function.Function[..., Any]) -> Iterator[tuple[str, Callable[[Any], object], Handling]]:

@@ -141,6 +141,7 @@ class Serving:
         policy, size = policy_for(retry), self.settings.max_payload
         keys = self._stations.check_free(queue)
         station = HandStation(keys, self.membership, self.capacity, policy, max_result=size)
+        station.state = self.settings.state
         claims = Claims(station)
         async with self._stations.stationed(station):
             try:
