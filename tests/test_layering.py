@@ -28,6 +28,7 @@ LAYERS = (
         "registry",
         "sending",
         "connecting",
+        "blocking",
     ),
     ("mesh",),
     ("",),  # worqr/__init__.py: the public names

@@ -1,13 +1,17 @@
-"""The links of one mesh: one per running loop, counted, so that nested and parallel connections share it."""
+"""The links of one mesh: one per running loop, counted, so that nested and parallel connections share it, and one for plain
+threads.
+"""
 
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import AsyncGenerator
+import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
 
@@ -15,22 +19,26 @@ from worqr import ops
 from worqr.embedded import EmbeddedServer, shared_server
 from worqr.errors import UsageError
 from worqr.keys import RegistryKeys
-from worqr.link import Link, LinkSettings, TrioMailbox
+from worqr.link import Link, LinkSettings, mailbox_here, run_blocking
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
 
+T = TypeVar("T")
+
+EMBEDDED: Final = "embedded:"
 NOTE_EVERY: Final = 3600.0
 """Seconds after which a queue's name is noted again for those who list queues."""
 
 
 @dataclass(slots=True)
 class Connection:
-    """The link of one running loop. Changed only in that loop."""
+    """The link of one running loop, changed only in that loop; or that of all plain threads."""
 
     link: Link
     server: AbstractContextManager[EmbeddedServer] | None
     users: int = 0
+    stood: bool = False
     noted: dict[str, float] = field(default_factory=dict[str, float])
 
     def note(self, mesh: Mesh[Any], queue: str) -> None:
@@ -43,10 +51,16 @@ class Connection:
 
 
 class Connections:
-    """The connections of one mesh, by the running loop."""
+    """The connections of one mesh, by the running loop.
+
+    Attributes:
+        of_threads: that of plain threads.
+    """
 
     def __init__(self) -> None:
+        self.of_threads: SharedConnection = SharedConnection()
         self._by_loop: dict[object, Connection] = {}
+        self._driven = _Driven()
 
     @property
     def any(self) -> bool:
@@ -54,18 +68,29 @@ class Connections:
         return bool(self._by_loop)
 
     def here(self) -> Connection:
-        """The connection of the running loop.
+        """The connection of the running loop; in a thread that `drive` blocks, that of all such threads.
 
         Raises:
-            UsageError: there is none.
+            UsageError: there is none. RefusedByServer, WrongVersion, Unavailable: as ``Mesh.connect``, in a thread.
         """
-        token = trio.lowlevel.current_trio_token() if trio.lowlevel.in_trio_run() else None
-        connection = self._by_loop.get(token)
-        if connection is None:
-            raise UsageError(
-                "this mesh is not connected here: use it inside `async with mesh.connect():` (or mesh.join())"
-            )
-        return connection
+        if trio.lowlevel.in_trio_run():
+            connection = self._by_loop.get(trio.lowlevel.current_trio_token())
+            if connection is not None:
+                return connection
+        elif self._driven.mesh is not None:
+            return self.of_threads.get(self._driven.mesh, self.new_link)
+        raise UsageError(
+            "this mesh is not connected here: use it inside `async with mesh.connect():` (or mesh.join()); "
+            "where no event loop runs, use mesh.blocking and fn.blocking"
+        )
+
+    def drive(self, mesh: Mesh[Any], coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine of this mesh to its end in this thread, where no loop runs."""
+        outer, self._driven.mesh = self._driven.mesh, mesh
+        try:
+            return run_blocking(coroutine)
+        finally:
+            self._driven.mesh = outer
 
     @asynccontextmanager
     async def open(self, mesh: Mesh[Any]) -> AsyncGenerator[None]:
@@ -87,23 +112,114 @@ class Connections:
 
     async def _make(self, mesh: Mesh[Any], token: object) -> Connection:
         """The connection of this loop, made now; the embedded server, if that is meant, runs as long as it."""
-        url = mesh.url or os.environ.get("WORQR_URL") or os.environ.get("REDIS_URL") or "redis://localhost:6379/0"
+        url = _url(mesh)
         server: AbstractContextManager[EmbeddedServer] | None = None
-        if url == "embedded:":
+        if url == EMBEDDED:
             server = shared_server()
             with trio.CancelScope(shield=True):
                 url = (await trio.to_thread.run_sync(server.__enter__)).url
             if token in self._by_loop:  # somebody else was quicker
                 await _release(server)
                 return self._by_loop.get(token) or await self._make(mesh, token)
-        link = self.new_link(LinkSettings(url, prefix=mesh.prefix, app=mesh.app, patience=mesh.patience))
+        link = self.new_link(_settings(mesh, url))
         link.start()
         connection = self._by_loop[token] = Connection(link, server)
         return connection
 
     def new_link(self, settings: LinkSettings) -> Link:
-        """A link of the running loop, not started. A test's may be another one."""
-        return Link(settings, TrioMailbox())
+        """A link, not started, of the running loop or else of plain threads. A test's may be another one."""
+        return Link(settings, mailbox_here())
+
+
+class _Driven(threading.local):
+    """Of this thread: the mesh a coroutine of which it drives."""
+
+    mesh: Mesh[Any] | None = None
+
+
+class SharedConnection:
+    """The connection of all plain threads. Made at first use; ended by `close`, with the mesh, or with the interpreter.
+
+    A forked child begins without one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+        self._end: weakref.finalize[[Connection], SharedConnection] | None = None
+        _shared_connections.add(self)
+
+    def get(self, mesh: Mesh[Any], new_link: Callable[[LinkSettings], Link]) -> Connection:
+        """The connection. As long as it never stood, this waits for it.
+
+        Raises: as ``Mesh.connect``.
+        """
+        connection = self._connection
+        if connection is None:
+            with self._lock:
+                connection = self._connection or self._make(mesh, new_link)
+        if not connection.stood:
+            run_blocking(connection.link.wait_ready())
+            connection.stood = True
+        return connection
+
+    def _make(self, mesh: Mesh[Any], new_link: Callable[[LinkSettings], Link]) -> Connection:
+        url = _url(mesh)
+        server: AbstractContextManager[EmbeddedServer] | None = None
+        if url == EMBEDDED:
+            server = shared_server()
+            url = server.__enter__().url
+        connection = Connection(new_link(_settings(mesh, url)), server)
+        end = self._end = weakref.finalize(self, _end, connection)
+        try:
+            connection.link.start()
+        except BaseException:
+            end()
+            raise
+        self._connection = connection
+        return connection
+
+    def close(self) -> None:
+        """End it, within about a second; whoever waits for an answer gets Unavailable. The next use makes a new one."""
+        with self._lock:
+            end, self._end, self._connection = self._end, None, None
+        if end is not None:
+            end()
+
+    def forget(self) -> None:
+        """In a forked child: it is the parent's, whose end shall be no business of ours."""
+        if self._end is not None:
+            _of_parents.append(self._end.detach())
+        self._lock = threading.Lock()  # somebody may have held the old one, who is not here
+        self._end = self._connection = None
+
+
+_shared_connections: weakref.WeakSet[SharedConnection] = weakref.WeakSet()
+_of_parents: list[object] = []
+"""What a forked child must not let go of: a server would be let go of with it."""
+
+
+def _after_fork_in_child() -> None:
+    for shared in _shared_connections:
+        shared.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _end(connection: Connection) -> None:
+    connection.link.close()
+    if connection.server is not None:
+        connection.server.__exit__(None, None, None)
+
+
+def _url(mesh: Mesh[Any]) -> str:
+    return mesh.url or os.environ.get("WORQR_URL") or os.environ.get("REDIS_URL") or "redis://localhost:6379/0"
+
+
+def _settings(mesh: Mesh[Any], url: str) -> LinkSettings:
+    return LinkSettings(url, prefix=mesh.prefix, app=mesh.app, patience=mesh.patience)
 
 
 async def _release(server: AbstractContextManager[EmbeddedServer] | None) -> None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
 
 from worqr import function, ops
+from worqr.blocking import BlockingMesh
 from worqr.call import Call
 from worqr.connecting import Connections
 from worqr.cron import Schedule
@@ -154,6 +155,11 @@ class Mesh(Registry, Generic[S]):
         connection = self.connections.here()
         connection.note(self, queue)
         return connection.link
+
+    @property
+    def blocking(self) -> BlockingMesh:
+        """This mesh for plain threads, where no event loop runs: it connects at first use, and needs no `connect`."""
+        return BlockingMesh(self)
 
     # Joining
 

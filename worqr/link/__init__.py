@@ -16,7 +16,7 @@ from worqr.link.mailbox import Mailbox, Signal, TrioMailbox, Waiter
 from worqr.link.request import Owner, Request
 from worqr.link.settings import Address, LinkSettings
 from worqr.link.subscriptions import Subscription, Subscriptions
-from worqr.link.threads import ThreadMailbox, run_blocking
+from worqr.link.threads import ThreadMailbox, mailbox_here, run_blocking
 
 __all__ = [
     "Address",
@@ -33,5 +33,6 @@ __all__ = [
     "TrioMailbox",
     "Waiter",
     "boottime",
+    "mailbox_here",
     "run_blocking",
 ]

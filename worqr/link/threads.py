@@ -19,8 +19,10 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
+import trio
+
 from worqr.errors import WorqrBug
-from worqr.link.mailbox import TimeLimit, Waiter, guarded
+from worqr.link.mailbox import Mailbox, TimeLimit, TrioMailbox, Waiter, guarded
 
 T = TypeVar("T")
 
@@ -141,6 +143,11 @@ def _check_limits() -> None:
         passed = [limit for limit in _limits() if limit.ends_at <= now]
         if passed:
             raise _Passed(passed[-1])
+
+
+def mailbox_here() -> Mailbox:
+    """The mailbox for a link that is made here: that of the running Trio loop, or, where none runs, of plain threads."""
+    return TrioMailbox() if trio.lowlevel.in_trio_run() else ThreadMailbox()
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -23,7 +23,7 @@ from worqr.errors import UsageError
 from worqr.function import Call, Function
 from worqr.job import Job
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.link import Link, LinkSettings, TrioMailbox
+from worqr.link import Link, LinkSettings, mailbox_here
 from worqr.mesh import Mesh
 from worqr.ops import Inspected
 from worqr.peer.context import Context
@@ -241,7 +241,7 @@ class BenchConnections(Connections):
 
     def new_link(self, settings: LinkSettings) -> Link:
         """A link that goes by the clock of the bench."""
-        return BenchLink(settings, TrioMailbox())
+        return BenchLink(settings, mailbox_here())
 
 
 class BenchSender(Sender):

@@ -66,6 +66,10 @@ class BenchLink(Link):
         """As `Link.call`."""
         return await super().call(_moved(call), patience=patience)
 
+    async def call_all(self, calls: Sequence[Call[T]]) -> list[T]:
+        """As `Link.call_all`."""
+        return await super().call_all([_moved(call) for call in calls])
+
     def post(
         self,
         call: Call[T],
