@@ -5,6 +5,7 @@ Only `worqr.link` imports redis.
 """
 
 from worqr.aside import Aside
+from worqr.blocking import BlockingFunction, BlockingJob, BlockingMesh, BlockingQueue
 from worqr.cron import Schedule
 from worqr.errors import (
     ClaimLost,
@@ -42,6 +43,10 @@ from worqr.version import __version__
 __all__ = [
     "Aside",
     "AsyncFunction",
+    "BlockingFunction",
+    "BlockingJob",
+    "BlockingMesh",
+    "BlockingQueue",
     "Bound",
     "Broken",
     "Call",
