@@ -1,0 +1,384 @@
+"""Functions that the tests let worker processes run."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Generator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import worqr
+
+FAR = datetime.fromisoformat("2031-02-03T04:05:06.789+00:00")
+
+
+class Down(ConnectionError):
+    """An error of an application."""
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+def say(**facts: Any) -> None:
+    """Tell the test."""
+    worqr.current().progress(message=json.dumps(facts))
+
+
+def nothing(task: bytes) -> None:
+    pass
+
+
+def echo(task: bytes) -> bytes:
+    return task
+
+
+def pid(task: bytes) -> int:
+    return os.getpid()
+
+
+def context(task: bytes) -> dict[str, Any]:
+    now = worqr.current()
+    return {
+        "id": now.id,
+        "queue": now.queue,
+        "task": now.task.decode(),
+        "fence": now.fence,
+        "failures": now.failures,
+        "stalls": now.stalls,
+        "timeouts": now.timeouts,
+        "attempt": now.attempt,
+        "last_attempt": now.last_attempt,
+        "run_at": str(now.run_at),
+        "scheduled_for": str(now.scheduled_for),
+        "meta": dict(now.meta),
+        "cancel_reason": now.cancel_reason,
+        "check_cancelled": now.check_cancelled(),
+        "left": None if now.deadline is None else now.deadline - time.monotonic(),
+    }
+
+
+def no_context(task: bytes) -> str:
+    found: list[str] = []
+
+    def ask() -> None:
+        try:
+            worqr.current()
+        except LookupError:
+            found.append("unknown")
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def not_json(task: bytes) -> object:
+    return object()
+
+
+def late(task: bytes) -> Awaitable[None]:
+    return asyncio.sleep(0)
+
+
+# What it raises
+
+
+def fail(task: bytes) -> None:
+    print("it went wrong", file=sys.stderr)
+    raise Down(task.decode())
+
+
+def fail_unprintably(task: bytes) -> None:
+    raise Unprintable
+
+
+def give_up(task: bytes) -> None:
+    raise worqr.Failure("never")
+
+
+def garbage(task: bytes) -> None:
+    raise worqr.Broken("no sense")
+
+
+def again(task: bytes) -> None:
+    if task == b"at":
+        raise worqr.Retry("then", run_at=FAR)
+    raise worqr.Retry("later", delay=5, counted=False)
+
+
+def fail_and_retry(task: bytes) -> None:
+    raise ExceptionGroup("several", [worqr.Retry("later"), worqr.Failure("never")])
+
+
+def leave(task: bytes) -> None:
+    sys.exit(task.decode() or 3)
+
+
+def interrupt(task: bytes) -> None:
+    raise KeyboardInterrupt
+
+
+# Standard streams
+
+
+def complain(task: bytes) -> None:
+    for n in range(4000):
+        print(f"complaint {n}", file=sys.stderr)
+    raise ValueError("over")
+
+
+def whisper(task: bytes) -> None:
+    print("whispered by the run before", file=sys.stderr)
+
+
+def fail_silently(task: bytes) -> None:
+    raise ValueError("silent")
+
+
+def litter(task: bytes) -> bytes:
+    """Everything that a pipe on the standard streams would not survive."""
+    os.write(1, b"\x00\x00\x00\x05junk\xff" * 1000)
+    print("text without an end", end="")
+    sys.stdout.close()
+    return task
+
+
+def write_anywhere(task: bytes) -> None:
+    for fd in range(3, 20):
+        try:
+            os.write(fd, b"\x00\x00\x00\x04junk")
+        except OSError:
+            pass
+
+
+def descriptors(task: bytes) -> list[int]:
+    """Those of this process, and of a program that it starts without closing any."""
+    listing = "import os; print(*sorted(map(int, os.listdir('/proc/self/fd'))))"
+    done = subprocess.run([sys.executable, "-c", listing], close_fds=False, capture_output=True, text=True, check=True)
+    return [len(os.listdir("/proc/self/fd")), *map(int, done.stdout.split())]
+
+
+# Ending
+
+
+def spin(task: bytes) -> None:
+    """A busy loop, and a grandchild."""
+    say(pid=os.getpid(), grandchild=subprocess.Popen(["sleep", "1000"]).pid)
+    while True:
+        pass
+
+
+def spin_shortly(task: bytes) -> None:
+    """Write who is here into the file named, and go on until the time is over, which is soon then."""
+    grandchild = subprocess.Popen(["sleep", "1000"])
+    Path(task.decode()).write_text(f"{os.getpid()} {grandchild.pid}")
+    worqr.current().extend(0.1)
+    while True:
+        pass
+
+
+def hold_the_lock(task: bytes) -> None:
+    """As `spin`, in C and with the interpreter's lock held."""
+    say(pid=os.getpid(), grandchild=subprocess.Popen(["sleep", "1000"]).pid)
+    ctypes.PyDLL(None).sleep(1000)
+
+
+def hold(task: bytes) -> None:
+    say(pid=os.getpid())
+    time.sleep(1000)
+
+
+def freeze(task: bytes) -> None:
+    say(pid=os.getpid())
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def leave_behind(task: bytes) -> int:
+    return subprocess.Popen(["sleep", "1000"]).pid
+
+
+def crash(task: bytes) -> None:
+    print("about to crash", file=sys.stderr)
+    if task == b"segv":
+        ctypes.string_at(0)
+    if task == b"kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if task == b"exit":
+        os._exit(0)
+
+
+def hold_or_crash(task: bytes) -> None:
+    hold(task) if task == b"hold" else crash(task)
+
+
+def die_holding(task: bytes) -> None:
+    """End with a fork of a fork around that holds all that this process held."""
+    if os.fork() == 0:
+        os.setsid()
+        os._exit(subprocess.call(["sleep", "1"]))
+    os._exit(9)
+
+
+def fork_and_go_on(task: bytes) -> int:
+    os.fork()
+    return os.getpid()
+
+
+def eat_memory(task: bytes) -> int:
+    return len(bytearray(int(task)))
+
+
+def shrug_off(task: bytes) -> str:
+    """Signals that ask a process to end, which a service manager sends to all of them; and what programs and forks do then."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGINT)
+    program = subprocess.Popen(["sleep", "1000"])
+    program.terminate()
+    fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+    fork.start()
+    fork.terminate()
+    fork.join()
+    return f"{program.wait()} {fork.exitcode}"
+
+
+# Saying and asking
+
+
+def count(task: bytes) -> None:
+    for n in range(20_000):
+        worqr.current().progress(n, "counting")
+    worqr.current().progress(1, "counted")
+
+
+def count_and_hold(task: bytes) -> None:
+    for n in range(1000):
+        worqr.current().progress(n, "counting")
+    worqr.current().progress(1, "counted")
+    time.sleep(1000)
+
+
+def extend(task: bytes) -> float:
+    now = worqr.current()
+    now.extend(100)
+    assert now.deadline is not None
+    return now.deadline - time.monotonic()
+
+
+STALE: list[threading.Thread] = []
+
+
+def speak_later(task: bytes) -> None:
+    """Leave a thread behind that speaks for a run that has ended, when the next one runs."""
+    now = worqr.current()
+
+    def speak() -> None:
+        GO.wait()
+        now.progress(message="out of turn")
+
+    STALE.append(threading.Thread(target=speak))
+    STALE[-1].start()
+
+
+GO = threading.Event()
+
+
+def let_speak(task: bytes) -> None:
+    GO.set()
+    STALE[-1].join()
+    worqr.current().progress(message="in turn")
+
+
+# Around them
+
+
+@contextmanager
+def lifespan() -> Generator[list[str]]:
+    log = Path(os.environ["WORQR_TEST_LOG"])
+    with log.open("a") as file:
+        file.write(f"entered {os.getpid()}\n")
+    yield ["model"]
+    with log.open("a") as file:
+        file.write(f"left {os.getpid()}\n")
+
+
+@contextmanager
+def broken_lifespan() -> Generator[None]:
+    raise Down("no model")
+    yield
+
+
+@contextmanager
+def around() -> Generator[None]:
+    AROUND.append("in")
+    try:
+        yield
+    except ValueError as error:
+        AROUND.append(str(error))
+        raise
+    finally:
+        AROUND.append("out")
+
+
+AROUND: list[str] = []
+
+
+def seen_around(task: bytes) -> list[str]:
+    return AROUND
+
+
+def state(task: bytes) -> list[str]:
+    found = worqr.current()._station.state
+    assert isinstance(found, list)
+    found.append("run")
+    return found
+
+
+class Service:
+    """Handlers are not always functions."""
+
+    def __call__(self, task: bytes) -> bytes:
+        return b"called"
+
+    def method(self, task: bytes) -> bytes:
+        return b"bound"
+
+    @staticmethod
+    def static(task: bytes) -> bytes:
+        return b"static"
+
+    @classmethod
+    def of_class(cls, task: bytes) -> bytes:
+        return cls.__name__.encode()
+
+
+service = Service()
+other_name = nothing
+made_elsewhere = json.dumps
+
+
+async def coroutine(task: bytes) -> None:
+    pass
+
+
+def generator(task: bytes) -> Generator[None]:
+    yield
+
+
+def with_local() -> Any:
+    def inner(task: bytes) -> None:
+        pass
+
+    return inner

@@ -1,0 +1,128 @@
+"""What the tests of worker processes are made of: a pool of them, runs without a queue, and a look at processes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from worqr.peer.children import Children
+from worqr.peer.context import Context, current_context
+from worqr.policy import Policy
+
+FENCE = 1_900_000_000_000_000
+MEMORY = 1 << 40
+LONG = 30.0
+"""Seconds that nothing here takes, however slow the machine is."""
+
+
+class Desk:
+    """Stands where a peer's station would: notes what its runs say."""
+
+    name = "Q1"
+    state = None
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.said: list[tuple[float | None, str]] = []
+        self.extended: list[float] = []
+        self._news = trio.Event()
+
+    def policy_with(self, own: tuple[tuple[bytes, bytes], ...]) -> Policy:
+        return self.policy.over({name.decode(): value.decode() for name, value in own})
+
+    def says(self, context: Context) -> None:
+        assert context._said is not None
+        self.said.append(context._said)
+        self._tell()
+
+    def extends(self, context: Context, seconds: float) -> None:
+        self.extended.append(seconds)
+        self._tell()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = trio.Event()
+
+    async def wait_said(self, text: str) -> None:
+        """Until a run has said `text`."""
+        with trio.fail_after(LONG):
+            while not any(message == text for _, message in self.said):
+                await self._news.wait()
+
+
+class Pool:
+    """A pool of worker processes, and runs in them without a queue."""
+
+    def __init__(self, children: Children) -> None:
+        self.children = children
+        self.desk = Desk(Policy(result_ttl=60.0))
+
+    async def run(
+        self,
+        handler: Callable[[bytes], object],
+        task: bytes = b"",
+        *,
+        record: Mapping[str, str] | None = None,
+        policy: Policy | None = None,
+        raw: bool = False,
+        desk: Desk | None = None,
+        deadline: float | None = None,
+    ) -> Any:
+        """What the run of a job returns, decoded by nobody: (kind, bytes), or None."""
+        run = self.children.prepare(handler)
+        desk = desk or self.desk
+        if policy is not None:
+            desk.policy = policy
+        station: Any = desk
+        fields = {"id": "x", **(record or {})}
+        entry = [part.encode() for pair in fields.items() for part in pair] + [b"task", task]
+        context = Context(station, None, FENCE, task if raw else entry)  # type: ignore[arg-type]
+        context.deadline = deadline
+        token = current_context.set(context)
+        try:
+            with trio.fail_after(LONG):
+                return await run(task)
+        finally:
+            current_context.reset(token)
+
+
+@asynccontextmanager
+async def open_pool(limit: int = 2, **settings: Any) -> AsyncGenerator[Pool]:
+    """A pool for the length of a block; afterwards there is no process of its any more."""
+    children = Children(limit, **{"max_result": 1 << 24, **settings})
+    async with trio.open_nursery() as nursery:
+        await nursery.start(children.run_forever)
+        yield Pool(children)
+        nursery.cancel_scope.cancel()
+    assert children.pids == []
+
+
+def is_alive(pid: int) -> bool:
+    """True if the process runs, and is not just waiting to be reaped by somebody else."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        if Path("/proc/self/stat").exists():
+            return False
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+    except ProcessLookupError:
+        return False
+    return state not in "ZX"
+
+
+async def wait_dead(*pids: int) -> None:
+    """Until these processes are gone."""
+    deadline = time.monotonic() + LONG
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < deadline, f"still alive: {[pid for pid in pids if is_alive(pid)]}"
+        await trio.sleep(0.01)

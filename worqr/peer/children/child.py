@@ -1,0 +1,340 @@
+"""The program of a worker process: takes one run after the other from its parent, and does it in its main thread.
+
+Started by `process`. It has a session and process group of its own, so that Ctrl-C at the terminal is not for it, and ignores
+SIGTERM, which service managers send to every process of a service: when it ends is the parent's to say. The pipe to the parent is
+none of the standard streams, so that nothing a function prints can disturb it.
+"""
+
+# The private fields of Context are hidden from users, not from its neighbours.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import faulthandler
+import inspect
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextvars import copy_context
+from typing import Any, Final, cast
+
+from worqr.errors import UsageError
+from worqr.peer.children.frames import (
+    LENGTH,
+    Extended,
+    Raised,
+    Reply,
+    Request,
+    Returned,
+    Run,
+    Said,
+    Setup,
+    packed,
+    requests,
+)
+from worqr.peer.children.lifeline import die_with_parent
+from worqr.peer.children.naming import Name, resolve
+from worqr.peer.context import Context, current_context
+from worqr.peer.settling import encode_result, keeps_result
+from worqr.policy import Broken, Failure, Policy, Retry, judge
+from worqr.task import RemoteError, Seconds, name_of, seconds
+
+SAY_EVERY: Final = 0.1
+"""Seconds between two reports of progress to the parent; it passes on no more either."""
+IGNORED: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class Pipe:
+    """This side's end of the pipe. Frames may be sent from any thread."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._reader = connection.makefile("rb")
+        self._sending = threading.Lock()
+
+    def receive(self) -> Request | None:
+        """The next request; None: there will be none."""
+        header = self._reader.read(LENGTH.size)
+        if len(header) < LENGTH.size:
+            return None
+        return requests.decode(self._reader.read(LENGTH.unpack(header)[0]))
+
+    def send(self, frame: Reply) -> None:
+        """Send a frame; waits while the parent is busy."""
+        buffer = packed(frame)
+        with self._sending:
+            self._connection.sendall(buffer)
+
+    def close(self) -> None:
+        """A fork of ours has nothing to say."""
+        self._connection.close()
+        self._reader.close()
+
+    def __enter__(self) -> Pipe:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Sayer:
+    """Progress on its way to the parent: the first at once, then no more than the latest in each `SAY_EVERY`."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+        self._changed = threading.Condition()
+        self._running: Context | None = None
+        self._pending = False
+        self._sent = 0.0
+        self._thread: threading.Thread | None = None
+
+    def begin(self, context: Context) -> None:
+        """`context` runs now; what others say, which threads left behind may do, is dropped."""
+        with self._changed:
+            self._running = context
+
+    def says(self, context: Context) -> None:
+        """The run has said something; from any thread."""
+        with self._changed:
+            if context is not self._running:
+                return
+            self._pending = True
+            if time.monotonic() - self._sent >= SAY_EVERY:
+                self._send()
+                return
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._say_forever, name="worqr progress", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def end(self) -> None:
+        """The run has ended: send what is left to send."""
+        with self._changed:
+            self._send()
+            self._running = None
+
+    def _send(self) -> None:
+        if self._pending and self._running is not None and self._running._said is not None:
+            self._pending, self._sent = False, time.monotonic()
+            self._pipe.send(Said(*self._running._said))
+
+    def _say_forever(self) -> None:
+        while True:
+            with self._changed:
+                while not self._pending:
+                    self._changed.wait()
+                wait = self._sent + SAY_EVERY - time.monotonic()
+                if wait <= 0:
+                    self._send()
+            if wait > 0:
+                time.sleep(wait)
+
+
+class ChildStation:
+    """What a `Context` asks of its station, answered from here."""
+
+    def __init__(self, name: str, policy: Policy, state: object, pipe: Pipe, sayer: Sayer) -> None:
+        self.name = name
+        self.policy = policy
+        self.state = state
+        self._pipe = pipe
+        self.says: Callable[[Context], None] = sayer.says
+
+    def policy_with(self, own: tuple[tuple[bytes, bytes], ...]) -> Policy:
+        """The policy of a job that brings fields of its own."""
+        return self.policy.over({name.decode(): value.decode() for name, value in own})
+
+    def extends(self, context: Context, more: Seconds) -> None:
+        """The run wants more time; from any thread."""
+        left = seconds(more, "seconds of extend")
+        context.deadline = time.monotonic() + left
+        self._pipe.send(Extended(left))
+
+
+class ChildContext(Context):
+    """A run in a process. Its `deadline` is by ``time.monotonic()``; it never learns of a cancellation, which kills it."""
+
+    __slots__ = ()
+
+    def check_cancelled(self) -> None:
+        """Nothing to check: a run that is cancelled is killed."""
+
+
+class Runs:
+    """The runs of this process, one after the other."""
+
+    def __init__(self, pipe: Pipe, setup: Setup) -> None:
+        self._pipe = pipe
+        self._setup = setup
+        self._sayer = Sayer(pipe)
+        self._pid = os.getpid()
+        self._handlers: dict[Name, Callable[[bytes], object]] = {}
+        self._around: Callable[[], AbstractContextManager[object]] = nullcontext
+        self._state: object = None
+
+    def run_forever(self) -> None:
+        """Until the parent has no more runs for us, or this process cannot take any."""
+        with ExitStack() as stack:
+            problem = self._enter(stack)
+            while isinstance(request := self._pipe.receive(), Run):
+                answer = problem or copy_context().run(self._run, request)
+                if os.getpid() != self._pid:
+                    os._exit(0)  # a fork that the function let go on
+                self._answer(answer)
+                if isinstance(answer, Raised) and answer.last:
+                    return
+
+    def _answer(self, answer: Returned | Raised) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError, AttributeError):
+                pass  # the function closed it, or nobody reads it
+        self._pipe.send(answer)
+
+    def _enter(self, stack: ExitStack) -> Raised | None:
+        """Limit the memory, and enter the lifespan; what that raises is every run's failure."""
+        setup = self._setup
+        try:
+            if setup.memory_limit is not None:
+                _limit_memory(setup.memory_limit)
+            if setup.around is not None:
+                self._around = _found(setup.around, "around_thread")
+            if setup.lifespan is not None:
+                self._state = stack.enter_context(_found(setup.lifespan, "process_lifespan")())
+        except BaseException as error:
+            return raised(error, last=True)
+        return None
+
+    def _run(self, run: Run) -> Returned | Raised:
+        station: Any = ChildStation(run.queue, run.policy, self._state, self._pipe, self._sayer)
+        context = ChildContext(station, cast("Any", None), run.fence, run.entry)
+        if run.left is not None:
+            context.deadline = time.monotonic() + run.left
+        current_context.set(context)
+        try:
+            handler = self._handler(run.function)
+        except BaseException as error:
+            return raised(error, last=True)
+        self._sayer.begin(context)
+        try:
+            with self._around():
+                context._value = _called(handler, context.task)
+        except BaseException as error:
+            return raised(judge(error, context._policy, context.failures).error, last=isinstance(error, MemoryError))
+        finally:
+            if os.getpid() == self._pid:
+                self._sayer.end()
+        return self._returned(context)
+
+    def _returned(self, context: Context) -> Returned | Raised:
+        if not keeps_result(context):
+            return Returned(None, b"")
+        try:
+            return Returned(*encode_result(context._value, self._setup.max_result))
+        except UsageError as error:
+            return raised(Failure(str(error)))
+
+    def _handler(self, name: Name) -> Callable[[bytes], object]:
+        handler = self._handlers.get(name)
+        if handler is None:
+            found = _found(name, "the function")
+            handler = self._handlers[name] = getattr(found, "__worqr_handler__", found)
+        return handler
+
+
+def _found(name: Name, what: str) -> Any:
+    try:
+        return resolve(name)
+    except BaseException as error:
+        raise ImportError(f"a worker process cannot import {what} {name}: {_leaves(error)}") from error
+
+
+def _leaves(error: BaseException) -> str:
+    """`error` in a line, also one that trio wrapped into groups."""
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(_leaves(inner) for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions)
+    return f"{type(error).__name__}: {error}"
+
+
+def _called(handler: Callable[[bytes], object], task: bytes) -> object:
+    result = handler(task)
+    if inspect.iscoroutine(result):
+        result.close()
+    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise TypeError(f"{handler!r} returned {type(result).__name__}, not run yet: a process calls plain functions")
+    return result
+
+
+def raised(error: BaseException, *, last: bool = False) -> Raised:
+    """`error` as it crosses: names and text."""
+    at = error.__traceback__
+    while at is not None and at.tb_frame.f_code.co_filename == __file__:
+        at = at.tb_next  # the frames of this program tell nobody anything
+    told = RemoteError.of(error.with_traceback(at or error.__traceback__))
+    names = [name_of(kind) for kind in type(error).__mro__]
+    if isinstance(error, Retry):
+        return Raised("retry", told, names, error.delay, error.run_at_ms, error.counted, last)
+    if isinstance(error, Failure):
+        return Raised("failure", told, names, last=last)
+    return Raised("broken" if isinstance(error, Broken) else "error", told, names, last=last)
+
+
+def _limit_memory(limit: int) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _ignore(_number: int, _frame: object) -> None:
+    """A handler of Python's, unlike SIG_IGN, is not inherited by programs that this process starts."""
+
+
+class Forking:
+    """What a function forks is a process like any other: the pipe is not its business, and signals are. Those that come before
+    it can say so wait until it has.
+    """
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+        self._mask: set[int] = set()
+        os.register_at_fork(before=self._block, after_in_parent=self._unblock, after_in_child=self._behave)
+
+    def _block(self) -> None:
+        self._mask = set(signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED))
+
+    def _unblock(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def _behave(self) -> None:
+        self._pipe.close()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._unblock()
+
+
+def main(argv: list[str]) -> None:
+    """The whole life of the process. Args: what ``sys.argv`` is for those who ask, as in the parent."""
+    parent, channel, line = (int(argument) for argument in sys.argv[1:])
+    sys.argv[:] = argv
+    connection, lifeline = socket.socket(fileno=channel), socket.socket(fileno=line)
+    for each in (connection, lifeline):
+        each.set_inheritable(False)
+    die_with_parent(parent, lifeline)
+    for number in IGNORED:
+        signal.signal(number, _ignore)
+    faulthandler.enable()
+    if hasattr(sys.stdout, "reconfigure"):
+        cast("Any", sys.stdout).reconfigure(line_buffering=True)
+    pipe = Pipe(connection)
+    Forking(pipe)
+    with pipe, lifeline:
+        setup = pipe.receive()
+        if isinstance(setup, Setup):
+            Runs(pipe, setup).run_forever()

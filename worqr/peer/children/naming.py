@@ -1,0 +1,190 @@
+"""How a function is found in another process: by the name of its module and its own, imported there afresh.
+
+What has no such name (a closure, a lambda, what was typed into an interpreter) is refused here, where it is declared or served.
+The module ``__main__`` is imported over there under the name it has for everybody else, so that ``if __name__ ==
+"__main__":`` holds; what starts a peer outside of that guard is stopped by `refuse_while_importing`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import partial
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import MethodType, ModuleType
+from typing import Any, Final
+
+import msgspec
+
+from worqr.errors import UsageError
+
+STAND_IN: Final = "__worqr_main__"
+"""The module name of a script whose own name is taken."""
+REMEDY: Final = "define it at the top level of a module that can be imported"
+
+_importing: list[str] = []
+"""What this worker process imports at the moment."""
+
+
+class Name(msgspec.Struct, array_like=True, frozen=True):
+    """Where to find a function. `file`: of a script, which has no name on ``sys.path``."""
+
+    module: str
+    qualname: str
+    file: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.qualname}"
+
+
+def check_runs_in_process(function: object, what: str = "the function") -> None:
+    """What can be said where `function` is declared, before it has its place in its module.
+
+    Raises:
+        UsageError: it is async or a generator, or will never be found by name.
+    """
+    inner: Any = inspect.unwrap(function) if callable(function) else function
+    while isinstance(inner, partial):
+        inner = inner.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    kinds: list[Any] = [inner, getattr(inner, "__call__", None)]  # noqa: B004
+    if any(inspect.iscoroutinefunction(kind) for kind in kinds):
+        raise UsageError(
+            f"{what} {function!r} is async, and runs_in='process' calls plain functions: take the async off it, with "
+            "trio.run(...) or asyncio.run(...) inside if it must, or let it run in the loop"
+        )
+    if any(inspect.isgeneratorfunction(kind) or inspect.isasyncgenfunction(kind) for kind in kinds):
+        raise UsageError(f"{what} {function!r} is a generator: calling it runs nothing; take the `yield` out of it")
+    _check_nameable(function, what)
+
+
+def _check_nameable(thing: object, what: str) -> None:
+    if not callable(thing):
+        raise UsageError(f"{what} must be callable, not {thing!r}")
+    qualname = str(getattr(thing, "__qualname__", ""))
+    if "<lambda>" in qualname:
+        raise UsageError(
+            f"{what} {thing!r} is a lambda, which another process cannot import: make it a def, and {REMEDY}"
+        )
+    if "<locals>" in qualname:
+        raise UsageError(f"{what} {thing!r} is made inside a function, so another process cannot import it: {REMEDY}")
+
+
+def name_for_process(thing: object, what: str) -> Name:
+    """Under which name another process finds `thing`.
+
+    Raises:
+        UsageError: under none.
+    """
+    _check_nameable(thing, what)
+    module = str(getattr(thing, "__module__", None))
+    qualname = _find(sys.modules.get(module), thing)
+    if qualname is None:
+        raise UsageError(
+            f"{what} {thing!r} is not found under its name in module {module!r}, so another process cannot import it: "
+            f"{REMEDY}, and let its name stand for it alone"
+        )
+    if module != "__main__":
+        return Name(module, qualname)
+    name, file = main_module()
+    if name is None:
+        raise UsageError(
+            f"{what} {thing!r} was typed into an interpreter or comes out of an archive, so another process cannot import "
+            "it: put it into a module of its own, and import that"
+        )
+    return Name(name, qualname, file)
+
+
+def _find(module: ModuleType | None, thing: object) -> str | None:
+    """The name of `thing` in `module`: its own, or another one it is bound to there."""
+    if module is None:
+        return None
+    qualname = getattr(thing, "__qualname__", None)
+    if isinstance(qualname, str) and _is_it(_look_up(module, qualname), thing):
+        return qualname
+    return next((name for name, value in vars(module).items() if _is_it(value, thing)), None)
+
+
+def _look_up(module: ModuleType, qualname: str) -> Any:
+    found: Any = module
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _is_it(found: Any, thing: Any) -> bool:
+    """True for the thing itself, and for a typed function of which `thing` is the handler."""
+    if found is thing or (isinstance(found, MethodType) and found == thing):
+        return True
+    return thing is not None and inspect.getattr_static(found, "__worqr_handler__", None) is thing
+
+
+def main_module() -> tuple[str | None, str | None]:
+    """What ``__main__`` is called when it is imported, and of a script its file; no name: it cannot be."""
+    main = sys.modules["__main__"]
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None and spec.name != "__main__":
+        return spec.name, None
+    if file is None or not os.path.isfile(file):
+        return None, None
+    return Path(file).stem, os.path.abspath(file)
+
+
+# Over there
+
+
+def resolve(name: Name) -> Any:
+    """Import what `name` names. Raises whatever that raises."""
+    with _importing_of(name.module):
+        module = importlib.import_module(name.module) if name.file is None else _import_script(name.module, name.file)
+    found: Any = module
+    for part in name.qualname.split("."):
+        found = getattr(found, part)
+    return found
+
+
+@contextmanager
+def _importing_of(module: str) -> Generator[None]:
+    _importing.append(module)
+    try:
+        yield
+    finally:
+        _importing.pop()
+
+
+def _import_script(stem: str, file: str) -> ModuleType:
+    name = stem
+    known = sys.modules.get(stem)
+    if known is not None and getattr(known, "__file__", None) != file:
+        name = STAND_IN
+    if name in sys.modules:
+        return sys.modules[name]
+    loader = SourceFileLoader(name, file)
+    spec = importlib.util.spec_from_file_location(name, file, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def refuse_while_importing(what: str) -> None:
+    """Stop a script that would do all it does once more in each of its worker processes.
+
+    Raises:
+        UsageError: this is a worker process, and it is importing.
+    """
+    if _importing:
+        raise UsageError(
+            f"{what} was called while a worker process imported {_importing[-1]!r}, which a function with "
+            "runs_in='process' is in: put what starts the application under `if __name__ == \"__main__\":`"
+        )

@@ -1,0 +1,84 @@
+"""What a worker process writes to its standard error: passed on to ours, its end kept for the record of a failed run."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+import trio
+
+KEPT: Final = 16 * 1024
+"""Bytes of a run's output that are kept: the last ones."""
+WAITING: Final = 1024 * 1024
+"""Bytes that may wait for whoever reads our own standard error; what is more is dropped."""
+CHUNK: Final = 64 * 1024
+STDERR: Final = 2
+
+
+class Output:
+    """The reading end of a pipe, `fd`, which this closes. Changed only in the loop."""
+
+    def __init__(self, fd: int, limiter: trio.CapacityLimiter) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._limiter = limiter
+        self._tail = bytearray()
+        self._waiting = bytearray()
+
+    def begin(self) -> None:
+        """A run begins: what was written before is not its."""
+        self.drain()
+        self._tail.clear()
+
+    def tail(self) -> str:
+        """The end of what the run has written so far."""
+        self.drain()
+        return bytes(self._tail).decode("utf-8", "replace")
+
+    def drain(self) -> None:
+        """Take what is there, without waiting; no more than fits into the pipe, for somebody may write all the time."""
+        for _ in range(16):
+            if not self._read():
+                return
+
+    def _read(self) -> bool:
+        if self._fd < 0:
+            return False
+        try:
+            data = os.read(self._fd, CHUNK)
+        except OSError:  # nothing there; or an error, which is as much as nothing
+            return False
+        self._tail += data
+        del self._tail[:-KEPT]
+        if len(self._waiting) < WAITING:
+            self._waiting += data
+        return bool(data)
+
+    async def pass_on_forever(self) -> None:
+        """Until the last writer has closed its end."""
+        while True:
+            await trio.lowlevel.wait_readable(self._fd)
+            if not self._read() and not self._waiting:
+                return
+            await self.pass_on()
+
+    async def pass_on(self) -> None:
+        """Write what waits. In a thread: whoever reads our standard error may be slow."""
+        while self._waiting:
+            data = bytes(self._waiting)
+            self._waiting.clear()
+            await trio.to_thread.run_sync(_write, data, limiter=self._limiter, abandon_on_cancel=True)
+
+    def close(self) -> None:
+        """The process has ended; its last words stay known."""
+        fd, self._fd = self._fd, -1
+        os.close(fd)
+
+
+def _write(data: bytes) -> None:
+    view = memoryview(data)
+    try:
+        while view:
+            view = view[os.write(STDERR, view) :]
+    except OSError:
+        pass  # we have none, or nobody reads it

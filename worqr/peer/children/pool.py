@@ -1,0 +1,288 @@
+"""`Children`: a peer's worker processes. Each run has one for itself; what cannot be used once more is killed and replaced.
+
+A process is started when a run needs one and none is idle, and kept for the next one. Of those that are idle the one used last is
+used first, so that the others get old: after `KEEP_IDLE` they are let go, all but one. Who waits for a process waits in line.
+
+A run that is cancelled, for whatever reason, is killed: the handler that `prepare` made is back when its process is gone, so
+that the task can be given to somebody else. A process that ends by itself during a run is that run's stall.
+"""
+
+# The private fields of Context are hidden from users, not from its neighbours.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from time import monotonic
+from typing import Final
+
+import trio
+
+from worqr.errors import WorqrBug
+from worqr.peer.children.frames import Extended, Raised, Returned, Run, Said, Setup
+from worqr.peer.children.naming import (
+    STAND_IN,
+    Name,
+    check_runs_in_process,
+    main_module,
+    name_for_process,
+    refuse_while_importing,
+)
+from worqr.peer.children.process import Child, start_child
+from worqr.peer.context import Context, current
+from worqr.peer.running import Handler
+from worqr.peer.settling import Encoded
+from worqr.policy import Broken, ChildError, Failure, Retry, Stalled
+from worqr.task import RemoteError, check_count
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+KEEP_IDLE: Final = 60.0
+"""Seconds that a process is kept which nobody needs; one is kept for ever."""
+KILLED_WITHIN: Final = 2.0
+"""Seconds until a killed process should be gone. One that hangs in the kernel is not waited for any longer."""
+GOODBYE: Final = 1.0
+"""Seconds that idle processes have to leave their lifespan."""
+
+SpanFactory = Callable[[], AbstractContextManager[object]]
+
+
+class Children:
+    """The worker processes of one peer. Nothing is started here.
+
+    Args:
+        limit: processes at once.
+        process_lifespan: entered once in each process, before its first run; what it gives is ``current().state`` there.
+        around_thread: entered around each call.
+        memory_limit: bytes of address space that a process may have; what is more is a MemoryError there. None: no limit.
+        max_result: bytes of the largest result.
+
+    Raises:
+        UsageError: this is a worker process that imports a script without a guard; a memory limit that is none.
+
+    Set once: the settings. Changed only in the loop: everything else.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        *,
+        process_lifespan: SpanFactory | None = None,
+        around_thread: SpanFactory | None = None,
+        memory_limit: int | None = None,
+        max_result: int,
+    ) -> None:
+        refuse_while_importing("join()")
+        self._process_lifespan = process_lifespan
+        self._around_thread = around_thread
+        self._memory_limit = None if memory_limit is None else check_count(memory_limit, "memory_limit")
+        self._max_result = max_result
+        self._setup: Setup | None = None
+        self._room = trio.Semaphore(limit)
+        self._writers = trio.CapacityLimiter(limit)
+        self._nursery: trio.Nursery | None = None
+        self._idle: list[Child] = []
+        self._alive: list[Child] = []
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes there are, the oldest first."""
+        return [child.pid for child in self._alive]
+
+    @property
+    def idle(self) -> int:
+        """How many of them wait for a run."""
+        return len(self._idle)
+
+    def prepare(self, handler: Callable[[bytes], object]) -> Handler:
+        """`handler` as something to await in a slot, which runs in a process: there, `handler`, or the typed function that it is
+        or belongs to, is imported by name and called.
+
+        What is awaited returns what the function returned, encoded, or None if it is not to be kept. It raises what the
+        function raised: `Retry`, `Failure` and `Broken` as such, all else as `ChildError`; `Stalled` if the process died.
+        Cancelling it kills.
+
+        Raises:
+            UsageError: `handler`, the lifespan or what is around calls cannot be imported by another process; the handler is
+                async or a generator.
+        """
+        check_runs_in_process(handler, "the handler")
+        name = name_for_process(handler, "the handler")
+        if self._setup is None:
+            lifespan, around = self._process_lifespan, self._around_thread
+            self._setup = Setup(
+                None if lifespan is None else name_for_process(lifespan, "process_lifespan"),
+                None if around is None else name_for_process(around, "around_thread"),
+                self._memory_limit,
+                self._max_result,
+            )
+        return partial(self._run, name)
+
+    # Its life
+
+    async def run_forever(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Hold the processes until cancelled. Then those that run are killed, idle ones may leave their lifespan; all are gone
+        within 3 s, or the system does not let them go.
+        """
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            try:
+                while True:
+                    await trio.sleep(KEEP_IDLE / 4)
+                    self.let_go(KEEP_IDLE)
+            finally:
+                self._nursery = None
+                with trio.CancelScope(shield=True):
+                    await self._end()
+
+    def let_go(self, idle_for: float) -> None:
+        """Let processes go that nobody has needed for so many seconds, but for one."""
+        before = trio.current_time() - idle_for
+        while len(self._idle) > 1 and self._idle[0].idle_since <= before:
+            child = self._idle.pop(0)
+            assert self._nursery is not None
+            self._nursery.start_soon(self._dismiss, child)
+
+    async def _dismiss(self, child: Child) -> None:
+        child.hang_up()
+        with trio.CancelScope(shield=True):
+            with trio.move_on_after(GOODBYE):
+                await child.gone.wait()
+            child.kill()
+
+    async def _end(self) -> None:
+        idle, self._idle = self._idle, []
+        for child in self._alive:
+            if child in idle:
+                child.hang_up()
+            else:
+                child.kill()
+        await _wait_gone(self._alive, GOODBYE)
+        for child in self._alive:
+            child.kill()
+        await _wait_gone(self._alive, KILLED_WITHIN)
+        for child in self._alive:
+            if not child.gone.is_set():
+                logger.error("process.stuck: process %d was killed and does not end", child.pid)
+                child.tending.cancel()
+
+    def _start(self) -> Child:
+        if self._nursery is None or self._setup is None:
+            raise WorqrBug("a run in a process outside of its peer's life")
+        child = start_child(self._setup, self._writers)
+        self._alive.append(child)
+        self._nursery.start_soon(self._tend, child)
+        logger.debug("process.started: process %d", child.pid)
+        return child
+
+    async def _tend(self, child: Child) -> None:
+        try:
+            with child.tending:
+                await child.tend()
+        finally:
+            self._alive.remove(child)
+            logger.debug("process.ended: process %d %s", child.pid, child.epitaph())
+            child.output.close()
+            if child in self._idle:
+                self._idle.remove(child)
+                child.hang_up()
+
+    # Its runs
+
+    async def _run(self, function: Name, _task: bytes) -> object:
+        context = current()
+        async with self._room:
+            while True:
+                reused = bool(self._idle)
+                child = self._idle.pop() if reused else self._start()
+                answer = await self._ask(child, function, context)
+                if answer is not None:
+                    return _outcome(answer, child)
+                if not (reused and child.unread):
+                    raise _stalled(child)
+                # it had ended before the run could begin: no fault of this run's
+
+    async def _ask(self, child: Child, function: Name, context: Context) -> Returned | Raised | None:
+        """Let `context` run in `child`, which is idle afterwards, or gone."""
+        answer = None
+        try:
+            answer = await child.ask(_request(function, context), partial(_hear, context))
+        finally:
+            if answer is None or (isinstance(answer, Raised) and answer.last):
+                child.kill()
+                with trio.CancelScope(shield=True):
+                    await _wait_gone([child], KILLED_WITHIN)
+                child.hang_up()
+            else:
+                child.idle_since = trio.current_time()
+                self._idle.append(child)
+        return answer
+
+
+def _request(function: Name, context: Context) -> Run:
+    record = context._record
+    entry = context.task if record is None else [part for pair in record.items() for part in pair]
+    left = None if context.deadline is None else context.deadline - monotonic()
+    return Run(function, context.queue, context.fence, entry, context._station.policy, left)
+
+
+def _hear(context: Context, what: Said | Extended) -> None:
+    if isinstance(what, Said):
+        context.progress(what.done, what.message)
+    else:
+        context.extend(what.seconds)
+
+
+def _outcome(answer: Returned | Raised, child: Child) -> object:
+    """What the function returned; raises what it raised."""
+    if isinstance(answer, Returned):
+        return None if answer.kind is None else Encoded(answer.kind, answer.value)
+    raise _error_of(answer, _with_output(answer.error, child))
+
+
+def _error_of(answer: Raised, remote: RemoteError) -> Exception:
+    error: Exception
+    if answer.kind == "retry":
+        error = Retry(remote.message, delay=answer.delay, counted=answer.counted)
+        error.run_at_ms = answer.run_at_ms
+    elif answer.kind == "failure":
+        error = Failure(remote.message)
+    elif answer.kind == "broken":
+        error = Broken(remote.message)
+    else:
+        return ChildError(remote, _names_here(answer.names))
+    error.__worqr_remote__ = remote  # type: ignore[union-attr]
+    return error
+
+
+def _names_here(names: Iterable[str]) -> frozenset[str]:
+    """The classes of an error, also as they are called here if they are of ``__main__``."""
+    known = set(names)
+    mains = {f"{name}." for name in (STAND_IN, main_module()[0]) if name is not None}
+    for name in names:
+        known |= {"__main__." + name.removeprefix(main) for main in mains if name.startswith(main)}
+    return frozenset(known)
+
+
+def _stalled(child: Child) -> Stalled:
+    message = f"the process that ran it {child.epitaph()}"
+    return Stalled(_with_output(RemoteError.told("Stalled", message), child))
+
+
+def _with_output(error: RemoteError, child: Child) -> RemoteError:
+    output = child.output.tail().strip("\n")
+    if not output:
+        return error
+    parts = [part for part in (error.traceback.rstrip("\n"), "stderr:", output) if part]
+    return replace(error, traceback="\n".join(parts) + "\n")
+
+
+async def _wait_gone(children: Iterable[Child], within: float) -> None:
+    with trio.move_on_after(within):
+        for child in tuple(children):
+            await child.gone.wait()

@@ -1,0 +1,223 @@
+"""One worker process as its peer sees it: started, asked, killed with all that it has started, and reaped.
+
+It is started by the thread of the loop, because the death signal that it asks for is tied to the thread that made it, and
+Trio's threads come and go. Nothing is signalled after it was reaped: until then its id, and that of its group, are nobody else's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from worqr.errors import UsageError
+from worqr.peer.children.frames import LENGTH, Extended, Raised, Reply, Returned, Run, Said, Setup, packed, replies
+from worqr.peer.children.output import Output
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+PROGRAM: Final = (
+    "import json, sys; sys.path[:], argv = json.loads(sys.argv.pop()); "
+    "from worqr.peer.children.child import main; main(argv)"
+)
+RECEIVED: Final = 256 * 1024
+"""Bytes asked for at once; about what the system keeps for a socket."""
+LAST_WORDS: Final = 1.0
+"""Seconds that the last output of a process may take to be passed on."""
+REAP_EVERY: Final = 0.005
+"""Seconds between two looks at a process that is about to end, where the system does not tell."""
+
+
+class Child:
+    """A worker process. Made by `start_child`; `tend` must run as long as it does.
+
+    Set once: `pid`, the descriptors. Changed only in the loop: the rest.
+    """
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], connection: socket.socket, lifeline: socket.socket, output: Output
+    ) -> None:
+        self.pid: int = process.pid
+        self.output = output
+        self.gone: trio.Event = trio.Event()
+        self.tending: trio.CancelScope = trio.CancelScope(shield=True)
+        self.idle_since: float = math.inf
+        self.unread = False
+        """It died without having taken the last run in."""
+        self._process = process
+        self._connection = connection
+        self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
+        self._lifeline = lifeline
+        self._received = bytearray()
+        self._greeting = bytearray()
+
+    def greet(self, setup: Setup) -> None:
+        """The first request, sent with the first run."""
+        self._greeting = packed(setup)
+
+    async def ask(self, run: Run, hear: Callable[[Said | Extended], None]) -> Returned | Raised | None:
+        """Let it run, and hear what the run has to say; None: it died of it. Cancelling this leaves it as it is: kill it."""
+        self.output.begin()
+        self.unread = False
+        heard = False
+        try:
+            request, self._greeting = self._greeting + packed(run), bytearray()
+            await self._stream.send_all(request)
+            while True:
+                reply = await self._receive()
+                if not isinstance(reply, Said | Extended):
+                    return reply
+                heard = True
+                hear(reply)
+        except trio.BrokenResourceError:  # a connection that is reset had something in it that was never read
+            self.unread = not heard
+            return None
+        except msgspec.MsgspecError as error:
+            logger.error("process.garbled: process %d wrote into the pipe of its peer: %s", self.pid, error)
+            return None
+
+    async def _receive(self) -> Reply | None:
+        buffer, wanted = self._received, LENGTH.size
+        while True:
+            if len(buffer) >= LENGTH.size:
+                wanted = LENGTH.size + LENGTH.unpack_from(buffer)[0]
+                if len(buffer) >= wanted:
+                    break
+            data = await self._stream.receive_some(RECEIVED)
+            if not data:
+                return None
+            buffer += data
+        with memoryview(buffer) as view:
+            reply = replies.decode(view[LENGTH.size : wanted])
+        del buffer[:wanted]
+        return reply
+
+    def kill(self) -> None:
+        """SIGKILL to it and to what it has started."""
+        if self._process.returncode is None:
+            try:
+                os.killpg(self.pid, signal.SIGKILL)
+            except OSError:
+                pass  # it has ended, and awaits its reaping
+
+    def hang_up(self) -> None:
+        """Tell it that there are no more runs: it ends when it has left its lifespan."""
+        self._stream.socket.close()
+
+    async def tend(self) -> None:
+        """Pass on what it writes until it has ended, then end what it has started, and reap it."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.output.pass_on_forever)
+                await self._wait_ended()
+                self.kill()
+                while self._process.poll() is None:  # noqa: ASYNC110 - only where the system does not tell us
+                    await trio.sleep(REAP_EVERY)
+                nursery.cancel_scope.cancel()
+            self.output.drain()
+            self._end_conversation()
+            self.gone.set()
+            with trio.move_on_after(LAST_WORDS):
+                await self.output.pass_on()
+        finally:
+            self._lifeline.close()
+
+    def _end_conversation(self) -> None:
+        """Whoever listens to it hears what it has said, and then the end, though a fork of it may hold the other end."""
+        try:
+            self._connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # closed already
+
+    async def _wait_ended(self) -> None:
+        """Until it has ended and awaits its reaping; without a descriptor of the process, until its end of the lifeline is
+        closed, which is the same.
+        """
+        try:
+            fd = os.pidfd_open(self.pid)
+        except (AttributeError, OSError):
+            await trio.lowlevel.wait_readable(self._lifeline)
+            return
+        try:
+            await trio.lowlevel.wait_readable(fd)
+        finally:
+            os.close(fd)
+
+    def epitaph(self) -> str:
+        """How it ended."""
+        code = self._process.returncode
+        if code is None:
+            return "does not die"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        return f"was killed by {name}" + (
+            " (if nobody did that, the system may have run out of memory)" if name == "SIGKILL" else ""
+        )
+
+
+def start_child(setup: Setup, limiter: trio.CapacityLimiter) -> Child:
+    """Start a process. It is warm some hundred milliseconds later; what is asked of it until then waits.
+
+    Raises:
+        OSError: the system has no room for one.
+        UsageError: this Python does not know its own program.
+    """
+    with ExitStack() as stack:
+        ours, theirs = socket.socketpair()
+        our_line, their_line = socket.socketpair()
+        for each in (ours, theirs, our_line, their_line):
+            stack.callback(each.close)
+        reading, writing = os.pipe()
+        stack.callback(os.close, writing)
+        with ExitStack() as on_failure:
+            on_failure.callback(os.close, reading)
+            process = subprocess.Popen(
+                _command(theirs.fileno(), their_line.fileno()),
+                stdin=subprocess.DEVNULL,
+                stdout=None if _is_open(1) else subprocess.DEVNULL,
+                stderr=writing,
+                pass_fds=(theirs.fileno(), their_line.fileno()),
+                start_new_session=True,
+            )
+            on_failure.pop_all()
+        stack.pop_all()
+        theirs.close()
+        their_line.close()
+        os.close(writing)
+    child = Child(process, ours, our_line, Output(reading, limiter))
+    child.greet(setup)
+    return child
+
+
+def _command(channel: int, lifeline: int) -> list[str]:
+    from multiprocessing import spawn  # not everybody needs it, and it takes a while to import
+
+    executable: Any = spawn.get_executable() or sys.executable
+    if not executable:
+        raise UsageError("this Python does not know its own program: tell it by multiprocessing.set_executable(...)")
+    flags: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
+    inherited = json.dumps([sys.path, sys.argv])
+    return [os.fsdecode(executable), *flags, "-c", PROGRAM, *map(str, (os.getpid(), channel, lifeline)), inherited]
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
