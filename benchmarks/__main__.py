@@ -23,6 +23,7 @@ from benchmarks import (
     jobs,
     memory,
     pickup,
+    processes,
     recovery,
     startup,
     storm,
@@ -47,6 +48,7 @@ SUBJECTS: dict[str, Callable[[Plan, EmbeddedServer], Awaitable[list[Table]]]] = 
     "storm": storm.measure,
     "functions": functions.measure,
     "startup": startup.measure,
+    "processes": processes.measure,
 }
 LONGEST = 600.0
 """Seconds that one subject may take at most; each takes one to three minutes."""

@@ -32,6 +32,7 @@ TITLES = (
     "functions: typed calls drained",
     "functions: typed calls enqueued",
     "startup:",
+    "processes:",
 )
 
 
