@@ -2,9 +2,9 @@
 
 Here: the rule (`Pace`, which knows no clock and no loop), what it is fed with, and the duty that does so. The rule, each second:
 
-* *full*: the process uses 90 % of its cores; or it uses nine tenths of one and the loop waits for the interpreter's lock,
+* *full*: the process wants 90 % of its cores; or it wants nine tenths of one and the loop waits for the interpreter's lock,
   which only one thread can hold (it is woken later than a thread may keep the lock). Then a quarter less, but not less than
-  there are cores: fewer than that could not use them.
+  there are cores: fewer than that could not use them. What other programs keep it from using it wants as well.
 * *late*: whatever the CPU does, the loop is 50 ms late on average (a handler blocks it). Then a quarter less, down to 1.
 * *roomy*: less than 75 % in use, less than 25 ms late. Then more, if all of it was in use and somebody wanted more still:
   twice as much until it was full or late for the first time; after that 1 more, then 2, 4, 8.
@@ -15,16 +15,14 @@ Here: the rule (`Pace`, which knows no clock and no loop), what it is fed with, 
 from __future__ import annotations
 
 import sys
-import time
 from dataclasses import dataclass
 from math import ceil
-from pathlib import Path
 from typing import Final
 
 import trio
 
 from worqr.peer.capacity import AUTO_MOST, AUTO_START, Capacity
-from worqr.peer.settings import usable_cpus
+from worqr.peer.cpu import CpuMeter, usable_cores
 
 JUDGE_EVERY: Final = 1.0
 PROBE_EVERY: Final = 0.05
@@ -45,7 +43,7 @@ class Sample:
     """What was seen in a second.
 
     Attributes:
-        cpu: cores that this process used, with all its threads.
+        cpu: cores that this process wanted, with all its threads.
         lag: seconds that the loop was late, on average.
         peak: units, the most that were held at once.
         short: somebody would have taken more.
@@ -112,8 +110,11 @@ class Pacer:
                 await self.pace_once(pace)
 
     async def pace_once(self, pace: Pace) -> None:
-        """Watch for `JUDGE_EVERY` seconds, and judge."""
+        """Watch for `JUDGE_EVERY` seconds, and judge; first give what was decided last so long to take effect."""
         capacity = self._capacity
+        with trio.move_on_after(JUDGE_EVERY):
+            while capacity.used > capacity.concurrency:  # noqa: ASYNC110 - an event would be set by each run
+                await trio.sleep(PROBE_EVERY)
         seen = await self._watch()
         if capacity.auto:
             pace.concurrency = capacity.concurrency  # a large run that is served since may have raised it
@@ -122,7 +123,7 @@ class Pacer:
     async def _watch(self) -> Sample:
         capacity = self._capacity
         capacity.peak = capacity.used
-        began, used = time.monotonic(), time.process_time()
+        meter = CpuMeter()
         now = trio.current_time()
         end, late, probes, short = now + JUDGE_EVERY, 0.0, 0, False
         while now < end:
@@ -130,46 +131,4 @@ class Pacer:
             await trio.sleep_until(due)
             now = trio.current_time()
             late, probes, short = late + now - due, probes + 1, short or capacity.short
-        cpu = (time.process_time() - used) / (time.monotonic() - began)
-        return Sample(cpu, late / probes, capacity.peak, short)
-
-
-def usable_cores(root: Path = Path("/")) -> float:
-    """How many cores this process may use: those that it is bound to, and no more than its control group has a quota for."""
-    return min([float(usable_cpus()), *_quotas(root)])
-
-
-def _quotas(root: Path) -> list[float]:
-    """What the files of control groups say, of version 2 and 1, where they can be read."""
-    found: list[float] = []
-    groups, own = root / "sys/fs/cgroup", root / "proc/self/cgroup"
-    try:
-        lines = own.read_text("utf-8").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            folder = groups / path.strip("/")
-            for level in [folder, *folder.parents]:
-                if level == groups.parent:
-                    break
-                found += _quota(_words(level / "cpu.max"))
-        elif "cpu" in controllers.split(","):
-            for level in (groups / "cpu" / path.strip("/"), groups / "cpu"):
-                found += _quota(_words(level / "cpu.cfs_quota_us") + _words(level / "cpu.cfs_period_us"))
-    return found
-
-
-def _words(file: Path) -> list[str]:
-    try:
-        return file.read_text("utf-8").split()
-    except OSError:
-        return []
-
-
-def _quota(words: list[str]) -> list[float]:
-    """``["150000", "100000"]``, a quota and its period in microseconds, is one and a half cores; "max" and -1 are none."""
-    if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]) > 0:
-        return [int(words[0]) / int(words[1])]
-    return []
+        return Sample(meter.wanted(), late / probes, capacity.peak, short)
