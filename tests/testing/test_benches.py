@@ -185,10 +185,14 @@ async def test_calls_by_name_are_told_by_name(bench: testing.Bench, mesh: worqr.
 
 
 async def test_what_was_refused_was_not_sent(bench: testing.Bench, mesh: worqr.Mesh) -> None:
-    @mesh.task(name="once")
+    @mesh.task(name="once", max_length=1)
     async def once() -> None: ...
 
     await once.options(id="x").dispatch()
+    with pytest.raises(worqr.QueueFull):
+        await once.enqueue()
+    with pytest.raises(worqr.QueueFull):
+        await mesh.enqueue_many([once.call()])
     with pytest.raises(worqr.Duplicate):
         await once.options(id="x", if_exists="raise").dispatch()
     with pytest.raises(TypeError):

@@ -205,9 +205,10 @@ async def test_what_is_due_goes_to_a_peer_of_the_test_at_once(bench: testing.Ben
         nursery.cancel_scope.cancel()
 
 
-async def test_the_clock_goes_on_between_runs(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+async def test_the_clock_goes_on_between_runs(bench: testing.Bench, mesh: worqr.Mesh, note: Note) -> None:
     runs = Runs()
-    await bench.run_until_empty()
+    await note.enqueue(1)
+    assert (await bench.run_until_empty()).finished == 1
     async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
         await nursery.start(partial(peer.serve, "Q1", runs))
         await mesh.queue("Q1").dispatch(b"T1", delay=0.05)
