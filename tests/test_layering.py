@@ -29,6 +29,7 @@ LAYERS = (
         "sending",
         "connecting",
         "blocking",
+        "service",
     ),
     ("mesh",),
     ("",),  # worqr/__init__.py: the public names

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,6 +35,17 @@ class Answer:
 
 
 Command = Callable[..., Answer]
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """``worqr run`` sets up logging for its process, which is this one."""
+    root, own = logging.getLogger(), logging.getLogger("worqr")
+    levels = root.level, own.level
+    yield
+    root.handlers[:] = [each for each in root.handlers if type(each) is not logging.StreamHandler]
+    root.setLevel(levels[0])
+    own.setLevel(levels[1])
 
 
 @pytest.fixture

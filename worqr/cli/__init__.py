@@ -22,7 +22,7 @@ STDIN: Final = "\0-"
 """What stands for a single ``-``, which cyclopts takes for an option; no word of a command line can be this."""
 GROUPS: Final = {
     "Running": {
-        #        "run": ("worqr.cli.run:run", "Run a peer: serve the functions of a mesh until told to stop."),
+        "run": ("worqr.cli.run:run", "Run a peer: serve the functions of a mesh until told to stop."),
         "server": ("worqr.cli.server:server", "Run a server for development in the foreground."),
         "demo": (
             "worqr.cli.demo:demo",
@@ -110,7 +110,7 @@ def _run(arguments: Sequence[str]) -> int:
     except WorqrBug:
         raise
     except (WorqrError, Unhappy) as error:
-        complain("; ".join([str(error), *getattr(error, "__notes__", ())]))
+        complain("; ".join([str(error), *getattr(error, "__notes__", ())]), getattr(error, "detail", ""))
         return FAILED
     except KeyboardInterrupt:
         complain("interrupted")

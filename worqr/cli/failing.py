@@ -14,4 +14,12 @@ class WrongUse(Exception):
 
 
 class Unhappy(Exception):
-    """What was asked for did not come about: exit code 1."""
+    """What was asked for did not come about: exit code 1.
+
+    Attributes:
+        detail: what is to be shown below the sentence, on lines of its own.
+    """
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail

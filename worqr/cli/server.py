@@ -52,7 +52,7 @@ def server(
         )
         while not told.wait(LOOK_EVERY):
             if not _is_alive(running.pid):
-                raise Unhappy(f"the server has ended by itself; the end of its log:\n{running.log.strip()[-1000:]}")
+                raise Unhappy("the server has ended by itself; the end of its log:", running.log[-1000:])
     complain("the server has ended")
 
 

@@ -58,9 +58,11 @@ def moment(when: datetime | None) -> str:
     return "-" if when is None else when.astimezone().isoformat(" ", "seconds")
 
 
-def complain(message: str) -> None:
-    """A sentence on the standard error. What a server or a program has logged may follow it on lines of its own."""
+def complain(message: str, detail: str = "") -> None:
+    """A sentence on the standard error, and what is to be shown below it (a log, a traceback)."""
     print("worqr:", escape(message.strip(), keep="\n"), file=sys.stderr, flush=True)
+    if detail:
+        print(escape(detail.strip("\n"), keep="\n"), file=sys.stderr, flush=True)
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

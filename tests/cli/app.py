@@ -1,0 +1,55 @@
+"""What ``worqr run tests.cli.app:mesh`` serves: handlers that say what becomes of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import trio
+
+import worqr
+
+mesh = worqr.Mesh(app="tests")
+empty = worqr.Mesh()
+"""It has no function."""
+
+
+@mesh.task
+async def nap(seconds: float) -> None:
+    print("napping", flush=True)
+    await trio.sleep(seconds)
+    print("awake", flush=True)
+
+
+@mesh.task
+async def hold() -> None:
+    print("holding", flush=True)
+    try:
+        await trio.sleep_forever()
+    finally:
+        print("let go:", worqr.current().cancel_reason, flush=True)
+
+
+@mesh.task
+async def stubborn() -> None:
+    print("stubborn", flush=True)
+    with trio.CancelScope(shield=True):
+        await trio.sleep_forever()
+
+
+@mesh.task
+async def block() -> None:
+    print("blocking", flush=True)
+    while True:
+        time.sleep(1)  # the loop and all
+
+
+@mesh.task(timeout=30, concurrency=5, aliases=["old.fail"])
+def fail(text: str) -> None:
+    raise worqr.Failure(text) from ValueError(text)
+
+
+@mesh.task
+def linger() -> None:
+    threading.Thread(target=time.sleep, args=(600,), name="lingering", daemon=False).start()
+    print("lingering", flush=True)

@@ -1,0 +1,153 @@
+"""``worqr run --reload``: which changes count, and a peer that is started again, broken, mended, and gone with us."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+import worqr
+from tests.children import ROOT, Child
+from tests.cli.conftest import Command
+from tests.peer.tools import eventually, until
+from tests.servers import Server
+from worqr.cli.reload import changed, look
+
+LONG = 30.0
+
+PROGRAM = """
+import os, sys
+os.chdir({folder!r})
+os.execv(sys.executable, [sys.executable, "-u", "-P", "-m", "worqr", "run", "app:mesh", "--reload", *sys.argv[1:]])
+"""
+
+APP = """
+import trio, worqr
+mesh = worqr.Mesh()
+
+@mesh.task(name="say")
+async def say() -> None:
+    print({text!r}, flush=True)
+
+@mesh.task(name="hold")
+async def hold() -> None:
+    print("holding", flush=True)
+    try:
+        await trio.sleep_forever()
+    finally:
+        print("let go:", worqr.current().cancel_reason, flush=True)
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> trio.Path:
+    (tmp_path / "app.py").write_text(APP.format(text="one"))
+    return trio.Path(tmp_path / "app.py")
+
+
+@pytest.fixture
+def supervisor(spawn: Callable[..., Child], app: trio.Path, server: Server, prefix: str) -> Child:
+    environment = {"WORQR_URL": server.url, "PYTHONPATH": os.fspath(ROOT)}
+    return spawn(PROGRAM.format(folder=os.fspath(app.parent)), "--prefix", prefix, env=environment)
+
+
+def starts(child: Child) -> int:
+    return child.errors.count("start: worqr")
+
+
+async def test_a_change_starts_the_peer_again(supervisor: Child, app: trio.Path, mesh: worqr.Mesh) -> None:
+    await until(lambda: starts(supervisor) == 1, LONG)
+    async with mesh.connect():
+        await mesh.queue("hold").enqueue(b"{}")
+        assert await supervisor.line() == "holding"
+        await app.write_text(APP.format(text="number two"))
+        assert await supervisor.line(LONG) == "let go: leaving"
+        assert await supervisor.line(LONG) == "holding"  # it was given back, and is taken again
+        assert "worqr: app.py changed: starting again" in supervisor.errors
+        await mesh.queue("say").enqueue(b"{}")
+        assert await supervisor.line() == "number two"
+
+        await app.write_text("1 / 0\n")
+        await until(lambda: "it is started again when a file changes" in supervisor.errors, LONG)
+        assert "ZeroDivisionError" in supervisor.errors
+        await (app.parent / "helper.py").write_text("")
+        await until(lambda: supervisor.errors.count("when a file changes") == 2, LONG)
+        await app.write_text(APP.format(text="mended, and that is three"))
+        assert await supervisor.line_with("holding", LONG) == "holding"
+        await mesh.queue("say").enqueue(b"{}")
+        assert await supervisor.line() == "mended, and that is three"
+
+        supervisor.signal(signal.SIGINT)
+        await until(lambda: "stop: leaving" in supervisor.errors, LONG)
+        supervisor.signal(signal.SIGINT)
+        assert await supervisor.line() == "let go: leaving"
+        assert await supervisor.ended(LONG) == 0
+        assert await mesh.workers() == []
+
+
+async def test_the_peer_leaves_when_its_supervisor_is_killed(supervisor: Child, mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        await mesh.queue("hold").enqueue(b"{}")
+        assert await supervisor.line(LONG) == "holding"
+        supervisor.kill()
+        assert await supervisor.line(LONG) == "let go: leaving"
+
+        async def workers() -> int:
+            return len(await mesh.workers())
+
+        await eventually(workers, 0, within=LONG)
+        assert await mesh.queue("hold").count() == 1
+
+
+async def test_it_ends_while_the_peer_is_not_there(supervisor: Child, app: trio.Path) -> None:
+    await until(lambda: starts(supervisor) == 1, LONG)
+    await app.write_text("1 / 0\n")
+    await until(lambda: "it is started again when a file changes" in supervisor.errors, LONG)
+    supervisor.signal(signal.SIGTERM)
+    assert await supervisor.ended(LONG) == 0
+
+
+def test_wrong_options_are_said_once(command: Command) -> None:
+    assert command("run", "app:mesh", "--reload", "--grace", "long").code == 2
+
+
+# Which files count
+
+
+def test_what_is_looked_at(tmp_path: Path) -> None:
+    for name in (
+        "a.py",
+        "b/c.py",
+        "b/d.txt",
+        ".hidden/e.py",
+        "venv/lib/f.py",
+        "mine/pyvenv.cfg",
+        "mine/g.py",
+        "__pycache__/h.py",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "gone.py").symlink_to(tmp_path / "nowhere.py")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    assert {os.path.relpath(path, tmp_path) for path in look(tmp_path)} == {"a.py", "b/c.py"}
+
+
+def test_a_change_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.py").write_text("x")
+    (tmp_path / "b.py").write_text("x")
+    before = look(tmp_path)
+    assert look(tmp_path) == before
+    (tmp_path / "a.py").write_text("other")
+    assert changed(before, look(tmp_path)) == "a.py"
+    (tmp_path / "b.py").unlink()
+    (tmp_path / "c.py").write_text("x")
+    assert changed(before, look(tmp_path)) == "a.py and 2 more"
+
+
+def test_a_folder_that_is_gone_has_no_files(tmp_path: Path) -> None:
+    assert look(tmp_path / "nowhere") == {}

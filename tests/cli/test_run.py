@@ -1,0 +1,351 @@
+"""``worqr run`` and ``mesh.run()`` as processes: signals, what refuses to end, servers that are away, logs."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import trio
+
+import worqr
+from tests.children import Child
+from tests.cli.conftest import Command
+from tests.peer.tools import eventually, until
+from tests.servers import Server
+from worqr import service
+
+TERM, INT = signal.SIGTERM, signal.SIGINT
+LONG = 30.0
+"""Seconds for a process to start or to end, however slow the machine."""
+
+RUN = "import sys; from worqr.cli import main; sys.exit(main(['run', *sys.argv[1:]]))"
+HASTY = f"from worqr import service; service.REFUSES_AFTER, service.ENDS_AFTER = 0.2, 0.5\n{RUN}"
+"""What refuses to end is ended soon."""
+
+Run = Callable[..., Awaitable[Child]]
+
+
+@pytest.fixture
+def run(spawn: Callable[..., Child], server: Server, prefix: str) -> Run:
+    """`await run("--grace", "5")`: ``worqr run tests.cli.app:mesh`` on the tests' server, once it has started."""
+
+    async def start(*options: str, code: str = RUN, target: str = "tests.cli.app:mesh") -> Child:
+        child = spawn(code, target, "--prefix", prefix, *options, env={"WORQR_URL": server.url})
+        await started(child)
+        return child
+
+    return start
+
+
+async def started(child: Child) -> None:
+    """Until it serves."""
+    await until(lambda: "start: worqr" in child.errors or child.process.poll() is not None, LONG, "it started")
+    assert child.process.poll() is None, child.errors
+
+
+async def enqueue(mesh: worqr.Mesh, name: str, **arguments: Any) -> None:
+    call = mesh.call(f"tests.cli.app.{name}", **arguments)
+    await mesh.enqueue_many([call])
+
+
+@pytest.fixture
+async def connected(mesh: worqr.Mesh) -> Any:
+    async with mesh.connect():
+        yield mesh
+
+
+# Signals
+
+
+@pytest.mark.parametrize("number", [TERM, INT])
+async def test_the_first_signal_lets_what_runs_end(run: Run, connected: worqr.Mesh, number: signal.Signals) -> None:
+    peer = await run()
+    await enqueue(connected, "nap", seconds=1)
+    assert await peer.line() == "napping"
+    peer.signal(number)
+    assert await peer.line() == "awake"
+    assert await peer.ended(LONG) == 0
+    assert "stop: leaving: what runs may end in 25 s" in peer.errors
+    assert "Traceback" not in peer.errors
+    assert await connected.workers() == []
+
+
+async def test_what_has_not_ended_within_the_grace_is_given_back(run: Run, connected: worqr.Mesh) -> None:
+    peer = await run("--grace", "100ms")
+    await enqueue(connected, "hold")
+    assert await peer.line() == "holding"
+    peer.signal(TERM)
+    assert await peer.line() == "let go: leaving"
+    assert await peer.ended(LONG) == 0
+    assert await connected.queue("tests.cli.app.hold").count() == 1
+
+
+async def test_the_second_signal_cancels_what_runs_and_gives_it_back(run: Run, connected: worqr.Mesh) -> None:
+    peer = await run("--grace", "10m")
+    await enqueue(connected, "hold")
+    assert await peer.line() == "holding"
+    peer.signal(INT)
+    await until(lambda: "stop: leaving" in peer.errors, LONG)
+    peer.signal(TERM)
+    assert await peer.line() == "let go: leaving"
+    assert await peer.ended(LONG) == 0
+    assert "stop: what runs is cancelled" in peer.errors
+    assert await connected.queue("tests.cli.app.hold").count() == 1
+    assert await connected.workers() == []
+
+
+@pytest.mark.leaves("*")
+async def test_the_third_ends_it_though_a_handler_blocks_the_loop(run: Run, connected: worqr.Mesh) -> None:
+    peer = await run("--grace", "10m")
+    await enqueue(connected, "block")
+    assert await peer.line() == "blocking"
+    with trio.fail_after(LONG):
+        while peer.process.poll() is None:  # signals that come at once may be one
+            peer.signal(TERM)
+            await trio.sleep(0.2)
+    assert peer.process.returncode == 1
+
+
+@pytest.mark.leaves("*")
+async def test_a_handler_that_refuses_to_end_is_named_and_left_behind(run: Run, connected: worqr.Mesh) -> None:
+    peer = await run("--grace", "100ms", code=HASTY)
+    await enqueue(connected, "block")
+    assert await peer.line() == "blocking"
+    peer.signal(TERM)
+    assert await peer.ended(LONG) == 1
+    assert "stuck: still running: 1 of 'tests.cli.app.block'; the loop is blocked by handler" in peer.errors
+    assert "app.py" in peer.errors
+    assert "the process ends without it" in peer.errors
+
+
+@pytest.mark.leaves("*")
+async def test_a_handler_that_shields_itself_does_not_keep_the_process(run: Run, connected: worqr.Mesh) -> None:
+    peer = await run("--grace", "100ms", code=HASTY)
+    await enqueue(connected, "stubborn")
+    assert await peer.line() == "stubborn"
+    peer.signal(TERM)
+    assert await peer.ended(LONG) == 1
+    assert "stuck: " in peer.errors
+
+
+@pytest.mark.leaves("*")
+async def test_a_thread_that_lingers_does_not_keep_the_process(run: Run, connected: worqr.Mesh) -> None:
+    code = f"from worqr.cli import run; run.ENDS_AFTER = 0.5\n{RUN}"
+    peer = await run(code=code)
+    await enqueue(connected, "linger")
+    assert await peer.line() == "lingering"
+    peer.signal(TERM)
+    assert await peer.ended(LONG) == 1
+    assert "stuck: these threads have not ended, the process does: lingering" in peer.errors
+    assert await connected.workers() == []
+
+
+# Options
+
+
+async def test_the_start_says_what_is_served_where_and_how(run: Run, server: Server, prefix: str) -> None:
+    peer = await run("--concurrency", "7", "--threads", "3", "--processes", "1", "--queues", "*.fail,*.nap")
+    for fact in (server.url, prefix, "7, 3 threads, 1 processes", "thread, timeout 30 s, concurrency 5, also old.fail"):
+        assert fact in peer.errors
+    assert "tests.cli.app.nap" in peer.errors
+    assert "tests.cli.app.hold" not in peer.errors
+    peer.signal(TERM)
+    assert await peer.ended(LONG) == 0
+
+
+async def test_the_mesh_may_be_the_only_one_of_its_module(
+    spawn: Callable[..., Child], server: Server, prefix: str, tmp_path: Path
+) -> None:
+    (tmp_path / "only.py").write_text(
+        "import worqr\nmesh = worqr.Mesh('redis://nowhere.invalid')\n@mesh.task\nasync def f() -> None: ...\n"
+    )
+    code = f"import os; os.chdir({str(tmp_path)!r})\n{RUN}"
+    peer = spawn(code, "only", "--url", server.url, "--prefix", prefix)
+    await started(peer)
+    assert "only.f" in peer.errors
+    peer.signal(TERM)
+    assert await peer.ended(LONG) == 0
+
+
+@pytest.mark.leaves("*:failed", "*:aside*")
+async def test_every_line_of_the_log_is_an_object(run: Run, connected: worqr.Mesh, prefix: str) -> None:
+    peer = await run("--log-json")
+    await enqueue(connected, "fail", text="evil \x1b[31m\n")
+
+    async def failed() -> int:
+        return len(await connected.queue("tests.cli.app.fail").failed.list())
+
+    await eventually(failed, 1, within=LONG)
+    peer.signal(TERM)
+    assert await peer.ended(LONG) == 0
+    records = [json.loads(line) for line in peer.errors.splitlines()]
+    assert all({"time", "level", "logger", "message"} <= record.keys() for record in records)
+    (start,) = [record for record in records if record["logger"] == "worqr.service" and "start:" in record["message"]]
+    assert start["level"] == "info"
+    assert start["prefix"] == prefix
+    assert "tests.cli.app.nap" in start["functions"]
+    assert [record for record in records if record["message"].startswith("handler.failed:")]
+    assert "\x1b" not in peer.errors
+
+
+@pytest.mark.leaves("*:failed", "*:aside*")
+async def test_a_payload_in_an_error_does_not_reach_the_terminal(run: Run, connected: worqr.Mesh) -> None:
+    peer = await run()
+    await enqueue(connected, "fail", text="evil \x1b[31m")
+    await until(lambda: "handler.failed" in peer.errors, LONG)
+    assert "evil \\x1b[31m" in peer.errors
+    peer.signal(TERM)
+    assert await peer.ended(LONG) == 0
+
+
+async def test_a_module_that_sets_up_logging_keeps_it(
+    spawn: Callable[..., Child], server: Server, prefix: str, tmp_path: Path
+) -> None:
+    (tmp_path / "logs.py").write_text(
+        "import logging, worqr\nlogging.basicConfig(format='MINE %(message)s')\nmesh = worqr.Mesh()\n"
+        "@mesh.task\nasync def f() -> None: ...\n"
+    )
+    code = f"import os; os.chdir({str(tmp_path)!r})\n{RUN}"
+    peer = spawn(code, "logs:mesh", "--url", server.url, "--prefix", prefix)
+    await started(peer)
+    assert "MINE start: worqr" in peer.errors
+    peer.signal(TERM)
+    assert await peer.ended(LONG) == 0
+
+
+# Servers
+
+
+async def test_it_waits_for_a_server_that_is_not_there_yet(spawn: Callable[..., Child], own_server: Server) -> None:
+    own_server.stop()
+    peer = spawn(RUN, "tests.cli.app:mesh", env={"WORQR_URL": own_server.tcp_url})
+    await until(lambda: "link.lost" in peer.errors, LONG)
+    own_server.start()
+    await started(peer)
+    peer.signal(TERM)
+    assert await peer.ended(LONG) == 0
+
+
+async def test_it_tries_on_when_its_patience_is_over_and_leaves_when_it_is_told(
+    spawn: Callable[..., Child], tmp_path: Path
+) -> None:
+    (tmp_path / "hasty.py").write_text(
+        "import worqr\nmesh = worqr.Mesh('redis://127.0.0.1:1/0', patience=0.2)\n@mesh.task\nasync def f() -> None: ...\n"
+    )
+    peer = spawn(f"import os; os.chdir({str(tmp_path)!r})\n{RUN}", "hasty:mesh")
+    await until(lambda: peer.errors.count("trying on until it is there") >= 2, LONG)
+    peer.signal(TERM)
+    assert await peer.ended(LONG) == 0
+    assert "Traceback" not in peer.errors
+
+
+async def test_a_wrong_password_is_one_line(spawn: Callable[..., Child], own_server: Server) -> None:
+    with redis.Redis.from_url(own_server.tcp_url) as client:
+        client.config_set("requirepass", "right")
+        peer = spawn(RUN, "tests.cli.app:mesh", env={"WORQR_URL": own_server.tcp_url.replace("//", "//:wrong@")})
+        assert await peer.ended(LONG) == 1
+    last = peer.errors.splitlines()[-1]
+    assert last.startswith("worqr: the server at redis://:***@127.0.0.1")
+    assert "Traceback" not in peer.errors
+    assert "wrong" not in peer.errors
+
+
+# What cannot be run
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "why"),
+    [
+        (
+            ("tests.cli.app:empty",),
+            1,
+            "there is nothing to serve: tests.cli.app:empty has no function declared with @mesh.task",
+        ),
+        (("tests.cli.app:mesh", "--queues", "*.nup"), 1, "--queues: no function is named '*.nup'"),
+        (("tests.cli.app:mash",), 1, "did you mean 'mesh'?"),
+        (("tests.cli.app:mesh", "--concurrency", "0"), 1, "concurrency must be"),
+        (("tests.cli.app:mesh", "--url", "http://x"), 1, "must begin with redis://"),
+        (("tests.cli.app:mesh", "--prefix", "{x}"), 1, "braces"),
+        (("tests.cli.app:mesh", "--concurrency", "many"), 2, "--concurrency must be a number or auto"),
+        (("tests.cli.app:mesh", "--grace", "long"), 2, "--grace must be seconds"),
+        (("tests.cli.app:mesh", "--log-level", "loud"), 2, "--log-level"),
+        ((), 2, "TARGET"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line(command: Command, words: tuple[str, ...], code: int, why: str) -> None:
+    answer = command("run", *words)
+    assert (answer.code, answer.out) == (code, "")
+    assert why in answer.err
+    assert answer.err.startswith("worqr: ")
+    assert answer.err.count("\n") == 1
+
+
+def test_what_cannot_be_run_is_an_object_with_log_json(command: Command) -> None:
+    answer = command("run", "tests.cli.app:empty", "--log-json")
+    assert answer.code == 1
+    (record,) = map(json.loads, answer.err.splitlines())
+    assert record["level"] == "error"
+    assert record["message"].startswith("run: there is nothing to serve")
+
+
+# mesh.run()
+
+
+SCRIPT = """
+import worqr
+from worqr import service
+
+mesh = worqr.Mesh(prefix={prefix!r})
+
+
+@mesh.task
+async def hello(name: str) -> None:
+    print("hello,", name, flush=True)
+
+
+if __name__ == "__main__" or {unguarded}:
+    service.run(mesh, grace=5, only=["*.hello"])
+    print("over", flush=True)
+"""
+
+
+async def test_a_script_runs_its_mesh(
+    spawn: Callable[..., Child], connected: worqr.Mesh, server: Server, prefix: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "greeter.py"
+    script.write_text(SCRIPT.format(prefix=prefix, unguarded=False))
+    peer = spawn(script, env={"WORQR_URL": server.url})
+    await started(peer)
+    await connected.enqueue_many([connected.call("greeter.hello", name="Ada")])
+    assert await peer.line() == "hello, Ada"
+    peer.signal(INT)
+    assert await peer.line() == "over"
+    assert await peer.ended(LONG) == 0
+    assert "may end in 5 s" in peer.errors
+
+
+async def test_a_script_that_runs_when_it_is_imported_is_told_so(
+    spawn: Callable[..., Child], prefix: str, tmp_path: Path
+) -> None:
+    (tmp_path / "eager.py").write_text(SCRIPT.format(prefix=prefix, unguarded=True))
+    peer = spawn(f"import os; os.chdir({str(tmp_path)!r})\n{RUN}", "eager:mesh")
+    assert await peer.ended(LONG) == 1
+    assert "put it under `if __name__ == '__main__':`" in peer.errors
+
+
+async def test_a_running_loop_is_no_place_for_it(mesh: worqr.Mesh) -> None:
+    with pytest.raises(worqr.UsageError, match="inside a running one use `async with mesh.join"):
+        service.run(mesh)
+    with pytest.raises(worqr.UsageError, match="needs the main thread"):
+        await trio.to_thread.run_sync(service.run, mesh)
+
+
+def test_a_mesh_without_functions_is_refused(mesh: worqr.Mesh) -> None:
+    with pytest.raises(worqr.UsageError, match="there is nothing to serve: no function is declared on <Mesh"):
+        service.run(mesh)
+    assert signal.getsignal(TERM) == signal.SIG_DFL

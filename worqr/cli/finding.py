@@ -1,0 +1,130 @@
+"""Finding the mesh that ``worqr run package.module:mesh`` means, and saying clearly what is wrong if there is none."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import pkgutil
+import sys
+import traceback
+from collections.abc import Iterable
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from worqr.cli.failing import Unhappy
+from worqr.service import importing
+
+if TYPE_CHECKING:
+    from worqr.mesh import Mesh
+
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
+
+
+class NotImported(Unhappy):
+    """The user's module raised while it was imported. `exc_info`: with the traceback from the user's own code on."""
+
+    def __init__(self, name: str, error: BaseException) -> None:
+        self.exc_info: ExcInfo = type(error), error, _users(error.__traceback__)
+        super().__init__(f"{name} could not be imported:", "".join(traceback.format_exception(*self.exc_info)))
+
+
+def find_mesh(target: str) -> Mesh[Any]:
+    """The mesh that ``package.module:name`` means; without a name the only one of the module. The module is imported, from the
+    current folder first.
+
+    Raises:
+        NotImported: the module itself failed.
+        Unhappy: there is no such module, no such name, no mesh.
+    """
+    name, colon, attribute = target.partition(":")
+    if os.sep in name or name.endswith(".py"):
+        dotted = name.removesuffix(".py").strip("./").replace(os.sep, ".")
+        raise Unhappy(f"{target!r} is a path; name the module as Python imports it: {dotted}:{attribute or 'mesh'}")
+    if not name or not all(part.isidentifier() for part in name.split(".")):
+        raise Unhappy(f"{target!r} names no mesh: write package.module:mesh")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    module = _import(name)
+    return _attribute(module, attribute) if colon else _only_mesh(module)
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        with importing():
+            return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}.") and _users(error.__traceback__) is None:
+            raise Unhappy(_no_module(name, error.name)) from None
+        raise NotImported(name, error) from None
+    except (Exception, SystemExit) as error:
+        raise NotImported(name, error) from None
+
+
+def _users(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the user's own code on: without our frames and the import machinery's."""
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if file not in (__file__, importlib.__file__) and not file.startswith("<frozen importlib"):
+            return trace
+        trace = trace.tb_next
+    return None
+
+
+def _no_module(name: str, missing: str) -> str:
+    parent, _, last = missing.rpartition(".")
+    try:
+        path = importlib.import_module(parent).__path__ if parent else [os.getcwd()]
+    except AttributeError:
+        return f"there is no module {name!r}: {parent} is a module, not a package"
+    there = [module.name for module in pkgutil.iter_modules(path)]
+    hint = _hint(last, there, f"{parent}." if parent else "")
+    where = f"in the package {parent}" if parent else f"in {os.getcwd()}, nor among the installed packages"
+    return f"there is no module {missing!r} {where}{hint}"
+
+
+def _hint(name: str, there: Iterable[str], before: str = "") -> str:
+    close = difflib.get_close_matches(name, list(there), 1)
+    return f"; did you mean {before + close[0]!r}?" if close else ""
+
+
+def _is_mesh(value: object) -> TypeGuard[Mesh[Any]]:
+    from worqr.mesh import Mesh
+
+    return isinstance(value, Mesh)
+
+
+def _meshes(module: ModuleType) -> dict[str, Mesh[Any]]:
+    """The meshes of a module by name, each once, private names last."""
+    found: list[tuple[str, Mesh[Any]]] = []
+    for name, value in sorted(vars(module).items(), key=lambda item: item[0].startswith("_")):
+        if _is_mesh(value) and not any(value is mesh for _, mesh in found):
+            found.append((name, value))
+    return dict(found)
+
+
+def _only_mesh(module: ModuleType) -> Mesh[Any]:
+    found = _meshes(module)
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if not found:
+        raise Unhappy(f"there is no worqr.Mesh in {module.__name__} ({module.__file__})")
+    which = " or ".join(f"{module.__name__}:{name}" for name in found)
+    raise Unhappy(f"there are {len(found)} meshes in {module.__name__}; say which: {which}")
+
+
+def _attribute(module: ModuleType, dotted: str) -> Mesh[Any]:
+    value: Any = module
+    for name in dotted.split("."):
+        if not hasattr(value, name):
+            hint = _hint(name, dir(value))
+            meshes = _meshes(module)
+            there = f"; its meshes: {', '.join(meshes)}" if meshes and not hint else ""
+            raise Unhappy(f"there is no {name!r} in {module.__name__} ({module.__file__}){hint}{there}")
+        value = getattr(value, name)
+    if _is_mesh(value):
+        return value
+    kind = f"the class {value.__qualname__}" if isinstance(value, type) else f"of type {type(value).__qualname__}"
+    meshes = _meshes(module)
+    there = f"; its meshes: {', '.join(meshes)}" if meshes else ""
+    raise Unhappy(f"{module.__name__}:{dotted} is {kind}, not a worqr.Mesh{there}")

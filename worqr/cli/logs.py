@@ -1,0 +1,71 @@
+"""What ``worqr run`` does to logging: lines for people, or one JSON object per line for programs, on the standard error.
+
+A module that has set up logging by itself keeps what it has set up, unless ``--log-json`` is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+from worqr.cli.text import escape
+
+Level = Literal["debug", "info", "warning", "error"]
+
+LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_OWN_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_OURS: Final = ("time", "level", "logger", "message", "exception", "stack")
+
+
+def set_up_logging(level: Level | None, *, as_json: bool) -> None:
+    """Log to the standard error, if nothing is set up, or as JSON whatever is; worqr from `level` on (default: info)."""
+    root, own = logging.getLogger(), logging.getLogger("worqr")
+    number = logging.getLevelNamesMapping()[(level or "info").upper()]
+    if as_json or not root.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(JsonFormatter() if as_json else PlainFormatter(LINE))
+        root.handlers[:] = [handler]
+        root.setLevel(number)
+    if level is not None or own.level == logging.NOTSET:
+        own.setLevel(number)
+
+
+class PlainFormatter(logging.Formatter):
+    """Lines for people: what a handler raised may hold a payload, which may not play with the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return escape(super().format(record), keep="\n\t")
+
+
+class JsonFormatter(logging.Formatter):
+    """One object on a line: ``time`` (UTC), ``level``, ``logger``, ``message``, ``exception`` and ``stack`` where there are
+    some, and whatever a record was given as ``extra``, under its own names.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        found: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            found["exception"] = self.formatException(record.exc_info)
+        elif record.exc_text:
+            found["exception"] = record.exc_text
+        if record.stack_info:
+            found["stack"] = record.stack_info
+        for name, value in vars(record).items():
+            if name not in _OWN_FIELDS:
+                found[f"extra_{name}" if name in _OURS else name] = value
+        try:
+            return json.dumps(found, default=str, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):  # keys that are no text, a circle, NaN: of somebody's `extra`
+            return json.dumps({name: _plain(value) for name, value in found.items()})
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, str | int | None) else repr(value)

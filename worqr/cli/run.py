@@ -1,0 +1,153 @@
+"""``worqr run package.module:mesh``: a peer as a program of its own. What such a program does is in `worqr.service`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from cyclopts import Parameter
+
+from worqr.cli.failing import FAILED, Unhappy, WrongUse
+from worqr.cli.finding import NotImported, find_mesh
+from worqr.cli.logs import Level, set_up_logging
+from worqr.cli.reload import command_without_reload, on_leash, supervise
+from worqr.cli.where import flag, time
+from worqr.cli.words import duration
+from worqr.errors import UsageError, WorqrBug, WorqrError
+from worqr.keys import check_name
+from worqr.peer.options import Only
+from worqr.service import ENDS_AFTER, Service, end_within
+
+if TYPE_CHECKING:
+    from worqr.mesh import Mesh
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What kind of a peer it is, in words."""
+
+    concurrency: Annotated[
+        str | None, Parameter(metavar="N|auto", help="How many units of work it holds at once: 100.")
+    ] = None
+    threads: Annotated[int | None, Parameter(help="How many plain functions run at once: 40.")] = None
+    processes: Annotated[
+        int | None, Parameter(help="How many functions run in processes at once: as many as there are CPUs.")
+    ] = None
+    queues: Annotated[
+        tuple[str, ...],
+        Parameter(metavar="NAME", show_default=False, help="Serve only these: names or globs, with commas or again."),
+    ] = ()
+    grace: Annotated[str | None, time("How long what runs may go on after the first signal: 25s.")] = None
+
+    def as_join_options(self) -> dict[str, Any]:
+        """As ``join`` takes them; WrongUse if they make no sense."""
+        found: dict[str, Any] = {
+            "concurrency": _concurrency(self.concurrency),
+            "threads": self.threads,
+            "processes": self.processes,
+            "only": [name for words in self.queues for name in words.split(",")] or None,
+            "grace": duration(self.grace, "--grace"),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+DEFAULTS: Final = Options()
+
+
+def run(
+    target: Annotated[str, Parameter(help="package.module:mesh; without :mesh the only mesh of the module.")],
+    /,
+    *,
+    options: Options = DEFAULTS,
+    reload: Annotated[bool, flag("For development: start again when a .py file of this folder changes.")] = False,
+    log_json: Annotated[bool, flag("Log JSON, one object on a line.")] = False,
+    log_level: Annotated[Level | None, Parameter(help="What is logged: info and above.")] = None,
+    url: Annotated[str | None, Parameter(metavar="URL", help="The server, in place of the mesh's own.")] = None,
+    prefix: Annotated[str | None, Parameter(metavar="NAME", help="The prefix, in place of the mesh's own.")] = None,
+) -> int:
+    """Run a peer: serve the functions of a mesh until told to stop.
+
+    The first SIGTERM or Ctrl-C lets what runs end, the second cancels it, the third ends the process at once.
+    """
+    program = _Program(target, options.as_join_options(), url, prefix)
+    if reload:
+        return supervise(command_without_reload(), Path.cwd())
+    on_leash(program.urge)
+    if log_json:
+        return _run_with_json(program, log_level)
+    program.run(lambda: set_up_logging(log_level, as_json=False))
+    return 0
+
+
+def _run_with_json(program: _Program, level: Level | None) -> int:
+    """Run it, and say what is wrong in JSON, too."""
+    set_up_logging(level, as_json=True)
+    try:
+        program.run(lambda: set_up_logging(level, as_json=True))
+    except NotImported as error:
+        logger.error("run: %s", error, exc_info=error.exc_info)
+        return FAILED
+    except (Unhappy, WorqrError) as error:
+        logger.error("run: %s", error, exc_info=error if isinstance(error, WorqrBug) else None)
+        return FAILED
+    except Exception:
+        logger.exception("run: the program failed")
+        return FAILED
+    return 0
+
+
+def _concurrency(text: str | None) -> int | str | None:
+    if text is None or text == "auto":
+        return text
+    if not text.isdigit():
+        raise WrongUse(f"--concurrency must be a number or auto, not {text!r}")
+    return int(text)
+
+
+class _Program:
+    """What is run, with which options."""
+
+    def __init__(self, target: str, options: dict[str, Any], url: str | None, prefix: str | None) -> None:
+        self._target = target
+        self._options = options
+        self._url = url
+        self._prefix = prefix
+        self._service: Service | None = None
+
+    def urge(self, urgency: int) -> None:
+        """What comes through the leash."""
+        if self._service is None:
+            os._exit(FAILED)  # it is still being imported: nothing is held
+        self._service.urge(urgency)
+
+    def run(self, log: Callable[[], None]) -> None:
+        """Find the mesh, serve it, and see to it that the process ends afterwards."""
+        mesh = find_mesh(self._target)
+        log()  # not before: the module may have set up logging by itself
+        if self._url is not None:
+            mesh.url = os.environ["WORQR_URL"] = self._url  # processes that it starts look there, too
+        if self._prefix is not None:
+            mesh.prefix = check_name(self._prefix, "prefix")
+        if not (mesh.functions or mesh.declared_schedules):
+            raise Unhappy(
+                f"there is nothing to serve: {self._target} has no function declared with @mesh.task, nor a schedule; "
+                "import the modules that declare them where the mesh is made"
+            )
+        self._check_queues(mesh)
+        self._service = Service(mesh, self._options)
+        self._service.run()
+        end_within(ENDS_AFTER)
+
+    def _check_queues(self, mesh: Mesh[Any]) -> None:
+        """Unhappy if a name fits nothing; ``join`` would say it of its own option."""
+        try:
+            Only(self._options.get("only")).check(mesh.functions)
+        except UsageError as error:
+            raise Unhappy(str(error).replace("only:", "--queues:", 1)) from None
