@@ -1,0 +1,81 @@
+"""What a process may use of the machine's cores, and what it wants of them. Without trio, and without any part of a peer."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from worqr.peer.settings import usable_cpus
+
+
+class CpuMeter:
+    """Measures from when it is made."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._used = time.process_time()
+        self._waited = _waits()
+
+    def wanted(self) -> float:
+        """Cores that the process wanted since then: on average so many of its threads ran, or were ready to run and did not
+        get a core. Where the system does not tell how long threads wait (it is Linux that does), only what ran.
+        """
+        waited = sum([wait - self._waited.get(thread, 0) for thread, wait in _waits().items()]) / 1e9
+        return (time.process_time() - self._used + waited) / (time.monotonic() - self._began)
+
+
+def _waits() -> dict[str, int]:
+    """Nanoseconds that each thread has been ready to run without running."""
+    found: dict[str, int] = {}
+    threads = Path("/proc/self/task")
+    try:
+        names = os.listdir(threads)
+    except OSError:
+        return found
+    for name in names:
+        words = _words(threads / name / "schedstat")  # time on a core, time ready without one, times it ran
+        if len(words) == 3:
+            found[name] = int(words[1])
+    return found
+
+
+def usable_cores(root: Path = Path("/")) -> float:
+    """How many cores this process may use: those that it is bound to, and no more than its control group has a quota for."""
+    return min([float(usable_cpus()), *_quotas(root)])
+
+
+def _quotas(root: Path) -> list[float]:
+    """What the files of control groups say, of version 2 and 1, where they can be read."""
+    found: list[float] = []
+    groups, own = root / "sys/fs/cgroup", root / "proc/self/cgroup"
+    try:
+        lines = own.read_text("utf-8").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if not controllers:
+            folder = groups / path.strip("/")
+            for level in [folder, *folder.parents]:
+                if level == groups.parent:
+                    break
+                found += _quota(_words(level / "cpu.max"))
+        elif "cpu" in controllers.split(","):
+            for level in (groups / "cpu" / path.strip("/"), groups / "cpu"):
+                found += _quota(_words(level / "cpu.cfs_quota_us") + _words(level / "cpu.cfs_period_us"))
+    return found
+
+
+def _words(file: Path) -> list[str]:
+    try:
+        return file.read_text("utf-8").split()
+    except OSError:
+        return []
+
+
+def _quota(words: list[str]) -> list[float]:
+    """``["150000", "100000"]``, a quota and its period in microseconds, is one and a half cores; "max" and -1 are none."""
+    if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]) > 0:
+        return [int(words[0]) / int(words[1])]
+    return []
