@@ -8,7 +8,9 @@ name. What a function is made of is decided where it is declared (`worqr.registr
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine, Mapping
+import inspect
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast
 
@@ -273,9 +275,15 @@ class Function(Bound[P, R]):
 class AsyncFunction(Function[P, R]):
     """A `Function` made of an async function."""
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+    def __init__(self, declared: Declared) -> None:
+        super().__init__(declared)
+        if sys.version_info >= (3, 12):
+            inspect.markcoroutinefunction(self)
+
+    # `async def`, because that is what others look at before they choose between await and a thread
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function here and now, without the mesh."""
-        return cast("Coroutine[Any, Any, R]", self._declared.fn(*args, **kwargs))
+        return cast("R", await self._declared.fn(*args, **kwargs))
 
 
 class SyncFunction(Function[P, R]):
