@@ -180,6 +180,15 @@ class Wire:
         except OSError:
             pass  # it was gone already
 
+    def abandon(self) -> None:
+        """In a forked child: close its copy of the socket, and say nothing to the server, which goes on with the parent."""
+        try:
+            sock = self._socket()
+            if sock is not None:
+                socket.socket.close(sock)
+        except OSError:
+            pass  # it was gone already
+
     def _socket(self) -> socket.socket | None:
         return self._raw._get_socket()  # pyright: ignore[reportPrivateUsage] - there is no public way
 

@@ -128,6 +128,8 @@ class Heart(Generic[R]):
     def poison(self, error: WorqrError) -> None:
         """In a forked child: the thread stayed in the parent."""
         self._refused = error
+        if self._wire is not None:
+            self._wire.abandon()
 
     def _run(self) -> None:
         pause = min(self._every / 2, _TICK)

@@ -104,6 +104,7 @@ class Pipe:
         """In a forked child: the thread does not exist here, and the socket is the parent's."""
         self.ended = error
         self._closing = True
+        self.uplink.abandon()
 
     # The thread
 

@@ -157,6 +157,8 @@ class Subscriptions:
     def poison(self, error: WorqrError) -> None:
         """In a forked child: nothing of this works here."""
         self.ended = error
+        if self._wire is not None:
+            self._wire.abandon()
 
     def _ensure_thread(self) -> None:
         if self._thread is not None:

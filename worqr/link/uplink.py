@@ -91,6 +91,13 @@ class Uplink:
         if wire is not None:
             wire.interrupt()
 
+    def abandon(self) -> None:
+        """In a forked child: the connection is the parent's."""
+        self._closed = True
+        wire, self.wire = self.wire, None
+        if wire is not None:
+            wire.abandon()
+
     def close(self) -> None:
         self._closed = True
         wire, self.wire = self.wire, None

@@ -1,0 +1,488 @@
+"""The mailbox of plain threads: coroutines that never yield, waits that end, and a link that many threads share."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+import pytest
+import trio
+import trio.testing
+
+from tests.children import Child
+from tests.link.scripts import append, echo, lines, log
+from tests.proxy import FaultProxy
+from tests.servers import Server
+from worqr.errors import Unavailable, WorqrBug
+from worqr.link import Link, LinkSettings, Signal, ThreadMailbox, TrioMailbox, Waiter, mailbox_here, run_blocking
+from worqr.link.mailbox import wake_all
+
+T = TypeVar("T")
+
+PATIENCE = 20.0
+"""Seconds after which a test that hangs fails."""
+
+
+def ended(kinds: tuple[str, ...] = ("worqr-link", "worqr-subscriptions", "worqr-scribe")) -> bool:
+    return not [thread for thread in threading.enumerate() if thread.name in kinds]
+
+
+def until(condition: Callable[[], object], within: float = PATIENCE) -> None:
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {within:g} s: {condition}"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def mailbox() -> ThreadMailbox:
+    return ThreadMailbox()
+
+
+@pytest.fixture
+def new_link() -> Iterator[Callable[..., Link]]:
+    """`new_link(url, **settings)`: a started link of plain threads."""
+    links: list[Link] = []
+
+    def make(url: str, **settings: Any) -> Link:
+        links.append(Link(LinkSettings(url, app="test", **settings), ThreadMailbox()))
+        links[-1].start()
+        return links[-1]
+
+    yield make
+    for link in links:
+        link.close()
+    until(ended)
+
+
+NewLink = Callable[..., Link]
+
+
+@pytest.fixture
+def link(new_link: NewLink, server: Server) -> Link:
+    return new_link(server.url)
+
+
+def in_threads(count: int, work: Callable[[int], T]) -> list[T]:
+    """What `work(n)` answered, each in a thread of its own, all at once."""
+    start = threading.Barrier(count, timeout=PATIENCE)
+
+    def begin(n: int) -> T:
+        start.wait()
+        return work(n)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(begin, range(count), timeout=60))
+
+
+def later(seconds: float, call: Callable[[], object]) -> threading.Timer:
+    timer = threading.Timer(seconds, call)
+    timer.start()
+    return timer
+
+
+# Waiting
+
+
+async def wait_for(mailbox: ThreadMailbox, waiter: Waiter) -> None:
+    await mailbox.prepare(waiter)
+    await mailbox.wait(waiter)
+
+
+def test_a_thread_waits_until_it_is_woken(mailbox: ThreadMailbox) -> None:
+    waiter = Waiter()
+    began = time.monotonic()
+    later(0.05, lambda: mailbox.post(partial(wake_all, [waiter])))
+    run_blocking(wait_for(mailbox, waiter))
+    assert time.monotonic() - began > 0.04
+    assert not waiter.abandoned
+
+
+def test_who_was_woken_before_does_not_wait(mailbox: ThreadMailbox) -> None:
+    waiter = Waiter()
+
+    async def late() -> None:
+        await mailbox.prepare(waiter)
+        mailbox.post(partial(wake_all, [waiter]))
+        await mailbox.wait(waiter)
+
+    run_blocking(late())
+
+
+def test_waking_twice_does_no_harm(mailbox: ThreadMailbox, caplog: pytest.LogCaptureFixture) -> None:
+    waiter = Waiter()
+    run_blocking(mailbox.prepare(waiter))
+    wake = waiter.wake
+    assert wake is not None
+    wake()
+    wake()
+    run_blocking(mailbox.wait(waiter))
+    assert not lines(caplog, "link.deliver")
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
+def test_what_a_delivery_raises_is_logged(
+    mailbox: ThreadMailbox, error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise error
+
+    mailbox.post(fail)
+    assert len(lines(caplog, "link.deliver")) == 1
+
+
+def test_a_coroutine_that_yields_is_a_bug() -> None:
+    closed = []
+
+    class Forever:
+        def __await__(self) -> Generator[None, None, None]:
+            try:
+                while True:
+                    yield
+            finally:
+                closed.append(True)
+
+    async def wait() -> None:
+        await Forever()
+
+    with pytest.raises(WorqrBug, match="waits for an event loop"):
+        run_blocking(wait())
+    assert closed
+
+
+async def test_the_mailbox_is_that_of_where_one_is() -> None:
+    assert isinstance(mailbox_here(), TrioMailbox)
+    assert isinstance(await trio.to_thread.run_sync(mailbox_here), ThreadMailbox)
+
+
+# Time limits
+
+
+@pytest.mark.parametrize("seconds", [0, 0.05])
+def test_a_limit_ends_its_block(mailbox: ThreadMailbox, seconds: float) -> None:
+    waiter, reached = Waiter(), []
+
+    async def wait() -> bool:
+        await mailbox.prepare(waiter)
+        with mailbox.move_on_after(seconds) as scope:
+            await mailbox.wait(waiter)
+            reached.append(1)
+        return scope.cancelled_caught
+
+    assert run_blocking(wait()) is True
+    assert waiter.abandoned
+    assert not reached
+    mailbox.post(partial(wake_all, [waiter]))
+
+
+def test_nothing_is_begun_when_the_limit_has_passed(mailbox: ThreadMailbox) -> None:
+    reached = []
+
+    async def begin() -> bool:
+        with mailbox.move_on_after(0) as scope:
+            await mailbox.prepare(Waiter())
+            reached.append(1)
+        return scope.cancelled_caught
+
+    assert run_blocking(begin()) is True
+    assert not reached
+
+
+@pytest.mark.parametrize("seconds", [60, 1e300, math.inf])
+def test_a_limit_that_has_not_passed_says_nothing(mailbox: ThreadMailbox, seconds: float) -> None:
+    waiter = Waiter()
+
+    async def wait() -> bool:
+        with mailbox.move_on_after(seconds) as scope:
+            await mailbox.prepare(waiter)
+            later(0.02, lambda: mailbox.post(partial(wake_all, [waiter])))
+            await mailbox.wait(waiter)
+        return scope.cancelled_caught
+
+    assert run_blocking(wait()) is False
+
+
+@pytest.mark.parametrize(("outer", "inner"), [(0.05, 60), (60, 0.05), (0, 0), (math.inf, 0.05), (0.05, math.inf)])
+def test_of_limits_the_outermost_that_has_passed_ends(mailbox: ThreadMailbox, outer: float, inner: float) -> None:
+    after = []
+
+    async def wait() -> tuple[bool, bool]:
+        with mailbox.move_on_after(outer) as around:
+            with mailbox.move_on_after(inner) as within:
+                await wait_for(mailbox, Waiter())
+            after.append(True)
+        return around.cancelled_caught, within.cancelled_caught
+
+    assert run_blocking(wait()) == ((True, False) if outer <= inner else (False, True))
+    assert after == ([] if outer <= inner else [True])
+
+
+def test_what_else_ends_a_block_is_not_taken_for_its_limit(mailbox: ThreadMailbox) -> None:
+    async def fail() -> None:
+        with mailbox.move_on_after(0):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_blocking(fail())
+    run_blocking(mailbox.checkpoint())
+
+
+def test_a_limit_is_of_one_call_in_one_thread(mailbox: ThreadMailbox) -> None:
+    """Also if something broke out of its block without leaving it, as an exception from a signal handler may."""
+
+    async def outer() -> bool:
+        mailbox.move_on_after(0).__enter__()
+        await trio_free()
+        with pytest.raises(BaseException, match="limit has passed"):
+            await mailbox.checkpoint()
+        return True
+
+    async def trio_free() -> None:
+        run_blocking(mailbox.checkpoint())  # a call within a call, as out of an iterator that is read
+        (answer,) = in_threads(1, lambda _: run_blocking(mailbox.checkpoint()))
+        assert answer is None
+
+    assert run_blocking(outer())
+    run_blocking(mailbox.checkpoint())
+
+
+# Signals
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_signal_is_seen_before_and_after(mailbox: ThreadMailbox, before: bool) -> None:
+    told = Signal(mailbox)
+    if before:
+        told.set()
+    else:
+        later(0.02, told.set)
+    run_blocking(told.wait())
+    told.set()
+    run_blocking(told.wait())
+
+
+def test_no_signal_is_missed(mailbox: ThreadMailbox) -> None:
+    """Set and waited for at the same moment, again and again."""
+    for _ in range(300):
+        told = Signal(mailbox)
+        in_threads(2, lambda n, told=told: told.set() if n else run_blocking(told.wait()))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("before", [True, False])
+async def test_a_signal_under_trio(before: bool) -> None:
+    told = Signal(TrioMailbox())
+    with trio.fail_after(PATIENCE):
+        async with trio.open_nursery() as nursery:
+            if before:
+                told.set()
+            nursery.start_soon(told.wait)
+            await trio.testing.wait_all_tasks_blocked()
+            told.set()
+
+
+# A link of many threads
+
+
+def test_threads_share_a_link(link: Link, server: Server) -> None:
+    def ask(n: int) -> list[str]:
+        run_blocking(link.wait_ready())
+        return [run_blocking(link.call(echo(f"{n}-{i}"))) for i in range(200)]
+
+    assert in_threads(8, ask) == [[f"{n}-{i}" for i in range(200)] for n in range(8)]
+    assert link.connections == 1
+
+
+def test_each_request_of_many_threads_is_executed_once(link: Link, server: Server, prefix: str) -> None:
+    def work(n: int) -> None:
+        for i in range(100):
+            run_blocking(link.call(append(prefix, f"{n}-{i}")))
+
+    in_threads(8, work)
+    with server.client() as client:
+        found = [text.decode() for text in client.lrange(f"{prefix}:{{Q}}", 0, -1)]
+    assert sorted(found) == sorted(f"{n}-{i}" for n in range(8) for i in range(100))
+    for n in range(8):
+        assert [text for text in found if text.startswith(f"{n}-")] == [f"{n}-{i}" for i in range(100)]  # in order
+
+
+def test_many_at_once_from_many_threads(link: Link) -> None:
+    def ask(n: int) -> list[str]:
+        return run_blocking(link.call_all([echo(f"{n}-{i}") for i in range(300)]))
+
+    assert in_threads(8, ask) == [[f"{n}-{i}" for i in range(300)] for n in range(8)]
+
+
+def test_nothing_at_once(link: Link) -> None:
+    assert run_blocking(link.call_all([])) == []
+
+
+def test_what_threads_post_together_is_their_own(link: Link, server: Server, prefix: str) -> None:
+    answers: list[int] = []
+
+    def post(n: int) -> None:
+        for i in range(50):
+            with link.together():
+                for j in range(4):
+                    link.post(log(prefix, f"{n}-{i}-{j}"), lambda value, _: answers.append(value or 0))
+
+    in_threads(8, post)
+    until(lambda: len(answers) == 8 * 50 * 4)
+    with server.client() as client:
+        found = [text.decode() for text in client.lrange(f"{prefix}:{{Q}}", 0, -1)]
+    for n in range(8):
+        own = [text for text in found if text.startswith(f"{n}-")]
+        assert own == [f"{n}-{i}-{j}" for i in range(50) for j in range(4)]
+
+
+def test_threads_subscribe_at_once(link: Link, server: Server, prefix: str) -> None:
+    """The first subscriptions of a link, which make its thread, from several threads."""
+    heard: list[tuple[str, bytes]] = []
+
+    def listen(n: int) -> Any:
+        subscription = link.subscriptions.open(
+            [f"{prefix}:{n}"], lambda channel, message: heard.append((channel, message)), lambda: None
+        )
+        run_blocking(subscription.wait_confirmed())
+        return subscription
+
+    subscriptions = in_threads(8, listen)
+    assert link.subscriptions.connections == 1
+    assert len([thread for thread in threading.enumerate() if thread.name == "worqr-subscriptions"]) == 1
+    with server.client() as client:
+        for n in range(8):
+            client.publish(f"{prefix}:{n}", b"%d" % n)
+        until(lambda: len(heard) == 8)
+        assert sorted(heard) == [(f"{prefix}:{n}", b"%d" % n) for n in range(8)]
+        for subscription in subscriptions:
+            subscription.close()
+        until(lambda: client.pubsub_channels(f"{prefix}:*") == [])
+
+
+def test_a_confirmation_is_waited_for_as_long_as_the_limit(new_link: NewLink, proxy: FaultProxy) -> None:
+    link = new_link(proxy.url)
+    proxy.hold(matching="SUBSCRIBE", on="subscribe")
+    subscription = link.subscriptions.open(["a"], lambda *_: None, lambda: None)
+
+    async def wait() -> bool:
+        with link.mailbox.move_on_after(0.1) as scope:
+            await subscription.wait_confirmed()
+        return scope.cancelled_caught
+
+    assert run_blocking(wait())
+
+
+def test_closing_ends_every_wait(link: Link, server: Server) -> None:
+    run_blocking(link.wait_ready())
+    failed: list[BaseException] = []
+
+    def ask(n: int) -> None:
+        try:
+            while True:
+                run_blocking(link.call(echo("a")))
+        except Unavailable as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    link.close()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(failed) == 8
+    assert all("was closed" in str(error) for error in failed)
+    with pytest.raises(Unavailable, match="was closed"):
+        run_blocking(link.call(echo("a")))
+
+
+def test_a_call_of_a_thread_has_patience(new_link: NewLink, proxy: FaultProxy) -> None:
+    link = new_link(proxy.url)
+    run_blocking(link.wait_ready())
+    proxy.blackhole("data")
+    with pytest.raises(Unavailable) as caught:
+        run_blocking(link.call(echo("a"), patience=0.3))
+    assert caught.value.sent is None
+
+
+# Interrupts
+
+INTERRUPTED = """
+import signal, sys, threading
+from tests.link.scripts import append, echo
+from worqr.link import Link, LinkSettings, ThreadMailbox, run_blocking
+
+link = Link(LinkSettings(sys.argv[1], patience=60), ThreadMailbox())
+link.start()
+run_blocking(link.wait_ready())
+assert run_blocking(link.call(append(sys.argv[2], "a")))[1] == 1
+print("away?", flush=True)
+sys.stdin.readline()
+waits = {
+    "call": lambda: link.call(append(sys.argv[2], "b")),
+    "call_all": lambda: link.call_all([append(sys.argv[2], "c"), append(sys.argv[2], "d")]),
+}
+for name, wait in waits.items():
+    try:
+        threading.Timer(0.2, lambda: print("waits", flush=True)).start()
+        run_blocking(wait())
+    except KeyboardInterrupt:
+        print(f"{name} was interrupted", flush=True)
+sys.stdin.readline()
+print(run_blocking(link.call(append(sys.argv[2], "e")))[1:], flush=True)
+link.close()
+"""
+
+
+async def test_an_interrupt_ends_a_wait_and_withdraws_the_request(
+    own_server: Server, prefix: str, spawn: Callable[..., Child]
+) -> None:
+    child = spawn(INTERRUPTED, own_server.url, prefix)
+    await child.line_with("away?")
+    own_server.stop()
+    child.send("it is")
+    for name in ("call", "call_all"):
+        await child.line_with("waits")
+        child.signal(signal.SIGINT)
+        assert await child.line(5) == f"{name} was interrupted"
+    own_server.start()
+    child.send("it is back")
+    length, number, lowest = eval(await child.line())
+    assert length == 2  # neither b nor c nor d was sent
+    assert number == lowest  # and none of them is waited for
+    assert await child.ended() == 0
+
+
+FORKED = """
+import os, signal, sys, time
+from worqr.link import Link, LinkSettings, ThreadMailbox, run_blocking
+
+link = Link(LinkSettings(sys.argv[1], app=sys.argv[2]), ThreadMailbox())
+link.start()
+run_blocking(link.wait_ready())
+run_blocking(link.subscriptions.open(["a"], print, lambda: None).wait_confirmed())
+if os.fork() == 0:
+    print("forked", flush=True)
+    time.sleep(60)
+sys.stdin.readline()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+async def test_a_forked_child_keeps_no_connection_of_its_parent(
+    server: Server, prefix: str, spawn: Callable[..., Child]
+) -> None:
+    child = spawn(FORKED, server.url, prefix)
+    await child.line_with("forked")
+    with server.client() as client:
+
+        def ours() -> list[str]:
+            return sorted(c["name"] for c in client.client_list() if c["name"].startswith(f"worqr:{prefix}:"))
+
+        assert ours() == [f"worqr:{prefix}:data", f"worqr:{prefix}:subscribe"]
+        child.send("end")
+        await trio.to_thread.run_sync(until, lambda: ours() == [])
