@@ -91,8 +91,8 @@ class Registry(Timetable):
 
         def declare(fn: Callable[..., Any]) -> Function[..., Any]:
             fn = _plain(fn)
-            found = name or _name_of(fn)
             check_place(fn, how.runs_in)
+            found = name or _name_of(fn)
             kind: Any = AsyncFunction if is_async(fn) else SyncFunction
             function: Function[..., Any] = kind(Declared(fn, found, others, how, is_async=is_async(fn)))
             self._check_all_free((found, *others))
@@ -125,7 +125,7 @@ class Registry(Timetable):
         if prefix:
             check_name(prefix, "prefix of include")
         self._check_all_free([prefix + each for each in other._names])
-        schedules = [other._under(prefix, definition) for definition in other.declared_schedules.values()]
+        schedules = list(self._coming(other, prefix))
         for definition in schedules:
             for registry, there in self._upwards(definition):
                 registry.check_schedule(there)
@@ -155,11 +155,15 @@ class Registry(Timetable):
             named = definition.name != definition.queue  # else it has its function's name, prefix and all
             yield from home._upwards(replace(definition, name=prefix + definition.name) if named else definition)
 
-    def _under(self, prefix: str, definition: Definition) -> Definition:
-        """A schedule that was declared before we were included."""
-        ours = definition.queue in self._names
-        queue = prefix + definition.queue if ours else definition.queue
-        return replace(definition, name=prefix + definition.name, queue=queue)
+    def _coming(self, other: Registry, prefix: str) -> Iterator[Definition]:
+        """The schedules of `other` as they will be called here; the queues have all the prefixes that functions get."""
+        full, at = prefix, self
+        while at._home is not None:
+            at, more = at._home
+            full = more + full
+        for each in other.declared_schedules.values():
+            queue = full + each.queue if each.queue in other._names else each.queue
+            yield replace(each, name=prefix + each.name, queue=queue)
 
     def _check_all_free(self, names: Collection[str]) -> None:
         """Refuse names that are taken, here or wherever the functions will be."""
