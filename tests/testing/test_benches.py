@@ -10,6 +10,7 @@ import trio
 
 import worqr
 from tests.children import Child
+from tests.peer.tools import until
 from tests.servers import Server
 from tests.testing.conftest import NOWHERE
 from worqr import testing
@@ -116,6 +117,25 @@ async def test_a_server_that_is_not_there_leaves_the_mesh_as_it_was(mesh: worqr.
         async with testing.bench(quick, url="unix:///nowhere/at/all"):
             pytest.fail("it must not open")
     assert (quick.url, quick.prefix) == (NOWHERE, "worqr")
+
+
+async def test_plain_threads_have_the_bench_too(mesh: worqr.Mesh, server: Server) -> None:
+    @mesh.task(name="double", result_ttl=60)
+    async def double(n: int) -> int:
+        return 2 * n
+
+    async with testing.bench(mesh, url=server.url) as bench:
+        prefix = mesh.prefix
+        await trio.to_thread.run_sync(double.blocking.enqueue, 1)
+        job = await trio.to_thread.run_sync(double.blocking.dispatch, 2)
+        await trio.to_thread.run_sync(double.blocking.options(delay=3600).dispatch, 3)
+        assert bench.sent(double) == [double.call(n) for n in (1, 2, 3)]
+        await bench.advance(3600)
+        assert (await bench.run_until_empty()).finished == 3
+        assert await trio.to_thread.run_sync(job.result) == 4
+    assert mesh.url == NOWHERE
+    with server.client() as client:
+        await until(lambda: not [each for each in client.client_list() if prefix in each["name"]])
 
 
 # Which server

@@ -12,8 +12,9 @@ import worqr
 from tests.peer.tools import Runs, spying
 from tests.servers import Server
 from worqr import testing
-from worqr.lua import all_scripts
-from worqr.testing.clock import moved_scripts
+from worqr.link import Link
+from worqr.lua import all_scripts, script
+from worqr.testing.clock import BenchLink, moved_scripts
 
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
@@ -36,19 +37,31 @@ Note = worqr.Function[[int], int]
 
 def test_every_script_that_asks_for_the_time_asks_the_bench() -> None:
     moved = moved_scripts()
-    assert moved.keys() == {script.sha for script in all_scripts()}
-    for script in all_scripts():
-        mine = moved[script.sha]
-        assert mine.name == script.name
-        assert ":clock" not in script.source
-        if "'TIME'" in script.source:
-            assert mine.sha != script.sha
+    assert moved.keys() == {each.sha for each in all_scripts()}
+    for each in all_scripts():
+        mine = moved[each.sha]
+        assert mine.name == each.name
+        assert ":clock" not in each.source
+        if "'TIME'" in each.source:
+            assert mine.sha != each.sha
             assert mine.source.count("'TIME'") == 1
             assert mine.source.count("moved_time()") > 1
-            assert mine.source.startswith(script.source.partition("\n")[0] + "\n")
+            assert mine.source.startswith(each.source.partition("\n")[0] + "\n")
         else:
-            assert mine is script
+            assert mine is each
     assert len({mine.sha for mine in moved.values()} - moved.keys()) > 20
+
+
+def test_everything_that_a_link_sends_is_made_the_bench_s() -> None:
+    sends = {
+        name
+        for name, method in vars(Link).items()
+        if not name.startswith("_")
+        and "Call[" in str([*getattr(method, "__annotations__", {}).values()]).replace("Callable[", "")
+    }
+    assert sends == {"call", "call_all", "post", "heart"}
+    assert sends - vars(BenchLink).keys() == {"heart"}
+    assert "'TIME'" not in script("keep_worker_alive").source
 
 
 async def test_a_mesh_that_is_on_no_bench_asks_for_no_clock(server: Server, prefix: str) -> None:

@@ -49,6 +49,18 @@ def test_no_loop_is_needed(mesh: worqr.Mesh, mail: Mail) -> None:
     assert sent.calls(mail) == [mail.call("Ada"), mail.call("Grace")]
 
 
+def test_plain_threads_are_recorded(mesh: worqr.Mesh, mail: Mail) -> None:
+    with testing.recording(mesh) as sent:
+        mail.blocking.enqueue("Ada")
+        job = mail.blocking.options(delay=60).dispatch("Grace")
+        assert mesh.blocking.enqueue_many([mail.call("Barbara")]) == 1
+        with pytest.raises(worqr.NoResult):
+            job.result(timeout=60)
+        with pytest.raises(worqr.UsageError, match="has no server"):
+            mesh.blocking.queue("mail").info()
+    assert sent.calls(mail) == [mail.call(to) for to in ("Ada", "Grace", "Barbara")]
+
+
 async def test_the_handle_of_a_dispatch_waits_for_ever(mesh: worqr.Mesh, mail: Mail) -> None:
     with testing.recording(mesh):
         job, other = await mail.dispatch("Ada"), await mail.dispatch("Ada")

@@ -27,7 +27,7 @@ from worqr.link import Link, LinkSettings, mailbox_here
 from worqr.mesh import Mesh
 from worqr.ops import Inspected
 from worqr.peer.context import Context
-from worqr.policy import Retry, judge
+from worqr.policy import ChildError, Retry, judge
 from worqr.sending import Sender
 from worqr.task import Seconds
 from worqr.task import seconds as seconds_of
@@ -109,7 +109,8 @@ class Bench:
             How many finished, failed, were retried and cancelled, in this run.
 
         Raises:
-            Whatever handlers raised: the object itself, with its traceback, where they ran in this process.
+            Whatever handlers raised: the object itself, with its traceback; of a handler in a process of its own, an error with
+                the name and the text of what was raised there.
             UsageError: over 1,000 due times one after the other.
 
         Cancelling it cancels what runs; its tasks go back to the front.
@@ -300,9 +301,8 @@ async def bench(mesh: Mesh[Any], *, url: str | None = None) -> AsyncGenerator[Be
 
     def look_on(context: Context, error: BaseException) -> None:
         if not _is_planned(context, error):
-            error.add_note(
-                f"raised by the handler of {context.queue!r}, in attempt {context.attempt} of job {context.id}"
-            )
+            said = f"raised by the handler of {context.queue!r}, in attempt {context.attempt} of job {context.id}"
+            error.add_note(f"{error.remote.traceback}{said}" if isinstance(error, ChildError) else said)
             errors.append(error)
 
     with staged(
@@ -320,10 +320,11 @@ async def bench(mesh: Mesh[Any], *, url: str | None = None) -> AsyncGenerator[Be
                 yield made
             finally:
                 with trio.CancelScope(shield=True), trio.move_on_after(CLEAN_WITHIN):
+                    await trio.to_thread.run_sync(mesh.blocking.close)
                     await delete_keys(mesh.link, RegistryKeys(mesh.prefix))
 
 
 def _is_planned(context: Context, error: BaseException) -> bool:
     """True for what a handler raises to be run again."""
-    verdict = judge(error, context._policy, context.failures)  # pyright: ignore[reportPrivateUsage]
+    verdict = judge(error, context._policy, context.failures, context.stalls)  # pyright: ignore[reportPrivateUsage]
     return isinstance(verdict.error, Retry) and not (verdict.counted and context.last_attempt)

@@ -54,7 +54,7 @@ class RecordingSender(Sender):
         """Note a call; answers a handle that knows nothing."""
         self._sent.note(call)
         name = cast("str", call.options.get("id") or f"@{next(self._ids)}")
-        return RecordedJob(self._mesh, QueueKeys(self._mesh.prefix, call.name), name, outcome="created")
+        return RecordedJob(self._mesh, QueueKeys(self._mesh.prefix, call.queue), name, outcome="created")
 
     async def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
         """Note calls."""

@@ -36,7 +36,7 @@ class Sent:
         They are equal to what ``fn.call(...)`` makes of the same arguments (or ``mesh.call(name, ...)``), whatever the options.
         """
         name = fn if isinstance(fn, str) else fn.name
-        return [call for call in self._calls if call.name == name]
+        return [call for call in self._calls if call.queue == name]
 
 
 @contextmanager
