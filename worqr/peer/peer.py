@@ -254,10 +254,10 @@ class Peer(Serving):
         Raises:
             UsageError: it would wait in vain: there is nothing that it serves, nor a schedule that it would tick.
         """
-        if self.settings.nothing and not self._stations.used.is_set():
+        if self.settings.nothing and not self._drained.is_set():
             with trio.move_on_after(SETTLE):
                 await self._stations.used.wait()
-            if not self._stations.used.is_set():
+            if not (self._stations.used.is_set() or self._drained.is_set()):
                 raise UsageError(
                     f"this peer serves nothing: {self.settings.nothing}; import the module that declares them, or serve "
                     "a queue with peer.serve() before peer.wait()"
