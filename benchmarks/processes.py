@@ -17,7 +17,7 @@ import worqr
 from benchmarks.children import ROOT
 from benchmarks.measuring import Plan, Row, Table, in_turn
 from worqr.embedded import EmbeddedServer
-from worqr.peer.children import Children
+from worqr.peer.children.pool import Children
 from worqr.peer.context import Context, current_context
 from worqr.policy import Policy
 

@@ -176,14 +176,14 @@ def descriptors(task: bytes) -> list[int]:
 
 def spin(task: bytes) -> None:
     """A busy loop, and a grandchild."""
-    say(pid=os.getpid(), grandchild=subprocess.Popen(["sleep", "1000"]).pid)
+    say(pid=os.getpid(), grandchild=subprocess.Popen(["sleep", "100"]).pid)
     while True:
         pass
 
 
 def spin_shortly(task: bytes) -> None:
     """Write who is here into the file named, and go on until the time is over, which is soon then."""
-    grandchild = subprocess.Popen(["sleep", "1000"])
+    grandchild = subprocess.Popen(["sleep", "100"])
     Path(task.decode()).write_text(f"{os.getpid()} {grandchild.pid}")
     worqr.current().extend(0.1)
     while True:
@@ -192,13 +192,13 @@ def spin_shortly(task: bytes) -> None:
 
 def hold_the_lock(task: bytes) -> None:
     """As `spin`, in C and with the interpreter's lock held."""
-    say(pid=os.getpid(), grandchild=subprocess.Popen(["sleep", "1000"]).pid)
-    ctypes.PyDLL(None).sleep(1000)
+    say(pid=os.getpid(), grandchild=subprocess.Popen(["sleep", "100"]).pid)
+    ctypes.PyDLL(None).sleep(100)
 
 
 def hold(task: bytes) -> None:
     say(pid=os.getpid())
-    time.sleep(1000)
+    time.sleep(100)
 
 
 def freeze(task: bytes) -> None:
@@ -207,7 +207,7 @@ def freeze(task: bytes) -> None:
 
 
 def leave_behind(task: bytes) -> int:
-    return subprocess.Popen(["sleep", "1000"]).pid
+    return subprocess.Popen(["sleep", "100"]).pid
 
 
 def crash(task: bytes) -> None:
@@ -225,10 +225,13 @@ def hold_or_crash(task: bytes) -> None:
 
 
 def die_holding(task: bytes) -> None:
-    """End with a fork of a fork around that holds all that this process held."""
-    if os.fork() == 0:
-        os.setsid()
-        os._exit(subprocess.call(["sleep", "1"]))
+    """End with a fork around that holds all that this process held, of which Python knows nothing, out of reach."""
+    library = ctypes.PyDLL(None)
+    fork = library.fork()
+    if fork == 0:
+        library.setsid()
+        library.sleep(100)
+    say(fork=fork)
     os._exit(9)
 
 
@@ -245,9 +248,9 @@ def shrug_off(task: bytes) -> str:
     """Signals that ask a process to end, which a service manager sends to all of them; and what programs and forks do then."""
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGINT)
-    program = subprocess.Popen(["sleep", "1000"])
+    program = subprocess.Popen(["sleep", "100"])
     program.terminate()
-    fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+    fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(100,))
     fork.start()
     fork.terminate()
     fork.join()
@@ -267,7 +270,7 @@ def count_and_hold(task: bytes) -> None:
     for n in range(1000):
         worqr.current().progress(n, "counting")
     worqr.current().progress(1, "counted")
-    time.sleep(1000)
+    time.sleep(100)
 
 
 def extend(task: bytes) -> float:
@@ -340,7 +343,7 @@ def seen_around(task: bytes) -> list[str]:
 
 
 def state(task: bytes) -> list[str]:
-    found = worqr.current()._station.state
+    found = worqr.current().state
     assert isinstance(found, list)
     found.append("run")
     return found

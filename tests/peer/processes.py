@@ -11,7 +11,7 @@ from typing import Any
 
 import trio
 
-from worqr.peer.children import Children
+from worqr.peer.children.pool import Children
 from worqr.peer.context import Context, current_context
 from worqr.policy import Policy
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -159,8 +160,11 @@ async def test_who_writes_into_the_pipe_of_its_peer_is_killed() -> None:
 
 async def test_a_fork_that_holds_on_to_everything_does_not_keep_the_run() -> None:
     async with open_pool(1) as pool:
-        with pytest.raises(Stalled, match="exit code 9"):
-            await pool.run(jobs.die_holding)
+        try:
+            with pytest.raises(Stalled, match="exit code 9"):
+                await pool.run(jobs.die_holding)
+        finally:
+            os.kill(json.loads(pool.desk.said[0][1])["fork"], signal.SIGKILL)
 
 
 async def test_a_fork_that_goes_on_answers_nothing() -> None:
@@ -218,6 +222,18 @@ async def test_nothing_is_left_open_here() -> None:
 
 # Orphaned
 
+
+@contextmanager
+def to_be_gone(pids: list[int]) -> Iterator[None]:
+    """Whatever becomes of these processes in the test, nothing is left of them."""
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
 PARENT = """
     import os, sys
     import trio
@@ -246,26 +262,29 @@ async def test_they_die_with_their_parent_and_so_do_their_grandchildren(
 ) -> None:
     parent = spawn(PARENT.replace("END", "pass"), handler)
     pids = [int(pid) for pid in (await parent.line(LONG)).split()]
-    assert all(map(is_alive, pids))
-    parent.kill()
-    await wait_dead(*pids)
+    with to_be_gone(pids):
+        assert all(map(is_alive, pids))
+        parent.kill()
+        await wait_dead(*pids)
 
 
 @pytest.mark.parametrize("end", ["raise ValueError", "os._exit(1)", "nursery.cancel_scope.cancel()"])
 async def test_however_their_parent_ends(spawn: Callable[..., Child], end: str) -> None:
     parent = spawn(PARENT.replace("END", end), "spin")
     pids = [int(pid) for pid in (await parent.line(LONG)).split()]
-    await parent.ended(LONG)
-    await wait_dead(*pids)
+    with to_be_gone(pids):
+        await parent.ended(LONG)
+        await wait_dead(*pids)
 
 
 async def test_a_fork_of_the_parent_does_not_keep_them_alive(spawn: Callable[..., Child]) -> None:
     """It holds the parent's end of the lifeline: there the death signal of Linux ends them, if not their grandchildren."""
-    fork = "os.fork() or __import__('time').sleep(1000)"
+    fork = "os.fork() or __import__('time').sleep(100)"
     parent = spawn(PARENT.replace("END", fork), "hold")
     pids = [int(pid) for pid in (await parent.line(LONG)).split()]
-    parent.kill()
-    await wait_dead(*pids)
+    with to_be_gone(pids):
+        parent.kill()
+        await wait_dead(*pids)
 
 
 async def test_ctrl_c_at_the_terminal_is_not_for_them() -> None:

@@ -19,8 +19,9 @@ from tests.peer import process_jobs as jobs
 from tests.peer.processes import LONG, open_pool
 from tests.peer.test_children import value
 from worqr import UsageError
-from worqr.peer.children import Children, check_runs_in_process, naming, refuse_while_importing
-from worqr.peer.children.naming import Name, name_for_process
+from worqr.peer.children import naming
+from worqr.peer.children.naming import Name, check_runs_in_process, name_for_process, refuse_while_importing
+from worqr.peer.children.pool import Children
 
 registry = worqr.Registry()
 HERE = __name__
@@ -117,7 +118,7 @@ def test_most_of_it_is_refused_where_it_is_declared_before_it_has_a_place_in_its
 def test_what_was_typed_into_an_interpreter_is_refused() -> None:
     program = """
         from tests.peer.processes import open_pool
-        from worqr.peer.children import Children
+        from worqr.peer.children.pool import Children
 
         def handler(task): ...
 

@@ -6,8 +6,3 @@ sides, `naming` how a function is found over there. `child` is the program that 
 
 Nothing but bytes crosses: payloads, records and results as they are, functions and exceptions by their names.
 """
-
-from worqr.peer.children.naming import check_runs_in_process, refuse_while_importing
-from worqr.peer.children.pool import Children
-
-__all__ = ["Children", "check_runs_in_process", "refuse_while_importing"]
