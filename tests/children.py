@@ -17,6 +17,8 @@ from typing import IO
 
 import trio
 
+from tests.patience import PATIENCE
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -58,7 +60,7 @@ class Child:
             self._lines.put(line.decode("utf-8", "replace").rstrip("\n"))
         self._lines.put(None)
 
-    async def line(self, within: float = 10) -> str:
+    async def line(self, within: float = PATIENCE) -> str:
         """The next line it prints."""
         try:
             line = await trio.to_thread.run_sync(self._lines.get, True, within, abandon_on_cancel=True)
@@ -69,7 +71,7 @@ class Child:
             raise AssertionError(f"the child ended (exit {self.process.wait()}); its errors:\n{self.errors}")
         return line
 
-    async def line_with(self, text: str, within: float = 10) -> str:
+    async def line_with(self, text: str, within: float = PATIENCE) -> str:
         """The next line that contains `text`; the ones before it are dropped."""
         deadline = time.monotonic() + within
         while text not in (line := await self.line(max(deadline - time.monotonic(), 0.001))):
@@ -96,7 +98,7 @@ class Child:
     def resume(self) -> None:
         self.signal(signal.SIGCONT)
 
-    async def ended(self, within: float = 10) -> int:
+    async def ended(self, within: float = PATIENCE) -> int:
         """Its exit code, once it has ended."""
         try:
             return await trio.to_thread.run_sync(self.process.wait, within, abandon_on_cancel=True)

@@ -8,11 +8,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.children import Child
 from tests.leaks import assert_no_leaks, delete_all
 from tests.proxy import FaultProxy
 from tests.servers import Server, chosen
+
+# An example may take as long as the machine does; each run tries the same ones, so that it fails for what was changed.
+settings.register_profile("worqr", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.load_profile("worqr")
 
 _FAILED = pytest.StashKey[bool]()
 _PATTERNS = pytest.StashKey[list[str]]()

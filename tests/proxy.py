@@ -27,6 +27,7 @@ from typing import Any, Literal, TypeVar
 
 import trio
 
+from tests.patience import PATIENCE
 from tests.resp import frame_end, is_push, words
 
 R = TypeVar("R")
@@ -65,10 +66,10 @@ class Fault:
         """The request has come by, and the fault was made (for `drop_reply`: the server has executed it)."""
         return self._fired.is_set()
 
-    async def wait_fired(self, within: float = 5) -> None:
+    async def wait_fired(self, within: float = PATIENCE) -> None:
         await _wait(self._fired, within, f"no request for {self.action} matching {self.matching!r} on {self.on!r}")
 
-    async def wait_executed(self, within: float = 5) -> None:
+    async def wait_executed(self, within: float = PATIENCE) -> None:
         """The server has answered the request, whether or not anybody got the answer."""
         await _wait(self._executed, within, f"the server has not answered {self.matching!r}")
 
@@ -216,7 +217,7 @@ class FaultProxy:
 
     def _await(self, coroutine: Any) -> Any:
         future: Future[Any] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        return future.result(10)
+        return future.result(PATIENCE)
 
     def _run(self) -> None:
         self._loop.run_forever()

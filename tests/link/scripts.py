@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import trio
 
+from tests.patience import PATIENCE
 from worqr.call import Call
 from worqr.link import Link
 from worqr.lua import Script
@@ -53,7 +54,7 @@ def append(prefix: str, text: str, queue: str = "Q") -> Call[list[Any]]:
     return Call(APPEND, base, (base,), (text,), lambda reply: [reply[0].decode(), *reply[1:]], numbered=True)
 
 
-async def until(condition: Callable[[], object], within: float = 5, what: str = "") -> None:
+async def until(condition: Callable[[], object], within: float = PATIENCE, what: str = "") -> None:
     """Wait for something that makes no event: a line in a log, a counter of another process."""
     deadline = time.monotonic() + within
     while not condition():
@@ -78,7 +79,7 @@ class Outcomes:
     def values(self) -> list[Any]:
         return [value for value, _ in self.all]
 
-    async def wait(self, count: int, within: float = 10) -> None:
+    async def wait(self, count: int, within: float = PATIENCE) -> None:
         await until(lambda: len(self.all) >= count, within, f"{count} outcomes, there are {len(self.all)}")
 
 

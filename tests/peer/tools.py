@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import trio
 
 import worqr
+from tests.patience import PATIENCE
 from tests.servers import Server
 from worqr.lua import all_scripts
 
@@ -44,12 +45,12 @@ class Runs:
     async def __call__(self, task: bytes) -> None:
         self.begin(task)
 
-    async def wait(self, n: int, within: float = 10) -> list[bytes]:
+    async def wait(self, n: int, within: float = PATIENCE) -> list[bytes]:
         """Until it was called `n` times."""
         await self.wait_for(lambda: len(self.tasks) >= n, within, f"{n} runs")
         return self.tasks
 
-    async def wait_for(self, condition: Callable[[], bool], within: float = 10, what: str = "") -> None:
+    async def wait_for(self, condition: Callable[[], bool], within: float = PATIENCE, what: str = "") -> None:
         with trio.move_on_after(within):
             while not condition():
                 await self._news.wait()
@@ -95,7 +96,7 @@ async def serving(
         nursery.cancel_scope.cancel()
 
 
-async def eventually(look: Callable[[], Awaitable[T]], wanted: T, within: float = 5) -> None:
+async def eventually(look: Callable[[], Awaitable[T]], wanted: T, within: float = PATIENCE) -> None:
     """Wait for something on the server that tells nobody."""
     deadline = time.monotonic() + within
     while (seen := await look()) != wanted:
@@ -103,7 +104,7 @@ async def eventually(look: Callable[[], Awaitable[T]], wanted: T, within: float 
         await trio.sleep(0.01)
 
 
-async def until(condition: Callable[[], object], within: float = 5, what: str = "") -> None:
+async def until(condition: Callable[[], object], within: float = PATIENCE, what: str = "") -> None:
     """Wait for something that makes no event."""
     deadline = time.monotonic() + within
     while not condition():
@@ -112,8 +113,8 @@ async def until(condition: Callable[[], object], within: float = 5, what: str = 
 
 
 @asynccontextmanager
-async def at_most(seconds: float) -> AsyncGenerator[None]:
-    """Fail if the block takes longer: it is cancelled then."""
+async def at_most(seconds: float = 15) -> AsyncGenerator[None]:
+    """Fail if the block takes longer: it is cancelled then. As it stands it tells "at once" from a grace of 20 s or more."""
     with trio.move_on_after(seconds) as scope:
         yield
     assert not scope.cancelled_caught, f"it took longer than {seconds:g} s"
