@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import trio
 
 import worqr
 from tests.servers import Server
+from worqr.peer.leading import Leader
 
 NewMesh = Callable[..., worqr.Mesh]
 
@@ -21,6 +23,19 @@ def new_mesh(server: Server, prefix: str) -> NewMesh:
         return worqr.Mesh(**{"url": server.url, "prefix": prefix, "patience": 10, **settings})
 
     return make
+
+
+@pytest.fixture
+def without_scans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No leader looks through the queues: whatever happens all the same, somebody was told to do.
+
+    So a message that is lost is seen by what never happens, and not by how long it took.
+    """
+
+    async def scan_once(_leader: Leader) -> None:
+        await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(Leader, "scan_once", scan_once)
 
 
 @pytest.fixture

@@ -87,6 +87,7 @@ SET_ASIDE = pytest.mark.leaves("{Q2}:failed", "{Q2}:aside*", "{Q2}:job:*", "{Q2}
 
 
 @any_call
+@pytest.mark.usefixtures("without_scans")
 async def test_a_call_of_a_cancelled_caller_sends_nothing(
     mesh: worqr.Mesh, server: Server, prefix: str, name: str, call: Call
 ) -> None:
@@ -187,13 +188,13 @@ async def test_a_call_that_waits_for_its_answer_ends_at_once_and_harms_no_other(
             nursery.start_soon(run)
             await held.wait_executed()
             scope.cancel()
-            async with at_most(2):
+            async with at_most():
                 if name == "map_work":
                     held.release()  # leaving what was being entered needs the connection
                 await ended.wait()
             assert scope.cancelled_caught
             held.release()
-        async with at_most(2):
+        async with at_most():
             await w.q.resume()
             assert await w.q.enqueue(b"after") == 1
             assert await w.q.peek() is not None
@@ -298,15 +299,15 @@ async def test_a_connect_that_is_cancelled_does_not_disconnect_the_others(mesh: 
 
 
 async def test_joining_that_is_cancelled_anywhere_leaves_no_worker(mesh: worqr.Mesh) -> None:
-    joined = 0
+    joined, seconds = 0, 0.0
     async with mesh.connect():
-        for n in range(30):
-            with intact(), trio.move_on_after(n / 3000):
+        while joined <= 5:  # however long it takes here, it was cancelled at many points of its way
+            seconds += max(1 / 3000, seconds / 10)
+            with intact(), trio.move_on_after(seconds):
                 async with mesh.join():
                     joined += 1
                     await trio.sleep_forever()
-        assert joined > 5
-        await eventually(mesh.workers, [], within=1)
+        await eventually(mesh.workers, [])
 
 
 async def test_serving_that_is_cancelled_anywhere_leaves_its_queue(mesh: worqr.Mesh) -> None:
@@ -406,7 +407,7 @@ async def test_a_cancel_of_the_outer_claim_ends_both_blocks(mesh: worqr.Mesh, ot
             async with outer:
                 async with inner:
                     await other.queue("Q2").cancel(b"outer")
-                    async with at_most(3):
+                    async with at_most():
                         await trio.sleep_forever()
                 pytest.fail("the outer block was cancelled")
         await eventually(mesh.queue("Q2").tasks, [b"inner"])  # it was given back, uncounted

@@ -79,7 +79,7 @@ async def test_iteration_pauses_at_the_room_of_the_peer(mesh: worqr.Mesh) -> Non
         assert scope.cancelled_caught
         assert await running(mesh.queue("Q1")) == 3
         await held[1].finish()
-        async with at_most(1):
+        async with at_most():
             assert (await anext(claims)).task == b"3"
         await held[0].stop()
         assert tasks(await claims.take(1)) == [b"0"]
@@ -126,7 +126,7 @@ async def test_take_within_fills_its_batch(mesh: worqr.Mesh) -> None:
                 await trio.sleep(0.02)
 
         nursery.start_soon(produce)
-        async with at_most(5):
+        async with at_most(25):
             batch = await claims.take(4, within=30)
         assert tasks(batch) == numbers(4)
         await claims.finish(batch)
@@ -137,7 +137,7 @@ async def test_take_within_comes_back_short(mesh: worqr.Mesh) -> None:
         await mesh.queue("Q1").enqueue(b"a")
         start = trio.current_time()
         batch = await claims.take(4, within=0.1)
-        assert 0.1 <= trio.current_time() - start < 1
+        assert 0.1 <= trio.current_time() - start < 15
         assert tasks(batch) == [b"a"]
         await claims.finish(batch)
 
@@ -148,13 +148,11 @@ async def test_a_cancelled_take_loses_nothing(mesh: worqr.Mesh) -> None:
         with trio.move_on_after(0.05):
             await claims.take(2)
         await q.enqueue(*numbers(3))
-        with trio.move_on_after(0.2) as scope:  # took the first three, waits for the fourth
-            await claims.take(4, within=30)
-        assert scope.cancelled_caught
-        async with at_most(1):
+        await cancel_a_take_that_waits_for_one_more(claims, q, 3)
+        async with at_most():
             assert tasks(batch := await claims.take(2)) == numbers(2)
             await q.enqueue(b"3")
-            assert tasks(more := await claims.take(2, within=1)) == numbers(2, 2)
+            assert tasks(more := await claims.take(2, within=30)) == numbers(2, 2)
         await claims.finish([*batch, *more])
         for n in range(30):  # cancelled at any moment of the round trip
             await q.enqueue(b"%d" % n)
@@ -166,15 +164,23 @@ async def test_a_cancelled_take_loses_nothing(mesh: worqr.Mesh) -> None:
         assert await running(q) == 0
 
 
+async def cancel_a_take_that_waits_for_one_more(claims: worqr.Claims, q: worqr.Queue, there: int) -> None:
+    """It has taken those that are `there`."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(claims.take, there + 1, within=30))
+        await eventually(partial(running, q), there)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+
+
 async def test_what_a_cancelled_take_left_goes_back_at_the_end(mesh: worqr.Mesh) -> None:
     async with mesh.connect():
         q = mesh.queue("Q1")
         async with mesh.join() as peer, peer.work("Q1") as claims:
             await q.enqueue(*numbers(3))
-            with trio.move_on_after(0.1):
-                await claims.take(4, within=30)
+            await cancel_a_take_that_waits_for_one_more(claims, q, 3)
             assert await running(q) == 3
-            async with at_most(2):  # nobody holds them, so nobody is waited for
+            async with at_most():  # nobody holds them, so nobody is waited for
                 await peer.drain(20)
             assert (await q.tasks())[::-1] == numbers(3)
         assert (await q.tasks())[::-1] == numbers(3)
@@ -326,7 +332,7 @@ async def test_a_lost_claim_cannot_be_settled(
         claim = await anext(claims)
         first = peer.id
         lose(server, prefix, first)
-        async with at_most(5):
+        async with at_most():
             await claim.wait_cancelled()
         assert claim.cancel_reason == "lost"
         with pytest.raises(worqr.ClaimLost, match=f"{claim.fence}"):
@@ -365,10 +371,10 @@ async def test_a_batch_tells_which_claims_were_lost(mesh: worqr.Mesh, server: Se
         await mesh.queue("Q1").enqueue(*numbers(2))
         lost = await claims.take(2)
         lose(server, prefix, peer.id)
-        async with at_most(5):
+        async with at_most():
             await lost[0].wait_cancelled()
-        async with at_most(5):
-            again = await claims.take(2, within=3)
+        async with at_most():
+            again = await claims.take(2, within=30)
         assert tasks(again) == numbers(2)
         assert await claims.finish([lost[0], *again]) == [lost[0]]
         with pytest.raises(worqr.ClaimLost):
@@ -418,11 +424,11 @@ async def test_a_cancel_from_elsewhere_ends_the_block(mesh: worqr.Mesh, other: w
         counts: list[worqr.CancelCount] = []
 
         async def cancel() -> None:
-            counts.append(await q.cancel(b"a", wait=5))
+            counts.append(await q.cancel(b"a", wait=30))
 
         async with await anext(claims) as claim:
             nursery.start_soon(cancel)
-            async with at_most(3):
+            async with at_most():
                 await trio.sleep_forever()
         assert claim.cancel_reason == "cancel"
         await until(lambda: counts == [worqr.CancelCount(0, 1, 1)])
@@ -433,8 +439,9 @@ async def test_an_outer_cancellation_gives_the_task_of_a_block_back(mesh: worqr.
     async with mesh.join() as peer, peer.work("Q1") as claims:
         q = mesh.queue("Q1")
         await q.enqueue(*numbers(2))
-        with trio.move_on_after(0.05) as scope:
+        with trio.CancelScope() as scope:
             async with await anext(claims):
+                scope.deadline = trio.current_time() + 0.01
                 await trio.sleep_forever()
         assert scope.cancelled_caught
         await eventually(q.tasks, numbers(2)[::-1])
@@ -461,7 +468,7 @@ async def test_a_claim_without_a_block_hears_of_a_cancel(mesh: worqr.Mesh, other
         await other.queue("Q1").enqueue(b"a", b"b")
         a, b = await claims.take(2)
         assert await other.queue("Q1").cancel(b"a") == worqr.CancelCount(0, 1, 0)
-        async with at_most(2):
+        async with at_most():
             await a.wait_cancelled()
         assert (a.cancel_reason, b.cancel_reason) == ("cancel", None)
         assert await claims.finish([a, b]) == []
@@ -487,10 +494,9 @@ async def test_a_cancel_of_a_claim_that_nobody_took_over_is_acknowledged(mesh: w
     async with mesh.join() as peer, peer.work("Q1") as claims:
         q = mesh.queue("Q1")
         await q.enqueue(b"a")
-        with trio.move_on_after(0.1):
-            await claims.take(2, within=30)
+        await cancel_a_take_that_waits_for_one_more(claims, q, 1)
         assert await running(q) == 1
-        assert await q.cancel(b"a", wait=3) == worqr.CancelCount(0, 1, 1)
+        assert await q.cancel(b"a", wait=30) == worqr.CancelCount(0, 1, 1)
         await q.enqueue(b"b")
         assert tasks(batch := await claims.take(2)) == [b"b"]
         await claims.finish(batch)
@@ -551,7 +557,7 @@ async def test_drain_ends_iteration_and_waits_for_what_is_held(mesh: worqr.Mesh)
         nursery.start_soon(peer.drain, 20)
         await until(lambda: peer.leaving)
         let_go.set()
-        async with at_most(2):
+        async with at_most():
             await ended.wait()
             await peer.wait()
         assert (await q.info()).counts["finished"] == 1
@@ -574,7 +580,7 @@ async def test_a_drain_that_ran_out_of_patience_cancels_what_is_held(mesh: worqr
                     finally:
                         reasons.append(("block", block.cancel_reason))
                         with trio.CancelScope(shield=True):
-                            await trio.sleep(0.2)
+                            await trio.sleep(0.05)
                             assert await running(q) == 2  # nobody else gets it before we have unwound
                         tidy.set()
                 await loose.wait_cancelled()
@@ -585,7 +591,7 @@ async def test_a_drain_that_ran_out_of_patience_cancels_what_is_held(mesh: worqr
 
         await q.enqueue(b"a", b"b", b"c")
         nursery.start_soon(consume)
-        async with at_most(3):
+        async with at_most(25):
             await peer.wait()
         assert tidy.is_set()
         await until(lambda: len(reasons) == 2)
@@ -619,6 +625,7 @@ async def test_a_settle_while_the_server_is_away_is_sent_when_it_is_back(own_ser
         with pytest.raises(worqr.ClaimSettled):
             await a.finish()
         own_server.start()
+        await until(lambda: mesh.link.connections > 1)
         await b.finish()
         await eventually(lambda: finished(q), 2)
 

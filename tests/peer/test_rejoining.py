@@ -90,7 +90,7 @@ async def test_a_peer_that_stands_no_longer_in_the_fence_comes_back(
         assert peer.id != first
         await eventually(mesh.queue("Q1").running, [])
         # The old id is registered still, without a beat: it is swept as any other dead worker.
-        await eventually(lambda: ids(mesh), [peer.id], within=8)
+        await eventually(lambda: ids(mesh), [peer.id])
 
 
 async def hungry(server: Server, prefix: str) -> int:
@@ -121,7 +121,7 @@ async def test_nothing_is_asked_of_a_queue_that_is_just_being_entered_again(
         await runs.wait(1)
         await eventually(mesh.queue("Q1").running, [])
         assert peer.id == second
-        await eventually(lambda: ids(mesh), [second], within=1)
+        await eventually(lambda: ids(mesh), [second])
     assert caplog.text.count("worker.lost") == 1
 
 
@@ -131,12 +131,12 @@ async def test_a_peer_that_leaves_while_it_comes_back_leaves_nothing_that_a_swee
 ) -> None:
     mesh, other = new_mesh(url=proxy.url, keepalive=1), new_mesh(keepalive=1)
     async with other.join() as stays:
-        async with at_most(5), serving(mesh, "Q1", Runs()) as peer:
+        async with at_most(25), serving(mesh, "Q1", Runs()) as peer:
             held = proxy.hold_reply(matching=script(stage).sha)
             lose(server, prefix, peer.id)
             await held.wait_executed()
             held.release()
-        await eventually(lambda: ids(other), [stays.id], within=8)
+        await eventually(lambda: ids(other), [stays.id])
         await eventually(lambda: lasting(server, prefix), [])
 
 
@@ -149,7 +149,7 @@ async def test_a_queue_that_is_left_while_it_is_entered_again_is_left(
 ) -> None:
     for stage in (script("map_work").sha, script("start_work").sha, "\r\nSUBSCRIBE\r\n"):
         mesh = new_mesh(url=proxy.url)
-        async with at_most(10), mesh.join() as peer, trio.open_nursery() as nursery:
+        async with at_most(60), mesh.join() as peer, trio.open_nursery() as nursery:
             serving = await nursery.start(serve_in_scope, peer)
             held = proxy.hold(matching=stage)
             lose(server, prefix, peer.id)
@@ -184,7 +184,7 @@ async def test_what_runs_is_cancelled_before_the_peer_has_come_back(
         rejoins = proxy.hold_reply(matching=script("start_worker").sha)
         lose(server, prefix, peer.id)
         await rejoins.wait_executed()
-        await held.wait_for(lambda: held.cancelled == [(b"a", "lost")], within=0.5)
+        await held.wait_for(lambda: held.cancelled == [(b"a", "lost")])
         assert not peer.health().ready
         rejoins.release()
         await held.wait(2)
