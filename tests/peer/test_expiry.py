@@ -11,6 +11,7 @@ import trio
 
 import worqr
 from tests.peer.tools import Held, Runs, eventually, serving
+from tests.servers import Server
 from worqr import Retry, RetryPolicy, Update
 
 FAILED = ("{Q1}:failed", "{Q1}:aside*")
@@ -42,7 +43,7 @@ async def test_a_job_that_was_not_started_in_time_is_set_aside(mesh: worqr.Mesh,
         async with serving(mesh, "Q1", runs, on_failure=told.append):
             assert sorted(await runs.wait(2)) == [b"b", b"c"]
             with pytest.raises(worqr.JobFailed, match="Expired: it was not started before it expired"):
-                await job.result(5)
+                await job.result(30)
             await eventually(lambda: listed(told), 1)
             (record,) = await q.failed.list()
             assert record == told[0]
@@ -57,29 +58,33 @@ async def listed(told: list[worqr.Failed]) -> int:
     return len(told)
 
 
+@pytest.mark.leaves(*FAILED)
 async def test_a_duration_counts_from_the_due_time(mesh: worqr.Mesh) -> None:
-    runs = Runs()
+    runs, due = Runs(), now() - timedelta(hours=2)
     async with mesh.connect(), serving(mesh, "Q1", runs):
         q = mesh.queue("Q1")
-        await q.dispatch(b"a", delay=0.4, expires=0.35)
-        assert await runs.wait(1) == [b"a"]
+        await q.dispatch(b"too late", id="x", run_at=due, expires=timedelta(hours=1))
+        await q.dispatch(b"in time", run_at=due, expires=timedelta(hours=3))
+        assert await runs.wait(1) == [b"in time"]
         await eventually(q.running, [])
-        assert await failed(q) == 0
+        assert [record.id for record in await q.failed.list()] == ["x"]
 
 
 @pytest.mark.parametrize("way", ["retried", "stopped", "left"])
-async def test_a_job_that_was_started_once_does_not_expire(mesh: worqr.Mesh, way: str) -> None:
+async def test_a_job_that_was_started_once_does_not_expire(
+    mesh: worqr.Mesh, server: Server, prefix: str, way: str
+) -> None:
     runs = Runs()
     async with mesh.connect():
         q = mesh.queue("Q1")
-        await q.dispatch(b"a", expires=0.3)
+        await q.dispatch(b"a", id="x", expires=60)
         async with mesh.join() as peer, peer.work("Q1") as claims:
             (claim,) = await claims.take(1)
             if way == "retried":
                 await claim.retry(delay=0)
             elif way == "stopped":
                 await claim.stop()
-        await trio.sleep(0.4)
+        assert server.client().hset(f"{prefix}:{{Q1}}:job:x", "expires", 1) == 0  # as if a minute had passed
         async with serving(mesh, "Q1", runs):
             assert await runs.wait(1) == [b"a"]
             await eventually(q.running, [])
@@ -90,11 +95,11 @@ async def test_a_run_is_not_ended_because_its_job_has_expired_meanwhile(mesh: wo
     held = Held()
     async with mesh.connect(), serving(mesh, "Q1", held, retry=RetryPolicy(min_backoff=0)):
         q = mesh.queue("Q1")
-        job = await q.dispatch(b"a", expires=0.2, result_ttl=60)
+        job = await q.dispatch(b"a", expires=2, result_ttl=60)
         await held.wait(1)
-        await trio.sleep(0.3)
+        await trio.sleep(2.1)
         held.gate.set()
-        assert await job.result(5) is None
+        assert await job.result(30) is None
 
 
 async def test_a_dispatch_renews_or_keeps_when_its_job_expires(
@@ -154,7 +159,7 @@ async def test_the_blocked_twin_of_a_job_expires_by_its_own_time(mesh: worqr.Mes
         await trio.sleep(0.15)
         held.gate.set()
         with pytest.raises(worqr.JobFailed, match="Expired"):
-            await twin.result(5)
+            await twin.result(30)
         assert held.tasks == [b"a"]
 
 

@@ -13,6 +13,7 @@ import pytest
 import trio
 
 import worqr
+from tests.patience import PATIENCE
 from tests.peer.test_claims import lose
 from tests.peer.tools import QUICK, Held, Runs, eventually, serving
 from tests.servers import Server
@@ -167,7 +168,7 @@ async def test_a_cancelled_task_is_no_failure(mesh: worqr.Mesh) -> None:
         q = mesh.queue("Q1")
         await q.enqueue(b"a")
         await held.wait(1)
-        assert await q.cancel(b"a", wait=5) == worqr.CancelCount(0, 1, 1)
+        assert await q.cancel(b"a", wait=30) == worqr.CancelCount(0, 1, 1)
         await q.enqueue(b"b")
         held.gate.set()
         await held.wait_for(lambda: held.done == [b"b"])
@@ -203,7 +204,7 @@ async def test_a_plain_failure_handler_runs_in_a_thread(mesh: worqr.Mesh) -> Non
 
     async with mesh.connect(), told_by(mesh, failing, told):
         await mesh.queue("Q1").enqueue(b"a")
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             await done.wait()
         await eventually(partial(empty, mesh.queue("Q1")), (0, 0, 0))
     assert threads.isdisjoint({threading.get_ident()}) and ids == ["{Q1}-fail"]
@@ -235,7 +236,7 @@ async def test_its_own_policy_is_patient(mesh: worqr.Mesh, server: Server, prefi
             status = await q.failures.job(told.contexts[0].id).status()
             assert status.run_at is not None
             wait = (status.run_at - datetime.now(UTC)).total_seconds()
-            assert least - 3 < wait < most + 1
+            assert least - 5 < wait < most + 1  # some of it has passed
             server.client().zadd(f"{prefix}:{{Q1}}-fail:due", {told.contexts[0].id: 0})  # found by the next scan
         await told.wait(3)
         await eventually(partial(empty, q), (0, 0, 0))

@@ -21,7 +21,7 @@ async def test_a_raw_task_that_says_something_is_seen_and_its_result_is_kept(mes
         await go_on.wait()
         return {"pages": 7}
 
-    async with mesh.connect(), serving(mesh, "Q1", handler, result_ttl=5) as peer, at_most(10):
+    async with mesh.connect(), serving(mesh, "Q1", handler, result_ttl=60) as peer, at_most(60):
         queue = mesh.queue("Q1")
         await queue.enqueue(b"report")
         await said.wait()
@@ -55,7 +55,7 @@ async def test_a_job_that_failed_and_was_put_back_is_waited_for_again(mesh: worq
         await go_on.wait()
         return b"done"
 
-    async with mesh.connect(), serving(mesh, "Q1", handler, result_ttl=5), at_most(10):
+    async with mesh.connect(), serving(mesh, "Q1", handler, result_ttl=60), at_most(60):
         queue = mesh.queue("Q1")
         job = await queue.dispatch(b"a", id="x", meta={"try": "1"})
         with pytest.raises(worqr.JobFailed):

@@ -93,7 +93,7 @@ async def test_whatever_is_dispatched_an_id_runs_once_at_a_time(mesh: worqr.Mesh
             return info.waiting, info.due, info.blocked, info.running
 
         async with serving(mesh, "Q1", handler, retry=quick, keep_failed=0):
-            await eventually(idle, (0, 0, 0, 0), within=15)
+            await eventually(idle, (0, 0, 0, 0))
     assert most == 1
 
 
@@ -114,7 +114,7 @@ async def test_a_twin_runs_as_soon_as_the_run_has_finished(mesh: worqr.Mesh, fla
         await trio.sleep(0.1)
         assert twins.tasks == [b"a"]
         twins.gate.set()
-        assert await twins.wait(2, within=2) == [b"a", b"b"]
+        assert await twins.wait(2) == [b"a", b"b"]
         await eventually(q.running, [])
         assert twins.contexts[1].attempt == 1
         assert await blocked(q) == 0
@@ -127,11 +127,11 @@ async def test_a_twin_with_a_delay_waits_for_both(mesh: worqr.Mesh) -> None:
         await q.dispatch(b"a", id="x")
         await twins.wait(1)
         start = trio.current_time()
-        twin = await q.dispatch(b"b", id="x", delay=0.4)
+        twin = await q.dispatch(b"b", id="x", delay=2)
         twins.gate.set()
         await eventually(lambda: state(twin), "due")
         await twins.wait(2)
-        assert 0.4 <= trio.current_time() - start < 2
+        assert 2 <= trio.current_time() - start < 20
         await eventually(q.running, [])
 
 
@@ -143,7 +143,7 @@ async def test_the_same_id_in_two_queues_is_two_jobs(mesh: worqr.Mesh) -> None:
         await held.wait(2)
         held.gate.set()
         for name in ("Q1", "Q2"):
-            assert await mesh.queue(name).job("x").result(5) is None
+            assert await mesh.queue(name).job("x").result(30) is None
 
 
 # Each way in which a run ends
@@ -171,7 +171,7 @@ async def test_a_twin_runs_as_soon_as_the_run_ends_by_itself(
         await twins.wait(1)
         twin = await q.dispatch(b"b", id="x", meta={"n": "2"})
         twins.gate.set()
-        assert await twin.result(5) == runs_next
+        assert await twin.result(30) == runs_next
         assert (twins.tasks, twins.contexts[1].attempt) == ([b"a", runs_next], 1)
         assert twins.contexts[1].meta == {"n": "2"}
         info = await q.info()
@@ -212,7 +212,7 @@ async def test_a_twin_runs_as_soon_as_the_run_has_timed_out(mesh: worqr.Mesh) ->
         await q.dispatch(b"a", id="x")
         await twins.wait(1)
         await q.dispatch(b"b", id="x")
-        assert await twins.wait(2, within=3) == [b"a", b"b"]
+        assert await twins.wait(2) == [b"a", b"b"]
         await eventually(q.running, [])
         assert twins.contexts[1].attempt == 1
 
@@ -259,7 +259,7 @@ async def test_a_twin_of_a_run_that_is_cancelled_is_cancelled_with_it_but_a_late
         third = await q.dispatch(b"c", id="x", result_ttl=60)
         assert third.outcome == "blocked"
         slow.set()
-        assert await third.result(5) is None
+        assert await third.result(30) is None
         for each in (job, twin):
             with pytest.raises(worqr.JobCancelled):
                 await each.result(0)
@@ -285,7 +285,7 @@ async def merged(
         status = await job.status()
         assert status.state in {"due", "waiting"}
         await q.dispatch(b"", id="x", update=Update(data=False))  # now
-        async with at_most(5):
+        async with at_most():
             (claim,) = await claims.take(1)
         await claim.finish()
         assert (await q.info()).counts["finished"] == 1

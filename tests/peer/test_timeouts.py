@@ -35,7 +35,7 @@ async def test_the_third_timeout_is_final(mesh: worqr.Mesh, caplog: pytest.LogCa
         q = mesh.queue("Q1")
         job = await q.dispatch(b"a", result_ttl=60)
         with pytest.raises(worqr.JobFailed, match="Timeout: it ran longer than 0.1 s"):
-            await job.result(10)
+            await job.result(30)
         assert held.cancelled == [(b"a", "timeout")] * 3
         assert [(c.attempt, c.failures, c.timeouts) for c in held.contexts] == [(1, 0, 0), (2, 0, 1), (3, 0, 2)]
         (record,) = await q.failed.list()
@@ -51,7 +51,7 @@ async def test_a_timeout_is_when_it_says(mesh: worqr.Mesh) -> None:
     async def handler(task: bytes) -> None:
         start = trio.current_time()
         deadline = worqr.current().deadline
-        assert deadline is not None and abs(deadline - time.monotonic() - 0.4) < 0.2
+        assert deadline is not None and -10 < deadline - time.monotonic() <= 0.4
         if worqr.current().timeouts == 0:
             try:
                 await trio.sleep_forever()
@@ -62,7 +62,7 @@ async def test_a_timeout_is_when_it_says(mesh: worqr.Mesh) -> None:
         q = mesh.queue("Q1")
         await q.enqueue(b"a")
         await eventually(lambda: finished(q), 1)
-    assert 0.39 <= times[0] < 1.2
+    assert 0.39 <= times[0] < 10
 
 
 async def test_what_ends_in_time_is_not_touched(mesh: worqr.Mesh) -> None:
@@ -115,6 +115,17 @@ async def test_a_jobs_longer_timeout_gives_it_more_time(mesh: worqr.Mesh) -> Non
 
 
 async def test_of_many_deadlines_each_meets_its_own_run(mesh: worqr.Mesh) -> None:
+    for _ in range(3):  # the machine may stand still, but hardly each time
+        times = await meet_deadlines(mesh)
+        assert len(times) == 8
+        assert all(int(task) / 10 - 0.01 <= took for task, took in times.items()), times
+        if all(took < int(task) / 10 + 0.7 for task, took in times.items()):
+            return
+    raise AssertionError(times)
+
+
+async def meet_deadlines(mesh: worqr.Mesh) -> dict[bytes, float]:
+    """After which time each of eight tasks was cancelled, the task `n` after `n` tenths of a second."""
     runs, times = Runs(), dict[bytes, float]()
 
     async def handler(task: bytes) -> None:
@@ -133,8 +144,7 @@ async def test_of_many_deadlines_each_meets_its_own_run(mesh: worqr.Mesh) -> Non
             await q.dispatch(b"%d" % n, timeout=n / 10)
         await runs.wait(8)
         await eventually(q.running, [])
-    assert all(int(task) / 10 - 0.01 <= took < int(task) / 10 + 0.7 for task, took in times.items()), times
-    assert len(times) == 8
+    return times
 
 
 async def test_timeouts_and_failures_are_counted_apart(mesh: worqr.Mesh) -> None:
@@ -173,8 +183,8 @@ async def test_a_run_that_timed_out_waits_for_its_backoff(mesh: worqr.Mesh) -> N
         q = mesh.queue("Q1")
         await q.enqueue(b"a")
         await eventually(lambda: finished(q), 1)
-    assert 0.4 <= times[1] - times[0] < 1.9
-    assert 0.7 <= times[2] - times[1] < 2.2
+    assert 0.39 <= times[1] - times[0] < 20
+    assert 0.69 <= times[2] - times[1] < 20
 
 
 # Who does not stop
@@ -206,7 +216,7 @@ async def test_a_handler_that_returns_late_has_finished_and_is_not_run_again(
     async with mesh.connect(), serving(mesh, "Q1", handler, timeout=0.1, retry=NOW):
         q = mesh.queue("Q1")
         job = await q.dispatch(b"a", result_ttl=60)
-        assert await job.result(5) == "late"  # type: ignore[comparison-overlap]
+        assert await job.result(30) == "late"  # type: ignore[comparison-overlap]
         info = await q.info()
         assert (info.counts["claimed"], info.counts["finished"], info.failed) == (1, 1, 0)
         assert "retried" not in info.counts
@@ -267,21 +277,25 @@ async def test_a_run_that_has_timed_out_is_still_cancelled_for_good(mesh: worqr.
         assert await job.cancel(reason="enough") == worqr.CancelCount(0, 1, 0)
         slow.set()
         with pytest.raises(worqr.JobCancelled, match="enough"):
-            await job.result(5)
+            await job.result(30)
         assert held.cancelled == [(b"a", "timeout")]
         assert (await q.info()).counts == {"enqueued": 1, "claimed": 1, "cancelled": 1}
 
 
 async def test_a_deadline_that_passed_does_not_meet_the_next_run_in_its_slot(mesh: worqr.Mesh) -> None:
-    runs = Runs()
+    runs, passed = Runs(), 0.0
 
     async def handler(task: bytes) -> None:
+        nonlocal passed
         runs.begin(task)
-        await trio.sleep(0.15 if task == b"long" else 0.01)
+        if deadline := worqr.current().deadline:
+            passed = deadline - time.monotonic() + trio.current_time() + 0.05
+        else:
+            await trio.sleep_until(passed)
 
     async with mesh.connect(), serving(mesh, "Q1", handler, room=1):
         q = mesh.queue("Q1")
-        await q.dispatch(b"short", timeout=0.1)
+        await q.dispatch(b"short", timeout=1.5)
         await q.enqueue(b"long")
         await eventually(lambda: finished(q), 2)
     assert [context.cancel_reason for context in runs.contexts] == [None, None]
@@ -298,23 +312,23 @@ async def test_timeout_is_a_duration_above_zero(mesh: worqr.Mesh, timeout: Any) 
 # More time
 
 
-def in_place(handler: Callable[[bytes], None], place: str) -> Callable[[bytes], Any]:
-    """`handler` as a coroutine, as a plain function, and as one that a coroutine sends to a thread."""
+def in_place(handler: Callable[[bytes], None], place: str, seconds: float) -> Callable[[bytes], Any]:
+    """`handler` as a coroutine, as a plain function, and as one that a coroutine sends to a thread; then it goes on a while."""
 
     async def on_the_loop(task: bytes) -> None:
         handler(task)
-        await trio.sleep(0.5)
+        await trio.sleep(seconds)
 
     def in_a_thread(task: bytes) -> None:
         handler(task)
-        deadline = time.monotonic() + 0.5
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             worqr.current().check_cancelled()
             time.sleep(0.01)
 
     async def both(task: bytes) -> None:
         await trio.to_thread.run_sync(handler, task)
-        await trio.sleep(0.5)
+        await trio.sleep(seconds)
 
     return {"loop": on_the_loop, "thread": in_a_thread, "both": both}[place]
 
@@ -330,12 +344,12 @@ async def test_a_run_may_ask_for_more_time(mesh: worqr.Mesh, place: str) -> None
         worqr.current().extend(60)
         left.append((worqr.current().deadline or 0) - time.monotonic())
 
-    async with mesh.connect(), serving(mesh, "Q1", in_place(extend, place), timeout=0.3, retry=NOW):
+    async with mesh.connect(), serving(mesh, "Q1", in_place(extend, place, 1.7), timeout=1.5, retry=NOW):
         q = mesh.queue("Q1")
         await q.enqueue(b"a")
         await eventually(lambda: finished(q), 1)
         assert "retried" not in (await q.info()).counts
-    assert 50 < left[0] <= 60
+    assert 40 < left[0] <= 60
 
 
 @pytest.mark.leaves(*FAILED)
@@ -345,7 +359,7 @@ async def test_a_run_may_ask_for_less_time(mesh: worqr.Mesh, place: str) -> None
         worqr.current().extend(dt.timedelta(milliseconds=50))
 
     policy = RetryPolicy(max_timeouts=1)
-    async with mesh.connect(), serving(mesh, "Q1", in_place(extend, place), timeout=60, retry=policy):
+    async with mesh.connect(), serving(mesh, "Q1", in_place(extend, place, 60), timeout=60, retry=policy):
         q = mesh.queue("Q1")
         await q.enqueue(b"a")
         await eventually(lambda: failed(q), 1)
@@ -357,10 +371,10 @@ async def test_a_run_that_asks_again_and_again_goes_on(mesh: worqr.Mesh) -> None
         for _ in range(2000):
             worqr.current().extend(30)
         for _ in range(8):
-            worqr.current().extend(3)
-            await trio.sleep(0.1)
+            worqr.current().extend(5)
+            await trio.sleep(0.15)
 
-    async with mesh.connect(), serving(mesh, "Q1", handler, timeout=0.5) as peer:
+    async with mesh.connect(), serving(mesh, "Q1", handler, timeout=1) as peer:
         q = mesh.queue("Q1")
         await q.enqueue(b"a")
         await eventually(lambda: finished(q), 1)
