@@ -17,6 +17,7 @@ import redis
 import trio
 
 from tests.children import Child
+from tests.patience import PATIENCE
 from tests.servers import chosen, programs
 from worqr import embedded
 from worqr.embedded import EmbeddedServer, find_server, open_embedded, shared_server
@@ -58,7 +59,7 @@ def is_running(pid: int) -> bool:
 
 async def until_gone(pid: int, folder: Path) -> None:
     """Wait for it: the keeper is nobody's child by then, so there is no event but the process table."""
-    with trio.fail_after(3):
+    with trio.fail_after(PATIENCE):
         while is_running(pid) or await trio.Path(folder).exists():
             await trio.sleep(0.01)
 
@@ -180,12 +181,12 @@ def test_a_server_that_ends_at_once_is_told_with_its_log(program: Path, unused_p
 
 
 def test_a_silent_server_is_told_and_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(embedded, "START_WITHIN", 0.2)
+    monkeypatch.setattr(embedded, "START_WITHIN", 2)  # enough for a shell to start and say something
     silent = tmp_path / "silent"
     silent.write_text("#!/bin/sh\necho only this\nexec sleep 60\n")
     silent.chmod(0o700)
     server = EmbeddedServer(program=silent)
-    with pytest.raises(Unavailable, match=r"did not answer within 0\.2 s(?s:.*)only this"):
+    with pytest.raises(Unavailable, match=r"did not answer within 2 s(?s:.*)only this"):
         server.__enter__()
     assert not is_running(server.pid)
 
