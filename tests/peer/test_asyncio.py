@@ -19,7 +19,6 @@ import trio.testing
 from tests.peer.test_threads import PATIENCE, watched
 from tests.peer.tools import at_most, until
 from worqr.peer.aio import AsyncioLoop
-from worqr.peer.stacks import describe
 
 Handler = Callable[[Any], Awaitable[object]]
 
@@ -380,12 +379,12 @@ async def test_a_watcher_sees_where_the_task_is() -> None:
     async with looping() as loop, trio.open_nursery() as nursery:
         run = await nursery.start(watched, loop.prepare(outer))
         await until(held.begun.is_set)
-        await until(lambda: "_gate.wait()" in describe(run.frames()))
-        text = describe(run.frames())
+        await until(lambda: "_gate.wait()" in run.where())
+        text = run.where()
         assert text.index("in outer") < text.index("in __call__") < text.index("in wait")
         assert "worqr/peer" not in text
         held.go()
-    assert run.frames() == []
+    assert run.where() == ""
 
 
 async def test_a_watcher_sees_where_a_task_blocks_the_loop() -> None:
@@ -401,9 +400,30 @@ async def test_a_watcher_sees_where_a_task_blocks_the_loop() -> None:
     async with looping() as loop, trio.open_nursery() as nursery:
         run = await nursery.start(watched, loop.prepare(handler))
         await until(begun.is_set)
-        await until(lambda: "go.wait(PATIENCE)" in describe(run.frames()))
-        assert "in block" in describe(run.frames())
+        await until(lambda: "go.wait(PATIENCE)" in run.where())
+        assert "in block" in run.where()
         go.set()
+
+
+async def test_a_watcher_of_one_task_sees_that_another_blocks_the_loop() -> None:
+    held, begun, go = Held(), threading.Event(), threading.Event()
+
+    async def block(task: bytes) -> None:
+        begun.set()
+        go.wait(PATIENCE)
+
+    async with looping() as loop, trio.open_nursery() as nursery:
+        run = await nursery.start(watched, loop.prepare(held))
+        await until(held.begun.is_set)
+        nursery.start_soon(loop.prepare(block), b"")
+        await until(begun.is_set)
+        await until(lambda: "busy with another task" in run.where())
+        first, _, second = run.where().partition("busy with another task")
+        assert "in __call__" in first
+        assert "in block" in second
+        assert "_bootstrap" not in second
+        go.set()
+        held.go()
 
 
 async def test_a_run_is_let_go(caplog: pytest.LogCaptureFixture) -> None:
@@ -423,6 +443,6 @@ async def test_a_run_is_let_go(caplog: pytest.LogCaptureFixture) -> None:
             with trio.CancelScope(shield=True):
                 await until(held.cancelled.is_set)
                 assert nursery.child_tasks
-                run.give_up()
+                run.let_go()
         go.set()
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []

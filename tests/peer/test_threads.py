@@ -16,7 +16,6 @@ import trio.testing
 from tests.peer.tools import at_most, until
 from worqr.peer.context import current_context
 from worqr.peer.running import name_of
-from worqr.peer.stacks import describe
 from worqr.peer.threads import Threads
 
 Handler = Callable[[bytes], Awaitable[object]]
@@ -270,7 +269,7 @@ def test_a_thread_outlives_the_loop_without_complaint(capfd: pytest.CaptureFixtu
             with trio.CancelScope(shield=True):
                 await trio.testing.wait_all_tasks_blocked(0.05)
             assert nursery.child_tasks
-            run.give_up()
+            run.let_go()
 
     trio.run(main)
     stubborn.go.set()
@@ -361,10 +360,10 @@ async def test_a_watcher_sees_where_the_thread_is(threads: Threads, stubborn: St
     async with at_most(PATIENCE), trio.open_nursery() as nursery:
         run = await nursery.start(watched, threads.prepare(stubborn))
         await until(stubborn.begun.is_set)
-        text = describe(run.frames())
+        text = run.where()
         assert "in __call__" in text
         assert "self.go.wait(PATIENCE)" in text
         assert "worqr/peer" not in text
         assert "_bootstrap" not in text
         stubborn.go.set()
-    assert run.frames() == []
+    assert run.where() == ""

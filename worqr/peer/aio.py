@@ -23,13 +23,15 @@ from typing import Any
 import trio
 
 from worqr.peer.elsewhere import Elsewhere
-from worqr.peer.running import Handler, name_of
-from worqr.peer.stacks import Frames, awaited_frames, describe, thread_frames
+from worqr.peer.running import Handler, name_of, named_after
+from worqr.peer.stacks import awaited_frames, describe, thread_frames
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 END_WAIT = 1.0
 """Seconds that the asyncio loop has to end what was left on it, when its peer has left."""
+MOST_TASKS = 5
+"""How many of those that do not end are shown in the log."""
 
 
 class AsyncioLoop:
@@ -57,7 +59,7 @@ class AsyncioLoop:
         async def in_asyncio(task: bytes) -> object:
             return await _AsyncioRun(self, handler, task, name).run()
 
-        return in_asyncio
+        return named_after(handler, in_asyncio)
 
     # In the Trio loop
 
@@ -96,10 +98,16 @@ class AsyncioLoop:
         with trio.move_on_after(END_WAIT) as patience:
             await self._gone.wait()
         if patience.cancelled_caught:
-            where = describe(self.frames())
             logger.error(
-                "asyncio.stuck: the asyncio loop does not end, the peer leaves without it; it is at\n%s", where
+                "asyncio.stuck: the asyncio loop does not end, the peer leaves without it\n%s", self._describe(loop)
             )
+
+    def _describe(self, loop: asyncio.AbstractEventLoop) -> str:
+        """What keeps the loop: what it is busy with, or what its tasks wait for."""
+        if asyncio.current_task(loop) is not None:
+            return self.where()
+        tasks = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())[:MOST_TASKS]
+        return "\n".join(describe(awaited_frames(task.get_coro())) for task in tasks) or self.where()
 
     def _wake_ended(self) -> None:
         self._telling = False
@@ -113,9 +121,10 @@ class AsyncioLoop:
         """None before the first run."""
         return self._loop
 
-    def frames(self) -> Frames:
+    def where(self) -> str:
         """Where the loop's thread is at this moment."""
-        return [] if self._thread is None else thread_frames(self._thread.ident)
+        ident = None if self._thread is None else self._thread.ident
+        return "" if ident is None else describe(thread_frames(ident, below=asyncio.events.Handle._run.__code__))
 
     # In the asyncio loop
 
@@ -226,13 +235,19 @@ class _AsyncioRun(Elsewhere):
         """The task has ended."""
         self._wake()
 
-    def frames(self) -> Frames:
-        task, loop = self._running, self._owner.loop
+    def where(self) -> str:
+        task = self._running
         if task is None or task.done():
-            return []
-        if asyncio.current_task(loop) is task:
-            return self._owner.frames()
-        return awaited_frames(task.get_coro())
+            return ""
+        busy = asyncio.current_task(self._owner.loop)
+        if busy is task:
+            return self._owner.where()
+        waits = describe(awaited_frames(task.get_coro()))
+        return (
+            waits
+            if busy is None
+            else f"{waits}\nand its asyncio loop is busy with another task, at\n{self._owner.where()}"
+        )
 
     # In the asyncio loop
 

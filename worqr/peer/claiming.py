@@ -76,6 +76,7 @@ class Station:
         self.registration: Registration | None = None
         self.subscription: Subscription | None = None
         self.running: dict[int, Context] = {}
+        self.turned_away: list[int] = []
         self.entered = False
         self.in_fence = False
         self.quiet = False
@@ -214,7 +215,9 @@ class Station:
         self._reserve(0)
         self.idle.set()
         if registration.dead or registration is not self.registration or self.hurry.is_set():
-            self._capacity.offer()  # not ours, or on the way out: what was claimed goes back with stop_work
+            if started is not None and registration is self.registration:  # on the way out: it goes back as it came
+                self.turned_away += range(started.first, started.first + len(started.entries))
+            self._capacity.offer()
             return
         if started is None:
             self._refused(failure)

@@ -17,7 +17,6 @@ from typing import Any
 import trio
 
 from worqr.peer.context import current_context
-from worqr.peer.stacks import Frames
 
 Abort = Callable[[Callable[[], Any]], trio.lowlevel.Abort]
 
@@ -29,14 +28,13 @@ class Elsewhere:
     `_ended`. Changed only in the loop: the rest.
     """
 
-    __slots__ = ("_ended", "_error", "_token", "_value", "_waiting", "let_go", "raised")
+    __slots__ = ("_ended", "_error", "_token", "_value", "_waiting", "raised")
 
     def __init__(self) -> None:
         context = current_context.get(None)
         if context is not None:
             context._elsewhere = self
         self.raised: bool = False
-        self.let_go: bool = False
         self._token = trio.lowlevel.current_trio_token()
         self._value: object = None
         self._error: BaseException | None = None
@@ -45,17 +43,21 @@ class Elsewhere:
 
     # What its watchers may do, in the loop
 
-    def frames(self) -> Frames:
-        """Where the handler is at this moment, the innermost frame last; empty if that cannot be told."""
+    @property
+    def can_be_let_go(self) -> bool:
+        """A slot waits for nothing but this."""
+        return self._waiting is not None
+
+    def where(self) -> str:
+        """Where the handler is at this moment, as in a traceback; empty if it has ended, or not begun."""
         raise NotImplementedError
 
     def replace(self) -> bool:
         """The handler is stuck: let another one run in its place; False if there is none to give. Twice is harmless."""
         return False
 
-    def give_up(self) -> None:
-        """Wait for it no longer. The slot goes on as if it had been cancelled and the handler had ended."""
-        self.let_go = True
+    def let_go(self) -> None:
+        """Wait no longer for a run that was cancelled: the slot goes on as if the handler had ended."""
         self._wake()
 
     # What its handler may do, there

@@ -2,6 +2,12 @@
 
 It runs in the engine, so that a caller who is cancelled meanwhile does not leave the queue half-way. `station.left` tells the
 end; `station.hurry` makes it skip what is left of the grace.
+
+A handler that has been cancelled and does not end: on the loop nobody can do without its end, so it is waited for, and
+reported now and then. One in a thread or on the asyncio loop is left behind after `LET_GO`: the queue counts as left for
+whoever waits for that. The run *lingers*: it keeps its claim, and if it ends before the peer does, the claim is settled then
+and the queue left for good. If it does not, the peer ends as a dying worker would: without a word, so that the others find
+the claim when the keepalive has lapsed, and not while the handler may still be at work in a process that is about to end.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.
@@ -10,17 +16,22 @@ end; `station.hurry` makes it skip what is left of the grace.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
+from worqr import ops
 from worqr.errors import WorqrError
+from worqr.ops import MAX_ITEMS
 from worqr.peer.claiming import Station
 from worqr.peer.claims import HandStation
 from worqr.peer.membership import Membership
 from worqr.peer.settling import Settler
+
+if TYPE_CHECKING:
+    from worqr.peer.stuck import Stuck
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -29,17 +40,35 @@ AWAY_PATIENCE = 0.1
 """Seconds to say good-bye, and to a server that has not heard us leave the queues."""
 UNWIND = 1.0
 """Seconds that cancelled handlers have to unwind together, so that their tasks go back in one request and in order."""
+LET_GO = 5.0
+"""Seconds after their cancellation until handlers that nobody needs to wait for are left behind; with the default grace it fits
+into Kubernetes's 30 s. Those who want to have longer give themselves more grace."""
+REMIND = 30.0
+"""Seconds between two reports of a handler on the loop that keeps the peer from leaving."""
 
 
 class Leaving:
-    """Lets stations leave. `heard` turns False when the server did not answer one of them: it may be gone."""
+    """Lets stations leave. Changed only in the loop.
+
+    Attributes:
+        heard: turns False when the server did not answer one of them: it may be gone.
+        lingering: stations that count as left, but for runs that were left behind and have not ended.
+    """
 
     def __init__(
-        self, membership: Membership, settler: Settler, spawn: Callable[[Callable[[], Awaitable[Any]]], bool]
+        self,
+        membership: Membership,
+        settler: Settler,
+        stuck: Stuck,
+        served: Callable[[], Iterable[Station]],
+        spawn: Callable[[Callable[[], Awaitable[Any]]], bool],
     ) -> None:
         self.heard: bool = True
+        self.lingering: list[Station] = []
         self._membership = membership
         self._settler = settler
+        self._stuck = stuck
+        self._served = served
         self._spawn = spawn
 
     def begin(self, station: Station, grace: float) -> None:
@@ -60,8 +89,10 @@ class Leaving:
                     await _drain_or_hurry(station)
             station.hurry.set()
             await self._unwind(station)
+            if stay := self._is_needed_by_another(station):
+                self._give_back(station, station.running)
             self._settler.flush()
-            await self._membership.leave(station, LEAVE_PATIENCE)
+            await self._membership.leave(station, LEAVE_PATIENCE, stay=stay)
         except WorqrError as error:
             self.heard = False
             logger.warning(
@@ -88,7 +119,72 @@ class Leaving:
         if not isinstance(station, HandStation) and station.running:
             station.unwinding = False
             self._settler.flush()
-            await station.wait_idle()
+            await self._outwait(station)
+
+    async def _outwait(self, station: Station) -> None:
+        """Wait for handlers that do not unwind; leave them behind if they let us."""
+        report_at = 0.0
+        while True:
+            with trio.move_on_after(LET_GO - UNWIND):
+                await station.wait_idle()
+                return
+            runs = [context._elsewhere for context in station.running.values()]
+            free = all(run is not None and run.can_be_let_go for run in runs)
+            if free or trio.current_time() >= report_at:
+                report_at = trio.current_time() + REMIND
+                self._report(
+                    station, "the queue is left without it" if free else "the peer cannot leave before it does"
+                )
+            if free:
+                await self._linger(station)
+                return
+
+    def _report(self, station: Station, what: str) -> None:
+        """Tell of each handler that still runs."""
+        for context in station.running.values():
+            logger.error(
+                "handler.unending: %s: cancelled, but it does not end; %s; it is at\n%s",
+                *(self._stuck.name(context), what, self._stuck.where(context)),
+            )
+
+    async def _linger(self, station: Station) -> None:
+        """The queue counts as left, but for what still runs there. Back when that has ended."""
+        self.lingering.append(station)
+        station.left.set()
+        while station.running:
+            self._give_back(station)
+            station.idle = trio.Event()
+            await station.idle.wait()
+        self.lingering.remove(station)
+
+    def _give_back(self, station: Station, held: Iterable[int] = ()) -> None:
+        """Give back, one by one, what else goes back with the queue: it is not left yet."""
+        station.unwinding = False
+        claims = sorted({*station.turned_away, *held}, reverse=True)  # the newest first: the old order stands
+        station.turned_away.clear()
+        registration = station.registration
+        if registration is not None and not registration.dead:
+            for start in range(0, len(claims), MAX_ITEMS):
+                call = ops.stop_tasks(station.keys, registration.worker, claims[start : start + MAX_ITEMS])
+                self._membership.link.post(call, lambda _ended, _failure: None, owner=registration)
+
+    def _is_needed_by_another(self, station: Station) -> bool:
+        """Another station of ours is at the same queue: it is served anew, or runs linger there."""
+        others = [*self._served(), *self.lingering]
+        return any(other.name == station.name and other is not station for other in others)
+
+    def holds_claims(self) -> bool:
+        """Runs that were left behind hold claims of the present registration."""
+        present = self._membership.registration
+        return any(c._registration is present for station in self.lingering for c in station.running.values())
+
+    def let_go(self) -> None:
+        """The peer ends: wait no longer for what was left behind. Its claims are for the others to find."""
+        for station in self.lingering:
+            for context in station.running.values():
+                context._settled = True
+                if context._elsewhere is not None:
+                    context._elsewhere.let_go()
 
 
 async def _drain_or_hurry(station: Station) -> None:

@@ -247,11 +247,14 @@ class Membership:
         station.entered = station.in_fence = True
         await self._peer.cancelling.subscribe(station)
 
-    async def leave(self, station: Station, patience: float) -> None:
-        """Leave a queue: out of the fence, all claims back to the front, then out of the WorkMap."""
+    async def leave(self, station: Station, patience: float, *, stay: bool = False) -> None:
+        """Leave a queue: out of the fence, all claims back to the front, then out of the WorkMap.
+
+        With `stay` another station of ours needs the worker's place there: nothing is left but the channels.
+        """
         registration = station.registration
         self._peer.cancelling.unsubscribe(station)
-        if registration is None or registration.dead:
+        if registration is None or registration.dead or stay:
             return
         while (await self.link.call(ops.stop_work(station.keys, registration.worker), patience=patience)).more:
             pass
@@ -261,6 +264,16 @@ class Membership:
         """Leave the mesh. Whatever cannot be said in time is found by the others' sweep."""
         if self.registration is not None:
             await self._end(self.registration, patience)
+
+    def vanish(self) -> None:
+        """Leave the mesh without a word, as a worker that dies, because claims of ours must not be given back yet."""
+        registration = self.registration
+        if registration is not None and not registration.dead:
+            after = "" if self._keepalive is None else f", about {self._keepalive + 2:g} s from now"
+            logger.warning("worker.vanished: %s: the others give back what it held%s", registration.worker, after)
+            registration.dead = True
+            if registration.heart is not None:
+                registration.heart.stop()
 
     async def _end(self, registration: Registration, patience: float) -> None:
         try:

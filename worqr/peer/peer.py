@@ -39,6 +39,7 @@ from worqr.peer.serving import Serving, our_own
 from worqr.peer.settings import PeerSettings
 from worqr.peer.settling import Settler
 from worqr.peer.stations import Stations
+from worqr.peer.stuck import Stuck
 from worqr.peer.ticking import Ticker
 from worqr.task import Health, Seconds, seconds
 
@@ -72,10 +73,11 @@ class Peer(Serving):
         self._ticker = Ticker(self, link, registry, settings.schedules)
         self._settler = Settler(link, self.capacity.offer, max_result=settings.max_payload, onlooker=settings.onlooker)
         self.capacity.offer_soon = self._settler.touch
-        self._leaver = Leaving(self.membership, self._settler, self.spawn)
-        self._stations = Stations(settings.prefix, self.membership, self.capacity, self._leaver)
         self.deadlines: Deadlines = Deadlines()
         self._slots = Slots(self._run_ended, self._interrupted, self.deadlines)
+        self.stuck: Stuck = Stuck(self._served, self._slots, after=settings.stuck_after)
+        self._leaver = Leaving(self.membership, self._settler, self.stuck, self._served, self.spawn)
+        self._stations = Stations(settings.prefix, self.membership, self.capacity, self._leaver)
         self.saying: Saying = Saying(link)
         self._pacer = Pacer(self.capacity)
         self.interrupt: KeyboardInterrupt | None = None
@@ -137,6 +139,9 @@ class Peer(Serving):
         """The queues it serves now."""
         return [station for station in self._stations if station.entered and not station.left.is_set()]
 
+    def _served(self) -> list[Station]:
+        return list(self._stations)
+
     # What its duties tell it
 
     def _run_ended(self, context: Context, returned: bool, error: BaseException | None) -> None:
@@ -189,6 +194,7 @@ class Peer(Serving):
                     nursery.start_soon(self._runners.run_forever)
                     nursery.start_soon(self._settler.flush_forever)
                     nursery.start_soon(self.deadlines.watch_forever)
+                    nursery.start_soon(self.stuck.watch_forever)
                     nursery.start_soon(self.saying.send_forever)
                     nursery.start_soon(self._pacer.pace_forever)
                     nursery.start_soon(self.leader.lead_forever)
@@ -265,13 +271,20 @@ class Peer(Serving):
         await self._drained.wait()
 
     async def leave(self) -> None:
-        """The end of `join`: cancel and give back what still runs, then leave the registry, all within a deadline."""
+        """The end of `join`: cancel and give back what still runs, then leave the registry, all within a deadline.
+
+        But for handlers on the loop that ignore their cancellation: those keep it, and nobody in Trio can end them.
+        """
         with trio.CancelScope(shield=True):
             for station in self._stations:
                 station.hurry.set()
             await self.drain(0)
             with trio.move_on_after(REST if self._leaver.heard else 0):
                 await self.leader.rest()
-            await self.membership.unregister(LEAVE_PATIENCE if self._leaver.heard else AWAY_PATIENCE)
+            if self._leaver.holds_claims():
+                self.membership.vanish()
+            else:
+                await self.membership.unregister(LEAVE_PATIENCE if self._leaver.heard else AWAY_PATIENCE)
+            self._leaver.let_go()
             if self._spawned is not None:
                 self._shield.cancel()

@@ -12,7 +12,7 @@ import trio
 from worqr.errors import UsageError
 from worqr.peer.context import Context, current
 from worqr.peer.options import RunsIn
-from worqr.peer.running import Handler, check_handler
+from worqr.peer.running import Handler, check_handler, named_after
 from worqr.peer.threads import AroundThread, Threads
 
 if TYPE_CHECKING:
@@ -98,4 +98,4 @@ def _inside(middleware: Middleware, run: Handler) -> Handler:
     async def handler(task: bytes) -> object:
         return await middleware(current(), partial(run, task))
 
-    return handler
+    return named_after(run, handler)

@@ -11,6 +11,7 @@ takes what that raises. `Slots` knows nothing of queues: whoever made it is told
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import sys
@@ -34,9 +35,16 @@ Handler = Callable[[bytes], Awaitable[object]]
 def name_of(handler: object) -> str:
     """What people call it: ``module.qualname``, for reports."""
     inner = _inner(handler)
+    while hasattr(inner, "__wrapped__"):
+        inner = _inner(inner.__wrapped__)
     name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
     module = getattr(inner, "__module__", None)
     return f"{module}.{name}" if module else name
+
+
+def named_after(handler: object, run: Handler) -> Handler:
+    """`run`, which `name_of` then knows by the name of `handler`."""
+    return functools.update_wrapper(run, cast("Any", handler), assigned=(), updated=())
 
 
 def _inner(handler: Any) -> Any:

@@ -28,6 +28,7 @@ class PeerSettings:
     stall_limit: float
     max_payload: int
     schedules: Mapping[str, Definition]
+    stuck_after: float = 30.0
     threads: int = 40
     processes: int = 1
     state: object = None

@@ -14,12 +14,12 @@ Frames = list[tuple[FrameType, int]]
 """Frames and the lines they are at, the innermost last."""
 
 MOST_FRAMES = 40
-OURS = str(Path(__file__).parent)
+OURS = str(Path(__file__).parent.parent)
 
 
-def thread_frames(ident: int | None, below: CodeType | None = None) -> Frames:
+def thread_frames(ident: int, below: CodeType | None = None) -> Frames:
     """Where a thread is; of its stack only what is called by `below`."""
-    frame = None if ident is None else sys._current_frames().get(ident)  # public in all but name
+    frame = sys._current_frames().get(ident)  # public in all but name
     found: Frames = []
     while frame is not None and frame.f_code is not below:
         found.append((frame, frame.f_lineno))

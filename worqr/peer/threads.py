@@ -20,8 +20,8 @@ import trio
 
 from worqr.peer.context import check_thread
 from worqr.peer.elsewhere import Elsewhere, no_abort
-from worqr.peer.running import Handler, name_of
-from worqr.peer.stacks import Frames, thread_frames
+from worqr.peer.running import Handler, name_of, named_after
+from worqr.peer.stacks import describe, thread_frames
 
 AroundThread = Callable[[], AbstractContextManager[object]]
 
@@ -46,7 +46,7 @@ class Threads:
         async def in_thread(task: bytes) -> object:
             return await _ThreadRun(self, call, task).run(name)
 
-        return in_thread
+        return named_after(handler, in_thread)
 
     def _call(self, handler: Callable[[Any], object]) -> Callable[[Any], object]:
         around_thread = self._around_thread
@@ -93,6 +93,14 @@ class _ThreadRun(Elsewhere):
     async def run(self, name: str) -> object:
         """In the slot: wait for the thread."""
         try:
+            await self._wait(name)
+        finally:
+            if self._replaced and self._ended:
+                self._threads.limiter.total_tokens -= 1
+        return self._outcome()
+
+    async def _wait(self, name: str) -> None:
+        try:
             await trio.to_thread.run_sync(
                 self._in_thread, thread_name=name, abandon_on_cancel=True, limiter=self._threads.limiter
             )
@@ -100,12 +108,9 @@ class _ThreadRun(Elsewhere):
             if self._begun.acquire(blocking=False):
                 raise  # it has not begun and will not
             await self._park(no_abort)
-            if self._replaced and self._ended:
-                self._threads.limiter.total_tokens -= 1
             if not self._ended or isinstance(self._error, trio.Cancelled):
                 self._error = None
                 raise
-        return self._outcome()
 
     def _in_thread(self) -> None:
         if not self._begun.acquire(blocking=False):
@@ -122,10 +127,12 @@ class _ThreadRun(Elsewhere):
 
     def replace(self) -> bool:
         limiter = self._threads.limiter
-        if not self._replaced and limiter.total_tokens < self._threads.most:
+        if not self._replaced and not self._ended and limiter.total_tokens < self._threads.most:
             self._replaced = True
             limiter.total_tokens += 1
         return self._replaced
 
-    def frames(self) -> Frames:
-        return [] if self._ended else thread_frames(self._ident, below=_ThreadRun._in_thread.__code__)
+    def where(self) -> str:
+        if self._ended or self._ident is None:
+            return ""
+        return describe(thread_frames(self._ident, below=_ThreadRun._in_thread.__code__))
