@@ -221,8 +221,8 @@ class BlockingFunction(Generic[P, R]):
         """
         declared = self._declared
         mesh = declared.home()
-        if given := sorted(self._options.keys() - {"max_length"}):
-            raise UsageError(f"a call of {declared.name!r} with options ({', '.join(given)}) is a job: use dispatch()")
+        if self._options.keys() - {"max_length"}:
+            raise UsageError(f"a call of {declared.name!r} with options is a job: use dispatch() instead of enqueue()")
         _run(mesh, mesh.sender.enqueue(declared.call(self._options, args, kwargs)))
 
     def dispatch(self, *args: P.args, **kwargs: P.kwargs) -> BlockingJob[R]:

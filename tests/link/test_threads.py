@@ -405,7 +405,7 @@ def test_a_call_of_a_thread_has_patience(new_link: NewLink, proxy: FaultProxy) -
     run_blocking(link.wait_ready())
     proxy.blackhole("data")
     with pytest.raises(Unavailable) as caught:
-        run_blocking(link.call(echo("a"), patience=0.3))
+        run_blocking(link.call(echo("a"), patience=3))
     assert caught.value.sent is None
 
 

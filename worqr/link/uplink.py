@@ -86,7 +86,8 @@ class Uplink:
         self._warned_of_eviction = False
 
     def interrupt(self) -> None:
-        """From another thread: end whatever the I/O thread waits for on the connection."""
+        """From another thread, at the end: end whatever the I/O thread waits for on the connection, which is no outage."""
+        self._closed = True
         wire = self.wire
         if wire is not None:
             wire.interrupt()
