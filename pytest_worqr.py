@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from worqr import Mesh
     from worqr.embedded import EmbeddedServer
     from worqr.testing import Bench, OpenBench, Record, Sent
@@ -36,8 +38,8 @@ async def worqr_bench() -> AsyncGenerator[OpenBench]:
 
     async with AsyncExitStack() as stack:
 
-        async def put(mesh: Mesh[Any]) -> Bench:
-            return await stack.enter_async_context(testing.bench(mesh))
+        async def put(mesh: Mesh[Any], *, url: str | None = None, now: datetime | None = None) -> Bench:
+            return await stack.enter_async_context(testing.bench(mesh, url=url, now=now))
 
         yield put
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 import trio
 
 import worqr
+from tests.servers import Server
 from worqr import testing
 
 MINUTE = timedelta(minutes=1)
@@ -48,6 +50,27 @@ async def test_a_daily_schedule_fires_once_a_day(bench: testing.Bench, mesh: wor
     first, second, third = reports.times
     assert (first.hour, first.minute) == (3, 0)
     assert second - first == third - second == DAY
+
+
+async def test_a_test_may_begin_at_any_time(mesh: worqr.Mesh, server: Server, reports: Reports) -> None:
+    """Clocks go forward in Berlin: there is no half past two."""
+    mesh.cron("30 2 * * *", reports.function.call("eu"), timezone="Europe/Berlin")
+    begin = datetime(2026, 3, 28, 12, tzinfo=ZoneInfo("Europe/Berlin"))
+    async with testing.bench(mesh, url=server.url, now=begin) as bench:
+        (schedule,) = await mesh.schedules()
+        assert schedule.next_run == datetime(2026, 3, 29, 1, tzinfo=UTC)
+        await bench.advance(14 * HOUR - MINUTE)
+        assert (await bench.run_until_empty()).finished == 0
+        await bench.advance(MINUTE)
+        assert (await bench.run_until_empty()).finished == 1
+    assert reports.times == [datetime(2026, 3, 29, 1, tzinfo=UTC)]
+
+
+async def test_a_test_begins_at_a_time_of_some_zone(mesh: worqr.Mesh, server: Server) -> None:
+    with pytest.raises(worqr.UsageError, match="now of bench"):
+        async with testing.bench(mesh, url=server.url, now=datetime(2026, 3, 28)):
+            pytest.fail("it must not open")
+    assert mesh.prefix == "worqr"
 
 
 async def test_nothing_fires_by_itself(bench: testing.Bench, mesh: worqr.Mesh, reports: Reports) -> None:

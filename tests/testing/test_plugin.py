@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -42,10 +43,10 @@ from collections.abc import AsyncGenerator
 from datetime import timedelta
 
 import pytest
-import worqr
 from worqr import testing
+from worqr.embedded import EmbeddedServer
 
-from shop import mesh, report, tidy
+from shop import mesh, report
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def test_a_recording_of_the_fixture(worqr_recording: testing.Record) -> None:
     assert sent.calls(report) == [report.call(7)]
 
 
-async def test_the_server_is_there(worqr_server: object, worqr_bench: testing.OpenBench) -> None:
+async def test_the_server_is_there(worqr_server: EmbeddedServer, worqr_bench: testing.OpenBench) -> None:
     await worqr_bench(mesh)
     assert mesh.url == worqr_server.url
 
@@ -138,6 +139,17 @@ def run(tmp_path: Path) -> Run:
         )
 
     return run
+
+
+def test_the_tests_of_the_page_run(run: Run) -> None:
+    """Together, as one file: the later ones go on where the first begins."""
+    page = (ROOT / "docs" / "testing.md").read_text("utf-8")
+    snippets = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    answer = run("-W", "error", "-o", "trio_mode=true", test_page="\n\n".join(snippets))
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    tests = len(re.findall(r"^(?:async )?def test_", "".join(snippets), re.MULTILINE))
+    assert f"{tests} passed" in answer.stdout
+    assert tests == 6
 
 
 def test_a_suite_of_an_application_runs(run: Run) -> None:

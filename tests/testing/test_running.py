@@ -84,6 +84,19 @@ async def test_one_at_a_time_runs_in_order(bench: testing.Bench, mesh: worqr.Mes
     assert seen == list(range(20))
 
 
+async def test_some_functions_alone_can_run(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    fail = failing(mesh)
+
+    @mesh.task(name="shop.fine")
+    async def fine() -> None: ...
+
+    await mesh.enqueue_many([fail.call("value"), fine.call()])
+    assert await bench.run_until_empty(only=["shop.*"]) == Summary(1, 0, 0, 0)
+    assert await fail.queue.count() == 1
+    with pytest.raises(worqr.UsageError, match="only"):
+        await bench.run_until_empty(only=["nothing.*"])
+
+
 async def test_nothing_runs_by_itself(bench: testing.Bench, mesh: worqr.Mesh) -> None:
     fail = failing(mesh)
     await fail.enqueue("value")

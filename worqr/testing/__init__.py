@@ -5,8 +5,9 @@ notes what would be sent, for tests of code that only enqueues. `context` makes 
 called as the function that it is. Fixtures for pytest are in ``pytest_worqr``, which pytest finds by itself.
 """
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Protocol
 
 from worqr.mesh import Mesh
 from worqr.testing.benches import Bench, Summary, bench
@@ -27,7 +28,12 @@ __all__ = [
     "recording",
 ]
 
-OpenBench = Callable[[Mesh[Any]], Awaitable[Bench]]
-"""What the fixture ``worqr_bench`` gives: puts a mesh on a bench until the test ends."""
+
+class OpenBench(Protocol):
+    """What the fixture ``worqr_bench`` gives: puts a mesh on a bench until the test ends. The arguments are those of `bench`."""
+
+    async def __call__(self, mesh: Mesh[Any], *, url: str | None = None, now: datetime | None = None) -> Bench: ...
+
+
 Record = Callable[[Mesh[Any]], Sent]
 """What the fixture ``worqr_recording`` gives: records what is sent until the test ends."""

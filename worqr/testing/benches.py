@@ -13,7 +13,8 @@ import secrets
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar, overload
+from datetime import datetime
+from typing import Any, Final, TypeVar, Unpack, overload
 
 import trio
 
@@ -27,9 +28,10 @@ from worqr.link import Link, LinkSettings, mailbox_here
 from worqr.mesh import Mesh
 from worqr.ops import Inspected
 from worqr.peer.context import Context
+from worqr.peer.options import JoinOptions
 from worqr.policy import ChildError, Retry, judge
 from worqr.sending import Sender
-from worqr.task import Seconds
+from worqr.task import Seconds, to_ms
 from worqr.task import seconds as seconds_of
 from worqr.testing.clock import SOON_MS, BenchLink, Clock, delete_keys
 from worqr.testing.firing import Firing
@@ -91,7 +93,9 @@ class Bench:
         """
         return self._sent.calls(fn)
 
-    async def run_until_empty(self, *, due: bool = False, raise_errors: bool = True, concurrency: int = 100) -> Summary:
+    async def run_until_empty(
+        self, *, due: bool = False, raise_errors: bool = True, **options: Unpack[JoinOptions]
+    ) -> Summary:
         """Join as a peer that serves all functions of the mesh, run until nothing waits or runs any more, and leave.
 
         Meanwhile the clock of the mesh stands still: what is not due when it begins stays, retries with a backoff among it.
@@ -103,7 +107,8 @@ class Bench:
             raise_errors: raise what handlers raised, unless it is `Retry`: when nothing waits or runs any more, and before the
                 clock is moved, so that an error ends the run at its first try. Several errors are an ExceptionGroup. A run
                 that took too long is a TimeoutError. False: errors are only counted.
-            concurrency: how many tasks run at once; with 1 they run one after the other.
+            options: as for ``mesh.join``: with ``concurrency=1`` tasks run one after the other, with ``only=["shop.*"]`` these
+                functions alone.
 
         Returns:
             How many finished, failed, were retried and cancelled, in this run.
@@ -115,13 +120,14 @@ class Bench:
 
         Cancelling it cancels what runs; its tasks go back to the front.
         """
+        joining: JoinOptions = {"grace": 0, **options}
         self._errors.clear()
         before = after = await self._look()
         if any(_has_work(each, due=due) for each in before.values()):
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(self._clock.stopped())
                 if self._mesh.functions:
-                    await stack.enter_async_context(self._mesh.join(concurrency=concurrency, grace=0))
+                    await stack.enter_async_context(self._mesh.join(**joining))
                 after = await self._run(due=due, raise_errors=raise_errors)
         if raise_errors:
             self._raise_errors()
@@ -140,8 +146,10 @@ class Bench:
         await self._firing.advance(ms)
         await self._promote(await self._look())
 
-    async def begin(self) -> None:
-        """Firings of schedules count from now on."""
+    async def begin(self, now: datetime | None) -> None:
+        """Set the clock; firings of schedules count from then on."""
+        if now is not None:
+            await self._clock.begin_at(to_ms(now, "now of bench"))
         await self._firing.begin(await self._clock.now_ms())
 
     # Running
@@ -283,7 +291,7 @@ class BenchSender(Sender):
 
 
 @asynccontextmanager
-async def bench(mesh: Mesh[Any], *, url: str | None = None) -> AsyncGenerator[Bench]:
+async def bench(mesh: Mesh[Any], *, url: str | None = None, now: datetime | None = None) -> AsyncGenerator[Bench]:
     """Put the application's own mesh on a bench, connected, for the length of a block.
 
     Its functions, queues and jobs then live under a prefix of the bench's own, whose keys are deleted in the end, however the
@@ -292,9 +300,10 @@ async def bench(mesh: Mesh[Any], *, url: str | None = None) -> AsyncGenerator[Be
     Args:
         mesh: any mesh, as it is declared; where it would connect to does not matter.
         url: the server; default: ``$WORQR_TEST_URL``, else an embedded one (``pip install 'worqr[embedded]'``).
+        now: an aware datetime at which the clock of the bench begins, for tests of schedules; default: what time it is.
 
     Raises:
-        UsageError: `mesh` is connected, on a bench or recording already; there is no server program.
+        UsageError: `mesh` is connected, on a bench or recording already; there is no server program; `now` has no timezone.
     """
     url = url or os.environ.get(SERVER) or (await trio.to_thread.run_sync(kept_server)).url
     sent, errors = Sent(), list[BaseException]()
@@ -316,7 +325,7 @@ async def bench(mesh: Mesh[Any], *, url: str | None = None) -> AsyncGenerator[Be
         async with mesh.connect():
             made = Bench(mesh, sent, errors)
             try:
-                await made.begin()
+                await made.begin(now)
                 yield made
             finally:
                 with trio.CancelScope(shield=True), trio.move_on_after(CLEAN_WITHIN):

@@ -139,6 +139,11 @@ class Clock:
         """What time it is, in milliseconds since 1970."""
         return (await self._link.call(list_schedules(self._keys))).now  # which says so beside
 
+    async def begin_at(self, ms: int) -> None:
+        """Set it, before anything goes by it."""
+        self._ahead_ms = ms - await self.now_ms()
+        await self._set()
+
     async def move(self, ms: int) -> None:
         """Let so much time pass."""
         self._ahead_ms += ms
