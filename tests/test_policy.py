@@ -319,6 +319,13 @@ def test_an_error_from_another_process_is_told_as_it_was_told_there() -> None:
     assert RemoteError.of(failure) is remote
 
 
+def test_what_a_run_wrote_to_stderr_follows_its_traceback() -> None:
+    remote = RemoteError("app.Down", "refused", "Traceback ...\n")
+    assert remote.with_stderr("\nfirst\nlast\n").traceback == "Traceback ...\nstderr:\nfirst\nlast\n"
+    assert RemoteError.told("Timeout", "").with_stderr("last").traceback == "stderr:\nlast\n"
+    assert remote.with_stderr("\n") is remote
+
+
 def test_a_death_is_counted_as_a_stall_whatever_the_policy_says_of_errors() -> None:
     error = Stalled(RemoteError.told("Stalled", "its process was killed"))
     none = Policy(retry_on=frozenset(), jitter=False)

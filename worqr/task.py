@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from types import CodeType, TracebackType
 from typing import Any, Final, Literal, cast
@@ -147,6 +147,14 @@ class RemoteError:
     def told(cls, type: str, message: str) -> RemoteError:
         """An error that was told, not raised."""
         return cls(type, clean_text(message)[:4096], "")
+
+    def with_stderr(self, output: str) -> RemoteError:
+        """This, and what the run wrote to its standard error."""
+        output = output.strip("\n")
+        if not output:
+            return self
+        parts = [part for part in (self.traceback.rstrip("\n"), "stderr:", output) if part]
+        return replace(self, traceback="\n".join(parts) + "\n")
 
 
 _frames: dict[tuple[tuple[int, int], ...], tuple[str, list[CodeType]]] = {}

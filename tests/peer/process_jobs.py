@@ -159,9 +159,13 @@ def litter(task: bytes) -> bytes:
 def write_anywhere(task: bytes) -> None:
     for fd in range(3, 20):
         try:
-            os.write(fd, b"\x00\x00\x00\x04junk")
+            os.write(fd, task)
         except OSError:
             pass
+
+
+def expendable(task: bytes) -> int:
+    return int(Path("/proc/self/oom_score_adj").read_text())
 
 
 def descriptors(task: bytes) -> list[int]:
@@ -185,6 +189,7 @@ def spin_shortly(task: bytes) -> None:
     """Write who is here into the file named, and go on until the time is over, which is soon then."""
     grandchild = subprocess.Popen(["sleep", "100"])
     Path(task.decode()).write_text(f"{os.getpid()} {grandchild.pid}")
+    print("not long now", file=sys.stderr)
     worqr.current().extend(0.1)
     while True:
         pass

@@ -151,11 +151,18 @@ async def test_one_that_dies_with_the_run_before_its_eyes_costs_nothing_either()
         assert found != [pid]
 
 
-async def test_who_writes_into_the_pipe_of_its_peer_is_killed() -> None:
+@pytest.mark.parametrize("junk", [b"\x00\x00\x00\x04junk", b"hello, world\n"])
+async def test_who_writes_into_the_pipe_of_its_peer_is_killed(junk: bytes) -> None:
     async with open_pool(1) as pool:
-        with pytest.raises((Stalled, ChildError)):
-            await pool.run(jobs.write_anywhere)
+        with pytest.raises(Stalled, match="it wrote into a descriptor that is not its own"):
+            await pool.run(jobs.write_anywhere, junk)
         assert await pool.run(jobs.echo, b"goes on") == ("bytes", b"goes on")
+
+
+@pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="needs Linux")
+async def test_it_goes_before_its_peer_when_memory_runs_out() -> None:
+    async with open_pool(1) as pool:
+        assert value(await pool.run(jobs.expendable)) >= 500
 
 
 async def test_a_fork_that_holds_on_to_everything_does_not_keep_the_run() -> None:

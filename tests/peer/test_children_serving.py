@@ -134,6 +134,7 @@ async def test_one_that_takes_too_long_is_killed_and_counted(mesh: worqr.Mesh, t
         await wait_dead(*pids)
         (record,) = await queue.failed.list()
     assert (record.reason, record.timeouts) == ("timeout", 1)
+    assert record.error.traceback == "stderr:\nnot long now\n"
 
 
 async def test_a_lost_claim_kills_its_run(mesh: worqr.Mesh, server: Server, prefix: str) -> None:

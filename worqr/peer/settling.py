@@ -205,6 +205,12 @@ def keeps_result(context: Context) -> bool:
     return is_job and context._policy.result_ttl > 0
 
 
+class LastWords(NamedTuple):
+    """What a run that was killed had written to its standard error; there in place of a value."""
+
+    stderr: str
+
+
 class Encoded(NamedTuple):
     """A result that was encoded where the handler ran."""
 
@@ -278,6 +284,8 @@ def timeout_call(context: Context) -> Call[str]:
     """The call that ends a claim whose run took too long."""
     policy = context._policy
     error = RemoteError.told("Timeout", f"it ran longer than {policy.timeout:g} s")
+    if isinstance(context._value, LastWords):
+        error = error.with_stderr(context._value.stderr)
     return ops.retry_task(
         *(context._station.keys, context._registration.worker, context.fence, error),
         counter="timeouts",

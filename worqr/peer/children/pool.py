@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import Final
@@ -35,7 +34,7 @@ from worqr.peer.children.naming import (
 from worqr.peer.children.process import Child, start_child
 from worqr.peer.context import Context, current
 from worqr.peer.running import Handler
-from worqr.peer.settling import Encoded
+from worqr.peer.settling import Encoded, LastWords
 from worqr.policy import Broken, ChildError, Failure, Retry, Stalled
 from worqr.task import RemoteError, check_count
 
@@ -47,6 +46,9 @@ KILLED_WITHIN: Final = 2.0
 """Seconds until a killed process should be gone. One that hangs in the kernel is not waited for any longer."""
 GOODBYE: Final = 1.0
 """Seconds that idle processes have to leave their lifespan."""
+
+SLACK: Final = 1024 * 1024
+"""Bytes that a reply may have beyond the largest result."""
 
 SpanFactory = Callable[[], AbstractContextManager[object]]
 
@@ -174,7 +176,7 @@ class Children:
     def _start(self) -> Child:
         if self._nursery is None or self._setup is None:
             raise WorqrBug("a run in a process outside of its peer's life")
-        child = start_child(self._setup, self._writers)
+        child = start_child(self._setup, self._writers, self._max_result + SLACK)
         self._alive.append(child)
         self._nursery.start_soon(self._tend, child)
         logger.debug("process.started: process %d", child.pid)
@@ -218,6 +220,7 @@ class Children:
                 with trio.CancelScope(shield=True):
                     await _wait_gone([child], KILLED_WITHIN)
                 child.hang_up()
+                context._value = LastWords(child.output.tail())
             else:
                 child.idle_since = trio.current_time()
                 self._idle.append(child)
@@ -242,7 +245,7 @@ def _outcome(answer: Returned | Raised, child: Child) -> object:
     """What the function returned; raises what it raised."""
     if isinstance(answer, Returned):
         return None if answer.kind is None else Encoded(answer.kind, answer.value)
-    raise _error_of(answer, _with_output(answer.error, child))
+    raise _error_of(answer, answer.error.with_stderr(child.output.tail()))
 
 
 def _error_of(answer: Raised, remote: RemoteError) -> Exception:
@@ -271,15 +274,7 @@ def _names_here(names: Iterable[str]) -> frozenset[str]:
 
 def _stalled(child: Child) -> Stalled:
     message = f"the process that ran it {child.epitaph()}"
-    return Stalled(_with_output(RemoteError.told("Stalled", message), child))
-
-
-def _with_output(error: RemoteError, child: Child) -> RemoteError:
-    output = child.output.tail().strip("\n")
-    if not output:
-        return error
-    parts = [part for part in (error.traceback.rstrip("\n"), "stderr:", output) if part]
-    return replace(error, traceback="\n".join(parts) + "\n")
+    return Stalled(RemoteError.told("Stalled", message).with_stderr(child.output.tail()))
 
 
 async def _wait_gone(children: Iterable[Child], within: float) -> None:

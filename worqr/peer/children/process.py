@@ -46,7 +46,12 @@ class Child:
     """
 
     def __init__(
-        self, process: subprocess.Popen[bytes], connection: socket.socket, lifeline: socket.socket, output: Output
+        self,
+        process: subprocess.Popen[bytes],
+        connection: socket.socket,
+        lifeline: socket.socket,
+        output: Output,
+        most: int,
     ) -> None:
         self.pid: int = process.pid
         self.output = output
@@ -55,6 +60,8 @@ class Child:
         self.idle_since: float = math.inf
         self.unread = False
         """It died without having taken the last run in."""
+        self._garbled = False
+        self._most = most
         self._process = process
         self._connection = connection
         self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
@@ -84,7 +91,8 @@ class Child:
             self.unread = not heard
             return None
         except msgspec.MsgspecError as error:
-            logger.error("process.garbled: process %d wrote into the pipe of its peer: %s", self.pid, error)
+            logger.error("process.garbled: process %d: not a reply: %s", self.pid, error)
+            self._garbled = True
             return None
 
     async def _receive(self) -> Reply | None:
@@ -92,6 +100,8 @@ class Child:
         while True:
             if len(buffer) >= LENGTH.size:
                 wanted = LENGTH.size + LENGTH.unpack_from(buffer)[0]
+                if wanted > self._most:
+                    raise msgspec.DecodeError(f"{wanted:,} bytes are more than there can be")
                 if len(buffer) >= wanted:
                     break
             data = await self._stream.receive_some(RECEIVED)
@@ -156,6 +166,8 @@ class Child:
 
     def epitaph(self) -> str:
         """How it ended."""
+        if self._garbled:
+            return "was killed because it wrote into a descriptor that is not its own"
         code = self._process.returncode
         if code is None:
             return "does not die"
@@ -170,8 +182,13 @@ class Child:
         )
 
 
-def start_child(setup: Setup, limiter: trio.CapacityLimiter) -> Child:
+def start_child(setup: Setup, limiter: trio.CapacityLimiter, most: int) -> Child:
     """Start a process. It is warm some hundred milliseconds later; what is asked of it until then waits.
+
+    Args:
+        setup: what holds for all its runs.
+        limiter: of the threads that pass its output on.
+        most: bytes that a reply of its may have.
 
     Raises:
         OSError: the system has no room for one.
@@ -199,7 +216,7 @@ def start_child(setup: Setup, limiter: trio.CapacityLimiter) -> Child:
         theirs.close()
         their_line.close()
         os.close(writing)
-    child = Child(process, ours, our_line, Output(reading, limiter))
+    child = Child(process, ours, our_line, Output(reading, limiter), most)
     child.greet(setup)
     return child
 
