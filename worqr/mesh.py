@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, asyn
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
 
-from worqr import function, ops
+from worqr import function, ops, service
 from worqr.blocking import BlockingMesh
 from worqr.call import Call
 from worqr.connecting import Connections
@@ -188,6 +188,20 @@ class Mesh(Registry, Generic[S]):
             await peer.serve_all(handlers)
             yield peer
 
+    def run(self, **options: Unpack[JoinOptions]) -> None:
+        """Join and serve until told to stop; a script's last line, the same as ``worqr run``.
+
+        The first SIGTERM or SIGINT (Ctrl-C) lets what runs end within `grace`; the second cancels it, and the tasks go back to the
+        front of their queues; the third ends the process at once. While the server is away it waits, also at the start. What
+        refuses to end does not keep the process: that ends some seconds later, with code 1. Logs to the standard error, if
+        nothing has set up logging.
+
+        Raises:
+            UsageError: nothing to serve, an option that cannot be, not the main thread, inside a running loop.
+            RefusedByServer, WrongVersion: waiting would not help.
+        """
+        service.run(self, **options)
+
     def _peer_settings(self, options: Mapping[str, Any]) -> PeerSettings:
         refuse_unknown("join", options, tuple(JoinOptions.__annotations__))
         declared = self.functions or self.declared_schedules
@@ -202,6 +216,7 @@ class Mesh(Registry, Generic[S]):
             schedules=self.declared_schedules,
             threads=check_count(options.get("threads", THREADS), "threads"),
             processes=check_count(options.get("processes", usable_cpus()), "processes"),
+            process_memory=options.get("process_memory"),
             nothing="" if declared else f"no function is declared on {self!r} with @mesh.task, nor a schedule",
             middleware=self.middleware,
             around_thread=self.around_thread,

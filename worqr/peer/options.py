@@ -62,6 +62,7 @@ class JoinOptions(TypedDict, total=False):
         grace: seconds that what runs may go on when the block has ended (25, which fits into Kubernetes's 30).
         threads: how many plain functions run at once (40).
         processes: how many functions with ``runs_in="process"`` run at once; default: as many as there are CPUs for us.
+        process_memory: bytes of address space that such a process may have; what is more is a MemoryError there (no limit).
         only: names or globs (``"mail.*"``) of the functions to serve; default: all.
     """
 
@@ -69,6 +70,7 @@ class JoinOptions(TypedDict, total=False):
     grace: Seconds
     threads: int
     processes: int
+    process_memory: int | None
     only: Collection[str]
 
 

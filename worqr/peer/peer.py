@@ -64,7 +64,7 @@ class Peer(Serving):
         self._link = link
         self._drained = trio.Event()
         self._spawned: trio.Nursery | None = None
-        self._runners = Runners(threads=settings.threads, around_thread=settings.around_thread)
+        self._runners = Runners(settings)
         registry = RegistryKeys(settings.prefix)
         label = re.sub(r"[^A-Za-z0-9._-]", "-", settings.app or socket.gethostname())[:60]
         self.membership: Membership = Membership(self, link, registry, label=label, keepalive=settings.keepalive)
@@ -191,7 +191,7 @@ class Peer(Serving):
                 async with trio.open_nursery() as nursery:
                     self._spawned = nursery
                     await nursery.start(self._slots.run_forever)
-                    nursery.start_soon(self._runners.run_forever)
+                    await nursery.start(self._runners.run_forever)
                     nursery.start_soon(self._settler.flush_forever)
                     nursery.start_soon(self.deadlines.watch_forever)
                     nursery.start_soon(self.stuck.watch_forever)

@@ -10,30 +10,50 @@ from typing import TYPE_CHECKING, Any, cast
 import trio
 
 from worqr.errors import UsageError
+from worqr.peer.capacity import Pool
+from worqr.peer.children.naming import check_runs_in_process, refuse_while_importing
 from worqr.peer.context import Context, current
 from worqr.peer.options import RunsIn
 from worqr.peer.running import Handler, check_handler, named_after
-from worqr.peer.threads import AroundThread, Threads
+from worqr.peer.threads import Threads
 
 if TYPE_CHECKING:
     from worqr.peer.aio import AsyncioLoop
+    from worqr.peer.children.pool import Children
+    from worqr.peer.settings import PeerSettings
 
 Middleware = Callable[[Context, Callable[[], Awaitable[object]]], Awaitable[object]]
 """``async def middleware(context, call_next)``: around every run of a peer, on its loop; what it returns is the result."""
 
 
 class Runners:
-    """The places in which one peer runs handlers."""
+    """The places in which one peer runs handlers. Those that not everybody needs are made when a handler is to run there.
 
-    def __init__(self, *, threads: int, around_thread: AroundThread | None = None) -> None:
-        self.threads: Threads = Threads(threads, around_thread)
+    Set once: `threads`, and what the others are made of. Changed only in the loop: the rest.
+
+    Raises:
+        UsageError: this is a worker process that imports a script without a guard.
+    """
+
+    def __init__(self, settings: PeerSettings) -> None:
+        refuse_while_importing("join()")
+        self.threads: Threads = Threads(settings.threads, settings.around_thread)
+        self._settings = settings
+        self._thread_places = Pool(settings.threads)
+        self._process_places = Pool(settings.processes)
         self._asyncio: AsyncioLoop | None = None
+        self._children: Children | None = None
+        self._nursery: trio.Nursery | None = None
 
-    async def run_forever(self) -> None:
+    async def run_forever(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Hold what runs beside the loop until cancelled, and end it then, in bounded time."""
         try:
-            await trio.sleep_forever()
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                task_status.started()
+                await trio.sleep_forever()
         finally:
+            self._nursery = None
             if self._asyncio is not None:
                 with trio.CancelScope(shield=True):
                     await self._asyncio.end()
@@ -46,20 +66,38 @@ class Runners:
             self._asyncio = AsyncioLoop()
         return self._asyncio
 
-    def prepare(self, handler: Callable[[Any], object], runs_in: RunsIn | None) -> Handler:
-        """`handler` as something to await in a slot.
+    def _processes(self) -> Children:
+        """The peer's worker processes; none is started yet."""
+        if self._children is None:
+            from worqr.peer.children.pool import Children
+
+            self._children = Children(
+                self._settings.processes,
+                process_lifespan=self._settings.process_lifespan,
+                around_thread=self._settings.around_thread,
+                memory_limit=self._settings.process_memory,
+                max_result=self._settings.max_payload,
+            )
+            assert self._nursery is not None
+            self._nursery.start_soon(self._children.run_forever)
+        return self._children
+
+    def prepare(self, handler: Callable[[Any], object], runs_in: RunsIn | None) -> tuple[Handler, Pool | None]:
+        """`handler` as something to await in a slot, and what limits how many of its runs there can be at once.
 
         Raises:
             UsageError: it cannot be called with a task, or does not run in such a place.
         """
         handler = getattr(handler, "__worqr_handler__", handler)
-        if runs_in == "process":
-            raise UsageError(f"runs_in={runs_in!r} is not there yet")
         check_place(handler, runs_in)
         asynchronous = check_handler(handler)
+        if runs_in == "process":
+            return self._processes().prepare(handler), self._process_places
         if runs_in == "asyncio":
-            return self._asyncio_loop().prepare(cast("Handler", handler))
-        return cast("Handler", handler) if asynchronous else self.threads.prepare(handler)
+            return self._asyncio_loop().prepare(cast("Handler", handler)), None
+        if asynchronous:
+            return cast("Handler", handler), None
+        return self.threads.prepare(handler), self._thread_places
 
 
 def check_place(handler: Callable[..., object], runs_in: RunsIn | None) -> None:
@@ -76,8 +114,10 @@ def check_place(handler: Callable[..., object], runs_in: RunsIn | None) -> None:
             raise UsageError(f"{handler!r} is a generator: calling it runs nothing; take the `yield` out of it")
     if runs_in in {"loop", "asyncio"} and not is_async(handler):
         raise UsageError(f"{handler!r} is a plain function and would block the loop: its place is runs_in='thread'")
-    if runs_in in {"thread", "process"} and is_async(handler):
+    if runs_in == "thread" and is_async(handler):
         raise UsageError(f"{handler!r} is an async function, whose places are runs_in='loop' and 'asyncio'")
+    if runs_in == "process":
+        check_runs_in_process(handler)
 
 
 def is_async(handler: object) -> bool:

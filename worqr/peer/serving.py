@@ -15,13 +15,13 @@ import trio
 from worqr import ops
 from worqr.errors import UsageError, WorqrBug, WorqrError
 from worqr.keys import QueueKeys, check_name
-from worqr.peer.capacity import Capacity
+from worqr.peer.capacity import Capacity, Pool
 from worqr.peer.claiming import HandlerStation
 from worqr.peer.claims import Claims, HandStation
 from worqr.peer.context import current, failed_of
 from worqr.peer.options import PATIENT, HandlerOptions, Handling, handling, policy_for
 from worqr.peer.runners import Runners, with_middleware
-from worqr.peer.running import Slots
+from worqr.peer.running import Handler, Slots
 from worqr.peer.settings import PeerSettings
 from worqr.peer.stations import Stations
 from worqr.policy import RetryPolicy
@@ -106,10 +106,16 @@ class Serving:
             raise our_own(group) from None
 
     def _station(self, keys: QueueKeys, handler: Callable[[Any], object], how: Handling) -> HandlerStation:
+        return self._new_station(keys, *self._runners.prepare(handler, how.runs_in), how)
+
+    def _new_station(self, keys: QueueKeys, run: Handler, pool: Pool | None, how: Handling) -> HandlerStation:
         station = HandlerStation(
             *(keys, self.membership, self.capacity, how.policy),
-            with_middleware(self._runners.prepare(handler, how.runs_in), self.settings.middleware),
+            with_middleware(run, self.settings.middleware),
             *(how.concurrency, self._slots.run),
+            size=how.size,
+            priority=how.priority,
+            pool=pool,
         )
         station.state = self.settings.state
         return station
@@ -117,15 +123,14 @@ class Serving:
     def _failure_station(self, keys: QueueKeys, on_failure: Callable[[Failed], object]) -> HandlerStation:
         """Where the failure jobs of a queue are handled."""
         failures = self._stations.check_free(QueueKeys(keys.prefix, keys.queue, failures=True).name)
-
-        handle = self._runners.prepare(cast("Callable[[Any], object]", on_failure), None)
+        handle, pool = self._runners.prepare(cast("Callable[[Any], object]", on_failure), None)
 
         async def run(_task: bytes) -> object:
             return await cast("Any", handle)(failed_of(current(), keys.name))
 
         note = ops.note_queues(self.membership.keys, [failures.name])
         self._link.post(note, lambda _word, _failure: None, patience=self._link.settings.patience)
-        return self._station(failures, run, Handling(PATIENT))
+        return self._new_station(failures, run, pool, Handling(PATIENT))
 
     @asynccontextmanager
     async def work(self, queue: str, *, retry: RetryPolicy | None = None) -> AsyncGenerator[Claims]:

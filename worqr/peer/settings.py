@@ -31,6 +31,7 @@ class PeerSettings:
     stuck_after: float = 30.0
     threads: int = 40
     processes: int = 1
+    process_memory: int | None = None
     state: object = None
     nothing: str = ""
     """Why this peer would serve nothing by itself, if so."""
