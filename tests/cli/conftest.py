@@ -7,14 +7,29 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
 import worqr
-from tests.servers import Server
+from tests.servers import Server, chosen
 from worqr.cli import main
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What servers differ in is the library's business: commands are tested on one."""
+    first = chosen()[0]
+    here = Path(__file__).parent
+    dropped = [
+        item
+        for item in items
+        if here in item.path.parents and getattr(item, "callspec", None) is not None
+        if item.callspec.params.get("server_kind", first) != first  # type: ignore[attr-defined]
+    ]
+    items[:] = [item for item in items if item not in dropped]
+    config.hook.pytest_deselected(items=dropped)
 
 
 @dataclass(frozen=True)

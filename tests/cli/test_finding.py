@@ -20,6 +20,7 @@ FILES = {
     "shop/needs.py": "import shop.nothing\n",
     "shop/needs_other.py": "import no_such_package_anywhere\n",
     "shop/raises.py": "def boom():\n    raise ValueError('evil \\x1b[31m')\nboom()\n",
+    "shop/odd.py": "raise ModuleNotFoundError('itself', name='shop.odd')\n",
     "shop/wrong.py": "def (:\n",
     "shop/leaves.py": "import sys\nsys.exit('no luck')\n",
     "shop/runs.py": "import worqr\nfrom worqr import service\nmesh = worqr.Mesh()\nservice.run(mesh)\n",
@@ -85,6 +86,7 @@ def test_what_is_no_mesh_is_said_in_a_sentence(target: str, why: str) -> None:
         ("shop.needs", "ModuleNotFoundError: No module named 'shop.nothing'"),
         ("shop.needs_other", "ModuleNotFoundError: No module named 'no_such_package_anywhere'"),
         ("shop.raises", "ValueError: evil \\x1b[31m"),
+        ("shop.odd", "ModuleNotFoundError: itself"),
         ("shop.wrong", "SyntaxError: "),
         ("shop.leaves", "SystemExit: no luck"),
         (

@@ -92,15 +92,8 @@ async def test_schedules_are_listed_paused_and_resumed(beside: Beside, mesh: wor
         assert wrong == Answer(1, "", "worqr: there is no schedule 'hourli' in this mesh; did you mean 'hourly'?\n")
 
 
-def test_a_server_that_is_away_is_one_line_and_soon(command: Command) -> None:
-    answer = command("queues", "--url", "redis://127.0.0.1:1/0", "--patience", "300ms")
-    assert (answer.code, answer.out) == (1, "")
-    assert answer.err.startswith("worqr: the server at redis://127.0.0.1:1/0 has not been there for")
-    assert answer.err.count("\n") == 1
-
-
 def test_a_wrong_url_is_one_line_without_its_password(command: Command) -> None:
-    answer = command("queues", "--url", "redis://user:sec/ret@host")
+    answer = command("queues", "--url", "redis://user:hush/hush@host")
     assert answer.code == 1
-    assert "ret" not in answer.err.partition("worqr: ")[2].replace("write", "").replace("read", "")
+    assert "hush" not in answer.err
     assert answer.err.count("\n") == 1

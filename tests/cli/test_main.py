@@ -53,17 +53,22 @@ def test_every_command_has_its_help(command: Command, name: str) -> None:
     assert len(answer.lines) > 3
 
 
-def test_a_reader_who_has_seen_enough_is_no_error() -> None:
-    process = subprocess.run(
-        ["/bin/sh", "-c", f"{sys.executable} -m worqr --help | head -1"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    assert process.stdout == "Usage: worqr COMMAND\n"
-    assert process.stderr == ""
+def test_a_reader_who_has_seen_enough_is_no_traceback(cli: Command) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        command = [sys.executable, "-m", "worqr", "enqueue", "mails", "a"]
+        answer = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, check=False, timeout=60)
+    finally:
+        os.close(writer)
+    assert (answer.returncode, answer.stderr) == (1, b"")
+
+
+def test_a_server_that_is_away_is_one_line_and_no_log() -> None:
+    answer = worqr("queues", "--url", "redis://127.0.0.1:1/0", "--patience", "300ms")
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("worqr: the server at redis://127.0.0.1:1/0 has not been there for")
+    assert answer.stderr.count("\n") == 1
 
 
 def test_letters_that_a_terminal_has_not_are_no_error() -> None:

@@ -68,10 +68,16 @@ def test_each_line_is_a_task(cli: Command, mesh: worqr.Mesh) -> None:
     assert waiting(mesh, "mails") == lines
 
 
+def test_an_empty_line_is_an_empty_task(cli: Command, mesh: worqr.Mesh) -> None:
+    assert piped(b"a\n\nb\r\n", "enqueue", "mails", "--lines").returncode == 0
+    assert waiting(mesh, "mails") == [b"a", b"", b"b\r"]
+
+
 def test_lines_before_all_that_waits_keep_their_order(cli: Command, mesh: worqr.Mesh) -> None:
     cli("enqueue", "mails", "old")
-    assert piped(b"a\nb\n\nc\r\n", "enqueue", "mails", "--lines", "--front").returncode == 0
-    assert waiting(mesh, "mails") == [b"a", b"b", b"", b"c\r", b"old"]
+    lines = [b"%d" % n * 1000 for n in range(300)]  # more than a pipe holds at once
+    assert piped(b"\n".join(lines), "enqueue", "mails", "--lines", "--front").returncode == 0
+    assert waiting(mesh, "mails") == [*lines, b"old"]
 
 
 async def test_lines_are_sent_as_they_come(cli: Command, mesh: worqr.Mesh) -> None:

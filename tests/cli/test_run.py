@@ -101,7 +101,7 @@ async def test_the_second_signal_cancels_what_runs_and_gives_it_back(run: Run, c
 
 @pytest.mark.leaves("*")
 async def test_the_third_ends_it_though_a_handler_blocks_the_loop(run: Run, connected: worqr.Mesh) -> None:
-    peer = await run("--grace", "10m")
+    peer = await run("--grace", "10m", code=f"from worqr import service; service.ENDS_AFTER = 600\n{RUN}")
     await enqueue(connected, "block")
     assert await peer.line() == "blocking"
     with trio.fail_after(LONG):

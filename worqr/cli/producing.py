@@ -99,17 +99,14 @@ async def _stdin() -> bytes:
 
 async def _stdin_lines(*, whole: bool) -> AsyncIterator[list[bytes]]:
     """The lines that have come since the last look, without their ends; with `whole` all of them at once."""
-    rest = b""
-    async for chunk in _stdin_whole() if whole else _stdin_chunks():
-        *tasks, rest = (rest + chunk).split(b"\n")
-        if tasks:
-            yield tasks
+    rest = await _stdin() if whole else b""
+    if not whole:
+        async for chunk in _stdin_chunks():
+            *tasks, rest = (rest + chunk).split(b"\n")
+            if tasks:
+                yield tasks
     if rest:
-        yield [rest]
-
-
-async def _stdin_whole() -> AsyncIterator[bytes]:
-    yield await _stdin()
+        yield rest.removesuffix(b"\n").split(b"\n")
 
 
 async def _stdin_chunks() -> AsyncIterator[bytes]:

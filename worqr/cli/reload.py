@@ -91,6 +91,7 @@ class _Supervisor:
             self._child = subprocess.Popen(self._command, env=environment, pass_fds=(ours,))
         finally:
             os.close(ours)
+        self._pull(self._urgency)  # a signal may have come before there was a child
 
     def _wait(self, seconds: float) -> int | None:
         """Its exit code, if it has ended; told once, unless we are ending, too."""
@@ -126,7 +127,7 @@ class _Supervisor:
         self._leash = -1
 
     def _pull(self, urgency: int) -> None:
-        if self._leash >= 0:
+        if urgency and self._leash >= 0:
             with contextlib.suppress(OSError):  # it has ended
                 os.write(self._leash, str(min(urgency, 3)).encode())
 
