@@ -17,7 +17,7 @@ import worqr
 from tests.servers import Server
 from tests.testing.conftest import NOWHERE
 from worqr import testing
-from worqr.testing import Summary, benches
+from worqr.testing import Summary, running
 
 ONCE = worqr.RetryPolicy(max_failures=1)
 AT_ONCE = worqr.RetryPolicy(max_failures=2, min_backoff=0)
@@ -69,6 +69,49 @@ async def test_everything_runs_also_what_handlers_enqueue(bench: testing.Bench, 
     assert await bench.run_until_empty() == Summary(21, 0, 0, 0)
     assert seen == list(range(20, -1, -1))
     assert await bench.run_until_empty() == Summary(0, 0, 0, 0)
+
+
+async def test_many_functions_call_each_other_in_one_life_of_the_peer(server: Server) -> None:
+    """A peer that enters queues as work comes up is still one peer: its lifespan is entered once."""
+    lived: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncGenerator[None]:
+        lived.append("begin")
+        yield
+        lived.append("end")
+
+    mesh = worqr.Mesh(NOWHERE, lifespan=lifespan)
+
+    def declare(n: int) -> None:
+        @mesh.task(name=f"step-{n}", aliases=[f"old-{n}"], result_ttl=60)
+        async def step(left: int) -> None:
+            lived.append(f"{n}")
+            if left:
+                await mesh.enqueue_many([mesh.call(f"step-{n + 1}" if left % 2 else f"old-{n + 1}", left=left - 1)])
+
+    for n in range(50):
+        declare(n)
+    async with testing.bench(mesh, url=server.url) as bench:
+        await mesh.enqueue_many([mesh.call("step-0", left=9)])
+        assert (await bench.run_until_empty()).finished == 10
+    assert lived == ["begin", *map(str, range(10)), "end"]
+
+
+async def test_a_failure_handler_is_tried_again_in_a_later_run(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    fail, told = failing(mesh), list[int]()
+
+    @fail.on_failure
+    async def tell(failed: worqr.Failed) -> None:
+        told.append(worqr.current().attempt)
+        if len(told) == 1:
+            raise RuntimeError("the mail server is down")
+
+    await fail.enqueue("failure")
+    await bench.run_until_empty(raise_errors=False)
+    await bench.advance(60)
+    assert await bench.run_until_empty() == Summary(0, 0, 0, 0)
+    assert told == [1, 2]
 
 
 async def test_one_at_a_time_runs_in_order(bench: testing.Bench, mesh: worqr.Mesh) -> None:
@@ -378,7 +421,7 @@ async def test_with_due_jobs_run_in_the_order_of_their_times(bench: testing.Benc
 async def test_what_is_due_again_and_again_ends_with_an_error(
     bench: testing.Bench, mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(benches, "MOST_STEPS", 5)
+    monkeypatch.setattr(running, "MOST_STEPS", 5)
 
     @mesh.task(name="again")
     async def again() -> None:
@@ -444,6 +487,16 @@ async def test_what_is_blocked_runs_too(bench: testing.Bench, mesh: worqr.Mesh) 
 # Queues that the test serves by itself
 
 
+async def test_what_other_programs_enqueue_runs_too(bench: testing.Bench, mesh: worqr.Mesh, server: Server) -> None:
+    @mesh.task(name="double")
+    async def double(n: int) -> None: ...
+
+    with server.client() as client:
+        client.lpush(f"{mesh.prefix}:{{double}}", b'{"n": 7}')
+        client.lpush(f"{mesh.prefix}:{{elsewhere}}", b'{"n": 7}')
+    assert await bench.run_until_empty() == Summary(1, 0, 0, 0)
+
+
 async def test_peers_of_the_test_are_waited_for(bench: testing.Bench, mesh: worqr.Mesh) -> None:
     seen: list[bytes] = []
 
@@ -479,9 +532,9 @@ async def test_errors_of_peers_of_the_test_are_raised_too(bench: testing.Bench, 
 async def test_the_log_says_what_it_waits_for(
     bench: testing.Bench, mesh: worqr.Mesh, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(benches, "SAY_AFTER", 0.05)
+    monkeypatch.setattr(running, "SAY_AFTER", 0.05)
     said = trio.Event()
-    monkeypatch.setattr(benches.logger, "warning", lambda *words: (logging.getLogger("x").warning(*words), said.set()))
+    monkeypatch.setattr(running.logger, "warning", lambda *words: (logging.getLogger("x").warning(*words), said.set()))
 
     @mesh.task(name="hang")
     async def hang() -> None:

@@ -10,9 +10,10 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from worqr.mesh import Mesh
-from worqr.testing.benches import Bench, Summary, bench
+from worqr.testing.benches import Bench, bench
 from worqr.testing.contexts import DirectContext, context
 from worqr.testing.recording import RecordedJob, recording
+from worqr.testing.running import Summary
 from worqr.testing.staging import Sent
 
 __all__ = [

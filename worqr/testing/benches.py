@@ -7,67 +7,38 @@ handler raises is raised in the test.
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, Final, TypeVar, Unpack, overload
 
 import trio
 
-from worqr import ops
 from worqr.connecting import Connections
-from worqr.errors import UsageError
 from worqr.function import Call, Function
 from worqr.job import Job
-from worqr.keys import QueueKeys, RegistryKeys
+from worqr.keys import RegistryKeys
 from worqr.link import Link, LinkSettings, mailbox_here
 from worqr.mesh import Mesh
-from worqr.ops import Inspected
 from worqr.peer.context import Context
 from worqr.peer.options import JoinOptions
 from worqr.policy import ChildError, Retry, judge
 from worqr.sending import Sender
 from worqr.task import Seconds, to_ms
 from worqr.task import seconds as seconds_of
-from worqr.testing.clock import SOON_MS, BenchLink, Clock, delete_keys
+from worqr.testing.clock import BenchLink, Clock, delete_keys
 from worqr.testing.firing import Firing
+from worqr.testing.running import Run, Summary, look, promote
 from worqr.testing.servers import kept_server
 from worqr.testing.staging import Sent, staged
 
 R = TypeVar("R")
 
-logger: logging.Logger = logging.getLogger(__name__)
-
 SERVER: Final = "WORQR_TEST_URL"
 """The variable that names another server than the embedded one."""
-LOOK_FIRST, LOOK_LATER = 0.001, 0.02
-"""Seconds between two looks at what still runs."""
-SAY_AFTER: Final = 10.0
-"""Seconds after which the log says what a run waits for."""
 CLEAN_WITHIN: Final = 5.0
-MOST_STEPS: Final = 1000
-"""Moments at which something becomes due in one run; a handler that dispatches itself again and again has more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What became of the tasks of a run; those of failure handlers do not count.
-
-    Attributes:
-        finished: runs that ended well.
-        failed: tasks that were set aside: failed or broken for good, timed out or stalled too often, or expired.
-        retried: runs after which the task is tried again, now or later.
-        cancelled: tasks that were cancelled meanwhile.
-    """
-
-    finished: int
-    failed: int
-    retried: int
-    cancelled: int
 
 
 class Bench:
@@ -120,18 +91,12 @@ class Bench:
 
         Cancelling it cancels what runs; its tasks go back to the front.
         """
-        joining: JoinOptions = {"grace": 0, **options}
         self._errors.clear()
-        before = after = await self._look()
-        if any(_has_work(each, due=due) for each in before.values()):
-            async with AsyncExitStack() as stack:
-                await stack.enter_async_context(self._clock.stopped())
-                if self._mesh.functions:
-                    await stack.enter_async_context(self._mesh.join(**joining))
-                after = await self._run(due=due, raise_errors=raise_errors)
+        run = Run(self._mesh, self._clock, self._firing, options)
+        summary = await run.until_empty(due=due, enough=lambda: raise_errors and bool(self._errors))
         if raise_errors:
             self._raise_errors()
-        return _summary(before, after)
+        return summary
 
     async def advance(self, seconds: Seconds) -> None:
         """Let time pass for the mesh: what is due by then is put in line, results and ids taken by ``unique_for`` end, tasks
@@ -144,69 +109,13 @@ class Bench:
         ms = round(seconds_of(seconds, "seconds of advance") * 1000)
         await self._clock.move(ms)
         await self._firing.advance(ms)
-        await self._promote(await self._look())
+        await promote(self._mesh, await look(self._mesh))
 
     async def begin(self, now: datetime | None) -> None:
         """Set the clock; firings of schedules count from then on."""
         if now is not None:
             await self._clock.begin_at(to_ms(now, "now of bench"))
         await self._firing.begin(await self._clock.now_ms())
-
-    # Running
-
-    async def _run(self, *, due: bool, raise_errors: bool) -> dict[str, Inspected]:
-        for _ in range(MOST_STEPS):
-            seen = await self._until_quiet()
-            if self._errors and raise_errors:
-                return seen
-            if await self._firing.fire_owed():
-                continue
-            later = [each.next_in_ms for each in seen.values() if _is_served(each) and each.next_in_ms is not None]
-            if not due or not later:
-                return seen
-            await self._clock.move(min(later))
-        raise UsageError(
-            f"after {MOST_STEPS:,} due times something is still due: does a handler dispatch itself again? Use advance()"
-        )
-
-    async def _until_quiet(self) -> dict[str, Inspected]:
-        """Look again and again until nothing waits or runs where somebody serves; what is due goes in line."""
-        pause, said_at = LOOK_FIRST, trio.current_time() + SAY_AFTER
-        while True:
-            seen = await self._look()
-            promoted = await self._promote(seen)
-            busy = {name: each for name, each in seen.items() if _is_busy(each)}
-            if not busy and not promoted:
-                return seen
-            if trio.current_time() >= said_at:
-                said_at += SAY_AFTER
-                held = ", ".join(
-                    f"{name!r}: {each.waiting} waiting, {each.running} running" for name, each in busy.items()
-                )
-                logger.warning("bench: still waiting for %s", held)
-            await trio.sleep(pause)
-            pause = min(2 * pause, LOOK_LATER)
-
-    async def _look(self) -> dict[str, Inspected]:
-        """Every queue of the bench, by name."""
-        found: dict[str, Inspected] = {}
-
-        async def look(name: str) -> None:
-            found[name] = await self._mesh.ask(ops.inspect(QueueKeys.of(self._mesh.prefix, name)))
-
-        names = await self._mesh.ask(ops.list_queues(self._keys))
-        async with trio.open_nursery() as nursery:
-            for name in names:
-                nursery.start_soon(look, name)
-        return found
-
-    async def _promote(self, seen: dict[str, Inspected]) -> bool:
-        """Put in line what is due by now; True if anything was."""
-        ready = [name for name, each in seen.items() if each.next_in_ms == 0]
-        for name in ready:
-            while (await self._mesh.ask(ops.promote_due(QueueKeys.of(self._mesh.prefix, name))))[1] == 0:
-                pass
-        return bool(ready)
 
     def _raise_errors(self) -> None:
         errors = self._errors[:]
@@ -218,31 +127,6 @@ class Bench:
         finally:
             del errors  # which would keep this frame, that the error keeps
             self._errors.clear()
-
-
-def _has_work(queue: Inspected, *, due: bool) -> bool:
-    later = queue.next_in_ms
-    return queue.waiting > 0 or queue.running > 0 or (later is not None and (due or later <= SOON_MS))
-
-
-def _is_served(queue: Inspected) -> bool:
-    return bool(queue.workers) and queue.paused is None
-
-
-def _is_busy(queue: Inspected) -> bool:
-    return queue.running > 0 or (queue.waiting > 0 and _is_served(queue))
-
-
-def _summary(before: dict[str, Inspected], after: dict[str, Inspected]) -> Summary:
-    def more(*words: str) -> int:
-        found = 0
-        for name, now in after.items():
-            was = before[name].counts if name in before else {}
-            if not QueueKeys.of("", name).failures:
-                found += sum(max(0, now.counts.get(word, 0) - was.get(word, 0)) for word in words)
-        return found
-
-    return Summary(more("finished"), more("failed", "broken"), more("retried"), more("cancelled"))
 
 
 class BenchConnections(Connections):

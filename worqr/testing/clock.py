@@ -112,7 +112,8 @@ def expire_keys(keys: RegistryKeys, moments: Sequence[tuple[str, int]]) -> Call[
     return Call(_own("expire_keys"), keys.base, names, args, done)
 
 
-async def _keys_like(link: Link, keys: RegistryKeys, pattern: str) -> list[tuple[str, int]]:
+async def keys_like(link: Link, keys: RegistryKeys, pattern: str) -> list[tuple[str, int]]:
+    """The keys of a bench that match, and when they expire."""
     cursor, found = "0", dict[str, int]()
     while True:
         cursor, some = await link.call(find_keys(keys, pattern, cursor))
@@ -151,7 +152,7 @@ class Clock:
             self._stopped_ms += ms
         await self._set()
         for kind in ("result", "taken"):
-            found = await _keys_like(self._link, self._keys, f"{self._keys.prefix}:{{*:{kind}:*")
+            found = await keys_like(self._link, self._keys, f"{self._keys.prefix}:{{*:{kind}:*")
             await _expire(self._link, self._keys, [(key, max(1, at - ms)) for key, at in found if at > 0])
 
     @asynccontextmanager
@@ -173,4 +174,4 @@ class Clock:
 async def delete_keys(link: Link, keys: RegistryKeys) -> None:
     """Delete everything under the prefix."""
     for pattern in (f"{keys.prefix}:{{*", f"{keys.base}:*"):
-        await _expire(link, keys, [(key, 1) for key, _ in await _keys_like(link, keys, pattern)])
+        await _expire(link, keys, [(key, 1) for key, _ in await keys_like(link, keys, pattern)])

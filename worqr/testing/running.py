@@ -1,0 +1,200 @@
+"""Running what is on a bench until nothing waits or runs: by a peer of its own, while the clock stands still.
+
+The peer serves a function when there is work for it, and no sooner: an application has hundreds, and entering a queue, or
+starting the processes that a function runs in, takes its time.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Final
+
+import trio
+
+from worqr import ops
+from worqr.errors import UsageError
+from worqr.function import Function
+from worqr.keys import QueueKeys, RegistryKeys
+from worqr.mesh import Mesh
+from worqr.ops import Inspected
+from worqr.peer.options import Handling, JoinOptions, Only
+from worqr.peer.peer import Peer
+from worqr.testing.clock import SOON_MS, Clock, keys_like
+from worqr.testing.firing import Firing
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+LOOK_FIRST, LOOK_LATER = 0.001, 0.02
+"""Seconds between two looks at what still runs."""
+SAY_AFTER: Final = 10.0
+"""Seconds after which the log says what a run waits for."""
+MOST_STEPS: Final = 1000
+"""Moments at which something becomes due in one run; a handler that dispatches itself again and again has more."""
+
+Seen = dict[str, Inspected]
+"""Every queue of a bench, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What became of the tasks of a run; those of failure handlers do not count.
+
+    Attributes:
+        finished: runs that ended well.
+        failed: tasks that were set aside: failed or broken for good, timed out or stalled too often, or expired.
+        retried: runs after which the task is tried again, now or later.
+        cancelled: tasks that were cancelled meanwhile.
+    """
+
+    finished: int
+    failed: int
+    retried: int
+    cancelled: int
+
+
+class Run:
+    """One run. `options` are those of its peer.
+
+    Raises:
+        UsageError: options that name no function.
+    """
+
+    def __init__(self, mesh: Mesh[Any], clock: Clock, firing: Firing, options: JoinOptions) -> None:
+        only = Only(options.get("only"))
+        only.check(mesh.functions)
+        self._mesh = mesh
+        self._clock = clock
+        self._firing = firing
+        self._options = options
+        self._mine = {
+            queue: function
+            for name, function in mesh.functions.items()
+            if name in only
+            for queue in (name, *function.declared.aliases)
+        }
+        self._serving: set[str] = set()
+        self._peer: Peer | None = None
+        self._stack = AsyncExitStack()
+
+    async def until_empty(self, *, due: bool, enough: Callable[[], bool]) -> Summary:
+        """Run until nothing waits or runs; with `due`, move the clock on and on until nothing is due, or it is `enough`."""
+        await self._note_foreign()
+        before = after = await look(self._mesh)
+        if any(_has_work(each, due=due) for each in before.values()):
+            async with self._clock.stopped(), self._stack:
+                after = await self._steps(due=due, enough=enough)
+        return _summary(before, after)
+
+    async def _note_foreign(self) -> None:
+        """Make the queues known in which somebody has put tasks by other means than worqr."""
+        stem = f"{self._mesh.prefix}:{{"
+        found = await keys_like(self._mesh.link, RegistryKeys(self._mesh.prefix), f"{stem}*}}")
+        names = {key[len(stem) : -1] for key, _ in found} & self._mine.keys()
+        for name in names:
+            self._mesh.link_to(name)
+
+    async def _steps(self, *, due: bool, enough: Callable[[], bool]) -> Seen:
+        for _ in range(MOST_STEPS):
+            seen = await self._until_quiet()
+            if enough():
+                return seen
+            if await self._firing.fire_owed():
+                continue
+            times = [each.next_in_ms for name, each in seen.items() if self._is_served(name, each)]
+            later = [ms for ms in times if ms is not None]
+            if not due or not later:
+                return seen
+            await self._clock.move(min(later))
+        raise UsageError(
+            f"after {MOST_STEPS:,} due times something is still due: does a handler dispatch itself again? Use advance()"
+        )
+
+    async def _until_quiet(self) -> Seen:
+        """Look again and again until nothing waits or runs where somebody serves; what is due goes in line."""
+        pause, said_at = LOOK_FIRST, trio.current_time() + SAY_AFTER
+        while True:
+            seen = await look(self._mesh)
+            promoted = await promote(self._mesh, seen)
+            busy = {name: each for name, each in seen.items() if self._is_busy(name, each)}
+            if not busy and not promoted:
+                return seen
+            await self._serve(busy)
+            if trio.current_time() >= said_at:
+                said_at += SAY_AFTER
+                held = [f"{name!r}: {each.waiting} waiting, {each.running} running" for name, each in busy.items()]
+                logger.warning("bench: still waiting for %s", ", ".join(held))
+            await trio.sleep(pause)
+            pause = min(2 * pause, LOOK_LATER)
+
+    def _is_served(self, name: str, queue: Inspected) -> bool:
+        return queue.paused is None and (bool(queue.workers) or _function_queue(name) in self._mine)
+
+    def _is_busy(self, name: str, queue: Inspected) -> bool:
+        return queue.running > 0 or (queue.waiting > 0 and self._is_served(name, queue))
+
+    async def _serve(self, busy: Seen) -> None:
+        """Serve the functions for which there is work; the first of them by joining."""
+        names = {self._mine[queue].name for queue in map(_function_queue, busy) if queue in self._mine}
+        new = sorted(names - self._serving)
+        self._serving |= names
+        if new and self._peer is None:
+            options: JoinOptions = {"grace": 0, **self._options, "only": [glob.escape(name) for name in new]}
+            self._peer = await self._stack.enter_async_context(self._mesh.join(**options))
+        elif new and self._peer is not None:
+            await self._peer.serve_all(each for name in new for each in _handlers_of(self._mesh.functions[name]))
+
+
+def _handlers_of(function: Function[..., Any]) -> list[tuple[str, Callable[[Any], object], Handling]]:
+    """The queues of a function, as a peer serves them."""
+    declared = function.declared
+    declared.signature.ready()
+    return [(name, function.__worqr_handler__, declared.how) for name in (declared.name, *declared.aliases)]
+
+
+def _function_queue(name: str) -> str:
+    """The queue of a function, also for its failure queue."""
+    return QueueKeys.of("", name).queue
+
+
+async def look(mesh: Mesh[Any]) -> Seen:
+    """Every queue of the bench."""
+    found: Seen = {}
+
+    async def inspect(name: str) -> None:
+        found[name] = await mesh.ask(ops.inspect(QueueKeys.of(mesh.prefix, name)))
+
+    names = await mesh.ask(ops.list_queues(RegistryKeys(mesh.prefix)))
+    async with trio.open_nursery() as nursery:
+        for name in names:
+            nursery.start_soon(inspect, name)
+    return found
+
+
+async def promote(mesh: Mesh[Any], seen: Seen) -> bool:
+    """Put in line what was seen to be due; True if anything was."""
+    ready = [name for name, each in seen.items() if each.next_in_ms == 0]
+    for name in ready:
+        while (await mesh.ask(ops.promote_due(QueueKeys.of(mesh.prefix, name))))[1] == 0:
+            pass
+    return bool(ready)
+
+
+def _has_work(queue: Inspected, *, due: bool) -> bool:
+    later = queue.next_in_ms
+    return queue.waiting > 0 or queue.running > 0 or (later is not None and (due or later <= SOON_MS))
+
+
+def _summary(before: Seen, after: Seen) -> Summary:
+    def more(*words: str) -> int:
+        found = 0
+        for name, now in after.items():
+            was = before[name].counts if name in before else {}
+            if not QueueKeys.of("", name).failures:
+                found += sum(max(0, now.counts.get(word, 0) - was.get(word, 0)) for word in words)
+        return found
+
+    return Summary(more("finished"), more("failed", "broken"), more("retried"), more("cancelled"))
