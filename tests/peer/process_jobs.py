@@ -300,6 +300,20 @@ def speak_later(task: bytes) -> None:
     STALE[-1].start()
 
 
+def babble_on(task: bytes) -> int:
+    """Leave a thread behind that goes on to speak for this run when it has ended."""
+    now = worqr.current()
+
+    def speak() -> None:
+        for n in range(50):
+            now.progress(n)
+            time.sleep(0.02)
+
+    threading.Thread(target=speak, daemon=True).start()
+    count(task)
+    return os.getpid()
+
+
 GO = threading.Event()
 
 

@@ -18,6 +18,8 @@ import worqr
 from tests.peer import process_jobs as jobs
 from tests.peer.processes import FENCE, LONG, Desk, open_pool
 from worqr import Broken, Failure, Retry, UsageError
+from worqr.peer.children import pool as pool_module
+from worqr.peer.children import process
 from worqr.policy import ChildError, Policy, Stalled
 from worqr.task import name_of
 
@@ -166,7 +168,10 @@ async def test_of_stderr_the_last_of_this_run_is_kept() -> None:
         assert "stderr" not in caught.value.remote.traceback
 
 
-async def test_nothing_that_is_printed_disturbs_the_pipe(capfd: pytest.CaptureFixture[str]) -> None:
+async def test_nothing_that_is_printed_disturbs_the_pipe(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "LAST_WORDS", LONG)
     async with open_pool(1) as pool:
         assert await pool.run(jobs.litter, b"x") == ("bytes", b"x")
         await pool.run(jobs.whisper)
@@ -270,6 +275,7 @@ async def test_a_run_waits_for_a_process_and_one_that_is_cancelled_meanwhile_sta
 async def test_processes_that_nobody_needs_are_let_go_but_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "log"
     monkeypatch.setenv("WORQR_TEST_LOG", str(log))
+    monkeypatch.setattr(pool_module, "GOODBYE", LONG)
     async with open_pool(3, process_lifespan=jobs.lifespan) as pool:
         desks = [Desk(Policy()) for _ in range(3)]
         async with trio.open_nursery() as nursery:
@@ -306,6 +312,7 @@ async def test_the_lifespan_is_entered_once_and_its_value_is_the_state(
 ) -> None:
     log = tmp_path / "log"
     monkeypatch.setenv("WORQR_TEST_LOG", str(log))
+    monkeypatch.setattr(pool_module, "GOODBYE", LONG)
     async with open_pool(1, process_lifespan=jobs.lifespan) as pool:
         assert value(await pool.run(jobs.state)) == ["model", "run"]
         assert value(await pool.run(jobs.state)) == ["model", "run", "run"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import sys
 import textwrap
@@ -197,11 +198,11 @@ async def run_program(*command: str, cwd: Path) -> list[str]:
         lambda: subprocess.run(
             [sys.executable, *command],
             cwd=cwd,
-            env={**naming.os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
             check=False,
-            timeout=LONG,
+            timeout=2 * LONG,
         )
     )
     return [*done.stdout.splitlines(), *done.stderr.splitlines()[-1:]]

@@ -23,7 +23,7 @@ PR_SET_PDEATHSIG: Final = 1
 
 
 def die_with_parent(parent: int, lifeline: socket.socket) -> None:
-    """From here on this process and its group live as long as the process `parent` does, at most."""
+    """From here on this process and its group live as long as the process `parent` does, at most; `lifeline` must stay open."""
     if sys.platform == "linux":
         _ask_for_death_signal()
         by_kernel = _kill_group_at_hangup(lifeline)
