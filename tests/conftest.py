@@ -28,12 +28,14 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ):  # run in the background of a script; children would ignore it too
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.addinivalue_line("markers", "one_server: what is tested does not depend on the kind of server")
     config.addinivalue_line("markers", "leaves(*patterns): keys that may be left: `{Q1}:failed`, `{Q1}:aside:*`")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "server_kind" in metafunc.fixturenames:
-        metafunc.parametrize("server_kind", chosen(), scope="session")
+        kinds = chosen()[:1] if metafunc.definition.get_closest_marker("one_server") else chosen()
+        metafunc.parametrize("server_kind", kinds, scope="session")
 
 
 def pytest_report_header() -> str:

@@ -16,7 +16,8 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from tests.peer.test_threads import PATIENCE, watched
+from tests.patience import PATIENCE
+from tests.peer.test_threads import watched
 from tests.peer.tools import at_most, until
 from worqr.peer.aio import AsyncioLoop
 

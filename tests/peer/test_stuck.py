@@ -16,14 +16,17 @@ import trio
 
 import worqr
 from tests.children import Child
+from tests.patience import PATIENCE
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import QUICK, Held, Runs, at_most, eventually, serving, until
 from tests.proxy import FaultProxy
 from worqr.lua import script
 from worqr.peer.stuck import Stuck
 
+pytestmark = pytest.mark.one_server
+
 FAILED = ("{Q1}:failed", "{Q1}:aside*")
-PATIENCE = 60.0
+LONG = 2 * PATIENCE
 """Seconds after which a handler of these tests ends by itself, should a test forget it."""
 
 
@@ -48,12 +51,12 @@ class Stubborn:
     async def on_the_loop(self, task: bytes) -> str:
         if self._begin(task):
             with trio.CancelScope(shield=True):
-                await until(self.go.is_set, PATIENCE)
+                await until(self.go.is_set, LONG)
         return self._end()
 
     def in_a_thread(self, task: bytes) -> str:
         if self._begin(task):
-            assert self.go.wait(PATIENCE)
+            assert self.go.wait(LONG)
         return self._end()
 
     async def on_asyncio(self, task: bytes) -> str:
@@ -170,10 +173,10 @@ async def test_a_stuck_handler_that_ends_at_last_is_settled_as_its_cancellation_
         assert await running(q) == 1
         stubborn.go.set()
         if raised is None:
-            assert await job.result(5) == "late"  # type: ignore[comparison-overlap]
+            assert await job.result(PATIENCE) == "late"  # type: ignore[comparison-overlap]
         else:
             with pytest.raises(worqr.JobFailed, match="Timeout"):
-                await job.result(5)
+                await job.result(PATIENCE)
             (record,) = await q.failed.list()
             assert (record.reason, record.timeouts, record.failures) == ("timeout", 1, 0)
 
@@ -194,7 +197,7 @@ async def test_a_stuck_handler_whose_claim_was_lost_is_reported_too(
         await until(lambda: b"next" in stubborn.tasks)
         assert peer.id != worker
         stubborn.go.set()
-        await eventually(q.running, [], 15)  # the claim of the lost worker came back, and was done
+        await eventually(q.running, [])  # the claim of the lost worker came back, and was done
 
 
 @pytest.mark.usefixtures("soon")
@@ -236,7 +239,7 @@ async def test_a_thousand_plain_handlers_that_raise_leave_the_peer_healthy(
             async def finished(q: worqr.Queue = q) -> int:
                 return (await q.info()).counts.get("finished", 0)
 
-            await eventually(finished, 1000, 30)
+            await eventually(finished, 1000)
             await eventually(q.running, [])
         for each in (peer, asyncio_peer):
             health = each.health()
@@ -254,7 +257,7 @@ async def test_a_peer_leaves_without_a_stuck_handler_whose_task_then_runs_elsewh
     runs = Runs()
     async with other.connect():
         q = other.queue("Q1")
-        async with at_most(15):
+        async with at_most(PATIENCE):
             async with mesh.join(grace=0) as peer:
                 nothing = trio.Event()
                 async with trio.open_nursery() as nursery:
@@ -271,7 +274,7 @@ async def test_a_peer_leaves_without_a_stuck_handler_whose_task_then_runs_elsewh
         # Its claim was not given back: the others find it when the keepalive has lapsed.
         assert [len(await q.running()), await q.count()] == [1, 0]
         async with serving(other, "Q1", runs):
-            await runs.wait(1, 20)
+            await runs.wait(1)
             assert runs.contexts[0].stalls == 1
             await eventually(q.running, [])
         await eventually(other.workers, [])
@@ -285,20 +288,21 @@ async def test_a_peer_whose_block_raises_leaves_without_a_stuck_handler(
     async with other.join() as sweeper:
         q = other.queue("Q1")
         with pytest.RaisesGroup(KeyError):
-            async with at_most(15), mesh.join(grace=20) as peer, trio.open_nursery() as nursery:
+            async with at_most(PATIENCE), mesh.join(grace=20) as peer, trio.open_nursery() as nursery:
                 await nursery.start(partial(peer.serve, "Q1", stubborn.handler, runs_in=stubborn.runs_in))
                 await q.enqueue(b"stuck")
                 await until(stubborn.begun.is_set)
                 raise KeyError
-        await eventually(q.tasks, [b"stuck"], 15)  # swept
+        await eventually(q.tasks, [b"stuck"])  # swept
         assert [worker.id for worker in await other.workers()] == [sweeper.id]
         await q.delete()
 
 
 @everywhere
 async def test_what_else_ran_goes_back_before_the_stuck_handler_ends(
-    mesh: worqr.Mesh, other: worqr.Mesh, stubborn: Stubborn
+    mesh: worqr.Mesh, other: worqr.Mesh, stubborn: Stubborn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("worqr.peer.leaving.LET_GO", 1000)
     held = Held()
     async with other.connect():
         q, q2 = other.queue("Q1"), other.queue("Q2")
@@ -454,7 +458,7 @@ def test_a_process_ends_whatever_sticks_in_its_threads(spawn: Callable[..., Chil
         print("ended", flush=True)
         """
     )
-    assert child.process.wait(60) == 0, child.errors
+    assert child.process.wait(LONG) == 0, child.errors
     assert "in in_a_thread" in child.errors
     assert "in on_asyncio" in child.errors
 
@@ -477,7 +481,7 @@ async def test_a_coroutine_that_swallows_its_cancellation_keeps_the_peer_and_is_
 
     async def release() -> None:
         nonlocal go
-        await until(lambda: len(lines(caplog, "handler.unending")) >= 3, 30)
+        await until(lambda: len(lines(caplog, "handler.unending")) >= 3)
         go = True
 
     async with mesh.connect(), trio.open_nursery() as nursery:
@@ -515,7 +519,7 @@ async def test_handlers_that_use_the_cpu_in_every_thread_cost_no_claim(new_mesh:
         async def finished() -> int:
             return (await q.info()).counts.get("finished", 0)
 
-        await eventually(finished, 40, 60)
+        await eventually(finished, 40, LONG)
         assert (peer.id, held.cancelled) == (worker, [])
         held.gate.set()
         await held.wait_for(lambda: len(held.done) == 20)

@@ -13,15 +13,13 @@ import trio
 import trio.lowlevel
 import trio.testing
 
+from tests.patience import PATIENCE
 from tests.peer.tools import at_most, until
 from worqr.peer.context import current_context
 from worqr.peer.running import name_of
 from worqr.peer.threads import Threads
 
 Handler = Callable[[bytes], Awaitable[object]]
-
-PATIENCE = 10.0
-"""Seconds that a thread of these tests waits for the test, at most."""
 
 
 class Stubborn:

@@ -6,15 +6,17 @@ import datetime as dt
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
+import trio.testing
+from trio.testing import MockClock
 
 import worqr
 from tests.peer.tools import Held, Runs, eventually, serving, until
 from worqr import RetryPolicy
-from worqr.peer.deadlines import SWEEP_OVER
+from worqr.peer.deadlines import SWEEP_OVER, Deadlines
 
 FAILED = ("{Q1}:failed", "{Q1}:aside*")
 NOW = RetryPolicy(min_backoff=0)
@@ -312,73 +314,78 @@ async def test_timeout_is_a_duration_above_zero(mesh: worqr.Mesh, timeout: Any) 
 # More time
 
 
-def in_place(handler: Callable[[bytes], None], place: str, seconds: float) -> Callable[[bytes], Any]:
-    """`handler` as a coroutine, as a plain function, and as one that a coroutine sends to a thread; then it goes on a while."""
+class Run:
+    """What a heap of deadlines knows of a run."""
 
-    async def on_the_loop(task: bytes) -> None:
-        handler(task)
-        await trio.sleep(seconds)
+    def __init__(self) -> None:
+        self.deadline: float | None = None
+        self.cancel_reason: str | None = None
+        self._timer = 0
 
-    def in_a_thread(task: bytes) -> None:
-        handler(task)
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            worqr.current().check_cancelled()
-            time.sleep(0.01)
-
-    async def both(task: bytes) -> None:
-        await trio.to_thread.run_sync(handler, task)
-        await trio.sleep(seconds)
-
-    return {"loop": on_the_loop, "thread": in_a_thread, "both": both}[place]
+    def _cancel(self, reason: str) -> None:
+        self.cancel_reason = reason
 
 
-places = pytest.mark.parametrize("place", ["loop", "thread", "both"])
+async def test_a_deadline_that_was_moved_counts_and_the_one_before_does_not(mock_clock: MockClock) -> None:
+    deadlines, late, early, same = Deadlines(), cast("Any", Run()), cast("Any", Run()), cast("Any", Run())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(deadlines.watch_forever)
+        for run in (late, early, same):
+            deadlines.begin(run, 1000)
+        await trio.testing.wait_all_tasks_blocked()
+        mock_clock.jump(900)
+        await trio.testing.wait_all_tasks_blocked()
+        deadlines.extends(late, 2000)
+        await trio.to_thread.run_sync(deadlines.extends, early, 10)
+        await trio.testing.wait_all_tasks_blocked()
+        seen: list[tuple[str | None, ...]] = []
+        for jump in (0, 50, 100, 1000, 1000):  # at 900, 950, 1050, 2050, 3050
+            mock_clock.jump(jump)
+            await trio.testing.wait_all_tasks_blocked()
+            seen.append((late.cancel_reason, early.cancel_reason, same.cancel_reason))
+        nursery.cancel_scope.cancel()
+    assert seen == [
+        *((None, None, None), (None, "timeout", None)),
+        *((None, "timeout", "timeout"), (None, "timeout", "timeout"), ("timeout", "timeout", "timeout")),
+    ]
 
 
-@places
-async def test_a_run_may_ask_for_more_time(mesh: worqr.Mesh, place: str) -> None:
-    left: list[float] = []
+async def test_deadlines_that_were_moved_are_swept(mock_clock: MockClock) -> None:
+    deadlines, run = Deadlines(), cast("Any", Run())
+    deadlines.begin(run, 1000)
+    for _ in range(5 * SWEEP_OVER):
+        deadlines.extends(run, 1000)
+    assert len(deadlines._heap) <= SWEEP_OVER + 1
+    deadlines.end(run)
+    deadlines.extends(run, 1)
+    mock_clock.jump(5000)
+    deadlines.cancel_late()
+    assert (run.cancel_reason, deadlines._heap) == (None, [])
 
-    def extend(task: bytes) -> None:
-        worqr.current().extend(60)
-        left.append((worqr.current().deadline or 0) - time.monotonic())
 
-    async with mesh.connect(), serving(mesh, "Q1", in_place(extend, place, 1.7), timeout=1.5, retry=NOW):
+async def test_a_run_may_ask_for_more_time(mesh: worqr.Mesh) -> None:
+    async def handler(task: bytes) -> None:
+        worqr.current().extend(600)
+        await trio.sleep(0.5)
+
+    async with mesh.connect(), serving(mesh, "Q1", handler, timeout=0.2, retry=NOW):
         q = mesh.queue("Q1")
         await q.enqueue(b"a")
         await eventually(lambda: finished(q), 1)
         assert "retried" not in (await q.info()).counts
-    assert 40 < left[0] <= 60
 
 
 @pytest.mark.leaves(*FAILED)
-@places
-async def test_a_run_may_ask_for_less_time(mesh: worqr.Mesh, place: str) -> None:
-    def extend(task: bytes) -> None:
+async def test_a_run_may_ask_for_less_time(mesh: worqr.Mesh) -> None:
+    async def handler(task: bytes) -> None:
         worqr.current().extend(dt.timedelta(milliseconds=50))
+        await trio.sleep_forever()
 
-    policy = RetryPolicy(max_timeouts=1)
-    async with mesh.connect(), serving(mesh, "Q1", in_place(extend, place, 60), timeout=60, retry=policy):
+    async with mesh.connect(), serving(mesh, "Q1", handler, timeout=600, retry=RetryPolicy(max_timeouts=1)):
         q = mesh.queue("Q1")
         await q.enqueue(b"a")
         await eventually(lambda: failed(q), 1)
         assert (await q.failed.list())[0].reason == "timeout"
-
-
-async def test_a_run_that_asks_again_and_again_goes_on(mesh: worqr.Mesh) -> None:
-    async def handler(task: bytes) -> None:
-        for _ in range(2000):
-            worqr.current().extend(30)
-        for _ in range(8):
-            worqr.current().extend(5)
-            await trio.sleep(0.15)
-
-    async with mesh.connect(), serving(mesh, "Q1", handler, timeout=1) as peer:
-        q = mesh.queue("Q1")
-        await q.enqueue(b"a")
-        await eventually(lambda: finished(q), 1)
-        assert len(peer.deadlines._heap) <= 2 * SWEEP_OVER
 
 
 async def test_a_run_without_a_timeout_gets_none_by_asking_for_time(mesh: worqr.Mesh) -> None:
