@@ -19,7 +19,7 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -94,6 +94,12 @@ async def run_code(code: str, name: str, names: dict[str, Any]) -> None:
         await answer
 
 
+async def until(look: Callable[[], Awaitable[object]]) -> None:
+    """For what is given: wait until there is something."""
+    while not await look():
+        await trio.sleep(0.01)
+
+
 @pytest.fixture
 def clean(server: Server) -> Iterator[None]:
     """Programs use the default prefix."""
@@ -128,7 +134,15 @@ async def test_a_piece_of_the_documents_runs(
     expects_left(*snippet.leaves.split())
     with trio.fail_after(20):
         async with mesh.join(grace=1) as peer, trio.open_nursery() as nursery:
-            names = {"__name__": "piece", "trio": trio, "worqr": worqr, "mesh": mesh, "peer": peer, "nursery": nursery}
+            names = {
+                "__name__": "piece",
+                "until": until,
+                "trio": trio,
+                "worqr": worqr,
+                "mesh": mesh,
+                "peer": peer,
+                "nursery": nursery,
+            }
             await run_code(snippet.given, str(snippet), names)
             await run_code(snippet.code, str(snippet), names)
             nursery.cancel_scope.cancel()
