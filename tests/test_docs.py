@@ -32,6 +32,7 @@ import trio
 import worqr
 from tests.children import ROOT, Child
 from tests.leaks import delete_all
+from tests.patience import PATIENCE
 from tests.servers import Server
 from worqr import listening, ops, policy
 from worqr import mesh as mesh_module
@@ -132,7 +133,7 @@ async def test_a_piece_of_the_documents_runs(
 ) -> None:
     mesh = worqr.Mesh(server.url, prefix=prefix)
     expects_left(*snippet.leaves.split())
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE):
         async with mesh.join(grace=1) as peer, trio.open_nursery() as nursery:
             names = {
                 "__name__": "piece",
@@ -185,7 +186,7 @@ async def test_the_rights_are_enough(own_server: Server, tmp_path: Path, caplog:
     redis_cli(snippet, own_server, tmp_path)
     url = own_server.tcp_url.replace("redis://", "redis://worqr:secret@")
     mesh = worqr.Mesh(url)
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE):
         async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
             await use_everything(mesh, peer, nursery)
             nursery.cancel_scope.cancel()
