@@ -15,6 +15,7 @@ nox.options.error_on_external_run = True
 
 PROJECT = nox.project.load_toml("pyproject.toml")
 LUA = Path("worqr/lua")
+PROGRAMS = "tests/programs"
 ASSEMBLE = """
 import pathlib, sys
 from worqr.lua import all_scripts
@@ -72,10 +73,12 @@ def lint_lua(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Check the types, twice, and that the public face is wholly typed."""
+    """Check the types, twice, those of programs that users would write, and that the public face is wholly typed."""
     session.install(".[cli,cron,embedded]", *group("types"))
     session.run("pyright")
     session.run("mypy")
+    session.run("pyright", "--project", PROGRAMS)
+    session.run("mypy", "--strict", "--explicit-package-bases", PROGRAMS, env={"MYPYPATH": PROGRAMS})
     session.chdir(session.create_tmp())  # the installed copy, as users' type checkers see it
     session.run("pyright", "--verifytypes", "worqr", "--ignoreexternal")
 

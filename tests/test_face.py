@@ -1,0 +1,425 @@
+"""The public face, as it was promised, and the programs that users would write against it.
+
+What type checkers make of the programs is checked in the session `types`; here they run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import smtplib
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from email.message import EmailMessage
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import trio
+from starlette.requests import Request
+from starlette.types import Message
+
+import worqr
+import worqr.testing
+from tests.children import ROOT
+from tests.peer.tools import eventually, until
+from tests.servers import Server
+from tests.test_signature import NOON
+
+PROGRAMS = ROOT / "tests" / "programs"
+FACE = (ROOT / "tests" / "face.txt").read_text("utf-8")
+LATER = {
+    *("ThreadPeer", "NotReplicated"),
+    *("Mesh.join_in_thread", "Mesh.queue(shards)", "Mesh.__init__(replicas)"),
+    *("Queue.enqueue(replicas)", "BlockingQueue.enqueue(replicas)"),
+}
+"""What of the face is still to come."""
+BESIDES = {
+    *("ClaimSettled", "PayloadTooLarge", "RefusedByServer", "UsageError", "WorqrBug", "WrongVersion"),
+    *("Event", "__version__"),
+}
+"""Public names that were not promised."""
+UNTOLD = "..."
+
+
+# Names and signatures
+
+
+def face() -> Iterator[str]:
+    """The lines of the file that should be true by now."""
+    for line in FACE.splitlines():
+        words = re.findall(r"\w[\w.]*", line)
+        if line and not line.startswith("#") and not {*words, *(word.split(".")[0] for word in words)} & LATER:
+            yield line
+
+
+def find(path: str) -> Any:
+    found: Any = worqr
+    for name in path.split("."):
+        found = inspect.getattr_static(found, name) if inspect.isclass(found) else getattr(found, name)
+    return found
+
+
+def parameters_of(text: str) -> dict[str, tuple[str, str | None]]:
+    """Name -> (kind, default) of a list of parameters as it stands in the file."""
+    return {
+        name: (parameter.kind.name, None if parameter.default is parameter.empty else told(parameter.default))
+        for name, parameter in inspect.signature(eval(f"lambda {text}: None")).parameters.items()
+    }
+
+
+def told(default: object) -> str:
+    return UNTOLD if default is ... else repr(default)
+
+
+LINES = list(face())
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if line.startswith("class ")])
+def test_a_class_of_the_face_is_there(line: str) -> None:
+    match = re.fullmatch(r"class ([\w.]+)(?:\((.*)\))?", line)
+    assert match
+    kind = find(match[1])
+    assert inspect.isclass(kind)
+    assert {base.strip() for base in (match[2] or "").split(",")} - {""} <= {base.__name__ for base in kind.__mro__}
+    if "." not in match[1]:
+        assert match[1] in worqr.__all__
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if re.match(r"[\w.]+: ", line)])
+def test_the_fields_of_the_face_are_there(line: str) -> None:
+    name, _, fields = line.partition(": ")
+    kind = find(name)
+    given = {each for base in kind.__mro__ for each in getattr(base, "__annotations__", {})} | set(dir(kind))
+    set_by_init = set(re.findall(r"\bself\.(\w+)\b", inspect.getsource(kind)))
+    assert set(fields.split(", ")) <= given | set_by_init
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if line.endswith(")") and not line.startswith("class ")])
+def test_a_call_of_the_face_can_be_made(line: str) -> None:
+    match = re.fullmatch(r"(async )?([\w.]+)\((.*)\)", line)
+    assert match
+    function = find(match[2])
+    assert bool(match[1]) == inspect.iscoroutinefunction(function)
+    kinds = inspect.signature(function).parameters
+    ours = {name: (each.kind.name, each.default) for name, each in kinds.items() if name != "self"}
+    promised = {name: each for name, each in parameters_of(match[3]).items() if f"{match[2]}({name})" not in LATER}
+    for name, (kind, default) in promised.items():
+        assert name in ours
+        assert ours[name][0] == kind
+        has_default = ours[name][1] is not inspect.Parameter.empty
+        if default is None:
+            continue  # one may be given meanwhile
+        assert has_default
+        assert default in {UNTOLD, repr(ours[name][1])}
+    new = [
+        name for name, (kind, default) in ours.items() if name not in promised and default is inspect.Parameter.empty
+    ]
+    assert not [name for name in new if ours[name][0] not in {"VAR_POSITIONAL", "VAR_KEYWORD"}], (
+        "new ones have defaults"
+    )
+    order = [name for name in ours if name in promised]
+    assert [name for name in order if promised[name][0] != "KEYWORD_ONLY"] == [
+        name for name, (kind, _) in promised.items() if kind != "KEYWORD_ONLY"
+    ]
+
+
+def test_names_that_are_types() -> None:
+    assert worqr.Seconds
+    assert worqr.Middleware
+
+
+@pytest.mark.parametrize("path", sorted(LATER))
+def test_what_is_to_come_is_not_there_yet(path: str) -> None:
+    """So that whoever brings it takes it out of the list."""
+    name, _, parameter = path.rstrip(")").partition("(")
+    try:
+        found = find(name)
+    except AttributeError:
+        return
+    assert parameter, f"{name} is there: take it out of LATER"
+    assert parameter not in inspect.signature(found).parameters, f"{path} is there: take it out of LATER"
+
+
+def test_every_public_name_is_listed() -> None:
+    assert worqr.__all__ == sorted(worqr.__all__)
+    listed = set(re.findall(r"^(?:class |async )?(\w+)", FACE, re.MULTILINE))
+    assert set(worqr.__all__) - listed == BESIDES
+
+
+# The programs
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch, server: Server, prefix: str) -> Iterator[Callable[[str], Any]]:
+    """`load("p01_mail_service")`: a program as a module on the tests' server; what it runs at its end does not run."""
+    monkeypatch.syspath_prepend(PROGRAMS)
+    monkeypatch.setenv("WORQR_URL", server.url)
+    before = set(sys.modules)
+
+    def load(name: str) -> ModuleType:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(trio, "run", lambda main: None)
+            module = importlib.import_module(name)
+        module.mesh.prefix = prefix  # type: ignore[attr-defined]
+        return module
+
+    yield load
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", None) and PROGRAMS in Path(str(sys.modules[name].__file__)).parents:
+            del sys.modules[name]
+
+
+def quick(sleep: Callable[[float], Any]) -> Any:
+    """What a program finds as `trio`, where it shall not sleep as long as it says."""
+    return SimpleNamespace(**{**vars(trio), "sleep": sleep})
+
+
+class Post:
+    """What a program finds as `smtplib.SMTP`."""
+
+    sent: ClassVar[list[str]] = []
+
+    def __init__(self, host: str) -> None:
+        assert host == "localhost"
+
+    def __enter__(self) -> Post:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def send_message(self, message: EmailMessage) -> None:
+        if message["To"] == "nobody@example.org":
+            raise smtplib.SMTPRecipientsRefused({})
+        if message["To"] == "later@example.org" and "later@example.org" not in Post.sent:
+            Post.sent.append("later@example.org")
+            raise smtplib.SMTPResponseException(421, b"greylisted")
+        Post.sent.append(f"{message['To']}: {message['Subject']}")
+        message["Message-ID"] = f"<{len(Post.sent)}>"
+
+
+@pytest.fixture
+def post(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    Post.sent = []
+    monkeypatch.setattr(smtplib, "SMTP", Post)
+    return Post.sent
+
+
+async def test_the_mail_service(load: Callable[[str], Any], post: list[str], capsys: Any, expects_left: Any) -> None:
+    p01 = load("p01_mail_service")
+    printed: list[str] = []
+
+    def said() -> str:
+        printed.append(capsys.readouterr().out)
+        return "".join(printed)
+
+    name = p01.send_mail.name
+    assert name == "p01_mail_service.send_mail"
+    async with p01.mesh.join():
+        with pytest.raises(
+            TypeError, match=r"send_mail\(\): missing a required argument: 'subject'"
+        ):  # it has `subjekt`
+            await p01.main()
+        assert sorted(post) == ["ada@example.org: hi", "ada@example.org: hi", "x@example.org: s"]
+        assert (await p01.send_mail.job("welcome-ada").result(timeout=0)) in {"<1>", "<2>"}
+
+        await p01.send_mail.enqueue("nobody@example.org", "hi")
+        await until(
+            lambda: "gave up on ('nobody@example.org', 'hi', '') smtplib.SMTPRecipientsRefused" in said(), within=30
+        )
+        (record,) = await p01.send_mail.queue.failed.list()
+        assert record.reason == "failed"
+
+        job = await p01.send_mail.dispatch("later@example.org", "hi")
+        await eventually(lambda: state_of(job), "due", within=30)
+        assert (await job.status()).failures == 0
+        assert (await job.cancel()).waiting == 1
+        await eventually(p01.send_mail.queue.failures.running, [])
+    expects_left(f"{{{name}}}:failed", f"{{{name}}}:aside*")
+
+
+async def state_of(job: worqr.Job[Any]) -> str:
+    return (await job.status()).state
+
+
+def request(method: str, path: str, query: str = "", **parameters: str) -> Request:
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "query_string": query.encode(),
+        "headers": [],
+        "path_params": parameters,
+    }
+    return Request(scope)
+
+
+async def call(app: Any, method: str, path: str, query: str = "") -> tuple[int, bytes]:
+    """One request to an ASGI application: status and body."""
+    found: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        found.append(message)
+
+    await app(request(method, path, query).scope, receive, send)
+    body = b"".join(message.get("body", b"") for message in found)
+    return found[0]["status"], body
+
+
+async def test_a_web_application_that_is_a_peer(load: Callable[[str], Any]) -> None:
+    p03 = load("p03_p04_trio_web")
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    p03.trio = quick(sleep)
+    async with p03.app.router.lifespan_context(p03.app):
+        assert await call(p03.app, "GET", "/readyz") == (200, b'{"ready":true,"why":""}')
+        assert await call(p03.app, "POST", "/upload", "path=/cat.png") == (200, b'{"ok":true}')
+        await until(lambda: slept == [1], within=30)
+        await p03.app.state.peer.drain()
+        assert await call(p03.app, "GET", "/readyz") == (503, b'{"ready":false,"why":"the peer is leaving"}')
+
+
+async def test_a_peer_in_the_nursery_of_an_application(load: Callable[[str], Any]) -> None:
+    p03 = load("p03_p04_trio_web")
+    with trio.fail_after(50):
+        async with trio.open_nursery() as nursery:
+            peer: worqr.Peer = await nursery.start(p03.run_peer)
+            assert peer.health().ready
+            await peer.drain()
+
+
+async def test_a_report_that_is_followed_and_cancelled(load: Callable[[str], Any]) -> None:
+    p09 = load("p09_report_cancel_progress")
+    pages: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pages.append(seconds)
+        if len(pages) == 3:
+            await trio.sleep_forever()
+
+    p09.trio = quick(sleep)
+    async with p09.mesh.join():
+        assert (await p09.start(request("POST", "/", id="7"))).body == b'{"job":"report-7","new":true}'
+        await until(lambda: len(pages) == 3, within=30)
+        assert (await p09.start(request("POST", "/", id="7"))).body == b'{"job":"report-7","new":false}'
+        lines: list[str] = []
+        stream = await p09.progress(request("GET", "/", job="report-7"))
+        async for line in stream.body_iterator:
+            lines.append(line)
+            if "0.01 page 1" in line:
+                cancelled = await p09.cancel(request("POST", "/", job="report-7"))
+                assert cancelled.body == b'{"stopped":true}'
+        assert lines[-1] == "data: None \n\n"  # the one that says that it has ended
+        with pytest.raises(worqr.JobCancelled, match="button"):
+            await p09.report.job("report-7").result(timeout=30)
+    assert pages == [1, 1, 1, 0.1]
+
+
+async def test_a_report_that_is_finished(load: Callable[[str], Any]) -> None:
+    p09 = load("p09_report_cancel_progress")
+
+    async def sleep(seconds: float) -> None:
+        await trio.lowlevel.checkpoint()
+
+    p09.trio = quick(sleep)
+    async with p09.mesh.join():
+        assert await (await p09.report.dispatch(7)).result(timeout=30) == "/reports/7.pdf"
+
+
+async def test_claims_in_batches(load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    p11 = load("p11_batch_claims")
+    monkeypatch.chdir(tmp_path)
+    tasks = [b"event %d" % i for i in range(250)]
+    with sqlite3.connect("events.db") as db:
+        db.execute("create table events (fence integer primary key, event blob)")
+
+    def rows() -> list[bytes]:
+        with sqlite3.connect("events.db") as db:
+            return [row[0] for row in db.execute("select event from events order by fence")]
+
+    async with p11.mesh.connect(), trio.open_nursery() as nursery:
+        q = p11.mesh.queue("events")
+        await q.enqueue(*tasks)
+        nursery.start_soon(p11.main)
+        await until(lambda: len(rows()) == 250, within=50)
+        await eventually(q.running, [])
+        nursery.cancel_scope.cancel()
+    assert rows() == tasks
+    db.close()
+
+
+async def test_claims_one_by_one(load: Callable[[str], Any]) -> None:
+    p11 = load("p11_batch_claims")
+
+    async def sleep(seconds: float) -> None:
+        await trio.lowlevel.checkpoint()
+
+    p11.trio = quick(sleep)
+    async with p11.mesh.connect(), trio.open_nursery() as nursery:
+        q = p11.mesh.queue("events")
+        await q.enqueue(*[b"%d" % i for i in range(250)])
+        nursery.start_soon(p11.one_by_one)
+
+        async def finished() -> int:
+            return (await q.info()).counts.get("finished", 0)
+
+        await eventually(finished, 250, within=50)
+        nursery.cancel_scope.cancel()
+
+
+QUICK_CONFTEST = """
+    import types
+    import p09_report_cancel_progress as p09
+    import trio
+
+    p09.trio = types.SimpleNamespace(**{**vars(trio), "sleep": lambda seconds: trio.lowlevel.checkpoint()})
+"""
+
+
+def test_a_users_test_suite(tmp_path: Path, server: Server) -> None:
+    for name in ("p09_report_cancel_progress.py", "p12_test_suite.py"):
+        (tmp_path / name).write_text((PROGRAMS / name).read_text("utf-8"))
+    (tmp_path / "conftest.py").write_text(inspect.cleandoc(QUICK_CONFTEST))
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntrio_mode = true\nfilterwarnings = error\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:valkey", "p12_test_suite.py"],
+        cwd=tmp_path,
+        env={"PATH": "", "PYTHONPATH": str(ROOT), "WORQR_TEST_URL": server.url},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert "4 passed" in done.stdout, done.stdout + done.stderr
+
+
+async def test_typed_payloads(load: Callable[[str], Any]) -> None:
+    p20 = load("p20_typed_payloads")
+    order = p20.Order(id=p20.UUID(int=7), total=p20.Decimal("1.10"), at=NOON)
+    async with p20.mesh.join():
+        with pytest.raises(worqr.NoResult, match="keeps no result"):
+            await p20.use(order)
+        job = await p20.ship.options(result_ttl=60).dispatch(order)
+        assert await job.result(timeout=30) == order.id
+        tax = await p20.vat.options(result_ttl=60).dispatch(p20.Decimal(1), rate=p20.Decimal("0.07"))
+        assert await tax.result(timeout=30) == p20.Decimal("0.07")
+        for wrong, error in (
+            (lambda: p20.ship.enqueue(1), worqr.UsageError),
+            (lambda: p20.vat.enqueue(p20.Decimal(1), p20.Decimal(2)), TypeError),
+            (lambda: p20.vat.options(dealy=1).dispatch(p20.Decimal(1)), worqr.UsageError),
+            (lambda: p20.mesh.queue("q").dispatch(b"x", dealy=1), worqr.UsageError),
+        ):
+            with pytest.raises(error):
+                await wrong()
+    with pytest.raises(worqr.UsageError):
+        p20.ship.blocking.enqueue(1)
