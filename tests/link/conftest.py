@@ -31,4 +31,4 @@ async def link_to() -> AsyncIterator[LinkTo]:
     for link in links:
         link.close()
     kinds = ("worqr-link", "worqr-subscriptions", "worqr-heart", "worqr-scribe")
-    await until(lambda: not [t.name for t in threading.enumerate() if t.name in kinds], 3, "threads that end")
+    await until(lambda: not [t.name for t in threading.enumerate() if t.name in kinds], what="threads that end")

@@ -9,6 +9,7 @@ import trio
 
 from tests.link.conftest import LinkTo
 from tests.link.scripts import Outcomes, append, echo, log, notice, until
+from tests.patience import PATIENCE
 from tests.proxy import FaultProxy
 from tests.servers import Server
 
@@ -80,23 +81,25 @@ async def test_cancelling_never_breaks_the_connection(link_to: LinkTo, server: S
     link = await link_to(server.url)
     wrong: list[str] = []
     done = cancelled = 0
+    patience = 0.02
 
     async def ask(who: int) -> None:
         nonlocal done, cancelled
         for n in range(30):
             text = f"{who}.{n}"
-            with trio.move_on_after(random.uniform(0, 0.02)) as scope:
+            with trio.move_on_after(random.uniform(0, patience)) as scope:
                 if await link.call(echo(text)) != text:
                     wrong.append(text)
                 done += 1
             cancelled += scope.cancelled_caught
 
-    async with trio.open_nursery() as nursery:
-        for who in range(100):
-            nursery.start_soon(ask, who)
+    while min(done, cancelled) <= 100:  # however fast the machine is
+        done = cancelled = 0
+        async with trio.open_nursery() as nursery:
+            for who in range(100):
+                nursery.start_soon(ask, who)
+        patience *= 2 if done <= 100 else 0.5
     assert not wrong
-    assert done > 100
-    assert cancelled > 100
     assert link.connections == 1
     assert await link.call(echo("still")) == "still"
 
@@ -122,7 +125,7 @@ async def test_a_cancelled_wait_for_a_subscription_leaves_it_in_order(link_to: L
         await subscription.wait_confirmed()
     assert scope.cancelled_caught
     own_server.start()
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE):
         await subscription.wait_confirmed()
 
 

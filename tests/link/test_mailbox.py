@@ -11,6 +11,7 @@ import trio.testing
 
 from tests.link.conftest import LinkTo
 from tests.link.scripts import Outcomes, echo, lines, until
+from tests.patience import PATIENCE
 from tests.servers import Server
 from worqr.link import TrioMailbox, Waiter
 from worqr.link.mailbox import wake_all
@@ -27,7 +28,7 @@ async def test_what_a_delivery_raises_is_logged_and_the_run_goes_on(
     mailbox.post(fail)
     done = trio.Event()
     mailbox.post(done.set)
-    with trio.fail_after(1):
+    with trio.fail_after(PATIENCE):
         await done.wait()
     assert len(lines(caplog, "link.deliver")) == 1
 
@@ -35,7 +36,7 @@ async def test_what_a_delivery_raises_is_logged_and_the_run_goes_on(
 async def test_a_waiter_whose_wake_fails_keeps_nobody_asleep(caplog: pytest.LogCaptureFixture) -> None:
     mailbox, broken, sound = TrioMailbox(), Waiter(), Waiter()
     broken.wake = lambda: 1 / 0
-    with trio.fail_after(1):
+    with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(mailbox.wait, sound)
             await trio.testing.wait_all_tasks_blocked()
@@ -45,7 +46,7 @@ async def test_a_waiter_whose_wake_fails_keeps_nobody_asleep(caplog: pytest.LogC
 
 async def test_nobody_is_woken_twice() -> None:
     mailbox, waiter = TrioMailbox(), Waiter()
-    with trio.fail_after(1):
+    with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(mailbox.wait, waiter)
             await trio.testing.wait_all_tasks_blocked()
