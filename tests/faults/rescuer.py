@@ -10,6 +10,7 @@ from functools import partial
 import trio
 
 import worqr
+from tests.patience import PATIENCE
 
 
 class Rescuer:
@@ -25,7 +26,7 @@ class Rescuer:
         self.attempts[task] = worqr.current().attempt
         self._news.set()
 
-    async def wait_all(self, *tasks: bytes, within: float = 12) -> None:
+    async def wait_all(self, *tasks: bytes, within: float = PATIENCE) -> None:
         """Until each of the tasks has run here."""
         with trio.move_on_after(within):
             while not all(self.runs[task] for task in tasks):
@@ -47,7 +48,7 @@ async def rescuer(url: str, prefix: str, queue: str = "Q1", *, keepalive: float 
         nursery.cancel_scope.cancel()
 
 
-async def wait_for_nobody(url: str, prefix: str, *, but: str = "", within: float = 10) -> None:
+async def wait_for_nobody(url: str, prefix: str, *, but: str = "", within: float = PATIENCE) -> None:
     """Until no worker but `but` is registered or being swept: nothing of the dead is left to do."""
     mesh = worqr.Mesh(url, prefix=prefix)
     async with mesh.connect():

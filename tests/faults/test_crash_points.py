@@ -18,6 +18,7 @@ import worqr
 from tests.children import Child
 from tests.faults.rescuer import rescuer
 from tests.leaks import assert_no_leaks, delete_all
+from tests.patience import PATIENCE
 from tests.proxy import FaultProxy
 from tests.servers import Server
 from worqr import ops
@@ -108,11 +109,11 @@ async def _one(
         if crash.then:
             running = set(crash.tasks)
             while running:
-                running.discard((await child.line_with("run", within=20)).split()[1].encode())
+                running.discard((await child.line_with("run")).split()[1].encode())
             child.send(crash.then)
-        await fault.wait_fired(20)
+        await fault.wait_fired()
         if when == "after":
-            await fault.wait_executed(20)
+            await fault.wait_executed()
         child.kill()
         fault.release()  # a request that was held is executed late, when its sender is dead
         async with rescuer(server.url, prefix) as rescue:
@@ -130,7 +131,7 @@ async def _one(
 async def _nobody_else(mesh: worqr.Mesh) -> None:
     """Until the dead are forgotten, nothing waits and nothing runs."""
     async with mesh.connect():
-        with trio.fail_after(12):
+        with trio.fail_after(PATIENCE):
             while True:
                 info = await mesh.queue("Q1").info()
                 if len(await mesh.workers()) == 1 and info.workers == 1 and info.waiting == info.running == 0:

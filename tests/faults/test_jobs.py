@@ -13,6 +13,7 @@ import trio
 
 import worqr
 from tests.children import Child
+from tests.patience import PATIENCE
 from tests.peer.tools import Runs, eventually, until
 from tests.proxy import FaultProxy
 from tests.servers import Server
@@ -64,7 +65,7 @@ async def nothing_left(mesh: worqr.Mesh) -> None:
         of_both = [(each.waiting, each.due, each.blocked, each.running) for each in (info, failures)]
         return len(await mesh.workers()), *of_both[0], *of_both[1]
 
-    await eventually(look, (1, *([0] * 8)), within=15)
+    await eventually(look, (1, *([0] * 8)))
 
 
 # Stalls
@@ -84,7 +85,7 @@ async def test_the_jobs_of_a_killed_worker_run_elsewhere_in_their_order_with_one
         child.kill()
         await q.enqueue(b"behind them")
         async with rescuing(server.url, prefix) as rescue:
-            await eventually(q.running, [], within=10)
+            await eventually(q.running, [])
             assert (await q.tasks())[::-1] == [*(b"hold-%d" % n for n in range(5)), b"behind them"]
             await q.resume()
             await rescue.wait(6)
@@ -94,7 +95,7 @@ async def test_the_jobs_of_a_killed_worker_run_elsewhere_in_their_order_with_one
                 assert (context.stalls, context.failures, context.attempt) == (1, 0, 2)
                 assert context.meta == {"n": name}
             for job in jobs:
-                assert await job.result(5) == f"hold-{job.id} by another".encode()
+                assert await job.result(PATIENCE) == f"hold-{job.id} by another".encode()
             await nothing_left(mesh)
             assert (await q.info()).counts["stalled"] == 5
 
@@ -108,11 +109,11 @@ async def test_a_job_that_keeps_killing_its_workers_is_set_aside_and_its_failure
         job = await q.dispatch(b"die", id="x", retry=RetryPolicy(max_stalls=2), meta={"k": "v"}, result_ttl=60)
         for attempt in (1, 2):
             child = spawn(CHILD, server.url, prefix, "Q1")
-            assert (await child.line_with("run die", within=15)).endswith(f" {attempt}")
+            assert (await child.line_with("run die")).endswith(f" {attempt}")
             await child.ended()
         async with rescuing(server.url, prefix) as rescue:
             with pytest.raises(worqr.JobFailed, match="Stalled: its workers died while it ran"):
-                await job.result(15)
+                await job.result(PATIENCE)
             await rescue.wait_for(lambda: len(rescue.told) == 1)
             (record,) = await q.failed.list()
             assert rescue.told == [record]
@@ -135,7 +136,7 @@ async def test_the_twin_of_a_job_whose_worker_is_killed_runs_in_its_place(
         assert twin.outcome == "blocked"
         child.kill()
         async with rescuing(server.url, prefix) as rescue:
-            assert await twin.result(15) == await job.result(5) == b"instead by another"
+            assert await twin.result(PATIENCE) == await job.result(PATIENCE) == b"instead by another"
             assert rescue.tasks == [b"instead"]
             await nothing_left(mesh)
 
@@ -159,7 +160,7 @@ async def test_a_cancel_by_id_that_meets_a_dying_worker_holds(
         async with rescuing(server.url, prefix) as rescue:
             await nothing_left(mesh)
             with pytest.raises(worqr.JobCancelled, match="no"):
-                await job.result(5)
+                await job.result(PATIENCE)
             assert (rescue.tasks, rescue.told) == ([], [])
             assert (await q.info()).counts["cancelled"] == 1
 
@@ -178,7 +179,7 @@ async def test_a_caller_that_waits_for_the_acknowledgement_gets_it_from_the_swee
             counts: list[worqr.CancelCount] = []
 
             async def cancel() -> None:
-                counts.append(await job.cancel(wait=15))
+                counts.append(await job.cancel(wait=PATIENCE))
 
             nursery.start_soon(cancel)
             await eventually(partial(marks, server, prefix), 1)
@@ -215,9 +216,9 @@ async def test_a_peer_killed_while_it_sets_a_job_aside(
         fault.release()  # and is executed late, when its sender is dead; not yet swept, the claim is still its own
         async with rescuing(server.url, prefix) as rescue:
             if when == "before" and not await q.failed.list():
-                await rescue.wait_for(lambda: rescue.tasks == [b"fail"] or bool(rescue.told), within=15)
+                await rescue.wait_for(lambda: rescue.tasks == [b"fail"] or bool(rescue.told))
             else:
-                await rescue.wait_for(lambda: bool(rescue.told), within=15)
+                await rescue.wait_for(lambda: bool(rescue.told))
             await nothing_left(mesh)
             records = await q.failed.list()
             assert len(rescue.tasks) + len(records) == 1
@@ -237,7 +238,7 @@ async def test_a_failure_handler_that_is_killed_is_called_again_elsewhere(
         await child.line_with("told fail failed")
         child.kill()
         async with rescuing(server.url, prefix) as rescue:
-            await rescue.wait_for(lambda: len(rescue.told) == 1, within=15)
+            await rescue.wait_for(lambda: len(rescue.told) == 1)
             assert rescue.told == await q.failed.list()
             await nothing_left(mesh)
             assert len(rescue.told) == 1
@@ -257,9 +258,9 @@ async def test_a_zombie_neither_ends_its_job_nor_keeps_a_result(
         await child.line_with("run hold")
         child.pause()
         async with rescuing(server.url, prefix):
-            assert await job.result(15) == b"hold by another"
+            assert await job.result(PATIENCE) == b"hold by another"
             again = await q.dispatch(b"again", id="x", result_ttl=60)
-            assert await again.result(5) == b"again by another"
+            assert await again.result(PATIENCE) == b"again by another"
             child.send("go")
             child.resume()
             assert await child.line_with("ended hold") in {"ended hold lost", "ended hold None"}
@@ -287,10 +288,10 @@ async def test_due_jobs_go_on_when_the_leader_is_killed(
             for n in range(30):
                 await q.dispatch(b"%d" % n, delay=n / 10)
             child.kill()
-            assert sorted(await rescue.wait(30, within=15)) == sorted(b"%d" % n for n in range(30))
+            assert sorted(await rescue.wait(30)) == sorted(b"%d" % n for n in range(30))
             await nothing_left(mesh)
     now = [(context.fence / 1000 - context.run_at.timestamp() * 1000) for context in rescue.contexts]
-    assert min(now) >= 0 and max(now) < 6000, now  # ms from its due time to its claim, by the server's clock
+    assert min(now) >= 0 and max(now) < 20_000, now  # ms from its due time to its claim, by the server's clock
 
 
 async def test_a_retry_that_waits_survives_its_worker_and_a_restart_of_the_server(
@@ -316,6 +317,6 @@ async def test_a_retry_that_waits_survives_its_worker_and_a_restart_of_the_serve
         assert (await job.status()).state == "due"
         async with mesh.join() as peer, trio.open_nursery() as nursery:
             await nursery.start(partial(peer.serve, "Q1", handler, result_ttl=60))
-            assert await job.result(10) == "at last"  # type: ignore[comparison-overlap]
+            assert await job.result(PATIENCE) == "at last"  # type: ignore[comparison-overlap]
             assert [context.failures for context in runs.contexts] == [0, 1]
             nursery.cancel_scope.cancel()
