@@ -189,14 +189,16 @@ class SharedConnection:
     def forget(self) -> None:
         """In a forked child: it is the parent's, whose end shall be no business of ours."""
         if self._end is not None:
-            _of_parents.append(self._end.detach())
+            self._end.detach()
+        if self._connection is not None:
+            _of_parents.append(self._connection.server)
         self._lock = threading.Lock()  # somebody may have held the old one, who is not here
         self._end = self._connection = None
 
 
 _shared_connections: weakref.WeakSet[SharedConnection] = weakref.WeakSet()
 _of_parents: list[object] = []
-"""What a forked child must not let go of: a server would be let go of with it."""
+"""What a forked child must not drop: that would let go of a server, under a lock that nobody may be there to release."""
 
 
 def _after_fork_in_child() -> None:

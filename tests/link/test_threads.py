@@ -340,6 +340,26 @@ def test_what_threads_post_together_is_their_own(link: Link, server: Server, pre
         assert own == [f"{n}-{i}-{j}" for i in range(50) for j in range(4)]
 
 
+def test_a_block_of_posts_is_of_one_thread(link: Link, server: Server, prefix: str) -> None:
+    answers: list[int] = []
+
+    def post(text: str) -> None:
+        link.post(log(prefix, text), lambda value, _: answers.append(value or 0))
+
+    def post_together(_: int) -> None:
+        with link.together():
+            post("other")
+        until(lambda: answers)  # though the block around is open still
+
+    with link.together():
+        post("first")
+        in_threads(1, post_together)
+        post("second")
+    until(lambda: len(answers) == 3)
+    with server.client() as client:
+        assert client.lrange(f"{prefix}:{{Q}}", 0, -1) == [b"other", b"first", b"second"]
+
+
 def test_threads_subscribe_at_once(link: Link, server: Server, prefix: str) -> None:
     """The first subscriptions of a link, which make its thread, from several threads."""
     heard: list[tuple[str, bytes]] = []
