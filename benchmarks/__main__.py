@@ -1,4 +1,4 @@
-"""``python -m benchmarks [name ...] [--quick] [--json FILE] [--markdown FILE]``: measure, and print a table per subject."""
+"""``python -m benchmarks [name ...] [--quick] [--json FILE] [--markdown FILE] [--figures DIR]``: measure, and print tables."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import trio
 
 from benchmarks import (
+    auto,
     cancel,
     dispatch,
     drain,
@@ -47,6 +48,7 @@ SUBJECTS: dict[str, Callable[[Plan, EmbeddedServer], Awaitable[list[Table]]]] = 
     "due": due.measure,
     "storm": storm.measure,
     "functions": functions.measure,
+    "auto": auto.measure,
     "startup": startup.measure,
     "processes": processes.measure,
 }
@@ -77,6 +79,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="a smoke run, whose figures mean nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run of every figure there")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there, as the docs have them")
+    parser.add_argument("--figures", type=Path, metavar="DIR", help="draw what a table cannot show there, as PNG")
     options = parser.parse_args(arguments)
     for name in options.names:
         if name not in SUBJECTS:
@@ -87,7 +90,7 @@ def main(arguments: list[str]) -> int:
     tables: list[Table] = []
     began = time.monotonic()
     for name in options.names or SUBJECTS:
-        for table in measured(name, Plan(options.quick)):
+        for table in measured(name, Plan(options.quick, options.figures)):
             print_table(table)
             tables.append(table)
     missed = [f"{table.title}: {row.what}" for table in tables for row in table.rows if row.met is False]

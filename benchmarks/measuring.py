@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 Run = Callable[[], Awaitable[float]]
 RATES = frozenset({"tasks/s", "jobs/s"})
@@ -14,9 +15,13 @@ RATES = frozenset({"tasks/s", "jobs/s"})
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much to measure. `quick` is a smoke run: it shows that everything works, its figures mean nothing."""
+    """How much to measure. `quick` is a smoke run: it shows that everything works, its figures mean nothing.
+
+    `figures` is the folder to draw into; None: nothing is drawn.
+    """
 
     quick: bool = False
+    figures: Path | None = None
 
     @property
     def runs(self) -> int:

@@ -29,6 +29,7 @@ TITLES = (
     "memory:",
     "due:",
     "storm:",
+    "auto:",
     "functions: typed calls drained",
     "functions: typed calls enqueued",
     "startup:",

@@ -210,7 +210,7 @@ class BlockingFunction(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<BlockingFunction {self._declared.name!r}>"
 
-    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> None:
+    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Enqueue a call as a raw task, which costs least and has no handle; for ids, times and results see `dispatch`.
 
         Raises:
@@ -225,7 +225,7 @@ class BlockingFunction(Generic[P, R]):
             raise UsageError(f"a call of {declared.name!r} with options is a job: use dispatch() instead of enqueue()")
         _run(mesh, mesh.sender.enqueue(declared.call(self._options, args, kwargs)))
 
-    def dispatch(self, *args: P.args, **kwargs: P.kwargs) -> BlockingJob[R]:
+    def dispatch(self, /, *args: P.args, **kwargs: P.kwargs) -> BlockingJob[R]:
         """Put a job into the function's queue; answers a handle of this very dispatch.
 
         Raises: as `enqueue`; Duplicate.

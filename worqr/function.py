@@ -171,7 +171,7 @@ class Bound(Generic[P, R]):
         self._declared = declared
         self._options = options
 
-    async def dispatch(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+    async def dispatch(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Put a job into the function's queue: a call with a record, an id, and a result if the function keeps results.
 
         Returns:
@@ -185,7 +185,7 @@ class Bound(Generic[P, R]):
         declared = self._declared
         return await declared.home().sender.dispatch(declared.call(self._options, args, kwargs))
 
-    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+    def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """A call as a value, for ``enqueue_many``, ``dispatch_many``, schedules and tests; nothing is sent.
 
         Raises: as `dispatch`, as far as it can be known without the server.
@@ -223,7 +223,7 @@ class Function(Bound[P, R]):
         """
         return self._declared.home().queue(self.name)
 
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> None:
+    async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Enqueue a call as a raw task, which costs least and has no handle; for ids, times and results see `dispatch`.
 
         Raises:
@@ -281,7 +281,7 @@ class AsyncFunction(Function[P, R]):
             inspect.markcoroutinefunction(self)
 
     # `async def`, because that is what others look at before they choose between await and a thread
-    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    async def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function here and now, without the mesh."""
         return cast("R", await self._declared.fn(*args, **kwargs))
 
@@ -289,6 +289,6 @@ class AsyncFunction(Function[P, R]):
 class SyncFunction(Function[P, R]):
     """A `Function` made of a plain function."""
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function here and now, without the mesh."""
         return cast("R", self._declared.fn(*args, **kwargs))

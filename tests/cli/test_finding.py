@@ -23,7 +23,7 @@ FILES = {
     "shop/odd.py": "raise ModuleNotFoundError('itself', name='shop.odd')\n",
     "shop/wrong.py": "def (:\n",
     "shop/leaves.py": "import sys\nsys.exit('no luck')\n",
-    "shop/runs.py": "import worqr\nfrom worqr import service\nmesh = worqr.Mesh()\nservice.run(mesh)\n",
+    "shop/runs.py": "import worqr\nmesh = worqr.Mesh()\nmesh.run()\n",
 }
 
 

@@ -17,7 +17,6 @@ from tests.children import Child
 from tests.cli.conftest import Command
 from tests.peer.tools import eventually, until
 from tests.servers import Server
-from worqr import service
 
 TERM, INT = signal.SIGTERM, signal.SIGINT
 LONG = 30.0
@@ -298,7 +297,6 @@ def test_what_cannot_be_run_is_an_object_with_log_json(command: Command) -> None
 
 SCRIPT = """
 import worqr
-from worqr import service
 
 mesh = worqr.Mesh(prefix={prefix!r})
 
@@ -309,7 +307,7 @@ async def hello(name: str) -> None:
 
 
 if __name__ == "__main__" or {unguarded}:
-    service.run(mesh, grace=5, only=["*.hello"])
+    mesh.run(grace=5, only=["*.hello"])
     print("over", flush=True)
 """
 
@@ -340,12 +338,12 @@ async def test_a_script_that_runs_when_it_is_imported_is_told_so(
 
 async def test_a_running_loop_is_no_place_for_it(mesh: worqr.Mesh) -> None:
     with pytest.raises(worqr.UsageError, match="inside a running one use `async with mesh.join"):
-        service.run(mesh)
+        mesh.run()
     with pytest.raises(worqr.UsageError, match="needs the main thread"):
-        await trio.to_thread.run_sync(service.run, mesh)
+        await trio.to_thread.run_sync(mesh.run)
 
 
 def test_a_mesh_without_functions_is_refused(mesh: worqr.Mesh) -> None:
     with pytest.raises(worqr.UsageError, match="there is nothing to serve: no function is declared on <Mesh"):
-        service.run(mesh)
+        mesh.run()
     assert signal.getsignal(TERM) == signal.SIG_DFL

@@ -31,8 +31,9 @@ PAST = 1_000_000_000_000
 """A time long ago, in ms."""
 FUTURE = 7_000_000_000_000
 """One that no test will see."""
-KEEPALIVE = 3000
-LEASE = 2000
+KEEPALIVE = 100_000
+"""ms, like those of the lease: longer than a test can take, wherever it runs."""
+LEASE = 60_000
 HEARD_ALL = b"heard all"
 
 

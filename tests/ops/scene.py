@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.ops.driver import BOOM, FUTURE, PAST, Desk, job
+from tests.ops.driver import BOOM, FUTURE, KEEPALIVE, LEASE, PAST, Desk, job
 from tests.ops.schedules import DEF, TASK, T, declared
 from worqr import ops
 from worqr.call import Call
@@ -37,7 +37,7 @@ def set_scene(desk: Desk) -> Scene:
     """A holds claims, B is hungry, C is being swept; a suspect, raw tasks, jobs and a reference to nothing wait, two jobs are
     due, two blocked, one has expired; results are kept, an id is taken, and A has a failure handler."""
     desk.register("A", "B", "C", queues=["Q1"])
-    desk.beat("A", lease_ms=60_000, keepalive_ms=60_000)
+    desk.beat("A", lease_ms=LEASE)
     desk.client.delete(desk.g.worker("C"))
     desk.call(ops.condemn_worker(desk.g, "C", None))
     desk.call(ops.post_waiting(desk.g, ["Q1"]))
@@ -124,7 +124,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "inspect": lambda q, g, scene: ops.inspect(q),
     "job_status": lambda q, g, scene: ops.job_status(q, "runs", 0),
     "keep_worker_alive": lambda q, g, scene: ops.keep_worker_alive(
-        g, "A", 2, keepalive_ms=3000, lease_ms=2000, running=1, room=2
+        g, "A", 2, keepalive_ms=KEEPALIVE, lease_ms=LEASE, running=1, room=2
     ),
     "list_aside": lambda q, g, scene: ops.list_aside(q, "failed", 9),
     "list_claims": lambda q, g, scene: ops.list_claims(q),
@@ -151,7 +151,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "retry_task": lambda q, g, scene: ops.retry_task(q, "A", scene.twin, BOOM, counter="failures", limit=10),
     "start_tasks": lambda q, g, scene: ops.start_tasks(q, "A", 99, 9),
     "start_work": lambda q, g, scene: ops.start_work(q, "new", max_stalls=3, keep_failed=9, last=0),
-    "start_worker": lambda q, g, scene: ops.start_worker(g, "new", keepalive_ms=3000, facts=[("host", "h")]),
+    "start_worker": lambda q, g, scene: ops.start_worker(g, "new", keepalive_ms=KEEPALIVE, facts=[("host", "h")]),
     "stop_tasks": lambda q, g, scene: ops.stop_tasks(q, "A", [scene.raw, scene.job, scene.twin, scene.marked, 1]),
     "stop_work": lambda q, g, scene: ops.stop_work(q, "A", 2),
     "stop_worker": lambda q, g, scene: ops.stop_worker(g, "A"),

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
-from tests.ops.driver import Desk, Expires
+from tests.ops.driver import KEEPALIVE, LEASE, Desk, Expires
 from worqr import ops
 from worqr.ops import Beat
 
 
 def test_beats_and_tells_people_how_it_is(desk: Desk) -> None:
     desk.register("A")
-    desk.client.pexpire(desk.g.worker("A"), 500)
-    desk.client.expire(desk.g.info("A"), 5)
+    desk.client.pexpire(desk.g.worker("A"), KEEPALIVE // 2)
+    desk.client.expire(desk.g.info("A"), 10)
     assert desk.beat("A", 7) == Beat(True, False, False, [])
     assert desk.state(":counts") == {
         ":Workers": {"A"},
@@ -16,15 +16,15 @@ def test_beats_and_tells_people_how_it_is(desk: Desk) -> None:
         ":info:A": Expires({"host": "h", "running": "2", "room": "3"}),
         ":version": "1",
     }
-    assert 2000 < desk.client.pttl(desk.g.worker("A")) <= 3000
+    assert KEEPALIVE / 2 < desk.client.pttl(desk.g.worker("A")) <= KEEPALIVE
     assert desk.client.ttl(desk.g.info("A")) > 50
 
 
 def test_the_same_beat_again_changes_nothing(desk: Desk) -> None:
     desk.register("A")
-    desk.beat("A", 7, lease_ms=2000)
+    desk.beat("A", 7, lease_ms=LEASE)
     with desk.nothing_changes():
-        assert desk.beat("A", 7, lease_ms=2000) == Beat(True, False, True, [])
+        assert desk.beat("A", 7, lease_ms=LEASE) == Beat(True, False, True, [])
 
 
 def test_a_key_that_lapsed_is_armed_again_while_nobody_has_swept(desk: Desk) -> None:
@@ -39,12 +39,12 @@ def test_who_was_condemned_is_dead_and_leaves_nothing(desk: Desk) -> None:
     desk.client.delete(desk.g.worker("A"))
     desk.call(ops.condemn_worker(desk.g, "A", None))
     with desk.nothing_changes():
-        assert desk.beat("A", 8, lease_ms=2000) == Beat(False, False, False, [])
+        assert desk.beat("A", 8, lease_ms=LEASE) == Beat(False, False, False, [])
 
 
 def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
     desk.client.delete(desk.q.counts)
-    assert desk.beat("A", lease_ms=2000) == Beat(False, False, False, [])
+    assert desk.beat("A", lease_ms=LEASE) == Beat(False, False, False, [])
     assert desk.state() == {}
 
 
@@ -67,33 +67,33 @@ def test_answers_with_the_queues_that_wait(desk: Desk) -> None:
 def test_the_lease_is_taken_when_it_is_free_and_asked_for(desk: Desk) -> None:
     desk.register("A", "B")
     assert not desk.beat("A").leads
-    assert desk.beat("A", 1, lease_ms=2000).leads
+    assert desk.beat("A", 1, lease_ms=LEASE).leads
     assert desk.state()[":leader"] == Expires("A 1")
-    assert 1000 < desk.client.pttl(desk.g.leader) <= 2000
+    assert LEASE / 2 < desk.client.pttl(desk.g.leader) <= LEASE
 
 
 def test_the_lease_is_renewed_by_its_holder_alone(desk: Desk) -> None:
     desk.register("A", "B")
-    desk.beat("A", 1, lease_ms=2000)
-    desk.client.pexpire(desk.g.leader, 300)
-    assert not desk.beat("B", 5, lease_ms=2000).leads
-    assert desk.client.pttl(desk.g.leader) <= 300
-    assert desk.beat("A", 2, lease_ms=2000).leads
+    desk.beat("A", 1, lease_ms=LEASE)
+    desk.client.pexpire(desk.g.leader, LEASE // 2)
+    assert not desk.beat("B", 5, lease_ms=LEASE).leads
+    assert desk.client.pttl(desk.g.leader) <= LEASE / 2
+    assert desk.beat("A", 2, lease_ms=LEASE).leads
     assert desk.state()[":leader"] == Expires("A 2")
-    assert desk.client.pttl(desk.g.leader) > 1000
+    assert desk.client.pttl(desk.g.leader) > LEASE / 2
 
 
 def test_a_holder_that_does_not_ask_lets_it_run_out(desk: Desk) -> None:
     desk.register("A")
-    desk.beat("A", 1, lease_ms=2000)
-    desk.client.pexpire(desk.g.leader, 300)
+    desk.beat("A", 1, lease_ms=LEASE)
+    desk.client.pexpire(desk.g.leader, LEASE // 2)
     assert not desk.beat("A", 2).leads
-    assert desk.client.pttl(desk.g.leader) <= 300
+    assert desk.client.pttl(desk.g.leader) <= LEASE / 2
 
 
 def test_an_id_that_another_begins_with_is_not_that_other(desk: Desk) -> None:
     desk.register("a", "a b")
-    assert desk.beat("a b", 1, lease_ms=2000).leads
-    assert not desk.beat("a", 1, lease_ms=2000).leads
+    assert desk.beat("a b", 1, lease_ms=LEASE).leads
+    assert not desk.beat("a", 1, lease_ms=LEASE).leads
     assert desk.call(ops.stop_worker(desk.g, "a")) == []
     assert desk.state()[":leader"] == Expires("a b 1")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tests.ops.driver import Desk
+from tests.ops.driver import KEEPALIVE, Desk
 from worqr import ops
 
 
@@ -15,7 +15,7 @@ def test_every_registered_worker_with_what_people_want_to_know(desk: Desk) -> No
     ttl, facts, queues = listed.pop("A")
     assert isinstance(ttl, int)
     assert isinstance(queues, list)
-    assert 2000 < ttl <= 3000
+    assert KEEPALIVE / 2 < ttl <= KEEPALIVE
     assert (facts, sorted(queues)) == ({"host": "h", "running": "2", "room": "3"}, ["Q1", "Q2"])
     assert listed == {"P": [-1, {"host": "h"}, []], "M": [-2, {}, []]}
 

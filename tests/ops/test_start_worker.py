@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from tests.ops.driver import Desk, Expires
+from tests.ops.driver import KEEPALIVE, Desk, Expires
 from worqr import ops
 from worqr.errors import WrongVersion
 from worqr.ops import INFO_EXPIRE_S
@@ -12,7 +12,7 @@ FACTS: list[tuple[str, str | int]] = [("host", "h"), ("pid", 3)]
 
 
 def test_registers_with_a_first_beat_and_its_facts(desk: Desk) -> None:
-    call = ops.start_worker(desk.g, "A", keepalive_ms=3000, facts=FACTS)
+    call = ops.start_worker(desk.g, "A", keepalive_ms=KEEPALIVE, facts=FACTS)
     assert desk.send(call) == [b"ok"]
     assert desk.state(":counts") == {
         ":Workers": {"A"},
@@ -20,7 +20,7 @@ def test_registers_with_a_first_beat_and_its_facts(desk: Desk) -> None:
         ":info:A": Expires({"host": "h", "pid": "3"}),
         ":version": "1",
     }
-    assert 2000 < desk.client.pttl(desk.g.worker("A")) <= 3000
+    assert KEEPALIVE / 2 < desk.client.pttl(desk.g.worker("A")) <= KEEPALIVE
     assert 0 < desk.client.ttl(desk.g.info("A")) <= INFO_EXPIRE_S
 
 
@@ -30,7 +30,7 @@ def test_one_that_never_counts_as_dead_has_a_key_that_stays(desk: Desk) -> None:
 
 
 def test_a_resend_does_not_register_it_again_after_it_left(desk: Desk) -> None:
-    call = ops.start_worker(desk.g, "A", keepalive_ms=3000, facts=FACTS)
+    call = ops.start_worker(desk.g, "A", keepalive_ms=KEEPALIVE, facts=FACTS)
     desk.send(call)
     with desk.nothing_changes():
         assert desk.resend(call) == [b"ok"]
@@ -41,12 +41,12 @@ def test_a_resend_does_not_register_it_again_after_it_left(desk: Desk) -> None:
 
 def test_a_late_copy_registers_nobody(desk: Desk) -> None:
     with desk.nothing_happens():
-        assert desk.late(ops.start_worker(desk.g, "A", keepalive_ms=3000, facts=FACTS)) == [b"late"]
+        assert desk.late(ops.start_worker(desk.g, "A", keepalive_ms=KEEPALIVE, facts=FACTS)) == [b"late"]
 
 
 def test_a_mesh_of_another_version_is_not_joined(desk: Desk) -> None:
     desk.client.set(desk.g.version, "2")
-    call = ops.start_worker(desk.g, "A", keepalive_ms=3000, facts=FACTS)
+    call = ops.start_worker(desk.g, "A", keepalive_ms=KEEPALIVE, facts=FACTS)
     with desk.nothing_changes():
         assert desk.send(call) == [b"version", b"2"]
         with pytest.raises(WrongVersion, match="speaks wire version 2, this worqr speaks 1"):
@@ -54,7 +54,7 @@ def test_a_mesh_of_another_version_is_not_joined(desk: Desk) -> None:
 
 
 def test_without_facts_nothing_is_made_for_them(desk: Desk) -> None:
-    desk.call(ops.start_worker(desk.g, "A", keepalive_ms=3000, facts=[]))
+    desk.call(ops.start_worker(desk.g, "A", keepalive_ms=KEEPALIVE, facts=[]))
     assert ":info:A" not in desk.state()
 
 

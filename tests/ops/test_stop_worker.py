@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ops.driver import Desk
+from tests.ops.driver import LEASE, Desk
 from worqr import ops
 
 
 def test_leaves_nothing_but_what_is_the_meshs(desk: Desk) -> None:
     desk.register("A")
-    desk.beat("A", 1, lease_ms=2000)
+    desk.beat("A", 1, lease_ms=LEASE)
     assert desk.send(ops.stop_worker(desk.g, "A")) == [b"ok"]
     assert set(desk.state()) == {":counts", ":version"}
 
@@ -30,7 +30,7 @@ def test_names_a_hundred_queues_at_most(desk: Desk) -> None:
 @pytest.mark.parametrize("holder", ["A", "B"])
 def test_gives_up_its_own_lease_only(desk: Desk, holder: str) -> None:
     desk.register("A", "B")
-    desk.beat(holder, 1, lease_ms=2000)
+    desk.beat(holder, 1, lease_ms=LEASE)
     desk.call(ops.stop_worker(desk.g, "A"))
     assert (":leader" in desk.state()) == (holder == "B")
 

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from tests.leaks import assert_no_leaks
-from tests.ops.driver import Desk, payloads
+from tests.ops.driver import LEASE, Desk, payloads
 from tests.servers import Server
 from worqr import ops
 from worqr.keys import MARKER
@@ -28,7 +28,7 @@ def test_a_worker_comes_works_and_goes(clean_desk: Desk) -> None:
     assert desk.start("A", 5).word == "short"
     desk.put(b"a", b"b", MARKER)
     one, two, three = desk.take("A", 3)
-    assert desk.beat("A", lease_ms=2000).leads
+    assert desk.beat("A", lease_ms=LEASE).leads
     desk.retry("A", one)
     desk.call(ops.finish_tasks(desk.q, "A", [two]))
     desk.call(ops.stop_tasks(desk.q, "A", [three]))

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 
 import worqr
-from tests.peer.tools import QUICK, Held, Runs, eventually, serving, until
+from tests.peer.tools import QUICK, SCRIPTS, Held, Runs, eventually, serving, spying, until
+from tests.servers import Server
+from worqr.keys import QueueKeys
+from worqr.ops import Started
+from worqr.peer.capacity import PATIENCE, Capacity, Pool
+from worqr.peer.claiming import HandlerStation
+from worqr.peer.membership import Registration
+from worqr.policy import Policy
 
 
 def numbers(n: int) -> list[bytes]:
@@ -143,3 +153,425 @@ async def test_concurrency_is_a_whole_number(mesh: worqr.Mesh, n: Any) -> None:
         if n is not None:
             with pytest.raises(worqr.UsageError, match=f"concurrency of serve.*must be a whole number.*{n!r}"):
                 await peer.serve("Q1", Runs(), concurrency=n)
+
+
+# Units
+
+
+class Units(Runs):
+    """Notes how many units are in use at once; `sizes` by queue."""
+
+    def __init__(self, sizes: dict[str, int]) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.now = self.most = 0
+
+    async def __call__(self, task: bytes) -> None:
+        size = self.sizes[worqr.current().queue]
+        self.now += size
+        self.most = max(self.most, self.now)
+        await trio.sleep(random.random() / 500)
+        self.now -= size
+        self.begin(task)
+
+
+async def test_runs_take_their_size_and_never_more_than_there_is(mesh: worqr.Mesh) -> None:
+    units = Units({"Q1": 4, "Q2": 3, "Q3": 1, "Q4": 10})
+    async with mesh.join(concurrency=10) as peer, trio.open_nursery() as nursery:
+        for name, size in units.sizes.items():
+            await nursery.start(partial(peer.serve, name, units, size=size))
+        for name, size in units.sizes.items():
+            await mesh.queue(name).enqueue(*numbers(120 // size))
+        await units.wait(sum(120 // size for size in units.sizes.values()), within=30)
+        assert 8 <= units.most <= 10
+        await until(lambda: (peer.capacity.used, peer.capacity.room, peer.health().room) == (0, 10, 10))
+        nursery.cancel_scope.cancel()
+
+
+async def test_room_that_is_too_small_is_no_room(mesh: worqr.Mesh) -> None:
+    small, large = Held(), Held()
+    async with mesh.join(concurrency=5) as peer, trio.open_nursery() as nursery:
+        await nursery.start(partial(peer.serve, "Q1", small))
+        await nursery.start(partial(peer.serve, "Q2", large, size=3))
+        await mesh.queue("Q1").enqueue(*numbers(3))
+        await small.wait(3)
+        await mesh.queue("Q2").enqueue(b"large")
+        await eventually(mesh.queue("Q2").count, 1)
+        await until(lambda: (peer.health().running, peer.health().room) == (3, 2))
+        assert large.tasks == []
+        small.gate.set()
+        await large.wait(1)
+        large.gate.set()
+        await until(lambda: peer.capacity.room == 5)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_size_that_never_fits_is_refused_before_anything_is_sent(mesh: worqr.Mesh) -> None:
+    runs = Runs()
+    async with mesh.join(concurrency=10) as peer, trio.open_nursery() as nursery:
+        with pytest.raises(worqr.UsageError, match=r"'Q1': a run of size 11 .* concurrency of this peer is 10 units"):
+            await peer.serve("Q1", runs, size=11, on_failure=print)
+        assert await mesh.queues() == []
+        await nursery.start(partial(peer.serve, "Q1", runs, size=10))
+        with pytest.raises(worqr.UsageError, match=r"'Q1': a run of size 10 .* concurrency of this peer is 9 units"):
+            peer.set_concurrency(9)
+        await mesh.queue("Q1").enqueue(b"fits")
+        await runs.wait(1)
+        peer.set_concurrency("auto")
+        with pytest.raises(worqr.UsageError, match=r"'Q2': a run of size 1001 .* at most 1000 units"):
+            await peer.serve("Q2", runs, size=1001)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("option", ["size", "priority"])
+@pytest.mark.parametrize("n", [0, -1, True, 1.5, "3"])
+async def test_size_and_priority_are_whole_numbers(mesh: worqr.Mesh, option: str, n: Any) -> None:
+    async with mesh.join() as peer:
+        with pytest.raises(worqr.UsageError, match=f"{option} of serve.*must be a whole number.*{n!r}"):
+            await peer.serve("Q1", Runs(), **{option: n})
+
+
+async def test_the_higher_priority_gets_more_turns_and_the_lower_some(mesh: worqr.Mesh) -> None:
+    order: list[str] = []
+    done = trio.Event()
+
+    async def handler(task: bytes) -> None:
+        await trio.sleep(0.001)
+        order.append(worqr.current().queue)
+        if len(order) == 200:
+            done.set()
+
+    async with mesh.join(concurrency=2) as peer, trio.open_nursery() as nursery:
+        for name in ("high", "low"):
+            await mesh.queue(name).enqueue(*numbers(100))
+        await nursery.start(partial(peer.serve, "low", handler, priority=10))
+        await nursery.start(partial(peer.serve, "high", handler, priority=100))
+        await done.wait()
+        nursery.cancel_scope.cancel()
+    before_the_last_high = order[: max(place for place, queue in enumerate(order) if queue == "high")]
+    assert 1 <= before_the_last_high.count("low") <= 50, order
+
+
+# Changed while it runs
+
+
+class Each(Runs):
+    """A handler whose runs are let go one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates: list[trio.Event] = []
+
+    async def __call__(self, task: bytes) -> None:
+        gate = trio.Event()
+        self.gates.append(gate)
+        self.begin(task)
+        await gate.wait()
+
+    def let_go(self, n: int) -> None:
+        for _ in range(n):
+            self.gates.pop(0).set()
+
+
+async def test_more_concurrency_is_used_at_once_and_less_when_enough_has_ended(mesh: worqr.Mesh) -> None:
+    each = Each()
+    async with mesh.connect(), serving(mesh, "Q1", each, room=2) as peer:
+        await mesh.queue("Q1").enqueue(*numbers(20))
+        await each.wait(2)
+        peer.set_concurrency(6)
+        await each.wait(6)
+        peer.set_concurrency(2)
+        assert (peer.health().running, peer.health().room, peer.capacity.room) == (6, 0, -4)
+        each.let_go(4)
+        await eventually(mesh.queue("Q1").count, 14)
+        await until(lambda: peer.capacity.room == 0)
+        assert len(each.tasks) == 6  # nothing was claimed meanwhile: the room had to come back first
+        each.let_go(1)
+        await each.wait(7)
+        assert len(each.tasks) == 7
+        peer.set_concurrency(100)
+        await each.wait(20)
+        each.let_go(15)
+        await until(lambda: peer.capacity.room == 100)
+
+
+# A second limit
+
+
+class Blocked(Runs):
+    """A plain function that waits in its thread until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    def __call__(self, task: bytes) -> None:  # type: ignore[override]
+        trio.from_thread.run_sync(self.begin, task)
+        self.gate.wait()
+
+
+async def test_a_run_that_would_wait_for_a_thread_is_not_claimed(mesh: worqr.Mesh) -> None:
+    blocked, loop = Blocked(), Held()
+    async with mesh.join(concurrency=20, threads=3) as peer, trio.open_nursery() as nursery:
+        await nursery.start(partial(peer.serve, "Q1", blocked))
+        await nursery.start(partial(peer.serve, "Q2", blocked))
+        await nursery.start(partial(peer.serve, "Q3", loop))
+        for name in ("Q1", "Q2", "Q3"):
+            await mesh.queue(name).enqueue(*numbers(10))
+        await blocked.wait(3)
+        await loop.wait(10)
+        await until(lambda: (peer.health().running, peer.health().room) == (13, 7))
+        assert len(blocked.tasks) == 3
+        assert await mesh.queue("Q1").count() + await mesh.queue("Q2").count() == 17
+        blocked.gate.set()
+        loop.gate.set()
+        await blocked.wait(20)
+        await until(lambda: peer.capacity.room == 20)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_queue_of_long_runs_does_not_take_all_threads(mesh: worqr.Mesh) -> None:
+    long, short = Blocked(), Runs()
+
+    def quick(task: bytes) -> None:
+        trio.from_thread.run_sync(short.begin, task)
+
+    async with mesh.join(threads=4) as peer, trio.open_nursery() as nursery:
+        await mesh.queue("short").enqueue(*numbers(300))
+        await nursery.start(partial(peer.serve, "short", quick))
+        await nursery.start(partial(peer.serve, "long", long))
+        await mesh.queue("long").enqueue(*numbers(10))
+        await short.wait(300, within=30)
+        long.gate.set()
+        await long.wait(10)
+        await until(lambda: peer.capacity.running == 0)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("lacks", ["units", "threads", "its own limit"])
+async def test_a_wake_up_that_finds_no_room_of_any_kind_is_handed_on(
+    mesh: worqr.Mesh, server: Server, prefix: str, lacks: str
+) -> None:
+    blocked, other = Blocked(), Blocked()
+    size, limit = (8 if lacks == "units" else 1), (1 if lacks == "its own limit" else None)
+    async with mesh.join(concurrency=10, threads=9 - 8 * (lacks == "threads")) as peer, trio.open_nursery() as nursery:
+        await nursery.start(partial(peer.serve, "Q1", blocked, size=size, concurrency=limit))
+        await nursery.start(partial(peer.serve, "Q2", other, size=3))
+        await mesh.queue("Q1" if lacks == "its own limit" else "Q2").enqueue(b"fills it")
+        await until(lambda: peer.capacity.running == 1)
+        with spying(server, prefix) as spy:
+            server.client().publish(f"{prefix}:{{Q1}}:wake:{peer.id}", "1")
+            await until(lambda: any(asks_for_nothing(line, "{Q1}") for line in spy.seen()))
+        assert peer.capacity.running == 1
+        for handler in (blocked, other):
+            handler.gate.set()
+        await until(lambda: peer.capacity.room == 10)
+        nursery.cancel_scope.cancel()
+
+
+def asks_for_nothing(line: dict[str, Any], queue: str) -> bool:
+    """A start request that only hands a wake-up on."""
+    words = line["command"].split(" ")
+    if len(words) < 2 or SCRIPTS.get(words[1]) != "start_tasks":
+        return False
+    arguments = words[3 + int(words[2]) :]
+    return queue in words[3] and arguments[2] == "0"
+
+
+# The books of a station, with made-up answers
+
+
+class Books:
+    """A station in its fence, whose requests go nowhere: `asked` has how many tasks each was for."""
+
+    def __init__(self, capacity: Capacity, name: str = "Q1", **options: Any) -> None:
+        self.asked: list[int] = []
+        self.capacity = capacity
+        self._answers: list[Callable[..., None]] = []
+        membership: Any = SimpleNamespace(link=self, beat_is_fresh=lambda: True)
+        keys, run = QueueKeys("t", name), Runs()
+        self.station = HandlerStation(
+            keys, membership, capacity, Policy(), run, options.pop("limit", None), lambda _context: None, **options
+        )
+        self.station.registration = Registration("w")
+        self.station.in_fence = True
+        capacity.add(self.station)
+
+    def post(self, call: Any, deliver: Callable[..., None], **_options: Any) -> None:
+        self.asked.append(int(call.args[2]))
+        self._answers.append(deliver)
+
+    def answer(self, n: int) -> None:
+        """`n` tasks come."""
+        word = "ok" if n == self.asked[-1] else "short"
+        first = 1 + len(self.asked) * 1000
+        self._answers.pop()(Started(word, first, [b"task"] * n), None)
+
+    def end(self, n: int) -> None:
+        for context in list(self.station.running.values())[:n]:
+            self.station.ended(context)
+        self.capacity.offer()
+
+
+def test_what_is_asked_for_is_reserved_in_units_and_in_places() -> None:
+    capacity, pool = Capacity(20), Pool(3)
+    books = Books(capacity, size=4, pool=pool)
+    books.station.look()
+    assert books.asked == [3]
+    assert (capacity.room, pool.room) == (8, 0)
+    books.answer(2)
+    assert (capacity.room, capacity.used, pool.room) == (12, 8, 1)
+    books.end(2)
+    assert (capacity.room, capacity.used, pool.room) == (20, 0, 3)
+    books.station.look()
+    books.station.hurry.set()
+    books.station.quiet = True
+    books.answer(1)
+    assert (capacity.room, capacity.used, pool.room) == (20, 0, 3)
+
+
+def test_a_wake_up_that_came_during_a_request_is_handed_on_if_that_took_the_room() -> None:
+    books = Books(Capacity(2))
+    books.station.look()
+    books.station.wake()
+    books.answer(2)
+    assert books.asked == [2, 0]
+    books.answer(0)
+    books.end(1)
+    assert books.asked == [2, 0, 1]
+
+
+def test_a_wake_up_that_there_is_room_for_is_not_handed_on() -> None:
+    books = Books(Capacity(2))
+    books.station.wake()
+    books.answer(0)
+    books.station.wake()
+    assert books.asked == [2, 2]
+
+
+def test_room_that_is_kept_for_a_large_run_is_no_room_for_a_wake_up() -> None:
+    capacity = Capacity(4)
+    small, large, woken = (Books(capacity, name, size=size) for name, size in (("Q1", 1), ("Q2", 4), ("Q3", 1)))
+    small.station.look()
+    small.answer(4)
+    large.station.look()
+    for _ in range(PATIENCE):
+        small.end(1)
+        small.answer(1)
+    small.end(2)
+    assert (capacity.room, large.asked) == (2, [])
+    woken.station.wake()
+    assert woken.asked == [0]
+    assert large.station.overtaken == PATIENCE
+    small.end(2)
+    assert (large.asked, large.station.overtaken) == ([1], 0)
+
+
+def test_a_queue_that_had_nothing_to_do_begins_where_the_others_are() -> None:
+    capacity = Capacity(10)
+    busy, idle = Books(capacity, "Q1"), Books(capacity, "Q2")
+    busy.station.look()
+    for _ in range(20):
+        busy.answer(10)
+        busy.end(10)
+    idle.station.look()
+    assert idle.station.turn == pytest.approx(busy.station.turn, abs=0.2)
+    assert idle.station.turn > 1
+
+
+def test_a_queue_is_brief_only_while_all_its_runs_are_over_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("worqr.peer.claiming.monotonic", lambda: now)
+    books = Books(Capacity(10))
+    books.station.look()
+    books.answer(10)
+    assert not books.station.brief
+    now += 0.01
+    books.end(10)
+    assert books.station.brief
+    books.answer(10)
+    for _ in range(10):  # never all over
+        now += 0.01
+        books.end(9)
+        books.answer(9)
+        assert not books.station.brief
+    books.end(10)
+    assert not books.station.brief
+
+
+def test_a_station_whose_runs_never_find_room_is_not_made() -> None:
+    with pytest.raises(worqr.UsageError, match="'Q1': a run of size 3 would never find room"):
+        HandlerStation(QueueKeys("t", "Q1"), Any, Capacity(2), Policy(), Any, None, Any, size=3)  # type: ignore[arg-type]
+
+
+# Stuck runs
+
+
+@pytest.mark.parametrize("place", [False, True])
+def test_a_slot_that_is_given_away_is_free_once(place: bool) -> None:
+    capacity, pool = Capacity(10), Pool(2)
+    offers: list[None] = []
+    capacity.offer_soon = lambda: offers.append(None)
+    keys = QueueKeys("t", "Q1")
+    station = HandlerStation(
+        keys,
+        Any,
+        capacity,
+        Policy(),
+        Any,
+        1,
+        Any,
+        size=4,
+        priority=100,
+        pool=pool,  # type: ignore[arg-type]
+    )
+    stuck, fresh = (SimpleNamespace(fence=fence) for fence in (1, 2))
+
+    def begin(context: Any) -> None:
+        station._take(1)
+        station.running[context.fence] = context
+
+    def books() -> tuple[int, int, int]:
+        return capacity.room, pool.room, station.demand()
+
+    begin(stuck)
+    assert books() == (6, 1, 0)
+    for _ in range(2):
+        station.give_slot_away(stuck, place=place)  # type: ignore[arg-type]
+        assert books() == (10, 1 + place, 1)
+        assert offers.pop() is None
+        assert list(station.running) == [1]
+    begin(fresh)
+    assert books() == (6, place, 0)
+    station.give_slot_away(SimpleNamespace(fence=3))  # type: ignore[arg-type]
+    assert books() == (6, place, 0)
+    for _ in range(2):
+        station.ended(stuck)  # type: ignore[arg-type]
+        assert books() == (6, 1, 0)
+    station.ended(fresh)  # type: ignore[arg-type]
+    station.give_slot_away(fresh, place=True)  # type: ignore[arg-type]
+    assert books() == (10, 2, 1)
+
+
+def test_a_place_may_be_given_away_later_than_the_units() -> None:
+    capacity, pool = Capacity(10), Pool(2)
+    station = HandlerStation(QueueKeys("t", "Q1"), Any, capacity, Policy(), Any, None, Any, pool=pool)  # type: ignore[arg-type]
+    station._take(1)
+    station.running[1] = stuck = SimpleNamespace(fence=1)  # type: ignore[assignment]
+    station.give_slot_away(stuck)  # type: ignore[arg-type]
+    assert (capacity.room, pool.room) == (10, 1)
+    station.give_slot_away(stuck, place=True)  # type: ignore[arg-type]
+    station.ended(stuck)  # type: ignore[arg-type]
+    assert (capacity.room, pool.room) == (10, 2)
+
+
+async def test_the_slot_of_a_stuck_run_goes_to_another_task_and_its_claim_stays(mesh: worqr.Mesh) -> None:
+    held = Held()
+    async with mesh.connect(), serving(mesh, "Q1", held, room=1) as peer:
+        await mesh.queue("Q1").enqueue(b"stuck", b"next")
+        await held.wait(1)
+        held.contexts[0]._station.give_slot_away(held.contexts[0])
+        await held.wait(2)
+        assert len(await mesh.queue("Q1").running()) == peer.health().running == 2
+        held.gate.set()
+        await until(lambda: peer.capacity.room == 1 and peer.capacity.running == 0)

@@ -206,6 +206,14 @@ def test_it_grows_by_doubling_until_it_was_too_much_and_then_with_care() -> None
     assert [room() for _ in range(4)] == [121, 123, 127, 135]
 
 
+def test_after_a_quiet_time_it_climbs_from_where_it_is() -> None:
+    pace = Pace(2)
+    Load(2, cpu=0.0001).run(pace, 20)
+    for _ in range(200):
+        pace.judge(IDLE)
+    assert Load(2, cpu=0.0001).run(pace, 3) == [2 * AUTO_START, 4 * AUTO_START, 8 * AUTO_START]
+
+
 def test_the_largest_run_always_finds_room() -> None:
     pace = Pace(2, 50)
     assert [pace.judge(Sample(2, 1, 50, True), least=50) for _ in range(5)] == [50] * 5
@@ -317,6 +325,43 @@ async def test_a_sample_says_the_most_that_was_held_since_the_last(monkeypatch: 
 
     assert (await watched(capacity, work)).peak == 30
     assert (await watched(capacity, lambda: None)).peak == 5
+
+
+async def test_what_was_decided_last_gets_its_time_before_it_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    capacity = Capacity(10)
+    capacity.auto = True
+    capacity.take(12)
+    found: list[int] = []
+
+    async def watch(self: Pacer) -> Sample:
+        await trio.lowlevel.checkpoint()
+        found.append(capacity.used)
+        return IDLE
+
+    monkeypatch.setattr(Pacer, "_watch", watch)
+    monkeypatch.setattr(pacing, "JUDGE_EVERY", 60)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Pacer(capacity).pace_once, Pace(2))
+        await trio.testing.wait_all_tasks_blocked()
+        assert found == []
+        capacity.release(2)
+    assert found == [10]
+    capacity.take(12)
+    monkeypatch.setattr(pacing, "JUDGE_EVERY", 0.01)
+    await Pacer(capacity).pace_once(Pace(2))  # but not for ever
+    assert found == [10, 22]
+
+
+async def test_it_goes_on_from_a_number_that_was_set_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted(monkeypatch, [IDLE])
+    capacity, pace = Capacity("auto"), Pace(2)
+    capacity.set_concurrency(40)
+    capacity.set_concurrency("auto")
+    await Pacer(capacity).pace_once(pace)
+    assert capacity.concurrency == pace.concurrency == 38
+    capacity.set_concurrency(7)
+    await Pacer(capacity).pace_once(pace)
+    assert capacity.concurrency == 7
 
 
 # In a peer

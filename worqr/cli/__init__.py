@@ -79,6 +79,7 @@ def _app() -> App:
 
     app = App(
         name="worqr",
+        help_format="plaintext",  # what others bring is slow to import
         help_formatter="default" if sys.stdout.isatty() else "plain",
         help="A peer-to-peer job mesh: peers share nothing but a Redis or Valkey server. COMMAND --help tells more of each.",
         version=__version__,

@@ -229,12 +229,12 @@ class Capacity:
         for rival in rivals:  # who could not be served for long is owed one round of the room, not all that it missed
             rival.turn = max(rival.turn, self._reached - self.concurrency / rival.priority)
         rivals.sort(key=_turn_of)
-        kept = self._serve_in_turn(rivals, bounded=True)
-        if not kept and self.room > 0 and not any(rival.asking and rival.more() > 0 for rival in rivals):
+        self._serve_in_turn(rivals, bounded=True)
+        if self.room > 0 and not any(rival.asking and rival.more() > 0 for rival in rivals):
             self._serve_in_turn([rival for rival in rivals if rival.more() > 0], bounded=False)
 
-    def _serve_in_turn(self, rivals: Sequence[Consumer], *, bounded: bool) -> bool:
-        """One turn for each; `bounded`: within its share. True if what is left is kept for one of them."""
+    def _serve_in_turn(self, rivals: Sequence[Consumer], *, bounded: bool) -> None:
+        """One turn for each; `bounded`: within its share."""
         weights: Mapping[Pool | None, int] = {}
         waiting: list[Consumer] = []
         for station in rivals:
@@ -253,9 +253,8 @@ class Capacity:
                     other.overtaken += 1
             elif share > 0 and self.room < station.size:
                 if station.overtaken >= PATIENCE:
-                    return True
+                    break
                 waiting.append(station)
-        return False
 
     def _share(self, station: Consumer, weights: Mapping[Pool | None, int]) -> int:
         """How many claims it may have while all rivals want more; at least one."""

@@ -123,6 +123,10 @@ class Serving:
     def _failure_station(self, keys: QueueKeys, on_failure: Callable[[Failed], object]) -> HandlerStation:
         """Where the failure jobs of a queue are handled."""
         failures = self._stations.check_free(QueueKeys(keys.prefix, keys.queue, failures=True).name)
+        if hasattr(
+            on_failure, "__worqr_handler__"
+        ):  # a declared function: it takes the record, not a payload that says it
+            on_failure = cast("Any", on_failure).__wrapped__
         handle, pool = self._runners.prepare(cast("Callable[[Any], object]", on_failure), None)
 
         async def run(_task: bytes) -> object:

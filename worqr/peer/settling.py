@@ -253,8 +253,8 @@ def log_run(context: Context, verdict: Verdict) -> None:
     shown: BaseException | None = error
     if isinstance(error, Retry | Failure | Broken):
         what, shown = error, None
-        if isinstance(error, Broken) and error.__cause__ is not None:  # what decoders say quotes the payload
-            what = type(error.__cause__).__qualname__
+        if isinstance(error, Broken) and (error.__cause__ is not None or hasattr(error, "__worqr_remote__")):
+            what = type(error.__cause__ or error).__qualname__  # what decoders say quotes the payload
     elif isinstance(error, ChildError):
         what, shown = f"{error}\n{error.remote.traceback}".rstrip(), None
     logger.log(

@@ -161,17 +161,18 @@ def _function_queue(name: str) -> str:
 
 
 async def look(mesh: Mesh[Any]) -> Seen:
-    """Every queue of the bench."""
-    found: Seen = {}
+    """Every queue of the bench, at one moment: what a handler enqueues is seen here, or its own run still is.
 
-    async def inspect(name: str) -> None:
-        found[name] = await mesh.ask(ops.inspect(QueueKeys.of(mesh.prefix, name)))
-
+    So the queues are asked together, and again if there are new ones: a handler may have used one for the first time, and ended,
+    since the names were asked.
+    """
     names = await mesh.ask(ops.list_queues(RegistryKeys(mesh.prefix)))
-    async with trio.open_nursery() as nursery:
-        for name in names:
-            nursery.start_soon(inspect, name)
-    return found
+    while True:
+        asked = names
+        seen = await mesh.link.call_all([ops.inspect(QueueKeys.of(mesh.prefix, name)) for name in asked])
+        names = await mesh.ask(ops.list_queues(RegistryKeys(mesh.prefix)))
+        if set(names) <= set(asked):
+            return dict(zip(asked, seen, strict=True))
 
 
 async def promote(mesh: Mesh[Any], seen: Seen) -> bool:
