@@ -326,10 +326,10 @@ class Desk:
         with self.client.pubsub() as pubsub:
             pubsub.subscribe(self.prefix, *channels)
             for _ in range(len(channels) + 1):
-                assert pubsub.get_message(timeout=5)
+                assert pubsub.get_message(timeout=30)
             yield heard
             self.client.publish(self.prefix, HEARD_ALL)
-            while message := pubsub.get_message(timeout=5):
+            while message := pubsub.get_message(timeout=30):
                 if message["data"] == HEARD_ALL:
                     return
                 heard.append((self.short(message["channel"].decode()), message["data"]))
