@@ -199,6 +199,7 @@ async def test_what_cannot_be_imported_over_there_is_told_and_tried_afresh(
         assert caught.value.remote.type == "ImportError"
         assert "cannot import the function mended:f: ModuleNotFoundError: No module" in caught.value.remote.message
         assert "ImportError" in caught.value.names
+        assert pool.children.pids == []  # who knows what is left of it over there
         file.write_text(good)
         assert await pool.run(mended.f) == ("bytes", b"good")
 
@@ -252,6 +253,8 @@ async def test_two_hundred_runs_share_two_processes() -> None:
         assert set(seen) == set(pool.children.pids)
         assert len(seen) == 2
         assert seen.total() == 100
+        again = {value(await pool.run(jobs.pid)) for _ in range(4)}
+        assert len(again) == 1  # the one used last, so that the other gets old
 
 
 async def test_one_after_the_other_runs_share_one_process() -> None:

@@ -20,6 +20,7 @@ from tests.peer import process_jobs as jobs
 from tests.peer.processes import LONG, open_pool
 from tests.peer.test_children import value
 from worqr import UsageError
+from worqr.peer import running
 from worqr.peer.children import naming
 from worqr.peer.children.naming import Name, check_runs_in_process, name_for_process, refuse_while_importing
 from worqr.peer.children.pool import Children
@@ -244,6 +245,10 @@ async def test_a_script_without_a_guard_ends_in_a_clear_error_and_starts_nothing
         "ImportError: a worker process cannot import the function app:handler: UsageError: join()"
     )
     assert 'put what starts the application under `if __name__ == "__main__":`' in lines[2]
+
+
+def test_in_reports_it_has_the_name_of_its_function() -> None:
+    assert running.name_of(Children(1, max_result=1).prepare(jobs.nothing)) == "tests.peer.process_jobs.nothing"
 
 
 def test_a_name_tells_where_it_is() -> None:

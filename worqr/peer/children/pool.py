@@ -33,7 +33,7 @@ from worqr.peer.children.naming import (
 )
 from worqr.peer.children.process import Child, start_child
 from worqr.peer.context import Context, current
-from worqr.peer.running import Handler
+from worqr.peer.running import Handler, named_after
 from worqr.peer.settling import Encoded, LastWords
 from worqr.policy import Broken, ChildError, Failure, Retry, Stalled
 from worqr.task import RemoteError, check_count
@@ -122,7 +122,11 @@ class Children:
                 self._memory_limit,
                 self._max_result,
             )
-        return partial(self._run, name)
+
+        async def in_process(_task: bytes) -> object:
+            return await self._run(name)
+
+        return named_after(handler, in_process)
 
     # Its life
 
@@ -196,7 +200,7 @@ class Children:
 
     # Its runs
 
-    async def _run(self, function: Name, _task: bytes) -> object:
+    async def _run(self, function: Name) -> object:
         context = current()
         async with self._room:
             while True:
