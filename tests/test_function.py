@@ -142,7 +142,7 @@ def test_wrong_options_are_refused_at_once(mesh: Mesh, options: dict[str, Any], 
         (add, "loop", "is a plain function and would block the loop"),
         (add, "asyncio", "is a plain function"),
         (add_later, "thread", "is an async function"),
-        (add_later, "process", "is an async function"),
+        (add_later, "process", "is async, and runs_in='process' calls plain functions"),
     ],
 )
 def test_a_place_that_does_not_fit_is_refused_at_once(mesh: Mesh, fn: Any, runs_in: Any, words: str) -> None:

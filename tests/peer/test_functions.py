@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 from collections.abc import Callable
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -16,6 +18,7 @@ import trio.testing
 
 import worqr
 from tests.leaks import dump
+from tests.peer import jobs_in_processes
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import QUICK, at_most, eventually
 from tests.servers import Server
@@ -160,6 +163,19 @@ async def test_a_function_that_lives_elsewhere_is_called_by_its_name(
         (job,) = await other.dispatch_many([other.call("mail.send", to="bea", subject="x")])
         assert await job.result(timeout=20) == {"to": "bea"}
         assert sorted(await noted.wait(2)) == [("ada", "hi"), ("bea", "x")]
+
+
+async def test_parameters_may_be_called_as_ours_are(mesh: worqr.Mesh, noted: Noted) -> None:
+    @mesh.task(name="Q1", result_ttl=60)
+    async def odd(self: int, args: int, *, kwargs: int, task: int, fn: int) -> list[int]:
+        return [self, args, kwargs, task, fn]
+
+    assert await odd(self=1, args=2, kwargs=3, task=4, fn=5) == [1, 2, 3, 4, 5]
+    async with mesh.join():
+        job = await odd.dispatch(self=1, args=2, kwargs=3, task=4, fn=5)
+        assert await job.result(timeout=30) == [1, 2, 3, 4, 5]
+        await odd.enqueue(self=1, args=2, kwargs=3, task=4, fn=5)
+        assert odd.call(self=1, args=2, kwargs=3, task=4, fn=5).args == (1, 2)
 
 
 async def test_a_wrong_call_stores_nothing(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
@@ -390,6 +406,53 @@ async def test_a_broken_payload_reaches_the_failure_handler_too(
         await send.queue.enqueue(b"\x00")
         assert await noted.wait(1) == [("broken", b"\x00")]
         await eventually(send.queue.failures.running, [])
+
+
+async def test_a_declared_function_may_be_a_failure_handler(
+    mesh: worqr.Mesh, expects_left: Callable[..., None], noted: Noted
+) -> None:
+    @mesh.task(name="send")
+    async def send(to: str) -> None:
+        raise worqr.Failure
+
+    @mesh.task(name="gave_up")
+    async def gave_up(record: worqr.Failed) -> None:
+        noted(record.queue, record.task)
+
+    send.on_failure(gave_up)
+    expects_left("{send}:failed", "{send}:aside*")
+    async with mesh.join():
+        await send.enqueue("ada")
+        assert await noted.wait(1) == [("send", b'{"to":"ada"}')]
+        await eventually(send.queue.failures.running, [])
+
+
+# Processes
+
+
+async def test_arguments_and_results_of_a_process_are_typed_too(
+    monkeypatch: pytest.MonkeyPatch,
+    server: Server,
+    prefix: str,
+    expects_left: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name, value in (("url", server.url), ("prefix", prefix)):
+        monkeypatch.setattr(jobs_in_processes.mesh, name, value)
+    tax, bill = jobs_in_processes.tax, jobs_in_processes.Bill([Decimal("1.10"), Decimal(2)])
+    caplog.set_level(logging.DEBUG)
+    expects_left("{tax}:broken", "{tax}:aside*")
+    async with jobs_in_processes.mesh.join(processes=1):
+        job = await tax.dispatch(bill, owner=os.getpid())
+        assert await job.result(timeout=50) == Decimal("0.5890")
+        payload = f'{{"owner":7,"bill":{{"items":["{SECRET}"]}}}}'.encode()
+        await tax.queue.enqueue(payload)
+        await eventually(lambda: count(tax.queue.broken), 1, within=50)
+        (record,) = await tax.queue.broken.list()
+        assert record.task == payload
+        assert record.error.message.startswith("tax: ValidationError: ")
+    assert "handler.broken: queue 'tax'" in caplog.text
+    assert SECRET not in caplog.text
 
 
 # Names
