@@ -1,41 +1,88 @@
-"""What it costs to begin: importing worqr, beside a bare interpreter and beside its dependencies."""
+"""What it costs to begin: importing worqr, beside its dependencies, and ``worqr run`` until it serves."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 
 import trio
 
 from benchmarks.measuring import Bar, Plan, Row, Table, in_turn
 from worqr.embedded import EmbeddedServer
 
+PROGRAM = """
+import worqr
 
-async def started(code: str) -> float:
+mesh = worqr.Mesh()
+
+
+@mesh.task
+async def mail(to: str) -> None: ...
+"""
+ROOT = Path(__file__).parent.parent
+
+
+async def started(code: str, environment: Mapping[str, str]) -> float:
     """Milliseconds from starting an interpreter to its end."""
     began = time.perf_counter()
-    await trio.run_process([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
+    await trio.run_process([sys.executable, "-c", code], stdout=subprocess.DEVNULL, env=environment)
     return (time.perf_counter() - began) * 1000
 
 
-async def measure(plan: Plan, _server: EmbeddedServer) -> list[Table]:
-    """Interpreters that import something and end."""
-    bare, dependencies, ours = await in_turn(
-        2 * plan.runs,
-        lambda: started("pass"),
-        lambda: started("import trio, redis, msgspec"),
-        lambda: started("import worqr"),
-    )
+async def serving(folder: str, environment: Mapping[str, str]) -> float:
+    """Milliseconds from starting ``worqr run`` until it says that it serves."""
+    command = [sys.executable, "-m", "worqr", "run", "program:mesh", "--log-json"]
+    began = time.perf_counter()
+    process = await trio.lowlevel.open_process(command, cwd=folder, env=environment, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    said = b""
+    while b"start: " not in said:
+        more = await process.stderr.receive_some()
+        assert more, said
+        said += more
+    took = (time.perf_counter() - began) * 1000
+    process.terminate()
+    async for _ in process.stderr:
+        pass
+    await process.wait()
+    return took
+
+
+def write_program(folder: str) -> None:
+    Path(folder, "program.py").write_text(PROGRAM, "utf-8")
+
+
+async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
+    """Interpreters that import something and end, with their bytecode at hand, as an installed package has it."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_program(folder)
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        environment |= {"PYTHONPYCACHEPREFIX": f"{folder}/bytecode", "PYTHONPATH": str(ROOT), "WORQR_URL": server.url}
+        await serving(folder, environment)
+        await started("import trio, msgspec, worqr", environment)
+        bare, dependencies, ours, runs = await in_turn(
+            2 * plan.runs,
+            partial(started, "pass", environment),
+            partial(started, "import trio, msgspec", environment),
+            partial(started, "import worqr", environment),
+            partial(serving, folder, environment),
+        )
     over = [one - other for one, other in zip(ours, bare, strict=True)]
     needed = [one - other for one, other in zip(dependencies, bare, strict=True)]
     return [
         Table(
             "startup: a process that imports and ends",
-            "importing trio, redis and msgspec, in turn",
+            "importing trio and msgspec, over a bare interpreter, in turn",
             [
                 Row("import worqr, over a bare interpreter", "ms", over, needed, Bar(150, most=True)),
                 Row("a bare interpreter", "ms", bare),
+                Row("worqr run, until it serves a function", "ms", runs),
             ],
         )
     ]
