@@ -20,6 +20,7 @@ from worqr.embedded import EmbeddedServer, shared_server
 from worqr.errors import UsageError
 from worqr.keys import RegistryKeys
 from worqr.link import Link, LinkSettings, mailbox_here, run_blocking
+from worqr.peer.children.naming import refuse_while_importing
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
@@ -217,6 +218,7 @@ def _end(connection: Connection) -> None:
 
 
 def _url(mesh: Mesh[Any]) -> str:
+    refuse_while_importing("connection")
     return mesh.url or os.environ.get("WORQR_URL") or os.environ.get("REDIS_URL") or "redis://localhost:6379/0"
 
 

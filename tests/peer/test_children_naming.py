@@ -151,7 +151,7 @@ def test_only_an_import_in_a_worker_process_is_refused(monkeypatch: pytest.Monke
     refuse_while_importing("join()")
     with (
         naming._importing_of("app"),
-        pytest.raises(UsageError, match=r"^join\(\) was called .* imported 'app'.*__main__"),
+        pytest.raises(UsageError, match=r"^no join\(\) while .* imports 'app'.*__main__"),
     ):
         Children(1, max_result=1)
     refuse_while_importing("join()")
@@ -235,15 +235,36 @@ async def test_a_module_that_is_run_is_imported_by_its_name(tmp_path: Path) -> N
     ]
 
 
-async def test_a_script_without_a_guard_ends_in_a_clear_error_and_starts_nothing_twice(tmp_path: Path) -> None:
+START = {
+    "the pool": "trio.run(main)",
+    "a connection": "trio.run(connect)",
+    "a blocking call": "mesh.blocking.queue('Q1').info()",
+}
+
+
+@pytest.mark.parametrize("start", START)
+async def test_a_script_without_a_guard_ends_in_a_clear_error_and_starts_nothing_twice(
+    tmp_path: Path, start: str
+) -> None:
     script = tmp_path / "app.py"
-    script.write_text(textwrap.dedent(SCRIPT + "\n    trio.run(main)\n"))
+    further = f"""
+    mesh = worqr.Mesh("redis://127.0.0.1:1", patience=0.01)
+
+    async def connect():
+        async with mesh.connect():
+            pass
+
+    if __name__ != "__main__":
+        {START[start]}
+    trio.run(main)
+    """
+    script.write_text(textwrap.dedent(SCRIPT + further))
     lines = await run_program(str(script), cwd=ROOT)
     assert lines[:2] == ["imported as __main__", "imported as app"]
     assert len(lines) == 3
-    assert lines[2].startswith(
-        "ImportError: a worker process cannot import the function app:handler: UsageError: join()"
-    )
+    kind = "join()" if start == "the pool" else "connection"
+    told = f"a worker process cannot import the function app:handler: UsageError: no {kind} while "
+    assert told in lines[2]
     assert 'put what starts the application under `if __name__ == "__main__":`' in lines[2]
 
 

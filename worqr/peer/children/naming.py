@@ -185,6 +185,6 @@ def refuse_while_importing(what: str) -> None:
     """
     if _importing:
         raise UsageError(
-            f"{what} was called while a worker process imported {_importing[-1]!r}, which a function with "
-            "runs_in='process' is in: put what starts the application under `if __name__ == \"__main__\":`"
+            f"no {what} while a worker process imports {_importing[-1]!r}, where it finds a function with "
+            "runs_in='process': put what starts the application under `if __name__ == \"__main__\":`"
         )
