@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Awaitable, Callable
@@ -59,6 +60,19 @@ def test_it_looks_like_what_it_is_made_of(mesh: Mesh) -> None:
         assert inspect.signature(function) == inspect.signature(fn)
         assert repr(function) == f"<Function 'tests.test_function.{fn.__name__}'>"
     assert mesh.functions["tests.test_function.add"].colour == "red"  # type: ignore[attr-defined]
+
+
+def test_its_own_attributes_do_not_stand_in_front_of_ours(mesh: Mesh) -> None:
+    @functools.singledispatch
+    def send(to: str) -> None: ...
+
+    send.name = "mine"  # type: ignore[attr-defined]
+    send._declared = "mine"  # type: ignore[attr-defined]
+    function: Any = mesh.task(send)
+    assert function.name == f"{__name__}.{send.__qualname__}"
+    assert function.dispatch.__func__ is worqr.Function.dispatch
+    assert function.register == send.register
+    assert function.call("ada").task == b'{"to":"ada"}'
 
 
 def test_others_can_see_which_is_to_be_awaited(mesh: Mesh) -> None:

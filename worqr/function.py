@@ -197,8 +197,10 @@ class Function(Bound[P, R]):
     """A function whose calls can be enqueued; made by ``@mesh.task``. Calling it calls the function, here and now."""
 
     def __init__(self, declared: Declared) -> None:
-        super().__init__(declared, declared.defaults)
         functools.update_wrapper(cast("Any", self), declared.fn)
+        for name in [name for name in vars(self) if not name.startswith("__") and hasattr(type(self), name)]:
+            del vars(self)[name]  # its `dispatch` (of a singledispatch, say) would stand in front of ours
+        super().__init__(declared, declared.defaults)
         self.__worqr_handler__: Callable[[bytes], Any] = declared.handler()
 
     def __repr__(self) -> str:
