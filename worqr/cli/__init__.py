@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Final
 
+from worqr.version import __version__
+
 if TYPE_CHECKING:
     from cyclopts import App
 
@@ -22,8 +24,16 @@ STDIN: Final = "\0-"
 """What stands for a single ``-``, which cyclopts takes for an option; no word of a command line can be this."""
 GROUPS: Final = {
     "Running": {
-        "run": ("worqr.cli.run:run", "Run a peer: serve the functions of a mesh until told to stop."),
-        "server": ("worqr.cli.server:server", "Run a server for development in the foreground."),
+        "run": (
+            "worqr.cli.run:run",
+            "Run a peer: serve the functions of a mesh until told to stop.\n\nThe first SIGTERM or Ctrl-C lets what runs end, "
+            "the second cancels it, the third ends the process at once.",
+        ),
+        "server": (
+            "worqr.cli.server:server",
+            "Run a server for development in the foreground.\n\nPrints its URL, and runs until Ctrl-C. It listens on this "
+            "machine only, and asks for no password.",
+        ),
         "demo": (
             "worqr.cli.demo:demo",
             "Show a mesh at work on this machine: kill a peer, cancel a task, lose nothing.",
@@ -31,23 +41,36 @@ GROUPS: Final = {
     },
     "Putting work in": {
         "enqueue": ("worqr.cli.producing:enqueue", "Put tasks into a queue."),
-        "dispatch": ("worqr.cli.producing:dispatch", "Put a job into a queue: a task with an id, a time, options."),
-        "call": ("worqr.cli.producing:call", "Call a function of the mesh by its name."),
+        "dispatch": (
+            "worqr.cli.producing:dispatch",
+            "Put a job into a queue: a task with an id, a time, and options of its own.\n\nPrints what became of it, and its "
+            "id; with --wait its result.",
+        ),
+        "call": (
+            "worqr.cli.producing:call",
+            "Call a function of the mesh by its name.\n\nArguments have names, too: to=ada@example.org times:=3",
+        ),
     },
     "Looking": {
         "queues": ("worqr.cli.looking:queues", "List the queues that hold something or are served."),
-        "workers": ("worqr.cli.looking:workers", "List the workers."),
+        "workers": ("worqr.cli.looking:workers", "List the workers: one registration of a peer each."),
         "schedules": ("worqr.cli.looking:schedules", "List the schedules, or let the firings of one pass."),
     },
     "Operating": {
-        "cancel": ("worqr.cli.operating:cancel", "Cancel tasks, waiting or running."),
+        "cancel": (
+            "worqr.cli.operating:cancel",
+            "Cancel tasks: those that wait are removed, those that run are cancelled wherever they run.",
+        ),
         "failed": ("worqr.cli.aside:failed", "List what has failed for good, put it back, or drop it."),
         "broken": ("worqr.cli.aside:broken", "List what could not be read, put it back, or drop it."),
-        "pause": ("worqr.cli.operating:pause", "Stop claims on a queue, everywhere."),
+        "pause": (
+            "worqr.cli.operating:pause",
+            "Stop claims on a queue, everywhere.\n\nWhat runs goes on, and so does enqueueing.",
+        ),
         "resume": ("worqr.cli.operating:resume", "Let claims on a queue go on."),
     },
 }
-"""Every command: the function behind it, and its line in the list."""
+"""Every command: the function behind it, and its help, of which the list shows the first line."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,8 +98,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _app() -> App:
     from cyclopts import App, Group, Parameter
 
-    from worqr.version import __version__
-
     app = App(
         name="worqr",
         help_format="plaintext",  # what others bring is slow to import
@@ -93,6 +114,9 @@ def _app() -> App:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    if list(arguments) == ["--version"]:
+        print(__version__)
+        return 0
     from cyclopts import CycloptsError
 
     from worqr.cli.failing import FAILED, INTERRUPTED, WRONG_USE, Unhappy, WrongUse
