@@ -167,7 +167,7 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
         Row("a process that is not there yet, until its first run is back", "ms", cold, python),
     ]
     if sys.platform == "linux":
-        killed, by_id = await in_turn(plan.runs * 2, kill, kill_bare)
+        killed, by_id = await in_turn(plan.size(10, 1), kill, kill_bare)
         rows.append(Row("cancelled, until it and its grandchild are gone", "ms", killed, by_id))
     notes = [f"a run: {times} no-op runs of {len(TASK)} bytes, one after the other, without a queue"]
     limit = (
