@@ -15,6 +15,7 @@ import trio
 
 import worqr
 from tests.servers import Server
+from tests.testing import elsewhere
 from tests.testing.conftest import NOWHERE
 from worqr import testing
 from worqr.testing import Summary, running
@@ -204,6 +205,19 @@ async def test_the_error_of_a_thread_is_raised_as_it_is(bench: testing.Bench, me
         await bench.run_until_empty()
     assert caught.value is error
     assert caught.traceback[-1].frame.code.name == "raising"
+
+
+async def test_the_error_of_a_process_is_raised_by_its_name_and_text(server: Server) -> None:
+    async with testing.bench(elsewhere.mesh, url=server.url) as bench:
+        job = await elsewhere.divide.dispatch(6, 3)
+        assert (await bench.run_until_empty()).finished == 1
+        assert await job.result() == 2
+        await elsewhere.divide.enqueue(1, 0)
+        with pytest.raises(Exception, match="ZeroDivisionError: division by zero") as caught:
+            await bench.run_until_empty()
+    (note,) = caught.value.__notes__
+    assert "return a / b" in note
+    assert "attempt 1" in note
 
 
 async def test_an_assertion_in_a_handler_fails_the_test(bench: testing.Bench, mesh: worqr.Mesh) -> None:

@@ -1,0 +1,12 @@
+"""A mesh whose functions run in processes, which find them by their names."""
+
+from __future__ import annotations
+
+import worqr
+
+mesh = worqr.Mesh("redis://nowhere.invalid")
+
+
+@mesh.task(runs_in="process", result_ttl=60)
+def divide(a: int, b: int) -> float:
+    return a / b
