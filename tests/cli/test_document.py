@@ -22,9 +22,14 @@ from tests.servers import Server
 from tests.test_docs import Snippet, rows, snippets, words
 from worqr.cli import GROUPS
 
+LONG = 30.0
+"""Seconds for a process to start or to end, however slow the machine."""
+
 PAGE = "command-line.md"
 SHELL = [snippet for snippet in snippets("sh") if snippet.page.name == PAGE]
 SHOP = next(snippet for snippet in snippets("python") if snippet.page.name == PAGE).code
+
+pytestmark = pytest.mark.timeout(150)  # many processes, one after the other
 
 
 @pytest.fixture
@@ -45,7 +50,7 @@ def environment(tmp_path: Path, server: Server, prefix: str) -> dict[str, str]:
 @pytest.mark.parametrize("snippet", [each for each in SHELL if not each.prints], ids=str)
 async def test_its_commands_run(snippet: Snippet, environment: dict[str, str], spawn: Callable[..., Child]) -> None:
     peer = spawn("import os; os.execvp('worqr', ['worqr', 'run', 'shop:mesh'])", env=environment)
-    await until(lambda: "start: worqr" in peer.errors, 30)
+    await until(lambda: "start: worqr" in peer.errors, LONG)
     code = "set -e\n" + snippet.code
     answer = await trio.run_process(
         ["/bin/sh", "-c", code],
@@ -58,7 +63,7 @@ async def test_its_commands_run(snippet: Snippet, environment: dict[str, str], s
     if "--wait" in code and "call" in code:
         assert b'"hi, ada@example.org"\n' in answer.stdout
     peer.signal(signal.SIGTERM)
-    assert await peer.ended(30) == 0
+    assert await peer.ended(LONG) == 0
 
 
 @pytest.fixture
@@ -75,11 +80,11 @@ async def test_its_programs_run(
     command, wanted = (text.replace("6390", str(free_port)) for text in (snippet.code, snippet.prints))
     child = spawn(f"import os; os.execvp('worqr', {command.split()!r})", env=environment)
     if "run" in command:
-        await until(lambda: wanted in child.errors, 30)
+        await until(lambda: wanted in child.errors, LONG)
     else:
-        assert await child.line(30) == wanted
+        assert await child.line(LONG) == wanted
     child.signal(signal.SIGINT)
-    assert await child.ended(30) == 0
+    assert await child.ended(LONG) == 0
 
 
 def test_every_command_is_named() -> None:

@@ -42,6 +42,8 @@ async def hold() -> None:
         print("let go:", worqr.current().cancel_reason, flush=True)
 """
 
+pytestmark = pytest.mark.timeout(150)  # many processes, one after the other
+
 
 @pytest.fixture
 def app(tmp_path: Path) -> trio.Path:
@@ -63,13 +65,13 @@ async def test_a_change_starts_the_peer_again(supervisor: Child, app: trio.Path,
     await until(lambda: starts(supervisor) == 1, LONG)
     async with mesh.connect():
         await mesh.queue("hold").enqueue(b"{}")
-        assert await supervisor.line() == "holding"
+        assert await supervisor.line(LONG) == "holding"
         await app.write_text(APP.format(text="number two"))
         assert await supervisor.line(LONG) == "let go: leaving"
         assert await supervisor.line(LONG) == "holding"  # it was given back, and is taken again
         assert "worqr: app.py changed: starting again" in supervisor.errors
         await mesh.queue("say").enqueue(b"{}")
-        assert await supervisor.line() == "number two"
+        assert await supervisor.line(LONG) == "number two"
 
         await app.write_text("1 / 0\n")
         await until(lambda: "it is started again when a file changes" in supervisor.errors, LONG)
@@ -79,12 +81,12 @@ async def test_a_change_starts_the_peer_again(supervisor: Child, app: trio.Path,
         await app.write_text(APP.format(text="mended, and that is three"))
         assert await supervisor.line_with("holding", LONG) == "holding"
         await mesh.queue("say").enqueue(b"{}")
-        assert await supervisor.line() == "mended, and that is three"
+        assert await supervisor.line(LONG) == "mended, and that is three"
 
         supervisor.signal(signal.SIGINT)
         await until(lambda: "stop: leaving" in supervisor.errors, LONG)
         supervisor.signal(signal.SIGINT)
-        assert await supervisor.line() == "let go: leaving"
+        assert await supervisor.line(LONG) == "let go: leaving"
         assert await supervisor.ended(LONG) == 0
         assert await mesh.workers() == []
 

@@ -28,6 +28,8 @@ HASTY = f"from worqr import service; service.REFUSES_AFTER, service.ENDS_AFTER =
 
 Run = Callable[..., Awaitable[Child]]
 
+pytestmark = pytest.mark.timeout(150)  # many processes, one after the other
+
 
 @pytest.fixture
 def run(spawn: Callable[..., Child], server: Server, prefix: str) -> Run:
@@ -65,9 +67,9 @@ async def connected(mesh: worqr.Mesh) -> Any:
 async def test_the_first_signal_lets_what_runs_end(run: Run, connected: worqr.Mesh, number: signal.Signals) -> None:
     peer = await run()
     await enqueue(connected, "nap", seconds=1)
-    assert await peer.line() == "napping"
+    assert await peer.line(LONG) == "napping"
     peer.signal(number)
-    assert await peer.line() == "awake"
+    assert await peer.line(LONG) == "awake"
     assert await peer.ended(LONG) == 0
     assert "stop: leaving: what runs may end in 25 s" in peer.errors
     assert "Traceback" not in peer.errors
@@ -77,9 +79,9 @@ async def test_the_first_signal_lets_what_runs_end(run: Run, connected: worqr.Me
 async def test_what_has_not_ended_within_the_grace_is_given_back(run: Run, connected: worqr.Mesh) -> None:
     peer = await run("--grace", "100ms")
     await enqueue(connected, "hold")
-    assert await peer.line() == "holding"
+    assert await peer.line(LONG) == "holding"
     peer.signal(TERM)
-    assert await peer.line() == "let go: leaving"
+    assert await peer.line(LONG) == "let go: leaving"
     assert await peer.ended(LONG) == 0
     assert await connected.queue("tests.cli.app.hold").count() == 1
 
@@ -87,11 +89,11 @@ async def test_what_has_not_ended_within_the_grace_is_given_back(run: Run, conne
 async def test_the_second_signal_cancels_what_runs_and_gives_it_back(run: Run, connected: worqr.Mesh) -> None:
     peer = await run("--grace", "10m")
     await enqueue(connected, "hold")
-    assert await peer.line() == "holding"
+    assert await peer.line(LONG) == "holding"
     peer.signal(INT)
     await until(lambda: "stop: leaving" in peer.errors, LONG)
     peer.signal(TERM)
-    assert await peer.line() == "let go: leaving"
+    assert await peer.line(LONG) == "let go: leaving"
     assert await peer.ended(LONG) == 0
     assert "stop: what runs is cancelled" in peer.errors
     assert await connected.queue("tests.cli.app.hold").count() == 1
@@ -102,7 +104,7 @@ async def test_the_second_signal_cancels_what_runs_and_gives_it_back(run: Run, c
 async def test_the_third_ends_it_though_a_handler_blocks_the_loop(run: Run, connected: worqr.Mesh) -> None:
     peer = await run("--grace", "10m", code=f"from worqr import service; service.ENDS_AFTER = 600\n{RUN}")
     await enqueue(connected, "block")
-    assert await peer.line() == "blocking"
+    assert await peer.line(LONG) == "blocking"
     with trio.fail_after(LONG):
         while peer.process.poll() is None:  # signals that come at once may be one
             peer.signal(TERM)
@@ -114,7 +116,7 @@ async def test_the_third_ends_it_though_a_handler_blocks_the_loop(run: Run, conn
 async def test_a_handler_that_refuses_to_end_is_named_and_left_behind(run: Run, connected: worqr.Mesh) -> None:
     peer = await run("--grace", "100ms", code=HASTY)
     await enqueue(connected, "block")
-    assert await peer.line() == "blocking"
+    assert await peer.line(LONG) == "blocking"
     peer.signal(TERM)
     assert await peer.ended(LONG) == 1
     assert "stuck: still running: 1 of 'tests.cli.app.block'; the loop is blocked by handler" in peer.errors
@@ -126,7 +128,7 @@ async def test_a_handler_that_refuses_to_end_is_named_and_left_behind(run: Run, 
 async def test_a_handler_that_shields_itself_does_not_keep_the_process(run: Run, connected: worqr.Mesh) -> None:
     peer = await run("--grace", "100ms", code=HASTY)
     await enqueue(connected, "stubborn")
-    assert await peer.line() == "stubborn"
+    assert await peer.line(LONG) == "stubborn"
     peer.signal(TERM)
     assert await peer.ended(LONG) == 1
     assert "stuck: " in peer.errors
@@ -137,7 +139,7 @@ async def test_a_thread_that_lingers_does_not_keep_the_process(run: Run, connect
     code = f"from worqr.cli import run; run.ENDS_AFTER = 0.5\n{RUN}"
     peer = await run(code=code)
     await enqueue(connected, "linger")
-    assert await peer.line() == "lingering"
+    assert await peer.line(LONG) == "lingering"
     peer.signal(TERM)
     assert await peer.ended(LONG) == 1
     assert "stuck: these threads have not ended, the process does: lingering" in peer.errors
@@ -320,9 +322,9 @@ async def test_a_script_runs_its_mesh(
     peer = spawn(script, env={"WORQR_URL": server.url})
     await started(peer)
     await connected.enqueue_many([connected.call("greeter.hello", name="Ada")])
-    assert await peer.line() == "hello, Ada"
+    assert await peer.line(LONG) == "hello, Ada"
     peer.signal(INT)
-    assert await peer.line() == "over"
+    assert await peer.line(LONG) == "over"
     assert await peer.ended(LONG) == 0
     assert "may end in 5 s" in peer.errors
 

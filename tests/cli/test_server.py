@@ -18,7 +18,12 @@ from tests.cli.conftest import Command
 
 Start = Callable[..., Child]
 
+LONG = 30.0
+"""Seconds for a process to start or to end, however slow the machine."""
+
 MAIN = "import sys; from worqr.cli import main; sys.exit(main(sys.argv[1:]))"
+
+pytestmark = pytest.mark.timeout(150)  # many processes, one after the other
 
 
 @pytest.fixture
@@ -42,11 +47,11 @@ async def enqueued(url: str, *tasks: bytes) -> int:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_it_prints_its_url_and_ends_with_a_signal(start: Start, number: signal.Signals) -> None:
     server = start("server", "--port", "0")
-    url = await server.line()
+    url = await server.line(LONG)
     assert url.startswith("unix:///")
     assert await enqueued(url, b"a") == 1
     server.signal(number)
-    assert await server.ended() == 0
+    assert await server.ended(LONG) == 0
     assert not await trio.Path(url.removeprefix("unix://")).exists()
     assert "nothing is kept when it ends; Ctrl-C ends it" in server.errors
     assert server.errors.endswith("worqr: the server has ended\n")
@@ -57,18 +62,18 @@ async def test_it_listens_on_a_port_and_keeps_its_data_in_a_folder(start: Start,
         port = listener.getsockname()[1]
     for n in (1, 2):
         server = start("server", "--port", str(port), "--dir", str(tmp_path / "a" / "b"))
-        assert await server.line() == f"redis://127.0.0.1:{port}/0"
+        assert await server.line(LONG) == f"redis://127.0.0.1:{port}/0"
         assert await enqueued(f"redis://127.0.0.1:{port}/0", b"a") == n
         server.signal(signal.SIGTERM)
-        assert await server.ended() == 0
+        assert await server.ended(LONG) == 0
 
 
 async def test_it_ends_when_its_server_does(start: Start) -> None:
     server = start("server", "--port", "0")
-    url = await server.line()
+    url = await server.line(LONG)
     with redis.Redis.from_url(url) as client:
         os.kill(client.info("server")["process_id"], signal.SIGKILL)
-    assert await server.ended() == 1
+    assert await server.ended(LONG) == 1
     assert "worqr: the server has ended by itself; the end of its log:" in server.errors
     assert "Traceback" not in server.errors
 
