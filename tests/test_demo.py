@@ -19,6 +19,7 @@ import trio
 from rich.console import Console
 
 from tests.children import ROOT
+from tests.patience import PATIENCE
 from worqr.cli import demo as demo_command
 from worqr.cli.demo import board as boards
 from worqr.cli.demo import fleet as fleets
@@ -272,8 +273,8 @@ def family(pid: int) -> set[int]:
     return found
 
 
-async def until_gone(pids: set[int], within: float) -> None:
-    with trio.fail_after(within):
+async def until_gone(pids: set[int]) -> None:
+    with trio.fail_after(PATIENCE):
         for pid in pids:
             while alive(pid):
                 await trio.sleep(0.02)
@@ -351,15 +352,15 @@ async def test_on_a_terminal_it_shows_the_table_and_ctrl_c_leaves_nothing_behind
     assert "interrupted" in rest
     assert "Traceback" not in rest
     assert f"{ESCAPE}[?25h" in rest  # the cursor is back
-    await until_gone(children, within=2)
+    await until_gone(children)
 
 
 async def test_killed_it_takes_its_peers_and_its_server_along() -> None:
     with subprocess.Popen(command(), cwd=ROOT, stdout=subprocess.PIPE) as process:  # noqa: ASYNC220
         assert process.stdout is not None
         await trio.to_thread.run_sync(process.stdout.readline)
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE):
             while len(children := family(process.pid)) < 5:
                 await trio.sleep(0.05)
         process.kill()
-        await until_gone(children, within=15)
+        await until_gone(children)

@@ -154,7 +154,7 @@ def redis_cli(snippet: Snippet, server: Server, folder: Path) -> str:
     (folder / "redis-cli").write_text(f'#!/bin/sh\nexec {shutil.which("redis-cli")} -e -u {server.tcp_url} "$@"\n')
     (folder / "redis-cli").chmod(0o755)
     script = f'set -e\nPATH="{folder}:$PATH"\n{snippet.code}'
-    answer = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, check=False, timeout=20)
+    answer = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, check=False, timeout=60)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     return answer.stdout
 
@@ -174,7 +174,7 @@ async def test_two_commands_enqueue(own_server: Server, tmp_path: Path) -> None:
     redis_cli(snippet, own_server, tmp_path)
     mesh = worqr.Mesh(own_server.url)
     async with mesh.join() as peer, peer.work("mails") as claims:
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             (claim,) = await claims.take(1)
         assert claim.task == b"ada@example.org"
         await claim.finish()
@@ -214,12 +214,13 @@ async def use_everything(mesh: worqr.Mesh, peer: worqr.Peer, nursery: trio.Nurse
         await nursery.start(partial(peer.serve, "Q1", handler, retry=twice, on_failure=lambda failed: None))
         await queue.enqueue(b"fail", b"run")
         await running.wait()
-        assert (await queue.cancel(b"run", wait=5)).acknowledged == 1
+        assert (await queue.cancel(b"run", wait=PATIENCE)).acknowledged == 1
         async for event in events:
             if event.type == "failed":
                 break
-    job = await queue.dispatch(b"job", id="job", delay=0.1, result_ttl=5)
+    job = await queue.dispatch(b"job", id="job", delay=60, result_ttl=60)
     assert (await job.status()).state == "due"
+    await queue.dispatch(b"job", id="job", delay=0.1)
     async with job.watch() as states:
         assert [status.state async for status in states][-1] == "finished"
     assert await job.result() == b"done"
@@ -241,7 +242,8 @@ async def use_everything(mesh: worqr.Mesh, peer: worqr.Peer, nursery: trio.Nurse
     assert {info.name for info in await mesh.queues()} == {"Q1", "{Q1}-fail"}
     assert len(await mesh.workers()) == 1
     await trio.sleep(1.2)  # a beat, and a round of the leader's chores
-    assert peer.health().ready
+    while not peer.health().ready:
+        await trio.sleep(0.01)
 
 
 # Links and tables

@@ -280,7 +280,7 @@ async def test_an_update_brings_a_due_job_into_line_and_one_in_line_among_the_du
         q = mesh.queue("Q1")
         await q.dispatch(b"a", id="x", delay=60)
         await q.dispatch(b"b", id="x")
-        assert await runs.wait(1, within=2) == [b"b"]
+        assert await runs.wait(1) == [b"b"]
         await eventually(q.running, [])
     async with mesh.connect():
         job = await q.dispatch(b"a", id="x")
@@ -507,17 +507,19 @@ async def test_a_job_is_followed_from_its_present_state_to_its_end(mesh: worqr.M
     held, seen = Held(), list[str]()
     async with mesh.connect(), serving(other, "Q1", held):
         q = mesh.queue("Q1")
-        job = await q.dispatch(b"a", id="x", delay=0.2, result_ttl=60)
-        async with at_most(5), job.watch() as states:
+        job = await q.dispatch(b"a", id="x", delay=60, result_ttl=60)
+        async with at_most(60), job.watch() as states:
             async for status in states:
                 seen.append(status.state)
+                if seen == ["due"]:
+                    await q.dispatch(b"a", id="x")  # and its time has come
                 if status.state == "active":
                     held.gate.set()
         assert seen[0] == "due" and seen[-2:] == ["active", "finished"]
         assert seen in (["due", "active", "finished"], ["due", "waiting", "active", "finished"])
-        async with at_most(1), job.watch() as states:
+        async with at_most(60), job.watch() as states:
             assert [status.state async for status in states] == ["finished"]
-        async with at_most(1), q.job("nobody").watch() as states:
+        async with at_most(60), q.job("nobody").watch() as states:
             assert [status.state async for status in states] == ["gone"]
 
 
@@ -534,7 +536,7 @@ async def test_each_follower_of_a_job_sees_its_end(mesh: worqr.Mesh, other: worq
     async with mesh.connect(), serving(other, "Q1", held):
         q = mesh.queue("Q1")
         job = await q.dispatch(b"a", id="x", result_ttl=60)
-        async with at_most(5), trio.open_nursery() as nursery:
+        async with at_most(60), trio.open_nursery() as nursery:
             for _ in range(20):
                 await nursery.start(follow, job)
             await held.wait(1)
@@ -548,7 +550,7 @@ async def test_a_follower_whose_messages_are_lost_looks_by_itself(
     async with mesh.connect():
         q = mesh.queue("Q1")
         job = await q.dispatch(b"a", id="x", delay=60)
-        async with at_most(5), job.watch() as states:
+        async with at_most(60), job.watch() as states:
             assert (await anext(states)).state == "due"
             server.client().delete(f"{prefix}:{{Q1}}:job:x", f"{prefix}:{{Q1}}:due")  # nobody is told
             assert (await anext(states)).state == "gone"
@@ -565,7 +567,7 @@ async def test_a_job_that_does_not_run_is_cancelled_at_once(mesh: worqr.Mesh, op
     async with mesh.connect():
         q = mesh.queue("Q1")
         job = await q.dispatch(b"a", id="x", result_ttl=60, **options)
-        assert await job.cancel(reason="no longer wanted", wait=5) == worqr.CancelCount(1, 0, 0)
+        assert await job.cancel(reason="no longer wanted", wait=30) == worqr.CancelCount(1, 0, 0)
         assert await job.cancel() == worqr.CancelCount(0, 0, 0)
         assert await state(job) == "cancelled"
         with pytest.raises(worqr.JobCancelled, match="no longer wanted") as caught:
@@ -594,7 +596,7 @@ async def test_a_running_job_is_cancelled_and_acknowledged(mesh: worqr.Mesh, oth
         q = mesh.queue("Q1")
         job = await q.dispatch(b"a", id="x", result_ttl=60)
         await held.wait(1)
-        assert await job.cancel(reason="stop", wait=5) == worqr.CancelCount(0, 1, 1)
+        assert await job.cancel(reason="stop", wait=30) == worqr.CancelCount(0, 1, 1)
         assert unwound.is_set()
         assert held.cancelled == [(b"a", "cancel")]
         with pytest.raises(worqr.JobCancelled, match="stop"):
@@ -610,10 +612,10 @@ async def test_a_cancel_takes_the_run_and_its_blocked_twin(mesh: worqr.Mesh) -> 
         job = await q.dispatch(b"a", id="x", result_ttl=60)
         await held.wait(1)
         twin = await q.dispatch(b"b", id="x", result_ttl=60)
-        assert await twin.cancel(wait=5, reason="both") == worqr.CancelCount(1, 1, 1)
+        assert await twin.cancel(wait=30, reason="both") == worqr.CancelCount(1, 1, 1)
         for each in (job, twin):
             with pytest.raises(worqr.JobCancelled, match="both"):
-                await each.result(2)
+                await each.result(30)
         assert held.tasks == [b"a"]
         assert (await q.info()).counts["cancelled"] == 2
 
@@ -651,7 +653,7 @@ async def test_a_cancelled_id_can_be_dispatched_anew_while_its_run_unwinds(mesh:
         assert new.outcome == "blocked"
         assert runs.tasks == []
         slow.set()
-        assert await new.result(5) is None
+        assert await new.result(30) is None
         with pytest.raises(worqr.JobCancelled):
             await old.result(0)
         assert runs.tasks == [b"b"]
@@ -707,7 +709,7 @@ async def test_a_cancel_meets_jobs_that_come_back_at_any_moment(mesh: worqr.Mesh
 
     async def cancel(job: worqr.Job[bytes]) -> None:
         await trio.sleep(random.random())
-        count = await job.cancel(wait=5)
+        count = await job.cancel(wait=30)
         stopped[job.id] = ran[job.id]
         assert count in (worqr.CancelCount(1, 0, 0), worqr.CancelCount(0, 1, 1)), (job, count)
 
@@ -730,7 +732,7 @@ async def test_a_cancel_meets_the_sweep_of_the_worker(
 
     async def cancel(job: worqr.Job[bytes]) -> None:
         await trio.sleep(random.random() * 2)  # before, while, and after it is swept
-        count = await job.cancel(wait=5)
+        count = await job.cancel(wait=30)
         assert count.waiting + count.running == 1 and count.acknowledged == count.running
 
     async with mesh.connect(), serving(mesh, "Q1", held) as peer:
@@ -754,5 +756,5 @@ async def test_a_deleted_queue_cancels_its_jobs(mesh: worqr.Mesh) -> None:
         await q.delete()
         for job in jobs:
             with pytest.raises(worqr.JobCancelled):
-                await job.result(5)
+                await job.result(30)
         assert (await q.info()).due == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,9 +13,12 @@ import trio.testing
 
 import worqr
 from tests.leaks import dump, short
-from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - fixtures
+from tests.patience import PATIENCE
+from tests.peer.conftest import NewMesh, mesh, new_mesh, other, without_scans  # noqa: F401 - fixtures
 from tests.peer.tools import QUICK, Held, Runs, at_most, eventually, serving, spying, until
 from tests.servers import Server
+from worqr import listening
+from worqr.peer import cancelling
 
 MIB = 1 << 20
 FAILED = ("{Q1}:failed", "{Q1}:aside*")
@@ -76,7 +79,7 @@ async def test_many_and_large_tasks_are_sent_in_parts_and_stay_in_order(mesh: wo
         assert await q.enqueue(*large) == 11
         runs = Runs()
         async with serving(mesh, "Q1", runs, room=1):
-            assert [task[:2] for task in await runs.wait(11, within=20)] == [task[:2] for task in large]
+            assert [task[:2] for task in await runs.wait(11)] == [task[:2] for task in large]
             await eventually(q.running, [])
 
 
@@ -214,7 +217,7 @@ async def test_running_tells_worker_and_time(mesh: worqr.Mesh, other: worqr.Mesh
     async with mesh.connect(), serving(mesh, "Q1", held) as one, serving(other, "Q1", held, room=1) as two:
         q = mesh.queue("Q1")
         before = datetime.now(UTC) - timedelta(seconds=1)
-        async with at_most(5):
+        async with at_most(60):
             while {context._registration.worker for context in held.contexts} != {one.id, two.id}:
                 await q.enqueue(b"a")
                 await trio.sleep(0.01)
@@ -279,21 +282,23 @@ async def test_cancel_removes_all_equal_tasks_that_wait(mesh: worqr.Mesh) -> Non
         assert await q.cancel(b"x") == worqr.CancelCount(2, 0, 0)
         assert await in_order(q) == [b"y", b"xx", b""]
         assert await q.cancel(bytearray(b"")) == worqr.CancelCount(1, 0, 0)
-        assert await q.cancel(b"x", wait=5) == worqr.CancelCount(0, 0, 0)
+        assert await q.cancel(b"x", wait=30) == worqr.CancelCount(0, 0, 0)
         assert await q.cancel(b"nothing") == worqr.CancelCount(0, 0, 0)
         assert await elsewhere.tasks() == [b"x"]
         assert (await q.info()).counts == {"enqueued": 5, "cancelled": 3}
 
 
-async def test_cancel_reaches_running_tasks_on_all_peers(mesh: worqr.Mesh, other: worqr.Mesh) -> None:
+async def test_cancel_reaches_running_tasks_on_all_peers(
+    mesh: worqr.Mesh, other: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cancelling, "RECONCILE_EVERY", 3600)  # nobody looks: messages go there and back
+    monkeypatch.setattr(listening, "LOOK_AGAIN", 3600)
     held = Held()
     async with mesh.connect(), serving(mesh, "Q1", held, room=1), serving(other, "Q1", held, room=1):
         q = mesh.queue("Q1")
         await q.enqueue(b"x", b"x", b"x", b"y")
         await held.wait(2)
-        start = trio.current_time()
-        assert await q.cancel(b"x", wait=5) == worqr.CancelCount(1, 2, 2)
-        assert trio.current_time() - start < 0.5
+        assert await q.cancel(b"x", wait=30) == worqr.CancelCount(1, 2, 2)
         assert held.cancelled == [(b"x", "cancel")] * 2
         await held.wait(3)
         assert held.tasks == [b"x", b"x", b"y"]
@@ -310,7 +315,7 @@ async def test_a_cancel_does_not_touch_equal_tasks_of_other_queues(mesh: worqr.M
         await mesh.queue("Q1").enqueue(b"x")
         await mesh.queue("Q2").enqueue(b"x")
         await held.wait(2)
-        assert await mesh.queue("Q1").cancel(b"x", wait=3) == worqr.CancelCount(0, 1, 1)
+        assert await mesh.queue("Q1").cancel(b"x", wait=30) == worqr.CancelCount(0, 1, 1)
         assert len(held.cancelled) == 1
         held.gate.set()
         await held.wait_for(lambda: held.done == [b"x"])
@@ -346,11 +351,11 @@ async def test_a_handler_that_takes_its_time_is_not_acknowledged_before_it_has_u
         await runs.wait(1)
         start = trio.current_time()
         assert await q.cancel(b"x", wait=1.2) == worqr.CancelCount(0, 1, 0)  # and no error
-        assert 1.2 <= trio.current_time() - start < 2
+        assert 1.2 <= trio.current_time() - start < 20
         counts: list[worqr.CancelCount] = []
 
         async def cancel_again() -> None:
-            counts.append(await q.cancel(b"x", wait=timedelta(seconds=5)))
+            counts.append(await q.cancel(b"x", wait=timedelta(seconds=30)))
 
         nursery.start_soon(cancel_again)
         await trio.testing.wait_all_tasks_blocked(0.05)
@@ -365,7 +370,7 @@ async def test_a_plain_handler_that_never_looks_ends_cancelled_all_the_same(mesh
 
     def handler(task: bytes) -> None:
         begun.set()
-        let_go.wait(10)
+        let_go.wait(60)
 
     async with mesh.connect(), serving(mesh, "Q1", handler):
         q = mesh.queue("Q1")
@@ -392,7 +397,7 @@ async def test_a_task_that_failed_before_is_found_by_its_payload(mesh: worqr.Mes
         async with serving(mesh, "Q1", handler, room=1, retry=QUICK):
             await q.enqueue(b"x", b"x")
             await held.wait(1)
-            assert await q.cancel(b"x", wait=3) == worqr.CancelCount(1, 1, 1)
+            assert await q.cancel(b"x", wait=30) == worqr.CancelCount(1, 1, 1)
             assert await q.count() == 0
         assert await q.tasks() == []
 
@@ -415,7 +420,7 @@ async def test_cancel_all_cancels_what_waits_and_what_runs(mesh: worqr.Mesh, oth
         await q.enqueue(*numbers(2010))
         await mesh.queue("Q2").enqueue(b"stays")
         await held.wait(3)
-        assert await q.cancel_all(wait=5) == worqr.CancelCount(2007, 3, 3)
+        assert await q.cancel_all(wait=30) == worqr.CancelCount(2007, 3, 3)
         assert len(held.cancelled) == 3
         assert await q.cancel_all() == worqr.CancelCount(0, 0, 0)
         assert await mesh.queue("Q2").count() == 1
@@ -432,11 +437,11 @@ async def test_a_cancel_with_wait_does_not_hang_when_the_server_is_away(own_serv
     async with mesh.connect():
         own_server.stop()
         for wait in (0, 3):
-            async with at_most(3):
+            async with at_most(20):
                 with pytest.raises(worqr.Unavailable) as caught:
                     await mesh.queue("Q1").cancel(b"x", wait=wait)
             assert caught.value.sent is not True
-        async with at_most(3):
+        async with at_most(20):
             with pytest.raises(worqr.Unavailable):
                 async with mesh.queue("Q1").events():
                     pytest.fail("nobody confirmed it")
@@ -445,6 +450,7 @@ async def test_a_cancel_with_wait_does_not_hang_when_the_server_is_away(own_serv
 # Pausing
 
 
+@pytest.mark.usefixtures("without_scans")
 async def test_a_paused_queue_is_not_claimed_and_goes_on_at_once(mesh: worqr.Mesh, other: worqr.Mesh) -> None:
     held = Held()
     async with mesh.connect(), serving(mesh, "Q1", held, room=1), serving(other, "Q1", held, room=1):
@@ -462,12 +468,13 @@ async def test_a_paused_queue_is_not_claimed_and_goes_on_at_once(mesh: worqr.Mes
         await q.pause("still deploying")
         assert (await q.info()).paused == "still deploying"
         await q.resume()
-        await held.wait(3, within=0.5)
+        await held.wait(3)
         await q.resume()
         assert (await q.info()).paused is None
         await eventually(q.running, [])
 
 
+@pytest.mark.usefixtures("without_scans")
 async def test_a_queue_paused_without_a_reason_is_paused(mesh: worqr.Mesh) -> None:
     async with mesh.connect():
         q = mesh.queue("Q1")
@@ -480,7 +487,7 @@ async def test_a_queue_paused_without_a_reason_is_paused(mesh: worqr.Mesh) -> No
             await trio.sleep(0.1)
             assert runs.tasks == []
             await q.resume()
-            await runs.wait(1, within=0.5)
+            await runs.wait(1)
             await eventually(q.running, [])
 
 
@@ -492,7 +499,7 @@ async def test_a_paused_queue_still_takes_back_and_cancels(mesh: worqr.Mesh) -> 
             await q.enqueue(b"a", b"b")
             await held.wait(2)
             await q.pause()
-            assert (await q.cancel(b"b", wait=2)).acknowledged == 1
+            assert (await q.cancel(b"b", wait=30)).acknowledged == 1
         assert await q.tasks() == [b"a"]
         await q.resume()
 
@@ -642,17 +649,24 @@ async def test_nothing_is_published_while_nobody_listens(mesh: worqr.Mesh, serve
 async def test_a_slow_listener_loses_the_oldest_events_and_delays_nobody(mesh: worqr.Mesh) -> None:
     async with mesh.connect():
         q = mesh.queue("Q1")
-        async with q.events() as events:
+        async with q.events() as slow, q.events() as quick, trio.open_nursery() as nursery:
+            all_sent = trio.Event()
+            nursery.start_soon(read_to_the_end, quick, all_sent)
             for _ in range(1100):
                 await q.enqueue(b"a")
             await q.enqueue(b"b", b"b")
-            await trio.sleep(0.1)
-            seen = []
-            with trio.move_on_after(0.2):
-                async for event in events:
-                    seen.append(event.count)
+            await all_sent.wait()
+            seen: list[int] = []
+            while 2 not in seen:
+                seen.append((await anext(slow)).count)
             assert len(seen) == 1000
-            assert seen[-1] == 2
+
+
+async def read_to_the_end(events: AsyncIterator[worqr.Event], end: trio.Event) -> None:
+    with trio.fail_after(PATIENCE):
+        while (await anext(events)).count != 2:
+            pass
+    end.set()
 
 
 async def test_what_strangers_publish_harms_no_listener(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
@@ -667,12 +681,12 @@ async def test_what_strangers_publish_harms_no_listener(mesh: worqr.Mesh, server
                     client.publish(channel, message)
             client.publish(f"{base}_cancel", str(held.contexts[0].fence))  # forged: nobody has marked it
             await q.enqueue(b"y")
-            with trio.fail_after(2):
+            with trio.fail_after(PATIENCE):
                 while (await anext(events)).type != "enqueued":
                     pass
         await held.wait(2)
         assert held.cancelled == []
-        assert await q.cancel(b"x", wait=2) == worqr.CancelCount(0, 1, 1)
+        assert await q.cancel(b"x", wait=30) == worqr.CancelCount(0, 1, 1)
         held.gate.set()
         await eventually(q.running, [])
         assert peer.health().ready
