@@ -33,6 +33,8 @@ ROOMY: Final = 0.75
 LATE: Final = 0.05
 PUNCTUAL: Final = 0.025
 """Seconds that the loop is late on average: from here on there is too much, below there is room for more."""
+IN_USE: Final = 0.9
+"""Share of the concurrency, less a largest run, that counts as all of it."""
 LESS: Final = 0.75
 FADE: Final = 0.95
 """What is left of the concurrency after a second with too much, and after one with half of it unused."""
@@ -82,7 +84,7 @@ class Pace:
             self._step = 1
             if 0 < seen.peak <= self.concurrency:
                 self._shrink(seen.peak * LESS, 1 if late else ceil(self.cores))
-        elif roomy and seen.short and seen.peak > max(0, FULL * self.concurrency - least):
+        elif roomy and seen.short and seen.peak > max(0, IN_USE * self.concurrency - least):
             self._step = min(self._step, self.concurrency)
             self.concurrency += self._step
             self._step *= 2
