@@ -30,7 +30,8 @@ class HandlerOptions(TypedDict, total=False):
         keep_failed: how many of the queue's failed tasks are kept for people to see, 0: none (1000).
         concurrency: how many of its tasks run at once in one peer; None: as many as the peer has room for.
         size: units of the peer's concurrency that a run takes (1).
-        priority: whose tasks a peer takes first when it has not room for all: those of the higher number (100).
+        priority: the weight of its queue while several want more room than there is (100): each gets turns and a share of the
+            room in proportion, and among equals the higher number comes first.
         on_failure: called with one `Failed` for each task that is set aside, at least once. It is a job itself, in the queue's
             failure queue, made in the same step; it has up to 100 runs, 10 s to 15 minutes apart.
         runs_in: "loop": the peer's Trio loop (the default of async functions); "thread" (of plain functions); "asyncio": an
