@@ -20,6 +20,7 @@ TITLES = (
     "jobs:",
     "enqueue:",
     "dispatch:",
+    "producers:",
     "pick-up:",
     "cancel:",
     "recovery:",

@@ -1,0 +1,90 @@
+"""How fast plain threads put tasks in, beside redis-py alone: what a Django view or a script pays for one enqueue."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import trio
+
+import worqr
+from benchmarks.measuring import Plan, Row, Table, in_turn
+from benchmarks.server import bare
+from worqr.embedded import EmbeddedServer
+from worqr.keys import QueueKeys
+
+TASK = b"x" * 100
+THREADS = 8
+
+
+class Producers:
+    """Ways of plain threads to fill one queue, which is emptied before each run. All answer tasks per second."""
+
+    def __init__(self, server: EmbeddedServer) -> None:
+        self.mesh = worqr.Mesh(server.url)
+        self.queue = self.mesh.blocking.queue("Q1")
+        self.keys = QueueKeys("worqr", "Q1")
+        self.client = bare(server)
+
+        @self.mesh.task(name="Q1")
+        def mail(to: str, subject: str, body: str = "") -> None: ...
+
+        self.mail = mail.blocking
+
+    def enqueue(self) -> None:
+        self.queue.enqueue(TASK)
+
+    def call(self) -> None:
+        self.mail.enqueue("ada@example.org", "hello", body="b" * 40)
+
+    def dispatch(self) -> None:
+        self.queue.dispatch(TASK)
+
+    def push_and_publish(self) -> None:
+        """The least a producer can do that wakes somebody: both commands in one round trip."""
+        pipe = self.client.pipeline(transaction=False)
+        pipe.lpush(self.keys.base, TASK)
+        pipe.publish(self.keys.base, b"")
+        pipe.execute()
+
+    async def rate(self, once: Callable[[], None], threads: int, count: int) -> float:
+        self.client.unlink(self.keys.base)
+        return await trio.to_thread.run_sync(partial(_rate, once, threads, count))
+
+
+def _rate(once: Callable[[], None], threads: int, count: int) -> float:
+    def work(_: int) -> None:
+        for _ in range(count // threads):
+            once()
+
+    with ThreadPoolExecutor(threads) as pool:
+        began = time.perf_counter()
+        list(pool.map(work, range(threads)))
+        return count // threads * threads / (time.perf_counter() - began)
+
+
+async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
+    """One thread and several, each in turn with redis-py by as many threads."""
+    producers = Producers(server)
+    count = plan.size(4_000, 200)
+    rows: list[Row] = []
+    for what, ours, threads in (
+        ("queue.enqueue, 1 thread", producers.enqueue, 1),
+        ("fn.enqueue, 1 thread", producers.call, 1),
+        ("queue.dispatch, 1 thread", producers.dispatch, 1),
+        (f"queue.enqueue, {THREADS} threads", producers.enqueue, THREADS),
+        (f"fn.enqueue, {THREADS} threads", producers.call, THREADS),
+    ):
+        size = count * (4 if threads > 1 else 1)
+        runs = (
+            partial(producers.rate, ours, threads, size),
+            partial(producers.rate, producers.push_and_publish, threads, size),
+        )
+        values, limits = await in_turn(plan.runs, *runs)
+        rows.append(Row(what, "tasks/s", values, limits))
+    await trio.to_thread.run_sync(producers.mesh.blocking.close)
+    producers.client.flushall()
+    limit = "redis-py alone: LPUSH and PUBLISH in a pipeline, one round trip, by as many threads"
+    return [Table("producers: plain threads, one call at a time each, tasks of 100 bytes", limit, rows)]
