@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -16,6 +17,7 @@ import trio
 import worqr
 from tests.children import ROOT
 from tests.cli.conftest import Answer, Command
+from tests.peer.tools import eventually
 
 Beside = Callable[..., Awaitable[Answer]]
 
@@ -98,6 +100,26 @@ async def test_lines_are_sent_as_they_come(cli: Command, mesh: worqr.Mesh) -> No
         await process.stdin.aclose()
         with trio.fail_after(20):
             assert await process.wait() == 0
+
+
+async def test_ctrl_c_is_one_line(cli: Command, mesh: worqr.Mesh) -> None:
+    process = await trio.lowlevel.open_process(
+        [sys.executable, "-m", "worqr", "enqueue", "mails", "--lines"],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stderr is not None
+    await process.stdin.send_all(b"a\n")
+    async with mesh.connect():
+        await eventually(mesh.queue("mails").count, 1, within=20)
+    process.send_signal(signal.SIGINT)
+    with trio.fail_after(20):
+        assert await process.wait() == 130
+        assert await process.stderr.receive_some() == b"worqr: interrupted\n"
+    assert await tasks(mesh, "mails") == [b"a"]
 
 
 def test_what_waits_already_is_refused_with_unique(cli: Command, mesh: worqr.Mesh) -> None:

@@ -91,6 +91,20 @@ async def test_a_change_starts_the_peer_again(supervisor: Child, app: trio.Path,
         assert await mesh.workers() == []
 
 
+async def test_ctrl_c_on_their_terminal_counts_once(supervisor: Child, mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        await mesh.queue("hold").enqueue(b"{}")
+        assert await supervisor.line(LONG) == "holding"
+        os.killpg(supervisor.pid, signal.SIGINT)
+        await until(lambda: "stop: leaving" in supervisor.errors, LONG)
+        await trio.sleep(0.5)  # whatever came twice would have come by now
+        assert "stop: what runs is cancelled" not in supervisor.errors
+        os.killpg(supervisor.pid, signal.SIGINT)
+        assert await supervisor.line(LONG) == "let go: leaving"
+        assert await supervisor.ended(LONG) == 0
+        assert await mesh.queue("hold").count() == 1
+
+
 async def test_the_peer_leaves_when_its_supervisor_is_killed(supervisor: Child, mesh: worqr.Mesh) -> None:
     async with mesh.connect():
         await mesh.queue("hold").enqueue(b"{}")

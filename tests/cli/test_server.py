@@ -91,3 +91,11 @@ def test_a_port_that_is_taken_is_one_line(command: Command) -> None:
 
 def test_no_port_is_one_line(command: Command) -> None:
     assert command("server", "--port", "99999").err.startswith("worqr: port 99999 is none: choose another")
+
+
+def test_a_folder_that_cannot_be_is_one_line(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    answer = command("server", "--port", "0", "--dir", str(tmp_path / "file"))
+    assert answer.code == 1
+    assert answer.err.startswith("worqr: no folder for the data: ")
+    assert answer.err.count("\n") == 1

@@ -34,7 +34,10 @@ def server(
     """
     _check_free(port)
     if dir is not None:
-        dir.mkdir(parents=True, exist_ok=True)
+        try:
+            dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Unhappy(f"no folder for the data: {error}") from None
     told = threading.Event()
 
     def tell(_number: int, _frame: FrameType | None) -> None:
