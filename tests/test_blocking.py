@@ -20,6 +20,7 @@ import trio
 
 import worqr
 from tests.children import Child
+from tests.patience import PATIENCE
 from tests.peer.tools import Held, spying
 from tests.proxy import FaultProxy
 from tests.servers import Server
@@ -31,8 +32,6 @@ T = TypeVar("T")
 NewMesh = Callable[..., worqr.Mesh]
 Spawn = Callable[..., Child]
 
-PATIENCE = 20.0
-"""Seconds after which a test that hangs fails."""
 SHA = {script.name: script.sha for script in all_scripts()}
 
 
@@ -169,12 +168,10 @@ def test_closing_ends_every_wait(mesh: worqr.Mesh) -> None:
 def test_a_wrong_password_is_told_each_time(own_server: Server, new_mesh: NewMesh) -> None:
     with own_server.client() as client:
         client.config_set("requirepass", "secret")
-        mesh = new_mesh(url=own_server.tcp_url.replace("//", "//:wrong@"))
-        began = time.monotonic()
+        mesh = new_mesh(url=own_server.tcp_url.replace("//", "//:wrong@"), patience=600)  # which it does not wait for
         for _ in range(2):
             with pytest.raises(worqr.RefusedByServer, match="check user and password"):
                 mesh.blocking.queues()
-        assert time.monotonic() - began < 20  # and not after the patience of 30 s
         client.config_set("requirepass", "wrong")
         assert mesh.blocking.queues() == []
         client.config_set("requirepass", "")
@@ -731,7 +728,7 @@ print(codes, flush=True)
 
 async def test_forked_children_connect_anew(server: Server, prefix: str, spawn: Spawn) -> None:
     child = spawn(FORKS, server.url, prefix, env=QUIET)
-    assert await child.line(60) == "[0, 0, 0, 0]", child.errors
+    assert await child.line(2 * PATIENCE) == "[0, 0, 0, 0]", child.errors
     assert await child.ended() == 0
     assert child.errors == ""
     wanted = [f"{name}-0" for name in ("before", "after", "grandchild", *[f"child{n}" for n in range(4)])]
@@ -797,7 +794,7 @@ async def test_the_interpreter_ends_soon(
     if wait == "enqueue":
         own_server.pause()
     child.send("end")
-    assert await child.ended(10) == 0, child.errors
+    assert await child.ended(PATIENCE) == 0, child.errors
     assert child.errors == ""
     own_server.resume()
     await clear(new_mesh())

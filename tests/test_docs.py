@@ -4,7 +4,8 @@ How a snippet is run is said in comments that readers do not see, in front of it
 
 * ``<!-- given: CODE -->`` is run before it, with the same names;
 * ``<!-- prints: LINE -->``: the program is stopped by Ctrl-C once it has printed that line (else it ends by itself);
-* ``<!-- leaves: PATTERNS -->``: keys that may be left when it has ended.
+* ``<!-- leaves: PATTERNS -->``: keys that may be left when it has ended;
+* ``<!-- runs: as a program -->`` though it has no ``trio.run``; ``<!-- runs: in a thread -->``, where no loop runs.
 
 A Python snippet with a ``trio.run`` is a program, run as a process. Any other one is run inside a mesh: it finds
 ``trio``, ``worqr``, ``mesh``, ``peer`` and a ``nursery``, which is cancelled in the end, and may await. A shell
@@ -59,10 +60,11 @@ class Snippet:
     given: str
     prints: str
     leaves: str
+    runs: str
 
     @property
     def is_program(self) -> bool:
-        return "trio.run(" in self.code
+        return "trio.run(" in self.code or self.runs == "as a program"
 
     def __str__(self) -> str:
         return f"{self.page.name}:{self.line}"
@@ -77,9 +79,10 @@ def snippets(language: str) -> list[Snippet]:
         text = page.read_text("utf-8")
         for match in BLOCK.finditer(text):
             said = dict(re.findall(r"<!-- (\w+): (.*?) -->", match[1]))
-            assert said.keys() <= {"given", "prints", "leaves"}
+            assert said.keys() <= {"given", "prints", "leaves", "runs"}
+            assert said.get("runs", "") in {"", "as a program", "in a thread"}
             line = text.count("\n", 0, match.start(2)) + 1
-            notes = [said.get(word, "") for word in ("given", "prints", "leaves")]
+            notes = [said.get(word, "") for word in ("given", "prints", "leaves", "runs")]
             found.append(Snippet(page, line, match[2], match[3], *notes))
     return [snippet for snippet in found if snippet.language == language]
 
@@ -145,7 +148,11 @@ async def test_a_piece_of_the_documents_runs(
                 "nursery": nursery,
             }
             await run_code(snippet.given, str(snippet), names)
-            await run_code(snippet.code, str(snippet), names)
+            if snippet.runs == "in a thread":
+                await trio.to_thread.run_sync(exec, snippet.code, names)
+                await trio.to_thread.run_sync(mesh.blocking.close)
+            else:
+                await run_code(snippet.code, str(snippet), names)
             nursery.cancel_scope.cancel()
 
 

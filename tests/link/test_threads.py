@@ -17,6 +17,7 @@ import trio.testing
 
 from tests.children import Child
 from tests.link.scripts import append, echo, lines, log
+from tests.patience import PATIENCE
 from tests.proxy import FaultProxy
 from tests.servers import Server
 from worqr.errors import Unavailable, WorqrBug
@@ -24,9 +25,6 @@ from worqr.link import Link, LinkSettings, Signal, ThreadMailbox, TrioMailbox, W
 from worqr.link.mailbox import wake_all
 
 T = TypeVar("T")
-
-PATIENCE = 20.0
-"""Seconds after which a test that hangs fails."""
 
 
 def ended(kinds: tuple[str, ...] = ("worqr-link", "worqr-subscriptions", "worqr-scribe")) -> bool:
