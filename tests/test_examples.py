@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from tests.servers import Server
 EXAMPLES = ROOT / "examples"
 TESTED = {
     *("peer.py", "producer.py", "batches.py", "cancel.py", "foreign.sh", "foreign.py"),
-    *("reports.py", "retries.py", "redrive.py", "singleton.py"),
+    *("reports.py", "retries.py", "redrive.py", "singleton.py", "orders.py", "primes.py"),
 }
 
 Run = Callable[..., Child]
@@ -144,7 +145,30 @@ async def test_many_changes_are_one_run_when_it_has_been_quiet(run: Run) -> None
     assert await worker.line() == "site: rebuilt after change 1"
 
 
-@pytest.mark.parametrize("name", ["batches.py", "cancel.py", "reports.py", "retries.py", "redrive.py", "singleton.py"])
+async def test_orders_are_shipped_by_a_typed_function(run: Run) -> None:
+    worker = run("orders.py", "work")
+    customer = run("orders.py", "ship", "9.90", "0")
+    assert [await customer.line(), await customer.line()] == ["arrives on 03 January", "never arrives: nothing to ship"]
+    assert await customer.ended() == 0
+    assert await worker.line() == "not shipped: an order of 0: nothing to ship"
+    worker.signal(signal.SIGTERM)
+    assert await worker.ended() == 0
+
+
+async def test_primes_are_counted_in_a_process(run: Run) -> None:
+    worker = run("primes.py", "work")
+    await run("primes.py", "below", "100").line_with("25 primes below 100, counted by process")
+    worker.signal(signal.SIGTERM)
+    assert await worker.ended() == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("batches.py", "cancel.py", "reports.py", "retries.py", "redrive.py", "singleton.py"),
+        *("orders.py", "primes.py"),
+    ],
+)
 async def test_without_arguments_it_says_how_to_use_it(run: Run, name: str) -> None:
     program = run(name)
     assert await program.ended() == 1
