@@ -240,6 +240,8 @@ async def test_options_and_types_go_with_each_call(mesh: worqr.Mesh, other: worq
             [double.options(id="a").call(1), double.options(id="a", if_exists="skip").call(2)]
         )
         assert [job.outcome for job in again] == ["created", "unchanged"]
+        await eventually(double.queue.count, 0)
+        await eventually(double.queue.running, [])
 
 
 async def test_a_duplicate_leaves_the_others_dispatched(mesh: worqr.Mesh) -> None:

@@ -103,9 +103,9 @@ class Declared:
         self, fn: Callable[..., Any], name: str, aliases: tuple[str, ...], how: Handling, *, is_async: bool
     ) -> None:
         self.fn = fn
-        self.name = name
-        self.aliases = aliases
-        self.how = how
+        self.name: str = name
+        self.aliases: tuple[str, ...] = aliases
+        self.how: Handling = how
         self.is_async = is_async
         self.mesh: Mesh[Any] | None = None
         self.signature: Signature = Signature(fn, name, keeps=how.policy.result_ttl > 0)

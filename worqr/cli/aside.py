@@ -160,5 +160,5 @@ def _app(which: Which, what: str) -> App:
     return app
 
 
-failed = _app("failed", "it failed, stalled or timed out once too often, or came too late")
-broken = _app("broken", "its payload could not be read")
+failed: App = _app("failed", "it failed, stalled or timed out once too often, or came too late")
+broken: App = _app("broken", "its payload could not be read")

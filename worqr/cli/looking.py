@@ -64,7 +64,7 @@ def _worker_row(info: WorkerInfo) -> tuple[object, ...]:
     return (info.id, info.host, info.pid, info.app or "-", info.running, info.room, beat, queues)
 
 
-schedules = App(name="schedules", help="List the schedules of the mesh, or let the firings of one pass.")
+schedules: App = App(name="schedules", help="List the schedules of the mesh, or let the firings of one pass.")
 
 
 @schedules.default

@@ -43,7 +43,7 @@ class Pool:
     __slots__ = ("limit", "taken")
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
+        self.limit: int = limit
         self.taken: int = 0
 
     @property

@@ -67,11 +67,14 @@ class Station:
     ) -> None:
         """UsageError if a run of `size` units would never find room."""
         capacity.check_fits(keys.name, size)
-        self.size, self.priority, self.pool = size, priority, pool
+        self.size: int = size
+        self.priority: int = priority
+        self.pool: Pool | None = pool
         self.turn: float = 0.0
         self.overtaken: int = 0
         self.brief: bool = False
-        self.keys, self.policy = keys, policy
+        self.keys: QueueKeys = keys
+        self.policy: Policy = policy
         self.variables: Variables = copy_context()
         self.registration: Registration | None = None
         self.subscription: Subscription | None = None

@@ -67,7 +67,7 @@ class Pace:
 
     def __init__(self, cores: float, concurrency: int = AUTO_START) -> None:
         self.cores = cores
-        self.concurrency = concurrency
+        self.concurrency: int = concurrency
         self._step = concurrency
 
     def judge(self, seen: Sample, least: int = 1) -> int:

@@ -58,7 +58,7 @@ class Child:
         self.gone: trio.Event = trio.Event()
         self.tending: trio.CancelScope = trio.CancelScope(shield=True)
         self.idle_since: float = math.inf
-        self.unread = False
+        self.unread: bool = False
         """It died without having taken the last run in."""
         self._garbled = False
         self._most = most
