@@ -140,6 +140,8 @@ async def test_a_stuck_handler_is_reported_once_and_its_slot_given_to_another_ta
         await until(lambda: stubborn.tasks == [b"stuck", b"next"])  # although there is room for one
         await eventually(lambda: running(q), 1)  # its claim stays with it
         assert peer.capacity.room == 1
+        for _ in range(3):
+            peer.stuck.look_once()
         stubborn.go.set()
         await eventually(q.running, [])
         await until(lambda: lines(caplog, "handler.unstuck"))
