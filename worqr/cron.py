@@ -11,7 +11,6 @@ the day follows real time, as in Debian's cron: it fires in both of the hours th
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Annotated, Final, Literal, Protocol, cast
 
 import msgspec
 
-from worqr.errors import UsageError
+from worqr.errors import UsageError, did_you_mean
 
 ON_TIME_MS: Final = 10_000
 """A firing this late is still on time: the leader may have changed, which takes less. Older ones were missed."""
@@ -245,6 +244,5 @@ def _zone(name: str) -> tzinfo:
     try:
         return zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        close = difflib.get_close_matches(name, zoneinfo.available_timezones(), 1)
-        hint = f"did you mean {close[0]!r}?" if close else "if the system has none: run `pip install tzdata`"
+        hint = did_you_mean(name, zoneinfo.available_timezones(), "if the system has none: run `pip install tzdata`")
         raise UsageError(f"timezone {name!r} is not known here (it takes an IANA name); {hint}") from None

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from worqr.task import RemoteError
 
 
@@ -119,6 +121,14 @@ class ClaimLost(WorqrError):
 
 class ClaimSettled(UsageError):
     """The claim was finished, stopped, retried or failed before: a claim is settled exactly once."""
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """The end of an error about a `name` that is none of `known`: the one that was meant, or `otherwise`."""
+    import difflib  # for errors only
+
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"did you mean {close[0]!r}?" if close else otherwise
 
 
 class WorqrBug(WorqrError):

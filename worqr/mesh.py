@@ -6,7 +6,6 @@ is one link, counted, so that nested and parallel `connect` and `join` share it.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
@@ -18,7 +17,7 @@ from worqr.blocking import BlockingMesh
 from worqr.call import Call
 from worqr.connecting import Connections
 from worqr.cron import Schedule
-from worqr.errors import UsageError
+from worqr.errors import UsageError, did_you_mean
 from worqr.job import Job
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.link import Link
@@ -191,8 +190,8 @@ class Mesh(Registry, Generic[S]):
     def run(self, **options: Unpack[JoinOptions]) -> None:
         """Join and serve until told to stop; a script's last line, the same as ``worqr run``.
 
-        The first SIGTERM or SIGINT (Ctrl-C) lets what runs end within `grace`; the second cancels it, and the tasks go back to the
-        front of their queues; the third ends the process at once. While the server is away it waits, also at the start. What
+        The first SIGTERM or SIGINT (Ctrl-C) lets what runs end within `grace`; the second cancels it, and the tasks go back to
+        the front of their queues; the third ends the process at once. While the server is away it waits, also at the start. What
         refuses to end does not keep the process: that ends some seconds later, with code 1. Logs to the standard error, if
         nothing has set up logging.
 
@@ -347,8 +346,7 @@ class Mesh(Registry, Generic[S]):
         registry = RegistryKeys(self.prefix)
         if not await self.ask(ops.pause_schedule(registry, check_text(name, "schedule name"), paused=bool(paused))):
             known = [row.name for row in (await self.ask(ops.list_schedules(registry))).rows]
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(map(repr, known[:20])) or 'none'}"
+            hint = did_you_mean(name, known, f"there are {', '.join(map(repr, known[:20])) or 'none'}")
             raise UsageError(f"there is no schedule {name!r} in this mesh; {hint}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any, Final, Literal, TypedDict, cast
 
 import msgspec
 
-from worqr.errors import UsageError
+from worqr.errors import UsageError, did_you_mean
 from worqr.policy import POLICY_FIELDS, RetryPolicy
 from worqr.task import Seconds, check_count, check_text, seconds, to_ms
 
@@ -223,6 +222,5 @@ def _refuse(name: str) -> None:
     if name == "replicas":
         raise UsageError("dispatch() does not know the option 'replicas' yet")
     known = sorted(JobOptions.__annotations__)
-    close = difflib.get_close_matches(name, known, 1)
-    hint = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(known)}"
+    hint = did_you_mean(name, known, f"it takes {', '.join(known)}")
     raise UsageError(f"dispatch() has no option {name!r}; {hint}")

@@ -5,13 +5,12 @@ What a schedule means is in `worqr.cron`.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from datetime import UTC, tzinfo
 from typing import Any, Final, Literal, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 from worqr.cron import Definition, Overlap, Plan
-from worqr.errors import UsageError
+from worqr.errors import UsageError, did_you_mean
 from worqr.function import Call
 from worqr.keys import check_name
 from worqr.task import Seconds, seconds
@@ -152,8 +151,8 @@ def _checked(how: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a schedule as fields of its definition."""
     for option in how:
         if option not in ScheduleOptions.__annotations__:
-            close = difflib.get_close_matches(option, ScheduleOptions.__annotations__, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(ScheduleOptions.__annotations__)}"
+            known = ScheduleOptions.__annotations__
+            hint = did_you_mean(option, known, f"it takes {', '.join(known)}")
             raise UsageError(f"a schedule has no option {option!r}; {hint}")
     found: dict[str, Any] = {}
     if "name" in how:

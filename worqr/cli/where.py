@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 from cyclopts import Parameter
 
 from worqr.cli.words import duration
+from worqr.errors import did_you_mean
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
@@ -86,5 +86,5 @@ async def hint_at(mesh: Mesh, name: str) -> str:
     known = await mesh.ask(ops.list_queues(RegistryKeys(mesh.prefix)))
     if name in known:
         return ""
-    close = difflib.get_close_matches(name, known, 1)
-    return f"nobody has used a queue {name!r} lately" + (f"; did you mean {close[0]!r}?" if close else "")
+    hint = did_you_mean(name, known)
+    return f"nobody has used a queue {name!r} lately" + (f"; {hint}" if hint else "")

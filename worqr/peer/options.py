@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, TypedDict, cast
 
-from worqr.errors import UsageError
+from worqr.errors import UsageError, did_you_mean
 from worqr.policy import Policy, RetryPolicy
 from worqr.task import KEEP_FAILED, Failed, Seconds, check_count, seconds
 
@@ -185,16 +184,12 @@ class Only:
 
 def suggest(name: str, known: Collection[str]) -> str:
     """What somebody may have meant by `name`."""
-    close = difflib.get_close_matches(name, known, 1)
-    if close:
-        return f"did you mean {close[0]!r}?"
-    return f"there are {', '.join(map(repr, sorted(known)[:20]))}" if known else "there are none"
+    return did_you_mean(name, known, f"there are {', '.join(map(repr, sorted(known)[:20])) or 'none'}")
 
 
 def refuse_unknown(where: str, options: Mapping[str, object], known: tuple[str, ...]) -> None:
     """UsageError for the first of `options` that does not exist."""
     for name in options:
         if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; it takes {', '.join(known)}"
-            raise UsageError(f"{where}() has no option {name!r}{hint}")
+            hint = did_you_mean(name, known, f"it takes {', '.join(known)}")
+            raise UsageError(f"{where}() has no option {name!r}; {hint}")
