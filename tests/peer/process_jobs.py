@@ -157,7 +157,7 @@ def litter(task: bytes) -> bytes:
 
 
 def write_anywhere(task: bytes) -> None:
-    for fd in range(3, 20):
+    for fd in range(3, 4096):  # a peer that has much open gives its processes high numbers
         try:
             os.write(fd, task)
         except OSError:
