@@ -173,6 +173,16 @@ async def test_a_full_queue_says_how_many_were_stored(mesh: worqr.Mesh) -> None:
             await function.queue.delete()
 
 
+async def test_each_call_has_a_bound_of_its_own(mesh: worqr.Mesh) -> None:
+    double = numbered(mesh)
+    async with mesh.connect():
+        await double.enqueue(1)
+        with pytest.raises(worqr.QueueFull, match="over its max_length of 1"):
+            await mesh.enqueue_many([double.call(2), double.options(max_length=1).call(3), double.call(4)])
+        assert await double.queue.tasks() == [b'{"n":4}', b'{"n":2}', b'{"n":1}']
+        await double.queue.delete()
+
+
 async def test_one_call_that_is_refused_needs_no_note(mesh: worqr.Mesh) -> None:
     double = numbered(mesh, max_length=1)
     async with mesh.connect():
