@@ -24,6 +24,7 @@ from benchmarks import (
     jobs,
     memory,
     pickup,
+    places,
     processes,
     producers,
     recovery,
@@ -53,6 +54,7 @@ SUBJECTS: dict[str, Callable[[Plan, EmbeddedServer], Awaitable[list[Table]]]] = 
     "auto": auto.measure,
     "startup": startup.measure,
     "processes": processes.measure,
+    "places": places.measure,
 }
 LONGEST = 600.0
 """Seconds that one subject may take at most; each takes one to three minutes."""

@@ -35,6 +35,7 @@ TITLES = (
     "functions: typed calls enqueued",
     "startup:",
     "processes:",
+    "places:",
 )
 
 
