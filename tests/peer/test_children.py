@@ -236,6 +236,12 @@ async def test_a_run_can_ask_for_more_time() -> None:
     assert 100 - LONG < left <= 100
 
 
+async def test_a_run_without_a_timeout_gets_none_by_asking_for_time() -> None:
+    async with open_pool() as pool:
+        assert value(await pool.run(jobs.extend_for_ever)) == "None"
+        assert pool.desk.extended == []
+
+
 # Many of them
 
 

@@ -153,10 +153,11 @@ class ChildStation:
         return self.policy.over({name.decode(): value.decode() for name, value in own})
 
     def extends(self, context: Context, more: Seconds) -> None:
-        """The run wants more time; from any thread."""
+        """The run wants more time; from any thread. One without a timeout gets none by that."""
         left = seconds(more, "seconds of extend")
-        context.deadline = time.monotonic() + left
-        self._pipe.send(Extended(left))
+        if context.deadline is not None:
+            context.deadline = time.monotonic() + left
+            self._pipe.send(Extended(left))
 
 
 class ChildContext(Context):
