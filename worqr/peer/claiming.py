@@ -53,6 +53,9 @@ class Station:
 
     handler: Handler
     state: object = None
+    turn: float = 0.0
+    overtaken: int = 0
+    brief: bool = False
 
     def __init__(
         self,
@@ -70,9 +73,6 @@ class Station:
         self.size: int = size
         self.priority: int = priority
         self.pool: Pool | None = pool
-        self.turn: float = 0.0
-        self.overtaken: int = 0
-        self.brief: bool = False
         self.keys: QueueKeys = keys
         self.policy: Policy = policy
         self.variables: Variables = copy_context()
