@@ -261,6 +261,29 @@ async def aside(q: worqr.Queue) -> int:
     return (await q.info()).failed
 
 
+@pytest.mark.leaves(*FAILED)
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
+async def test_a_failure_handler_runs_where_its_handler_does(mesh: worqr.Mesh, plain: bool) -> None:
+    told: list[tuple[bytes, str]] = []
+
+    async def handler(task: bytes) -> None:
+        raise worqr.Failure("no such address")
+
+    async def tell(failed: worqr.Failed) -> None:
+        await asyncio.sleep(0)
+        told.append((failed.task, threading.current_thread().name))
+
+    def tell_in_a_thread(failed: worqr.Failed) -> None:
+        told.append((failed.task, "a thread"))
+
+    on_failure: Any = tell_in_a_thread if plain else tell
+    async with mesh.connect(), serving(mesh, "Q1", handler, runs_in="asyncio", on_failure=on_failure):
+        await mesh.queue("Q1").enqueue(b"a")
+        await until(lambda: told)
+        await eventually(mesh.queue("Q1").failures.running, [])
+    assert told == [(b"a", "a thread" if plain else "worqr asyncio")]
+
+
 # What they cannot be
 
 

@@ -20,12 +20,11 @@ from worqr.peer.claiming import HandlerStation
 from worqr.peer.claims import Claims, HandStation
 from worqr.peer.context import current, failed_of
 from worqr.peer.options import PATIENT, HandlerOptions, Handling, handling, policy_for
-from worqr.peer.runners import Runners, with_middleware
-from worqr.peer.running import Handler, Slots
+from worqr.peer.runners import Runners, is_async, with_middleware
+from worqr.peer.running import Handler, Slots, named_after
 from worqr.peer.settings import PeerSettings
 from worqr.peer.stations import Stations
 from worqr.policy import RetryPolicy
-from worqr.task import Failed
 
 if TYPE_CHECKING:
     from worqr.link import Link
@@ -89,7 +88,7 @@ class Serving:
         async with AsyncExitStack() as stack:
             station = self._station(keys, handler, how)
             if how.on_failure is not None:
-                await stack.enter_async_context(self._stations.stationed(self._failure_station(keys, how.on_failure)))
+                await stack.enter_async_context(self._stations.stationed(self._failure_station(keys, how)))
             await stack.enter_async_context(self._stations.stationed(station))
             task_status.started()
             await station.left.wait()
@@ -120,21 +119,23 @@ class Serving:
         station.state = self.settings.state
         return station
 
-    def _failure_station(self, keys: QueueKeys, on_failure: Callable[[Failed], object]) -> HandlerStation:
-        """Where the failure jobs of a queue are handled."""
+    def _failure_station(self, keys: QueueKeys, how: Handling) -> HandlerStation:
+        """Where the failure jobs of a queue are handled: by an async function on the loop of the handler, else in a thread."""
         failures = self._stations.check_free(QueueKeys(keys.prefix, keys.queue, failures=True).name)
+        on_failure: Any = how.on_failure
         if hasattr(
             on_failure, "__worqr_handler__"
         ):  # a declared function: it takes the record, not a payload that says it
-            on_failure = cast("Any", on_failure).__wrapped__
-        handle, pool = self._runners.prepare(cast("Callable[[Any], object]", on_failure), None)
+            on_failure = on_failure.__wrapped__
+        asyncio = how.runs_in == "asyncio" and is_async(on_failure)
+        handle, pool = self._runners.prepare(on_failure, "asyncio" if asyncio else None)
 
         async def run(_task: bytes) -> object:
             return await cast("Any", handle)(failed_of(current(), keys.name))
 
         note = ops.note_queues(self.membership.keys, [failures.name])
         self._link.post(note, lambda _word, _failure: None, patience=self._link.settings.patience)
-        return self._new_station(failures, run, pool, Handling(PATIENT))
+        return self._new_station(failures, named_after(on_failure, run), pool, Handling(PATIENT))
 
     @asynccontextmanager
     async def work(self, queue: str, *, retry: RetryPolicy | None = None) -> AsyncGenerator[Claims]:
