@@ -99,6 +99,23 @@ async def test_many_functions_call_each_other_in_one_life_of_the_peer(server: Se
     assert lived == ["begin", *map(str, range(10)), "end"]
 
 
+async def test_a_queue_that_is_used_while_one_looks_is_seen(
+    bench: testing.Bench, mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await mesh.queue("early").enqueue(b"T1")
+    ask = mesh.ask
+
+    async def ask_slowly(call: Any) -> Any:
+        answer = await ask(call)
+        if answer == ["early"]:
+            await mesh.queue("late").enqueue(b"T2")
+        return answer
+
+    monkeypatch.setattr(mesh, "ask", ask_slowly)
+    seen = await running.look(mesh)
+    assert {name: each.waiting for name, each in seen.items()} == {"early": 1, "late": 1}
+
+
 async def test_a_failure_handler_is_tried_again_in_a_later_run(bench: testing.Bench, mesh: worqr.Mesh) -> None:
     fail, told = failing(mesh), list[int]()
 
