@@ -125,12 +125,12 @@ class Subscriptions:
 
         `confirmed` is called each time that all the channels have been subscribed: at first, and after each reconnect.
         """
-        if self.ended is not None:
-            raise type(self.ended)(*self.ended.args)
+        self._check()
         subscription = Subscription(self, channels, deliver, confirmed)
         if not subscription.names:
             raise UsageError("a subscription needs at least one channel")
         with self._starting:
+            self._check()
             self._ensure_thread()
         self._orders.put((subscription, True))
         self._ring()
@@ -145,7 +145,8 @@ class Subscriptions:
         """End the thread; whoever waits for a confirmation gets Unavailable. Idempotent."""
         if self.ended is not None:
             return
-        self.ended = Unavailable(f"the link to {self._settings.address.redacted} was closed")
+        with self._starting:  # a thread that is there is known
+            self.ended = Unavailable(f"the link to {self._settings.address.redacted} was closed")
         thread, wire = self._thread, self._wire
         if thread is not None:
             self._ring()
@@ -159,6 +160,10 @@ class Subscriptions:
         self.ended = error
         if self._wire is not None:
             self._wire.abandon()
+
+    def _check(self) -> None:
+        if self.ended is not None:
+            raise type(self.ended)(*self.ended.args)
 
     def _ensure_thread(self) -> None:
         if self._thread is not None:
