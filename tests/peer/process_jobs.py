@@ -336,9 +336,11 @@ def lifespan() -> Generator[list[str]]:
     log = Path(os.environ["WORQR_TEST_LOG"])
     with log.open("a") as file:
         file.write(f"entered {os.getpid()}\n")
-    yield ["model"]
-    with log.open("a") as file:
-        file.write(f"left {os.getpid()}\n")
+    try:
+        yield ["model"]
+    finally:
+        with log.open("a") as file:
+            file.write(f"left {os.getpid()}\n")
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from tests.children import Child
 from tests.peer import process_jobs as jobs
 from tests.peer.processes import LONG, Desk, Pool, is_alive, open_pool, wait_dead
 from tests.peer.test_children import value
+from worqr.peer.children import pool as pool_module
 from worqr.policy import ChildError, Policy, Stalled
 
 
@@ -177,11 +178,17 @@ async def test_a_fork_that_holds_on_to_everything_does_not_keep_the_run() -> Non
             os.kill(json.loads(pool.desk.said[0][1])["fork"], signal.SIGKILL)
 
 
-async def test_a_fork_that_goes_on_answers_nothing() -> None:
-    async with open_pool(1) as pool:
+async def test_a_fork_that_goes_on_answers_nothing_and_leaves_no_lifespan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    monkeypatch.setenv("WORQR_TEST_LOG", str(log))
+    monkeypatch.setattr(pool_module, "GOODBYE", LONG)
+    async with open_pool(1, process_lifespan=jobs.lifespan) as pool:
         pid = value(await pool.run(jobs.fork_and_go_on))
         assert [pid] == pool.children.pids
         assert value(await pool.run(jobs.pid)) == pid
+    assert log.read_text().splitlines() == [f"entered {pid}", f"left {pid}"]
 
 
 async def test_signals_for_all_of_a_service_are_not_for_them_but_for_what_they_start() -> None:
