@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -222,6 +223,20 @@ async def test_the_error_of_a_thread_is_raised_as_it_is(bench: testing.Bench, me
         await bench.run_until_empty()
     assert caught.value is error
     assert caught.traceback[-1].frame.code.name == "raising"
+
+
+async def test_the_error_of_an_asyncio_handler_is_raised_as_it_is(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    error = ValueError("on purpose")
+
+    @mesh.task(name="raising", runs_in="asyncio")
+    async def raising() -> None:
+        await asyncio.sleep(0)
+        raise error
+
+    await raising.enqueue()
+    with pytest.raises(ValueError, match="on purpose") as caught:
+        await bench.run_until_empty()
+    assert caught.value is error
 
 
 async def test_the_error_of_a_process_is_raised_by_its_name_and_text(server: Server) -> None:

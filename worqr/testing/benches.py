@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar, Unpack, overload
 import trio
 
 from worqr.connecting import Connections
+from worqr.errors import UsageError
 from worqr.function import Call, Function
 from worqr.job import Job
 from worqr.keys import RegistryKeys
@@ -187,8 +188,13 @@ async def bench(mesh: Mesh[Any], *, url: str | None = None, now: datetime | None
         now: an aware datetime at which the clock of the bench begins, for tests of schedules; default: what time it is.
 
     Raises:
-        UsageError: `mesh` is connected, on a bench or recording already; there is no server program; `now` has no timezone.
+        UsageError: `mesh` is connected, on a bench or recording already; there is no server program; `now` has no timezone; no
+            Trio runs.
     """
+    if not trio.lowlevel.in_trio_run():
+        raise UsageError(
+            "testing.bench() needs a running Trio loop: install pytest-trio, and mark the test or set trio_mode"
+        )
     url = url or os.environ.get(SERVER) or (await trio.to_thread.run_sync(kept_server)).url
     sent, errors = Sent(), list[BaseException]()
 
