@@ -216,6 +216,44 @@ async def test_stuck_threads_do_not_use_up_the_threads(mesh: worqr.Mesh) -> None
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.usefixtures("soon")
+async def test_a_blocked_asyncio_loop_blocks_neither_the_peer_nor_its_reports(
+    mesh: worqr.Mesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, go, runs = [threading.Event(), threading.Event()], threading.Event(), Runs()
+
+    async def blocks(task: bytes) -> None:
+        begun[0].set()
+        assert go.wait(LONG)
+
+    async def waits(task: bytes) -> None:
+        begun[1].set()
+        await asyncio.Event().wait()
+
+    async with mesh.connect(), mesh.join(grace=5) as peer, trio.open_nursery() as nursery:
+        worker = peer.id
+        await nursery.start(partial(peer.serve, "Q1", waits, runs_in="asyncio"))
+        await nursery.start(partial(peer.serve, "Q2", blocks, runs_in="asyncio"))
+        await nursery.start(partial(peer.serve, "Q3", runs))
+        await mesh.queue("Q1").enqueue(b"waits")
+        await until(begun[1].is_set)
+        await mesh.queue("Q2").enqueue(b"blocks")
+        await until(begun[0].is_set)
+        assert await mesh.queue("Q1").cancel(b"waits") == worqr.CancelCount(0, 1, 0)
+        await until(lambda: lines(caplog, "handler.stuck"))
+        await mesh.queue("Q3").enqueue(b"a")
+        await runs.wait(1)
+        assert (peer.id, peer.health().ready) == (worker, True)
+        go.set()
+        for name in ("Q1", "Q2"):
+            await eventually(mesh.queue(name).running, [])
+        nursery.cancel_scope.cancel()
+    (report,) = lines(caplog, "handler.stuck")
+    ours, _, blocker = report.partition("busy with another task")
+    assert "in waits" in ours
+    assert "in blocks" in blocker
+
+
 async def test_a_thousand_plain_handlers_that_raise_leave_the_peer_healthy(
     mesh: worqr.Mesh, caplog: pytest.LogCaptureFixture
 ) -> None:
