@@ -180,7 +180,7 @@ async def bench(mesh: Mesh[Any], *, url: str | None = None, now: datetime | None
     """Put the application's own mesh on a bench, connected, for the length of a block.
 
     Its functions, queues and jobs then live under a prefix of the bench's own, whose keys are deleted in the end, however the
-    block ends. One server serves all benches of a process: the first starts it, in a tenth of a second; all others take some 4 ms.
+    block ends. One server serves all benches of a process: the first starts it, in a tenth of a second; all others take 4 ms.
 
     Args:
         mesh: any mesh, as it is declared; where it would connect to does not matter.
