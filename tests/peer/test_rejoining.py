@@ -12,6 +12,7 @@ import worqr
 from tests.leaks import dump
 from tests.peer.conftest import NewMesh
 from tests.peer.test_claims import lose
+from tests.peer.test_due import hearing
 from tests.peer.tools import Held, Runs, at_most, eventually, serving, until
 from tests.proxy import FaultProxy
 from tests.servers import Server
@@ -151,14 +152,15 @@ async def test_a_queue_that_is_left_while_it_is_entered_again_is_left(
         mesh = new_mesh(url=proxy.url)
         async with at_most(60), mesh.join() as peer, trio.open_nursery() as nursery:
             serving = await nursery.start(serve_in_scope, peer)
-            held = proxy.hold(matching=stage)
-            lose(server, prefix, peer.id)
+            await eventually(partial(hearing, server, f"{{{prefix}}}:due"), 1)  # it subscribes to nothing else any more
+            first, held = peer.id, proxy.hold(matching=stage)
+            lose(server, prefix, first)
             await held.wait_fired()
             serving.cancel()
             await trio.testing.wait_all_tasks_blocked(0.05)
             held.release()
             await until(lambda peer=peer: not peer._stations)  # type: ignore[misc]
-            await until(lambda peer=peer: peer.health().ready)  # type: ignore[misc]
+            await until(lambda peer=peer, first=first: peer.id != first and peer.health().ready)  # type: ignore[misc]
             second = peer.id
             await eventually(lambda: lasting(server, prefix), [])
             await trio.sleep(0.1)
