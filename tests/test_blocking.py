@@ -800,6 +800,24 @@ async def test_the_interpreter_ends_soon(
     await clear(new_mesh())
 
 
+LATE = """
+import atexit, sys, worqr
+
+mesh = worqr.Mesh(sys.argv[1], prefix=sys.argv[2])
+queue = mesh.blocking.queue("Q1")
+atexit.register(lambda: print(queue.enqueue(b"last"), flush=True))
+queue.enqueue(b"first")
+"""
+
+
+async def test_what_an_application_does_at_exit_may_produce(server: Server, prefix: str, spawn: Spawn) -> None:
+    child = spawn(LATE, server.url, prefix)
+    assert await child.line() == "1"
+    assert await child.ended() == 0
+    assert child.errors == ""
+    assert waiting(server, prefix) == [b"first", b"last"]
+
+
 INTERRUPTED = """
 import sys, threading, worqr
 

@@ -4,6 +4,7 @@ threads.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -172,6 +173,7 @@ class SharedConnection:
             url = server.__enter__().url
         connection = Connection(new_link(_settings(mesh, url)), server)
         end = self._end = weakref.finalize(self, _end, connection)
+        end.atexit = False  # see `_at_exit`
         try:
             connection.link.start()
         except BaseException:
@@ -209,6 +211,12 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+@atexit.register  # when this is imported, so that what an application registers runs before it, and may still produce
+def _at_exit() -> None:
+    for shared in list(_shared_connections):
+        shared.close()
 
 
 def _end(connection: Connection) -> None:
