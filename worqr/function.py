@@ -216,6 +216,16 @@ class Function(Bound[P, R]):
         """What was declared; for worqr itself."""
         return self._declared
 
+    def served(self) -> list[tuple[str, Callable[[Any], object], Handling]]:
+        """The queues that a peer serves it from, its aliases' among them, each with its handler; for worqr itself.
+
+        Raises:
+            UsageError: an annotation names what is not there.
+        """
+        declared = self._declared
+        declared.signature.ready()
+        return [(name, self.__worqr_handler__, declared.how) for name in (declared.name, *declared.aliases)]
+
     @property
     def queue(self) -> Queue:
         """Its queue, to look into, pause, or cancel.

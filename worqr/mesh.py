@@ -7,7 +7,7 @@ is one link, counted, so that nested and parallel `connect` and `join` share it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
@@ -25,7 +25,6 @@ from worqr.peer.options import (
     CONCURRENCY,
     GRACE,
     THREADS,
-    Handling,
     JoinOptions,
     Only,
     check_concurrency,
@@ -167,7 +166,9 @@ class Mesh(Registry, Generic[S]):
         """Join the mesh as a peer for the length of a block, under Trio; connects as well.
 
         A block that ends normally drains for `grace` seconds; one that ends by an exception or a cancellation cancels its
-        handlers at once and gives their tasks back within 2 s.
+        handlers at once and gives their tasks back within 2 s. Handlers that do not end when they are cancelled are logged:
+        those in threads and on an asyncio loop are left behind after 5 s, and their tasks run elsewhere when this worker is
+        found dead; one on the Trio loop keeps the peer until it ends.
 
         Args:
             options: see `JoinOptions`.
@@ -178,7 +179,7 @@ class Mesh(Registry, Generic[S]):
         only = Only(options.get("only"))
         settings = self._peer_settings(options)
         only.check(self.functions)
-        handlers = [each for name, function in self.functions.items() if name in only for each in _served(function)]
+        handlers = [each for name, function in self.functions.items() if name in only for each in function.served()]
         async with (
             self.connect(),
             self._open_state() as state,
@@ -367,11 +368,3 @@ def _check_manager(name: str, manager: object) -> None:
     if inspect.isasyncgenfunction(manager) or inspect.isgeneratorfunction(manager):
         decorator = "asynccontextmanager" if name == "lifespan" else "contextmanager"
         raise UsageError(f"{name} must give a context manager: put @contextlib.{decorator} above {manager!r}")
-
-
-def _served(function: function.Function[..., Any]) -> Iterator[tuple[str, Callable[[Any], object], Handling]]:
-    """The queues that a function is served from, each with its handler."""
-    declared = function.declared
-    declared.signature.ready()
-    for name in (declared.name, *declared.aliases):
-        yield name, function.__worqr_handler__, declared.how

@@ -17,11 +17,10 @@ import trio
 
 from worqr import ops
 from worqr.errors import UsageError
-from worqr.function import Function
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.mesh import Mesh
 from worqr.ops import Inspected
-from worqr.peer.options import Handling, JoinOptions, Only
+from worqr.peer.options import JoinOptions, Only
 from worqr.peer.peer import Peer
 from worqr.testing.clock import SOON_MS, Clock, keys_like
 from worqr.testing.firing import Firing
@@ -145,14 +144,7 @@ class Run:
             options: JoinOptions = {"grace": 0, **self._options, "only": [glob.escape(name) for name in new]}
             self._peer = await self._stack.enter_async_context(self._mesh.join(**options))
         elif new and self._peer is not None:
-            await self._peer.serve_all(each for name in new for each in _handlers_of(self._mesh.functions[name]))
-
-
-def _handlers_of(function: Function[..., Any]) -> list[tuple[str, Callable[[Any], object], Handling]]:
-    """The queues of a function, as a peer serves them."""
-    declared = function.declared
-    declared.signature.ready()
-    return [(name, function.__worqr_handler__, declared.how) for name in (declared.name, *declared.aliases)]
+            await self._peer.serve_all(each for name in new for each in self._mesh.functions[name].served())
 
 
 def _function_queue(name: str) -> str:
