@@ -231,6 +231,10 @@ class _AsyncioRun(Elsewhere):
         self._owner.tell(self._cancel_task)
         return trio.lowlevel.Abort.FAILED
 
+    @property
+    def can_be_let_go(self) -> bool:
+        return super().can_be_let_go and self._raise_cancel is not None
+
     def wake(self) -> None:
         """The task has ended."""
         self._wake()

@@ -69,7 +69,9 @@ class Serving:
                 already, a peer that has left.
             RefusedByServer, Unavailable: the queue could not be entered.
 
-        Cancelling it is leaving the queue: its handlers are cancelled and their tasks go back to the front, uncounted.
+        Cancelling it is leaving the queue: its handlers are cancelled and their tasks go back to the front, uncounted. One in a
+        thread or on the asyncio loop that does not end within 5 s is not waited for: it keeps its claim until it ends, or until
+        this peer does.
         """
         if options.get("max_length") is not None:
             raise UsageError("serve() takes no max_length: it bounds enqueues, so give it to @mesh.task or to enqueue")
