@@ -39,7 +39,7 @@ LATER = {
 }
 """What of the face is still to come."""
 BESIDES = {
-    *("ClaimSettled", "PayloadTooLarge", "RefusedByServer", "UsageError", "WorqrBug", "WrongVersion"),
+    *("ChildError", "ClaimSettled", "PayloadTooLarge", "RefusedByServer", "UsageError", "WorqrBug", "WrongVersion"),
     *("Event", "__version__"),
 }
 """Public names that were not promised."""

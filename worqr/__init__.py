@@ -33,7 +33,7 @@ from worqr.peer.context import Context, current
 from worqr.peer.options import HandlerOptions, JoinOptions
 from worqr.peer.peer import Peer
 from worqr.peer.runners import Middleware
-from worqr.policy import Broken, Failure, Retry, RetryPolicy
+from worqr.policy import Broken, ChildError, Failure, Retry, RetryPolicy
 from worqr.queue import Queue
 from worqr.registry import Registry, TaskDecorator
 from worqr.task import CancelCount, Event, Failed, Health, QueueInfo, RemoteError, Seconds, Status, WorkerInfo
@@ -51,6 +51,7 @@ __all__ = [
     "Broken",
     "Call",
     "CancelCount",
+    "ChildError",
     "Claim",
     "ClaimLost",
     "ClaimSettled",
