@@ -59,9 +59,10 @@ def server_of_session(server_kind: str) -> Iterator[Server]:
 
 
 @pytest.fixture
-def server(server_of_session: Server) -> Server:
+def server(server_of_session: Server) -> Iterator[Server]:
     """A server that all tests share: `.kind`, `.url` (unix), `.tcp_url`, `.client()`. Leave its settings alone."""
-    return server_of_session
+    yield server_of_session
+    server_of_session.close_clients()
 
 
 @pytest.fixture

@@ -63,6 +63,7 @@ class Server:
     port: int = field(default_factory=lambda: _free_port())
     _process: EmbeddedServer | None = None
     _clients: list[redis.Redis] = field(default_factory=list)
+    _look: redis.Redis | None = None
 
     @property
     def url(self) -> str:
@@ -91,6 +92,19 @@ class Server:
         client = redis.Redis.from_url(self.url, retry=Retry(NoBackoff(), 0), **{"protocol": 2, **options})
         self._clients.append(client)
         return client
+
+    @property
+    def look(self) -> redis.Redis:
+        """The client for those who look again and again: one connection for them all."""
+        if self._look is None:
+            self._look = self.client()
+        return self._look
+
+    def close_clients(self) -> None:
+        """Close all clients that were made, with the test that made them: a connection each, for thousands of tests."""
+        clients, self._clients, self._look = self._clients, [], None
+        for client in clients:
+            client.close()
 
     def start(self) -> None:
         assert self._process is None, "the server runs already"
@@ -132,8 +146,7 @@ class Server:
         os.kill(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        for client in self._clients:
-            client.close()
+        self.close_clients()
         self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 

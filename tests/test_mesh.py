@@ -29,7 +29,7 @@ def our_threads() -> list[str]:
 
 
 def connections(server: Server, app: str) -> list[str]:
-    return [c["name"] for c in server.client().client_list() if c["name"].startswith(f"worqr:{app}:")]
+    return [c["name"] for c in server.look.client_list() if c["name"].startswith(f"worqr:{app}:")]
 
 
 # Making

@@ -640,7 +640,7 @@ async def test_nothing_is_published_while_nobody_listens(mesh: worqr.Mesh, serve
         async with q.events() as events:
             await q.enqueue(b"a")
             assert await anext(events) == worqr.Event("Q1", "enqueued", 1)
-        await until(lambda: server.client().pubsub_numsub(f"{prefix}:{{Q1}}:events")[0][1] == 0)
+        await until(lambda: server.look.pubsub_numsub(f"{prefix}:{{Q1}}:events")[0][1] == 0)
         with spying(server, prefix) as spy:
             await q.enqueue(b"a")
             assert spy.published(spy.seen(), "events") == 0

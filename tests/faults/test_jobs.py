@@ -190,7 +190,7 @@ async def test_a_caller_that_waits_for_the_acknowledgement_gets_it_from_the_swee
 
 
 async def marks(server: Server, prefix: str) -> int:
-    return int(server.client().scard(f"{prefix}:{{Q1}}:cancelling"))
+    return int(server.look.scard(f"{prefix}:{{Q1}}:cancelling"))
 
 
 # Failures
@@ -283,7 +283,7 @@ async def test_due_jobs_go_on_when_the_leader_is_killed(
         child = spawn(CHILD, server.url, prefix, "Q2")
         joined = await child.line_with("joined")
         lease = f"{{{prefix}}}:leader"
-        await until(lambda: (server.client().get(lease) or b"").split(b" ")[0] == joined.split()[1].encode())
+        await until(lambda: (server.look.get(lease) or b"").split(b" ")[0] == joined.split()[1].encode())
         async with rescuing(server.url, prefix) as rescue:
             for n in range(30):
                 await q.dispatch(b"%d" % n, delay=n / 10)

@@ -256,7 +256,7 @@ async def test_a_cancelled_cancel_unsubscribes(mesh: worqr.Mesh, server: Server,
             await q.cancel(b"a", wait=30)
         assert scope.cancelled_caught
         channel = f"{prefix}:{{Q1}}_cancelled"
-        await until(lambda: server.client().pubsub_numsub(channel)[0][1] == 0)
+        await until(lambda: server.look.pubsub_numsub(channel)[0][1] == 0)
         held.gate.set()
         await eventually(q.running, [])
 
@@ -267,7 +267,7 @@ async def test_a_cancelled_listener_unsubscribes(mesh: worqr.Mesh, server: Serve
             async with mesh.queue("Q1").events() as events:
                 await anext(events)
         assert scope.cancelled_caught
-        await until(lambda: server.client().pubsub_numsub(f"{prefix}:{{Q1}}:events")[0][1] == 0)
+        await until(lambda: server.look.pubsub_numsub(f"{prefix}:{{Q1}}:events")[0][1] == 0)
 
 
 async def test_connecting_that_is_cancelled_leaves_nothing(server: Server, prefix: str, own_server: Server) -> None:

@@ -86,7 +86,7 @@ async def test_an_idle_peer_is_told_of_work_and_does_not_poll(mesh: worqr.Mesh, 
 
 
 async def hungry(server: Server, prefix: str) -> int:
-    return server.client().scard(f"{prefix}:{{Q1}}:hungry")
+    return server.look.scard(f"{prefix}:{{Q1}}:hungry")
 
 
 async def test_an_enqueue_wakes_only_whom_it_takes(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
@@ -211,7 +211,7 @@ async def test_nothing_but_the_registry_is_left_after_a_thousand_tasks(
     runs = Runs()
 
     def lasting() -> set[bytes]:
-        return {key for key, entry in dump(server.client(), prefix).items() if not entry.expires}
+        return {key for key, entry in dump(server.look, prefix).items() if not entry.expires}
 
     async with mesh.connect(), serving(mesh, "Q1", runs):
         await eventually(partial(hungry, server, prefix), 1)

@@ -68,7 +68,7 @@ async def test_no_job_is_early_and_none_is_late_on_an_idle_mesh(
 
 
 async def hearing(server: Server, channel: str) -> int:
-    return int(server.client().pubsub_numsub(channel)[0][1])
+    return int(server.look.pubsub_numsub(channel)[0][1])
 
 
 async def dispatch(q: worqr.Queue, task: bytes, **options: Any) -> None:

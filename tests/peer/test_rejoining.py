@@ -95,7 +95,7 @@ async def test_a_peer_that_stands_no_longer_in_the_fence_comes_back(
 
 
 async def hungry(server: Server, prefix: str) -> int:
-    return server.client().scard(f"{prefix}:{{Q1}}:hungry")
+    return server.look.scard(f"{prefix}:{{Q1}}:hungry")
 
 
 async def ids(mesh: worqr.Mesh) -> list[str]:
@@ -142,7 +142,7 @@ async def test_a_peer_that_leaves_while_it_comes_back_leaves_nothing_that_a_swee
 
 
 async def lasting(server: Server, prefix: str) -> list[bytes]:
-    return [key for key, entry in dump(server.client(), prefix).items() if b"Q1" in key and not entry.expires]
+    return [key for key, entry in dump(server.look, prefix).items() if b"Q1" in key and not entry.expires]
 
 
 async def test_a_queue_that_is_left_while_it_is_entered_again_is_left(

@@ -363,7 +363,7 @@ async def test_a_caller_that_gives_up_leaves_no_subscription(mesh: worqr.Mesh, s
     channel = f"{prefix}:{{Q1}}:job:x"
 
     async def listeners() -> int:
-        return int(server.client().pubsub_numsub(channel)[0][1])
+        return int(server.look.pubsub_numsub(channel)[0][1])
 
     async with mesh.connect():
         job = await mesh.queue("Q1").dispatch(b"a", id="x", delay=60, result_ttl=60)
@@ -403,7 +403,7 @@ async def test_a_result_is_found_when_its_message_was_lost(
 
 
 async def subscribed(server: Server, channel: str) -> int:
-    return int(server.client().pubsub_numsub(channel)[0][1])
+    return int(server.look.pubsub_numsub(channel)[0][1])
 
 
 async def test_a_result_is_waited_for_across_a_restart_of_the_server(own_server: Server, prefix: str) -> None:
