@@ -27,7 +27,7 @@ READY_WITHIN = 60.0
 KILL_AFTER = 0.3
 """The part of the files that is done when the peer is killed."""
 SETTLE = 0.03
-"""Seconds in which the server works off what a frozen process had sent before."""
+"""Seconds in which a process that is frozen stands still."""
 LONG_RUNS_FOR = 0.5
 CANCEL_WAIT = 10.0
 WORKER_ID = re.compile(r":[0-9a-f]{32}")
@@ -169,7 +169,9 @@ async def _kill_one(mesh: worqr.Mesh, fleet: Fleet, board: Board) -> None:
 
 
 async def _held_by(mesh: worqr.Mesh, worker: str) -> int:
+    """How many files a frozen peer holds. What it had sent before, the server works off at the latest with a first look."""
     await trio.sleep(SETTLE)
+    await mesh.queue(FILES).running()
     return sum(status.worker == worker for status in await mesh.queue(FILES).running())
 
 
