@@ -23,7 +23,7 @@ PREFIX = "worqr"
 SECONDS = 45.0
 TASKS = 60_000
 FIGURE = "auto.png"
-WIDE, HIGH = 8.0, 4.5
+WIDE, HIGH = 8.0, 5.0
 """Inches of the figure."""
 
 
@@ -148,6 +148,6 @@ def draw(works: Sequence[Work], cores: float, file: Path) -> str:
     axes.set(yscale="log", xlabel="seconds", ylabel="concurrency (units)", title='concurrency="auto"')
     axes.set_yticks([1, 10, 100, 1000], ["1", "10", "100", "1000"])
     axes.grid(visible=True, alpha=0.3)
-    axes.legend(fontsize="small")
+    figure.legend(loc="outside lower center", ncols=2, fontsize="small")
     figure.savefig(file, dpi=100)
     return f"{file} shows each second"

@@ -31,6 +31,7 @@ class Load:
         cpu: cores that a run uses while it has the machine for itself.
         one_core: only one thread at a time computes (Python code).
         blocks: seconds of each run during which the loop stands.
+        queues: seconds that a run computes on the loop now and then: the fuller the loop, the later it gets to it.
         lasts: seconds of a run: when there are fewer places, runs go on over their number for so long.
         waiting: how many tasks there are at most.
     """
@@ -39,6 +40,7 @@ class Load:
     cpu: float = 0
     one_core: bool = False
     blocks: float = 0
+    queues: float = 0
     lasts: float = 0.1
     waiting: int = 1_000_000
     noise: float = 0
@@ -56,7 +58,9 @@ class Load:
         most = 1.0 if self.one_core else self.cores
         cpu = min(n * self.cpu, most)
         lag = 0.0005 + n * self.blocks / 2
-        if self.one_core and cpu >= 0.99:
+        if self.queues:
+            lag += min(self.queues * cpu / max(1 - cpu, 0.001), n * self.queues)
+        elif self.one_core and cpu >= 0.99:
             lag += n * 0.005
         jitter = 1 + random.uniform(-self.noise, self.noise)
         peak = round(max(before, self.held) if self.lasts > 1 else self.held)
@@ -122,6 +126,14 @@ def test_what_does_both_settles_where_the_cores_are_well_used(best: int, start: 
     assert 0.72 * best <= sum(found) / len(found) <= 0.95 * best
 
 
+@pytest.mark.parametrize("noise", [0, 0.05])
+def test_coroutines_that_compute_now_and_then_keep_the_loop_well_used(noise: float) -> None:
+    found = settled(Load(2, cpu=0.01, one_core=True, queues=0.002, noise=noise))
+    assert min(found) >= 60, found
+    assert max(found) <= 120, found
+    assert sum(found) / len(found) >= 75
+
+
 def test_long_runs_are_not_taken_for_an_overload_that_goes_on() -> None:
     load = Load(4, cpu=0.1, lasts=60)  # 36 of them use nine tenths
     found = load.run(Pace(4, 80), 600)
@@ -180,7 +192,7 @@ def test_it_shrinks_from_what_was_used() -> None:
 
 def test_between_full_and_roomy_nothing_changes() -> None:
     pace = Pace(4, 100)
-    for sample in (Sample(3.3, 0, 100, True), Sample(0.1, 0.04, 100, True)):
+    for sample in (Sample(3.3, 0, 100, True), Sample(0.1, 0.04, 100, True), Sample(0.8, 0.01, 100, True)):
         assert [pace.judge(sample) for _ in range(10)] == [100] * 10
 
 
@@ -321,7 +333,7 @@ async def test_a_sample_says_the_most_that_was_held_since_the_last(monkeypatch: 
 
     def work() -> None:
         capacity.take(30)
-        capacity.release(25)
+        capacity.used -= 25
 
     assert (await watched(capacity, work)).peak == 30
     assert (await watched(capacity, lambda: None)).peak == 5
@@ -344,7 +356,7 @@ async def test_what_was_decided_last_gets_its_time_before_it_is_watched(monkeypa
         nursery.start_soon(Pacer(capacity).pace_once, Pace(2))
         await trio.testing.wait_all_tasks_blocked()
         assert found == []
-        capacity.release(2)
+        capacity.used -= 2
     assert found == [10]
     capacity.take(12)
     monkeypatch.setattr(pacing, "JUDGE_EVERY", 0.01)

@@ -149,7 +149,7 @@ class Made:
     def _end(self, number: int) -> None:
         del self.running[number]
         self.ended += 1
-        self.world.capacity.release(self.size)
+        self.world.capacity.used -= self.size
         if self.pool is not None:
             self.pool.taken -= 1
         if not self.running:

@@ -101,7 +101,7 @@ class Capacity:
     Attributes:
         concurrency: units that may be held at once; of what is held already nothing is taken away.
         auto: True while `pacing` chooses it.
-        used: units that are held.
+        used: units that are held; whoever makes them fewer sees to it that there is an `offer` soon.
         peak: the most that were held since somebody set this back.
     """
 
@@ -193,10 +193,6 @@ class Capacity:
         self.used += units
         if self.used > self.peak:
             self.peak = self.used
-
-    def release(self, units: int) -> None:
-        """So many units are free again. Whoever says so sees to it that there is an `offer` soon."""
-        self.used -= units
 
     # Sharing it out
 

@@ -274,7 +274,7 @@ class Station:
             return
         place_given = self._given_away.pop(context.fence, None) if self._given_away else None
         if place_given is None:
-            self._capacity.release(self.size)
+            self._capacity.used -= self.size
         if self.pool is not None and not place_given:
             self.pool.taken -= 1
         if not self.running:
@@ -294,7 +294,7 @@ class Station:
             return
         if fence not in self._given_away:
             self._given_away[fence] = False
-            self._capacity.release(self.size)
+            self._capacity.used -= self.size
         if place and not self._given_away[fence]:
             self._given_away[fence] = True
             if self.pool is not None:

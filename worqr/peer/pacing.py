@@ -2,14 +2,16 @@
 
 Here: the rule (`Pace`, which knows no clock and no loop), what it is fed with, and the duty that does so. The rule, each second:
 
-* *full*: the process wants 90 % of its cores; or it wants nine tenths of one and the loop waits for the interpreter's lock,
-  which only one thread can hold (it is woken later than a thread may keep the lock). Then a quarter less, but not less than
-  there are cores: fewer than that could not use them. What other programs keep it from using it wants as well.
+* *full*: the process wants 90 % of its cores, what other programs kept it from using included. Then a quarter less, but not
+  less than there are cores: fewer than that could not use them.
 * *late*: whatever the CPU does, the loop is 50 ms late on average (a handler blocks it). Then a quarter less, down to 1.
-* *roomy*: less than 75 % in use, less than 25 ms late. Then more, if all of it was in use and somebody wanted more still:
-  twice as much until it was full or late for the first time; after that 1 more, then 2, 4, 8.
+* *roomy*: it wants less than 75 %, and is less than 25 ms late. Then more, if all of it was in use and somebody wanted more
+  still: twice as much until it was full or late for the first time; after that 1 more, then 2, 4, 8.
 * Between these nothing changes; nor while what was decided last has not taken effect, because longer runs go on.
 * Less than half in use: 5 % less, down to where it began, so that what comes after a quiet hour does not all start at once.
+
+A loop that is woken later than a thread may keep the interpreter's lock waits for that lock, or for itself. Then there is one
+core, however many the machine has: what computes is Python.
 """
 
 from __future__ import annotations
@@ -77,9 +79,9 @@ class Pace:
             seen: what the present one led to.
             least: units, the size of the largest run.
         """
-        waits_for_the_lock = seen.cpu >= FULL and seen.lag >= sys.getswitchinterval()
-        full, late = seen.cpu >= FULL * self.cores or waits_for_the_lock, seen.lag >= LATE
-        roomy = seen.cpu < ROOMY * self.cores and seen.lag < PUNCTUAL
+        cores = min(self.cores, 1) if seen.lag >= sys.getswitchinterval() else self.cores
+        full, late = seen.cpu >= FULL * cores, seen.lag >= LATE
+        roomy = seen.cpu < ROOMY * cores and seen.lag < PUNCTUAL
         if full or late:
             self._step = 1
             if 0 < seen.peak <= self.concurrency:
