@@ -274,17 +274,17 @@ async def test_a_mesh_of_another_wire_version_cannot_be_joined(mesh: worqr.Mesh,
 
 
 async def test_enqueueing_while_the_server_is_away(own_server: Server, prefix: str) -> None:
-    mesh = worqr.Mesh(own_server.url, prefix=prefix, patience=0.4)
+    mesh = worqr.Mesh(own_server.url, prefix=prefix, patience=2)
     async with mesh.connect():
         q = mesh.queue("Q1")
         await q.enqueue(b"a")
         own_server.stop()
         start = time.monotonic()
-        with pytest.raises(worqr.Unavailable, match="enqueue waited 0.4 s, it was withdrawn") as caught:
+        with pytest.raises(worqr.Unavailable, match="enqueue waited 2 s, it was withdrawn") as caught:
             await q.enqueue(b"b")
             await q.enqueue(b"b")
         assert caught.value.sent is False
-        assert 0.3 < time.monotonic() - start < 20
+        assert 1.9 < time.monotonic() - start < 20
         own_server.start()
         await eventually(partial(count_or_not, q), 1)
         patient = worqr.Mesh(own_server.url, prefix=prefix)

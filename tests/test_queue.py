@@ -433,7 +433,7 @@ async def test_cancel_all_cancels_what_waits_and_what_runs(mesh: worqr.Mesh, oth
 
 
 async def test_a_cancel_with_wait_does_not_hang_when_the_server_is_away(own_server: Server, prefix: str) -> None:
-    mesh = worqr.Mesh(own_server.url, prefix=prefix, patience=0.5)
+    mesh = worqr.Mesh(own_server.url, prefix=prefix, patience=1.5)
     async with mesh.connect():
         own_server.stop()
         for wait in (0, 3):

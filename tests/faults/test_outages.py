@@ -215,10 +215,10 @@ async def test_a_full_server_refuses_new_tasks_and_lets_the_others_end(own_serve
 
 
 async def test_enqueueing_while_the_server_is_away_says_so_in_time(own_server: Server, prefix: str) -> None:
-    mesh = worqr.Mesh(own_server.url, prefix=prefix, patience=0.5)
+    mesh = worqr.Mesh(own_server.url, prefix=prefix, patience=2)
     async with mesh.connect():
         own_server.stop()
-        with trio.fail_after(PATIENCE / 2), pytest.raises(worqr.Unavailable) as caught:
+        with trio.fail_after(15), pytest.raises(worqr.Unavailable) as caught:
             await mesh.queue("Q1").enqueue(b"T1")
         assert caught.value.sent is False
         own_server.start()

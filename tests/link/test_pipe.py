@@ -305,7 +305,7 @@ async def test_a_primary_that_becomes_a_replica_is_left_and_tried_again(
     with own_server.client() as client:
         client.execute_command("REPLICAOF", "127.0.0.1", "1")
         with pytest.raises(Unavailable, match="READONLY"):
-            await link.call(log(prefix, "b"), patience=0.3)
+            await link.call(log(prefix, "b"), patience=1.5)
         client.execute_command("REPLICAOF", "NO", "ONE")
         assert await link.call(log(prefix, "c")) == 2
         assert client.lrange(f"{prefix}:{{Q}}", 0, -1) == [b"a", b"c"]

@@ -613,7 +613,7 @@ async def test_work_and_serve_refuse_a_queue_that_is_served(mesh: worqr.Mesh) ->
 
 
 async def test_a_settle_while_the_server_is_away_is_sent_when_it_is_back(own_server: Server, prefix: str) -> None:
-    mesh = worqr.Mesh(own_server.url, prefix=prefix, patience=1, keepalive=30)
+    mesh = worqr.Mesh(own_server.url, prefix=prefix, patience=2, keepalive=30)
     async with mesh.join() as peer, peer.work("Q1") as claims:
         q = mesh.queue("Q1")
         await q.enqueue(b"a", b"b")

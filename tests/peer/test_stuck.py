@@ -199,7 +199,12 @@ async def test_a_stuck_handler_whose_claim_was_lost_is_reported_too(
         await until(lambda: b"next" in stubborn.tasks)
         assert peer.id != worker
         stubborn.go.set()
-        await eventually(q.running, [])  # the claim of the lost worker came back, and was done
+
+        async def left() -> tuple[int, int]:
+            info = await q.info()
+            return info.waiting, info.running
+
+        await eventually(left, (0, 0))  # the claim of the lost worker came back, and was done
 
 
 @pytest.mark.usefixtures("soon")
