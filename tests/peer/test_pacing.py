@@ -301,10 +301,26 @@ def test_a_thread_that_computes_wants_a_core() -> None:
 
 async def test_a_sample_says_how_much_cpu_was_used_and_how_late_the_loop_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pacing, "JUDGE_EVERY", 0.3)
-    seen = await watched(Capacity(10), lambda: busy(0.4))
+    capacity = Capacity(10)
+    capacity.take(1)
+    seen = await watched(capacity, lambda: busy(0.4))
     assert seen.cpu > 0.1
     assert seen.lag > 0.1
-    assert (seen.peak, seen.short) == (0, False)
+    assert (seen.peak, seen.short) == (1, False)
+
+
+async def test_it_looks_seldom_while_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    capacity = Capacity(10)
+    monkeypatch.setattr(Capacity, "short", property(lambda _self: bool(looks.append(1))))
+    monkeypatch.setattr(pacing, "JUDGE_EVERY", 0.4)
+    monkeypatch.setattr(pacing, "IDLE_EVERY", 0.2)
+    monkeypatch.setattr(pacing, "PROBE_EVERY", 0.001)
+    await watched(capacity, lambda: None)
+    assert len(looks) <= 3
+    capacity.take(1)
+    await watched(capacity, lambda: None)
+    assert len(looks) > 6
 
 
 def busy(seconds: float) -> None:

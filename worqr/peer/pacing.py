@@ -28,7 +28,8 @@ from worqr.peer.cpu import CpuMeter, usable_cores
 
 JUDGE_EVERY: Final = 1.0
 PROBE_EVERY: Final = 0.05
-"""Seconds between judgements, and between looks at how late the loop is."""
+IDLE_EVERY: Final = 0.5
+"""Seconds between judgements, and between looks at how late the loop is, while something runs and while nothing does."""
 FULL: Final = 0.9
 ROOMY: Final = 0.75
 """Shares of the cores: from here on there is too much, below there is room for more."""
@@ -131,7 +132,7 @@ class Pacer:
         now = trio.current_time()
         end, late, probes, short = now + JUDGE_EVERY, 0.0, 0, False
         while now < end:
-            due = now + PROBE_EVERY
+            due = now + (PROBE_EVERY if capacity.peak else IDLE_EVERY)
             await trio.sleep_until(due)
             now = trio.current_time()
             late, probes, short = late + now - due, probes + 1, short or capacity.short
