@@ -66,14 +66,16 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
         environment |= {"PYTHONPYCACHEPREFIX": f"{folder}/bytecode", "PYTHONPATH": str(ROOT), "WORQR_URL": server.url}
         await serving(folder, environment)
         await started("import trio, msgspec, worqr", environment)
-        bare, dependencies, ours, runs = await in_turn(
+        bare, dependencies, ours, whole, runs = await in_turn(
             2 * plan.runs,
             partial(started, "pass", environment),
             partial(started, "import trio, msgspec", environment),
             partial(started, "import worqr", environment),
+            partial(started, "import worqr; worqr.Mesh()", environment),
             partial(serving, folder, environment),
         )
     over = [one - other for one, other in zip(ours, bare, strict=True)]
+    all_of_it = [one - other for one, other in zip(whole, bare, strict=True)]
     needed = [one - other for one, other in zip(dependencies, bare, strict=True)]
     return [
         Table(
@@ -81,6 +83,7 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
             "importing trio and msgspec, over a bare interpreter, in turn",
             [
                 Row("import worqr, over a bare interpreter", "ms", over, needed, Bar(150, most=True)),
+                Row("... and making a Mesh, which needs nearly all of it", "ms", all_of_it, needed),
                 Row("a bare interpreter", "ms", bare),
                 Row("worqr run, until it serves a function", "ms", runs),
             ],

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+import worqr
 
 PACKAGE = Path(__file__).parent.parent / "worqr"
 
@@ -171,3 +176,25 @@ def docstring_lines(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
 def test_modules_classes_and_functions_stay_small(module: Module) -> None:
     if module.name not in LONGER_BECAUSE:
         assert list(too_long(module)) == []
+
+
+def test_every_public_name_is_found_where_type_checkers_look_for_it() -> None:
+    module = next(module for module in MODULES if module.name == "")
+    imported = {
+        alias.name: node.module
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("worqr.")
+        for alias in node.names
+    }
+    assert set(worqr.__all__) == imported.keys()
+    for name, home in imported.items():
+        assert getattr(worqr, name) is getattr(importlib.import_module(home or ""), name)
+    with pytest.raises(AttributeError, match="module 'worqr' has no attribute 'Mehs'"):
+        _ = worqr.Mehs  # type: ignore[attr-defined]
+    assert set(worqr.__all__) <= set(dir(worqr))
+
+
+def test_a_part_of_worqr_is_imported_without_the_rest() -> None:
+    code = "import sys, worqr.errors; print(*sorted(name for name in sys.modules if name in ('trio', 'worqr.mesh')))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent)
+    assert found.stdout.split() == []

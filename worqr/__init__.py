@@ -2,43 +2,76 @@
 
 Imports run one way: errors, call, lua, task, keys, policy, options (pure) <- ops <- link <- peer, job, queue <- mesh <- cli.
 Only `worqr.link` imports redis.
+
+A public name is imported when it is first asked for, so that who needs a part of worqr does not wait for all of it: a worker
+process, a command, a test that only wants the errors.
 """
 
-from worqr.aside import Aside
-from worqr.blocking import BlockingFunction, BlockingJob, BlockingMesh, BlockingQueue
-from worqr.cron import Schedule
-from worqr.errors import (
-    ClaimLost,
-    ClaimSettled,
-    Duplicate,
-    JobCancelled,
-    JobFailed,
-    NoResult,
-    PayloadTooLarge,
-    QueueFull,
-    RefusedByServer,
-    ResultTimeout,
-    Unavailable,
-    UsageError,
-    WorqrBug,
-    WorqrError,
-    WrongVersion,
-)
-from worqr.function import AsyncFunction, Bound, Call, Function, SyncFunction
-from worqr.job import Job
-from worqr.mesh import Mesh
-from worqr.options import JobOptions, Update
-from worqr.peer.claims import Claim, Claims
-from worqr.peer.context import Context, current
-from worqr.peer.options import HandlerOptions, JoinOptions
-from worqr.peer.peer import Peer
-from worqr.peer.runners import Middleware
-from worqr.policy import Broken, ChildError, Failure, Retry, RetryPolicy
-from worqr.queue import Queue
-from worqr.registry import Registry, TaskDecorator
-from worqr.task import CancelCount, Event, Failed, Health, QueueInfo, RemoteError, Seconds, Status, WorkerInfo
-from worqr.timetable import ScheduleOptions
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from worqr.version import __version__
+
+if TYPE_CHECKING:
+    from worqr.aside import Aside
+    from worqr.blocking import BlockingFunction, BlockingJob, BlockingMesh, BlockingQueue
+    from worqr.cron import Schedule
+    from worqr.errors import (
+        ClaimLost,
+        ClaimSettled,
+        Duplicate,
+        JobCancelled,
+        JobFailed,
+        NoResult,
+        PayloadTooLarge,
+        QueueFull,
+        RefusedByServer,
+        ResultTimeout,
+        Unavailable,
+        UsageError,
+        WorqrBug,
+        WorqrError,
+        WrongVersion,
+    )
+    from worqr.function import AsyncFunction, Bound, Call, Function, SyncFunction
+    from worqr.job import Job
+    from worqr.mesh import Mesh
+    from worqr.options import JobOptions, Update
+    from worqr.peer.claims import Claim, Claims
+    from worqr.peer.context import Context, current
+    from worqr.peer.options import HandlerOptions, JoinOptions
+    from worqr.peer.peer import Peer
+    from worqr.peer.runners import Middleware
+    from worqr.policy import Broken, ChildError, Failure, Retry, RetryPolicy
+    from worqr.queue import Queue
+    from worqr.registry import Registry, TaskDecorator
+    from worqr.task import CancelCount, Event, Failed, Health, QueueInfo, RemoteError, Seconds, Status, WorkerInfo
+    from worqr.timetable import ScheduleOptions
+
+_HOMES = {
+    "worqr.aside": "Aside",
+    "worqr.blocking": "BlockingFunction BlockingJob BlockingMesh BlockingQueue",
+    "worqr.cron": "Schedule",
+    "worqr.errors": (
+        "ClaimLost ClaimSettled Duplicate JobCancelled JobFailed NoResult PayloadTooLarge QueueFull "
+        "RefusedByServer ResultTimeout Unavailable UsageError WorqrBug WorqrError WrongVersion"
+    ),
+    "worqr.function": "AsyncFunction Bound Call Function SyncFunction",
+    "worqr.job": "Job",
+    "worqr.mesh": "Mesh",
+    "worqr.options": "JobOptions Update",
+    "worqr.peer.claims": "Claim Claims",
+    "worqr.peer.context": "Context current",
+    "worqr.peer.options": "HandlerOptions JoinOptions",
+    "worqr.peer.peer": "Peer",
+    "worqr.peer.runners": "Middleware",
+    "worqr.policy": "Broken ChildError Failure Retry RetryPolicy",
+    "worqr.queue": "Queue",
+    "worqr.registry": "Registry TaskDecorator",
+    "worqr.task": "CancelCount Event Failed Health QueueInfo RemoteError Seconds Status WorkerInfo",
+    "worqr.timetable": "ScheduleOptions",
+}
+"""Where the public names come from."""
 
 __all__ = [
     "Aside",
@@ -99,3 +132,16 @@ __all__ = [
     "__version__",
     "current",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        """The public name `name`; asked once for each."""
+        for home, names in _HOMES.items():
+            if name in names.split():
+                value = globals()[name] = getattr(import_module(home), name)
+                return value
+        raise AttributeError(f"module 'worqr' has no attribute {name!r}")
+
+    def __dir__():
+        return sorted({*globals(), *__all__})
