@@ -17,6 +17,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tests.patience import PATIENCE
 from worqr.embedded import EmbeddedServer, find_server
 
 CHOICE = "WORQR_TEST_SERVERS"
@@ -89,7 +90,8 @@ class Server:
 
     def client(self, **options: Any) -> redis.Redis:
         """A plain redis-py client on the unix socket that answers bytes and never resends; closed with the server."""
-        client = redis.Redis.from_url(self.url, retry=Retry(NoBackoff(), 0), **{"protocol": 2, **options})
+        known: dict[str, Any] = {"protocol": 2, "socket_timeout": PATIENCE, "socket_connect_timeout": PATIENCE, **options}
+        client = redis.Redis.from_url(self.url, retry=Retry(NoBackoff(), 0), **known)
         self._clients.append(client)
         return client
 
