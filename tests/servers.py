@@ -90,7 +90,12 @@ class Server:
 
     def client(self, **options: Any) -> redis.Redis:
         """A plain redis-py client on the unix socket that answers bytes and never resends; closed with the server."""
-        known: dict[str, Any] = {"protocol": 2, "socket_timeout": PATIENCE, "socket_connect_timeout": PATIENCE, **options}
+        known: dict[str, Any] = {
+            "protocol": 2,
+            "socket_timeout": PATIENCE,
+            "socket_connect_timeout": PATIENCE,
+            **options,
+        }
         client = redis.Redis.from_url(self.url, retry=Retry(NoBackoff(), 0), **known)
         self._clients.append(client)
         return client
