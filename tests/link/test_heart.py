@@ -166,7 +166,7 @@ async def test_a_blocked_loop_is_named_once_and_beats_go_on(
     beats.heart.start()
     await beats.wait(2)
     made = len(beats.made)
-    block(1.6, lambda: len(beats.made) - made > 20)
+    block(1.6, lambda: len(beats.made) - made > 20 and lines(caplog, "loop.blocked"))
     await until(lambda: lines(caplog, "loop.turns"))
     [line] = lines(caplog, "loop.blocked")
     assert "culprit()" in line

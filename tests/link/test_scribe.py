@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.patience import PATIENCE
 from worqr.link.scribe import Scribe
 
 logger = logging.getLogger("worqr.test.scribe")
@@ -27,7 +28,7 @@ def test_a_handler_that_blocks_blocks_neither_the_line_nor_the_end() -> None:
 
     class Blocked(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            gate.wait(5)
+            gate.wait(2 * PATIENCE)
 
     handler = Blocked()
     logger.addHandler(handler)
@@ -36,13 +37,12 @@ def test_a_handler_that_blocks_blocks_neither_the_line_nor_the_end() -> None:
         began = time.monotonic()
         for _ in range(10):
             scribe.log(logger, logging.WARNING, "line")
-        assert time.monotonic() - began < 0.05
         scribe.stop()
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < PATIENCE
     finally:
         gate.set()
         logger.removeHandler(handler)
-        scribe._thread.join(5)
+        scribe._thread.join(PATIENCE)
 
 
 def test_a_handler_that_raises_costs_only_its_line(caplog: pytest.LogCaptureFixture) -> None:
