@@ -12,9 +12,11 @@ import trio.testing
 
 import worqr
 from tests.leaks import dump
+from tests.patience import PATIENCE
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import QUICK, Runs, at_most, eventually, serving, spying, until
 from tests.servers import Server
+from worqr.peer import leaving
 
 FAILED = ("{Q1}:failed", "{Q1}:aside*")
 WAITING_JOBS = ("{Q1}:job:*", "{Q1}:twins:*")
@@ -564,7 +566,10 @@ async def test_drain_ends_iteration_and_waits_for_what_is_held(mesh: worqr.Mesh)
         assert await q.tasks() == [b"b"]
 
 
-async def test_a_drain_that_ran_out_of_patience_cancels_what_is_held(mesh: worqr.Mesh) -> None:
+async def test_a_drain_that_ran_out_of_patience_cancels_what_is_held(
+    mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "UNWIND", PATIENCE)  # nobody takes so long, whatever the machine does
     q = mesh.queue("Q1")
     async with mesh.join() as peer, trio.open_nursery() as nursery:
         reasons: list[tuple[str, str | None]] = []
