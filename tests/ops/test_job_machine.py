@@ -139,11 +139,12 @@ class JobMachine(RuleBasedStateMachine):
     """`world` is the server, `model` what should be there."""
 
     server: ClassVar[Server]
+    world_type: ClassVar[type[World]] = World
     allowed: ClassVar[frozenset[tuple[str, State, State]]] = frozenset(moves())
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(self.server.client(), f"m{secrets.token_hex(4)}")
+        self.world = self.world_type(self.server.client(), f"m{secrets.token_hex(4)}")
         self.q = self.world.q
         self.model = Model()
         self.clock = 10_000

@@ -1,0 +1,72 @@
+#!lua flags=allow-oom
+-- Adds `n` to the counter `field` of the queue and tells those who listen to its events.
+local function tally(base, field, n)
+  if n == 0 then
+    return
+  end
+  if redis.call('HINCRBY', base .. ':counts', field, n) == n then
+    redis.call('EXPIRE', base .. ':counts', 2592000)
+  end
+  local events = base .. ':events'
+  local heard = redis.pcall('PUBSUB', 'NUMSUB', events)
+  if heard[2] and heard[2] > 0 then
+    redis.pcall('PUBLISH', events, field .. ' ' .. string.format('%.0f', n))
+  end
+end
+
+-- Adds `n` to the number of references in the lists whose record is gone (n may be negative); no event. Never below 0: there
+-- are references that nobody counted, of a foreign producer or from before the counters expired.
+local function tally_stale(base, n)
+  if n ~= 0 then
+    local stale = (tonumber(redis.call('HGET', base .. ':counts', 'stale')) or 0) + n
+    if stale > 0 then
+      redis.call('HSET', base .. ':counts', 'stale', stale)
+    else
+      redis.call('HDEL', base .. ':counts', 'stale')
+    end
+  end
+end
+
+-- Notes that `n` references to nothing were taken out of the lists. With nothing `left` in them there are none at all.
+local function untally_stale(base, n, left)
+  tally_stale(base, -n)
+  if left == 0 then
+    redis.call('HDEL', base .. ':counts', 'stale')
+  end
+end
+
+-- How many tasks wait: what lies in the lists, without the references whose record is gone.
+local function count_waiting(base)
+  local items = redis.call('LLEN', base) + redis.call('LLEN', base .. ':suspects')
+  return math.max(0, items - (tonumber(redis.call('HGET', base .. ':counts', 'stale')) or 0))
+end
+
+-- How many tasks are there that do not run: in line, due later, or blocked by their twins.
+local function count_queued(base)
+  return count_waiting(base) + redis.call('ZCARD', base .. ':due') + redis.call('SCARD', base .. ':blocked')
+end
+
+-- Milliseconds of the server's clock.
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- drop_schedule: forgets a schedule that no peer has declared for so long.
+-- KEYS[1] schedules HASH
+-- ARGV[1] name of the schedule
+-- ARGV[2] unseen_ms ms
+-- RETURNS ok | seen
+-- RESEND safe: a copy drops only what nobody has declared meanwhile
+-- USES counts
+local schedules = KEYS[1]
+local name, unseen_ms = ARGV[1], tonumber(ARGV[2])
+
+local seen = tonumber(redis.call('HGET', schedules, 'seen ' .. name)) or 0
+if now_ms() - seen < unseen_ms then
+  return {'seen'}
+end
+for _, field in ipairs({'def ', 'last ', 'next ', 'fired ', 'owed ', 'seen ', 'paused '}) do
+  redis.call('HDEL', schedules, field .. name)
+end
+return {'ok'}

@@ -1,0 +1,201 @@
+#!lua
+-- A task item is a payload, or this marker and the id of a job whose record holds the payload.
+local MARKER = '\0worqr\0'
+
+-- The id of the job that `item` refers to; nil for a payload.
+local function job_id(item)
+  if string.sub(item, 1, 7) == MARKER then
+    return string.sub(item, 8)
+  end
+  return nil
+end
+
+-- Adds `n` to the counter `field` of the queue and tells those who listen to its events.
+local function tally(base, field, n)
+  if n == 0 then
+    return
+  end
+  if redis.call('HINCRBY', base .. ':counts', field, n) == n then
+    redis.call('EXPIRE', base .. ':counts', 2592000)
+  end
+  local events = base .. ':events'
+  local heard = redis.pcall('PUBSUB', 'NUMSUB', events)
+  if heard[2] and heard[2] > 0 then
+    redis.pcall('PUBLISH', events, field .. ' ' .. string.format('%.0f', n))
+  end
+end
+
+-- Adds `n` to the number of references in the lists whose record is gone (n may be negative); no event. Never below 0: there
+-- are references that nobody counted, of a foreign producer or from before the counters expired.
+local function tally_stale(base, n)
+  if n ~= 0 then
+    local stale = (tonumber(redis.call('HGET', base .. ':counts', 'stale')) or 0) + n
+    if stale > 0 then
+      redis.call('HSET', base .. ':counts', 'stale', stale)
+    else
+      redis.call('HDEL', base .. ':counts', 'stale')
+    end
+  end
+end
+
+-- Notes that `n` references to nothing were taken out of the lists. With nothing `left` in them there are none at all.
+local function untally_stale(base, n, left)
+  tally_stale(base, -n)
+  if left == 0 then
+    redis.call('HDEL', base .. ':counts', 'stale')
+  end
+end
+
+-- How many tasks wait: what lies in the lists, without the references whose record is gone.
+local function count_waiting(base)
+  local items = redis.call('LLEN', base) + redis.call('LLEN', base .. ':suspects')
+  return math.max(0, items - (tonumber(redis.call('HGET', base .. ':counts', 'stale')) or 0))
+end
+
+-- How many tasks are there that do not run: in line, due later, or blocked by their twins.
+local function count_queued(base)
+  return count_waiting(base) + redis.call('ZCARD', base .. ':due') + redis.call('SCARD', base .. ':blocked')
+end
+
+-- Milliseconds of the server's clock.
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- A fence number as text; a plain tostring would print 1.7e+15.
+local function digits(number)
+  return string.format('%.0f', number)
+end
+
+-- The queue's next fence number: above the last one, and above the clock, so that it never regresses.
+local function next_fence(base)
+  local last = tonumber(redis.call('HGET', base .. ':counts', 'fence')) or 0
+  local time = redis.call('TIME')
+  return math.max(last + 1, time[1] * 1000000 + time[2])
+end
+
+-- Notes the last fence number that was given out. A tally follows, which sees to it that the counters expire.
+local function note_fence(base, number)
+  redis.call('HSET', base .. ':counts', 'fence', digits(number))
+end
+
+-- Wakes up to min(n, 16) hungry workers, each on its own channel. A publish that reaches nobody moves on to the next, 64
+-- tries at most: a wake-up is a hint, and the scan finds what it misses.
+local function wake(base, n)
+  local left, tries = math.min(n, 16), 64
+  while left > 0 and tries > 0 do
+    local worker = redis.call('SPOP', base .. ':hungry')
+    if not worker then
+      return
+    end
+    local heard = redis.pcall('PUBLISH', base .. ':wake:' .. worker, '1')
+    if type(heard) == 'number' and heard > 0 then
+      left = left - 1
+    end
+    tries = tries - 1
+  end
+end
+
+-- Wakes one more if a suspect waits: whoever has just ended a claim may have held the one suspect it is allowed.
+local function wake_for_suspects(base)
+  if redis.call('LLEN', base .. ':suspects') > 0 then
+    wake(base, 1)
+  end
+end
+
+-- Requests carry (producer, number), so that a copy that comes again, or late, changes nothing. Replies are kept as they are,
+-- one field per number, until the producer says that it needs them no more: 'low' is the lowest number it may still send, and
+-- no reply is kept below 'oldest', which follows in steps.
+local REPLIES_EXPIRE = 3600
+local low, oldest
+
+-- The reply to a request seen before, {'late'} for one the producer gave up or has the answer of, nil for a new one.
+local function replied(producer, number)
+  local kept = redis.call('HMGET', producer, number, 'low', 'oldest')
+  low, oldest = tonumber(kept[2]) or 0, tonumber(kept[3])
+  if tonumber(number) < low then
+    return {'late'}
+  end
+  if kept[1] then
+    redis.call('EXPIRE', producer, REPLIES_EXPIRE)
+    return cmsgpack.unpack(kept[1])
+  end
+  return nil
+end
+
+-- Keeps `reply` under `number`, which replied() did not know, and forgets those below `lowest`, at most 1000 at a time.
+local function remember(producer, number, lowest, reply)
+  low = math.max(tonumber(lowest), low)
+  oldest = oldest or low
+  local above = math.min(low, oldest + 1000)
+  local gone = {}
+  for n = oldest, above - 1 do
+    gone[#gone + 1] = string.format('%.0f', n)
+  end
+  if #gone > 0 then
+    redis.call('HDEL', producer, unpack(gone))
+  end
+  redis.call('HSET', producer, number, cmsgpack.pack(reply),
+    'low', string.format('%.0f', low), 'oldest', string.format('%.0f', math.max(oldest, above)))
+  redis.call('EXPIRE', producer, REPLIES_EXPIRE)
+  return reply
+end
+
+-- enqueue: puts tasks at the back (or the front) of a queue and wakes as many hungry workers as there is work for.
+-- All of them are stored or none. A payload that begins with the reference marker becomes a job with a generated id.
+-- KEYS[1] producer HASH
+-- KEYS[2] queue LIST
+-- ARGV[1] number of the request
+-- ARGV[2] lowest number still unanswered
+-- ARGV[3] max_length tasks that may wait, also those due later; -1: no bound
+-- ARGV[4] front 1: to be taken next, 0: to the back
+-- ARGV[5..] tasks bytes, in the order in which they are to be taken
+-- RETURNS ok stored | full waiting | late
+-- RESEND safe: the reply is stored under the producer's number
+-- USES reference counts fence wake producer
+local producer, queue = KEYS[1], KEYS[2]
+local number, lowest, max_length, front = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1'
+local tasks_from, tasks = 5, #ARGV - 4
+
+local before = replied(producer, number)
+if before then
+  return before
+end
+-- Wrong types show themselves before the first write.
+redis.call('LLEN', queue)
+redis.call('HLEN', queue .. ':counts')
+local anybody_hungry = redis.call('SCARD', queue .. ':hungry') > 0
+if max_length >= 0 then
+  local waiting = count_queued(queue)
+  if waiting + tasks > max_length then
+    return remember(producer, number, lowest, {'full', waiting})
+  end
+end
+
+local function stored_item(task)
+  if not job_id(task) then
+    return task
+  end
+  local fence = next_fence(queue)
+  note_fence(queue, fence)
+  local id, digest = '@' .. digits(fence), redis.sha1hex(task)
+  redis.call('HSET', queue .. ':job:' .. id, 'task', task, 'twin', digest, 'queued', digits(fence),
+    'state', 'waiting', 'first', digits(fence), 'last', digits(fence))
+  redis.call('SADD', queue .. ':twins:' .. digest, id)
+  return MARKER .. id
+end
+
+for chunk = 0, tasks - 1, 1000 do
+  local items = {}
+  for i = chunk, math.min(chunk + 1000, tasks) - 1 do
+    local place = front and tasks - 1 - i or i
+    items[#items + 1] = stored_item(ARGV[tasks_from + place])
+  end
+  redis.call(front and 'RPUSH' or 'LPUSH', queue, unpack(items))
+end
+tally(queue, 'enqueued', tasks)
+if anybody_hungry then
+  wake(queue, tasks)
+end
+return remember(producer, number, lowest, {'ok', tasks})

@@ -1,0 +1,27 @@
+#!lua flags=no-writes
+-- find_aside: the claims under which jobs were set aside, the newest of each id first; an id that is named twice gets two.
+-- KEYS[1] queue LIST
+-- KEYS[2] list ZSET
+-- KEYS[3] aside_index HASH
+-- ARGV[1..] named ids
+-- RETURNS ok claim...: as many as were found
+-- RESEND safe: it only reads
+local queue, list, aside_index = KEYS[1], KEYS[2], KEYS[3]
+
+local reply, place = {'ok'}, {}
+for i = 1, #ARGV do
+  local named = ARGV[i]
+  local claim = place[named]
+  if claim == nil then
+    claim = redis.call('HGET', aside_index, named)
+  end
+  while claim and not redis.call('ZSCORE', list, claim) do
+    claim = redis.call('HGET', queue .. ':aside:' .. claim, 'older')
+  end
+  if claim then
+    reply[#reply + 1] = claim
+    claim = redis.call('HGET', queue .. ':aside:' .. claim, 'older')
+  end
+  place[named] = claim
+end
+return reply

@@ -1,0 +1,43 @@
+#!lua flags=allow-oom
+-- keep_worker_alive: one beat. Re-arms the key of a worker nobody swept, even when it had expired; takes or renews the
+-- leader's lease if asked to; answers with the queues that wait.
+-- KEYS[1] registered SET
+-- KEYS[2] worker_key STRING
+-- KEYS[3] leader STRING
+-- KEYS[4] waiting SET
+-- KEYS[5] info HASH
+-- ARGV[1] worker id
+-- ARGV[2] beat number
+-- ARGV[3] keepalive_ms ms until the worker counts as dead, 0: never
+-- ARGV[4] lease_ms ms, 0: do not ask for the lease
+-- ARGV[5] info_expire_s s
+-- ARGV[6] running tasks, for people
+-- ARGV[7] room tasks, for people
+-- RETURNS ok leads queue... | revived leads queue... | dead
+-- RESEND safe: it sets what it set; a late copy gives a worker that is still registered one keepalive more
+local registered, worker_key, leader, waiting, info = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local worker, beat, keepalive_ms, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local info_expire_s, running, room = ARGV[5], ARGV[6], ARGV[7]
+
+if redis.call('SISMEMBER', registered, worker) == 0 then
+  return {'dead'}
+end
+local word = redis.call('EXISTS', worker_key) == 1 and 'ok' or 'revived'
+local lease, waits = redis.call('GET', leader), redis.call('SMEMBERS', waiting)
+redis.call('HSET', info, 'running', running, 'room', room)
+redis.call('EXPIRE', info, info_expire_s)
+if keepalive_ms > 0 then
+  redis.call('SET', worker_key, 'RUN ' .. beat, 'PX', keepalive_ms)
+else
+  redis.call('SET', worker_key, 'STAY')
+end
+local leads = 0
+if lease_ms > 0 and (not lease or string.match(lease, '^(.*) %d+$') == worker) then
+  redis.call('SET', leader, worker .. ' ' .. beat, 'PX', lease_ms)
+  leads = 1
+end
+local reply = {word, leads}
+for _, queue in ipairs(waits) do
+  reply[#reply + 1] = queue
+end
+return reply

@@ -1,0 +1,46 @@
+#!lua flags=no-writes
+-- list_aside: what was set aside, newest first, from where the last page ended.
+-- KEYS[1] queue LIST
+-- KEYS[2] list ZSET
+-- ARGV[1] limit records
+-- ARGV[2] budget records to look at
+-- ARGV[3] max_bytes bytes of payload after which no further record is listed
+-- ARGV[4] after claim at which the last page ended, - for the first
+-- ARGV[5] after_ms its time
+-- ARGV[6] before ms, only older ones; +inf: all
+-- ARGV[7] error_type name of the error, whole or its last part; empty: any
+-- ARGV[8] bare 1: only the claims
+-- RETURNS ok after after_ms entry... | more after after_ms entry...; an entry is the claim, or claim and the record's names and
+--   values in turn
+-- RESEND safe: it only reads
+local queue, list = KEYS[1], KEYS[2]
+local limit, budget, max_bytes = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local after, after_ms, before, error_type, bare = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8] == '1'
+
+local start = redis.call('ZCOUNT', list, before, '+inf')
+if before == '+inf' then
+  start = 0
+end
+if after ~= '-' then
+  local rank = redis.call('ZREVRANK', list, after)
+  start = math.max(start, rank and rank + 1 or redis.call('ZCOUNT', list, '(' .. after_ms, '+inf'))
+end
+local page = redis.call('ZREVRANGE', list, start, start + budget - 1, 'WITHSCORES')
+local reply, bytes, looked = {'ok', after, after_ms}, 0, 0
+for i = 1, #page, 2 do
+  if #reply - 3 >= limit or bytes >= max_bytes then
+    break
+  end
+  local claim, aside = page[i], queue .. ':aside:' .. page[i]
+  local kind = error_type ~= '' and redis.call('HGET', aside, 'error_type') or ''
+  if kind == error_type or string.sub(kind, -#error_type - 1) == '.' .. error_type then
+    local record = not bare and redis.call('HGETALL', aside) or nil
+    bytes = bytes + (record and redis.call('HSTRLEN', aside, 'task') or 0)
+    reply[#reply + 1] = {claim, record}
+  end
+  reply[2], reply[3], looked = claim, page[i + 1], looked + 1
+end
+if start + looked < redis.call('ZCARD', list) then
+  reply[1] = 'more'
+end
+return reply

@@ -1,0 +1,16 @@
+#!lua flags=no-writes
+-- list_marks: which of these claims are still marked as to be cancelled; the others have been settled.
+-- KEYS[1] cancelling SET
+-- ARGV[1..] named claim ids
+-- RETURNS ok claim...
+-- RESEND safe: it only reads
+local cancelling = KEYS[1]
+
+local reply = {'ok'}
+for i = 1, #ARGV do
+  local named = ARGV[i]
+  if redis.call('SISMEMBER', cancelling, named) == 1 then
+    reply[#reply + 1] = named
+  end
+end
+return reply

@@ -1,0 +1,80 @@
+#!lua flags=no-writes
+-- Adds `n` to the counter `field` of the queue and tells those who listen to its events.
+local function tally(base, field, n)
+  if n == 0 then
+    return
+  end
+  if redis.call('HINCRBY', base .. ':counts', field, n) == n then
+    redis.call('EXPIRE', base .. ':counts', 2592000)
+  end
+  local events = base .. ':events'
+  local heard = redis.pcall('PUBSUB', 'NUMSUB', events)
+  if heard[2] and heard[2] > 0 then
+    redis.pcall('PUBLISH', events, field .. ' ' .. string.format('%.0f', n))
+  end
+end
+
+-- Adds `n` to the number of references in the lists whose record is gone (n may be negative); no event. Never below 0: there
+-- are references that nobody counted, of a foreign producer or from before the counters expired.
+local function tally_stale(base, n)
+  if n ~= 0 then
+    local stale = (tonumber(redis.call('HGET', base .. ':counts', 'stale')) or 0) + n
+    if stale > 0 then
+      redis.call('HSET', base .. ':counts', 'stale', stale)
+    else
+      redis.call('HDEL', base .. ':counts', 'stale')
+    end
+  end
+end
+
+-- Notes that `n` references to nothing were taken out of the lists. With nothing `left` in them there are none at all.
+local function untally_stale(base, n, left)
+  tally_stale(base, -n)
+  if left == 0 then
+    redis.call('HDEL', base .. ':counts', 'stale')
+  end
+end
+
+-- How many tasks wait: what lies in the lists, without the references whose record is gone.
+local function count_waiting(base)
+  local items = redis.call('LLEN', base) + redis.call('LLEN', base .. ':suspects')
+  return math.max(0, items - (tonumber(redis.call('HGET', base .. ':counts', 'stale')) or 0))
+end
+
+-- How many tasks are there that do not run: in line, due later, or blocked by their twins.
+local function count_queued(base)
+  return count_waiting(base) + redis.call('ZCARD', base .. ':due') + redis.call('SCARD', base .. ':blocked')
+end
+
+-- Milliseconds of the server's clock.
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- A fence number as text; a plain tostring would print 1.7e+15.
+local function digits(number)
+  return string.format('%.0f', number)
+end
+
+-- The queue's next fence number: above the last one, and above the clock, so that it never regresses.
+local function next_fence(base)
+  local last = tonumber(redis.call('HGET', base .. ':counts', 'fence')) or 0
+  local time = redis.call('TIME')
+  return math.max(last + 1, time[1] * 1000000 + time[2])
+end
+
+-- Notes the last fence number that was given out. A tally follows, which sees to it that the counters expire.
+local function note_fence(base, number)
+  redis.call('HSET', base .. ':counts', 'fence', digits(number))
+end
+
+-- list_schedules: all schedules of the mesh, and what time it is.
+-- KEYS[1] schedules HASH
+-- RETURNS ok now_ms fields: names and values in turn; a name is def, last, next, fired, owed, seen or paused, a space, and the
+--   schedule's name
+-- RESEND safe: it only reads
+-- USES counts fence
+local schedules = KEYS[1]
+
+return {'ok', digits(now_ms()), redis.call('HGETALL', schedules)}

@@ -1,0 +1,18 @@
+#!lua flags=no-writes
+-- look_at_workers: the leader's look: who is registered, with what beat, and who is being swept.
+-- KEYS[1] registered SET
+-- KEYS[2] dying SET
+-- ARGV[1] worker_stem text that a worker id completes to its keepalive key
+-- RETURNS ok run_id beats dying: beats are worker ids and beats (false: none) in turn; run_id '' if INFO is not allowed
+-- RESEND safe: it only reads
+local registered, dying = KEYS[1], KEYS[2]
+local worker_stem = ARGV[1]
+
+local info = redis.pcall('INFO', 'server')
+local run_id = type(info) == 'string' and string.match(info, 'run_id:(%w+)') or ''
+local beats = {}
+for _, worker in ipairs(redis.call('SMEMBERS', registered)) do
+  beats[#beats + 1] = worker
+  beats[#beats + 1] = redis.call('GET', worker_stem .. worker)
+end
+return {'ok', run_id, beats, redis.call('SMEMBERS', dying)}

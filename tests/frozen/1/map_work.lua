@@ -1,0 +1,67 @@
+#!lua flags=allow-oom
+-- Requests carry (producer, number), so that a copy that comes again, or late, changes nothing. Replies are kept as they are,
+-- one field per number, until the producer says that it needs them no more: 'low' is the lowest number it may still send, and
+-- no reply is kept below 'oldest', which follows in steps.
+local REPLIES_EXPIRE = 3600
+local low, oldest
+
+-- The reply to a request seen before, {'late'} for one the producer gave up or has the answer of, nil for a new one.
+local function replied(producer, number)
+  local kept = redis.call('HMGET', producer, number, 'low', 'oldest')
+  low, oldest = tonumber(kept[2]) or 0, tonumber(kept[3])
+  if tonumber(number) < low then
+    return {'late'}
+  end
+  if kept[1] then
+    redis.call('EXPIRE', producer, REPLIES_EXPIRE)
+    return cmsgpack.unpack(kept[1])
+  end
+  return nil
+end
+
+-- Keeps `reply` under `number`, which replied() did not know, and forgets those below `lowest`, at most 1000 at a time.
+local function remember(producer, number, lowest, reply)
+  low = math.max(tonumber(lowest), low)
+  oldest = oldest or low
+  local above = math.min(low, oldest + 1000)
+  local gone = {}
+  for n = oldest, above - 1 do
+    gone[#gone + 1] = string.format('%.0f', n)
+  end
+  if #gone > 0 then
+    redis.call('HDEL', producer, unpack(gone))
+  end
+  redis.call('HSET', producer, number, cmsgpack.pack(reply),
+    'low', string.format('%.0f', low), 'oldest', string.format('%.0f', math.max(oldest, above)))
+  redis.call('EXPIRE', producer, REPLIES_EXPIRE)
+  return reply
+end
+
+-- map_work: notes that a registered worker is about to serve a queue; before the queue's fence lets it in.
+-- KEYS[1] producer HASH
+-- KEYS[2] registered SET
+-- KEYS[3] work_map SET
+-- KEYS[4] queues SET
+-- ARGV[1] number of the request
+-- ARGV[2] lowest number still unanswered
+-- ARGV[3] worker id
+-- ARGV[4] queue name
+-- ARGV[5] queues_expire_s s
+-- RETURNS ok | dead (the worker was swept, or never registered) | late
+-- RESEND safe: the reply is stored under the producer's number; a late copy must not map what was unmapped
+-- USES producer
+local producer, registered, work_map, queues = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local number, lowest, worker, queue, queues_expire_s = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+
+local before = replied(producer, number)
+if before then
+  return before
+end
+if redis.call('SISMEMBER', registered, worker) == 0 then
+  return {'dead'}
+end
+redis.call('SCARD', queues)
+redis.call('SADD', work_map, queue)
+redis.call('SADD', queues, queue)
+redis.call('EXPIRE', queues, queues_expire_s)
+return remember(producer, number, lowest, {'ok'})

@@ -1,0 +1,30 @@
+#!lua flags=allow-oom
+-- stop_worker: a worker that serves nothing any more leaves the registry, and gives the leader's lease up.
+-- KEYS[1] registered SET
+-- KEYS[2] worker_key STRING
+-- KEYS[3] work_map SET
+-- KEYS[4] info HASH
+-- KEYS[5] leader STRING
+-- ARGV[1] worker id
+-- RETURNS ok | busy queue... (its WorkMap is not empty: stop_work and unmap_work first) | gone (it was swept)
+-- RESEND safe: worker ids are never used again
+local registered, worker_key, work_map, info, leader = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local worker = ARGV[1]
+
+if redis.call('SISMEMBER', registered, worker) == 0 then
+  return {'gone'}
+end
+local reply = {'busy'}
+for _, queue in ipairs(redis.call('SRANDMEMBER', work_map, 100)) do
+  reply[#reply + 1] = queue
+end
+if #reply > 1 then
+  return reply
+end
+local lease = redis.call('GET', leader)
+redis.call('SREM', registered, worker)
+redis.call('DEL', worker_key, info)
+if lease and string.match(lease, '^(.*) %d+$') == worker then
+  redis.call('DEL', leader)
+end
+return {'ok'}
