@@ -17,6 +17,9 @@ MAX_NAME: Final = 200
 
 _FAILURES: Final = "}-fail"
 
+NEVER: Final = ":never"
+"""Behind a base: a key that nobody ever writes. What the link needs it for is told in `link.dialect`."""
+
 MARKER: Final = b"\x00worqr\x00"
 """A task item that begins so is a reference to a job; the id follows."""
 

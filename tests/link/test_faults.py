@@ -32,7 +32,7 @@ def answered(reply: str) -> ResponseError:
         ),
         ("MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", Kind.DROP),
         ("CLUSTERDOWN The cluster is down", Kind.DROP),
-        ("TRYAGAIN Multiple keys request during rehashing of slot", Kind.DROP),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", Kind.MOVING),
         ("MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.", Kind.HOLD),
         ("NOREPLICAS Not enough good replicas to write.", Kind.HOLD),
         ("BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.", Kind.HOLD),

@@ -52,9 +52,9 @@ async def test_what_waits_travels_in_one_pipeline(link_to: LinkTo, server: Serve
     sends: list[int] = []
     real = uplink.exchange
 
-    def counting(wire: Any, backlog: Any, producer: str, batch: list[Any], scripts: Any) -> Any:
+    def counting(wire: Any, backlog: Any, producer: str, batch: list[Any], scripts: Any, **options: Any) -> Any:
         sends.append(len(batch))
-        return real(wire, backlog, producer, batch, scripts)
+        return real(wire, backlog, producer, batch, scripts, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(uplink, "exchange", counting)
@@ -337,7 +337,7 @@ async def test_a_bug_in_the_thread_ends_everything_that_waits(
 ) -> None:
     link = await link_to(server.url)
 
-    def die(*_: object) -> None:
+    def die(*_: object, **__: object) -> None:
         raise ZeroDivisionError("injected")
 
     outcomes = Outcomes()

@@ -8,6 +8,7 @@ import pytest
 
 from worqr.errors import UsageError
 from worqr.link import Address, LinkSettings
+from worqr.link.settings import Endpoint
 
 
 def test_every_part_of_a_url_is_read() -> None:
@@ -34,14 +35,21 @@ def test_tls_takes_its_options() -> None:
 @pytest.mark.parametrize(
     ("url", "named"),
     [
-        ("http://localhost", "redis://, rediss:// or unix://"),
-        ("localhost:6379", "redis://, rediss:// or unix://"),
+        ("http://localhost", "redis://, rediss://, unix://"),
+        ("localhost:6379", "redis://, rediss://, unix://"),
         ("redis://localhost/abc", "'abc'"),
         ("redis://localhost?db=x", "'x'"),
         ("redis://localhost:70000", "port"),
         ("redis://localhost?timout=5", "'timout'"),
         ("redis://localhost?ssl_ca_certs=/x", "'ssl_ca_certs'"),
         ("unix://", "socket"),
+        ("redis://a,b", "redis+cluster://"),
+        ("redis+cluster://a,,b", "empty"),
+        ("redis+cluster://a:x,b", "port"),
+        ("redis+cluster://a/3", "database 0 only"),
+        ("redis+cluster://a?sentinel_password=x", "'sentinel_password'"),
+        ("redis+sentinel://a", "names no service"),
+        ("redis+sentinel://a/main/x", "'x'"),
     ],
 )
 def test_a_bad_url_names_what_is_wrong(url: str, named: str) -> None:
@@ -65,6 +73,9 @@ def test_a_bad_url_names_what_is_wrong(url: str, named: str) -> None:
         "redis://h?password=hunter2",
         "unix://u:hunter2@/s?db=1",
         "redis://[::1]:hunter2",
+        "redis+cluster://u:hunter2@a,b",
+        "redis+cluster://a:1,u:hunter2",
+        "redis+sentinel://u:hunter2@a,b/main?sentinel_password=hunter2",
     ],
 )
 def test_no_password_is_shown_whatever_the_url(url: str) -> None:
@@ -74,6 +85,24 @@ def test_no_password_is_shown_whatever_the_url(url: str) -> None:
     except UsageError as error:
         shown = f"{error} {error.__cause__} {error.__suppress_context__ or error.__context__}"
     assert "hunter2" not in shown
+
+
+def test_a_cluster_has_several_hosts() -> None:
+    address = Address.parse("rediss+cluster://ada:s%40cret@a:7000,[::1]:7001,c?ssl_ca_certs=/etc/ca.pem")
+    assert (address.kind, address.topology) == ("tls", "cluster")
+    assert address.seeds == (Endpoint("a", 7000), Endpoint("::1", 7001), Endpoint("c", 6379))
+    assert (address.username, address.password, address.db) == ("ada", "s@cret", 0)
+    assert [str(seed) for seed in address.seeds] == ["a:7000", "[::1]:7001", "c:6379"]
+    assert address.redacted == "rediss+cluster://ada:***@a:7000,[::1]:7001,c"
+
+
+def test_sentinels_know_a_service() -> None:
+    address = Address.parse("redis+sentinel://a,b:26380/main/2?sentinel_username=s&sentinel_password=p%26q")
+    assert (address.kind, address.topology, address.service, address.db) == ("tcp", "sentinel", "main", 2)
+    assert address.seeds == (Endpoint("a", 26379), Endpoint("b", 26380))
+    assert (address.sentinel_username, address.sentinel_password) == ("s", "p&q")
+    assert Address.parse("redis+sentinel://a/main").db == 0
+    assert address.redacted == "redis+sentinel://a,b:26380/main/2"
 
 
 def test_an_address_of_version_6_keeps_its_port() -> None:

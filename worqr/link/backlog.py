@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from worqr.link.request import Merged, Numbers, Request
 
@@ -33,11 +33,11 @@ class Backlog:
 
     __slots__ = ("_next_scan", "in_flight", "numbers", "outcasts", "pending")
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: Numbers | None = None) -> None:
         self.pending: deque[Request] = deque()
         self.in_flight: list[Request] = []
         self.outcasts: list[Request] = []
-        self.numbers: Numbers = Numbers()
+        self.numbers: Numbers = numbers or Numbers()
         self._next_scan = math.inf
 
     def add(self, request: Request) -> None:
@@ -95,6 +95,20 @@ class Backlog:
                     self.outcasts.append(request)
         self.put_back(r for r in unanswered if r not in self.outcasts)
         return failed
+
+    def set_aside(self, requests: Iterable[Request], until: float) -> None:
+        """Of the present batch: they shall not be tried again before."""
+        for request in requests:
+            request.not_before = until
+            self.outcasts.append(request)
+
+    def take_out(self, belongs: Callable[[Request], bool]) -> list[Request]:
+        """Give up those that wait and do not belong here, in their order; what is in flight stays."""
+        strangers = [request for request in (*self.pending, *self.outcasts) if not belongs(request)]
+        if strangers:
+            self.pending = deque(request for request in self.pending if belongs(request))
+            self.outcasts = [request for request in self.outcasts if belongs(request)]
+        return strangers
 
     def readmit(self, now: float) -> float:
         """Outcasts whose pause is over go behind the others; answers when the next one's is."""

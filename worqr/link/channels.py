@@ -12,13 +12,28 @@ unsubscribed meanwhile proves nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
 
 _CHANNELS_PER_COMMAND = 500
 
 Command = tuple[str | bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """How channels are subscribed and what is then heard: plain ones, and those of a slot of a cluster (`sharded`)."""
+
+    subscribe: str
+    unsubscribe: str
+    confirmed: bytes
+    gone: bytes
+    message: bytes
+
+
+PLAIN = Words("SUBSCRIBE", "UNSUBSCRIBE", b"subscribe", b"unsubscribe", b"message")
+SHARDED = Words("SSUBSCRIBE", "SUNSUBSCRIBE", b"ssubscribe", b"sunsubscribe", b"smessage")
 
 
 class Listener:
@@ -48,14 +63,22 @@ class _Channel(Generic[L]):
 class Channels(Generic[L]):
     """All channels of one connection.
 
+    Args:
+        words: which kind of channels.
+        group_of: only channels of the same group may be asked for together: those of one slot.
+
     Attributes:
         news: (listener, channel, message) as they arrive; (listener, None, b"") when all of its channels stand.
         failures: (listener, channel) that the server refuses. Whoever uses these lists empties them.
+        expelled: the server has unsubscribed us from a channel: its slot is elsewhere now.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, words: Words = PLAIN, group_of: Callable[[bytes], int] | None = None) -> None:
+        self._words = words
+        self._group_of = group_of
         self.news: list[tuple[L, str | None, bytes]] = []
         self.failures: list[tuple[L, str]] = []
+        self.expelled: bool = False
         self._channels: dict[bytes, _Channel[L]] = {}
         self._changed: dict[bytes, None] = {}
         self._suspects: set[bytes] = set()
@@ -94,6 +117,7 @@ class Channels(Generic[L]):
 
     def reset(self) -> None:
         """The connection is gone, and nothing stands any more. Before anybody is added for the next one."""
+        self.expelled = False
         self._asked.clear()
         self._unconfirmed.clear()
         self._suspects.clear()
@@ -119,18 +143,24 @@ class Channels(Generic[L]):
                 channel.on_wire = True
                 subscribe.append(key)
         self._changed.clear()
-        size = _CHANNELS_PER_COMMAND
-        commands: list[Command] = [
-            ("UNSUBSCRIBE", *unsubscribe[i : i + size]) for i in range(0, len(unsubscribe), size)
-        ]
+        commands: list[Command] = [(self._words.unsubscribe, *group) for group in self._in_groups(unsubscribe)]
         alone = [key for key in subscribe if key in self._suspects]
         together = [key for key in subscribe if key not in self._suspects]
-        groups = [together[i : i + size] for i in range(0, len(together), size)] + [[key] for key in alone]
+        groups = [*self._in_groups(together), *([key] for key in alone)]
         for group in groups:
             self._asked.append(dict.fromkeys(group))
             for key in group:
                 self._unconfirmed[key] = self._unconfirmed.get(key, 0) + 1
-        return commands + [("SUBSCRIBE", *group) for group in groups]
+        return commands + [(self._words.subscribe, *group) for group in groups]
+
+    def _in_groups(self, keys: list[bytes]) -> Iterator[list[bytes]]:
+        """What may go into one command each."""
+        groups: dict[int, list[bytes]] = {}
+        for key in keys:
+            groups.setdefault(0 if self._group_of is None else self._group_of(key), []).append(key)
+        for group in groups.values():
+            for start in range(0, len(group), _CHANNELS_PER_COMMAND):
+                yield group[start : start + _CHANNELS_PER_COMMAND]
 
     def ping(self) -> Command:
         self._asked.append(None)
@@ -144,19 +174,28 @@ class Channels(Generic[L]):
             self._pong()  # to a PING while nothing is subscribed
             return
         kind, key = cast("list[bytes]", reply)[:2]
-        if kind == b"message":
+        if kind == self._words.message:
             channel = self._channels.get(key)
             if channel is not None:
                 data = cast("bytes", reply[2])
                 self.news.extend((listener, channel.name, data) for listener in channel.listeners)
-        elif kind == b"subscribe":
+        elif kind == self._words.confirmed:
             self._confirm(key)
+        elif kind == self._words.gone:
+            self._left(key)
         elif kind == b"pong":
             self._pong()
 
     def _pong(self) -> None:
         if self._asked and self._asked[0] is None:
             self._asked.popleft()
+
+    def _left(self, key: bytes) -> None:
+        """An unsubscription: asked for, or because the channel's slot went to another node."""
+        channel = self._channels.get(key)
+        if channel is not None and channel.stands:
+            channel.on_wire = channel.stands = False
+            self.expelled = True
 
     def _confirm(self, key: bytes) -> None:
         group = self._asked[0] if self._asked else None

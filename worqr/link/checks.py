@@ -31,8 +31,10 @@ class Facts:
         return self.eviction not in _SAFE_POLICIES
 
 
-def check_facts(answers: Sequence[Any], address: str) -> Facts:
-    """The facts in the answers to INFO; raises WrongVersion, RefusedByServer (a Sentinel), Unavailable (a replica)."""
+def check_facts(answers: Sequence[Any], address: str, *, replica: bool = False) -> Facts:
+    """The facts in the answers to INFO; raises WrongVersion, RefusedByServer (a Sentinel), Unavailable (a replica, unless
+    `replica` will do).
+    """
     info: dict[str, str] = {}
     for answer in answers:
         if isinstance(answer, bytes):
@@ -48,7 +50,7 @@ def check_facts(answers: Sequence[Any], address: str) -> Facts:
         raise RefusedByServer(
             f"{address} is a Sentinel, which holds no data; give the address of the server it watches"
         )
-    if facts.role == "slave":
+    if facts.role == "slave" and not replica:
         raise Unavailable("READONLY this server is a replica; only its primary can work")
     return facts
 

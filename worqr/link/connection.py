@@ -22,11 +22,12 @@ from typing import Any, Final, Protocol, cast
 
 import hiredis
 
-from worqr.errors import Unavailable
+from worqr.errors import Unavailable, WorqrError
 from worqr.link.checks import INFO_SECTIONS, Facts, check_facts
 from worqr.link.faults import Lost, Refused, loss, refusal, refused_at_the_door
 from worqr.link.redis_py import redis_py
-from worqr.link.settings import Address, LinkSettings
+from worqr.link.routes import Route
+from worqr.link.settings import Address, Endpoint, LinkSettings
 from worqr.lua import Script
 
 _PROTOCOL = 2
@@ -199,53 +200,64 @@ class Wire:
 
 def open_connection(
     settings: LinkSettings,
+    route: Route,
     purpose: str,
     *,
     timeout: float | None = None,
     scripts: Iterable[Script] = (),
     on_silence: Callable[[], None] | None = None,
+    replica: bool = False,
 ) -> Wire:
     """Connect, authenticate, check the server and load some scripts.
 
     Args:
-        settings: where to, and as whom.
+        settings: as whom, and how.
+        route: where to.
         purpose: ``data``, ``subscribe`` or ``beat``; names the connection in CLIENT LIST.
         timeout: for connecting and for each answer, where the settings' own are too long.
         scripts: what to load. One that is refused is left: whoever calls it gets NOSCRIPT, and learns why.
         on_silence: see `Wire`; in force from the first answer on.
+        replica: a replica will do.
 
     Raises:
         RefusedByServer, WrongVersion: waiting does not help.
         Unavailable: try again; the text is the cause alone.
     """
-    raw = _raw(settings, timeout)
+    raw = _raw(settings, route.find(on_silence), timeout)
     wire = Wire(raw, timeout or settings.socket_timeout)
     wire.on_silence = on_silence
     try:
         raw.connect()
-        _greet(wire, settings, purpose)
+        _greet(wire, settings.client_name(purpose), route.name, replica=replica)
         wire.load(scripts)
-    except Lost as exc:
+    except BaseException as exc:
         wire.close()
-        refused = refused_at_the_door(exc.__cause__, settings.address.redacted) if exc.__cause__ else None
-        raise (refused or Unavailable(exc.cause)) from exc
-    except redis_py().errors as exc:
-        wire.close()
-        raise (refused_at_the_door(exc, settings.address.redacted) or Unavailable(loss(exc).cause)) from exc
-    except BaseException:
-        wire.close()
-        raise
+        route.doubt()
+        error = _why_not(exc, route.name)
+        if error is None:
+            raise
+        raise error from exc
     return wire
 
 
-def _greet(wire: Wire, settings: LinkSettings, purpose: str) -> None:
+def _why_not(error: BaseException, name: str) -> WorqrError | None:
+    """Our own error for what ended the attempt to connect; None: it is one already, or none of the server's."""
+    if isinstance(error, Lost):
+        refused = refused_at_the_door(error.__cause__, name) if error.__cause__ else None
+        return refused or Unavailable(error.cause)
+    if isinstance(error, redis_py().errors):
+        return refused_at_the_door(error, name) or Unavailable(loss(error).cause)
+    return None
+
+
+def _greet(wire: Wire, client_name: str, name: str, *, replica: bool) -> None:
     """Say who we are and look whom we have before us. A user without the right to ask is taken at his word."""
     asked = [("INFO", section) for section in INFO_SECTIONS]
-    _, *answers = wire.exchange([("CLIENT", "SETNAME", settings.client_name(purpose)), *asked])
-    wire.facts = check_facts(answers, settings.address.redacted)
+    _, *answers = wire.exchange([("CLIENT", "SETNAME", client_name), *asked])
+    wire.facts = check_facts(answers, name, replica=replica)
 
 
-def _raw(settings: LinkSettings, timeout: float | None) -> _Raw:
+def _raw(settings: LinkSettings, endpoint: Endpoint, timeout: float | None) -> _Raw:
     address = settings.address
     options: dict[str, Any] = {
         "db": address.db,
@@ -260,8 +272,8 @@ def _raw(settings: LinkSettings, timeout: float | None) -> _Raw:
     }
     make = redis_py().connections[address.kind]
     if address.kind == "unix":
-        return cast("_Raw", make(path=address.path, **options))
-    return cast("_Raw", make(host=address.host, port=address.port, **options, **_tls(address)))
+        return cast("_Raw", make(path=endpoint.path, **options))
+    return cast("_Raw", make(host=endpoint.host, port=endpoint.port, **options, **_tls(address)))
 
 
 def _tls(address: Address) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from worqr.errors import QueueFull, RefusedByServer, UsageError, WorqrBug, WorqrError
 from worqr.link.backlog import Backlog
 from worqr.link.connection import Wire, loading, pack
+from worqr.link.dialect import as_sent
 from worqr.link.faults import Kind, Lost, Refused
 from worqr.link.request import Numbers, Request
 from worqr.lua import Script
@@ -30,26 +31,45 @@ class Exchange:
     noscript: list[Request] = field(default_factory=list[Request])
     held: list[Request] = field(default_factory=list[Request])
     dropped: list[Request] = field(default_factory=list[Request])
+    moved: list[tuple[Request, str]] = field(default_factory=list[tuple[Request, str]])  # with "SLOT HOST:PORT"
+    moving: list[Request] = field(default_factory=list[Request])
     unanswered: list[Request] = field(default_factory=list[Request])
     unloadable: dict[str, Refused] = field(default_factory=dict[str, Refused])  # by the SHA of the script
-    cause: str = ""  # of `held` and `dropped`
+    cause: str = ""  # of `held`, `dropped`, `moved` and `moving`
     lost: Lost | None = None
 
 
 def exchange(
-    wire: Wire, backlog: Backlog, producer: str, batch: list[Request], scripts: Collection[Script] = ()
+    wire: Wire,
+    backlog: Backlog,
+    producer: str,
+    batch: list[Request],
+    scripts: Collection[Script] = (),
+    *,
+    clustered: bool = False,
 ) -> Exchange:
     """Load `scripts`, send the batch and read its replies. Never raises for what the server or the network does."""
     result = Exchange()
-    done = result.done
-    at = 0
     try:
         ahead = loading(scripts)  # in one piece with the first requests, so that nobody's SCRIPT FLUSH comes between
         for start in range(0, len(batch), _PER_SEND):
-            wire.send(ahead + _packed(batch[start : start + _PER_SEND], backlog.numbers, producer))
+            some = batch[start : start + _PER_SEND]
+            wire.send(ahead + _packed(some, backlog.numbers, producer, clustered=clustered))
             ahead = []
         if scripts:
             result.unloadable = wire.loaded(scripts)
+    except Lost as lost:
+        result.lost, result.unanswered = lost, batch
+    else:
+        _read_replies(wire, batch, result, clustered=clustered)
+    return result
+
+
+def _read_replies(wire: Wire, batch: list[Request], result: Exchange, *, clustered: bool) -> None:
+    """One for each request that was written, in their order."""
+    done = result.done
+    at = 0
+    try:
         for at, request in enumerate(batch):  # noqa: B007 - `at` is where it ended
             if not request.written:
                 done.append(request)  # it could not be packed
@@ -57,23 +77,21 @@ def exchange(
             try:
                 reply = wire.read()
             except Refused as refused:
-                _refused(result, request, refused)
+                _refused(result, request, refused, clustered=clustered)
             else:
                 if not request.settled:
                     _answer(request, reply)
                 done.append(request)
     except Lost as lost:
-        result.lost = lost
-        result.unanswered = batch[at:]
-    return result
+        result.lost, result.unanswered = lost, batch[at:]
 
 
-def _packed(requests: list[Request], numbers: Numbers, producer: str) -> list[bytes]:
+def _packed(requests: list[Request], numbers: Numbers, producer: str, *, clustered: bool) -> list[bytes]:
     """The bytes of some requests. Numbers are given here. One that cannot be packed gets its error, and no bytes."""
     pieces: list[bytes] = []
     for request in requests:
         call = request.call
-        keys = call.keys
+        script, keys = (call.script, call.keys) if not clustered else as_sent(call, clustered=True)
         try:
             if call.numbered:
                 base = call.base
@@ -81,9 +99,9 @@ def _packed(requests: list[Request], numbers: Numbers, producer: str) -> list[by
                 request.number = number
                 name = f"{base}:producer:{producer}"
                 lowest = numbers.lowest(base)
-                command = (b"EVALSHA", call.script.sha, len(keys) + 1, name, *keys, number, lowest, *call.args)
+                command = (b"EVALSHA", script.sha, len(keys) + 1, name, *keys, number, lowest, *call.args)
             else:
-                command = (b"EVALSHA", call.script.sha, len(keys), *keys, *call.args)
+                command = (b"EVALSHA", script.sha, len(keys), *keys, *call.args)
             pieces.append(pack(command))
         except Exception as exc:
             request.error = UsageError(f"an argument of {call.script.name} cannot be sent ({type(exc).__name__})")
@@ -104,18 +122,30 @@ def _answer(request: Request, reply: object) -> None:
         request.error = bug
 
 
-def _refused(result: Exchange, request: Request, refused: Refused) -> None:
+def _refused(result: Exchange, request: Request, refused: Refused, *, clustered: bool) -> None:
     if request.settled:  # it has waited too long, and was told so
         result.done.append(request)
         return
-    script = request.call.script
+    script = request.call.script.sharded if clustered else request.call.script
     match refused.kind:
+        case Kind.MOVED | Kind.MOVING if not clustered:
+            error: WorqrError = RefusedByServer(
+                f"the server refused {script.name}: {refused}; it is a node of a cluster: write redis+cluster://"
+            )
+        case Kind.MOVED:
+            result.moved.append((request, refused.text))
+            result.cause = str(refused)
+            return
+        case Kind.MOVING:
+            result.moving.append(request)
+            result.cause = str(refused)
+            return
         case Kind.NOSCRIPT if script.sha not in result.unloadable:
             result.noscript.append(request)
             return
         case Kind.NOSCRIPT:
             refused = result.unloadable[script.sha]
-            error: WorqrError = RefusedByServer(f"the server refused to load the script {script.name}: {refused}")
+            error = RefusedByServer(f"the server refused to load the script {script.name}: {refused}")
         case Kind.HOLD:
             result.held.append(request)
             result.cause = str(refused)

@@ -22,6 +22,8 @@ class Kind(enum.Enum):
     """What a refusal asks for."""
 
     NOSCRIPT = "load the script and send this request again"
+    MOVED = "another node of the cluster has these keys: send it there"
+    MOVING = "these keys are just being moved: send it again soon, and the others meanwhile"
     FULL = "out of memory: nothing was stored"
     DROP = "this connection leads to a server that cannot work: connect again, then resend"
     HOLD = "the server cannot work for the moment: wait on this connection, then resend"
@@ -35,7 +37,9 @@ _KINDS = {
     "LOADING": Kind.DROP,
     "MASTERDOWN": Kind.DROP,
     "CLUSTERDOWN": Kind.DROP,
-    "TRYAGAIN": Kind.DROP,
+    "MOVED": Kind.MOVED,
+    "ASK": Kind.MOVING,
+    "TRYAGAIN": Kind.MOVING,
     "NOAUTH": Kind.DROP,
     "WRONGPASS": Kind.DROP,
     "MISCONF": Kind.HOLD,
@@ -58,12 +62,19 @@ class Lost(Exception):
 
 
 class Refused(Exception):
-    """The server answered one request with an error; the connection is in order."""
+    """The server answered one request with an error; the connection is in order.
+
+    Attributes:
+        kind: what it asks for.
+        word: the error's first word.
+        text: what follows it.
+    """
 
     def __init__(self, kind: Kind, word: str, text: str) -> None:
         super().__init__(f"{word} {text}".strip())
         self.kind = kind
         self.word = word
+        self.text = text
 
 
 def refusal(error: BaseException) -> Refused:

@@ -24,8 +24,10 @@ from typing import Generic, TypeVar
 from worqr.call import Call
 from worqr.errors import Unavailable, WorqrError
 from worqr.link.connection import Wire, open_connection, pack
+from worqr.link.dialect import as_sent
 from worqr.link.faults import Kind, Lost, Refused
 from worqr.link.mailbox import Mailbox
+from worqr.link.routes import Route, route_to
 from worqr.link.scribe import Scribe
 from worqr.link.settings import LinkSettings
 
@@ -74,12 +76,14 @@ class Heart(Generic[R]):
         stall_limit: float,
         describe: Callable[[], str],
         scribe: Scribe | None = None,
+        route: Route | None = None,
     ) -> None:
         self.acked_at: float = 0.0
         self.beats: int = 0
         self.errors: int = 0
         self.last_error: str = ""
         self._settings = settings
+        self._route = route or route_to(settings)
         self._mailbox = mailbox
         self._make = make
         self._replied = replied
@@ -165,7 +169,9 @@ class Heart(Generic[R]):
             wire = self._wire
             if wire is None:
                 look = self._while_silent
-                wire = self._wire = open_connection(self._settings, "beat", timeout=_TIMEOUT, on_silence=look)
+                wire = self._wire = open_connection(
+                    self._settings, self._route, "beat", timeout=_TIMEOUT, on_silence=look
+                )
             sent_at, reply = self._exchange(wire, call)
             value = call.read(reply)
         except (Lost, Unavailable) as exc:
@@ -173,7 +179,7 @@ class Heart(Generic[R]):
             self._drop()
         except Refused as exc:
             self._failed(str(exc))
-            if exc.kind is Kind.DROP:
+            if exc.kind in (Kind.DROP, Kind.MOVED):
                 self._drop()
         except WorqrError as exc:
             self._failed(str(exc))
@@ -184,7 +190,8 @@ class Heart(Generic[R]):
         return False
 
     def _exchange(self, wire: Wire, call: Call[R]) -> tuple[float, list[object]]:
-        packed = [pack((b"EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args))]
+        script, keys = as_sent(call, clustered=self._settings.clustered)
+        packed = [pack((b"EVALSHA", script.sha, len(keys), *keys, *call.args))]
         sent_at = boottime()
         wire.send(packed)
         try:
@@ -192,7 +199,7 @@ class Heart(Generic[R]):
         except Refused as exc:
             if exc.kind is not Kind.NOSCRIPT:
                 raise
-        for why in wire.load([call.script]).values():
+        for why in wire.load([script]).values():
             raise why
         sent_at = boottime()
         wire.send(packed)
@@ -215,6 +222,7 @@ class Heart(Generic[R]):
         wire, self._wire = self._wire, None
         if wire is not None:
             wire.close()
+            self._route.doubt()
 
     def _tell(self) -> None:
         for level, message, seconds, what in self._loop.lines():

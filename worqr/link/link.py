@@ -22,13 +22,18 @@ from typing import TypeVar, cast
 
 from worqr.call import Call
 from worqr.errors import Unavailable, UsageError
+from worqr.keys import RegistryKeys
+from worqr.link.cluster import ClusterPipes
+from worqr.link.cluster_channels import ClusterSubscriptions
 from worqr.link.heart import Heart
 from worqr.link.mailbox import Mailbox, Waiter, wake_all
 from worqr.link.pipe import Pipe, Posted
 from worqr.link.request import Owner, Request
+from worqr.link.routes import Route, route_to
 from worqr.link.scribe import Scribe
 from worqr.link.settings import LinkSettings
 from worqr.link.subscriptions import Subscriptions
+from worqr.link.topology import ShardRoute
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -59,27 +64,36 @@ class Link:
         self.settings = settings
         self.mailbox: Mailbox = mailbox
         self._scribe = Scribe()
-        self._pipe = Pipe(settings, mailbox, self._scribe, self.producer)
+        self._route: Route = route_to(settings)
+        self._pipe: Pipe | ClusterPipes
+        self.subscriptions: Subscriptions | ClusterSubscriptions
+        if settings.clustered:
+            registry = RegistryKeys(settings.prefix).base
+            pipes = self._pipe = ClusterPipes(settings, mailbox, self._scribe, self.producer, registry)
+            self._route = ShardRoute(pipes.topology, pipes.home, settings.address.redacted)
+            self.subscriptions = ClusterSubscriptions(settings, mailbox, self._scribe, pipes, registry)
+        else:
+            self._pipe = Pipe(settings, mailbox, self._scribe, self.producer, route=self._route)
+            self.subscriptions = Subscriptions(settings, mailbox, self._scribe, route=self._route)
         self._hearts: list[Heart[object]] = []
         self._together = _Together()
         self._started = self._closed = False
-        self.subscriptions: Subscriptions = Subscriptions(settings, mailbox, self._scribe)
         _links.add(self)
 
     @property
     def connected_at(self) -> float:
         """The monotonic time of the present (or last) data connection; changes with every new one."""
-        return self._pipe.uplink.connected_at
+        return self._pipe.connected_at
 
     @property
     def connections(self) -> int:
         """How many data connections there have been."""
-        return self._pipe.uplink.connections
+        return self._pipe.connections
 
     @property
     def run_id(self) -> str:
         """Which process of the server we last connected to; changes when it restarts. Empty if our user may not ask."""
-        return self._pipe.uplink.run_id
+        return self._pipe.run_id
 
     def start(self) -> None:
         """Begin to connect, in the background. Raises Unavailable if the system gives us no thread. Idempotent."""
@@ -235,6 +249,7 @@ class Link:
             stall_limit=stall_limit,
             describe=describe,
             scribe=self._scribe,
+            route=self._route,
         )
         self._hearts = [other for other in self._hearts if not other.stopped]
         self._hearts.append(cast("Heart[object]", heart))

@@ -20,15 +20,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Protocol
 
 from worqr.errors import ClaimLost, Unavailable, UsageError, WorqrBug, WorqrError
 from worqr.link.backlog import Backlog
 from worqr.link.faults import Lost
 from worqr.link.mailbox import Mailbox, Waiter, wake_all
-from worqr.link.request import Request
+from worqr.link.request import Numbers, Request, fail_all
+from worqr.link.routes import Route
 from worqr.link.scribe import Scribe
 from worqr.link.settings import LinkSettings
-from worqr.link.uplink import Hooks, Uplink
+from worqr.link.uplink import WHILE_MOVING, Hooks, Uplink
 from worqr.lua import all_scripts
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -43,31 +45,91 @@ class Posted(list[Request]):
     """Requests that came together."""
 
 
+class Cluster(Protocol):
+    """What the pipe of one node asks of those who know all of them. Called in the pipe's thread."""
+
+    numbers: Numbers
+
+    def belongs(self, pipe: Pipe, request: Request) -> bool:
+        """Is the node of `pipe` the one that has the keys of `request`?"""
+        ...
+
+    def hand_over(self, requests: list[Request]) -> None:
+        """Have them sent to where they belong."""
+        ...
+
+    def moved(self, pipe: Pipe, requests: list[tuple[Request, str]]) -> None:
+        """The node has pointed to others for these: ``SLOT HOST:PORT``."""
+        ...
+
+    def wait_ready(self, waiter: Waiter, deadline: float) -> None:
+        """Settle `waiter` when a connection stands."""
+        ...
+
+    def is_needed(self, pipe: Pipe) -> bool:
+        """Has the node of `pipe` a slot?"""
+        ...
+
+    def retire(self, pipe: Pipe) -> bool:
+        """Forget `pipe`, unless something waits there. True: nothing more will come."""
+        ...
+
+
 class Pipe:
     """The thread. `submit`, `tell`, `wait_ready`, `close` and `poison` may be called from outside it.
 
     Attributes:
         ended: why nothing can be sent; None while it works.
         uplink: the connection.
+
+    Args:
+        route: where the server is; by default where the settings say.
+        cluster: of which this serves one node.
     """
 
-    def __init__(self, settings: LinkSettings, mailbox: Mailbox, scribe: Scribe, producer: str) -> None:
+    def __init__(
+        self,
+        settings: LinkSettings,
+        mailbox: Mailbox,
+        scribe: Scribe,
+        producer: str,
+        *,
+        route: Route | None = None,
+        cluster: Cluster | None = None,
+    ) -> None:
         self.ended: WorqrError | None = UsageError("this link was not started")
-        self._address = settings.address.redacted
+        self._settings = settings
+        self._cluster = cluster
         self._mailbox = mailbox
         self._scribe = scribe
         self._inbox: queue.SimpleQueue[Request | Posted | Event] = queue.SimpleQueue()
-        self._backlog = Backlog()
+        self._backlog = Backlog(None if cluster is None else cluster.numbers)
         self._ready_waiters: list[tuple[Waiter, float]] = []
         self._closing = False
-        hooks = Hooks(self._settle, self._while_silent, self._ready, self.tell)
-        self.uplink: Uplink = Uplink(settings, scribe, producer, self._backlog, hooks)
+        hooks = Hooks(self._settle, self._while_silent, self._ready, self.tell, self._moved, self.sort_out)
+        self.uplink: Uplink = Uplink(settings, scribe, producer, self._backlog, hooks, route)
         self._thread = threading.Thread(target=self._run, name="worqr-link", daemon=True)
+
+    @property
+    def connected_at(self) -> float:
+        """The monotonic time of the present (or last) connection."""
+        return self.uplink.connected_at
+
+    @property
+    def connections(self) -> int:
+        """How many there have been."""
+        return self.uplink.connections
+
+    @property
+    def run_id(self) -> str:
+        """Which process of the server we last connected to; empty if our user may not ask."""
+        return self.uplink.run_id
 
     # From any thread
 
     def start(self) -> None:
-        self.uplink.scripts = {script.sha: script for script in all_scripts()}
+        scripts = [script.sharded if self._settings.clustered else script for script in all_scripts()]
+        self.uplink.scripts = {script.sha: script for script in scripts}
         self.ended = None
         self._thread.start()
 
@@ -178,6 +240,39 @@ class Pipe:
         if self._closing:
             raise Lost("the link was closed", innocent=True)
 
+    # One node of a cluster
+
+    def sort_out(self) -> None:
+        """In the thread: hand over what belongs to another node by now; end, if this one is no primary any more."""
+        cluster = self._cluster
+        if cluster is None or self._closing:
+            return
+        strangers = self._backlog.take_out(partial(cluster.belongs, self))
+        if strangers:
+            cluster.hand_over(strangers)
+        if not cluster.is_needed(self):
+            waiters, self._ready_waiters = self._ready_waiters, []
+            for waiter, deadline in waiters:
+                cluster.wait_ready(waiter, deadline)
+            if self._backlog.in_flight:
+                raise Lost("it is no primary any more", innocent=True)
+            self._closing = cluster.retire(self)
+
+    def set_aside(self, requests: list[Request]) -> None:
+        """In the thread: try these again a little later."""
+        self._backlog.set_aside(requests, time.monotonic() + WHILE_MOVING)
+
+    def is_idle(self) -> bool:
+        """In the thread: nothing waits here."""
+        backlog = self._backlog
+        waiting = backlog.pending or backlog.in_flight or backlog.outcasts or self._ready_waiters
+        return self._inbox.empty() and not waiting
+
+    def _moved(self, requests: list[tuple[Request, str]]) -> None:
+        """The server has pointed to others."""
+        if self._cluster is not None:
+            self._cluster.moved(self, requests)
+
     # Outcomes
 
     def _settle(self, requests: list[Request]) -> None:
@@ -199,16 +294,11 @@ class Pipe:
         if not late and not orphans:
             return
         for request in late:
-            request.error = self._unavailable(request, now)
+            request.error = _unavailable(request, self.uplink.outage.text(now))
         for request in orphans:
             name = request.owner.name if request.owner else ""
             request.error = ClaimLost(f"worker {name} is dead; {request.call.script.name} was given up")
         self._mailbox.post(partial(wake_all, [*late, *orphans]))
-
-    def _unavailable(self, request: Request, now: float) -> Unavailable:
-        fate = "it was sent, and may have taken effect" if request.written else "it was withdrawn"
-        text = f"{self.uplink.outage.text(now)}; {request.call.script.name} waited {request.patience:.1f} s, {fate}"
-        return Unavailable(text, sent=None if request.written else False)
 
     def _add_ready(self, waiter: Waiter, deadline: float) -> None:
         self._ready_waiters.append((waiter, deadline))
@@ -226,23 +316,19 @@ class Pipe:
             self._fail(late, Unavailable(self.uplink.outage.text(now)))
 
     def _fail(self, waiters: Iterable[Waiter], error: WorqrError | None) -> None:
-        """Settle them, each with its own copy of the error: a traceback belongs to one task."""
-        settled: list[Waiter] = []
-        for waiter in waiters:
-            if error is not None:
-                waiter.error = type(error)(*error.args)
-                waiter.error.__cause__ = error.__cause__
-                if isinstance(waiter.error, Unavailable) and isinstance(waiter, Request):
-                    waiter.error.sent = None if waiter.written else False
+        """Settle them; without an error it is good news."""
+        settled = list(waiters)
+        if error is not None:
+            fail_all(settled, error)
+        for waiter in settled:
             waiter.settled = True
-            settled.append(waiter)
         if settled:
             self._mailbox.post(partial(wake_all, settled))
 
     # The end
 
     def _closed(self) -> Unavailable:
-        return Unavailable(f"the link to {self._address} was closed")
+        return Unavailable(f"the link to {self._settings.address.redacted} was closed")
 
     def _end(self, error: WorqrError) -> None:
         """Nobody may be left waiting: neither who is known, nor who comes later."""
@@ -266,6 +352,12 @@ class Pipe:
                 self._fail(item, error)
             else:
                 item()
+
+
+def _unavailable(request: Request, outage: str) -> Unavailable:
+    fate = "it was sent, and may have taken effect" if request.written else "it was withdrawn"
+    text = f"{outage}; {request.call.script.name} waited {request.patience:.1f} s, {fate}"
+    return Unavailable(text, sent=None if request.written else False)
 
 
 def _nothing() -> None:

@@ -22,14 +22,16 @@ class RedisPy:
         response_error: what it raises for an error reply.
         connections: its kinds of connections by ours: tcp, tls, unix.
         options: with which a connection does nothing on its own.
+        key_slot: the hash slot of a key on a cluster.
     """
 
-    __slots__ = ("connections", "errors", "exceptions", "options", "response_error", "timeout")
+    __slots__ = ("connections", "errors", "exceptions", "key_slot", "options", "response_error", "timeout")
 
     def __init__(self) -> None:
         from redis import exceptions
         from redis.backoff import NoBackoff
         from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
+        from redis.crc import key_slot
         from redis.maint_notifications import MaintNotificationsConfig
         from redis.retry import Retry
 
@@ -46,6 +48,7 @@ class RedisPy:
             "retry": Retry(NoBackoff(), 0),
             "maint_notifications_config": MaintNotificationsConfig(enabled=False),
         }
+        self.key_slot: Callable[[bytes], int] = key_slot
 
 
 @cache

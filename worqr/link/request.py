@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from worqr.call import Call
+from worqr.errors import Unavailable, WorqrError
 from worqr.link.mailbox import Waiter, wake_all
 
 
@@ -40,13 +42,15 @@ class Request(Waiter):
         written: it was on its way at least once, so it may have taken effect.
         losses: healthy connections that were lost while it was on its way.
         lost_alone: those of them on which it travelled alone.
-        not_before: when it may be tried again, after it lost too many of them.
+        not_before: when it may be tried again, after it lost too many of them, or while its keys are being moved.
+        hops: how often a node of a cluster has sent it to another one.
         value: the outcome, if it is a good one.
     """
 
     __slots__ = (
         "call",
         "deadline",
+        "hops",
         "losses",
         "lost_alone",
         "not_before",
@@ -71,11 +75,22 @@ class Request(Waiter):
         self.losses: int = 0
         self.lost_alone: int = 0
         self.not_before: float = -math.inf
+        self.hops: int = 0
         self.value: Any = None
 
     def is_unwanted(self) -> bool:
         """Nobody waits for its outcome any more."""
         return self.settled or self.abandoned
+
+
+def fail_all(waiters: Iterable[Waiter], error: WorqrError) -> None:
+    """Settle them, each with its own copy of the error: a traceback belongs to one task."""
+    for waiter in waiters:
+        waiter.error = type(error)(*error.args)
+        waiter.error.__cause__ = error.__cause__
+        if isinstance(waiter.error, Unavailable) and isinstance(waiter, Request):
+            waiter.error.sent = None if waiter.written else False
+        waiter.settled = True
 
 
 class Merged(Request):
@@ -114,37 +129,42 @@ class Merged(Request):
 class Numbers:
     """Counts the numbered requests of one producer, per base, and knows the lowest that is still unanswered.
 
-    Answers come nearly in order: a base with open requests has a deque of them, one without costs an integer.
+    Answers come nearly in order: a base with open requests has a deque of them, one without costs an integer. Several threads may
+    use it (the nodes of a cluster; a base can move from one to another with requests on their way).
     """
 
-    __slots__ = ("_early", "_last", "_open")
+    __slots__ = ("_early", "_last", "_lock", "_open")
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._last: dict[str, int] = {}
         self._open: dict[str, deque[int]] = {}
         self._early: set[tuple[str, int]] = set()  # answered or given up before a lower one was
 
     def give(self, base: str) -> int:
         """The next number of `base`; it is open now."""
-        number = self._last[base] = self._last.get(base, 0) + 1
-        waiting = self._open.get(base)
-        if waiting is None:
-            waiting = self._open[base] = deque()
-        waiting.append(number)
-        return number
+        with self._lock:
+            number = self._last[base] = self._last.get(base, 0) + 1
+            waiting = self._open.get(base)
+            if waiting is None:
+                waiting = self._open[base] = deque()
+            waiting.append(number)
+            return number
 
     def lowest(self, base: str) -> int:
         """The lowest open number of `base`. There must be one: ask while packing it."""
-        return self._open[base][0]
+        with self._lock:
+            return self._open[base][0]
 
     def done(self, base: str, number: int) -> None:
         """`number` was answered, or given up for good."""
-        waiting = self._open[base]
-        if waiting[0] != number:
-            self._early.add((base, number))
-            return
-        waiting.popleft()
-        while waiting and (base, waiting[0]) in self._early:
-            self._early.discard((base, waiting.popleft()))
-        if not waiting:
-            del self._open[base]
+        with self._lock:
+            waiting = self._open[base]
+            if waiting[0] != number:
+                self._early.add((base, number))
+                return
+            waiting.popleft()
+            while waiting and (base, waiting[0]) in self._early:
+                self._early.discard((base, waiting.popleft()))
+            if not waiting:
+                del self._open[base]

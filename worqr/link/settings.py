@@ -18,60 +18,111 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from worqr.errors import UsageError
 
-_SCHEMES: Mapping[str, Literal["tcp", "tls", "unix"]] = {"redis": "tcp", "rediss": "tls", "unix": "unix"}
+Kind = Literal["tcp", "tls", "unix"]
+Topology = Literal["single", "sentinel", "cluster"]
+_SCHEMES: Mapping[str, tuple[Kind, Topology]] = {
+    "redis": ("tcp", "single"),
+    "rediss": ("tls", "single"),
+    "unix": ("unix", "single"),
+    "redis+cluster": ("tcp", "cluster"),
+    "rediss+cluster": ("tls", "cluster"),
+    "redis+sentinel": ("tcp", "sentinel"),
+    "rediss+sentinel": ("tls", "sentinel"),
+}
 _TLS_OPTIONS = frozenset(
     {"ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"}
 )
+_SENTINEL_OPTIONS = frozenset({"sentinel_username", "sentinel_password"})
 _SECRET = "***"  # noqa: S105 - what stands in a message where the password was
 _PORT = 6379
+_SENTINEL_PORT = 26379
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where one connection goes: a host and a port, or the path of a socket."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    def __str__(self) -> str:
+        return self.path or (f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}")
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the server is, and as whom we go there."""
+    """Where the server is, or who knows it, and as whom we go there.
 
-    kind: Literal["tcp", "tls", "unix"]
+    Attributes:
+        kind: how we talk to it.
+        redacted: the URL without its secrets, for messages.
+        topology: one server; one whose place Sentinels know; the nodes of a cluster.
+        seeds: the server; or Sentinels; or some nodes of the cluster. At least one.
+        service: what the Sentinels call the server.
+    """
+
+    kind: Kind
     redacted: str
-    host: str = ""
-    port: int = 0
-    path: str = ""
+    topology: Topology = "single"
+    seeds: tuple[Endpoint, ...] = ()
+    service: str = ""
     db: int = 0
     username: str = ""
     password: str = field(default="", repr=False)
+    sentinel_username: str = ""
+    sentinel_password: str = field(default="", repr=False)
     tls: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def host(self) -> str:
+        return self.seeds[0].host
+
+    @property
+    def port(self) -> int:
+        return self.seeds[0].port
+
+    @property
+    def path(self) -> str:
+        return self.seeds[0].path
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """The parts of a ``redis://``, ``rediss://`` or ``unix://`` URL; UsageError names what is wrong with it."""
+        """The parts of a URL, ``redis://``, ``rediss://``, ``unix://``, ``redis+cluster://``, ``redis+sentinel://`` (and
+        ``rediss+...``); UsageError names what is wrong with it.
+        """
         shown = redact(url)
         try:
             parts = urlsplit(url)
-            if "@" in parts.path + parts.query or parts.fragment:
-                raise UsageError(
-                    f"cannot read the server's URL {shown}: in a password write / as %2F, ? as %3F, # as %23, @ as %40"
-                )
-            port = parts.port
-        except UsageError:
-            raise
         except ValueError:  # its text may hold a piece of a password
+            raise _wrong_place(shown) from None
+        if "@" in parts.path + parts.query or parts.fragment:
             raise UsageError(
-                f"cannot read the server's URL {shown}: its host or its port (a number up to 65535) is wrong"
-            ) from None
-        kind = _SCHEMES.get(parts.scheme)
-        if kind is None:
-            raise UsageError(f"cannot read the server's URL {shown}: it must begin with redis://, rediss:// or unix://")
-        options = _options(parts.query, kind, shown)
+                f"cannot read the server's URL {shown}: in a password write / as %2F, ? as %3F, # as %23, @ as %40"
+            )
+        kind, topology = _SCHEMES.get(parts.scheme, (None, None))
+        if kind is None or topology is None:
+            raise UsageError(
+                f"cannot read the server's URL {shown}: it must begin with redis://, rediss://, unix://, "
+                "redis+cluster:// or redis+sentinel://"
+            )
+        userinfo, _, places = parts.netloc.rpartition("@")
+        username, _, password = userinfo.partition(":")
+        options = _options(parts.query, kind, topology, shown)
         if kind == "unix" and not parts.path:
             raise UsageError(f"the server's URL {shown} names no socket: write unix:///path/to/socket")
+        service, database = _path_of(parts, topology, shown)
         return cls(
             kind=kind,
             redacted=shown,
-            host="" if kind == "unix" else unquote(parts.hostname or "localhost"),
-            port=0 if kind == "unix" else (_PORT if port is None else port),
-            path=unquote(parts.path) if kind == "unix" else "",
-            db=_database(parts, options.pop("db", None), kind, shown),
-            username=unquote(parts.username or ""),
-            password=unquote(parts.password or ""),
+            topology=topology,
+            seeds=(Endpoint(path=unquote(parts.path)),) if kind == "unix" else _places(places, topology, shown),
+            service=service,
+            db=_database(database, options.pop("db", None), topology, shown),
+            username=unquote(username),
+            password=unquote(password),
+            sentinel_username=options.pop("sentinel_username", ""),
+            sentinel_password=options.pop("sentinel_password", ""),
             tls=tuple(options.items()),
         )
 
@@ -84,15 +135,61 @@ def redact(url: str) -> str:
     shown = re.split("[/?#]", user)[0] + (f":{_SECRET}" if colon else "") + at
     place, _, query = place.partition("#")[0].partition("?")
     if not at:
-        host, bracket, port = place.rpartition("]")  # the colons of an IPv6 address are no port's
-        place = host + bracket + re.sub(r":(?!\d*(/|$))[^/]*", f":{_SECRET}", port)  # no number: it may be a password
+        place = ",".join(_without_secret(each) for each in place.split(","))
     db = [value for name, value in parse_qsl(query) if name == "db" and value.isdigit()]
     return f"{scheme}{separator}{shown}{place}" + (f"?db={db[0]}" if db else "")
 
 
-def _options(query: str, kind: str, shown: str) -> dict[str, str]:
+def _without_secret(place: str) -> str:
+    """What stands where a port should and is no number may be a password whose @ was forgotten."""
+    host, bracket, port = place.rpartition("]")  # the colons of an IPv6 address are no port's
+    return host + bracket + re.sub(r":(?!\d*(/|$))[^/]*", f":{_SECRET}", port)
+
+
+def _wrong_place(shown: str) -> UsageError:
+    return UsageError(f"cannot read the server's URL {shown}: its host or its port (a number up to 65535) is wrong")
+
+
+def _places(text: str, topology: Topology, shown: str) -> tuple[Endpoint, ...]:
+    """``host:port``, or several of them with commas between where there may be several."""
+    several = topology != "single"
+    if not several and "," in text:
+        raise UsageError(
+            f"cannot read the server's URL {shown}: several hosts are for redis+cluster:// and redis+sentinel://"
+        )
+    found: list[Endpoint] = []
+    for place in text.split(","):
+        try:
+            parts = urlsplit(f"//{place}")
+            port = parts.port
+        except ValueError:
+            raise _wrong_place(shown) from None
+        if several and not parts.hostname and len(text) > len(place):
+            raise UsageError(f"cannot read the server's URL {shown}: one of its hosts is empty")
+        default = _SENTINEL_PORT if topology == "sentinel" else _PORT
+        found.append(Endpoint(unquote(parts.hostname or "localhost"), default if port is None else port))
+    return tuple(dict.fromkeys(found))
+
+
+def _path_of(parts: SplitResult, topology: Topology, shown: str) -> tuple[str, str]:
+    """The service that Sentinels know, and the database, as the path names them."""
+    path = "" if parts.scheme == "unix" else parts.path.strip("/")
+    if topology != "sentinel":
+        return "", path
+    service, _, database = path.partition("/")
+    if not service:
+        raise UsageError(
+            f"the server's URL {shown} names no service: write redis+sentinel://host:26379/SERVICE/DB, with the name that "
+            "the Sentinels know the server by"
+        )
+    return unquote(service), database
+
+
+def _options(query: str, kind: Kind, topology: Topology, shown: str) -> dict[str, str]:
     options = dict(parse_qsl(query, keep_blank_values=True))
-    known = {"db", *_TLS_OPTIONS} if kind == "tls" else {"db"}
+    known = {"db"}
+    known |= _TLS_OPTIONS if kind == "tls" else set()
+    known |= _SENTINEL_OPTIONS if topology == "sentinel" else set()
     for name in options:
         if name not in known:
             raise UsageError(
@@ -103,14 +200,16 @@ def _options(query: str, kind: str, shown: str) -> dict[str, str]:
     return options
 
 
-def _database(parts: SplitResult, option: str | None, kind: str, shown: str) -> int:
-    text = option if option is not None else ("" if kind == "unix" else parts.path.strip("/"))
+def _database(text: str, option: str | None, topology: Topology, shown: str) -> int:
+    text = text if option is None else option
     if not text:
         return 0
     if not (text.isascii() and text.isdigit()):
         raise UsageError(
             f"the server's URL {shown} names no database: {text!r} should be a number, as in redis://localhost:6379/0"
         )
+    if topology == "cluster" and int(text):
+        raise UsageError(f"the server's URL {shown} names database {int(text)}: a cluster has database 0 only")
     return int(text)
 
 
@@ -146,6 +245,11 @@ class LinkSettings:
             value: float = getattr(self, name)
             if not value > 0 or (math.isinf(value) and name != "patience"):
                 raise UsageError(f"{name}={value!r}: it must be a positive number of seconds")
+
+    @property
+    def clustered(self) -> bool:
+        """The server is a cluster of several."""
+        return self.address.topology == "cluster"
 
     def client_name(self, purpose: str) -> str:
         """What CLIENT LIST shows: ``worqr:APP:PURPOSE``. The server takes printable ASCII without blanks."""

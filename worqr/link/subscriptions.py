@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Protocol
 
 from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrError
 from worqr.link.channels import Channels, Command, Listener
@@ -27,6 +28,7 @@ from worqr.link.connection import Wire, open_connection, pack
 from worqr.link.faults import Kind, Lost, Refused
 from worqr.link.mailbox import Mailbox, Waiter, wake_all
 from worqr.link.outage import pause_after
+from worqr.link.routes import Route, route_to
 from worqr.link.scribe import Scribe
 from worqr.link.settings import LinkSettings
 
@@ -36,17 +38,36 @@ _MESSAGES_PER_DELIVERY = 1000  # a flood reaches the loop in parts, so that othe
 _END_WAIT = 0.2  # seconds that closing waits for the thread; only one that is just connecting takes longer
 
 
-class Subscription(Listener):
-    """Some channels, and whom to tell. Made by `Subscriptions.open`; all of its methods belong to the loop."""
+class Hub(Protocol):
+    """Where subscriptions come from."""
+
+    mailbox: Mailbox
+    ended: WorqrError | None
+
+    def forget(self, subscription: Subscription) -> None:
+        """It hears nothing more. From any thread."""
+        ...
+
+
+class Subscription:
+    """Some channels, and whom to tell. Made by `Subscriptions.open`; all of its methods belong to the loop.
+
+    Attributes:
+        channels: their names, each once; at least one.
+        ear: what listens for it. Set by whoever opened it; another one when its channels move to another node.
+    """
 
     def __init__(
         self,
-        hub: Subscriptions,
+        hub: Hub,
         channels: Iterable[str],
         deliver: Callable[[str, bytes], object],
         confirmed: Callable[[], object],
     ) -> None:
-        super().__init__(channels)
+        self.channels: tuple[str, ...] = tuple(dict.fromkeys(channels))
+        if not self.channels:
+            raise UsageError("a subscription needs at least one channel")
+        self.ear: Ear | None = None
         self._hub = hub
         self._deliver = deliver
         self._confirmed = confirmed
@@ -99,17 +120,40 @@ class Subscription(Listener):
         wake_all(waiters)
 
 
-class Subscriptions:
-    """All subscriptions of a link, on one connection. `open` belongs to the loop, or to plain threads; `close` to any thread."""
+class Ear(Listener):
+    """What listens for a subscription, in the thread of one connection."""
 
-    def __init__(self, settings: LinkSettings, mailbox: Mailbox, scribe: Scribe) -> None:
-        self.mailbox = mailbox
+    def __init__(self, subscription: Subscription, hub: Subscriptions) -> None:
+        super().__init__(subscription.channels)
+        self.subscription = subscription
+        self.hub = hub
+
+
+class Subscriptions:
+    """All subscriptions of a link, on one connection. `open` belongs to the loop, or to plain threads; `close` to any thread.
+
+    Args:
+        route: where the server is; by default where the settings say.
+        channels: what it keeps its channels in: of which kind they are.
+    """
+
+    def __init__(
+        self,
+        settings: LinkSettings,
+        mailbox: Mailbox,
+        scribe: Scribe,
+        *,
+        route: Route | None = None,
+        channels: Channels[Ear] | None = None,
+    ) -> None:
+        self.mailbox: Mailbox = mailbox
         self.connections: int = 0
         self.ended: WorqrError | None = None
         self._settings = settings
         self._scribe = scribe
-        self._orders: queue.SimpleQueue[tuple[Subscription, bool]] = queue.SimpleQueue()
-        self._channels: Channels[Subscription] = Channels()
+        self._route = route or route_to(settings)
+        self._orders: queue.SimpleQueue[tuple[Ear, bool]] = queue.SimpleQueue()
+        self._channels: Channels[Ear] = Channels() if channels is None else channels
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._bell: socket.socket | None = None
@@ -127,18 +171,28 @@ class Subscriptions:
         """
         self._check()
         subscription = Subscription(self, channels, deliver, confirmed)
-        if not subscription.names:
-            raise UsageError("a subscription needs at least one channel")
+        self.listen(subscription)
+        return subscription
+
+    def listen(self, subscription: Subscription) -> None:
+        """Listen for it here, and no more where it was listened for before. From any thread."""
         with self._starting:
             self._check()
             self._ensure_thread()
-        self._orders.put((subscription, True))
+        before, subscription.ear = subscription.ear, Ear(subscription, self)
+        self._orders.put((subscription.ear, True))
         self._ring()
-        return subscription
+        if before is not None:
+            before.hub.let_go(before)
 
     def forget(self, subscription: Subscription) -> None:
+        if subscription.ear is not None:
+            self.let_go(subscription.ear)
+
+    def let_go(self, ear: Ear) -> None:
+        """Listen no more for this one. From any thread."""
         if self.ended is None:
-            self._orders.put((subscription, False))
+            self._orders.put((ear, False))
             self._ring()
 
     def close(self) -> None:
@@ -201,10 +255,12 @@ class Subscriptions:
             try:
                 timeout = self._settings.pong_timeout
                 look = self._while_silent
-                self._wire = open_connection(self._settings, "subscribe", timeout=timeout, on_silence=look)
+                self._wire = open_connection(
+                    *(self._settings, self._route, "subscribe"), timeout=timeout, on_silence=look
+                )
                 self._stand(self._wire, selector, listener)
             except Lost:
-                pass  # the data connection tells of it
+                self._route.doubt()  # and the data connection tells of it
             except WorqrError as exc:
                 refused = isinstance(exc, RefusedByServer)
             except Exception as exc:  # a bug must cost a connection, not every message from now on
@@ -260,6 +316,8 @@ class Subscriptions:
                 break
             except Refused as refused:
                 self._refused(refused)
+            if channels.expelled:
+                raise Lost("channels went to another node", innocent=True)
             if len(channels.news) >= _MESSAGES_PER_DELIVERY:
                 self._take_orders()  # a flood must not keep others from subscribing
                 self._send(wire, channels.changes())
@@ -270,9 +328,9 @@ class Subscriptions:
             raise Lost(str(refused), innocent=True)
         self._channels.refused()
         failures, self._channels.failures = self._channels.failures, []
-        for subscription, name in failures:
+        for ear, name in failures:
             error = RefusedByServer(f"the server will not let us subscribe to {name}: {refused}")
-            self.mailbox.post(partial(subscription.fail, error))
+            self.mailbox.post(partial(ear.subscription.fail, error))
             self._scribe.log(logger, logging.WARNING, "link.refused: %s", error)
 
     def _send(self, wire: Wire, commands: list[Command]) -> None:
@@ -289,11 +347,11 @@ class Subscriptions:
 
     def _take_orders(self) -> None:
         for _ in range(self._orders.qsize()):
-            subscription, wanted = self._orders.get_nowait()
+            ear, wanted = self._orders.get_nowait()
             if wanted:
-                self._channels.add(subscription)
+                self._channels.add(ear)
             else:
-                self._channels.remove(subscription)
+                self._channels.remove(ear)
 
     def _answer_bell(self, ready: list[tuple[selectors.SelectorKey, int]], listener: socket.socket) -> bool:
         if not any(key.fileobj is listener for key, _ in ready):
@@ -320,18 +378,20 @@ class Subscriptions:
         self._drop()
         self._take_orders()
         error = self.ended or Unavailable("the link was closed")
-        for subscription in self._channels.listeners():
-            self.mailbox.post(partial(subscription.fail, error))
+        for ear in self._channels.listeners():
+            if ear.subscription.ear is ear:
+                self.mailbox.post(partial(ear.subscription.fail, error))
         selector.close()
         listener.close()
         if self._bell is not None:
             self._bell.close()
 
 
-def _receive_all(news: list[tuple[Subscription, str | None, bytes]]) -> None:
+def _receive_all(news: list[tuple[Ear, str | None, bytes]]) -> None:
     """In the loop. One callback that fails does not keep the news from the others."""
-    for subscription, channel, data in news:
+    for ear, channel, data in news:
         try:
-            subscription.receive(channel, data)
+            if ear.subscription.ear is ear:
+                ear.subscription.receive(channel, data)
         except Exception:
             logger.exception("link.deliver: a subscription's callback failed; the others go on")

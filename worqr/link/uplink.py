@@ -22,10 +22,12 @@ from functools import partial
 from worqr.errors import Unavailable, WorqrBug, WorqrError
 from worqr.link.backlog import Backlog
 from worqr.link.connection import Wire, open_connection
+from worqr.link.dialect import as_sent
 from worqr.link.exchange import Exchange, exchange
 from worqr.link.faults import Lost
 from worqr.link.outage import Outage, pause_after
 from worqr.link.request import Request
+from worqr.link.routes import Route, route_to
 from worqr.link.scribe import Scribe
 from worqr.link.settings import LinkSettings
 from worqr.lua import Script
@@ -37,6 +39,7 @@ _EVICTION = (
     "CONFIG SET maxmemory-policy noeviction"
 )
 _IDLE_CHECK = 0.05  # seconds without a request, after which a connection is looked at before it is used (5 us)
+WHILE_MOVING = 0.05  # seconds until a request is sent again whose keys are being moved
 _NOSCRIPT_ROUNDS = 3  # somebody flushes scripts faster than we load them: from here on wait between the tries
 
 
@@ -52,6 +55,10 @@ class Hooks:
     """A connection stands, or was refused for good."""
     tell: Callable[[Callable[[], None]], None]
     """Run this in the I/O thread."""
+    moved: Callable[[list[tuple[Request, str]]], None]
+    """These belong to other nodes of the cluster, to which the server has pointed: ``SLOT HOST:PORT``."""
+    lost: Callable[[], None]
+    """The connection was lost, and what was on its way is put back."""
 
 
 class Uplink:
@@ -64,14 +71,23 @@ class Uplink:
         held_until: do not send before; -inf: send.
     """
 
-    def __init__(self, settings: LinkSettings, scribe: Scribe, producer: str, backlog: Backlog, hooks: Hooks) -> None:
+    def __init__(
+        self,
+        settings: LinkSettings,
+        scribe: Scribe,
+        producer: str,
+        backlog: Backlog,
+        hooks: Hooks,
+        route: Route | None = None,
+    ) -> None:
         self.wire: Wire | None = None
         self.dialling: bool = False
         self.connected_at: float = 0.0
         self.connections: int = 0
         self.run_id: str = ""
         self.held_until: float = -math.inf
-        self.outage: Outage = Outage(scribe, logger, settings.address.redacted)
+        self.route: Route = route or route_to(settings)
+        self.outage: Outage = Outage(scribe, logger, self.route.name)
         self.scripts: dict[str, Script] = {}
         self._settings = settings
         self._scribe = scribe
@@ -118,7 +134,8 @@ class Uplink:
         batch = backlog.take()
         if batch:
             scripts, self._load_first = self._load_first, {}
-            result = exchange(wire, backlog, self._producer, batch, scripts.values())
+            clustered = self._settings.clustered
+            result = exchange(wire, backlog, self._producer, batch, scripts.values(), clustered=clustered)
             self._hooks.settle(result.done)
             if len(result.done) == len(batch):
                 self._works()
@@ -142,14 +159,21 @@ class Uplink:
         else:
             self._backlog.put_back(result.unanswered)
         self._backlog.put_back(in_order)
+        self._backlog.set_aside(result.moving, time.monotonic() + WHILE_MOVING)
+        if result.moved:
+            self._hooks.moved(result.moved)
+        if result.moving or result.moved:
+            self.route.doubt()
         if lost is not None:
             self._lose(lost.cause)
         elif result.dropped:
             self._lose(result.cause)
         elif result.held:
             self._hold(result.cause)
-        else:
+        elif result.noscript:
             self._reload(result)
+        else:
+            self._works()
 
     def _fail_guilty(self, requests: list[Request], lost: Lost) -> None:
         for request in requests:
@@ -165,7 +189,9 @@ class Uplink:
 
         If somebody flushes scripts so fast that nothing gets through all the same, wait between the tries.
         """
-        self._load_first = {request.call.script.sha: request.call.script for request in result.noscript}
+        clustered = self._settings.clustered
+        missing = {as_sent(request.call, clustered=clustered)[0] for request in result.noscript}
+        self._load_first = {script.sha: script for script in missing}
         self.scripts |= self._load_first
         self._noscript_rounds = 0 if result.done else self._noscript_rounds + 1
         if self._noscript_rounds > _NOSCRIPT_ROUNDS:
@@ -186,6 +212,8 @@ class Uplink:
         if not self._closed:
             self.outage.begin(cause, waiting=len(self._backlog.pending), quiet=quiet)
             self.outage.failed()
+            self.route.doubt()
+            self._hooks.lost()
 
     # Making it
 
@@ -203,7 +231,7 @@ class Uplink:
         error: WorqrError | None = None
         try:
             scripts = list(self.scripts.values())
-            wire = open_connection(self._settings, "data", scripts=scripts, on_silence=self._give_up)
+            wire = open_connection(self._settings, self.route, "data", scripts=scripts, on_silence=self._give_up)
         except WorqrError as exc:
             error = exc
         except BaseException as exc:

@@ -11,18 +11,27 @@ import hashlib
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 _FOLDER = Path(__file__).parent
 _USES = re.compile(r"^-- USES (.+)$", re.MULTILINE)
+_SHARDED = (
+    (
+        re.compile(r"redis\.pcall\('PUBLISH', (?!'\{')"),
+        "redis.pcall('SPUBLISH', ",
+    ),  # the registry's channels stay plain
+    (re.compile(r"'PUBSUB', 'NUMSUB'"), "'PUBSUB', 'SHARDNUMSUB'"),
+)
 
 
 class Script:
     """One transaction: its name (the file's stem), the source as it is sent, and the SHA-1 the server knows it by.
 
-    One without a source is that of the package, read when it is first needed.
+    One without a source is that of the package, read when it is first needed. `sharded` is the same transaction for a cluster,
+    where the channels of a queue are sharded.
     """
 
-    __slots__ = ("name", "sha", "source")
+    __slots__ = ("name", "sha", "sharded", "source")
 
     def __init__(self, name: str, source: str | None = None) -> None:
         self.name: str = name
@@ -33,8 +42,14 @@ class Script:
         self.source: str = source
         self.sha: str = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
-    def __getattr__(self, attribute: str) -> str:
+    def __getattr__(self, attribute: str) -> Any:
         """Asked only for what has no value yet."""
+        if attribute == "sharded":
+            source = self.source
+            for plain, sharded in _SHARDED:
+                source = plain.sub(sharded, source)
+            self.sharded: Script = self if source == self.source else Script(self.name, source)
+            return self.sharded
         if attribute not in {"source", "sha"}:
             raise AttributeError(attribute)
         shebang, _, body = _read(self.name).partition("\n")

@@ -1,0 +1,118 @@
+"""The channels of a cluster: each queue's are sharded, and heard from the node that has its slot; the registry's are plain.
+
+Here: `ClusterSubscriptions`, which a link uses as it would use the subscriptions of one server. A subscription follows its
+slot to another node; what was said meanwhile is lost, as with any connection, and its owner is told to look.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+from worqr.errors import Unavailable, UsageError, WorqrError
+from worqr.link.channels import SHARDED, Channels
+from worqr.link.cluster import ClusterPipes, cached_slot
+from worqr.link.mailbox import Mailbox
+from worqr.link.scribe import Scribe
+from worqr.link.settings import Endpoint, LinkSettings
+from worqr.link.subscriptions import Ear, Subscription, Subscriptions
+from worqr.link.topology import NodeRoute, ShardRoute
+
+
+class ClusterSubscriptions:
+    """All subscriptions of a link to a cluster, on a connection for each node that some of them lead to."""
+
+    def __init__(
+        self, settings: LinkSettings, mailbox: Mailbox, scribe: Scribe, pipes: ClusterPipes, registry: str
+    ) -> None:
+        self.mailbox: Mailbox = mailbox
+        self.ended: WorqrError | None = None
+        self._settings = settings
+        self._scribe = scribe
+        self._topology = pipes.topology
+        self._registry = registry
+        self._lock = threading.RLock()
+        self._open: dict[Subscription, int] = {}
+        self._hubs: dict[Endpoint, Subscriptions] = {}
+        route = ShardRoute(self._topology, pipes.home, settings.address.redacted)
+        self._plain = Subscriptions(settings, mailbox, scribe, route=route)
+        pipes.when_changed(self._follow)
+
+    @property
+    def connections(self) -> int:
+        """How many there have been to the nodes that are in use, and to the registry's."""
+        return self._plain.connections + sum(hub.connections for hub in list(self._hubs.values()))
+
+    def open(
+        self, channels: Iterable[str], deliver: Callable[[str, bytes], object], confirmed: Callable[[], object]
+    ) -> Subscription:
+        """Listen to `channels`, which all belong to one queue, or to the registry. See ``Subscriptions.open``."""
+        names = tuple(channels)
+        if any(name.startswith(f"{self._registry}:") for name in names):
+            return self._plain.open(names, deliver, confirmed)
+        subscription = Subscription(self, names, deliver, confirmed)
+        slots = {cached_slot(name) for name in names}
+        if len(slots) > 1:
+            raise UsageError(f"on a cluster the channels of a subscription must share a slot: {', '.join(names)}")
+        with self._lock:
+            if self.ended is not None:
+                raise type(self.ended)(*self.ended.args)
+            self._open[subscription] = slots.pop()
+            self._place(subscription)
+        return subscription
+
+    def forget(self, subscription: Subscription) -> None:
+        """It hears nothing more. From any thread."""
+        with self._lock:
+            self._open.pop(subscription, None)
+            ear = subscription.ear
+        if ear is not None:
+            ear.hub.let_go(ear)
+
+    def close(self) -> None:
+        """End all threads; whoever waits for a confirmation gets Unavailable. Idempotent."""
+        with self._lock:
+            self.ended = self.ended or Unavailable(f"the link to {self._settings.address.redacted} was closed")
+            hubs, homeless = list(self._hubs.values()), [each for each in self._open if each.ear is None]
+            error = self.ended
+        for hub in (self._plain, *hubs):
+            hub.close()
+        for subscription in homeless:
+            self.mailbox.post(lambda subscription=subscription: subscription.fail(error))  # type: ignore[misc]
+
+    def poison(self, error: WorqrError) -> None:
+        """In a forked child: nothing of this works here."""
+        self.ended = error
+        self._lock = threading.RLock()  # somebody may have held the old one, who is not here
+        for hub in (self._plain, *self._hubs.values()):
+            hub.poison(error)
+
+    def _place(self, subscription: Subscription) -> None:
+        """Listen where its slot is now, if anybody knows. Under the lock."""
+        owner = self._topology.owner(self._open[subscription])
+        if owner is None:
+            self._topology.doubt()
+            return
+        hub = self._hubs.get(owner)
+        if hub is None:
+            route, channels = NodeRoute(self._topology, owner), Channels[Ear](SHARDED, _group_of)
+            hub = Subscriptions(self._settings, self.mailbox, self._scribe, route=route, channels=channels)
+            self._hubs[owner] = hub
+        if subscription.ear is None or subscription.ear.hub is not hub:
+            hub.listen(subscription)
+
+    def _follow(self) -> None:
+        """Slots have other owners than before: in whatever thread finds it out."""
+        with self._lock:
+            if self.ended is not None:
+                return
+            for subscription in self._open:
+                self._place(subscription)
+            primaries = self._topology.primaries
+            gone = [self._hubs.pop(endpoint) for endpoint in list(self._hubs) if endpoint not in primaries]
+        for hub in gone:
+            hub.close()
+
+
+def _group_of(channel: bytes) -> int:
+    return cached_slot(channel.decode())
