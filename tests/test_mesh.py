@@ -156,14 +156,23 @@ async def test_a_mesh_in_two_loops_has_two_links(mesh: worqr.Mesh) -> None:
         assert await mesh.queue("Q1").count() == 1
 
 
-def test_connect_needs_trio() -> None:
+def test_connect_needs_a_loop() -> None:
     async def connect() -> None:
         async with worqr.Mesh("unix:///nowhere").connect():
-            pytest.fail("not under asyncio yet")
+            pytest.fail("no loop runs")
+
+    with pytest.raises(worqr.UsageError, match=r"running loop.*trio\.run.*asyncio\.run.*mesh\.blocking"):
+        drive(connect())
+
+
+def test_join_needs_trio() -> None:
+    async def join() -> None:
+        async with worqr.Mesh("unix:///nowhere").join():
+            pytest.fail("no Trio runs")
 
     for run in (asyncio.run, drive):
-        with pytest.raises(worqr.UsageError, match=r"running Trio loop.*trio\.run"):
-            run(connect())
+        with pytest.raises(worqr.UsageError, match=r"running Trio loop.*mesh\.join_in_thread\(\)"):
+            run(join())
 
 
 def drive(coroutine: Any) -> None:

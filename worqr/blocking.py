@@ -7,14 +7,12 @@ by the one link that all plain threads of the process share (`worqr.connecting`)
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast
 
-import trio
-
 from worqr.errors import Duplicate, UsageError
 from worqr.job import Outcome
+from worqr.link import loop_name_here
 from worqr.options import JobOptions, check_id, encode_options
 from worqr.task import CancelCount, QueueInfo, Seconds, Status
 
@@ -255,13 +253,14 @@ def _run(mesh: Mesh[Any], coroutine: Coroutine[Any, Any, R]) -> R:
     Raises:
         UsageError: an event loop runs in this thread, which would stand still meanwhile.
     """
-    loop = _loop_here()
+    loop = loop_name_here()
     if loop:
         coroutine.close()
         name: str = getattr(coroutine, "__name__", "this")
         raise UsageError(
             f"{name}() of a `blocking` view waits, and would stop the {loop} loop that runs in this thread: there, "
-            f"`await fn.{name}(...)` (the same call, without `.blocking`), or do it in a thread of its own"
+            f"`await fn.{name}(...)`, the same call without `.blocking`, inside `async with mesh.connect():`; "
+            "or do it in a thread of its own"
         )
     try:
         return mesh.connections.drive(mesh, coroutine)
@@ -269,17 +268,3 @@ def _run(mesh: Mesh[Any], coroutine: Coroutine[Any, Any, R]) -> R:
         if error.job is not None:  # a thread could do nothing with the other kind
             error.job = BlockingJob(mesh, cast("Job[Any]", error.job))
         raise
-
-
-def _loop_here() -> str:
-    """Which event loop runs in this thread, if one does."""
-    if trio.lowlevel.in_trio_run():
-        return "Trio"
-    asyncio = sys.modules.get("asyncio")  # if nobody has imported it, it does not run; its import takes long
-    if asyncio is not None:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return ""
-        return "asyncio"
-    return ""

@@ -1,5 +1,5 @@
-"""The links of one mesh: one per running loop, counted, so that nested and parallel connections share it, and one for plain
-threads.
+"""The links of one mesh: one per running loop, Trio's or asyncio's, counted, so that nested and parallel connections share it,
+and one for plain threads.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import trio
-
 from worqr import ops
 from worqr.embedded import EmbeddedServer, shared_server
 from worqr.errors import UsageError
 from worqr.keys import RegistryKeys
-from worqr.link import Link, LinkSettings, mailbox_here, run_blocking
+from worqr.link import Link, LinkSettings, loop_here, loop_name_here, mailbox_here, run_blocking
 from worqr.peer.children.naming import refuse_while_importing
 
 if TYPE_CHECKING:
@@ -41,6 +39,7 @@ class Connection:
     server: AbstractContextManager[EmbeddedServer] | None
     users: int = 0
     stood: bool = False
+    pid: int = field(default_factory=os.getpid)
     noted: dict[str, float] = field(default_factory=dict[str, float])
 
     def note(self, mesh: Mesh[Any], queue: str) -> None:
@@ -75,8 +74,9 @@ class Connections:
         Raises:
             UsageError: there is none. RefusedByServer, WrongVersion, Unavailable: as ``Mesh.connect``, in a thread.
         """
-        if trio.lowlevel.in_trio_run():
-            connection = self._by_loop.get(trio.lowlevel.current_trio_token())
+        loop = loop_here()
+        if loop is not None:
+            connection = self._by_loop.get(loop)
             if connection is not None:
                 return connection
         elif self._driven.mesh is not None:
@@ -97,10 +97,13 @@ class Connections:
     @asynccontextmanager
     async def open(self, mesh: Mesh[Any]) -> AsyncGenerator[None]:
         """A connection for the length of a block; see ``Mesh.connect``."""
-        if not trio.lowlevel.in_trio_run():
-            raise UsageError("mesh.connect() needs a running Trio loop: use it inside trio.run(...)")
-        token = trio.lowlevel.current_trio_token()
-        connection = self._by_loop.get(token) or await self._make(mesh, token)
+        loop = loop_here()
+        if loop is None:
+            raise UsageError(
+                "mesh.connect() needs a running loop: use it inside trio.run(...) or asyncio.run(...); "
+                "where none runs, mesh.blocking and fn.blocking connect by themselves"
+            )
+        connection = self._by_loop.get(loop) or await self._make(mesh, loop)
         connection.users += 1
         try:
             await connection.link.wait_ready()
@@ -108,29 +111,50 @@ class Connections:
         finally:
             connection.users -= 1
             if connection.users == 0:
-                del self._by_loop[token]
+                del self._by_loop[loop]
                 connection.link.close()
                 await _release(connection.server)
 
-    async def _make(self, mesh: Mesh[Any], token: object) -> Connection:
+    async def _make(self, mesh: Mesh[Any], loop: object) -> Connection:
         """The connection of this loop, made now; the embedded server, if that is meant, runs as long as it."""
+        self._end_left_behind()
         url = _url(mesh)
         server: AbstractContextManager[EmbeddedServer] | None = None
         if url == EMBEDDED:
             server = shared_server()
-            with trio.CancelScope(shield=True):
-                url = (await trio.to_thread.run_sync(server.__enter__)).url
-            if token in self._by_loop:  # somebody else was quicker
+            url = await _start(server)
+            if loop in self._by_loop:  # somebody else was quicker
                 await _release(server)
-                return self._by_loop.get(token) or await self._make(mesh, token)
-        link = self.new_link(_settings(mesh, url))
-        link.start()
-        connection = self._by_loop[token] = Connection(link, server)
+                return self._by_loop.get(loop) or await self._make(mesh, loop)
+        try:
+            link = self.new_link(_settings(mesh, url))
+            link.start()
+        except BaseException:
+            await _release(server)
+            raise
+        connection = self._by_loop[loop] = Connection(link, server)
         return connection
+
+    def _end_left_behind(self) -> None:
+        """End the connections of asyncio loops that were closed within their blocks: nobody else will."""
+        for loop, connection in list(self._by_loop.items()):
+            is_closed: Callable[[], bool] = getattr(loop, "is_closed", lambda: False)
+            ours = connection.pid == os.getpid()
+            if ours and is_closed() and self._by_loop.pop(loop, None) is not None:  # None: another thread was quicker
+                _end(connection)
 
     def new_link(self, settings: LinkSettings) -> Link:
         """A link, not started, of the running loop or else of plain threads. A test's may be another one."""
         return Link(settings, mailbox_here())
+
+
+def check_trio(what: str) -> None:
+    """UsageError where Trio does not run: a peer needs it."""
+    if loop_name_here() != "Trio":
+        raise UsageError(
+            f"{what} needs a running Trio loop, as inside trio.run(...): anywhere else, under asyncio or where no loop runs, use "
+            "mesh.join_in_thread(), a peer in a thread of its own"
+        )
 
 
 class _Driven(threading.local):
@@ -234,8 +258,19 @@ def _settings(mesh: Mesh[Any], url: str) -> LinkSettings:
     return LinkSettings(url, prefix=mesh.prefix, app=mesh.app, patience=mesh.patience)
 
 
+async def _start(server: AbstractContextManager[EmbeddedServer]) -> str:
+    """Enter the embedded server; answers its URL. When cancelled, let go of it again."""
+    started: list[EmbeddedServer] = []
+    try:
+        await mailbox_here().in_thread(lambda: started.append(server.__enter__()))
+    except BaseException:
+        if started:
+            await _release(server)
+        raise
+    return started[0].url
+
+
 async def _release(server: AbstractContextManager[EmbeddedServer] | None) -> None:
     """Let go of the embedded server; the last who does stops it."""
     if server is not None:
-        with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(server.__exit__, None, None, None)
+        await mailbox_here().in_thread(lambda: server.__exit__(None, None, None))

@@ -28,9 +28,8 @@ from types import TracebackType
 from typing import BinaryIO, Self
 from urllib.parse import quote
 
-import trio
-
 from worqr.errors import Unavailable, UsageError
+from worqr.link import mailbox_here
 
 __all__ = ["EmbeddedServer", "find_server", "open_embedded", "shared_server"]
 
@@ -297,17 +296,18 @@ def _answers(path: str) -> bool:
 async def open_embedded(
     *, port: int = 0, appendonly: bool = False, dir: str | os.PathLike[str] | None = None
 ) -> AsyncGenerator[EmbeddedServer]:
-    """An `EmbeddedServer` under Trio, started and stopped without blocking the loop. The arguments are its own.
+    """An `EmbeddedServer` under Trio or asyncio, started and stopped without blocking the loop. The arguments are its own.
 
     Cancelling it stops the server: both ends run in a thread, to their end, in milliseconds.
     """
     server = EmbeddedServer(port=port, appendonly=appendonly, dir=dir)
-    await trio.to_thread.run_sync(server.__enter__)
+    threads, entered = mailbox_here(), list[EmbeddedServer]()
     try:
+        await threads.in_thread(lambda: entered.append(server.__enter__()))
         yield server
     finally:
-        with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(server.__exit__, None, None, None)
+        if entered:
+            await threads.in_thread(lambda: server.__exit__(None, None, None))
 
 
 class _Shared:

@@ -1,12 +1,20 @@
-"""Hearing a channel for the length of a block, and waiting for news with a look now and then, since messages get lost."""
+"""Hearing a channel for the length of a block; waiting for news with a look now and then, since messages get lost; keeping the
+latest of what was heard, for one who comes for them later.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Generic, Self, TypeVar
 
 from worqr.errors import Unavailable
-from worqr.link import Link, Signal
+from worqr.link import Link, Signal, Waiter
+from worqr.link.mailbox import wake_all
+
+T = TypeVar("T")
 
 LOOK_AGAIN = 1.0
 """Seconds after which whoever waits for a message looks by itself."""
@@ -47,3 +55,48 @@ class News:
         with self._mailbox.move_on_after(LOOK_AGAIN):
             await self._heard.wait()
         self._heard = Signal(self._mailbox)
+
+
+class Latest(AsyncIterator[T], Generic[T]):
+    """An iterator of what is put in, which ends with its block. Of more than `most` the oldest are dropped."""
+
+    def __init__(self, link: Link, most: int) -> None:
+        self._mailbox = link.mailbox
+        self._items: deque[T] = deque(maxlen=most)
+        self._waiters: list[Waiter] = []
+        self._closed = False
+
+    def put(self, item: T) -> None:
+        """One more; called in the loop."""
+        self._items.append(item)
+        self._tell()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._closed = True
+        self._items.clear()
+        self._tell()
+
+    async def __anext__(self) -> T:
+        await self._mailbox.checkpoint()  # others have their turn, however much there is
+        while True:
+            waiter = Waiter()
+            await self._mailbox.prepare(waiter)
+            if self._items:
+                return self._items.popleft()
+            if self._closed:
+                raise StopAsyncIteration
+            self._waiters.append(waiter)
+            try:
+                await self._mailbox.wait(waiter)
+            finally:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+
+    def _tell(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        wake_all(waiters)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
 from worqr import function, ops, service
 from worqr.blocking import BlockingMesh
 from worqr.call import Call
-from worqr.connecting import Connections
+from worqr.connecting import Connections, check_trio
 from worqr.cron import Schedule
 from worqr.errors import UsageError, did_you_mean
 from worqr.job import Job
@@ -123,12 +123,12 @@ class Mesh(Registry, Generic[S]):
 
     @asynccontextmanager
     async def connect(self) -> AsyncGenerator[None]:
-        """Connect to the server for the length of a block, under Trio.
+        """Connect to the server for the length of a block, under Trio or asyncio.
 
         Nests, and parallel blocks share one link per running loop.
 
         Raises:
-            UsageError: the URL is wrong, or there is no server for ``embedded:``.
+            UsageError: no loop runs here; the URL is wrong, or there is no server for ``embedded:``.
             RefusedByServer: wrong password or rights; WrongVersion: a server older than Redis 7.0 or Valkey 7.2.
             Unavailable: nothing answered within `patience`.
         """
@@ -173,9 +173,10 @@ class Mesh(Registry, Generic[S]):
         Args:
             options: see `JoinOptions`.
 
-        Raises: as `connect`; UsageError: an option that does not exist or cannot be; WrongVersion: the mesh on this server
-            speaks another wire version.
+        Raises: as `connect`; UsageError: no Trio runs here, an option that does not exist or cannot be; WrongVersion: the mesh
+            on this server speaks another wire version.
         """
+        check_trio("mesh.join()")
         only = Only(options.get("only"))
         settings = self._peer_settings(options)
         only.check(self.functions)

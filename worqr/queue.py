@@ -12,15 +12,13 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-import trio
-
 from worqr import ops
 from worqr.aside import Aside
 from worqr.cancelling import cancel_and_wait
 from worqr.errors import Duplicate, QueueFull, UsageError, WorqrError
 from worqr.job import Job, Outcome, Results
 from worqr.keys import QueueKeys
-from worqr.listening import listening
+from worqr.listening import Latest, listening
 from worqr.ops import MAX_BYTES, MAX_ITEMS, Cancelled, Dispatched
 from worqr.ops.replies import in_pieces
 from worqr.options import JobOptions, check_id, encode_options
@@ -318,20 +316,19 @@ class Queue:
     async def events(self) -> AsyncGenerator[AsyncIterator[Event]]:
         """What happens to this queue, as it happens: an iterator of `Event`. Published only while somebody listens.
 
-        Never a promise: events are lost while the connection is, and the oldest when you are over 1,000 behind.
+        Never a promise: events are lost while the connection is, and the oldest when you are over 1,000 behind. The iterator ends
+        with the block; of several tasks that share it each event goes to one.
         """
-        send, receive = trio.open_memory_channel[Event](EVENTS_BUFFERED)
+        link = self._mesh.link
+        latest = Latest[Event](link, EVENTS_BUFFERED)
 
         def hear(message: bytes) -> None:
             kind, _, count = message.decode("utf-8", "replace").partition(" ")
             try:
-                send.send_nowait(Event(self.name, kind, int(count)))
-            except trio.WouldBlock:
-                receive.receive_nowait()
-                send.send_nowait(Event(self.name, kind, int(count)))
+                latest.put(Event(self.name, kind, int(count)))
             except ValueError:
                 logger.warning("events: queue %r: a message nobody of us sent: %r", self.name, message[:100])
 
-        with send, receive:
-            async with listening(self._mesh.link, self._keys.events_channel, hear):
-                yield receive
+        with latest:
+            async with listening(link, self._keys.events_channel, hear):
+                yield latest

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import trio
 
 from worqr.errors import Unavailable, UsageError
+from worqr.link import loop_name_here
 from worqr.peer.options import GRACE
 from worqr.task import seconds
 from worqr.version import __version__
@@ -282,21 +283,9 @@ def _check_place() -> None:
         raise UsageError(
             "mesh.run() takes the signals of the process, so it needs the main thread; elsewhere use mesh.join()"
         )
-    if trio.lowlevel.in_trio_run() or _in_asyncio():
-        raise UsageError("mesh.run() starts a loop of its own; inside a running one use `async with mesh.join():`")
-
-
-def _in_asyncio() -> bool:
-    """Whether an asyncio loop runs here; if nobody has imported it, none does."""
-    if "asyncio" not in sys.modules:
-        return False
-    import asyncio
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+    if loop := loop_name_here():
+        instead = "`async with mesh.join():`" if loop == "Trio" else "`async with mesh.join_in_thread():`"
+        raise UsageError(f"mesh.run() starts a loop of its own; inside a running one use {instead}")
 
 
 # What it says of itself

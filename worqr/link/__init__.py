@@ -7,16 +7,18 @@
 * `request`, `backlog`: calls on their way, in their order; pure;
 * `exchange`, `uplink`, `pipe`: a batch, the connection it goes over, the thread that does it;
 * `subscriptions`, `heart`: a thread and a connection each, for messages and for the keepalive;
-* `mailbox`, `threads`: how results get back into an event loop, or to plain threads; `scribe`: how lines get into the log.
+* `mailbox`, `aio`, `threads`: how results get back into a loop, Trio's or asyncio's, or to plain threads; `loops` knows
+  which of them it is here; `scribe`: how lines get into the log.
 """
 
 from worqr.link.heart import Heart, boottime
 from worqr.link.link import Link
+from worqr.link.loops import loop_here, loop_name_here, mailbox_here
 from worqr.link.mailbox import Mailbox, Signal, TrioMailbox, Waiter
 from worqr.link.request import Owner, Request
 from worqr.link.settings import Address, LinkSettings
 from worqr.link.subscriptions import Subscription, Subscriptions
-from worqr.link.threads import ThreadMailbox, mailbox_here, run_blocking
+from worqr.link.threads import ThreadMailbox, run_blocking
 
 __all__ = [
     "Address",
@@ -33,6 +35,8 @@ __all__ = [
     "TrioMailbox",
     "Waiter",
     "boottime",
+    "loop_here",
+    "loop_name_here",
     "mailbox_here",
     "run_blocking",
 ]

@@ -1,8 +1,8 @@
 """The seam between the link's threads and whoever waits for them.
 
 Here: `Waiter` (something that will be settled), the `Mailbox` protocol, `TrioMailbox`, and `Signal`, an event of whichever
-kind. Plain threads have theirs in `threads`. What waits by a mailbox and by nothing else is the same code everywhere.
-Not here: requests and sockets.
+kind. asyncio has its own in `aio`, plain threads have theirs in `threads`; `loops` chooses. What waits by a mailbox and by
+nothing else is the same code everywhere. Not here: requests and sockets.
 
 Two rules make a double wake-up and a crashed loop impossible:
 
@@ -18,9 +18,11 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import trio
+
+T = TypeVar("T")
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -85,6 +87,12 @@ class Mailbox(Protocol):
         """A block that waits no longer than this, as ``trio.move_on_after`` makes it."""
         ...
 
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run what blocks in a thread, to its end, also for a caller who is cancelled: he learns that then, here or at his next
+        wait.
+        """
+        ...
+
 
 class TrioMailbox:
     """The mailbox of the Trio run it is made in."""
@@ -119,6 +127,11 @@ class TrioMailbox:
 
     def move_on_after(self, seconds: float) -> AbstractContextManager[TimeLimit]:
         return trio.move_on_after(seconds)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        with trio.CancelScope(shield=True):
+            return await trio.to_thread.run_sync(work)
+        raise AssertionError("nobody cancels this scope")
 
 
 class Signal:

@@ -19,10 +19,8 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
-import trio
-
 from worqr.errors import WorqrBug
-from worqr.link.mailbox import Mailbox, TimeLimit, TrioMailbox, Waiter, guarded
+from worqr.link.mailbox import TimeLimit, Waiter, guarded
 
 T = TypeVar("T")
 
@@ -56,6 +54,9 @@ class ThreadMailbox:
 
     def move_on_after(self, seconds: float) -> AbstractContextManager[TimeLimit]:
         return _Limit(time.monotonic() + seconds)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        return work()
 
 
 class _Gate:
@@ -143,11 +144,6 @@ def _check_limits() -> None:
         passed = [limit for limit in _limits() if limit.ends_at <= now]
         if passed:
             raise _Passed(passed[-1])
-
-
-def mailbox_here() -> Mailbox:
-    """The mailbox for a link that is made here: that of the running Trio loop, or, where none runs, of plain threads."""
-    return TrioMailbox() if trio.lowlevel.in_trio_run() else ThreadMailbox()
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
