@@ -33,8 +33,8 @@ from tests.test_signature import NOON
 PROGRAMS = ROOT / "tests" / "programs"
 FACE = (ROOT / "tests" / "face.txt").read_text("utf-8")
 LATER = {
-    *("ThreadPeer", "NotReplicated"),
-    *("Mesh.join_in_thread", "Mesh.queue(shards)", "Mesh.__init__(replicas)"),
+    "NotReplicated",
+    *("Mesh.queue(shards)", "Mesh.__init__(replicas)"),
     *("Queue.enqueue(replicas)", "BlockingQueue.enqueue(replicas)"),
 }
 """What of the face is still to come."""

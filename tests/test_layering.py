@@ -35,6 +35,8 @@ LAYERS = (
         "connecting",
         "blocking",
         "service",
+        "thread_life",
+        "thread_peer",
     ),
     ("mesh",),
     ("",),  # worqr/__init__.py: the public names

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from worqr.queue import Queue
     from worqr.registry import Registry, TaskDecorator
     from worqr.task import CancelCount, Event, Failed, Health, QueueInfo, RemoteError, Seconds, Status, WorkerInfo
+    from worqr.thread_peer import ThreadPeer
     from worqr.timetable import ScheduleOptions
 
 _HOMES = {
@@ -69,6 +70,7 @@ _HOMES = {
     "worqr.queue": "Queue",
     "worqr.registry": "Registry TaskDecorator",
     "worqr.task": "CancelCount Event Failed Health QueueInfo RemoteError Seconds Status WorkerInfo",
+    "worqr.thread_peer": "ThreadPeer",
     "worqr.timetable": "ScheduleOptions",
 }
 """Where the public names come from."""
@@ -122,6 +124,7 @@ __all__ = [
     "Status",
     "SyncFunction",
     "TaskDecorator",
+    "ThreadPeer",
     "Unavailable",
     "Update",
     "UsageError",

@@ -38,6 +38,7 @@ from worqr.queue import Queue
 from worqr.registry import Registry
 from worqr.sending import Sender
 from worqr.task import QueueInfo, Seconds, WorkerInfo, check_count, check_text, seconds
+from worqr.thread_peer import ThreadPeer
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -188,6 +189,22 @@ class Mesh(Registry, Generic[S]):
         ):
             await peer.serve_all(handlers)
             yield peer
+
+    def join_in_thread(self, **options: Unpack[JoinOptions]) -> ThreadPeer:
+        """A peer in a thread of its own, for programs that do not run on Trio; nothing starts yet.
+
+        ``with`` and ``async with`` start and stop it, or its `start` and `stop`. `lifespan` and handlers run on that thread's
+        Trio loop, but for handlers whose `runs_in` says otherwise.
+
+        Args:
+            options: see `JoinOptions`.
+
+        Raises:
+            UsageError: an option that does not exist or cannot be.
+        """
+        Only(options.get("only"))
+        self._peer_settings(options)
+        return ThreadPeer(self, options)
 
     def run(self, **options: Unpack[JoinOptions]) -> None:
         """Join and serve until told to stop; a script's last line, the same as ``worqr run``.

@@ -1,0 +1,228 @@
+"""The thread of a peer in a thread: one Trio loop in it, and one ``mesh.join`` in that, from its start to its end.
+
+A life is told to leave by a moment by which it should have, and the earliest that it was told counts. At the end of the
+interpreter all that run are told to leave, before threads are waited for and before ``atexit`` (where no thread can be started
+any more). They are daemons, so that one that cannot leave does not hold up the exit.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from worqr.errors import Unavailable, UsageError
+from worqr.task import Health
+
+if TYPE_CHECKING:
+    from worqr.mesh import Mesh
+    from worqr.peer.peer import Peer
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+EXIT_PATIENCE: Final = 5.0
+"""Seconds that the interpreter's exit waits for peers that nobody has stopped."""
+
+
+class Life:
+    """One thread, from the start of a peer to its end.
+
+    Attributes, set once by the thread:
+        joined: done when it has joined, or will not; ended: done when nothing of it runs any more. They carry no result, so that
+            nobody has to fetch one.
+        over: the same as `ended`, without a lock.
+    """
+
+    def __init__(self, mesh: Mesh[Any], options: Mapping[str, Any]) -> None:
+        self.joined: Future[None] = Future()
+        self.ended: Future[None] = Future()
+        self.over: bool = False
+        self._mesh = mesh
+        self._options = options
+        self._thread = threading.Thread(target=self._run, name="worqr-peer", daemon=True)
+        self._leave_by: list[float] = []  # moments of time.monotonic(), appended by whoever wants it to leave
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._joining = trio.CancelScope()
+        self._waiting = trio.CancelScope()
+        self._peer: Peer | None = None
+        self._error: BaseException | None = None
+        self._why = ""
+
+    # From any thread
+
+    def begin(self) -> None:
+        """Start the thread; Unavailable if the system gives us none."""
+        _lives.add(self)
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._why = f"it has not begun: {error}"
+            self._end()
+            raise Unavailable(
+                f"cannot start the peer's thread ({error}): this process is at its limit (ulimit -u)"
+            ) from error
+
+    def leave(self, grace: float) -> None:
+        """Leave within so many seconds, or sooner if somebody wants it sooner; at once, if it has not joined yet."""
+        self._leave_by.append(time.monotonic() + grace)
+        token = self._token
+        if token is not None:
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(self._heed, idempotent=True)
+
+    def wait_ended(self, patience: float | None = None) -> bool:
+        """Whether it has ended, after so many seconds at most."""
+        try:
+            self.ended.result(patience)
+        except TimeoutError:
+            return False
+        return True
+
+    def join(self) -> None:
+        """After `ended`: wait for the last instructions of the thread."""
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def check_outside(self) -> None:
+        """UsageError on the loop that the caller would wait for."""
+        if threading.current_thread() is self._thread:
+            raise UsageError("a handler on the peer's own loop cannot stop the peer: it would wait for its own end")
+
+    def raise_if_not_joined(self) -> None:
+        """After `joined`: raise what prevented it."""
+        if self._peer is None:
+            raise self._error or UsageError("the peer was stopped before it had joined")
+
+    def raise_what_ended_it(self) -> None:
+        """After `ended`: once."""
+        error, self._error = self._error, None
+        if error is not None and self._peer is not None:
+            raise error
+
+    def health(self) -> Health:
+        """See ``ThreadPeer.health``."""
+        if self.ended.done():
+            return no_health(self._why)
+        if self._peer is None:
+            return Health(alive=True, ready=False, why="joining the mesh", running=0, room=0, loop_lag=0.0)
+        return self._peer.health()
+
+    # In the thread
+
+    def _run(self) -> None:
+        try:
+            trio.run(self._live)
+        except BaseException as error:
+            self._error = error
+            self._why = f"it has ended: {type(error).__name__}: {error}"
+            if self._peer is not None:  # else `start` raises it
+                logger.error("peer.ended: the peer in a thread has ended by an error", exc_info=error)
+        else:
+            self._why = "stopped"
+        self._end()
+
+    def _end(self) -> None:
+        self.over = True
+        _lives.discard(self)
+        for future in (self.ended, self.joined):
+            if not future.done():
+                future.set_result(None)
+
+    async def _live(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        self._heed()  # it may have been told before there was a token
+        with self._joining:
+            async with self._mesh.join(**self._options) as peer:
+                self._peer = peer
+                self.joined.set_result(None)
+                await self._wait_and_drain(peer)
+
+    def _heed(self) -> None:
+        """Somebody wants us to leave, or to leave sooner."""
+        if self._leave_by:
+            (self._waiting if self._peer is not None else self._joining).cancel()
+
+    async def _wait_and_drain(self, peer: Peer) -> None:
+        """Until told to leave, then as long as the least patient of those who told us has patience."""
+        while not self._leave_by:
+            with trio.CancelScope() as self._waiting:
+                await trio.sleep_forever()
+        wanted = 0
+        while wanted != len(self._leave_by):
+            wanted = len(self._leave_by)
+            with trio.CancelScope() as self._waiting:
+                await peer.drain(max(0.0, round(min(self._leave_by) - time.monotonic(), 1)))
+
+
+def check_startable(mesh: Mesh[Any]) -> None:
+    """UsageError if a peer would be of no use, or would outlive the interpreter."""
+    if not (mesh.functions or mesh.declared_schedules):
+        raise UsageError(
+            f"there is nothing to serve: no function is declared on {mesh!r} with @mesh.task, nor a schedule; import the "
+            "modules that declare them before the peer starts"
+        )
+    _register_at_exit()
+
+
+def no_health(why: str) -> Health:
+    return Health(alive=False, ready=False, why=why, running=0, room=0, loop_lag=0.0)
+
+
+# Forks, and the end
+
+_lives: set[Life] = set()
+"""Those that run."""
+_of_parents: list[Life] = []
+"""What a forked child must not drop: there are locks in it that nobody may be there to release."""
+_ending: list[str] = []
+"""Empty, then "awaited", then "begun" too."""
+
+
+def _after_fork_in_child() -> None:
+    _of_parents.extend(_lives)
+    _lives.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _register_at_exit() -> None:
+    """Have `_at_exit` called at the end of the main thread, while threads can still be started; UsageError if that has come.
+
+    Python has this for its own pools only, under a private name; where it has not, ``atexit`` does it nearly as well.
+    """
+    try:
+        if not _ending:
+            import_module("concurrent.futures.thread")  # its end waits for work of our handlers, so it comes after ours
+            register: Callable[[Callable[[], None]], object] = getattr(threading, "_register_atexit", atexit.register)
+            register(_at_exit)
+            _ending.append("awaited")
+    except RuntimeError as error:
+        raise UsageError("the interpreter is exiting: no peer can start") from error
+    if "begun" in _ending:
+        raise UsageError("the interpreter is exiting: no peer can start")
+
+
+def _at_exit() -> None:
+    """Let all leave; what takes too long is left behind, and dies with the process."""
+    _ending.append("begun")
+    lives = list(_lives)
+    for life in lives:
+        life.leave(0)
+    until = time.monotonic() + EXIT_PATIENCE
+    for life in lives:
+        if not life.wait_ended(max(0.0, until - time.monotonic())):
+            logger.warning(
+                "stuck: a peer has not left within %g s, the process ends without it; its tasks are back some seconds later",
+                EXIT_PATIENCE,
+            )

@@ -1,0 +1,225 @@
+"""A peer in a thread of its own, for programs that do not run on Trio: ``mesh.join_in_thread()``.
+
+`ThreadPeer` is what an application holds; each start makes a `Life` (see `thread_life`), which is the thread and what runs in it.
+Whoever waits for it, a thread, Trio or asyncio, waits for one of the two futures of that.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import trio
+
+from worqr.peer.options import GRACE
+from worqr.task import Health, Seconds, seconds
+from worqr.thread_life import EXIT_PATIENCE, Life, check_startable, no_health
+
+if TYPE_CHECKING:
+    from worqr.mesh import Mesh
+
+
+class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManager["ThreadPeer"]):
+    """A peer in a thread of its own, with a Trio loop of its own; made by ``mesh.join_in_thread()``.
+
+    A context manager, with ``async with`` too, which waits without stopping the caller's loop, asyncio or Trio; or `start` and
+    `stop`, for hooks. It serves what is declared on its mesh when it starts. Signals stay the application's.
+
+    A block that ends normally drains for the `grace` of its options. One that ends by an exception, or is cancelled, cancels its
+    handlers at once, and their tasks go back to the front. At the exit of the interpreter, if nobody has stopped it, it leaves in
+    the same way, within 5 s. (A process that a signal ends without Python's doing, as SIGTERM does by default, has no such exit;
+    its tasks are back some seconds later, as those of any process that dies.)
+
+    A process that was forked begins without it: `start` makes a fresh one there.
+    """
+
+    def __init__(self, mesh: Mesh[Any], options: Mapping[str, Any]) -> None:
+        self._mesh = mesh
+        self._options = options
+        self._grace: float = seconds(options.get("grace", GRACE), "grace")
+        self._lock = threading.RLock()  # a signal handler may come while its own thread holds it
+        self._life: Life | None = None
+        self._none: str = "not started"
+        _peers.add(self)
+
+    def __repr__(self) -> str:
+        health = self.health()
+        return f"<ThreadPeer of {self._mesh!r}: {health.why or 'ready'}>"
+
+    def start(self) -> Self:
+        """Join the mesh, and come back when every declared function is served; this blocks.
+
+        A peer that runs already is left as it is; one that was stopped starts anew. What raises leaves nothing behind.
+
+        Raises:
+            UsageError: nothing is declared on the mesh; somebody stopped it meanwhile; the interpreter is exiting.
+            RefusedByServer, WrongVersion: the server would not have us. Unavailable: it did not answer within `patience`.
+        """
+        life = self._begin()
+        try:
+            life.joined.result()
+        except BaseException:  # Ctrl-C
+            life.leave(0)
+            life.wait_ended(EXIT_PATIENCE)
+            raise
+        life.raise_if_not_joined()
+        return self
+
+    def stop(self, grace: Seconds | None = None) -> None:
+        """Take nothing more, let what runs end, and come back when the thread has ended; this blocks.
+
+        Twice is harmless, and so is a peer that was never started. Of several calls at once the one with the least patience wins.
+        Ctrl-C while it waits cancels what runs.
+
+        Args:
+            grace: seconds that what runs may go on; then it is cancelled, and its tasks go back to the front. Default: that of
+                the options. A handler on the loop that ignores its cancellation is waited for.
+
+        Raises:
+            UsageError: called on the peer's own loop, which it would wait for.
+            WorqrBug, or what its lifespan raised: what had ended the peer before; raised once, and logged when it happened.
+        """
+        wait = self._grace if grace is None else seconds(grace, "grace")
+        life = self._life
+        if life is not None:
+            life.check_outside()
+            life.leave(wait)
+            try:
+                life.wait_ended()
+            except BaseException:
+                life.leave(0)
+                raise
+            life.join()
+            life.raise_what_ended_it()
+
+    def health(self) -> Health:
+        """How it stands, at once and without any I/O, from any thread.
+
+        It is not `alive` before the start and after the end, whose cause `why` tells; while it starts it is alive and not ready.
+        """
+        life = self._life
+        return no_health(self._none) if life is None else life.health()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.stop()
+        elif self._life is not None:
+            self._life.leave(0)
+            self._life.wait_ended()
+            self._life.join()
+
+    async def __aenter__(self) -> Self:
+        life = self._begin()
+        try:
+            await _wait(life.joined)
+        except BaseException:
+            life.leave(0)
+            await _wait_whatever_comes(life.ended)
+            raise
+        life.raise_if_not_joined()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        life = self._life
+        if life is None:
+            return
+        life.check_outside()
+        life.leave(self._grace if error is None else 0)
+        try:
+            if error is None:
+                await _wait(life.ended)
+        except BaseException:
+            life.leave(0)
+            raise
+        finally:
+            await _wait_whatever_comes(life.ended)
+            life.join()
+        if error is None:
+            life.raise_what_ended_it()
+
+    def _begin(self) -> Life:
+        """The present life, or a new one."""
+        with self._lock:
+            if self._life is None or self._life.ended.done():
+                check_startable(self._mesh)
+                self._life = Life(self._mesh, self._options)
+                self._life.begin()
+            return self._life
+
+    def forget(self) -> None:
+        """In a forked child: the thread stayed in the parent."""
+        self._lock = threading.RLock()  # somebody may have held the old one, who is not here
+        if self._life is not None and not self._life.over:
+            self._life = None  # `thread_life` keeps it
+            self._none = "it was started before a fork, and runs in the parent only: start it here as well"
+
+
+# Waiting on a loop
+
+
+async def _wait(future: Future[None]) -> None:
+    """Until it is done, under Trio or asyncio. A wait that is cancelled leaves it alone."""
+    if trio.lowlevel.in_trio_run():
+        event = trio.Event()
+        _when_done(future, trio.lowlevel.current_trio_token().run_sync_soon, event.set)
+        await event.wait()
+    else:
+        import asyncio  # as late as this: most programs with Trio do without
+
+        loop = asyncio.get_running_loop()
+        told = asyncio.Event()
+        _when_done(future, loop.call_soon_threadsafe, told.set)
+        await told.wait()
+
+
+def _when_done(future: Future[None], soon: Callable[[Callable[[], None]], object], tell: Callable[[], None]) -> None:
+    def done(_: Future[None]) -> None:
+        with suppress(RuntimeError):  # of either kind: the loop has ended, and who waited there
+            soon(tell)
+
+    future.add_done_callback(done)
+
+
+async def _wait_whatever_comes(future: Future[None]) -> None:
+    """The same, and a cancellation comes afterwards: it is about to be done."""
+    if trio.lowlevel.in_trio_run():
+        with trio.CancelScope(shield=True):
+            await _wait(future)
+    else:
+        import asyncio
+
+        cancelled: asyncio.CancelledError | None = None
+        while not future.done():
+            try:
+                await _wait(future)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+
+# Forks
+
+_peers: weakref.WeakSet[ThreadPeer] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for peer in list(_peers):
+        peer.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
