@@ -125,46 +125,54 @@ def _answer(request: Request, reply: object) -> None:
 def _refused(result: Exchange, request: Request, refused: Refused, *, clustered: bool) -> None:
     if request.settled:  # it has waited too long, and was told so
         result.done.append(request)
-        return
-    script = request.call.script.sharded if clustered else request.call.script
+    elif not _goes_again(result, request, refused, clustered=clustered):
+        request.error = _why(result, request, refused, clustered=clustered)
+        request.error.__cause__ = refused
+        result.done.append(request)
+
+
+def _goes_again(result: Exchange, request: Request, refused: Refused, *, clustered: bool) -> bool:
+    """Put the request among those of its kind, if another try can help it."""
     match refused.kind:
-        case Kind.MOVED | Kind.MOVING if not clustered:
-            error: WorqrError = RefusedByServer(
-                f"the server refused {script.name}: {refused}; it is a node of a cluster: write redis+cluster://"
-            )
-        case Kind.MOVED:
-            result.moved.append((request, refused.text))
-            result.cause = str(refused)
-            return
-        case Kind.MOVING:
-            result.moving.append(request)
-            result.cause = str(refused)
-            return
-        case Kind.NOSCRIPT if script.sha not in result.unloadable:
+        case Kind.NOSCRIPT if _script(request, clustered=clustered).sha not in result.unloadable:
             result.noscript.append(request)
-            return
-        case Kind.NOSCRIPT:
-            refused = result.unloadable[script.sha]
-            error = RefusedByServer(f"the server refused to load the script {script.name}: {refused}")
-        case Kind.HOLD:
-            result.held.append(request)
-            result.cause = str(refused)
-            return
+            return True
+        case Kind.MOVED if clustered:
+            result.moved.append((request, refused.text))
+        case Kind.MOVING if clustered:
+            result.moving.append(request)
         case Kind.DROP:
             result.dropped.append(request)
-            result.cause = str(refused)
-            return
+        case Kind.HOLD:
+            result.held.append(request)
         case Kind.FULL if request.losses:
             # The server refuses before it looks whether an earlier copy, whose reply was lost, has been executed.
             result.held.append(request)
-            result.cause = str(refused)
-            return
+        case _:
+            return False
+    result.cause = str(refused)
+    return True
+
+
+def _why(result: Exchange, request: Request, refused: Refused, *, clustered: bool) -> WorqrError:
+    """The error of a request that no other try can help."""
+    script = _script(request, clustered=clustered)
+    match refused.kind:
+        case Kind.MOVED | Kind.MOVING:
+            text = f"the server refused {script.name}: {refused}; it is a node of a cluster: write redis+cluster://"
+            return RefusedByServer(text)
+        case Kind.NOSCRIPT:
+            why = result.unloadable[script.sha]
+            return RefusedByServer(f"the server refused to load the script {script.name}: {why}")
         case Kind.FULL:
-            error = QueueFull(
+            return QueueFull(
                 "the server is out of memory (maxmemory), nothing was stored; let queues drain, or add memory"
             )
-        case Kind.REFUSED:
-            error = RefusedByServer(f"the server refused {script.name}: {refused}")
-    error.__cause__ = refused
-    request.error = error
-    result.done.append(request)
+        case _:
+            return RefusedByServer(f"the server refused {script.name}: {refused}")
+
+
+def _script(request: Request, *, clustered: bool) -> Script:
+    """What was asked for."""
+    script = request.call.script
+    return script.sharded if clustered else script
