@@ -2,7 +2,8 @@
 
 `Link` is the face. Behind it, from the inside out:
 
-* `settings`, `checks`, `faults`: an address, a server, an error, each turned into something we can decide on;
+* `settings`, `tls`, `checks`, `faults`: an address, its certificates, a server, an error, each turned into something we can
+  decide on;
 * `connection`: one checked connection that raises nothing but our own errors;
 * `request`, `backlog`: calls on their way, in their order; pure;
 * `exchange`, `uplink`, `pipe`: a batch, the connection it goes over, the thread that does it;

@@ -28,6 +28,7 @@ from worqr.link.faults import Lost, Refused, loss, refusal, refused_at_the_door
 from worqr.link.redis_py import redis_py
 from worqr.link.routes import Route
 from worqr.link.settings import Address, Endpoint, LinkSettings
+from worqr.link.tls import check_tls_files
 from worqr.lua import Script
 
 _PROTOCOL = 2
@@ -220,9 +221,12 @@ def open_connection(
         replica: a replica will do.
 
     Raises:
+        UsageError: a file that the URL names for TLS cannot be used; nothing was sent.
         RefusedByServer, WrongVersion: waiting does not help.
         Unavailable: try again; the text is the cause alone.
     """
+    if settings.address.kind == "tls":
+        check_tls_files(dict(settings.address.tls), settings.address.redacted)
     raw = _raw(settings, route.find(on_silence), timeout)
     wire = Wire(raw, timeout or settings.socket_timeout)
     wire.on_silence = on_silence

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import enum
 import re
-import ssl
 
 from worqr.errors import RefusedByServer, WorqrError
 from worqr.link.redis_py import redis_py
+from worqr.link.tls import tls_hint
 
 
 class Kind(enum.Enum):
@@ -49,6 +49,7 @@ _KINDS = {
 _WRAPPED = re.compile(rf"(?:^|[\s:])-({'|'.join(_KINDS)})\b")
 _ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
 _SCRIPT_PLACE = re.compile(r"\s*script:[ 0-9a-f,]*on @user_script:\d+\.?")
+_DENIED = re.compile(r"^NOPERM |ACL failure in script|The user executing the script can't ")
 _LONGEST_TEXT = 300  # more than any of the server's own messages; a payload that got in is cut
 
 
@@ -80,6 +81,8 @@ class Refused(Exception):
 def refusal(error: BaseException) -> Refused:
     """Sort an error reply."""
     text = _clean(str(error))
+    if _DENIED.search(text):  # in a script many servers say neither which command nor which key
+        text += "; ACL LOG on the server names what is missing"
     word: str | None = getattr(error, "status_code", None)
     if word is None:
         first, _, rest = text.partition(" ")
@@ -106,15 +109,13 @@ def refused_at_the_door(error: BaseException, address: str) -> WorqrError | None
     """RefusedByServer, if what ended the attempt to connect is one that waiting does not mend; else None."""
     redis_errors = redis_py().exceptions
     if isinstance(error, redis_errors.AuthenticationError | redis_errors.AuthorizationError):
-        hint = "check user and password in its URL"
+        hint: str | None = "check user and password in its URL"
     elif isinstance(error, redis_errors.ResponseError):
         kind = refusal(error).kind
         if kind in (Kind.DROP, Kind.HOLD):
             return None
         hint = "check the rights of the user and the database number"
-    elif isinstance(error.__context__, ssl.SSLCertVerificationError):
-        hint = "name the certificate authority: rediss://...?ssl_ca_certs=/path/to/ca.pem"
-    else:
+    elif (hint := tls_hint(error)) is None:
         return None
     return RefusedByServer(f"the server at {address} refuses us: {loss(error).cause}; {hint}")
 

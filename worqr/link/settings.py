@@ -30,7 +30,10 @@ _SCHEMES: Mapping[str, tuple[Kind, Topology]] = {
     "rediss+sentinel": ("tls", "sentinel"),
 }
 _TLS_OPTIONS = frozenset(
-    {"ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"}
+    {
+        *("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "ssl_password"),
+        *("ssl_cert_reqs", "ssl_check_hostname"),
+    }
 )
 _SENTINEL_OPTIONS = frozenset({"sentinel_username", "sentinel_password"})
 _SECRET = "***"  # noqa: S105 - what stands in a message where the password was
@@ -72,7 +75,7 @@ class Address:
     password: str = field(default="", repr=False)
     sentinel_username: str = ""
     sentinel_password: str = field(default="", repr=False)
-    tls: tuple[tuple[str, str], ...] = ()
+    tls: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # one of them is a password
 
     @property
     def host(self) -> str:
