@@ -127,7 +127,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"unique_for": 5}, "unique_for"),
     ({"expires": -1}, "expires"),
     ({"result_ttl": float("nan")}, "result_ttl"),
-    ({"replicas": 1}, "'replicas' yet"),
+    ({"replicas": "1"}, "replicas must be a whole number"),
     ({"runAt": 5}, "no option 'runAt'; did you mean 'run_at'"),
 ]
 

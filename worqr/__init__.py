@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         JobCancelled,
         JobFailed,
         NoResult,
+        NotReplicated,
         PayloadTooLarge,
         QueueFull,
         RefusedByServer,
@@ -54,7 +55,7 @@ _HOMES = {
     "worqr.blocking": "BlockingFunction BlockingJob BlockingMesh BlockingQueue",
     "worqr.cron": "Schedule",
     "worqr.errors": (
-        "ClaimLost ClaimSettled Duplicate JobCancelled JobFailed NoResult PayloadTooLarge QueueFull "
+        "ClaimLost ClaimSettled Duplicate JobCancelled JobFailed NoResult NotReplicated PayloadTooLarge QueueFull "
         "RefusedByServer ResultTimeout Unavailable UsageError WorqrBug WorqrError WrongVersion"
     ),
     "worqr.function": "AsyncFunction Bound Call Function SyncFunction",
@@ -107,6 +108,7 @@ __all__ = [
     "Mesh",
     "Middleware",
     "NoResult",
+    "NotReplicated",
     "PayloadTooLarge",
     "Peer",
     "Queue",

@@ -42,7 +42,8 @@ class Call(Generic[T_co]):
         read: turns the reply (an array whose first item is a word) into the value; raises a WorqrError for a refusal.
         numbered: carries (producer, number), so that a resend gets the stored reply instead of a second effect.
         size: bytes of payload among the arguments, about; for the link's limit on a batch.
-        merge: set if it may be joined with others before it is first written.
+        merge: set if it may be joined with others of as many `replicas` before it is first written.
+        replicas: how many replicas must have what it wrote before it counts as answered. It must write, also when it is resent.
     """
 
     script: Script
@@ -53,3 +54,4 @@ class Call(Generic[T_co]):
     numbered: bool = False
     size: int = 0
     merge: Merge[T_co] | None = None
+    replicas: int = 0

@@ -63,6 +63,26 @@ class QueueFull(WorqrError):
     """The queue is at its ``max_length``, or the server is out of memory. Nothing was stored; slow down and try again."""
 
 
+class NotReplicated(WorqrError):
+    """Fewer replicas than ``replicas=`` said they had the task in time. It IS enqueued, and is worked on as any other.
+
+    Only a failover to a replica without it can lose it. Enqueueing it again makes it run twice, unless it has an id.
+
+    Attributes:
+        wanted: how many replicas were asked for.
+        reached: how many had it when they were last asked.
+        job: of a dispatch, its handle; else None.
+        answer: what the request would have answered; for worqr itself.
+    """
+
+    def __init__(self, message: str, *, wanted: int = 0, reached: int = 0) -> None:
+        super().__init__(message)
+        self.wanted = wanted
+        self.reached = reached
+        self.job: Any = None
+        self.answer: Any = None
+
+
 class Duplicate(WorqrError):
     """The id is taken (``if_exists="raise"``, ``unique=True``): its job waits, runs, or is within ``unique_for``.
 

@@ -18,6 +18,8 @@ MAX_ID: Final = 200
 """Bytes of UTF-8 in a job's id."""
 MAX_META: Final = 4096
 """Bytes of a job's meta, as JSON."""
+MAX_REPLICAS: Final = 100
+"""More than any server has: a slip, which would never be met."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -89,7 +91,7 @@ class JobOptions(TypedDict, total=False):
             one that does not run is changed as `update` says; if there is none, this one is blocked until the run has
             ended. "skip": nothing. "raise": `Duplicate`.
         update: what an update changes.
-        replicas: not yet.
+        replicas: how many replicas must have it before the dispatch answers, else `NotReplicated`; default: the mesh's.
         expires: a datetime, or seconds from the due time, after which it is set aside instead of started; a job that once
             started does not expire.
         unique_for: seconds from now that the id stays taken, also past the job's end. A cancel frees it.
@@ -129,6 +131,17 @@ def check_id(id: object, *, generated: bool = False) -> str:
     if text.startswith("@") and not generated:
         raise UsageError(f"a job's id must not begin with '@', as generated ones do: {text!r}")
     return text
+
+
+def check_replicas(value: object) -> int:
+    """`value` as a number of replicas.
+
+    Raises:
+        UsageError: not a whole number of 0 to 100.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_REPLICAS:
+        raise UsageError(f"replicas must be a whole number of 0 to {MAX_REPLICAS}, not {value!r}")
+    return value
 
 
 def _meta(value: object) -> str:
@@ -190,6 +203,13 @@ def encode_options(options: Mapping[str, Any]) -> dict[str, object]:
     return wire
 
 
+def without_replicas(options: Mapping[str, object], default: int) -> tuple[Mapping[str, object], int]:
+    """Encoded options of a job as the script takes them, and how many replicas must have it."""
+    if "replicas" not in options:
+        return options, default
+    return {name: value for name, value in options.items() if name != "replicas"}, cast("int", options["replicas"])
+
+
 def _expires(value: object) -> dict[str, object]:
     if isinstance(value, datetime):
         return {"expires_at": str(to_ms(value, "expires"))}
@@ -214,13 +234,12 @@ _WIRE: Final[dict[str, Callable[[Any], dict[str, object]]]] = {
     "meta": lambda value: {"meta": _meta(value)},
     "max_length": lambda value: {"max_length": check_count(value, "max_length")},
     "front": lambda value: {"front": _flag(value, "front")},
+    "replicas": lambda value: {"replicas": check_replicas(value)},
 }
 """Options that say how the job is stored."""
 
 
 def _refuse(name: str) -> None:
-    if name == "replicas":
-        raise UsageError("dispatch() does not know the option 'replicas' yet")
     known = sorted(JobOptions.__annotations__)
     hint = did_you_mean(name, known, f"it takes {', '.join(known)}")
     raise UsageError(f"dispatch() has no option {name!r}; {hint}")

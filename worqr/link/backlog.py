@@ -192,6 +192,6 @@ def _merged(batch: list[Request]) -> list[Request]:
 
 def _alike(one: Request, other: Request) -> bool:
     a, b = one.call, other.call
-    if one.patience != other.patience:
+    if one.patience != other.patience or a.replicas != b.replicas:
         return False
     return a.base == b.base and a.merge is not None and b.merge is not None and a.merge.join is b.merge.join

@@ -102,6 +102,7 @@ class Merged(Request):
         merge = parts[0].call.merge
         assert merge is not None, "only calls that say how are merged"
         super().__init__(merge.join([part.call for part in parts]), parts[0].patience, 0)
+        self.call.replicas = parts[0].call.replicas
         self.deadline: float = parts[0].deadline  # they have the same patience, and came together
         self.parts: Sequence[Request] = parts
         self.wake: Callable[[], object] | None = self._share

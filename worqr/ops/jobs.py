@@ -42,7 +42,9 @@ def _read_all(reply: Reply) -> list[Dispatched]:
     return [_dispatched(entry) for entry in reply[1:]]
 
 
-def dispatch_jobs(keys: QueueKeys, jobs: Sequence[NewJob], *, whole: bool = False) -> Call[list[Dispatched]]:
+def dispatch_jobs(
+    keys: QueueKeys, jobs: Sequence[NewJob], *, whole: bool = False, replicas: int = 0
+) -> Call[list[Dispatched]]:
     """Store up to MAX_ITEMS jobs; with `whole` all or none: then the last of the answers says which one was refused."""
     args: list[Argument] = [int(whole)]
     for options, task in jobs:
@@ -51,7 +53,7 @@ def dispatch_jobs(keys: QueueKeys, jobs: Sequence[NewJob], *, whole: bool = Fals
     merge: Merge[list[Dispatched]] | None = None
     if not whole:
         merge = _ONE if len(jobs) == 1 else Merge(len(jobs), _join, pick=_pick(len(jobs)))
-    return Call(_DISPATCH, keys.base, (keys.base,), tuple(args), _read_all, True, size, merge)
+    return Call(_DISPATCH, keys.base, (keys.base,), tuple(args), _read_all, True, size, merge, replicas)
 
 
 def _join(calls: Sequence[Call[list[Dispatched]]]) -> Call[list[Dispatched]]:

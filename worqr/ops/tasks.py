@@ -28,7 +28,7 @@ class Started:
 
 
 def enqueue(
-    keys: QueueKeys, tasks: Sequence[bytes], *, front: bool = False, max_length: int | None = None
+    keys: QueueKeys, tasks: Sequence[bytes], *, front: bool = False, max_length: int | None = None, replicas: int = 0
 ) -> Call[int]:
     """Put up to MAX_ITEMS tasks into the queue; answers how many."""
 
@@ -47,7 +47,7 @@ def enqueue(
         merge = _ONE if len(tasks) == 1 else Merge(len(tasks), _join_enqueues, len(tasks))
     size = len(tasks[0]) if len(tasks) == 1 else sum(map(len, tasks))
     base = keys.base
-    return Call(_ENQUEUE, base, (base,), args, read, True, size, merge)
+    return Call(_ENQUEUE, base, (base,), args, read, True, size, merge, replicas)
 
 
 _ENQUEUE = script("enqueue")
