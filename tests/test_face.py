@@ -33,7 +33,6 @@ from tests.test_signature import NOON
 PROGRAMS = ROOT / "tests" / "programs"
 FACE = (ROOT / "tests" / "face.txt").read_text("utf-8")
 LATER = {
-    "NotReplicated",
     *("Mesh.queue(shards)", "Mesh.__init__(replicas)"),
     *("Queue.enqueue(replicas)", "BlockingQueue.enqueue(replicas)"),
 }

@@ -180,7 +180,7 @@ class Bound(Generic[P, R]):
         Raises:
             TypeError: the function does not take such arguments.
             UsageError: arguments that its handler would not take; outside of ``connect`` or ``join``.
-            Duplicate, QueueFull, Unavailable, PayloadTooLarge: as ``queue.dispatch``. Nothing else was stored.
+            Duplicate, QueueFull, NotReplicated, Unavailable, PayloadTooLarge: as ``queue.dispatch``. Nothing else was stored.
         """
         declared = self._declared
         return await declared.home().sender.dispatch(declared.call(self._options, args, kwargs))
@@ -241,7 +241,7 @@ class Function(Bound[P, R]):
         Raises:
             TypeError: the function does not take such arguments.
             UsageError: arguments that its handler would not take; outside of ``connect`` or ``join``.
-            QueueFull, Unavailable, PayloadTooLarge: as ``queue.enqueue``.
+            QueueFull, NotReplicated, Unavailable, PayloadTooLarge: as ``queue.enqueue``.
         """
         declared = self._declared
         await declared.home().sender.enqueue(declared.call(self._options, args, kwargs))

@@ -18,6 +18,8 @@ MAX_ID: Final = 200
 """Bytes of UTF-8 in a job's id."""
 MAX_META: Final = 4096
 """Bytes of a job's meta, as JSON."""
+RAW_OPTIONS: Final = frozenset({"max_length", "replicas"})
+"""What can be said of a raw task; every other option makes it a job."""
 MAX_REPLICAS: Final = 100
 """More than any server has: a slip, which would never be met."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
