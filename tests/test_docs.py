@@ -177,7 +177,7 @@ def test_redis_cli_takes_what_the_documents_say(snippet: Snippet, own_server: Se
 
 @needs_redis_cli
 async def test_two_commands_enqueue(own_server: Server, tmp_path: Path) -> None:
-    (snippet,) = [snippet for snippet in SHELL if "LPUSH" in snippet.code]
+    (snippet,) = [snippet for snippet in SHELL if "LPUSH 'worqr:{mails}'" in snippet.code]
     redis_cli(snippet, own_server, tmp_path)
     mesh = worqr.Mesh(own_server.url)
     async with mesh.join() as peer, peer.work("mails") as claims:

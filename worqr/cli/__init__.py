@@ -55,6 +55,10 @@ GROUPS: Final = {
         "queues": ("worqr.cli.looking:queues", "List the queues that hold something or are served."),
         "workers": ("worqr.cli.looking:workers", "List the workers: one registration of a peer each."),
         "schedules": ("worqr.cli.looking:schedules", "List the schedules, or let the firings of one pass."),
+        "script": (
+            "worqr.cli.script:script",
+            "Print a script: a transaction of the mesh, for producers in other languages.\n\nWithout a name it lists them.",
+        ),
     },
     "Operating": {
         "cancel": (
