@@ -1,61 +1,69 @@
-"""A real cluster on loopback: primaries and replicas, each a server process with a bus, made without any tool."""
+"""A real cluster on loopback: primaries and replicas, each a server process with a bus of its own, put together by hand."""
 
 from __future__ import annotations
 
-import shutil
-import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
+import pytest
 import redis
 
 from tests.patience import PATIENCE
-from tests.servers import SETTINGS, Server
+from tests.servers import SETTINGS, Server, free_port
 
 SLOTS = 16384
-NODE_TIMEOUT = 2000
-"""Milliseconds after which a node that does not answer counts as gone; the election comes on top."""
+NODE_TIMEOUT_MS = 2000
+"""After which a node that does not answer counts as gone; an election comes on top."""
 
 
 class Node(Server):
-    """One node. Its other end, the bus, is on a port of its own."""
+    """One node of a cluster."""
 
-    def __init__(self, kind: str, **settings: str) -> None:
-        port, bus = _two_ports()
+    def __init__(self, kind: str) -> None:
+        self.bus = free_port()
         super().__init__(
             kind,
-            port=port,
             settings={
                 **SETTINGS,
                 "cluster-enabled": "yes",
-                "cluster-port": str(bus),
-                "cluster-node-timeout": str(NODE_TIMEOUT),
+                "cluster-port": str(self.bus),
+                "cluster-node-timeout": str(NODE_TIMEOUT_MS),
                 "cluster-announce-ip": "127.0.0.1",
                 "repl-diskless-sync-delay": "0",
-                **settings,
             },
         )
-        self.bus = bus
+
+    def ask(self, *command: str | int) -> Any:
+        """The raw answer to a command."""
+        connection = self.look.connection_pool.get_connection()
+        try:
+            connection.send_command(*command)
+            return connection.read_response()
+        finally:
+            self.look.connection_pool.release(connection)
 
     @property
     def id(self) -> str:
         return cast("bytes", self.ask("CLUSTER", "MYID")).decode()
 
-    def ask(self, *command: str | int) -> Any:
-        return self.look.execute_command(*command)
+    @property
+    def role(self) -> str:
+        return cast("bytes", self.ask("ROLE")[0]).decode()
+
+    @property
+    def primary_port(self) -> int:
+        """Of which a replica is one."""
+        return cast("int", self.ask("ROLE")[2])
 
 
 @dataclass
 class Cluster:
-    """Some primaries, each with as many replicas. The slots are shared out evenly.
+    """Some primaries, each with as many replicas; the slots are shared out evenly.
 
-    Attributes:
-        nodes: the primaries, then the replicas, in the order of their primaries.
+    `nodes`: the primaries, then their replicas in the same order.
     """
 
     kind: str
@@ -67,73 +75,86 @@ class Cluster:
     def url(self) -> str:
         return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
 
-    def start(self) -> None:
-        self.nodes = [Node(self.kind) for _ in range(self.primaries * (1 + self.replicas))]
-        for node in self.nodes:
-            node.start()
-        first = self.nodes[0]
-        for node in self.nodes[1:]:
-            node.ask("CLUSTER", "MEET", "127.0.0.1", first.port, first.bus)
-        for number, node in enumerate(self.nodes[: self.primaries]):
-            ends = [SLOTS * each // self.primaries for each in (number, number + 1)]
-            node.ask("CLUSTER", "ADDSLOTSRANGE", ends[0], ends[1] - 1)
-        wait(lambda: all(len(self.seen_by(node)) == len(self.nodes) for node in self.nodes), "nodes that know each other")
-        for number, node in enumerate(self.nodes[self.primaries :]):
-            node.ask("CLUSTER", "REPLICATE", self.nodes[number % self.primaries].id)
-        self.settle()
-
-    def stop(self) -> None:
-        for node in self.nodes:
-            node.close_clients()
-            node.stop()
-            shutil.rmtree(node.folder, ignore_errors=True)
-
-    def settle(self) -> None:
-        """Wait until every node that runs says that all is well, and every replica is in step."""
-        wait(lambda: all(_is_well(node) for node in self.running), "a cluster that is well")
-
     @property
     def running(self) -> list[Node]:
         return [node for node in self.nodes if node.running]
 
-    def seen_by(self, node: Node) -> list[list[str]]:
-        """What CLUSTER NODES says, line by line, word by word."""
-        answer: Any = node.ask("CLUSTER", "NODES")
-        text = answer.decode() if isinstance(answer, bytes) else None
-        if text is None:  # redis-py has parsed it
-            return [[place, facts["flags"], facts["master_id"]] for place, facts in answer.items()]
-        return [line.split() for line in text.splitlines()]
+    def start(self) -> None:
+        self.nodes = [Node(self.kind) for _ in range(self.primaries * (1 + self.replicas))]
+        for node in self.nodes:
+            node.start()
+        first, leading = self.nodes[0], self.nodes[: self.primaries]
+        for number, node in enumerate(leading):
+            begin, end = (SLOTS * each // self.primaries for each in (number, number + 1))
+            node.ask("CLUSTER", "ADDSLOTSRANGE", begin, end - 1)
+            node.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+        for node in self.nodes[1:]:
+            node.ask("CLUSTER", "MEET", "127.0.0.1", first.port, first.bus)
+        wait(lambda: all(len(self.known_to(node)) == len(self.nodes) for node in self.nodes), "nodes that have met")
+        for number, node in enumerate(self.nodes[self.primaries :]):
+            node.ask("CLUSTER", "REPLICATE", leading[number % self.primaries].id)
+        self.settle()
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
+
+    def settle(self) -> None:
+        """Until every node that runs says that all is well, that so many primaries have slots, and every replica is in step."""
+        wait(lambda: all(self._is_well(node) for node in self.running), "a cluster that is well")
+
+    def known_to(self, node: Node) -> list[list[str]]:
+        """CLUSTER NODES, line by line, word by word, without those whose handshake goes on."""
+        lines = cast("bytes", node.ask("CLUSTER", "NODES")).decode().splitlines()
+        return [words for words in map(str.split, lines) if "handshake" not in words[2]]
 
     def owner(self, key: str) -> Node:
-        """The node that has the slot of `key`, by its own account."""
-        slot = int(self.running[0].ask("CLUSTER", "KEYSLOT", key))
-        for node in self.running:
-            for first, last, primary, *_ in node.ask("CLUSTER", "SLOTS"):
-                if first <= slot <= last and primary[1] == node.port:
-                    return node
-        raise LookupError(f"nobody has slot {slot}")
+        """The node that has the slot of `key`."""
+        slot = cast("int", self.running[0].ask("CLUSTER", "KEYSLOT", key))
+        found: Node | None = None
+
+        def look() -> bool:
+            nonlocal found
+            for first, last, primary, *_ in self.running[0].ask("CLUSTER", "SLOTS"):
+                if first <= slot <= last:
+                    found = next((node for node in self.running if node.port == primary[1]), None)
+            return found is not None and found.role == "master"
+
+        wait(look, f"an owner of slot {slot}")
+        assert found is not None
+        return found
 
     def replica_of(self, primary: Node) -> Node:
-        """A replica of `primary` that runs."""
-        wanted = primary.id
+        return next(node for node in self.running if node.role == "slave" and node.primary_port == primary.port)
+
+    def get(self, command: str, key: str, *words: str | int) -> Any:
+        """The answer of whichever node has `key`."""
+        return self.owner(key).ask(command, key, *words)
+
+    def all_keys(self) -> set[str]:
+        """All keys of all primaries."""
+        found: set[str] = set()
         for node in self.running:
-            role = node.ask("ROLE")
-            if role[0] == b"slave" and role[2] == primary.port:
-                return node
-        raise LookupError(f"{wanted} has no replica")
+            if node.role == "master":
+                found |= {key.decode() for key in cast("list[bytes]", node.ask("KEYS", "*"))}
+        return found
+
+    def clear(self) -> None:
+        for node in self.running:
+            if node.role == "master":
+                node.ask("FLUSHALL")
+
+    def _is_well(self, node: Node) -> bool:
+        try:
+            info = cast("bytes", node.ask("CLUSTER", "INFO"))
+            role = cast("list[Any]", node.ask("ROLE"))
+        except (redis.RedisError, OSError):
+            return False
+        well = b"cluster_state:ok" in info and b"cluster_size:%d" % self.primaries in info
+        return well and (role[0] != b"slave" or role[3] == b"connected")
 
 
-def _is_well(node: Node) -> bool:
-    try:
-        info = node.ask("CLUSTER", "INFO")
-        role = node.ask("ROLE")
-    except redis.RedisError:
-        return False
-    state = info["cluster_state"] if isinstance(info, dict) else "ok" if b"cluster_state:ok" in info else "fail"
-    return state == "ok" and (role[0] != b"slave" or role[3] == b"connected")
-
-
-def wait(condition: Callable[[], bool], what: str) -> None:
+def wait(condition: Callable[[], object], what: str) -> None:
     end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end, f"waited in vain for {what}"
@@ -148,15 +169,44 @@ def cluster_of(kind: str, primaries: int = 3, replicas: int = 1) -> Iterator[Clu
         cluster.start()
         yield cluster
     finally:
-        cluster.stop()
+        cluster.close()
 
 
-def _two_ports() -> tuple[int, int]:
-    """Two free ports."""
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        return cast("int", one.getsockname()[1]), cast("int", other.getsockname()[1])
+def move_slot(cluster: Cluster, slot: int, target: Node) -> None:
+    """Move a slot key by key, as resharding tools do; the keys stay for a while where one would not look."""
+    [source] = [
+        node
+        for node in cluster.running
+        if node.role == "master"
+        and any(
+            first <= slot <= last and primary[1] == node.port
+            for first, last, primary, *_ in node.ask("CLUSTER", "SLOTS")
+        )
+    ]
+    target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
+    source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
+    while keys := cast("list[bytes]", source.ask("CLUSTER", "GETKEYSINSLOT", slot, 1)):
+        source.ask("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *[key.decode() for key in keys])
+        time.sleep(0.02)  # so that requests meet a slot of which each node has a part
+    for node in (target, source, *cluster.running):
+        if node.role == "master":
+            node.ask("CLUSTER", "SETSLOT", slot, "NODE", target.id)
 
 
-_ = Path, tempfile
+@pytest.fixture(scope="module")
+def cluster_of_module(server_kind: str) -> Iterator[Cluster]:
+    with cluster_of(server_kind) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(cluster_of_module: Cluster) -> Iterator[Cluster]:
+    """Three primaries, three replicas, no keys; whatever a test does to it is undone."""
+    cluster_of_module.clear()
+    yield cluster_of_module
+    for node in cluster_of_module.nodes:
+        if not node.running:
+            node.start()
+    cluster_of_module.settle()
+    for node in cluster_of_module.nodes:
+        node.close_clients()

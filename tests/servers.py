@@ -61,7 +61,8 @@ class Server:
     kind: str
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="worqr-test-")))
     appendonly: bool = True
-    port: int = field(default_factory=lambda: _free_port())
+    port: int = field(default_factory=lambda: free_port())
+    settings: dict[str, str] = field(default_factory=lambda: dict(SETTINGS))
     _process: EmbeddedServer | None = None
     _clients: list[redis.Redis] = field(default_factory=list)
     _look: redis.Redis | None = None
@@ -121,7 +122,7 @@ class Server:
             appendonly=self.appendonly,
             dir=self.folder,
             socket=self.folder / "s",
-            settings=SETTINGS,
+            settings=self.settings,
         )
         self._process = process.__enter__()
 
@@ -158,7 +159,7 @@ class Server:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port that stays free while its server is down: the system gives none below 32768 to whoever asks for any."""
     while True:
         port = random.randrange(20_000, 32_000)

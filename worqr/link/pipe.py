@@ -235,6 +235,8 @@ class Pipe:
 
     def _while_silent(self) -> None:
         """Between two looks at a server that lets us wait for a reply."""
+        if self._cluster is not None:
+            self.uplink.route.doubt()  # another node may have its slots by now
         self._gather(0)
         self._expire(owners=True)
         if self._closing:

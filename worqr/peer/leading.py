@@ -36,7 +36,10 @@ LOOK_EVERY = 0.5
 TWO_LOOKS = 1.25
 SCAN_EVERY = 3.0
 STANDING_KEEPALIVES = 10
-SCAN_AT_ONCE = 100
+AT_ONCE = 100
+"""Queues that are asked about together."""
+NODE_PATIENCE = 0.5
+"""Seconds that a round waits for a queue of a cluster: one whose node is away must not cost the leader its lease."""
 MAX_WAITING = 100
 
 
@@ -89,6 +92,7 @@ class Leader:
         self._link = link
         self._keys = keys
         self._keepalive = keepalive
+        self._patience = NODE_PATIENCE if link.settings.clustered else LEASE
         self._looks = Looks(keepalive)
         self.promoter: Promoter = Promoter(peer, link, keys, self._scan_soon)
         self._until = 0.0
@@ -176,25 +180,27 @@ class Leader:
             todo = [queue for queue in mapped if queue not in seen]
             if not todo:
                 return
-            for queue in todo:
-                seen.add(queue)
-                try:
-                    await self._fail_on(worker, queue)
-                except Unavailable:
-                    raise
-                except WorqrError as error:
-                    logger.error("fail_worker: %s on queue %r: %s; trying again", worker, queue, error)
+            seen.update(todo)
+            for start in range(0, len(todo), AT_ONCE):
+                async with trio.open_nursery() as nursery:
+                    for queue in todo[start : start + AT_ONCE]:
+                        nursery.start_soon(self._fail_on, worker, queue)
         logger.info("forget_worker: %s", worker)
 
     async def _fail_on(self, worker: str, queue: str) -> None:
+        """One queue of a dead worker. That one of them cannot be reached, its node being away, keeps no other waiting."""
         keys, given, aside = self._peer.queue_keys(queue), 0, 0
-        while True:
-            step = await self._link.call(ops.fail_worker(keys, worker), patience=LEASE)
-            given, aside = given + step.given, aside + step.aside
-            if not step.more:
-                break
-        logger.info("fail_worker: %s on queue %r: %d given back, %d set aside", worker, queue, given, aside)
-        await self._link.call(ops.unmap_work(self._keys, worker, queue), patience=LEASE)
+        try:
+            while True:
+                step = await self._link.call(ops.fail_worker(keys, worker), patience=self._patience)
+                given, aside = given + step.given, aside + step.aside
+                if not step.more:
+                    break
+            logger.info("fail_worker: %s on queue %r: %d given back, %d set aside", worker, queue, given, aside)
+            await self._link.call(ops.unmap_work(self._keys, worker, queue), patience=LEASE)
+        except WorqrError as error:
+            level = logging.INFO if isinstance(error, Unavailable) else logging.ERROR
+            logger.log(level, "fail_worker: %s on queue %r: %s; trying again", worker, queue, error)
 
     # Scanning
 
@@ -202,9 +208,9 @@ class Leader:
         """Look at every queue: which wait, which are still to be purged, whose fence holds somebody nobody knows."""
         names = await self._link.call(ops.list_queues(self._keys), patience=LEASE)
         found: dict[str, Inspected] = {}
-        for start in range(0, len(names), SCAN_AT_ONCE):
+        for start in range(0, len(names), AT_ONCE):
             async with trio.open_nursery() as nursery:
-                for name in names[start : start + SCAN_AT_ONCE]:
+                for name in names[start : start + AT_ONCE]:
                     nursery.start_soon(self._inspect, name, found)
         waiting = [name for name, queue in found.items() if queue.waiting and queue.paused is None]
         if len(waiting) > MAX_WAITING:  # by chance, so that none of them is left out for ever
@@ -214,12 +220,12 @@ class Leader:
             if queue.next_in_ms is not None:
                 self.promoter.expect(name, queue.next_in_ms / 1000)
             if queue.trash:
-                await self._link.call(ops.purge_queue(self._peer.queue_keys(name)), patience=LEASE)
+                await self._link.call(ops.purge_queue(self._peer.queue_keys(name)), patience=self._patience)
         await self._audit({(name, worker) for name, queue in found.items() for worker in queue.workers})
 
     async def _inspect(self, name: str, found: dict[str, Inspected]) -> None:
         try:
-            found[name] = await self._link.call(ops.inspect(self._peer.queue_keys(name)), patience=LEASE)
+            found[name] = await self._link.call(ops.inspect(self._peer.queue_keys(name)), patience=self._patience)
         except Unavailable as error:
             logger.info("leader: queue %r was not scanned: %s", name, error)
         except WorqrError as error:
@@ -237,7 +243,7 @@ class Leader:
         for queue, worker in fences:
             if worker in look.beats or worker in look.dying:
                 continue
-            again = await self._link.call(ops.inspect(self._peer.queue_keys(queue)), patience=LEASE)
+            again = await self._link.call(ops.inspect(self._peer.queue_keys(queue)), patience=self._patience)
             if worker in again.workers:
                 logger.warning("adopt_worker: %s stands in the fence of queue %r and in no registry", worker, queue)
                 await self._link.call(ops.adopt_worker(self._keys, worker, queue), patience=LEASE)

@@ -185,16 +185,24 @@ class Membership:
         while not self._peer.leaving:
             try:
                 registration = await self.register()
-                for station in self._peer.entered_stations():
-                    await self.enter(station, registration)
+            except WorqrError as error:
+                logger.warning("start_worker: joining again failed, one more try in 1 s: %s", error)
+                await trio.sleep(1)
+            else:
+                async with trio.open_nursery() as nursery:
+                    for station in self._peer.entered_stations():
+                        nursery.start_soon(self._enter_again, station, registration)
+                return
+
+    async def _enter_again(self, station: Station, registration: Registration) -> None:
+        """As long as it takes: on a cluster the node of one queue may be away, and those of the others not."""
+        while not (registration.dead or station.quiet):
+            try:
+                await self.enter(station, registration)
             except ClaimLost:
                 return  # lost again: whoever noticed has started another rejoin
             except WorqrError as error:
-                logger.warning("start_worker: joining again failed, one more try in 1 s: %s", error)
-                if self.registration is not None and not self.registration.dead:
-                    self.registration.dead = True
-                    if self.registration.heart is not None:
-                        self.registration.heart.stop()
+                logger.warning("start_work: queue %r: one more try in 1 s: %s", station.name, error)
                 await trio.sleep(1)
             else:
                 return
