@@ -48,7 +48,8 @@ def check_facts(answers: Sequence[Any], address: str, *, replica: bool = False) 
         raise WrongVersion(f"the server at {address} is {server} {version}; worqr needs {wanted}, or newer")
     if info.get("redis_mode") == "sentinel":
         raise RefusedByServer(
-            f"{address} is a Sentinel, which holds no data; give the address of the server it watches"
+            f"{address} is a Sentinel, which holds no data: write redis+sentinel://HOST:PORT/SERVICE, with its place and "
+            "the name that it knows the server by"
         )
     if facts.role == "slave" and not replica:
         raise Unavailable("READONLY this server is a replica; only its primary can work")

@@ -18,6 +18,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Protocol, cast
 
 import hiredis
@@ -31,6 +32,7 @@ from worqr.link.settings import Address, Endpoint, LinkSettings
 from worqr.link.tls import check_tls_files
 from worqr.lua import Script
 
+MOVED = "the primary is another server now"
 _PROTOCOL = 2
 _SLICE: Final = 0.1  # seconds: how late an expiry may be noticed while the server is silent
 _JOINED = 64 * 1024  # bytes: smaller pieces are sent together
@@ -70,13 +72,15 @@ class Wire:
     """A connection that stands. Used by one thread at a time, but for `interrupt`.
 
     Attributes:
+        endpoint: where it leads to.
         facts: what the server said of itself when we came.
         on_silence: called every 0.1 s while a reply is awaited; may raise `Lost` to give it up.
     """
 
-    __slots__ = ("_patience", "_raw", "_read", "_slice", "facts", "on_silence")
+    __slots__ = ("_patience", "_raw", "_read", "_slice", "endpoint", "facts", "on_silence")
 
-    def __init__(self, raw: _Raw, patience: float) -> None:
+    def __init__(self, raw: _Raw, patience: float, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
         self._raw = raw
         self._read = raw.read_response
         self._patience = patience
@@ -208,17 +212,19 @@ def open_connection(
     scripts: Iterable[Script] = (),
     on_silence: Callable[[], None] | None = None,
     replica: bool = False,
+    sentinel: bool = False,
 ) -> Wire:
     """Connect, authenticate, check the server and load some scripts.
 
     Args:
         settings: as whom, and how.
         route: where to.
-        purpose: ``data``, ``subscribe`` or ``beat``; names the connection in CLIENT LIST.
+        purpose: ``data``, ``subscribe``, ``beat``...; names the connection in CLIENT LIST.
         timeout: for connecting and for each answer, where the settings' own are too long.
         scripts: what to load. One that is refused is left: whoever calls it gets NOSCRIPT, and learns why.
-        on_silence: see `Wire`; in force from the first answer on.
+        on_silence: see `Wire`; in force from the first answer on. Before it we look whether the route leads elsewhere by now.
         replica: a replica will do.
+        sentinel: it is a Sentinel, where other users are known, and nothing is checked.
 
     Raises:
         UsageError: a file that the URL names for TLS cannot be used; nothing was sent.
@@ -227,12 +233,16 @@ def open_connection(
     """
     if settings.address.kind == "tls":
         check_tls_files(dict(settings.address.tls), settings.address.redacted)
-    raw = _raw(settings, route.find(on_silence), timeout)
-    wire = Wire(raw, timeout or settings.socket_timeout)
-    wire.on_silence = on_silence
+    endpoint = route.find(on_silence)
+    raw = _raw(settings, settings.address.of_sentinels if sentinel else settings.address, endpoint, timeout)
+    wire = Wire(raw, timeout or settings.socket_timeout, endpoint)
+    wire.on_silence = partial(_while_silent, route, endpoint, on_silence)
     try:
         raw.connect()
-        _greet(wire, settings.client_name(purpose), route.name, replica=replica)
+        if sentinel:
+            wire.exchange([("CLIENT", "SETNAME", settings.client_name(purpose))])
+        else:
+            _greet(wire, settings.client_name(purpose), route.name, replica=replica)
         wire.load(scripts)
     except BaseException as exc:
         wire.close()
@@ -242,6 +252,13 @@ def open_connection(
             raise
         raise error from exc
     return wire
+
+
+def _while_silent(route: Route, endpoint: Endpoint, on_silence: Callable[[], None] | None) -> None:
+    if not route.leads_to(endpoint):
+        raise Lost(MOVED, innocent=True)
+    if on_silence is not None:
+        on_silence()
 
 
 def _why_not(error: BaseException, name: str) -> WorqrError | None:
@@ -261,8 +278,7 @@ def _greet(wire: Wire, client_name: str, name: str, *, replica: bool) -> None:
     wire.facts = check_facts(answers, name, replica=replica)
 
 
-def _raw(settings: LinkSettings, endpoint: Endpoint, timeout: float | None) -> _Raw:
-    address = settings.address
+def _raw(settings: LinkSettings, address: Address, endpoint: Endpoint, timeout: float | None) -> _Raw:
     options: dict[str, Any] = {
         "db": address.db,
         "username": address.username or None,

@@ -167,6 +167,9 @@ class Heart(Generic[R]):
         call = self._make(self.beats, self._loop.turning)
         try:
             wire = self._wire
+            if wire is not None and not self._route.leads_to(wire.endpoint):
+                self._drop()
+                wire = None
             if wire is None:
                 look = self._while_silent
                 wire = self._wire = open_connection(

@@ -31,6 +31,7 @@ from worqr.link.pipe import Pipe, Posted
 from worqr.link.request import Owner, Request
 from worqr.link.routes import Route, route_to
 from worqr.link.scribe import Scribe
+from worqr.link.sentinel import SentinelRoute
 from worqr.link.settings import LinkSettings
 from worqr.link.subscriptions import Subscriptions
 from worqr.link.topology import ShardRoute
@@ -65,6 +66,9 @@ class Link:
         self.mailbox: Mailbox = mailbox
         self._scribe = Scribe()
         self._route: Route = route_to(settings)
+        self._sentinels: SentinelRoute | None = None
+        if settings.address.topology == "sentinel":
+            self._route = self._sentinels = SentinelRoute(settings, self._scribe, self._moved)
         self._pipe: Pipe | ClusterPipes
         self.subscriptions: Subscriptions | ClusterSubscriptions
         if settings.clustered:
@@ -103,6 +107,8 @@ class Link:
         self._started = True
         try:
             self._scribe.start()
+            if self._sentinels is not None:
+                self._sentinels.start()
             self._pipe.start()
         except RuntimeError as exc:
             self.close()
@@ -260,9 +266,17 @@ class Link:
         self._closed = True
         for heart in self._hearts:
             heart.stop()
+        if self._sentinels is not None:
+            self._sentinels.close()
         self.subscriptions.close()
         self._pipe.close()
         self._scribe.stop()
+
+    def _moved(self) -> None:
+        """In the thread that asks the Sentinels: the primary is another server than before. Hearts look at every beat."""
+        if isinstance(self._pipe, Pipe) and isinstance(self.subscriptions, Subscriptions):
+            self._pipe.reconsider()
+            self.subscriptions.ring()
 
     def _check(self) -> None:
         """Raise why nothing can be sent any more, if so; a copy, because a traceback belongs to one task."""
@@ -274,6 +288,8 @@ class Link:
         error = UsageError(
             "this mesh was connected before a fork: its threads stayed in the parent; connect anew in the child"
         )
+        if self._sentinels is not None:
+            self._sentinels.poison()
         self._pipe.poison(error)
         self.subscriptions.poison(error)
         for heart in self._hearts:

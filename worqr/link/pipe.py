@@ -162,6 +162,10 @@ class Pipe:
         if self._thread is not threading.current_thread():
             self._thread.join(_END_WAIT)
 
+    def reconsider(self) -> None:
+        """The server may be elsewhere by now: go there at once, if so."""
+        self.tell(self.uplink.reconsider)
+
     def poison(self, error: WorqrError) -> None:
         """In a forked child: the thread does not exist here, and the socket is the parent's."""
         self.ended = error

@@ -30,6 +30,10 @@ class Route(Protocol):
         """
         ...
 
+    def leads_to(self, endpoint: Endpoint) -> bool:
+        """Is it (still) there, as far as we know? Returns at once."""
+        ...
+
     def doubt(self) -> None:
         """A connection was lost, refused or sent elsewhere: the server may have moved. Returns at once."""
         ...
@@ -46,6 +50,9 @@ class Fixed:
 
     def find(self, on_silence: Silence | None = None) -> Endpoint:
         return self._endpoint
+
+    def leads_to(self, endpoint: Endpoint) -> bool:
+        return True
 
     def doubt(self) -> None:
         pass

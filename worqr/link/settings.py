@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -88,6 +88,11 @@ class Address:
     @property
     def path(self) -> str:
         return self.seeds[0].path
+
+    @property
+    def of_sentinels(self) -> Address:
+        """The same, as whom we go to the Sentinels: they have users of their own, and no databases."""
+        return replace(self, db=0, username=self.sentinel_username, password=self.sentinel_password)
 
     @classmethod
     def parse(cls, url: str) -> Address:

@@ -24,7 +24,7 @@ from typing import Protocol
 
 from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrError
 from worqr.link.channels import Channels, Command, Listener
-from worqr.link.connection import Wire, open_connection, pack
+from worqr.link.connection import MOVED, Wire, open_connection, pack
 from worqr.link.faults import Kind, Lost, Refused
 from worqr.link.mailbox import Mailbox, Waiter, wake_all
 from worqr.link.outage import pause_after
@@ -181,7 +181,7 @@ class Subscriptions:
             self._ensure_thread()
         before, subscription.ear = subscription.ear, Ear(subscription, self)
         self._orders.put((subscription.ear, True))
-        self._ring()
+        self.ring()
         if before is not None:
             before.hub.let_go(before)
 
@@ -193,7 +193,7 @@ class Subscriptions:
         """Listen no more for this one. From any thread."""
         if self.ended is None:
             self._orders.put((ear, False))
-            self._ring()
+            self.ring()
 
     def close(self) -> None:
         """End the thread; whoever waits for a confirmation gets Unavailable. Idempotent."""
@@ -203,7 +203,7 @@ class Subscriptions:
             self.ended = Unavailable(f"the link to {self._settings.address.redacted} was closed")
         thread, wire = self._thread, self._wire
         if thread is not None:
-            self._ring()
+            self.ring()
             if wire is not None:
                 wire.interrupt()
             if thread is not threading.current_thread():
@@ -239,7 +239,8 @@ class Subscriptions:
             raise Unavailable(f"cannot listen to channels ({exc}): this process is at its limit (ulimit -u)") from exc
         self._thread, self._bell = thread, bell
 
-    def _ring(self) -> None:
+    def ring(self) -> None:
+        """Have the thread look for orders, and whether the server is elsewhere by now. From any thread."""
         try:
             if self._bell is not None:
                 self._bell.send(b"!")
@@ -290,6 +291,8 @@ class Subscriptions:
                 ready = selector.select(max(heard + quiet - time.monotonic(), 0) if self._channels else None)
                 rung = self._answer_bell(ready, listener)
                 if rung:
+                    if not self._route.leads_to(wire.endpoint):
+                        raise Lost(MOVED, innocent=True)
                     if not self._channels:
                         heard, pinged = time.monotonic(), False  # nobody listened, so nobody looked
                     self._take_orders()

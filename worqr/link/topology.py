@@ -260,6 +260,9 @@ class ShardRoute:
             raise Unavailable(self._topology.why or f"no node of the cluster is known to have slot {self._slot}")
         return owner
 
+    def leads_to(self, endpoint: Endpoint) -> bool:
+        return self._topology.owner(self._slot) in (endpoint, None)
+
     def doubt(self) -> None:
         self._topology.doubt()
 

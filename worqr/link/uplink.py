@@ -21,7 +21,7 @@ from functools import partial
 
 from worqr.errors import Unavailable, WorqrBug, WorqrError
 from worqr.link.backlog import Backlog
-from worqr.link.connection import Wire, open_connection
+from worqr.link.connection import MOVED, Wire, open_connection
 from worqr.link.dialect import as_sent
 from worqr.link.exchange import Exchange, exchange
 from worqr.link.faults import Lost
@@ -95,6 +95,7 @@ class Uplink:
         self._backlog = backlog
         self._hooks = hooks
         self._closed = False
+        self._attempt = 0
         self._holds = 0
         self._noscript_rounds = 0
         self._load_first: dict[str, Script] = {}
@@ -215,17 +216,31 @@ class Uplink:
             self.route.doubt()
             self._hooks.lost()
 
+    def reconsider(self) -> None:
+        """The server may be elsewhere by now: go there at once, if so."""
+        wire = self.wire
+        if wire is not None and self.route.leads_to(wire.endpoint):
+            return
+        if self._backlog.in_flight:  # somebody reads at this moment
+            raise Lost(MOVED, innocent=True)
+        if wire is not None:
+            self._lose(MOVED, quiet=True)
+        self._attempt += 1  # one that leads to the old place may hang there for seconds: nobody waits for it any more
+        self.dialling = False
+        self.outage.next_try = time.monotonic()
+
     # Making it
 
     def dial(self) -> None:
         """Begin an attempt to connect."""
         self.dialling = True
+        self._attempt += 1
         try:
-            threading.Thread(target=self._dial_once, name="worqr-dial", daemon=True).start()
+            threading.Thread(target=self._dial_once, args=(self._attempt,), name="worqr-dial", daemon=True).start()
         except RuntimeError:  # no more threads to be had: do it here, and expire late
-            self._dial_once()
+            self._dial_once(self._attempt)
 
-    def _dial_once(self) -> None:
+    def _dial_once(self, attempt: int) -> None:
         """In the dialling thread."""
         wire: Wire | None = None
         error: WorqrError | None = None
@@ -237,14 +252,18 @@ class Uplink:
         except BaseException as exc:
             error = WorqrBug(f"connecting failed ({type(exc).__name__}: {exc}); please report this")
             error.__cause__ = exc
-        self._hooks.tell(partial(self._dialled, wire, error))
+        self._hooks.tell(partial(self._dialled, attempt, wire, error))
 
     def _give_up(self) -> None:
         """While a server that was dialled is silent."""
         if self._closed:
             raise Lost("the link was closed", innocent=True)
 
-    def _dialled(self, wire: Wire | None, error: WorqrError | None) -> None:
+    def _dialled(self, attempt: int, wire: Wire | None, error: WorqrError | None) -> None:
+        if attempt != self._attempt:
+            if wire is not None:
+                wire.close()
+            return
         self.dialling = False
         if wire is not None:
             if self._closed:

@@ -1,0 +1,321 @@
+"""Where the primary of a service is, as its Sentinels say: a thread asks them all every second, and at once if somebody doubts.
+
+Here: `SentinelRoute`. Not here: what a move means for the connections that stand (`link` tells them).
+
+Each Sentinel has its own view. After a failover the one that led it knows first; the others follow within a second; one that was
+cut off goes on naming the old primary, perhaps for hours, and the old primary goes on taking writes that will be lost. Sentinels
+number their decisions (the config-epoch), so the highest number wins. A majority is not asked for: it decided when it made that
+number. A Sentinel that falls silent is believed for a while longer, so that a stale one cannot win because the others restart;
+but not for ever, so that Sentinels that were set up anew, and count from 0, are followed in the end.
+
+What is found is a hint: `connection` asks the server itself whether it is a primary.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from worqr.errors import RefusedByServer, Unavailable, WorqrError
+from worqr.link.connection import Wire, open_connection
+from worqr.link.faults import Lost, Refused
+from worqr.link.routes import Fixed, Silence
+from worqr.link.scribe import Scribe
+from worqr.link.settings import Endpoint, LinkSettings
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+_TIMEOUT = 1.0  # seconds for connecting to a Sentinel, and for its answer
+_LOOK_EVERY = 1.0  # seconds between looks: what is written to a primary that was replaced is lost
+_LOOK_AGAIN = 0.25  # seconds between looks while somebody doubts, at least
+_LEARN_EVERY = 30.0  # seconds between questions for the other Sentinels
+_BELIEVED = 30.0  # seconds that the last answer of a silent Sentinel counts
+_TRY_AGAIN = 10.0  # seconds that a silent Sentinel is left alone, while others answer
+_FIND = 3.0  # seconds that somebody waits for the first look
+_SLICE = 0.1  # seconds: how late the end may be noticed
+_END_WAIT = 0.2  # seconds that closing waits for the thread; only one that is just connecting takes longer
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What one Sentinel said: who is the primary, by which decision, and when (monotonic) it said so."""
+
+    primary: Endpoint
+    epoch: int
+    at: float
+
+
+class SentinelRoute:
+    """The route to the primary of a service. Readable from any thread.
+
+    Attributes:
+        name: the URL without its secrets.
+        primary: where it is, as far as we know.
+
+    Args:
+        moved: called in the thread when the primary is another one than before.
+    """
+
+    def __init__(self, settings: LinkSettings, scribe: Scribe, moved: Callable[[], None]) -> None:
+        self.name: str = settings.address.redacted
+        self.primary: Endpoint | None = None
+        self._settings = settings
+        self._scribe = scribe
+        self._moved = moved
+        self._sentinels: dict[Endpoint, Sentinel] = {}
+        self._error: WorqrError = Unavailable("no Sentinel has answered yet")
+        self._blind_since: float | None = None
+        self._looked = threading.Event()
+        self._doubted = threading.Event()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="worqr-sentinel", daemon=True)
+        self._know(settings.address.seeds)
+
+    def find(self, on_silence: Silence | None = None) -> Endpoint:
+        """Where the primary is, as far as we know; waits for the first look, if need be.
+
+        Raises:
+            Unavailable: no Sentinel answers. RefusedByServer: none knows the service, or lets us ask.
+        """
+        end = time.monotonic() + _FIND
+        while not self._looked.wait(_SLICE) and time.monotonic() < end:
+            if on_silence is not None:
+                on_silence()
+        primary, error = self.primary, self._error
+        if primary is None:
+            raise type(error)(*error.args) from error.__cause__
+        return primary
+
+    def leads_to(self, endpoint: Endpoint) -> bool:
+        return endpoint == self.primary
+
+    def doubt(self) -> None:
+        """It was not there, or is no primary: look at once."""
+        self._doubted.set()
+
+    def start(self) -> None:
+        """Begin to look. Raises RuntimeError if the system gives us no thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._ended.set()
+        self._doubted.set()
+        self._looked.set()
+        for sentinel in tuple(self._sentinels.values()):
+            sentinel.interrupt()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(_END_WAIT)
+
+    def poison(self) -> None:
+        """In a forked child: the thread does not exist here, and the sockets are the parent's."""
+        self._ended.set()
+        for sentinel in self._sentinels.values():
+            sentinel.abandon()
+
+    # The thread
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            self._doubted.clear()
+            try:
+                self.look_once()
+            except Exception as exc:  # a bug must cost a look, not every look from now on
+                self._scribe.log(logger, logging.ERROR, "link.sentinel: a bug; looking again", error=exc)
+            self._looked.set()
+            self._ended.wait(_LOOK_AGAIN)
+            self._doubted.wait(_LOOK_EVERY - _LOOK_AGAIN)
+        for sentinel in self._sentinels.values():
+            sentinel.close()
+
+    def look_once(self) -> None:
+        """Ask them all, and believe the best. Those that were silent before come last, so that nobody waits for them."""
+        asked, errors = set[Sentinel](), list[WorqrError]()
+        while some := [each for each in self._sentinels.values() if not (each.silences or each in asked)]:
+            self._ask(some, errors)
+            asked.update(some)
+        self._decide()
+        answered = len(errors) < len(asked)
+        now = time.monotonic()
+        silent = [each for each in self._sentinels.values() if each.silences and each not in asked]
+        silent = [each for each in silent if not answered or each.not_before <= now]
+        self._ask(silent, errors)
+        self._decide()
+        answered = len(errors) < len(asked) + len(silent)
+        if answered:
+            self._forget()
+        if not self._ended.is_set():
+            self._tell(errors, answered=answered)
+
+    def _ask(self, sentinels: list[Sentinel], errors: list[WorqrError]) -> None:
+        for sentinel in sentinels:
+            try:
+                sentinel.ask(self._settings, self._while_silent)
+            except WorqrError as error:
+                errors.append(error)
+            self._know(sentinel.others)
+
+    def _while_silent(self) -> None:
+        if self._ended.is_set():
+            raise Lost("the link was closed", innocent=True)
+
+    def _know(self, endpoints: Iterable[Endpoint]) -> None:
+        new = {endpoint: Sentinel(endpoint) for endpoint in endpoints if endpoint not in self._sentinels}
+        if new:
+            self._sentinels = self._sentinels | new  # another one, because somebody may be looking at the old one
+
+    def _forget(self) -> None:
+        """Those that are silent, and that nobody else knows any more."""
+        known = {*self._settings.address.seeds}
+        known.update(*(each.others for each in self._sentinels.values() if not each.silences))
+        for endpoint, sentinel in tuple(self._sentinels.items()):
+            if sentinel.silences and endpoint not in known:
+                self._sentinels = {each: other for each, other in self._sentinels.items() if each != endpoint}
+
+    def _decide(self) -> None:
+        """The primary by the highest decision; between Sentinels that disagree about one, by most; then the one we have."""
+        oldest = time.monotonic() - _BELIEVED
+        views = [each.view for each in self._sentinels.values() if each.view is not None and each.view.at > oldest]
+        if not views:
+            return
+        epoch = max(view.epoch for view in views)
+        votes = Counter(view.primary for view in views if view.epoch == epoch)
+        before = self.primary
+        best = max(votes, key=lambda primary: (votes[primary], primary == before))
+        if best != before:
+            self.primary = best
+            self._looked.set()
+            if before is not None:
+                text = "link.moved: the primary of %s is at %s now; it was at %s"
+                self._scribe.log(logger, logging.INFO, text, self.name, str(best), str(before))
+                self._moved()
+
+    def _tell(self, errors: list[WorqrError], *, answered: bool) -> None:
+        """Say why nobody knows, for those who ask; and once in the log, if there is a primary to go on with."""
+        if answered:
+            if self._blind_since is not None:
+                gone = time.monotonic() - self._blind_since
+                text = "link.sighted: the Sentinels of %s answer again after %.1f s"
+                self._scribe.log(logger, logging.INFO, text, self.name, gone)
+            self._blind_since = None
+            return
+        refusals = [error for error in errors if not isinstance(error, Unavailable)]
+        first = str((refusals or errors)[0]) if errors else "the link was closed"
+        self._error = refusals[0] if refusals and len(refusals) == len(errors) else Unavailable(first)
+        if self.primary is not None and self._blind_since is None and not self._ended.is_set():
+            self._blind_since = time.monotonic()
+            text = "link.blind: no Sentinel of %s answers (%s); going on with the primary at %s, wherever it may have moved"
+            self._scribe.log(logger, logging.WARNING, text, self.name, first, str(self.primary))
+
+
+class Sentinel:
+    """One of them, and the connection to it. Used by the thread alone, but for `interrupt`.
+
+    Attributes:
+        view: what it said last.
+        others: the other Sentinels it knows of.
+        silences: how often in a row it did not answer.
+        not_before: when to try again, if others answer (monotonic).
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.view: View | None = None
+        self.others: frozenset[Endpoint] = frozenset()
+        self.silences: int = 0
+        self.not_before: float = 0.0
+        self._endpoint = endpoint
+        self._wire: Wire | None = None
+        self._learned_at = 0.0
+
+    def ask(self, settings: LinkSettings, on_silence: Silence) -> None:
+        """Have its view, and now and then the others it knows of.
+
+        Raises:
+            Unavailable: it does not answer. RefusedByServer: it is none, does not know the service, or does not let us ask.
+        """
+        try:
+            wire = self._wire
+            if wire is None:
+                route = Fixed(f"Sentinel {self._endpoint}", self._endpoint)
+                wire = self._wire = open_connection(
+                    settings, route, "sentinel", timeout=_TIMEOUT, on_silence=on_silence, sentinel=True
+                )
+                self._learned_at = 0.0
+            self._exchange(wire, settings.address.service)
+        except (Lost, WorqrError) as error:
+            self.close()
+            self.silences += 1
+            self.not_before = time.monotonic() + _TRY_AGAIN
+            if isinstance(error, Lost):
+                raise Unavailable(f"Sentinel {self._endpoint}: {error.cause}") from error
+            raise
+        self.silences = 0
+
+    def _exchange(self, wire: Wire, service: str) -> None:
+        now = time.monotonic()
+        learn = not self._learned_at or now - self._learned_at > _LEARN_EVERY
+        place, facts, others = wire.exchange(
+            [
+                ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service),
+                ("SENTINEL", "MASTER", service),
+                ("SENTINEL", "SENTINELS", service) if learn else ("PING",),
+            ]
+        )
+        if isinstance(place, Refused):
+            raise RefusedByServer(
+                f"the server at {self._endpoint} is no Sentinel, or does not let us ask ({place}); for a server that stands "
+                "alone write redis://, and name a user of the Sentinels in sentinel_username and sentinel_password"
+            )
+        if not place:
+            self.view = None
+            raise RefusedByServer(self._unknown(wire, service))
+        self.view = View(_endpoint(place[0], place[1]), _number(facts, b"config-epoch"), now)
+        if learn and isinstance(others, list):
+            self._learned_at = now
+            known = [_fields(each) for each in cast("list[Any]", others)]
+            self.others = frozenset(_endpoint(each[b"ip"], each[b"port"]) for each in known if each.get(b"port"))
+
+    def _unknown(self, wire: Wire, service: str) -> str:
+        """It watches something else."""
+        (masters,) = wire.exchange([("SENTINEL", "MASTERS")])
+        names: list[str] = []
+        if isinstance(masters, list):
+            names = [_fields(each).get(b"name", b"").decode("utf-8", "replace") for each in cast("list[Any]", masters)]
+        known = f"; it knows {', '.join(map(repr, sorted(names)))}" if names else ""
+        return f"the Sentinel at {self._endpoint} knows no service {service!r}{known}"
+
+    def interrupt(self) -> None:
+        """From another thread: it waits no longer for an answer."""
+        wire = self._wire
+        if wire is not None:
+            wire.interrupt()
+
+    def abandon(self) -> None:
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.abandon()
+
+    def close(self) -> None:
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.close()
+
+
+def _endpoint(host: bytes, port: bytes) -> Endpoint:
+    return Endpoint(host.decode("utf-8", "replace"), int(port))
+
+
+def _fields(flat: Any) -> dict[bytes, bytes]:
+    """Names and values in turn, as Sentinels answer."""
+    words = cast("list[bytes]", flat) if isinstance(flat, list) else []
+    return dict(zip(words[::2], words[1::2], strict=False))
+
+
+def _number(flat: Any, name: bytes) -> int:
+    text = _fields(flat).get(name, b"")
+    return int(text) if text.isdigit() else 0
