@@ -30,6 +30,7 @@ from benchmarks import (
     recovery,
     startup,
     storm,
+    threads,
 )
 from benchmarks.measuring import Plan, Table
 from benchmarks.report import machine, print_table, write_json, write_markdown
@@ -55,6 +56,7 @@ SUBJECTS: dict[str, Callable[[Plan, EmbeddedServer], Awaitable[list[Table]]]] = 
     "startup": startup.measure,
     "processes": processes.measure,
     "places": places.measure,
+    "threads": threads.measure,
 }
 LONGEST = 600.0
 """Seconds that one subject may take at most; each takes one to three minutes."""

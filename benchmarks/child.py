@@ -6,6 +6,7 @@ monotonic clock, which all processes share.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -86,6 +87,66 @@ async def answer() -> None:
         say(repr(time.process_time()))
 
 
+def telling(name: str, socket: str, count: int) -> worqr.Mesh:
+    """A mesh that serves two queues: ``NAME-drain`` tells tasks per second after `count` tasks, ``NAME-pickup`` latencies."""
+    mesh = worqr.Mesh(f"unix://{socket}")
+    seen, began = 0, 0.0
+
+    @mesh.task(name=f"{name}-drain")
+    async def tell_rate(task: bytes, /) -> None:
+        nonlocal seen, began
+        if not seen:
+            began = time.perf_counter()
+        seen += 1
+        if seen == count:
+            seen = 0
+            say(repr(count / (time.perf_counter() - began)))
+
+    @mesh.task(name=f"{name}-pickup")
+    async def pick_up(task: bytes, /) -> None:
+        await tell_latency(task)
+
+    return mesh
+
+
+async def joined(*, name: str, socket: str, count: int, concurrency: int) -> None:
+    """A peer that has the only loop of its process."""
+    stdin = trio.lowlevel.FdStream(os.dup(0))
+    async with telling(name, socket, count).join(concurrency=concurrency, grace=0):
+        say("ready")
+        while await stdin.receive_some(100):
+            say("ok")
+
+
+def joined_in_thread(*, name: str, socket: str, count: int, concurrency: int) -> None:
+    """A peer in a thread, while the main thread runs asyncio, which is told to be ``busy`` or ``idle``."""
+    asyncio.run(_beside_asyncio(telling(name, socket, count).join_in_thread(concurrency=concurrency, grace=0)))
+
+
+async def _beside_asyncio(peer: worqr.ThreadPeer) -> None:
+    loop = asyncio.get_running_loop()
+    busy, ended = asyncio.Event(), asyncio.Event()
+
+    def hear() -> None:
+        line = os.read(0, 100)
+        (busy.set if line == b"busy\n" else busy.clear)()
+        if line:
+            say("ok")
+        else:
+            ended.set()
+            busy.set()
+
+    async with peer:
+        loop.add_reader(0, hear)
+        say("ready")
+        while not ended.is_set():
+            await busy.wait()
+            until = time.perf_counter() + 0.001
+            while time.perf_counter() < until:
+                pass
+            await asyncio.sleep(0.001)
+
+
 def listener(*, socket: str, channel: str) -> None:
     """A bare subscriber: tells how long each message, which is the time it was sent at, was under way."""
     pubsub = redis.Redis(unix_socket_path=socket).pubsub(ignore_subscribe_messages=True)
@@ -128,10 +189,11 @@ def stand_ins(*, socket: str, queue: str, count: int) -> None:
 def main(role: str, options: str) -> None:
     logging.basicConfig(level=logging.ERROR, format=f"{role}: %(message)s")
     settings = json.loads(options)
-    if role == "peers":
-        trio.run(partial(peers, **settings))
+    if role in {"peers", "joined"}:
+        trio.run(partial({"peers": peers, "joined": joined}[role], **settings))
     else:
-        {"listener": listener, "beater": beater, "stand_ins": stand_ins}[role](**settings)
+        roles = {"listener": listener, "beater": beater, "stand_ins": stand_ins, "joined_in_thread": joined_in_thread}
+        roles[role](**settings)
 
 
 if __name__ == "__main__":

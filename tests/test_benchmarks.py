@@ -36,6 +36,8 @@ TITLES = (
     "startup:",
     "processes:",
     "places:",
+    "threads: no-op",
+    "threads: pick-up",
 )
 
 
