@@ -15,7 +15,7 @@ import re
 
 from worqr.errors import RefusedByServer, WorqrError
 from worqr.link.redis_py import redis_py
-from worqr.link.tls import tls_hint
+from worqr.link.tls import is_silent_handshake, tls_hint
 
 
 class Kind(enum.Enum):
@@ -49,7 +49,7 @@ _KINDS = {
 _WRAPPED = re.compile(rf"(?:^|[\s:])-({'|'.join(_KINDS)})\b")
 _ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
 _SCRIPT_PLACE = re.compile(r"\s*script:[ 0-9a-f,]*on @user_script:\d+\.?")
-_DENIED = re.compile(r"^NOPERM |ACL failure in script|The user executing the script can't ")
+_DENIED = re.compile(r"ACL failure in script|The user executing the script can't ")
 _LONGEST_TEXT = 300  # more than any of the server's own messages; a payload that got in is cut
 
 
@@ -81,12 +81,12 @@ class Refused(Exception):
 def refusal(error: BaseException) -> Refused:
     """Sort an error reply."""
     text = _clean(str(error))
-    if _DENIED.search(text):  # in a script many servers say neither which command nor which key
-        text += "; ACL LOG on the server names what is missing"
     word: str | None = getattr(error, "status_code", None)
     if word is None:
         first, _, rest = text.partition(" ")
         word, text = (first, rest) if first.isupper() else ("ERR", text)
+    if word == "NOPERM" or _DENIED.search(text):  # some say neither which command nor which key, in a script at least
+        text += "; ACL LOG on the server names what is missing"
     kind = _KINDS.get(word)
     if kind is None:
         wrapped = _WRAPPED.search(text)
@@ -102,6 +102,8 @@ def loss(error: BaseException) -> Lost:
     innocent = isinstance(error, redis_errors.BusyLoadingError | redis_errors.AuthenticationError)
     if "Too many open files" in text:
         text += " (raise the limit of this process: ulimit -n)"
+    if is_silent_handshake(error):
+        text += " (is TLS spoken at this port?)"
     return Lost(f"{word} {text}" if word else text, innocent=innocent)
 
 

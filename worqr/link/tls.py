@@ -47,6 +47,14 @@ def tls_hint(error: BaseException) -> str | None:
     return None if inner is None else _REASONS.get(inner.reason)
 
 
+def is_silent_handshake(error: BaseException) -> bool:
+    """Did the other side take our first bytes and say nothing? A server that expects no TLS waits for more of them."""
+    inner: BaseException | None = error
+    while inner is not None and "handshake operation timed out" not in str(inner):
+        inner = inner.__cause__ or inner.__context__
+    return inner is not None
+
+
 def check_tls_files(options: Mapping[str, str], shown: str) -> None:
     """See that the certificates and the key of these options are there, can be read, and belong together.
 

@@ -1,0 +1,753 @@
+"""The users of docs/security.md: each may do what its role does, nothing of it is idle, and what a user may not do is told."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shlex
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import trio
+
+import worqr
+from tests.clusters import cluster_of
+from tests.ops.driver import Desk
+from tests.ops.scene import Scene, next_call, reset_scene, set_scene
+from tests.patience import PATIENCE
+from tests.peer.tools import QUICK, eventually, serving, until
+from tests.servers import Server
+from worqr import ops
+from worqr.call import Call
+from worqr.keys import MARKER, QueueKeys, RegistryKeys
+from worqr.lua import all_scripts, script
+
+PAGE = Path(__file__).parent.parent / "docs" / "security.md"
+SECRET = "s3cret/w0rd"
+QUOTED = "s3cret%2Fw0rd"
+
+OPERATORS_ONLY = {
+    *("pause", "resume", "pause_schedule", "delete_queue", "cancel_all", "list_tasks", "list_claims", "list_workers"),
+    *("list_aside", "find_aside", "retry_aside", "drop_aside"),
+}
+SCRIPTS = {
+    "producer": {
+        *("enqueue", "dispatch_jobs", "cancel_job", "cancel_task", "list_marks", "job_status", "read_result"),
+        "note_queues",
+    },
+    "peer": {each.name for each in all_scripts()} - OPERATORS_ONLY,
+    "operator": {
+        *OPERATORS_ONLY,
+        *("cancel_job", "cancel_task", "list_marks", "job_status", "read_result", "note_queues"),
+        *("list_queues", "inspect", "list_schedules", "purge_queue"),
+    },
+}
+"""What the programs of each role send."""
+
+BESIDE = {"evalsha", "script|load", "client|setname", "info", "ping", "subscribe", "unsubscribe"}
+"""What a link sends beside its scripts, and, outside of them, nothing else."""
+
+
+# The lines of the page
+
+
+def lines() -> dict[str, list[str]]:
+    """User -> the rules that the page gives it."""
+    found: dict[str, list[str]] = {}
+    for code in re.findall(r"```sh\n(redis-cli ACL SETUSER .*?)```", PAGE.read_text("utf-8"), re.DOTALL):
+        words = shlex.split(code.replace("\\\n", " "))
+        assert words[:3] == ["redis-cli", "ACL", "SETUSER"]
+        found[words[3]] = words[4:]
+    return found
+
+
+ROLES = ("producer", "peer", "operator")
+
+
+def commands_in(rules: list[str]) -> set[str]:
+    return {command for rule in rules for command in re.findall(r"\+([\w|]+)", rule)}
+
+
+def patterns_in(rules: list[str]) -> list[str]:
+    return [pattern for rule in rules for pattern in re.findall(r"[%RW]*~[^ )]+|&[^ )]+", rule)]
+
+
+def without(rules: list[str], item: str) -> list[str]:
+    """The rules but for one command (``+get``) or pattern, wherever it stands."""
+    alone = rf"(?<![^ (]){re.escape(item)}(?![^ )])"
+    return [left for rule in rules if (left := re.sub(alone, "", rule)).strip()]
+
+
+class Users:
+    """Users of one test, on its server and under its prefix."""
+
+    def __init__(self, server: Server, prefix: str) -> None:
+        self.server = server
+        self.prefix = prefix
+        self.client = server.client()
+        self._made: set[str] = set()
+
+    def grant(self, role: str, rules: list[str] | None = None) -> str:
+        """Make the user anew, as the page says or by these rules; answers a URL."""
+        name = f"{self.prefix}-{role}"
+        for_us = [
+            rule.replace("worqr:", f"{self.prefix}:")
+            .replace("{worqr}", f"{{{self.prefix}}}")
+            .replace(">secret", f">{SECRET}")
+            for rule in (lines()[role] if rules is None else rules)
+        ]
+        self.client.execute_command("ACL", "SETUSER", name, *for_us)
+        self._made.add(name)
+        return self.server.tcp_url.replace("redis://", f"redis://{name}:{QUOTED}@").removesuffix("/0")
+
+    def change(self, role: str, *rules: str) -> None:
+        self.client.execute_command("ACL", "SETUSER", f"{self.prefix}-{role}", *rules)
+
+    def cut(self, role: str) -> None:
+        """End all connections of a user."""
+        self.client.execute_command("CLIENT", "KILL", "USER", f"{self.prefix}-{role}")
+
+    def mesh(self, role: str, **settings: Any) -> worqr.Mesh:
+        return worqr.Mesh(self.grant(role), **{"prefix": self.prefix, "patience": PATIENCE, **settings})
+
+    def by_hand(self, role: str) -> redis.Redis:
+        return self.server.client(username=f"{self.prefix}-{role}", password=SECRET, driver_info=None)
+
+    def denied(self) -> list[tuple[str, str, str]]:
+        """What our users were refused: role, reason and object. Sees what scripts swallow, too."""
+        mine = (entry for entry in self.client.acl_log() if str(entry["username"]).startswith(f"{self.prefix}-"))
+        return sorted((str(e["username"]).removeprefix(f"{self.prefix}-"), e["reason"], e["object"]) for e in mine)
+
+    def close(self) -> None:
+        for name in self._made:
+            self.client.execute_command("ACL", "DELUSER", name)
+
+
+@pytest.fixture
+def users(server: Server, prefix: str) -> Iterator[Users]:
+    """`Users`. Nothing that they were refused may be left unmentioned: see `denied`."""
+    made = Users(server, prefix)
+    made.client.execute_command("ACL", "LOG", "RESET")
+    yield made
+    made.close()
+
+
+# Which commands there are
+
+
+def reachable(source: str) -> set[str]:
+    """The commands that a script can come to: of its body, and of the shared functions that are called from there."""
+    parts = re.split(r"^(?=local function \w+\()|(?<=^end\n)", source, flags=re.MULTILINE)
+    functions = {name[1]: part for part in parts if (name := re.match(r"local function (\w+)\(", part))}
+    todo, seen, found = ["\n".join(part for part in parts if part not in functions.values())], set[str](), set[str]()
+    while todo:
+        body = todo.pop()
+        for call in re.findall(r"redis\.p?call\((.*)", body):
+            first, other, after = re.match(
+                r"(?:\w+ and )?'([A-Z_]+)'(?: or '([A-Z_]+)')?(?:, '([A-Z]+)')?", call
+            ).groups()
+            found |= {f"{first}|{after}"} if first == "PUBSUB" else {first, other} - {None}
+        called = set(re.findall(r"\b(\w+)\(", body)) & functions.keys() - seen
+        seen |= called
+        todo += [functions[name] for name in called]
+    return {command.lower() for command in found}
+
+
+NEVER = {"operator": {"rpush", "zadd"}}
+"""What a script of a role shares with others and cannot come to here: an operator puts tasks to the back, and at once."""
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_has_the_commands_of_its_scripts_and_no_other(role: str) -> None:
+    needed = set().union(*(reachable(script(name).source) for name in SCRIPTS[role]))
+    assert commands_in(lines()[role]) == needed - NEVER.get(role, set()) | BESIDE
+
+
+def test_no_role_has_a_command_that_reaches_beyond_its_keys() -> None:
+    everything = set().union(*(commands_in(rules) for rules in lines().values()))
+    assert not everything & {
+        "eval",
+        "keys",
+        "scan",
+        "flushall",
+        "flushdb",
+        "config",
+        "script",
+        "client",
+        "function",
+        "acl",
+    }
+    for rules in lines().values():
+        assert rules[0] == "reset"
+        assert not [rule for rule in rules if rule.startswith(("+@", "allkeys", "allchannels", "~*", "&*"))]
+
+
+# Scripts
+
+
+def seated(users: Users) -> Desk:
+    return Desk(users.client, users.prefix)
+
+
+def more_calls(q: QueueKeys, g: RegistryKeys, scene: Scene) -> dict[str, list[Call[Any]]]:
+    """What the calls of the scene leave out: the other side of an option."""
+    kept, other, failures = (
+        {"result_ttl": "60000"},
+        QueueKeys(q.prefix, "Q2"),
+        QueueKeys(q.prefix, q.queue, failures=True),
+    )
+    return {
+        "enqueue": [ops.enqueue(q, [b"f", MARKER], front=True, max_length=1000)],
+        "dispatch_jobs": [
+            ops.dispatch_jobs(q, [({"id": "new2", "front": True, "unique_for": 60_000, "fields": kept}, b"")]),
+            ops.dispatch_jobs(q, [({"id": "due", "delay": 60_000, "max_length": 1000, "fields": kept}, b"")]),
+            ops.dispatch_jobs(q, [({"id": "done", "delay": 60_000}, b"")]),
+            ops.dispatch_jobs(other, [({"delay": 60_000}, b"")]),
+        ],
+        "cancel_job": [ops.cancel_job(q, job, "why") for job in ("waits", "due", "done")],
+        "cancel_task": [ops.cancel_task(q, b"stale"), ops.cancel_task(q, b"marked")],
+        "job_status": [ops.job_status(q, job, 0) for job in ("waits", "done", f"@{scene.broken}", "nobody")],
+        "read_result": [ops.read_result(q, job, 0) for job in ("done", "nobody")],
+        "list_aside": [ops.list_aside(q, "broken", 9, after=1, after_ms=1)],
+        "pause_schedule": [ops.pause_schedule(g, "s", paused=False)],
+        "fail_worker": [ops.fail_worker(q, "C", 99)],
+        "stop_work": [ops.stop_work(q, "A", 99)],
+        "list_tasks": [ops.list_tasks(failures, 9)],
+    }
+
+
+def play(desk: Desk, scene: Scene, name: str, client: redis.Redis) -> None:
+    """Send every call of one script through `client`; a refusal is for the server's ACL LOG to tell."""
+    reset_scene(desk, scene)
+    for call in [next_call(desk, scene, name), *more_calls(desk.q, desk.g, scene).get(name, ())]:
+        own, desk.client = desk.client, client
+        try:
+            desk.send(call)
+        except redis.ResponseError as error:
+            if "permission" not in str(error) and "executing the script" not in str(error):
+                raise
+        finally:
+            desk.client = own
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.leaves("*")
+def test_the_rights_of_a_role_are_enough_for_its_scripts(users: Users, role: str) -> None:
+    desk = seated(users)
+    scene = set_scene(desk)
+    users.grant(role)
+    client = users.by_hand(role)
+    for name in sorted(SCRIPTS[role]):
+        play(desk, scene, name, client)
+        assert users.denied() == [], name
+
+
+IDLE = {
+    "+ping": "subscriptions try their connection by it",
+    "+subscribe": "see the stories",
+    "+unsubscribe": "see the stories",
+    "+client|setname": "for people; nothing fails without it",
+    "+info": "the server's version; nothing fails without it",
+    "+script|load": "the desk had them loaded",
+}
+
+
+@pytest.mark.one_server
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.leaves("*")
+def test_no_right_of_a_role_is_idle(users: Users, role: str) -> None:
+    desk = seated(users)
+    scene = set_scene(desk)
+    rules = lines()[role]
+    users.grant(role)
+    reaches = {name: reachable(script(name).source) for name in SCRIPTS[role]}
+    idle = []
+    for item in [*(f"+{command}" for command in sorted(commands_in(rules))), *patterns_in(rules)]:
+        users.grant(role, without(rules, item))
+        client = users.by_hand(role)
+        for name in sorted(SCRIPTS[role], key=lambda name: item[1:] not in reaches[name]):
+            if item[1:] in reaches[name] or not item.startswith("+") or item == "+evalsha":
+                play(desk, scene, name, client)
+                if users.denied():
+                    break
+        else:
+            idle.append(item)
+        users.client.execute_command("ACL", "LOG", "RESET")
+        client.close()
+    assert set(idle) == IDLE.keys() - ({"+info"} if role == "peer" else set())  # which the leader's look asks for, too
+
+
+# Stories: programs as applications write them, each with the rights of its role alone
+
+
+class Hands:
+    """A handler whose tasks say what becomes of them."""
+
+    def __init__(self) -> None:
+        self.seen: list[bytes] = []
+
+    async def __call__(self, task: bytes) -> bytes:
+        self.seen.append(task)
+        if task == b"hold":
+            worqr.current().progress(0.5, "half")
+            await trio.sleep_forever()
+        if task == b"again" and not worqr.current().failures:
+            raise worqr.Retry(delay=0)
+        if task in (b"fail", b"later"):
+            raise worqr.Failure("on purpose")
+        if task == b"nonsense":
+            raise worqr.Broken("cannot be read")
+        return b"did " + task
+
+    async def saw(self, task: bytes, times: int = 1) -> None:
+        await until(lambda: self.seen.count(task) >= times, what=f"{task!r} in {self.seen}")
+
+
+async def produce(mesh: worqr.Mesh, hands: Hands) -> None:
+    """All that a producer does; Q1 is served, Q2 is not."""
+    q, idle = mesh.queue("Q1"), mesh.queue("Q2")
+    assert await q.enqueue(b"a", b"b") == 2
+    assert await q.enqueue(MARKER + b"c", front=True) == 1
+    await hands.saw(MARKER + b"c")
+    assert await idle.enqueue(b"u", unique=True, max_length=2) == 1
+    with pytest.raises(worqr.Duplicate):
+        await idle.enqueue(b"u", unique=True)
+    with pytest.raises(worqr.QueueFull):
+        await idle.enqueue(b"x", b"y", max_length=2)
+    await idle.enqueue(b"raw")
+    assert (await idle.cancel(b"raw")).waiting == 1
+
+    for _ in range(2):  # the second result retires the first
+        job = await q.dispatch(b"x", id="x", result_ttl=60)
+        assert await job.result(timeout=PATIENCE) == b"did x"
+    assert (await job.status()).state == "finished"
+    due = await idle.dispatch(b"x", id="due", delay=60, unique_for=60)
+    assert (await due.status()).state == "due"
+    assert (await idle.dispatch(b"y", id="due", delay=90, update=worqr.Update(run_at="if_later"))).outcome == "updated"
+    assert (await idle.dispatch(b"y", id="due", if_exists="skip")).outcome == "unchanged"
+    assert (await idle.dispatch(b"y", id="due", front=True)).outcome == "updated"
+    assert (await due.cancel()).waiting == 1
+    failing = await q.dispatch(b"fail", result_ttl=60)
+    with pytest.raises(worqr.JobFailed):
+        await failing.result(timeout=PATIENCE)
+    unkept = await q.dispatch(b"fail")
+    await eventually(lambda: state_of(unkept), "failed")
+
+    job = await q.dispatch(b"hold", id="held")
+    await hands.saw(b"hold")
+    assert (await q.dispatch(b"hold", id="held")).outcome == "blocked"
+    async with job.watch() as states:
+        assert (await anext(states)).state == "active"
+    count = await job.cancel(reason="enough", wait=PATIENCE)
+    assert (count.waiting, count.running, count.acknowledged) == (1, 1, 1)
+    await q.enqueue(b"hold")
+    await hands.saw(b"hold", 2)
+    assert (await q.cancel(b"hold", wait=PATIENCE)).acknowledged == 1
+    await trio.to_thread.run_sync(partial(produce_in_a_thread, mesh))
+
+
+def produce_in_a_thread(mesh: worqr.Mesh) -> None:
+    blocking = mesh.blocking
+    assert blocking.queue("Q1").enqueue(b"t") == 1
+    assert blocking.queue("Q1").dispatch(b"t", result_ttl=60).result(timeout=PATIENCE) == b"did t"
+    blocking.close()
+
+
+async def state_of(job: worqr.Job[bytes]) -> str:
+    return (await job.status()).state
+
+
+@pytest.mark.leaves("*")
+async def test_a_producer_and_a_peer_have_the_rights_for_their_day(users: Users) -> None:
+    """The peer leads, too: it sweeps a worker that died, adopts one that stands in no registry, promotes, and fires."""
+    desk = seated(users)
+    peers, producer = users.mesh("peer"), users.mesh("producer")
+    desk.register("dead", queues=["Q1"])
+    desk.hold("dead", b"x", b"y")
+    desk.client.delete(desk.g.worker("dead"))
+    desk.hold("unknown", b"z")
+    fired, failures, hands = trio.Event(), list[worqr.Failed](), Hands()
+    peers.every(0.25, peers.call("ticks", b""), name="s")
+    policy = worqr.RetryPolicy(min_backoff=0.05, max_failures=3)
+    async with serving(peers, "Q1", hands, retry=policy, on_failure=failures.append) as peer, producer.connect():
+        await hands.saw(b"x")
+        await hands.saw(b"z")
+        async with trio.open_nursery() as nursery:
+            await nursery.start(peer.serve, "ticks", lambda task: trio.from_thread.run_sync(fired.set))
+            await produce(producer, hands)
+            await producer.queue("Q1").dispatch(b"promoted", delay=0.2)
+            await producer.queue("Q1").enqueue(b"again", b"nonsense")
+            await hands.saw(b"promoted")
+            await hands.saw(b"again", 2)
+            await until(lambda: len(failures) >= 2)
+            await until(fired.is_set)
+            await eventually(lambda: trio.to_thread.run_sync(desk.client.exists, desk.g.work_map("dead")), 0)
+            await producer.queue("Q1").enqueue(b"hold")
+            await hands.saw(b"hold", 3)
+            nursery.cancel_scope.cancel()  # leaves "ticks"
+    # and has given the task that it held back
+    assert b"hold" in desk.waiting()
+    assert users.denied() == []
+
+
+@pytest.mark.leaves("*")
+async def test_an_operator_has_the_rights_for_his_day(users: Users) -> None:
+    peers, hands = users.mesh("peer"), Hands()
+    peers.every(3600, peers.call("ticks", b""), name="s")
+    async with serving(peers, "Q1", hands, retry=QUICK, on_failure=fail_too):
+        mesh = users.mesh("operator")
+        async with mesh.connect():
+            await operate(mesh, peers, hands, "Q1")
+    assert users.denied() == []
+
+
+async def fail_too(failed: worqr.Failed) -> None:
+    raise worqr.Failure("nor can this be done")
+
+
+async def operate(mesh: worqr.Mesh, peers: worqr.Mesh, hands: Hands, name: str) -> None:
+    q, theirs = mesh.queue(name), peers.queue(name)
+    await q.pause("lunch")
+    await theirs.enqueue(b"a", b"b")
+    await theirs.dispatch(b"c", id="c")
+    assert (await q.info()).paused == "lunch"
+    assert await q.count() == 3
+    assert await q.peek() == b"a"
+    assert await q.tasks() == [b"c", b"b", b"a"]
+    assert (await q.job("c").status()).state == "waiting"
+    assert (await q.cancel(b"a")).waiting == 1
+    assert (await q.job("c").cancel()).waiting == 1
+    await theirs.dispatch(b"d", delay=60)
+    await q.delete()
+    async with q.events() as events:
+        await q.resume()
+        await theirs.enqueue(b"fail", b"fail", b"nonsense", b"hold")
+        await hands.saw(b"hold")
+        assert (await anext(events)).queue == name
+    await eventually(lambda: states_of(q), ["active"])
+    assert q.name in {info.name for info in await mesh.queues()}
+    assert len(await mesh.workers()) == 1
+    assert [schedule.name for schedule in await mesh.schedules()] == ["s"]
+    await mesh.pause_schedule("s")
+    await eventually(lambda: listed(q.failed), 2)
+    assert [failed.reason for failed in await q.broken.list()] == ["broken"]
+    [one, two] = await q.failed.list()
+    assert await q.failed.retry(one.id) == 1
+    await hands.saw(b"fail", 3)
+    assert await q.failed.drop(two.id) == 1
+    await eventually(lambda: listed(q.failed), 1)
+    await eventually(lambda: listed(q.failures.failed), 4)  # the two, the one once more, and what was broken
+    assert await q.failures.failed.retry_all(limit=1) == 1
+    assert await q.failures.failed.drop_all() >= 3
+    assert await q.broken.retry_all() == 1
+    assert await q.failed.drop_all(error="Failure") == 1
+    count = await q.cancel_all(reason="night", wait=PATIENCE)
+    assert count.acknowledged == count.running >= 1
+    await q.failures.pause()
+    await q.failures.delete()
+    await q.failures.resume()
+
+
+async def states_of(queue: worqr.Queue) -> list[str]:
+    return [status.state for status in await queue.running()]
+
+
+async def listed(aside: worqr.Aside) -> int:
+    return len(await aside.list())
+
+
+# What a role may not do, whoever uses its credential and however
+
+Q, G = "worqr:{Q1}", "{worqr}"
+TASKS, CLAIMS, REGISTRY, PAUSE = "see the waiting", "take and end claims", "work and lead", "pause and delete"
+MAY = {
+    "producer": set[str](),
+    "peer": {TASKS, CLAIMS, REGISTRY, PAUSE},
+    "operator": {TASKS, PAUSE},
+    "shop": set[str](),
+}
+TRIES: list[tuple[str, tuple[str | int, ...]]] = [
+    (TASKS, ("LINDEX", Q, 0)),
+    (CLAIMS, ("RPOPLPUSH", Q, f"{Q}:claim:1")),
+    (CLAIMS, ("SREM", f"{Q}:claims:W", 1)),
+    (CLAIMS, ("LPOP", f"{Q}:claim:1")),
+    (CLAIMS, ("DEL", f"{Q}:claim:1")),
+    (REGISTRY, ("HSET", f"{Q}:workers", "W", "1 0 0 0")),
+    (REGISTRY, ("HDEL", f"{Q}:workers", "W")),
+    (REGISTRY, ("DEL", f"{Q}:policy:W")),
+    (REGISTRY, ("SADD", f"{G}:Workers", "W")),
+    (REGISTRY, ("SREM", f"{G}:Dying", "W")),
+    (REGISTRY, ("SET", f"{G}:leader", "W 1")),
+    (REGISTRY, ("DEL", f"{G}:worker:W")),
+    (REGISTRY, ("SET", f"{G}:version", "9")),
+    (PAUSE, ("SET", f"{Q}:paused", "")),
+    (PAUSE, ("DEL", f"{Q}:paused")),
+    (PAUSE, ("DEL", Q)),
+    (PAUSE, ("RENAME", Q, f"{Q}:trash")),
+    (PAUSE, ("ZREM", f"{Q}:failed", 1)),
+    (PAUSE, ("HSET", f"{G}:schedules", "paused s", 1)),
+]
+NOBODY: list[tuple[str | int, ...]] = [
+    *(("FLUSHALL",), ("FLUSHDB",), ("KEYS", "*"), ("SCAN", 0), ("CONFIG", "GET", "*"), ("SHUTDOWN",), ("ACL", "LIST")),
+    *(("MODULE", "LIST"), ("DEBUG", "JMAP"), ("REPLICAOF", "NO", "ONE"), ("SCRIPT", "FLUSH"), ("CLIENT", "LIST")),
+    *(("MONITOR",), ("EVAL", "return 1", 0), ("FUNCTION", "LIST"), ("LRANGE", Q, 0, -1), ("BRPOP", Q, 1)),
+    *(("LPUSH", "other:{Q1}", "x"), ("LPUSH", "worqr", "x"), ("HGET", "other:{Q1}:counts", "x"), ("GET", "secret")),
+    *(
+        ("SADD", "{other}:queues", "x"),
+        ("LPUSH", "worqrs:{Q1}", "x"),
+        ("PUBLISH", "other", "x"),
+        ("SUBSCRIBE", "other:{Q1}"),
+    ),
+]
+
+
+def is_refused(client: redis.Redis, words: tuple[str | int, ...]) -> bool:
+    """Would the server refuse the command to this client's user?"""
+    try:
+        client.execute_command(*words)
+    except redis.exceptions.NoPermissionError:
+        return True
+    except redis.ResponseError:  # some other reason: it was let through
+        pass
+    return False
+
+
+def scripted(client: redis.Redis, words: tuple[str | int, ...]) -> bool:
+    """Would it refuse that in a script?"""
+    return not client.execute_command("EVALSHA", client.script_load(RELAY), 0, *words)
+
+
+RELAY = """#!lua
+local answer = redis.pcall(unpack(ARGV))
+local text = type(answer) == 'table' and answer.err or ''
+for _, refusal in ipairs({'permissions', 'The user executing', 'not allowed from script'}) do
+  if string.find(text, refusal) then
+    return 0
+  end
+end
+return 1
+"""
+
+
+@pytest.mark.parametrize("role", [*ROLES, "shop"])
+@pytest.mark.leaves("*")
+def test_a_role_may_not_do_what_is_not_its_own(users: Users, role: str) -> None:
+    users.grant(role)
+    client = users.by_hand(role)
+
+    def named(words: tuple[str | int, ...]) -> tuple[str | int, ...]:
+        mine = (str(w).replace("worqr:", f"{users.prefix}:").replace("{worqr}", f"{{{users.prefix}}}") for w in words)
+        return tuple(mine)
+
+    for right, words in TRIES:
+        assert is_refused(client, named(words)) == (right not in MAY[role]), words
+        if role != "shop":
+            assert scripted(client, named(words)) == (right not in MAY[role]), words
+    for words in NOBODY:
+        assert is_refused(client, named(words)), words
+        if role != "shop":
+            assert scripted(client, named(words)), words
+
+
+@pytest.mark.leaves("*")
+async def test_a_foreign_producer_fills_its_one_queue(users: Users) -> None:
+    users.grant("shop")
+    client, mine, hands = users.by_hand("shop"), users.mesh("peer"), Hands()
+    async with serving(mine, "mails", hands):
+        assert client.lpush(f"{users.prefix}:{{mails}}", "from afar") == 1
+        assert client.publish(f"{users.prefix}:{{mails}}", 1) == 1
+        await hands.saw(b"from afar")
+    for words in (("LPUSH", f"{users.prefix}:{{Q1}}", "x"), ("LLEN", f"{users.prefix}:{{mails}}"), ("PING",)):
+        assert is_refused(client, words)
+
+
+@pytest.mark.one_server
+@pytest.mark.leaves("*")
+async def test_a_producer_can_be_kept_to_some_queues(users: Users) -> None:
+    only = [rule.replace("worqr:{*", "worqr:{mail.*") for rule in lines()["producer"]]
+    url = users.grant("producer", only)
+    mesh = worqr.Mesh(url, prefix=users.prefix, patience=PATIENCE)
+    async with mesh.connect():
+        assert await mesh.queue("mail.out").enqueue(b"a") == 1
+        job = await mesh.queue("mail.in").dispatch(b"b", id="b", delay=60, result_ttl=60)
+        assert (await job.cancel()).waiting == 1
+        assert users.denied() == []
+        for name in ("orders", "ail.out", "mail"):
+            with pytest.raises(worqr.RefusedByServer, match="NOPERM"):
+                await mesh.queue(name).enqueue(b"a")
+
+
+# Rights that are missing
+
+
+@pytest.mark.leaves("*")
+async def test_a_missing_right_is_one_clear_error_when_connecting_or_at_the_call(users: Users) -> None:
+    async def refused(rules: list[str], what: str, url_end: str = "") -> str:
+        users.client.script_flush()
+        mesh = worqr.Mesh(users.grant("producer", rules) + url_end, prefix=users.prefix, patience=PATIENCE)
+        with pytest.raises(worqr.RefusedByServer, match=what) as caught:
+            async with mesh.connect():
+                await mesh.queue("Q1").enqueue(b"PAYLOAD")
+        message = str(caught.value)
+        assert "PAYLOAD" not in message
+        assert SECRET not in message
+        assert "\n" not in message
+        return message
+
+    rules, log = lines()["producer"], "; ACL LOG on the server names what is missing"
+    assert "evalsha" in await refused(without(rules, "+evalsha"), "refused enqueue: NOPERM .*" + log)
+    assert "script|load" in await refused(
+        without(rules, "+script|load"), "refused to load the script enqueue: NOPERM.*" + log
+    )
+    await refused(without(rules, "+llen"), "refused enqueue: .*(in script|executing the script).*" + log)
+    await refused(without(rules, "~worqr:{*}*:counts"), "refused enqueue: .*key.*" + log)
+    await refused(["reset", "on", ">secret"], "refused (enqueue|to load)")
+    await refused(rules, "refuses us: .*select.*check the rights of the user", url_end="/1")
+    await refused(["reset", "off", ">secret"], "refuses us: .*check user and password")
+    assert users.denied() != []
+
+
+@pytest.mark.leaves("*")
+async def test_a_channel_that_may_not_be_heard_is_one_clear_error(users: Users) -> None:
+    url = users.grant("producer", without(lines()["producer"], "&worqr:{*"))
+    mesh = worqr.Mesh(url, prefix=users.prefix, patience=PATIENCE)
+    async with mesh.connect():
+        job = await mesh.queue("Q1").dispatch(b"a", result_ttl=60)
+        with pytest.raises(worqr.RefusedByServer, match="subscribe to .*NOPERM"):
+            await job.result(timeout=PATIENCE)
+
+
+@pytest.mark.leaves("*")
+async def test_rights_that_are_taken_away_and_given_back(users: Users, caplog: pytest.LogCaptureFixture) -> None:
+    """The caller is told, the peer tries again, and both go on when the rights are back."""
+    hands, peers, producer = Hands(), users.mesh("peer"), users.mesh("producer")
+    async with serving(peers, "Q1", hands, grace=0), producer.connect():
+        queue = producer.queue("Q1")
+        await queue.enqueue(b"a")
+        await hands.saw(b"a")
+        users.change("producer", "resetkeys", "clearselectors")
+        with pytest.raises(worqr.RefusedByServer, match="refused enqueue: NOPERM"):
+            await queue.enqueue(b"b")
+        users.grant("producer")
+        users.change("peer", "-evalsha")
+        await queue.enqueue(b"c")
+        await until(lambda: "refused start_tasks: NOPERM" in caplog.text)
+        assert b"c" not in hands.seen
+        users.grant("peer")
+        await hands.saw(b"c")
+    assert b"b" not in hands.seen
+
+
+async def why_unavailable(mesh: worqr.Mesh) -> str:
+    try:
+        await mesh.link.call(ops.list_marks(QueueKeys(mesh.prefix, "Q1"), [1]), patience=0.5)
+    except worqr.Unavailable as error:
+        return "WRONGPASS" if "WRONGPASS" in str(error) else str(error)
+    return "it is there"
+
+
+@pytest.mark.leaves("*")
+async def test_a_password_that_is_changed_and_changed_back(users: Users, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    hands, peers, producer = Hands(), users.mesh("peer"), users.mesh("producer")
+    async with serving(peers, "Q1", hands, grace=0), producer.connect():
+        queue = producer.queue("Q1")
+        for role in ("peer", "producer"):
+            users.change(role, "resetpass", ">another")
+        await queue.enqueue(b"a")  # connections that stand go on
+        await hands.saw(b"a")
+        for role in ("peer", "producer"):
+            users.cut(role)
+        await until(lambda: "WRONGPASS" in caplog.text)
+        with pytest.raises(worqr.RefusedByServer, match="WRONGPASS.*check user and password"):
+            async with worqr.Mesh(producer.url, prefix=users.prefix, patience=PATIENCE).connect():
+                raise AssertionError
+        await eventually(lambda: why_unavailable(producer), "WRONGPASS")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(queue.enqueue, b"b")  # waits
+            for role in ("peer", "producer"):
+                users.change(role, f">{SECRET}")
+            await hands.saw(b"b")
+        await until(lambda: caplog.text.count("link.back") == 2)
+    assert caplog.text.count("link.lost") == 3  # told once each, however often it was tried
+    assert SECRET not in caplog.text
+    assert QUOTED not in caplog.text
+
+
+@pytest.mark.one_server
+@pytest.mark.leaves("*")
+async def test_nothing_that_a_failing_session_says_has_the_password(
+    users: Users, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    url = users.grant("producer", without(lines()["producer"], "+llen"))
+    said = []
+    for bad in (
+        url,
+        url + "/7",
+        url.replace(f"{users.prefix}-", "nobody"),
+        url + "?timeout=1",
+        url.replace(QUOTED, SECRET),
+        url.replace("redis://", "rediss://"),
+        url.replace("redis://", "rediss://") + f"/0?ssl_ca_certs=/nowhere&ssl_password={QUOTED}",
+        url.replace("127.0.0.1", "[::1]"),
+    ):
+        slow = "::1" in bad or bad.startswith("rediss:")
+        mesh = worqr.Mesh(bad, prefix=users.prefix, patience=1 if slow else PATIENCE)
+        said.append(repr(mesh))
+        with pytest.raises(worqr.WorqrError) as caught:
+            async with mesh.connect():
+                said.append(repr(mesh.link) + repr(mesh.link.settings))
+                await mesh.queue("Q1").enqueue(b"PAYLOAD")
+        error: BaseException | None = caught.value
+        while error is not None:
+            said += [str(error), repr(error), *getattr(error, "__notes__", ())]
+            error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    everything = caplog.text + "\n".join(said)
+    assert "nowhere" in everything
+    assert "WRONGPASS" in everything
+    for word in (SECRET, QUOTED, SECRET.partition("/")[0], "PAYLOAD"):
+        assert word not in everything
+
+
+# A cluster
+
+
+def on_a_cluster() -> set[str]:
+    """What the page says that all users need there, too."""
+    [found] = re.findall(r"On a Redis Cluster .*?:\s+((?:`[^`]*`\s*)+)", PAGE.read_text("utf-8"))
+    return set(re.findall(r"\+([\w|]+)", found))
+
+
+def test_on_a_cluster_the_scripts_need_what_the_page_says() -> None:
+    more = set().union(*(reachable(each.sharded.source) - reachable(each.source) for each in all_scripts()))
+    assert on_a_cluster() - more == {"ssubscribe", "sunsubscribe", "cluster|slots", "cluster|info"}
+    assert more <= on_a_cluster()
+
+
+@pytest.fixture
+def node(server_kind: str) -> Iterator[Server]:
+    """A server that is a cluster by itself."""
+    with cluster_of(server_kind, primaries=1, replicas=0) as cluster:
+        yield cluster.nodes[0]
+
+
+@pytest.mark.one_server
+async def test_a_day_on_a_cluster(node: Server) -> None:
+    users, more = Users(node, "worqr"), [f"+{command}" for command in on_a_cluster()]
+    meshes = {}
+    for role in ROLES:
+        url = users.grant(role, [*lines()[role], *more]).replace("redis://", "redis+cluster://")
+        meshes[role] = worqr.Mesh(url, prefix="worqr", patience=PATIENCE)
+    meshes["peer"].every(3600, meshes["peer"].call("ticks", b""), name="s")
+    hands = Hands()
+    async with serving(meshes["peer"], "Q1", hands), meshes["producer"].connect():
+        await produce(meshes["producer"], hands)
+    hands = Hands()
+    async with serving(meshes["peer"], "Q3", hands, on_failure=fail_too), meshes["operator"].connect():
+        await operate(meshes["operator"], meshes["peer"], hands, "Q3")
+    assert users.denied() == []
