@@ -1,0 +1,603 @@
+"""The mailbox of asyncio: waits, limits that let every other cancellation through, and loops that have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import random
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+import pytest
+import trio
+
+from tests.link.scripts import append, echo, lines, log
+from tests.patience import PATIENCE
+from tests.proxy import FaultProxy
+from tests.servers import Server
+from worqr.link import (
+    Link,
+    LinkSettings,
+    Signal,
+    ThreadMailbox,
+    TrioMailbox,
+    Waiter,
+    loop_here,
+    loop_name_here,
+    mailbox_here,
+)
+from worqr.link.aio import AsyncioMailbox
+from worqr.link.mailbox import wake_all
+
+T = TypeVar("T")
+
+
+def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run it on an asyncio loop; what takes longer than anybody would wait is an error."""
+
+    async def bounded() -> T:
+        async with asyncio.timeout(2 * PATIENCE):
+            return await main()
+
+    return asyncio.run(bounded())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def turn(times: int = 3) -> None:
+    """Let everybody have their turn."""
+    for _ in range(times):
+        await asyncio.sleep(0)
+
+
+# Waiting
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
+def test_what_a_delivery_raises_is_logged_and_the_loop_goes_on(
+    error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise error
+
+    async def main() -> None:
+        mailbox, done = AsyncioMailbox(), asyncio.Event()
+        mailbox.post(fail)
+        mailbox.post(done.set)
+        await done.wait()
+
+    run(main)
+    assert len(lines(caplog, "link.deliver")) == 1
+
+
+def test_a_waiter_whose_wake_fails_keeps_nobody_asleep(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        mailbox, broken, sound = AsyncioMailbox(), Waiter(), Waiter()
+        broken.wake = lambda: 1 / 0
+        waiting = asyncio.create_task(mailbox.wait(sound))
+        await turn()
+        await asyncio.to_thread(mailbox.post, partial(wake_all, [broken, sound]))
+        await waiting
+
+    run(main)
+    assert len(lines(caplog, "link.deliver")) == 1
+
+
+def test_nobody_is_woken_twice(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        mailbox, waiter = AsyncioMailbox(), Waiter()
+        waiting = asyncio.create_task(mailbox.wait(waiter))
+        await turn()
+        mailbox.post(partial(wake_all, [waiter, waiter]))
+        mailbox.post(partial(wake_all, [waiter]))
+        await waiting
+        await turn()
+
+    run(main)
+    assert not lines(caplog, "link.deliver")
+
+
+@pytest.mark.parametrize("wakes_first", [True, False])
+def test_whoever_is_cancelled_is_not_woken(wakes_first: bool, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        mailbox, waiter = AsyncioMailbox(), Waiter()
+        waiting = asyncio.create_task(mailbox.wait(waiter))
+        await turn()
+        both = [partial(wake_all, [waiter]), waiting.cancel]
+        for each in both if wakes_first else both[::-1]:  # before the task comes to know of either
+            each()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert waiter.abandoned
+        assert waiter.wake is None
+        mailbox.post(partial(wake_all, [waiter]))
+        await turn()
+
+    run(main)
+    assert not lines(caplog, "link.deliver")
+
+
+def test_a_signal_is_heard_before_and_after_the_wait_began() -> None:
+    async def main() -> None:
+        mailbox = AsyncioMailbox()
+        early, late = Signal(mailbox), Signal(mailbox)
+        early.set()
+        await early.wait()
+        waiting = asyncio.create_task(late.wait())
+        await turn()
+        mailbox.post(late.set)
+        await waiting
+
+    run(main)
+
+
+def test_a_cancellation_that_has_not_come_yet_comes_before_anything_is_sent() -> None:
+    reached: list[str] = []
+
+    async def main() -> None:
+        mailbox = AsyncioMailbox()
+
+        async def ask() -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            await mailbox.prepare(Waiter())
+            reached.append("first")
+            task.cancel()
+            try:
+                await mailbox.prepare(Waiter())
+                reached.append("never")
+            finally:
+                await mailbox.prepare(Waiter())  # it has come: who cleans up may send
+                await mailbox.checkpoint()
+                reached.append("cleaned up")
+
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(ask())
+
+    run(main)
+    assert reached == ["first", "cleaned up"]
+
+
+def test_a_loop_that_was_closed_is_no_error() -> None:
+    async def make() -> AsyncioMailbox:
+        return AsyncioMailbox()
+
+    mailbox = asyncio.run(make())
+    thread = threading.Thread(target=mailbox.post, args=(lambda: None,))
+    thread.start()
+    thread.join()
+    mailbox.post(lambda: None)
+
+
+@pytest.mark.parametrize("_again", range(20))
+def test_a_loop_that_is_closed_meanwhile_is_no_error(_again: int) -> None:
+    async def make() -> AsyncioMailbox:
+        return AsyncioMailbox()
+
+    loop = asyncio.new_event_loop()
+    mailbox = loop.run_until_complete(make())
+    posting, ended = threading.Event(), threading.Event()
+    failed: list[BaseException] = []
+
+    def post() -> None:
+        try:
+            while not ended.is_set():
+                mailbox.post(lambda: None)
+                posting.set()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=post)
+    thread.start()
+    assert posting.wait(PATIENCE)
+    loop.close()
+    ended.set()
+    thread.join()
+    assert not failed
+
+
+# Which loop
+
+
+def test_each_place_has_its_mailbox() -> None:
+    found: list[object] = []
+
+    async def look() -> None:
+        found.append((loop_name_here(), type(mailbox_here())))
+        assert loop_here() == loop_here()
+        assert loop_here() is not None
+
+    async def look_from_a_thread() -> None:
+        await asyncio.to_thread(lambda: found.append((loop_name_here(), type(mailbox_here()))))
+
+    trio.run(look)
+    asyncio.run(look())
+    asyncio.run(look_from_a_thread())
+    assert found == [("Trio", TrioMailbox), ("asyncio", AsyncioMailbox), ("", ThreadMailbox)]
+    assert loop_here() is None
+
+
+def test_a_trio_run_that_is_a_guest_and_its_host_have_each_their_own() -> None:
+    async def guest() -> tuple[str, type]:
+        await trio.lowlevel.checkpoint()
+        return loop_name_here(), type(mailbox_here())
+
+    async def main() -> None:
+        loop, ended = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+        trio.lowlevel.start_guest_run(
+            guest, run_sync_soon_threadsafe=loop.call_soon_threadsafe, done_callback=ended.set_result
+        )
+        seen = {(loop_name_here(), type(mailbox_here()))}
+        while not ended.done():
+            await asyncio.sleep(0)
+            seen.add((loop_name_here(), type(mailbox_here())))
+        assert seen == {("asyncio", AsyncioMailbox)}
+        assert ended.result().unwrap() == ("Trio", TrioMailbox)
+
+    run(main)
+
+
+# Limits
+
+
+async def park() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+def test_a_limit_ends_its_block_and_says_so() -> None:
+    async def main() -> None:
+        mailbox, task = AsyncioMailbox(), asyncio.current_task()
+        assert task is not None
+        for seconds in (0.01, 0, -1):
+            with mailbox.move_on_after(seconds) as limit:
+                await mailbox.wait(Waiter())
+            assert limit.cancelled_caught
+            assert task.cancelling() == 0
+        for seconds in (PATIENCE, math.inf, 1e300):
+            with mailbox.move_on_after(seconds) as limit:
+                await mailbox.checkpoint()
+            assert not limit.cancelled_caught
+        await turn()  # nothing is left that would come now
+
+    run(main)
+
+
+def test_an_error_of_the_block_comes_out_of_a_limit() -> None:
+    async def main() -> None:
+        mailbox, error = AsyncioMailbox(), KeyError("of the application")
+        with pytest.raises(KeyError) as caught, mailbox.move_on_after(PATIENCE):
+            raise error
+        assert caught.value is error
+        with pytest.raises(KeyError) as caught, mailbox.move_on_after(0) as limit:
+            try:
+                await park()
+            finally:
+                raise error
+        assert not limit.cancelled_caught
+        await turn()
+
+    run(main)
+
+
+WHO = ("inner limit", "outer limit", "timeout around", "cancellation")
+
+
+@pytest.mark.parametrize(
+    "at_once", [who for n in (1, 2, 3, 4) for who in itertools.permutations(WHO, n)], ids=", ".join
+)
+def test_of_all_that_ends_a_block_at_one_moment_the_outermost_counts(at_once: tuple[str, ...]) -> None:
+    heard: list[str] = []
+
+    async def wait(mailbox: AsyncioMailbox) -> None:
+        outer: Any = mailbox.move_on_after(math.inf)
+        inner: Any = mailbox.move_on_after(math.inf)
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            try:
+                async with asyncio.timeout(None) as around:
+                    ends = {
+                        "inner limit": inner._end,
+                        "outer limit": outer._end,
+                        "timeout around": around._on_timeout,  # type: ignore[attr-defined]
+                        "cancellation": task.cancel,
+                    }
+                    with outer:
+                        with inner:
+                            asyncio.get_running_loop().call_soon(lambda: [ends[who]() for who in at_once])
+                            await mailbox.wait(Waiter())
+                        heard.append("after the inner")
+                        await mailbox.checkpoint()
+                    heard.append("after the outer")
+                    await mailbox.checkpoint()
+                    assert inner.cancelled_caught != outer.cancelled_caught
+            except TimeoutError:
+                heard.append("after the timeout")
+            await turn()
+            assert task.cancelling() == 0
+        except asyncio.CancelledError:
+            heard.append("cancelled")
+            raise
+
+    async def main() -> None:
+        task = asyncio.create_task(wait(AsyncioMailbox()))
+        await asyncio.wait([task])
+        assert task.cancelled() == ("cancellation" in at_once)
+        if not task.cancelled():
+            task.result()
+
+    run(main)
+    if "cancellation" in at_once:
+        assert heard == ["cancelled"]
+    elif "timeout around" in at_once:
+        assert heard == ["after the timeout"]
+    elif "outer limit" in at_once:
+        assert heard == ["after the outer"]
+    else:
+        assert heard == ["after the inner", "after the outer"]
+
+
+def test_a_limit_works_for_one_who_was_cancelled_and_cleans_up() -> None:
+    async def clean_up(mailbox: AsyncioMailbox) -> None:
+        try:
+            await park()
+        finally:
+            with mailbox.move_on_after(0) as limit:
+                await mailbox.wait(Waiter())
+            assert limit.cancelled_caught
+
+    async def main() -> None:
+        task = asyncio.create_task(clean_up(AsyncioMailbox()))
+        await turn()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(main)
+
+
+def test_limits_and_cancellations_at_random_moments_lose_nothing() -> None:
+    """Each task is under three limits and is cancelled at some moment, all in a few turns of the loop."""
+    chance = random.Random(7)
+
+    async def wait(mailbox: AsyncioMailbox, limits: list[float]) -> None:
+        """Until the first limit has passed; those within it pass before, or not."""
+        with mailbox.move_on_after(limits[0]) as limit:
+            if limits[1:]:
+                await wait(mailbox, limits[1:])
+            while True:
+                await mailbox.checkpoint()
+        assert limit.cancelled_caught
+
+    async def endless(mailbox: AsyncioMailbox) -> None:
+        while True:
+            await wait(mailbox, [chance.uniform(0, 0.002) for _ in range(3)])
+            task = asyncio.current_task()
+            assert task is not None
+            assert task.cancelling() == 0
+
+    async def main() -> None:
+        mailbox = AsyncioMailbox()
+        for _ in range(20):
+            tasks = [asyncio.create_task(endless(mailbox)) for _ in range(20)]
+            for task in tasks:
+                asyncio.get_running_loop().call_later(chance.uniform(0, 0.005), task.cancel)
+            done, waiting = await asyncio.wait(tasks, timeout=PATIENCE)
+            assert not waiting
+            assert all(task.cancelled() for task in done)
+
+    run(main)
+
+
+# Threads
+
+
+def test_what_runs_in_a_thread_runs_to_its_end_whoever_is_cancelled() -> None:
+    async def main() -> None:
+        mailbox, gate, begun, done = AsyncioMailbox(), threading.Event(), threading.Event(), list[int]()
+
+        def work() -> int:
+            begun.set()
+            assert gate.wait(PATIENCE)
+            done.append(1)
+            return 7
+
+        task = asyncio.create_task(mailbox.in_thread(work))
+        await until(begun.is_set)
+        for _ in range(3):
+            task.cancel()
+            await turn()
+        assert not task.done()
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert done == [1]
+        assert await mailbox.in_thread(work) == 7
+        with pytest.raises(ZeroDivisionError):
+            await mailbox.in_thread(lambda: 1 / 0)
+
+    run(main)
+
+
+async def test_under_trio_as_well() -> None:
+    mailbox, done = TrioMailbox(), list[int]()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await mailbox.in_thread(lambda: done.append(1))
+        done.append(2)
+        await mailbox.checkpoint()
+        done.append(3)
+    assert done == [1, 2]
+    with pytest.raises(ZeroDivisionError):
+        await mailbox.in_thread(lambda: 1 / 0)
+
+
+# A link
+
+
+LinkProgram = Callable[[Link], Awaitable[None]]
+
+
+def with_link(url: str, program: LinkProgram, *, ready: bool = True) -> None:
+    """Run a program with a link of its loop, and see that its threads end."""
+
+    async def main() -> None:
+        link = Link(LinkSettings(url, app="test"), mailbox_here())
+        link.start()
+        try:
+            if ready:
+                await link.wait_ready()
+            await program(link)
+        finally:
+            link.close()
+        kinds = ("worqr-link", "worqr-subscriptions", "worqr-heart", "worqr-scribe")
+        await until(lambda: not [t.name for t in threading.enumerate() if t.name in kinds])
+
+    run(main)
+
+
+def test_what_was_not_sent_is_withdrawn_and_uses_no_number(own_server: Server, prefix: str) -> None:
+    async def program(link: Link) -> None:
+        own_server.stop()
+        await until(lambda: link.post(echo("notices"), lambda *_: None) or link._pipe.uplink.wire is None)  # type: ignore[func-returns-value]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await link.call(append(prefix, "withdrawn"))
+        own_server.start()
+        assert await link.call(append(prefix, "a")) == ["ok", 1, 1, 1]
+
+    with_link(own_server.url, program)
+
+
+@pytest.mark.one_server
+def test_what_was_sent_may_take_effect_and_its_reply_is_dropped(
+    proxy: FaultProxy, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def program(link: Link) -> None:
+        await link.call(append(prefix, "first"))  # so that the script is there
+        held = proxy.hold_reply(matching="xyzzy", on="data")
+        asking = asyncio.create_task(link.call(append(prefix, "xyzzy")))
+        await until(lambda: held.fired)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        after = asyncio.create_task(link.call(append(prefix, "a")))
+        await turn()
+        held.release()
+        assert (await after)[:2] == ["ok", 3]
+
+    with_link(proxy.url, program)
+    assert not lines(caplog, "link.deliver")
+
+
+@pytest.mark.one_server
+def test_cancelling_never_breaks_the_connection(server: Server) -> None:
+    async def program(link: Link) -> None:
+        wrong: list[str] = []
+        done = cancelled = 0
+        patience = 0.02
+
+        async def ask(who: int) -> None:
+            nonlocal done, cancelled
+            for n in range(30):
+                text = f"{who}.{n}"
+                try:
+                    async with asyncio.timeout(random.uniform(0, patience)):
+                        if await link.call(echo(text)) != text:
+                            wrong.append(text)
+                    done += 1
+                except TimeoutError:
+                    cancelled += 1
+
+        while min(done, cancelled) <= 100:  # however fast the machine is
+            done = cancelled = 0
+            async with asyncio.TaskGroup() as group:
+                for who in range(100):
+                    group.create_task(ask(who))
+            patience *= 2 if done <= 100 else 0.5
+        assert not wrong
+        assert link.connections == 1
+        assert await link.call(echo("still")) == "still"
+
+    with_link(server.url, program)
+
+
+@pytest.mark.one_server
+def test_many_calls_together_are_answered_and_cancelled_together(
+    server: Server, proxy: FaultProxy, prefix: str
+) -> None:
+    async def program(link: Link) -> None:
+        texts = [str(n) for n in range(500)]
+        assert await link.call_all([echo(text) for text in texts]) == texts
+        assert await link.call_all([]) == []
+        await link.call(log(prefix, "first"))
+        held = proxy.hold_reply(matching="xyzzy", on="data")
+        asking = asyncio.create_task(link.call_all([log(prefix, "xyzzy"), log(prefix, "a")]))
+        await until(lambda: held.fired)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        held.release()
+        assert await link.call(log(prefix, "last")) == 4
+
+    with_link(proxy.url, program)
+
+
+@pytest.mark.one_server
+def test_a_cancelled_wait_for_the_first_connection_leaves_the_link_in_order(own_server: Server) -> None:
+    own_server.stop()
+
+    async def program(link: Link) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await link.wait_ready()
+        own_server.start()
+        await link.wait_ready()
+        assert await link.call(echo("a")) == "a"
+
+    with_link(own_server.url, program, ready=False)
+
+
+@pytest.mark.one_server
+def test_messages_come_and_a_cancelled_wait_for_a_subscription_leaves_it_in_order(own_server: Server) -> None:
+    async def program(link: Link) -> None:
+        own_server.stop()
+        heard: list[bytes] = []
+        subscription = link.subscriptions.open(["a"], lambda _channel, message: heard.append(message), lambda: None)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await subscription.wait_confirmed()
+        own_server.start()
+        async with asyncio.timeout(PATIENCE):
+            await subscription.wait_confirmed()
+        own_server.look.publish("a", b"hello")
+        await until(lambda: heard == [b"hello"])
+        subscription.close()
+
+    with_link(own_server.url, program)
+
+
+@pytest.mark.one_server
+@pytest.mark.parametrize("seconds", [0.0, 0.001])
+def test_many_cancelled_calls_leave_nothing_behind(server: Server, prefix: str, seconds: float) -> None:
+    async def program(link: Link) -> None:
+        for _ in range(200):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await link.call(append(prefix, "x"), patience=60)
+        await link.call(echo("last"))
+        backlog = link._pipe._backlog
+        await until(lambda: not backlog.in_flight)
+        assert not backlog.pending
+        assert not backlog.numbers._open
+        server.look.delete(f"{prefix}:{{Q}}", f"{prefix}:{{Q}}:producer:{link.producer}")
+
+    with_link(server.url, program)
