@@ -125,6 +125,20 @@ def test_whoever_is_cancelled_is_not_woken(wakes_first: bool, caplog: pytest.Log
     assert not lines(caplog, "link.deliver")
 
 
+def test_whoever_is_cancelled_is_not_known_any_more() -> None:
+    async def main() -> None:
+        mailbox, waiter = AsyncioMailbox(), Waiter()
+        waiting = asyncio.create_task(mailbox.wait(waiter))
+        await turn()
+        assert waiter.wake is not None
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiter.wake is None
+        assert waiter.abandoned
+
+    run(main)
+
+
 def test_a_signal_is_heard_before_and_after_the_wait_began() -> None:
     async def main() -> None:
         mailbox = AsyncioMailbox()
@@ -233,7 +247,10 @@ def test_a_trio_run_that_is_a_guest_and_its_host_have_each_their_own() -> None:
     async def main() -> None:
         loop, ended = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
         trio.lowlevel.start_guest_run(
-            guest, run_sync_soon_threadsafe=loop.call_soon_threadsafe, done_callback=ended.set_result
+            guest,
+            run_sync_soon_threadsafe=loop.call_soon_threadsafe,
+            done_callback=ended.set_result,
+            host_uses_signal_set_wakeup_fd=True,
         )
         seen = {(loop_name_here(), type(mailbox_here()))}
         while not ended.done():
@@ -265,7 +282,9 @@ def test_a_limit_ends_its_block_and_says_so() -> None:
             with mailbox.move_on_after(seconds) as limit:
                 await mailbox.checkpoint()
             assert not limit.cancelled_caught
-        await turn()  # nothing is left that would come now
+        with mailbox.move_on_after(0.01):
+            await mailbox.checkpoint()
+        await asyncio.sleep(0.05)  # nothing is left that would come now
 
     run(main)
 
@@ -346,13 +365,15 @@ def test_of_all_that_ends_a_block_at_one_moment_the_outermost_counts(at_once: tu
 
 
 def test_a_limit_works_for_one_who_was_cancelled_and_cleans_up() -> None:
+    cleaned: list[bool] = []
+
     async def clean_up(mailbox: AsyncioMailbox) -> None:
         try:
             await park()
         finally:
             with mailbox.move_on_after(0) as limit:
                 await mailbox.wait(Waiter())
-            assert limit.cancelled_caught
+            cleaned.append(limit.cancelled_caught)
 
     async def main() -> None:
         task = asyncio.create_task(clean_up(AsyncioMailbox()))
@@ -362,6 +383,7 @@ def test_a_limit_works_for_one_who_was_cancelled_and_cleans_up() -> None:
             await task
 
     run(main)
+    assert cleaned == [True]
 
 
 def test_limits_and_cancellations_at_random_moments_lose_nothing() -> None:

@@ -12,6 +12,7 @@ A cancellation of asyncio is an exception that comes once; that it was asked for
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -21,9 +22,6 @@ from typing import Any, Self, TypeVar
 from worqr.link.mailbox import TimeLimit, Waiter, guarded
 
 T = TypeVar("T")
-
-_FOREVER = 1e9
-"""Seconds, 30 years, from which on a limit is none: loops differ in how much a timer can take."""
 
 
 class AsyncioMailbox:
@@ -101,7 +99,7 @@ class _Limit:
         assert task is not None, "whoever waits under asyncio is a task"
         self._task: asyncio.Task[Any] = task
         self._before = task.cancelling()
-        if self._seconds < _FOREVER:
+        if self._seconds != math.inf:
             self._timer = self._loop.call_later(max(self._seconds, 0), self._end)
         return self
 
