@@ -33,7 +33,7 @@ from tests.test_signature import NOON
 PROGRAMS = ROOT / "tests" / "programs"
 FACE = (ROOT / "tests" / "face.txt").read_text("utf-8")
 LATER = {
-    *("Mesh.queue(shards)", "Mesh.__init__(replicas)"),
+    "Mesh.__init__(replicas)",
     *("Queue.enqueue(replicas)", "BlockingQueue.enqueue(replicas)"),
 }
 """What of the face is still to come."""

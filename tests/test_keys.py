@@ -21,12 +21,13 @@ from worqr.keys import MARKER, MAX_NAME, QueueKeys, RegistryKeys, check_name
 QUEUE = QueueKeys("worqr", "Q1")
 REGISTRY = RegistryKeys("worqr")
 FAILURES = QueueKeys("worqr", "Q1", failures=True)
+NAMES = {"name", "shown", "mark"}
 CHANNELS = {"cancel_channel", "cancelled_channel", "events_channel", "wake_channel", "due_channel"}
 
 
 def plain(keys: QueueKeys | RegistryKeys) -> dict[str, str]:
     """The keys and channels whose name depends on nothing more, by their names in Python."""
-    names = [name for name, what in vars(type(keys)).items() if isinstance(what, property) and name != "name"]
+    names = [name for name, what in vars(type(keys)).items() if isinstance(what, property) and name not in NAMES]
     return {name: getattr(keys, name) for name in names}
 
 
@@ -83,6 +84,7 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "queues": "{worqr}:queues",
         "waiting": "{worqr}:waiting",
         "schedules": "{worqr}:schedules",
+        "shards": "{worqr}:shards",
         "due_channel": "{worqr}:due",
         "leader": "{worqr}:leader",
         "version": "{worqr}:version",

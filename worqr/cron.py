@@ -52,6 +52,11 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     overlap: Overlap = "skip"
     jitter_ms: int = 0
 
+    @property
+    def job(self) -> str:
+        """The id of the job that each of its firings is; `fire_schedule` makes the same."""
+        return f"cron:{self.name}"
+
     def encode(self) -> bytes:
         """As it lies in the registry: equal definitions are equal bytes."""
         return msgspec.json.encode(self)

@@ -50,7 +50,7 @@ class Job(Generic[R]):
         outcome: what its dispatch did; None for a handle that was made from an id.
     """
 
-    __slots__ = ("_keys", "_mesh", "_number", "_results", "id", "outcome", "queue")
+    __slots__ = ("_at", "_keys", "_mesh", "_number", "_results", "id", "outcome", "queue")
 
     def __init__(
         self,
@@ -60,14 +60,21 @@ class Job(Generic[R]):
         number: int = 0,
         outcome: Outcome | None = None,
         results: Results | None = None,
+        *,
+        at: QueueKeys | None = None,
     ) -> None:
         self.id: str = id
-        self.queue: str = keys.name
+        self.queue: str = keys.shown
         self.outcome: Outcome | None = outcome
         self._mesh = mesh
         self._keys = keys
         self._number = number
         self._results = results
+        self._at = at
+
+    async def _place(self) -> QueueKeys:
+        """The shard in which it lies: where it was dispatched to; else its id says so."""
+        return self._at or await self._mesh.sharding.by_id(self._keys, self.id)
 
     def __repr__(self) -> str:
         return f"<Job {self.id!r} of {self.queue!r}>"
@@ -86,7 +93,7 @@ class Job(Generic[R]):
         """Where it is now. ``finished`` and ``cancelled`` are known as long as results are kept, ``failed`` (set aside, also as
         broken) as long as its record is, too; afterwards, and for an id that never was, ``gone``.
         """
-        return _status(await self._mesh.ask(ops.job_status(self._keys, self.id, self._number)))
+        return _status(await self._mesh.ask(ops.job_status(await self._place(), self.id, self._number)))
 
     async def result(self, timeout: Seconds | None = None) -> R:
         """Wait until it has ended, and answer what its handler returned: bytes as they are, None as None, all else through JSON.
@@ -106,14 +113,14 @@ class Job(Generic[R]):
         link = self._mesh.link
         news = News(link)
         with link.mailbox.move_on_after(patience):
-            async with listening(link, self._keys.job(self.id), lambda _message: news.tell()):
+            async with listening(link, (await self._place()).job(self.id), lambda _message: news.tell()):
                 while (found := await self._look()).word == "wait":
                     await news.wait()
             return self._value(found)
         raise ResultTimeout(f"{self!r} had not ended after {patience:g} s")
 
     async def _look(self) -> Found:
-        found = await self._mesh.ask(ops.read_result(self._keys, self.id, self._number))
+        found = await self._mesh.ask(ops.read_result(await self._place(), self.id, self._number))
         if found.word == "never" and self._results is not None and self._results.kept:
             return replace(found, word="wait")  # no worker is there yet; the function's will keep it
         return found
@@ -155,10 +162,11 @@ class Job(Generic[R]):
         """
         check_text(reason, "reason")
 
-        async def step(_last: Cancelled | None) -> Cancelled:
-            return await self._mesh.ask(ops.cancel_job(self._keys, self.id, reason))
+        async def step(keys: QueueKeys, _last: Cancelled | None) -> Cancelled:
+            return await self._mesh.ask(ops.cancel_job(keys, self.id, reason))
 
-        return await cancel_and_wait(self._mesh.link, self._keys, step, seconds(wait, "wait"))
+        patience = seconds(wait, "wait")
+        return await cancel_and_wait(self._mesh.link, [await self._place()], step, patience)
 
     @asynccontextmanager
     async def watch(self) -> AsyncGenerator[AsyncIterator[Status]]:
@@ -167,7 +175,7 @@ class Job(Generic[R]):
         """
         link = self._mesh.link
         news = News(link)
-        async with listening(link, self._keys.job(self.id), lambda _message: news.tell()):
+        async with listening(link, (await self._place()).job(self.id), lambda _message: news.tell()):
             yield _Watch(self, news)
 
 

@@ -15,7 +15,7 @@ from worqr.errors import UsageError
 MAX_NAME: Final = 200
 """Bytes of UTF-8 in a queue name, a prefix or a worker label."""
 
-_FAILURES: Final = "}-fail"
+_FAILURES: Final = "-fail"
 
 NEVER: Final = ":never"
 """Behind a base: a key that nobody ever writes. What the link needs it for is told in `link.dialect`."""
@@ -48,29 +48,54 @@ def check_name(name: object, what: str = "queue name") -> str:
 class QueueKeys:
     """The keys and channels of one queue; `base` is the waiting list itself and the stem of all others.
 
-    `failures`: the failure queue of that queue is meant, which lies in the same slot.
+    `failures`: the failure queue of that queue is meant, which lies in the same slot. `tag`: one of the queue's further shards is
+    meant, a list in a slot of its own; `worqr.shards` says which there are, and which task goes where.
     """
 
     prefix: str
     queue: str
     failures: bool = False
+    tag: str = ""
 
     @classmethod
     def of(cls, prefix: str, name: str) -> QueueKeys:
-        """The keys of the queue that the registry knows by `name`."""
-        if name.startswith("{") and name.endswith(_FAILURES):
-            return cls(prefix, name[1 : -len(_FAILURES)], failures=True)
+        """The keys of the queue, or of the shard, that the registry knows by `name`."""
+        inner, brace, kind = name[1:].rpartition("}")
+        if name.startswith("{") and brace:
+            failures = kind.endswith(_FAILURES)
+            queue, tilde, tag = inner.rpartition("~")
+            match kind.removesuffix(_FAILURES):
+                case "" if failures:
+                    return cls(prefix, inner, failures)
+                case "-shard" if tilde:
+                    return cls(prefix, queue, failures, tag)
+                case _:
+                    pass
         return cls(prefix, name)
 
     @property
     def name(self) -> str:
-        """What the registry calls it: the queue's name, or ``{Q1}-fail``, which no queue's name can be."""
-        return f"{{{self.queue}{_FAILURES}" if self.failures else self.queue
+        """What the registry calls it: the queue's name, or ``{Q1}-fail``, ``{Q1~tag}-shard``, ``{Q1~tag}-shard-fail``, which no
+        queue's name can be.
+        """
+        if self.tag:
+            return f"{{{self.queue}~{self.tag}}}-shard{_FAILURES if self.failures else ''}"
+        return f"{{{self.queue}}}{_FAILURES}" if self.failures else self.queue
+
+    @property
+    def shown(self) -> str:
+        """What people call it: `name` without regard to shards."""
+        return f"{{{self.queue}}}{_FAILURES}" if self.failures else self.queue
+
+    @property
+    def mark(self) -> str:
+        """What ends the ids that are generated there, so that an id tells its shard: ``~tag``; nothing in the first shard."""
+        return f"~{self.tag}" if self.tag else ""
 
     @property
     def base(self) -> str:
         """LIST: the waiting task items. Also the channel for foreign producers, resume and delete."""
-        return f"{self.prefix}:{self.name}" if self.failures else f"{self.prefix}:{{{self.queue}}}"
+        return f"{self.prefix}:{self.name}" if self.failures or self.tag else f"{self.prefix}:{{{self.queue}}}"
 
     @property
     def workers(self) -> str:
@@ -256,6 +281,11 @@ class RegistryKeys:
     def schedules(self) -> str:
         """HASH: ``def NAME``, ``last NAME`` ... of every schedule; expires 30 days after the last peer that declared one."""
         return f"{self.base}:schedules"
+
+    @property
+    def shards(self) -> str:
+        """HASH: queue -> how many shards it has, of those that have several; until `delete` of the queue."""
+        return f"{self.base}:shards"
 
     @property
     def leader(self) -> str:

@@ -34,9 +34,12 @@ from worqr.peer.peer import Peer
 from worqr.peer.runners import Middleware, is_async
 from worqr.peer.settings import Onlooker, PeerSettings, usable_cpus
 from worqr.peer.ticking import schedule_of
-from worqr.queue import Queue
+from worqr.queue import Queue, all_infos
 from worqr.registry import Registry
 from worqr.sending import Sender
+from worqr.sharding import Sharding
+from worqr.shards import check_shards
+from worqr.summing import worker_of
 from worqr.task import QueueInfo, Seconds, WorkerInfo, check_count, check_text, seconds
 from worqr.thread_peer import ThreadPeer
 
@@ -149,8 +152,13 @@ class Mesh(Registry, Generic[S]):
         """Send one request and wait for its answer."""
         return await self.connections.here().link.call(call)
 
+    @property
+    def sharding(self) -> Sharding:
+        """What the running loop's connection knows of queues of several shards; UsageError outside `connect`."""
+        return self.connections.here().sharding
+
     def link_to(self, queue: str) -> Link:
-        """The link for tasks that go into `queue`, whose name is remembered for those who list queues."""
+        """The link for tasks that go into `queue` (or this shard of it), whose name is remembered for those who list queues."""
         connection = self.connections.here()
         connection.note(self, queue)
         return connection.link
@@ -185,7 +193,7 @@ class Mesh(Registry, Generic[S]):
         async with (
             self.connect(),
             self._open_state() as state,
-            Peer(replace(settings, state=state), self.link).joined() as peer,
+            Peer(replace(settings, state=state, sharding=self.sharding), self.link).joined() as peer,
         ):
             await peer.serve_all(handlers)
             yield peer
@@ -271,18 +279,26 @@ class Mesh(Registry, Generic[S]):
 
     # Looking
 
-    def queue(self, name: str) -> Queue:
+    def queue(self, name: str, *, shards: int = 1) -> Queue:
         """The queue of this name; no I/O, it need not exist.
 
+        Args:
+            shards: how many lists it has, each in a slot of its own, for a queue that is too much for one node of a cluster. The
+                first program that says so decides for the whole mesh; 1: as many as were declared anywhere, else one.
+
         Raises:
-            UsageError: not 1 to 200 bytes of UTF-8, or with braces or control characters.
+            UsageError: not 1 to 200 bytes of UTF-8, or with braces or control characters; another number of shards was declared
+                in this program. If it was in another one, the first call of the queue says so.
         """
-        return Queue(self, QueueKeys(self.prefix, check_name(name)))
+        keys = QueueKeys(self.prefix, check_name(name))
+        if check_shards(shards) > 1:
+            self.declare_shards(name, shards)
+        return Queue(self, keys)
 
     async def queues(self) -> list[QueueInfo]:
         """All queues that hold something or are served, by name."""
         names = await self.ask(ops.list_queues(RegistryKeys(self.prefix)))
-        infos = [await Queue(self, QueueKeys.of(self.prefix, name)).info() for name in sorted(names)]
+        infos = await all_infos(self, [QueueKeys.of(self.prefix, name) for name in names])
         return [
             i
             for i in infos
@@ -291,24 +307,8 @@ class Mesh(Registry, Generic[S]):
 
     async def workers(self) -> list[WorkerInfo]:
         """All registered workers, by id; one that died is listed until it is swept (within 5 s)."""
-        found: list[WorkerInfo] = []
-        for worker, ttl, facts, queues in await self.ask(ops.list_workers(RegistryKeys(self.prefix))):
-            keepalive_ms = int(facts.get("keepalive_ms", "0"))
-            age = 0.0 if ttl == -1 else max(0, keepalive_ms - ttl) / 1000 if ttl >= 0 else float("inf")
-            found.append(
-                WorkerInfo(
-                    id=worker,
-                    host=facts.get("host", ""),
-                    pid=int(facts.get("pid", "0")),
-                    app=facts.get("app", ""),
-                    version=facts.get("version", ""),
-                    queues=frozenset(queues),
-                    running=int(facts.get("running", "0")),
-                    room=int(facts.get("room", "0")),
-                    beat_age=age,
-                )
-            )
-        return sorted(found, key=lambda info: info.id)
+        rows = await self.ask(ops.list_workers(RegistryKeys(self.prefix)))
+        return sorted([worker_of(*row) for row in rows], key=lambda info: info.id)
 
     # Functions and schedules
 

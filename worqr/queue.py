@@ -1,19 +1,21 @@
 """A queue as producers and operators see it: put tasks and jobs in, look, cancel, pause, delete, listen.
 
-Nothing here consumes: that is the peer's. Every method is one request or a few; none holds a lock, none polls unless it says
-so.
+Nothing here consumes: that is the peer's. Every method is one request or a few to each shard of the queue, which mostly has
+one; none holds a lock, none polls unless it says so.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 from worqr import ops
 from worqr.aside import Aside
+from worqr.call import Call
 from worqr.cancelling import cancel_and_wait
 from worqr.errors import Duplicate, QueueFull, UsageError, WorqrError
 from worqr.job import Job, Outcome, Results
@@ -22,6 +24,7 @@ from worqr.listening import Latest, listening
 from worqr.ops import MAX_BYTES, MAX_ITEMS, Cancelled, Dispatched
 from worqr.ops.replies import in_pieces
 from worqr.options import JobOptions, check_id, encode_options
+from worqr.summing import in_turn, info_of, running_of
 from worqr.task import (
     CancelCount,
     Event,
@@ -31,12 +34,13 @@ from worqr.task import (
     check_count,
     check_task,
     check_text,
-    from_ms,
     seconds,
 )
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
+
+T = TypeVar("T")
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -45,7 +49,12 @@ MAX_LISTED = 10_000
 
 
 class Queue:
-    """One queue of a mesh, by name. Made by ``mesh.queue(name)``; its calls need ``mesh.connect()`` or ``join()`` around."""
+    """One queue of a mesh, by name. Made by ``mesh.queue(name)``; its calls need ``mesh.connect()`` or ``join()`` around.
+
+    A queue of several shards (``mesh.queue(name, shards=8)``) is several lists. What is enqueued in one call, or a thousand of
+    it, goes to the next list in turn; a job with an id always to the same one. All calls span all shards, but not at one
+    moment; the order of tasks is kept within a shard only.
+    """
 
     __slots__ = ("_keys", "_mesh")
 
@@ -56,7 +65,7 @@ class Queue:
     @property
     def name(self) -> str:
         """The queue's name."""
-        return self._keys.name
+        return self._keys.shown
 
     @property
     def failed(self) -> Aside:
@@ -91,20 +100,23 @@ class Queue:
     ) -> int:
         """Put tasks into the queue, to be taken in this order, and wake as many idle workers as there are tasks.
 
-        One call is one atomic request; one of over 1,000 tasks or 8 MiB is sent as several, in order.
+        One call is one atomic request; one of over 1,000 tasks or 8 MiB is sent as several, in order. Of several shards each
+        request goes to the next.
 
         Args:
             tasks: bytes of any kind; delivered as they are.
             unique: dispatch them as jobs whose ids are made from the payloads: while one waits or runs, another is refused. All
-                or none; from Worqr's unique tasks.
+                or none; of several shards one at a time. From Worqr's unique tasks.
             front: put them before all that waits.
-            max_length: refuse if more than so many tasks would wait, those due later among them.
+            max_length: refuse if more than so many tasks would wait, those due later among them. Of several shards each refuses
+                what is over its share.
 
         Returns:
             How many were stored: all of them.
 
         Raises:
-            UsageError: not bytes, or a bounded call too large for one request; PayloadTooLarge: over `max_payload` bytes.
+            UsageError: not bytes, or a bounded call too large for one request; several unique ones for several shards.
+            PayloadTooLarge: over `max_payload` bytes.
             Duplicate: with `unique`, one of them waits or runs already; nothing was stored.
             QueueFull: over `max_length`, or the server is out of memory; nothing of the request was stored.
             Unavailable: no answer within `patience`; with ``sent=None`` it may have been stored.
@@ -115,23 +127,23 @@ class Queue:
         if max_length is not None:
             check_count(max_length, "max_length")
         chunks = [checked] if len(checked) == 1 else list(in_pieces(checked, len))
-        if len(chunks) > 1 and max_length is not None:
+        if len(chunks) > 1 and (unique or max_length is not None):
+            kind = "unique" if unique else "bounded"
             raise UsageError(
-                f"a bounded enqueue must fit one request: at most {MAX_ITEMS} tasks and {MAX_BYTES:,} bytes, "
+                f"a {kind} enqueue must fit one request: at most {MAX_ITEMS} tasks and {MAX_BYTES:,} bytes, "
                 f"not {len(checked):,} tasks and {sum(map(len, checked)):,} bytes"
             )
         if not chunks:
             await self._mesh.link.mailbox.checkpoint()
             return 0
         if unique:
-            return await self._enqueue_unique(chunks, front=front, max_length=max_length)
-        link = self._mesh.link_to(self.name)
+            return await self._enqueue_unique(checked, front=front, max_length=max_length)
         if len(chunks) == 1:
-            return await link.call(ops.enqueue(self._keys, checked, front=front, max_length=max_length))
+            return await self._enqueue(checked, front, max_length)
         stored = 0
         for chunk in reversed(chunks) if front else chunks:
             try:
-                stored += await link.call(ops.enqueue(self._keys, chunk, front=front))
+                stored += await self._enqueue(chunk, front, None)
             except WorqrError as error:
                 place = "last" if front else "first"
                 error.add_note(
@@ -140,19 +152,28 @@ class Queue:
                 raise
         return stored
 
-    async def _enqueue_unique(self, chunks: list[list[bytes]], **options: Any) -> int:
-        if len(chunks) > 1:
+    async def _enqueue(self, tasks: list[bytes], front: bool, max_length: int | None) -> int:
+        sharding = self._mesh.sharding
+        keys = await sharding.next_of(self._keys)
+        if max_length is not None:
+            max_length = await sharding.share_of(keys, max_length)
+        call = ops.enqueue(keys, tasks, front=front, max_length=max_length)
+        return await self._mesh.link_to(keys.name).call(call)
+
+    async def _enqueue_unique(self, tasks: list[bytes], **options: Any) -> int:
+        if len(tasks) > 1 and len(await self._mesh.sharding.of(self._keys)) > 1:
             raise UsageError(
-                f"a unique enqueue must fit one request: at most {MAX_ITEMS} tasks and {MAX_BYTES:,} bytes"
+                f"queue {self.name!r} has several shards, and nothing can be all or none in several of them: enqueue "
+                "unique tasks one by one"
             )
         given = {name: value for name, value in options.items() if value is not None}
         jobs = [
-            ({**given, "id": f"sha256:{hashlib.sha256(task).hexdigest()}", "exists": "raise"}, task)
-            for task in chunks[0]
+            ({**given, "id": f"sha256:{hashlib.sha256(task).hexdigest()}", "exists": "raise"}, task) for task in tasks
         ]
-        done = await self._mesh.link_to(self.name).call(ops.dispatch_jobs(self._keys, jobs, whole=True))
-        self.handle_of(done[-1])  # the last is the one that was refused, if one was
-        return len(done)
+        keys = await self._mesh.sharding.by_id(self._keys, cast("str", jobs[0][0]["id"]))
+        there = [(await self._mesh.sharding.options_for(keys, options), task) for options, task in jobs]
+        await self.send(ops.dispatch_jobs(keys, there, whole=True), keys)
+        return len(jobs)
 
     async def dispatch(self, task: bytes | bytearray | memoryview, **options: Unpack[JobOptions]) -> Job[bytes]:
         """Put a job into the queue: a task with a record, which can have an id, a due time, and options of its own.
@@ -176,11 +197,20 @@ class Queue:
         From Queasy's dispatch.
         """
         checked = check_task(task, self._mesh.max_payload)
-        call = ops.dispatch_jobs(self._keys, [(encode_options(options), checked)])
-        return self.handle_of((await self._mesh.link_to(self.name).call(call))[0])
+        encoded = encode_options(options)
+        keys = await self._mesh.sharding.place_of(self._keys, encoded)
+        there = await self._mesh.sharding.options_for(keys, encoded)
+        return await self.send(ops.dispatch_jobs(keys, [(there, checked)]), keys)
 
-    def handle_of(self, done: Dispatched, results: Results | None = None) -> Job[Any]:
-        """The handle of a dispatch that was not refused.
+    async def send(self, call: Call[list[Dispatched]], at: QueueKeys, results: Results | None = None) -> Job[Any]:
+        """Send a dispatch of this queue; answers the handle of its last job, the one that was refused if one was. Raises as
+        `handle_of`.
+        """
+        done = await self._mesh.link_to(at.name).call(call)
+        return self.handle_of(done[-1], results, at=at)
+
+    def handle_of(self, done: Dispatched, results: Results | None = None, *, at: QueueKeys | None = None) -> Job[Any]:
+        """The handle of a dispatch that was not refused; `at`: the shard in which the job lies.
 
         Raises:
             QueueFull, Duplicate: it was.
@@ -188,9 +218,9 @@ class Queue:
         if done.outcome == "full":
             raise QueueFull(f"queue {self.name!r} is at its max_length: nothing was stored")
         if done.outcome == "duplicate":
-            job = Job[Any](self._mesh, self._keys, done.id, done.number, None, results)
+            job = Job[Any](self._mesh, self._keys, done.id, done.number, None, results, at=at)
             raise Duplicate(f"the id {done.id!r} is taken on queue {self.name!r}: nothing was stored", job)
-        return Job(self._mesh, self._keys, done.id, done.number, cast("Outcome", done.outcome), results)
+        return Job(self._mesh, self._keys, done.id, done.number, cast("Outcome", done.outcome), results, at=at)
 
     def job_of(self, id: str, results: Results) -> Job[Any]:
         """`job`, of a function whose results are known."""
@@ -204,50 +234,33 @@ class Queue:
 
     async def count(self) -> int:
         """How many tasks wait."""
-        return (await self._mesh.ask(ops.list_tasks(self._keys, 0)))[0]
+        return sum([waiting for waiting, _ in await self._ask_all(lambda keys: ops.list_tasks(keys, 0))])
 
     async def peek(self) -> bytes | None:
-        """The task that will be taken next, which stays where it is; None if none waits."""
-        tasks = (await self._mesh.ask(ops.list_tasks(self._keys, 1, from_front=True)))[1]
-        return tasks[0] if tasks else None
+        """The task that will be taken next, which stays where it is; None if none waits. Of several shards the next of one."""
+        seen = await self._ask_all(lambda keys: ops.list_tasks(keys, 1, from_front=True))
+        return next((tasks[0] for _, tasks in seen if tasks), None)
 
     async def tasks(self, limit: int = 100) -> list[bytes]:
-        """Up to `limit` waiting tasks, newest first, and no more than about 8 MiB of them."""
-        check_count(limit, "limit")
-        return (await self._mesh.ask(ops.list_tasks(self._keys, min(limit, MAX_LISTED))))[1]
+        """Up to `limit` waiting tasks, newest first, and no more than about 8 MiB of them. Of several shards one each in turn,
+        those of each newest first.
+        """
+        most = min(check_count(limit, "limit"), MAX_LISTED)
+        return in_turn([tasks for _, tasks in await self._ask_all(lambda keys: ops.list_tasks(keys, most))], most)
 
     async def running(self) -> list[Status]:
         """The first 1,000 tasks that run now: by which worker, and since when by the server's clock."""
-        claims = await self._mesh.ask(ops.list_claims(self._keys))
-        return [
-            Status(
-                state="active",
-                worker=held.worker,
-                since=from_ms(held.claim / 1000),
-                run_at=None if held.run_at_ms is None else from_ms(held.run_at_ms),
-                progress=held.progress,
-                message=held.message,
-                failures=held.failures,
-            )
-            for held in claims
-        ]
+        return running_of(await self._ask_all(ops.list_claims), MAX_ITEMS)
 
     async def info(self) -> QueueInfo:
-        """All there is to know of the queue at one moment. `oldest`: seconds since the job in front was due; None: it is none."""
-        seen = await self._mesh.ask(ops.inspect(self._keys))
-        return QueueInfo(
-            name=self.name,
-            waiting=seen.waiting,
-            due=seen.due,
-            blocked=seen.blocked,
-            running=seen.running,
-            failed=seen.failed,
-            broken=seen.broken,
-            paused=seen.paused,
-            oldest=None if seen.oldest_ms is None else seen.oldest_ms / 1000,
-            workers=len(seen.workers),
-            counts=seen.counts,
-        )
+        """All there is to know of the queue at one moment. `oldest`: seconds since the job in front was due; None: it is none. Of
+        several shards the sum, the oldest, and the reason of one that is paused; not at one moment.
+        """
+        return info_of(self.name, await self._ask_all(ops.inspect))
+
+    async def _ask_all(self, make: Callable[[QueueKeys], Call[T]]) -> list[T]:
+        """One request to each shard, all together."""
+        return await _ask(self._mesh, await self._mesh.sharding.of(self._keys), make)
 
     # Cancelling
 
@@ -268,48 +281,67 @@ class Queue:
         checked = check_task(task, self._mesh.max_payload)
         check_text(reason, "reason")
 
-        async def step(last: Cancelled | None) -> Cancelled:
+        async def step(keys: QueueKeys, last: Cancelled | None) -> Cancelled:
             cursor, after = ("0", "-") if last is None else (last.cursor, last.after)
-            return await self._mesh.ask(ops.cancel_task(self._keys, checked, cursor, after, reason=reason))
+            return await self._mesh.ask(ops.cancel_task(keys, checked, cursor, after, reason=reason))
 
-        return await cancel_and_wait(self._mesh.link, self._keys, step, seconds(wait, "wait"))
+        patience, shards = seconds(wait, "wait"), await self._mesh.sharding.of(self._keys)
+        return await cancel_and_wait(self._mesh.link, shards, step, patience)
 
     async def cancel_all(self, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
         """Cancel every task and job of this queue, waiting or running. Arguments and answer as `cancel`."""
         check_text(reason, "reason")
 
-        async def step(last: Cancelled | None) -> Cancelled:
+        async def step(keys: QueueKeys, last: Cancelled | None) -> Cancelled:
             after = last.after if last else "-"
-            while (found := await self._mesh.ask(ops.cancel_all(self._keys, after, reason=reason))) is None:
-                await self._purge()
+            while (found := await self._mesh.ask(ops.cancel_all(keys, after, reason=reason))) is None:
+                await self._purge(keys)
             return found
 
-        count = await cancel_and_wait(self._mesh.link, self._keys, step, seconds(wait, "wait"))
-        await self._purge()
+        patience, shards = seconds(wait, "wait"), await self._mesh.sharding.of(self._keys)
+        count = await cancel_and_wait(self._mesh.link, shards, step, patience)
+        for keys in shards:
+            await self._purge(keys)
         return count
 
     # Operating
 
     async def pause(self, reason: str = "") -> None:
-        """Stop claims on this queue, everywhere; what runs goes on, and so does enqueueing. `reason` is for people."""
+        """Stop claims on this queue, everywhere; what runs goes on, and so does enqueueing. `reason` is for people. Several
+        shards do not stop at one moment.
+        """
         check_text(reason, "reason")
-        link = self._mesh.link_to(self.name)  # noted, so that it can be found, and resumed, by those who list queues
-        await link.call(ops.pause(self._keys, reason))
+        for keys in await self._mesh.sharding.of(self._keys):
+            self._mesh.link_to(keys.name)  # noted, so that it can be found, and resumed, by those who list queues
+        await self._ask_all(lambda keys: ops.pause(keys, reason))
 
     async def resume(self) -> None:
         """Let claims go on."""
-        await self._mesh.ask(ops.resume(self._keys))
+        await self._ask_all(ops.resume)
 
     async def delete(self) -> None:
         """Delete all that waits, is due or is blocked, at once. What runs may finish; what is given back afterwards is dropped. A
         new enqueue makes the queue anew.
-        """
-        while not await self._mesh.ask(ops.delete_queue(self._keys)):
-            await self._purge()
-        await self._purge()
 
-    async def _purge(self) -> None:
-        while await self._mesh.ask(ops.purge_queue(self._keys)):
+        Of several shards one after the other. Their number is forgotten, so that the next one who declares it decides, if nothing
+        more is in the queue, neither running nor set aside, and no peer serves it.
+        """
+        shards = await self._mesh.sharding.of(self._keys)
+        for keys in shards:
+            while not await self._mesh.ask(ops.delete_queue(keys)):
+                await self._purge(keys)
+            await self._purge(keys)
+        if len(shards) > 1 and not self._keys.failures:
+            await self._forget_shards(shards)
+
+    async def _forget_shards(self, shards: tuple[QueueKeys, ...]) -> None:
+        every = [*shards, *(replace(keys, failures=True) for keys in shards)]
+        seen = info_of(self.name, await _ask(self._mesh, every, ops.inspect))
+        if not (seen.workers or seen.running or seen.waiting or seen.due or seen.failed or seen.broken):
+            await self._mesh.sharding.forget(self.name)
+
+    async def _purge(self, keys: QueueKeys) -> None:
+        while await self._mesh.ask(ops.purge_queue(keys)):
             pass
 
     @asynccontextmanager
@@ -329,6 +361,27 @@ class Queue:
             except ValueError:
                 logger.warning("events: queue %r: a message nobody of us sent: %r", self.name, message[:100])
 
-        with latest:
-            async with listening(link, self._keys.events_channel, hear):
-                yield latest
+        async with AsyncExitStack() as stack:
+            stack.enter_context(latest)
+            for keys in await self._mesh.sharding.of(self._keys):
+                await stack.enter_async_context(listening(link, keys.events_channel, hear))
+            yield latest
+
+
+async def _ask(mesh: Mesh[Any], shards: Sequence[QueueKeys], make: Callable[[QueueKeys], Call[T]]) -> list[T]:
+    """One request to each of these shards, all together."""
+    if len(shards) == 1:
+        return [await mesh.ask(make(shards[0]))]
+    return await mesh.link.call_all([make(keys) for keys in shards])
+
+
+async def all_infos(mesh: Mesh[Any], known: Iterable[QueueKeys]) -> list[QueueInfo]:
+    """What there is to know of the queues that the registry knows by `known`, by name; all shards of one as one."""
+    found: dict[str, set[QueueKeys]] = {}
+    for keys in known:
+        every = await mesh.sharding.of(replace(keys, tag=""), declare=False)
+        found.setdefault(keys.shown, set(every)).add(keys)
+    infos: list[QueueInfo] = []
+    for name, shards in sorted(found.items()):
+        infos.append(info_of(name, await _ask(mesh, sorted(shards, key=lambda keys: keys.name), ops.inspect)))
+    return infos

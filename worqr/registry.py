@@ -48,6 +48,7 @@ class Registry(Timetable):
         self._names: dict[str, str] = {}
         self._home: tuple[Registry, str] | None = None
         self._mesh: Mesh[Any] | None = None
+        self.declared_shards: dict[str, int] = {}
 
     @property
     def functions(self) -> Mapping[str, Function[..., Any]]:
@@ -135,6 +136,17 @@ class Registry(Timetable):
         for function in list(other._functions.values()):
             other._pass_on(function)
 
+    def declare_shards(self, queue: str, shards: int) -> None:
+        """Say how many shards a queue has; the mesh is asked whether that is so when the queue is used.
+
+        Raises:
+            UsageError: this program has said otherwise before.
+        """
+        if self.declared_shards.setdefault(queue, shards) != shards:
+            raise UsageError(
+                f"queue {queue!r} was declared with {self.declared_shards[queue]} shards, and then with {shards}: say it once"
+            )
+
     def add_schedule(self, definition: Definition) -> None:
         """Take a schedule in, here and in whoever includes us.
 
@@ -192,6 +204,8 @@ class Registry(Timetable):
         for each in (declared.name, *declared.aliases):
             self._names[each] = declared.name
         declared.mesh = self._mesh
+        if self._mesh is not None and declared.how.shards > 1:
+            self.declare_shards(declared.name, declared.how.shards)
         if self._home is not None:
             self._pass_on(function)
 

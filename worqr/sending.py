@@ -32,14 +32,13 @@ class Sender:
 
     async def enqueue(self, call: Call[Any]) -> None:
         """Send one call as a raw task."""
-        keys = QueueKeys(self._mesh.prefix, call.queue)
-        await self._mesh.link_to(call.queue).call(ops.enqueue(keys, [call.task], max_length=_bound(call)))
+        keys = await self._mesh.sharding.next_of(QueueKeys(self._mesh.prefix, call.queue))
+        await self._mesh.link_to(keys.name).call(await self._enqueue_of(keys, [call]))
 
     async def dispatch(self, call: Call[R]) -> Job[R]:
         """Send one call as a job."""
-        keys = QueueKeys(self._mesh.prefix, call.queue)
-        done = await self._mesh.link_to(call.queue).call(ops.dispatch_jobs(keys, [_job(call)]))
-        return self._mesh.queue(call.queue).handle_of(done[0], call.results)
+        keys = await self._mesh.sharding.place_of(QueueKeys(self._mesh.prefix, call.queue), call.options)
+        return await self._mesh.queue(call.queue).send(await self._dispatch_of(keys, [call]), keys, call.results)
 
     async def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
         """Send calls as raw tasks, in one round trip per thousand."""
@@ -49,13 +48,13 @@ class Sender:
                 for call in some:
                     if call.options.keys() - {"max_length"}:
                         raise UsageError(f"a call of {call.name!r} has options, which make it a job: use dispatch_many")
-                pieces = [
-                    (name, _request_to_enqueue(QueueKeys(self._mesh.prefix, name), piece))
-                    for (name, _), of_queue in _grouped(some, lambda call: (call.queue, _bound(call)))
-                    for piece in in_pieces(of_queue, _size)
-                ]
+                requests: list[tuple[str, Request[int]]] = []
+                for (name, _), of_queue in _grouped(some, lambda call: (call.queue, _bound(call))):
+                    for piece in in_pieces(of_queue, _size):
+                        keys = await self._mesh.sharding.next_of(QueueKeys(self._mesh.prefix, name))
+                        requests.append((keys.name, await self._enqueue_of(keys, piece)))
                 sending = len(some)
-                stored += sum(await self._send(pieces))
+                stored += sum(await self._send(requests))
                 sending = 0
         except Exception as error:
             _note(error, "stored", stored, sending)
@@ -71,17 +70,16 @@ class Sender:
         try:
             for some in self._thousands(calls):
                 requests: list[tuple[str, Request[list[Dispatched]]]] = []
-                places: list[int] = []
-                for name, of_queue in _grouped(enumerate(some), lambda each: each[1].queue):
-                    for piece in in_pieces(of_queue, lambda each: len(each[1].task)):
-                        keys = QueueKeys(self._mesh.prefix, name)
-                        requests.append((name, ops.dispatch_jobs(keys, [_job(call) for _, call in piece])))
-                        places += [place for place, _ in piece]
+                places: list[tuple[int, QueueKeys]] = []
+                for keys, of_shard in await self._by_shard(some):
+                    for piece in in_pieces(of_shard, lambda each: len(each[1].task)):
+                        requests.append((keys.name, await self._dispatch_of(keys, [call for _, call in piece])))
+                        places += [(place, keys) for place, _ in piece]
                 sending = len(some)
                 done = [each for answers in await self._send(requests) for each in answers]
-                by_place = dict(zip(places, done, strict=True))
+                found = {place: (each, keys) for (place, keys), each in zip(places, done, strict=True)}
                 jobs += [
-                    self._mesh.queue(call.queue).handle_of(by_place[place], call.results)
+                    self._mesh.queue(call.queue).handle_of(found[place][0], call.results, at=found[place][1])
                     for place, call in enumerate(some)
                 ]
                 sending = 0
@@ -91,6 +89,34 @@ class Sender:
         if not jobs:
             await self._send([])
         return jobs
+
+    async def _by_shard(self, calls: Sequence[Call[R]]) -> list[tuple[QueueKeys, list[tuple[int, Call[R]]]]]:
+        """Calls with their places, by the shard of each job; all of one queue that have no id go to one."""
+        found: list[tuple[QueueKeys, list[tuple[int, Call[R]]]]] = []
+        sharding = self._mesh.sharding
+        for name, of_queue in _grouped(enumerate(calls), lambda each: each[1].queue):
+            queue = QueueKeys(self._mesh.prefix, name)
+            turn = await sharding.next_of(queue)
+            if len(await sharding.of(queue)) == 1:
+                found.append((turn, of_queue))
+            else:
+                by_shard: dict[QueueKeys, list[tuple[int, Call[R]]]] = {}
+                for place, call in of_queue:
+                    keys = await sharding.place_of(queue, call.options) if "id" in call.options else turn
+                    by_shard.setdefault(keys, []).append((place, call))
+                found += by_shard.items()
+        return found
+
+    async def _enqueue_of(self, keys: QueueKeys, calls: Sequence[Call[Any]]) -> Request[int]:
+        bound = _bound(calls[0])
+        if bound is not None:
+            bound = await self._mesh.sharding.share_of(keys, bound)
+        return ops.enqueue(keys, [call.task for call in calls], max_length=bound)
+
+    async def _dispatch_of(self, keys: QueueKeys, calls: Sequence[Call[Any]]) -> Request[list[Dispatched]]:
+        sharding = self._mesh.sharding
+        jobs: list[NewJob] = [(await sharding.options_for(keys, call.options), call.task) for call in calls]
+        return ops.dispatch_jobs(keys, jobs)
 
     def _thousands(self, calls: Iterable[Call[R]]) -> Iterator[list[Call[R]]]:
         self._mesh.check_connected()
@@ -118,16 +144,8 @@ def _note(error: Exception, verb: str, done: int, sending: int) -> None:
         error.add_note(f"the first {done:,} calls were {verb}{also}")
 
 
-def _request_to_enqueue(keys: QueueKeys, calls: Sequence[Call[Any]]) -> Request[int]:
-    return ops.enqueue(keys, [call.task for call in calls], max_length=_bound(calls[0]))
-
-
 def _bound(call: Call[Any]) -> int | None:
     return cast("int | None", call.options.get("max_length"))
-
-
-def _job(call: Call[Any]) -> NewJob:
-    return call.options, call.task
 
 
 def _size(call: Call[Any]) -> int:

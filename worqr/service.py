@@ -293,7 +293,7 @@ def _check_place() -> None:
 
 def _served(mesh: Mesh[Any], peer: Peer) -> list[Function[..., Any]]:
     """The functions that this peer serves."""
-    queues = {station.name for station in peer.entered_stations()}
+    queues = {station.queue for station in peer.entered_stations()}
     return [function for name, function in sorted(mesh.functions.items()) if name in queues]
 
 

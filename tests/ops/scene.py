@@ -42,6 +42,7 @@ def set_scene(desk: Desk) -> Scene:
     desk.call(ops.condemn_worker(desk.g, "C", None))
     desk.call(ops.post_waiting(desk.g, ["Q1"]))
     desk.call(ops.note_queues(desk.g, ["Q1", "Q2"]))
+    desk.call(ops.declare_shards(desk.g, {"hot": 8}))
     for _ in range(2):
         ended = desk.run("A", "done", fields=KEPT)
         desk.call(ops.finish_tasks(desk.q, "A", [ended], {ended: ("json", b"1")}))
@@ -106,12 +107,14 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "cancel_task": lambda q, g, scene: ops.cancel_task(q, b"x"),
     "condemn_worker": lambda q, g, scene: ops.condemn_worker(g, "B", b"RUN 0"),
     "declare_schedules": lambda q, g, scene: ops.declare_schedules(g, [("s", DEF)], replace=True),
+    "declare_shards": lambda q, g, scene: ops.declare_shards(g, {"hot": 9, "Q2": 4}),
     "delete_queue": lambda q, g, scene: ops.delete_queue(q),
     "dispatch_jobs": lambda q, g, scene: ops.dispatch_jobs(
         q, [job("new"), job("waits", b"b"), job("runs", b"b"), job("due", b"b"), job(None)]
     ),
     "drop_aside": lambda q, g, scene: ops.drop_aside(q, "broken", [scene.broken]),
     "drop_schedule": lambda q, g, scene: ops.drop_schedule(g, "s", 1000),
+    "drop_shards": lambda q, g, scene: ops.drop_shards(g, "hot", 8),
     "enqueue": lambda q, g, scene: ops.enqueue(q, [b"new", MARKER]),
     "fail_task": lambda q, g, scene: ops.fail_task(q, "A", scene.twin, BOOM),
     "fail_worker": lambda q, g, scene: ops.fail_worker(q, "C", 1),
@@ -131,6 +134,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "list_marks": lambda q, g, scene: ops.list_marks(q, [scene.raw, scene.marked]),
     "list_queues": lambda q, g, scene: ops.list_queues(g),
     "list_schedules": lambda q, g, scene: ops.list_schedules(g),
+    "list_shards": lambda q, g, scene: ops.list_shards(g),
     "list_tasks": lambda q, g, scene: ops.list_tasks(q, 9),
     "list_workers": lambda q, g, scene: ops.list_workers(g),
     "look_at_workers": lambda q, g, scene: ops.look_at_workers(g),

@@ -24,7 +24,8 @@ LONG = 30.0
 class Desk:
     """Stands where a peer's station would: notes what its runs say."""
 
-    name = "Q1"
+    queue = "Q1"
+    mark = ""
     state = None
 
     def __init__(self, policy: Policy) -> None:

@@ -398,8 +398,9 @@ class Books:
         self._answers: list[Callable[..., None]] = []
         membership: Any = SimpleNamespace(link=self, beat_is_fresh=lambda: True)
         keys, run = QueueKeys("t", name), Runs()
+        limit = Pool(options.pop("limit")) if "limit" in options else None
         self.station = HandlerStation(
-            keys, membership, capacity, Policy(), run, options.pop("limit", None), lambda _context: None, **options
+            keys, membership, capacity, Policy(), run, limit, lambda _context: None, **options
         )
         self.station.registration = Registration("w")
         self.station.in_fence = True
@@ -527,7 +528,7 @@ def test_a_slot_that_is_given_away_is_free_once(place: bool) -> None:
         capacity,
         Policy(),
         Any,
-        1,
+        Pool(1),
         Any,
         size=4,
         priority=100,

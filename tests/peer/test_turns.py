@@ -70,7 +70,7 @@ class Made:
         limit: int | None = None,
     ) -> None:
         world.capacity.check_fits(name, size)
-        self.world, self.name, self.size, self.priority, self.pool, self.limit = (
+        self.world, self.queue, self.size, self.priority, self.pool, self.limit = (
             world,
             name,
             size,
@@ -80,7 +80,7 @@ class Made:
         )
         self.turn, self.overtaken, self.brief = 0.0, 0, False
         self.running: dict[int, float] = {}
-        self.queue: deque[float] = deque()
+        self.line: deque[float] = deque()
         self.asking = self.owes = self.wants = self._again = False
         self.wanted = 0
         self.started: list[float] = []
@@ -100,7 +100,7 @@ class Made:
 
     def fill(self, n: int, duration: float) -> None:
         """`n` tasks more; a wake-up comes with them."""
-        self.queue.extend([duration] * n)
+        self.line.extend([duration] * n)
         self.look()
 
     def look(self) -> None:
@@ -130,7 +130,7 @@ class Made:
     def _answer(self) -> None:
         wanted, self.wanted, self.asking = self.wanted, 0, False
         self._reserve(-wanted)
-        got = [self.queue.popleft() for _ in range(min(wanted, len(self.queue)))]
+        got = [self.line.popleft() for _ in range(min(wanted, len(self.line)))]
         self.wants = self._again or len(got) == wanted
         self.turn += len(got) * self.size / self.priority
         self.world.capacity.take(len(got) * self.size)
@@ -187,7 +187,7 @@ def test_long_runs_hold_the_room_by_priority(priorities: tuple[int, ...]) -> Non
         Made(world, priority=priority)
     for station in world.stations:
         for _ in range(3000):
-            station.queue.append(random.uniform(0.5, 1.5))
+            station.line.append(random.uniform(0.5, 1.5))
         station.look()
     for second in range(5, 20):
         world.run(until=second)
@@ -318,7 +318,7 @@ def test_the_room_is_kept_for_a_large_run_only_when_others_went_ahead_often_enou
     world = World(10)
     small, large = Made(world), Made(world, size=10)
     durations = [0.5 + 0.1 * number for number in range(10)]
-    small.queue.extend(durations + [1] * 1000)
+    small.line.extend(durations + [1] * 1000)
     small.look()
     world.run(until=0.1)
     large.fill(1, 1)

@@ -45,7 +45,7 @@ local function claim_last(base, source, worker, claim, now)
     local how = policy_of(base, worker)
     how.kind, how.reason, how.now, how.error_traceback = 'failed', 'expired', now, ''
     how.error_type, how.error_message = 'Expired', 'it was not started before it expired'
-    set_aside(base, claim, record_of(item, id, claim, fields), how)
+    set_aside(base, claim, record_of(base, item, id, claim, fields), how)
     return 'expired'
   end
   tell(base, id, 'active')

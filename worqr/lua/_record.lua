@@ -1,4 +1,4 @@
--- USES reference
+-- USES reference id
 -- A hash as a table, nil if it is empty.
 local function read_hash(key)
   local flat = redis.call('HGETALL', key)
@@ -22,8 +22,8 @@ local function write_hash(key, fields)
   redis.call('HSET', key, unpack(flat))
 end
 
-local function record_of(item, id, claim, fields)
-  return {item = item, job = id, id = id or '@' .. claim, fields = fields, task = fields.task,
+local function record_of(base, item, id, claim, fields)
+  return {item = item, job = id, id = id or new_id(base, claim), fields = fields, task = fields.task,
     failures = tonumber(fields.failures) or 0, stalls = tonumber(fields.stalls) or 0,
     timeouts = tonumber(fields.timeouts) or 0}
 end
@@ -40,5 +40,5 @@ local function read_claim(base, claim)
   if id then
     fields = read_hash(base .. ':active:' .. id)
   end
-  return fields and fields.task and record_of(item, id, claim, fields) or nil
+  return fields and fields.task and record_of(base, item, id, claim, fields) or nil
 end

@@ -1,8 +1,8 @@
--- USES aside counts fence line result wake
+-- USES aside counts fence line result wake id
 -- Gives the failure handler of the queue its job: the payload as it is, and beside it what became of it.
 local function post_failure(base, claim, task, facts)
   local failures = base .. '-fail'
-  local id, fence = '@f' .. claim, next_fence(failures)
+  local id, fence = new_id(failures, 'f' .. claim), next_fence(failures)
   note_fence(failures, fence)
   local number = digits(fence)
   redis.call('HSET', failures .. ':job:' .. id, 'task', task, 'failed', cmsgpack.pack(facts), 'run_at', facts.at,

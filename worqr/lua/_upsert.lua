@@ -1,4 +1,4 @@
--- USES look rules update line record result cancel fence
+-- USES look rules update line record result cancel fence id
 -- A new job. If the same id runs (`seen.active`) it is blocked, and remembers what its dispatch would have changed, should that
 -- run come back instead of ending.
 local function create(base, id, o, task, number, asked, now, seen)
@@ -34,7 +34,7 @@ end
 -- look_for found just now. Answers the outcome, the id, the dispatch that its handle waits for, how many can be taken now, and
 -- how many jobs there are more (0 or 1).
 local function upsert(base, o, task, number, now, seen)
-  local id = o.id or '@' .. number
+  local id = o.id or new_id(base, number)
   seen = seen or o.id and look_for(base, id) or {last = number}
   local outcome = refusal(base, o, seen, 0)
   if outcome then

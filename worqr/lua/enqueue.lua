@@ -10,7 +10,7 @@
 -- ARGV[5..] tasks bytes, in the order in which they are to be taken
 -- RETURNS ok stored | full waiting | late
 -- RESEND safe: the reply is stored under the producer's number
--- USES reference counts fence wake producer
+-- USES reference counts fence wake producer id
 local producer, queue = KEYS[1], KEYS[2]
 local number, lowest, max_length, front = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1'
 local tasks_from, tasks = 5, #ARGV - 4
@@ -36,7 +36,7 @@ local function stored_item(task)
   end
   local fence = next_fence(queue)
   note_fence(queue, fence)
-  local id, digest = '@' .. digits(fence), redis.sha1hex(task)
+  local id, digest = new_id(queue, digits(fence)), redis.sha1hex(task)
   redis.call('HSET', queue .. ':job:' .. id, 'task', task, 'twin', digest, 'queued', digits(fence),
     'state', 'waiting', 'first', digits(fence), 'last', digits(fence))
   redis.call('SADD', queue .. ':twins:' .. digest, id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -141,6 +141,32 @@ def list_queues(keys: RegistryKeys) -> Call[list[str]]:
 def note_queues(keys: RegistryKeys, names: Sequence[str]) -> Call[str]:
     """Remember names of queues that tasks were put into."""
     return new_call("note_queues", keys.base, (keys.queues,), (QUEUES_EXPIRE_S, *names), done)
+
+
+def declare_shards(keys: RegistryKeys, declared: Mapping[str, int]) -> Call[dict[str, int]]:
+    """Note how many shards queues have, unless that is known; answers what is known of them."""
+
+    def read(reply: Reply) -> dict[str, int]:
+        word_of(reply)
+        return {name: int(stored) for name, stored in zip(declared, reply[1:], strict=True)}
+
+    flat = tuple(part for each in declared.items() for part in each)
+    return new_call("declare_shards", keys.base, (keys.shards,), flat, read, numbered=True)
+
+
+def list_shards(keys: RegistryKeys) -> Call[dict[str, int]]:
+    """How many shards each queue has that has several."""
+
+    def read(reply: Reply) -> dict[str, int]:
+        return {text(name): int(number) for name, number in pairs(reply[1:])}
+
+    return new_call("list_shards", keys.base, (keys.shards,), (), read)
+
+
+def drop_shards(keys: RegistryKeys, queue: str, known: int) -> Call[str]:
+    """Forget that the queue has `known` shards: ok, or changed."""
+    read = expect("ok", "changed")
+    return new_call("drop_shards", keys.base, (keys.shards,), (queue, known), read, numbered=True)
 
 
 def post_waiting(keys: RegistryKeys, names: Sequence[str]) -> Call[str]:

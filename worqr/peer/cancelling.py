@@ -68,7 +68,7 @@ class Cancelling:
                 return  # the queue was left meanwhile, or entered anew
         if waiting.cancelled_caught:
             raise Unavailable(
-                f"queue {station.name!r}: the server did not confirm the subscription within {patience:g} s", sent=None
+                f"queue {station.queue!r}: the server did not confirm the subscription within {patience:g} s", sent=None
             )
 
     def unsubscribe(self, station: Station) -> None:
@@ -114,18 +114,18 @@ class Cancelling:
         if registration.dead or registration is not station.registration:
             return
         if failure is not None:
-            logger.error("reconcile: queue %r: %s", station.name, failure)
+            logger.error("reconcile: queue %r: %s", station.queue, failure)
         elif answer is None:
-            self._peer.membership.lost(registration, f"it stands no longer in the fence of queue {station.name!r}")
+            self._peer.membership.lost(registration, f"it stands no longer in the fence of queue {station.queue!r}")
         else:
             marked, gone = answer
             for claim in marked:
                 if context := station.running.get(claim):
-                    logger.info("claim.cancelling: queue %r, claim %d", station.name, claim)
+                    logger.info("claim.cancelling: queue %r, claim %d", station.queue, claim)
                     context._cancel("cancel")
             for claim in gone:
                 if (context := station.running.get(claim)) and not context._settled:
-                    logger.warning("claim.lost: queue %r, claim %d is gone", station.name, claim)
+                    logger.warning("claim.lost: queue %r, claim %d is gone", station.queue, claim)
                     context._cancel("lost")
         if again:
             self.reconcile(station)

@@ -16,7 +16,7 @@ free is kept until it fits.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Sized
 from math import ceil
 from typing import Final, Literal, Protocol
@@ -35,7 +35,8 @@ AUTO_MOST: Final = 1000
 
 
 class Pool:
-    """Places that runs take besides their units, one each: threads, processes. Changed only in the loop.
+    """Places that runs take besides their units, one each: threads, processes, the concurrency of a handler. Changed only in the
+    loop.
 
     Who raises `limit` calls `Capacity.offer_soon`.
     """
@@ -57,7 +58,7 @@ class Consumer(Protocol):
 
     Attributes:
         size: units that each of its runs takes.
-        priority: its weight among its rivals.
+        priority: its weight among its rivals; the shards of a queue share the queue's.
         pool: the second limit of its runs.
         turn: units it was given, divided by its priority; whose is least is next.
         overtaken: how often others went ahead of it while it did not fit.
@@ -68,14 +69,14 @@ class Consumer(Protocol):
     """
 
     size: int
-    priority: int
+    priority: float
     pool: Pool | None
     turn: float
     overtaken: int
     brief: bool
 
     @property
-    def name(self) -> str: ...
+    def queue(self) -> str: ...
     @property
     def running(self) -> Sized: ...
     @property
@@ -148,7 +149,7 @@ class Capacity:
             self.resize(min(self.concurrency, AUTO_MOST))
             return
         for station in self._stations:
-            _check_fits(station.name, station.size, n)
+            _check_fits(station.queue, station.size, n)
         self.auto = False
         self.resize(n)
 
@@ -172,7 +173,7 @@ class Capacity:
 
     def add(self, station: Consumer) -> None:
         """UsageError if its runs would never find room."""
-        self.check_fits(station.name, station.size)
+        self.check_fits(station.queue, station.size)
         self._stations.append(station)
         self.resize(self.concurrency)
 
@@ -231,7 +232,7 @@ class Capacity:
 
     def _serve_in_turn(self, rivals: Sequence[Consumer], *, bounded: bool) -> None:
         """One turn for each; `bounded`: within its share."""
-        weights: Mapping[Pool | None, int] = {}
+        weights: Mapping[Pool | None, float] = {}
         waiting: list[Consumer] = []
         for station in rivals:
             if self.room <= 0:
@@ -252,7 +253,7 @@ class Capacity:
                     break
                 waiting.append(station)
 
-    def _share(self, station: Consumer, weights: Mapping[Pool | None, int]) -> int:
+    def _share(self, station: Consumer, weights: Mapping[Pool | None, float]) -> int:
         """How many claims it may have while all rivals want more; at least one."""
         share = ceil(self.concurrency * station.priority / weights[None] / station.size)
         if station.pool is not None:
@@ -267,9 +268,9 @@ class Capacity:
             station.ask(wanted)
 
 
-def _weigh(rivals: Sequence[Consumer]) -> Mapping[Pool | None, int]:
+def _weigh(rivals: Sequence[Consumer]) -> Mapping[Pool | None, float]:
     """The sum of their priorities, under None for all and under each pool for those that share it."""
-    weights: Counter[Pool | None] = Counter()
+    weights: defaultdict[Pool | None, float] = defaultdict(float)
     for rival in rivals:
         weights[None] += rival.priority
         if rival.pool is not None:
@@ -277,7 +278,7 @@ def _weigh(rivals: Sequence[Consumer]) -> Mapping[Pool | None, int]:
     return weights
 
 
-def _turn_of(station: Consumer) -> tuple[float, int]:
+def _turn_of(station: Consumer) -> tuple[float, float]:
     return station.turn, -station.priority
 
 

@@ -45,9 +45,10 @@ MANY_POLICIES = 100
 
 
 class Station:
-    """One queue that this peer serves. Subclasses say how many claims they want and what becomes of them.
+    """One queue that this peer serves, or one shard of it. Subclasses say how many claims they want and what becomes of them.
 
-    Set once: `keys`, `policy`, `variables`, `handler`, and what `Capacity` shares the room out by: `size`, `priority`, `pool`.
+    Set once: `keys`, `policy`, `variables`, `handler`, and what `Capacity` shares the room out by: `size`, `priority`, `pool`;
+    `limit`, which is the handler's own, and which all shards of its queue share.
     Changed by `Capacity`: `turn`, `overtaken`. Changed only in the loop: everything else.
     """
 
@@ -65,14 +66,16 @@ class Station:
         policy: Policy,
         *,
         size: int = 1,
-        priority: int = 100,
+        priority: float = 100,
         pool: Pool | None = None,
+        limit: Pool | None = None,
     ) -> None:
         """UsageError if a run of `size` units would never find room."""
-        capacity.check_fits(keys.name, size)
+        capacity.check_fits(keys.shown, size)
         self.size: int = size
-        self.priority: int = priority
+        self.priority: float = priority
         self.pool: Pool | None = pool
+        self.limit: Pool | None = limit
         self.keys: QueueKeys = keys
         self.policy: Policy = policy
         self.variables: Variables = copy_context()
@@ -80,9 +83,7 @@ class Station:
         self.subscription: Subscription | None = None
         self.running: dict[int, Context] = {}
         self.turned_away: list[int] = []
-        self.entered = False
-        self.in_fence = False
-        self.quiet = False
+        self.entered = self.in_fence = self.quiet = False
         self.hinted: bool = False
         self.listening = False
         self.unwinding = False
@@ -101,8 +102,18 @@ class Station:
 
     @property
     def name(self) -> str:
-        """The queue's name."""
+        """What the registry calls the queue, or this shard of it."""
         return self.keys.name
+
+    @property
+    def queue(self) -> str:
+        """The queue's name."""
+        return self.keys.shown
+
+    @property
+    def mark(self) -> str:
+        """What ends the ids that are generated there."""
+        return self.keys.mark
 
     def policy_with(self, own: PolicyFields) -> Policy:
         """The policy of a job that brings fields of its own. Most jobs of a queue bring the same ones: each is made once."""
@@ -193,6 +204,8 @@ class Station:
         self._capacity.reserve(more * self.size)
         if self.pool is not None:
             self.pool.taken += more
+        if self.limit is not None:
+            self.limit.taken += more
 
     def _take(self, n: int) -> None:
         """So many claims are held from now on."""
@@ -204,6 +217,8 @@ class Station:
         self._capacity.take(units)
         if self.pool is not None:
             self.pool.taken += n
+        if self.limit is not None:
+            self.limit.taken += n
 
     def _answered(self, registration: Registration, started: Started | None, failure: Exception | None) -> None:
         """The reply is here; believe it now, or when the next beat says that we live."""
@@ -226,7 +241,7 @@ class Station:
             self._refused(failure)
             return
         if started.word == "not_serving":
-            self._membership.lost(registration, f"it stands no longer in the fence of queue {self.name!r}")
+            self._membership.lost(registration, f"it stands no longer in the fence of queue {self.queue!r}")
             return
         if wanted:
             self._wants = self._again or started.word in {"ok", "late"}
@@ -253,7 +268,7 @@ class Station:
         """The server will not do it (a key of a wrong type, say); the next scan tries again."""
         self._wants = False
         if not isinstance(failure, ClaimLost):
-            logger.error("start_tasks: queue %r: %s", self.name, failure)
+            logger.error("start_tasks: queue %r: %s", self.queue, failure)
         self._capacity.offer()
 
     # What runs
@@ -275,6 +290,8 @@ class Station:
         place_given = self._given_away.pop(context.fence, None) if self._given_away else None
         if place_given is None:
             self._capacity.used -= self.size
+            if self.limit is not None:
+                self.limit.taken -= 1
         if self.pool is not None and not place_given:
             self.pool.taken -= 1
         if not self.running:
@@ -295,6 +312,8 @@ class Station:
         if fence not in self._given_away:
             self._given_away[fence] = False
             self._capacity.used -= self.size
+            if self.limit is not None:
+                self.limit.taken -= 1
         if place and not self._given_away[fence]:
             self._given_away[fence] = True
             if self.pool is not None:
@@ -323,20 +342,19 @@ class HandlerStation(Station):
         capacity: Capacity,
         policy: Policy,
         handler: Handler,
-        concurrency: int | None,
+        limit: Pool | None,
         run: Callable[[Context], None],
         *,
         size: int = 1,
-        priority: int = 100,
+        priority: float = 100,
         pool: Pool | None = None,
     ) -> None:
-        super().__init__(keys, membership, capacity, policy, size=size, priority=priority, pool=pool)
+        super().__init__(keys, membership, capacity, policy, size=size, priority=priority, pool=pool, limit=limit)
         self.handler = handler
-        self._limit = concurrency
         self._run = run
 
     def demand(self) -> int:
-        return MAX_ITEMS if self._limit is None else self._limit - len(self.running) + len(self._given_away)
+        return MAX_ITEMS if self.limit is None else self.limit.room + self._reserved
 
     def take_in(self, contexts: Sequence[Context]) -> None:
         for context in contexts:

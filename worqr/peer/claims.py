@@ -10,7 +10,6 @@ settled once; what is unsettled when the block ends goes back to the front, unco
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
@@ -24,6 +23,7 @@ from worqr.errors import ClaimLost, ClaimSettled, Unavailable, UsageError
 from worqr.ops import MAX_ITEMS, Result
 from worqr.peer.claiming import Station
 from worqr.peer.context import Context
+from worqr.peer.desk import Desk, station_of
 from worqr.peer.settling import encode_result, log_run, settle_call
 from worqr.policy import Policy, Retry, judge
 from worqr.task import CancelReason, RemoteError, Seconds, check_count, seconds
@@ -63,7 +63,7 @@ class Claim(Context):
         """
         if self._settled:
             raise self.settled_error()
-        hand = _hand(self)
+        hand = station_of(self)
         if result is not None and not isinstance(result, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"a result must be bytes or None, not {type(result).__name__}")
         lost = await hand.finish([self], {self.fence: encode_result(result, hand.max_result)})
@@ -129,7 +129,7 @@ class Claim(Context):
             elif isinstance(error, Exception):
                 await self._end(error)
             else:
-                _hand(self).give_back([self])
+                station_of(self).give_back([self])
                 return False
         except ClaimLost:
             logger.warning("claim.lost: %r came too late, it runs elsewhere", self)
@@ -138,19 +138,19 @@ class Claim(Context):
     async def _end(self, error: Exception | None) -> None:
         """Settle as a handler's run would be."""
         if self.cancel_reason == "lost":
-            _hand(self).release(self)
+            station_of(self).release(self)
         elif error is not None and self.cancel_reason is None:
             verdict = judge(error, self._policy, self.failures)
             log_run(self, verdict)
             self._check(await self._settle(settle_call(self, verdict)), "retried")
         elif self.cancel_reason == "leaving":
-            _hand(self).give_back([self])
+            station_of(self).give_back([self])
         else:
             await self.finish()
 
     async def _settle(self, call: Call[Any]) -> Any:
         """Send what ends this claim; whatever comes of it, the claim is out of our hands from now on."""
-        hand = _hand(self)
+        hand = station_of(self)
         hand.release(self)
         if self._registration.dead:
             raise ClaimLost(f"{self!r} was lost: its worker was declared dead and the task runs or ran elsewhere")
@@ -171,9 +171,9 @@ class Claim(Context):
     def _cancel(self, reason: CancelReason) -> None:
         super()._cancel(reason)
         self._cancelled.set()
-        hand = _hand(self)
-        if self in hand.ready:  # nobody works on it; a stop ends one whose cancellation was asked for
-            hand.ready.remove(self)
+        hand = station_of(self)
+        if self in hand.desk.ready:  # nobody works on it; a stop ends one whose cancellation was asked for
+            hand.desk.ready.remove(self)
             hand.give_back([self])
 
 
@@ -181,34 +181,43 @@ class HandStation(Station):
     """A queue whose claims go to whoever waits for them."""
 
     def __init__(
-        self, keys: QueueKeys, membership: Membership, capacity: Capacity, policy: Policy, *, max_result: int
+        self,
+        keys: QueueKeys,
+        membership: Membership,
+        capacity: Capacity,
+        policy: Policy,
+        desk: Desk,
+        *,
+        max_result: int,
+        priority: float = 100,
     ) -> None:
-        super().__init__(keys, membership, capacity, policy)
+        super().__init__(keys, membership, capacity, policy, priority=priority)
         self.max_result: int = max_result
-        self.ready: deque[Claim] = deque()
-        self._asked: dict[object, int] = {}
-        self._arrived = trio.Event()
+        self.desk: Desk = desk
         self._some_ended = trio.Event()
+        desk.stations.append(self)
+
+    @property
+    def reserved(self) -> int:
+        """How many claims it asks for just now."""
+        return self._reserved
 
     def demand(self) -> int:
-        return max(0, sum(self._asked.values()) - len(self.ready))
+        return self.desk.wanted + self._reserved
 
     def new_context(self, registration: Registration, fence: int, entry: object) -> Context:
         return Claim(self, registration, fence, entry)
 
     def take_in(self, contexts: Sequence[Context]) -> None:
         claims = [context for context in contexts if isinstance(context, Claim)]
-        if self.quiet and not self._asked:
+        if self.quiet and not self.desk.is_asked:
             self.give_back(claims)
         else:
-            self.ready.extend(claims)
-            self._arrived.set()
+            self.desk.put(claims)
 
     def end_waiting(self) -> None:
         """Give back what nobody has taken, and wake whoever waits for claims: none will come any more."""
-        self.give_back(self.ready)
-        self.ready.clear()
-        self._arrived.set()
+        self.desk.clear(self)
 
     async def wait_blocks(self) -> None:
         """Until no claim's own block runs any more."""
@@ -219,30 +228,6 @@ class HandStation(Station):
     def ended(self, context: Context) -> None:
         super().ended(context)
         self._some_ended.set()
-
-    async def collect(self, n: int) -> list[Claim]:
-        """1 to n claims, as soon as there is one; none once the peer leaves."""
-        key = object()
-        await trio.lowlevel.checkpoint()
-        try:
-            while not self.ready:
-                if self.quiet:
-                    return []
-                self._asked[key] = n
-                self._arrived = trio.Event() if self._arrived.is_set() else self._arrived
-                self.claim()
-                await self._arrived.wait()
-            return [self.ready.popleft() for _ in range(min(n, len(self.ready)))]
-        finally:
-            self._asked.pop(key, None)
-
-    def put_back(self, claims: Sequence[Claim]) -> None:
-        """Nobody took them after all: they are the first that the next call gets."""
-        if self.quiet:
-            self.give_back(claim for claim in claims if not claim._settled)
-        else:
-            self.ready.extendleft(reversed(claims))
-            self._arrived.set()
 
     def release(self, claim: Claim) -> None:
         """The claim is being settled: it may not be settled again, and its room is free.
@@ -316,35 +301,30 @@ class HandStation(Station):
         return [claim for claim in claims if ended.get(claim.fence) == "lost"]
 
 
-def _hand(claim: Claim) -> HandStation:
-    station = claim._station
-    assert isinstance(station, HandStation)
-    return station
-
-
 class Claims(AsyncIterator[Claim]):
-    """The claims of one queue, in the order of the queue. Iteration ends when the peer leaves.
+    """The claims of one queue, in the order of the queue, or of each of its shards. Iteration ends when the peer leaves.
 
     A claim counts against the peer's `concurrency` until it is settled: iteration and `take` pause when it is reached.
     """
 
-    def __init__(self, station: HandStation) -> None:
-        self._station = station
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
         self._open = True
 
     def _check_open(self) -> None:
         if not self._open:
-            raise UsageError(f"these claims of queue {self._station.name!r} ended with their block: use them inside it")
+            raise UsageError(f"these claims of queue {self._desk.queue!r} ended with their block: use them inside it")
 
     async def __anext__(self) -> Claim:
         self._check_open()
-        claims = await self._station.collect(1)
+        claims = await self._desk.collect(1)
         if not claims:
             raise StopAsyncIteration
         return claims[0]
 
     async def take(self, n: int, *, within: Seconds = 0) -> list[Claim]:
-        """Take up to n claims in one script, oldest first; waits for the first one.
+        """Take up to n claims in one script, oldest first; waits for the first one. Of several shards: from one, if that is
+        enough.
 
         Args:
             n: at least 1; no more than the peer's `concurrency` can be held at once.
@@ -358,19 +338,20 @@ class Claims(AsyncIterator[Claim]):
         self._check_open()
         check_count(n, "n of take")
         wait = seconds(within, "within")
-        taken = await self._station.collect(n)
+        taken = await self._desk.collect(n)
         if taken and wait > 0:
             try:
                 with trio.move_on_after(wait):
-                    while len(taken) < n and (more := await self._station.collect(n - len(taken))):
+                    while len(taken) < n and (more := await self._desk.collect(n - len(taken))):
                         taken += more
             except trio.Cancelled:
-                self._station.put_back(taken)
+                self._desk.put_back(taken)
                 raise
         return taken
 
     async def finish(self, claims: Iterable[Claim]) -> list[Claim]:
-        """Finish claims in one round trip; answers those that were lost, whose tasks run or ran elsewhere.
+        """Finish claims in one round trip; answers those that were lost, whose tasks run or ran elsewhere. Of several shards: in
+        one round trip each, at the same time.
 
         Raises:
             UsageError: a claim of another queue, or one that was settled before; then nothing was sent.
@@ -378,16 +359,16 @@ class Claims(AsyncIterator[Claim]):
         """
         batch = list(claims)
         for claim in batch:
-            if claim._station is not self._station:
-                raise UsageError(f"{claim!r} is not a claim of these claims of queue {self._station.name!r}")
+            if station_of(claim).desk is not self._desk:
+                raise UsageError(f"{claim!r} is not a claim of these claims of queue {self._desk.queue!r}")
             if claim._settled and claim.cancel_reason != "lost":
                 raise claim.settled_error()
-        if len({claim.fence for claim in batch}) != len(batch):
+        if len(set(batch)) != len(batch):
             raise UsageError("the same claim stands twice among those to finish")
         if not batch:
             await trio.lowlevel.checkpoint()
             return []
-        return await self._station.finish(batch)
+        return await self._desk.finish(batch)
 
     def close(self) -> None:
         """The block has ended."""

@@ -88,12 +88,12 @@ class Context:
 
     @property
     def id(self) -> str:
-        return f"@{self.fence}" if self._record is None else self._record[b"id"].decode()
+        return f"@{self.fence}{self._station.mark}" if self._record is None else self._record[b"id"].decode()
 
     @property
     def queue(self) -> str:
         """The name of the queue it came from."""
-        return self._station.name
+        return self._station.queue
 
     @property
     def run_at(self) -> datetime:

@@ -96,7 +96,7 @@ class Leaving:
         except WorqrError as error:
             self.heard = False
             logger.warning(
-                "stop_work: queue %r: left without saying so, the others will notice: %s", station.name, error
+                "stop_work: queue %r: left without saying so, the others will notice: %s", station.queue, error
             )
         finally:
             self._settler.left(station)

@@ -234,7 +234,7 @@ class Membership:
         if await self.link.call(ops.map_work(self.keys, registration.worker, station.name)) == "dead":
             self.lost(registration, "the registry does not know it")
         if registration.dead:
-            raise ClaimLost(f"worker {registration.worker} was swept while it entered queue {station.name!r}")
+            raise ClaimLost(f"worker {registration.worker} was swept while it entered queue {station.queue!r}")
         if station.quiet:
             return
         policy = station.policy
@@ -249,7 +249,7 @@ class Membership:
             )
         )
         if registration.dead:
-            raise ClaimLost(f"worker {registration.worker} was swept while it entered queue {station.name!r}")
+            raise ClaimLost(f"worker {registration.worker} was swept while it entered queue {station.queue!r}")
         if station.quiet:
             return
         station.entered = station.in_fence = True

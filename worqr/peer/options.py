@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, TypedDict, cast
 
 from worqr.errors import UsageError, did_you_mean
 from worqr.policy import Policy, RetryPolicy
+from worqr.shards import check_shards
 from worqr.task import KEEP_FAILED, Failed, Seconds, check_count, seconds
 
 RunsIn = Literal["loop", "thread", "process", "asyncio"]
@@ -39,6 +40,7 @@ class HandlerOptions(TypedDict, total=False):
         result_ttl: seconds that what the handler returned for a job is kept; None: it is not.
         max_length: an enqueue or dispatch of the function is refused if so many tasks wait; only for ``@mesh.task``, because it
             is the producer who is refused.
+        shards: how many lists the function's queue has, as in ``mesh.queue(name, shards=...)``; only for ``@mesh.task`` (1).
     """
 
     timeout: Seconds | None
@@ -51,6 +53,7 @@ class HandlerOptions(TypedDict, total=False):
     runs_in: RunsIn
     result_ttl: Seconds | None
     max_length: int | None
+    shards: int
 
 
 class JoinOptions(TypedDict, total=False):
@@ -89,6 +92,7 @@ class Handling:
     on_failure: Callable[[Failed], object] | None = None
     runs_in: RunsIn | None = None
     max_length: int | None = None
+    shards: int = 1
 
 
 def handling(where: str, options: Mapping[str, Any]) -> Handling:
@@ -106,6 +110,7 @@ def handling(where: str, options: Mapping[str, Any]) -> Handling:
     found |= {name: options[name] for name in ("size", "priority") if name in options}
     for name, value in found.items():
         check_count(value, f"{name} of {where}")
+    found["shards"] = check_shards(options.get("shards", 1))
     runs_in = options.get("runs_in")
     if runs_in is not None and runs_in not in RUNS_IN:
         raise UsageError(f"runs_in must be one of {', '.join(map(repr, RUNS_IN))}, not {runs_in!r}")

@@ -77,7 +77,7 @@ class Peer(Serving):
         self._slots = Slots(self._run_ended, self._interrupted, self.deadlines)
         self.stuck: Stuck = Stuck(self._served, self._slots, after=settings.stuck_after)
         self._leaver = Leaving(self.membership, self._settler, self.stuck, self._served, self.spawn)
-        self._stations = Stations(settings.prefix, self.membership, self.capacity, self._leaver)
+        self._stations = Stations(settings, self.membership, self.capacity, self._leaver)
         self.saying: Saying = Saying(link)
         self._pacer = Pacer(self.capacity)
         self.interrupt: KeyboardInterrupt | None = None
@@ -120,7 +120,7 @@ class Peer(Serving):
         elif not self.membership.beat_is_fresh():
             why = "the server has not acknowledged a beat lately"
         else:
-            deaf = [s.name for s in self._stations if s.entered and not s.listening]
+            deaf = [s.queue for s in self._stations if s.entered and not s.listening]
             why = f"not subscribed to queue {deaf[0]!r}" if deaf else ""
         return Health(
             alive=lag < self.settings.stall_limit,
@@ -134,6 +134,11 @@ class Peer(Serving):
     def queue_keys(self, queue: str) -> QueueKeys:
         """The keys of a queue of this mesh."""
         return QueueKeys.of(self.settings.prefix, queue)
+
+    async def shards_of(self, queue: str) -> tuple[QueueKeys, ...]:
+        """The keys of all shards of a queue of this mesh."""
+        keys, sharding = self.queue_keys(queue), self.settings.sharding
+        return (keys,) if sharding is None else await sharding.of(keys, declare=False)
 
     def entered_stations(self) -> list[Station]:
         """The queues it serves now."""
@@ -184,6 +189,9 @@ class Peer(Serving):
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """The engine: registers, then runs all duties until `leave` ends it. Started means registered and beating."""
+        if self.settings.sharding is not None:
+            await self.settings.sharding.learn()
+            await self.settings.sharding.declare()
         await self.membership.register()
         await self._ticker.declare()
         with trio.CancelScope() as self._shield:

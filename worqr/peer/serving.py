@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -19,6 +19,7 @@ from worqr.peer.capacity import Capacity, Pool
 from worqr.peer.claiming import HandlerStation
 from worqr.peer.claims import Claims, HandStation
 from worqr.peer.context import current, failed_of
+from worqr.peer.desk import Desk
 from worqr.peer.options import PATIENT, HandlerOptions, Handling, handling, policy_for
 from worqr.peer.runners import Runners, is_async, with_middleware
 from worqr.peer.running import Handler, Slots, named_after
@@ -59,7 +60,7 @@ class Serving:
         worker that died come back to the front at once, and are set aside at the 3rd death.
 
         Args:
-            queue: its name; a peer serves a queue once.
+            queue: its name; a peer serves a queue once. Of several shards it serves all, with one `concurrency`.
             handler: an async function, or a plain function, which runs in a thread (then cancelling it only reaches it
                 through ``worqr.current().check_cancelled()``).
             options: see `HandlerOptions`.
@@ -75,6 +76,10 @@ class Serving:
         """
         if options.get("max_length") is not None:
             raise UsageError("serve() takes no max_length: it bounds enqueues, so give it to @mesh.task or to enqueue")
+        if "shards" in options:
+            raise UsageError(
+                f"serve() takes no shards: say mesh.queue({queue!r}, shards=...), where it is enqueued too"
+            )
         await self.serve_as(queue, handler, handling("serve", options), task_status=task_status)
 
     async def serve_as(
@@ -86,14 +91,16 @@ class Serving:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """`serve`, with options that are checked."""
-        keys = self._stations.check_free(check_name(queue))
+        shards = await self._stations.check_free(check_name(queue))
         async with AsyncExitStack() as stack:
-            station = self._station(keys, handler, how)
+            stations = self._new_stations(shards, *self._runners.prepare(handler, how.runs_in), how)
             if how.on_failure is not None:
-                await stack.enter_async_context(self._stations.stationed(self._failure_station(keys, how)))
-            await stack.enter_async_context(self._stations.stationed(station))
+                failing = await self._failure_stations(shards[0], how)
+                await stack.enter_async_context(self._stations.stationed(failing))
+            await stack.enter_async_context(self._stations.stationed(stations))
             task_status.started()
-            await station.left.wait()
+            for station in stations:
+                await station.left.wait()
 
     async def serve_all(self, handlers: Iterable[tuple[str, Callable[[bytes], object], Handling]]) -> None:
         """Serve these queues until the peer leaves; back when all are subscribed."""
@@ -106,24 +113,30 @@ class Serving:
         except BaseExceptionGroup as group:
             raise our_own(group) from None
 
-    def _station(self, keys: QueueKeys, handler: Callable[[Any], object], how: Handling) -> HandlerStation:
-        return self._new_station(keys, *self._runners.prepare(handler, how.runs_in), how)
+    def _new_stations(
+        self, shards: Sequence[QueueKeys], run: Handler, pool: Pool | None, how: Handling
+    ) -> list[HandlerStation]:
+        """One for each shard; together they have the concurrency and the priority of the queue."""
+        limit = None if how.concurrency is None else Pool(how.concurrency)
+        priority = how.priority if len(shards) == 1 else how.priority / len(shards)
+        run = with_middleware(run, self.settings.middleware)
+        stations = [
+            HandlerStation(
+                *(keys, self.membership, self.capacity, how.policy, run, limit, self._slots.run),
+                size=how.size,
+                priority=priority,
+                pool=pool,
+            )
+            for keys in shards
+        ]
+        for station in stations:
+            station.state = self.settings.state
+        return stations
 
-    def _new_station(self, keys: QueueKeys, run: Handler, pool: Pool | None, how: Handling) -> HandlerStation:
-        station = HandlerStation(
-            *(keys, self.membership, self.capacity, how.policy),
-            with_middleware(run, self.settings.middleware),
-            *(how.concurrency, self._slots.run),
-            size=how.size,
-            priority=how.priority,
-            pool=pool,
-        )
-        station.state = self.settings.state
-        return station
-
-    def _failure_station(self, keys: QueueKeys, how: Handling) -> HandlerStation:
+    async def _failure_stations(self, keys: QueueKeys, how: Handling) -> list[HandlerStation]:
         """Where the failure jobs of a queue are handled: by an async function on the loop of the handler, else in a thread."""
-        failures = self._stations.check_free(QueueKeys(keys.prefix, keys.queue, failures=True).name)
+        queue = keys.queue
+        shards = await self._stations.check_free(QueueKeys(keys.prefix, queue, failures=True).name)
         on_failure: Any = how.on_failure
         if hasattr(
             on_failure, "__worqr_handler__"
@@ -133,15 +146,16 @@ class Serving:
         handle, pool = self._runners.prepare(on_failure, "asyncio" if asyncio else None)
 
         async def run(_task: bytes) -> object:
-            return await cast("Any", handle)(failed_of(current(), keys.name))
+            return await cast("Any", handle)(failed_of(current(), queue))
 
-        note = ops.note_queues(self.membership.keys, [failures.name])
+        note = ops.note_queues(self.membership.keys, [failures.name for failures in shards])
         self._link.post(note, lambda _word, _failure: None, patience=self._link.settings.patience)
-        return self._new_station(failures, named_after(on_failure, run), pool, Handling(PATIENT))
+        return self._new_stations(shards, named_after(on_failure, run), pool, Handling(PATIENT))
 
     @asynccontextmanager
     async def work(self, queue: str, *, retry: RetryPolicy | None = None) -> AsyncGenerator[Claims]:
-        """Take the tasks of `queue` by hand, inside this block. What is unsettled at its end goes back to the front.
+        """Take the tasks of `queue` by hand, inside this block. What is unsettled at its end goes back to the front. Of several
+        shards it takes from all, in turns.
 
         Args:
             queue: its name.
@@ -151,11 +165,16 @@ class Serving:
         """
         check_name(queue)
         policy, size = policy_for(retry), self.settings.max_payload
-        keys = self._stations.check_free(queue)
-        station = HandStation(keys, self.membership, self.capacity, policy, max_result=size)
-        station.state = self.settings.state
-        claims = Claims(station)
-        async with self._stations.stationed(station):
+        shards = await self._stations.check_free(queue)
+        desk = Desk()
+        priority = 100 if len(shards) == 1 else 100 / len(shards)
+        for keys in shards:
+            station = HandStation(
+                *(keys, self.membership, self.capacity, policy, desk), max_result=size, priority=priority
+            )
+            station.state = self.settings.state
+        claims = Claims(desk)
+        async with self._stations.stationed(desk.stations):
             try:
                 yield claims
             finally:

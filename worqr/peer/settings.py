@@ -11,6 +11,7 @@ from typing import Literal
 from worqr.cron import Definition
 from worqr.peer.context import Context
 from worqr.peer.runners import Middleware
+from worqr.sharding import Sharding
 
 Onlooker = Callable[[Context, BaseException], None]
 """A test, which is told of each run that was not simply done: of what its handler raised, or that it took too long."""
@@ -38,6 +39,8 @@ class PeerSettings:
     middleware: tuple[Middleware, ...] = ()
     around_thread: Callable[[], AbstractContextManager[object]] | None = None
     process_lifespan: Callable[[], AbstractContextManager[object]] | None = None
+    sharding: Sharding | None = None
+    """Which queues have several shards; None: none has."""
     onlooker: Onlooker | None = None
     """A test looks on: then schedules fire when it says so, not by themselves."""
 

@@ -187,16 +187,16 @@ class Settler:
             registration = station.registration
             if registration is not None and not registration.dead:
                 logger.error(
-                    "%s: queue %r: refused, the claims stay until this worker leaves: %s", verb, station.name, failure
+                    "%s: queue %r: refused, the claims stay until this worker leaves: %s", verb, station.queue, failure
                 )
             return
         for claim, word in (ended or {}).items():
             if word == "lost":
                 logger.warning(
-                    "claim.lost: queue %r, claim %d: %s came too late, it runs elsewhere", station.name, claim, verb
+                    "claim.lost: queue %r, claim %d: %s came too late, it runs elsewhere", station.queue, claim, verb
                 )
             elif word in {"cancelled", "dropped", "aside"}:
-                logger.info("claim.%s: queue %r, claim %d", word, station.name, claim)
+                logger.info("claim.%s: queue %r, claim %d", word, station.queue, claim)
 
 
 def keeps_result(context: Context) -> bool:

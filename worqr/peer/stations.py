@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -16,14 +16,18 @@ from worqr.peer.leaving import Leaving
 if TYPE_CHECKING:
     from worqr.peer.claiming import Station
     from worqr.peer.membership import Membership
+    from worqr.peer.settings import PeerSettings
 
 
 class Stations:
-    """The stations of one peer, by the names of their queues. `closed`: the peer leaves. Changed only in the loop."""
+    """The stations of one peer, by the names of their queues; a queue of several shards has one for each. `closed`: the peer
+    leaves. Changed only in the loop.
+    """
 
-    def __init__(self, prefix: str, membership: Membership, capacity: Capacity, leaver: Leaving) -> None:
+    def __init__(self, settings: PeerSettings, membership: Membership, capacity: Capacity, leaver: Leaving) -> None:
         self.closed: bool = False
-        self._prefix = prefix
+        self._prefix = settings.prefix
+        self._sharding = settings.sharding
         self._membership = membership
         self._capacity = capacity
         self._leaver = leaver
@@ -42,33 +46,61 @@ class Stations:
         """The station of `queue`, if it is served here."""
         return self._by_name.get(queue)
 
-    def check_free(self, queue: str) -> QueueKeys:
-        """The keys of `queue`; UsageError if the peer cannot serve it, or does already."""
+    async def check_free(self, queue: str) -> tuple[QueueKeys, ...]:
+        """The keys of all shards of `queue`; UsageError if the peer cannot serve it, or does already."""
+        keys = QueueKeys.of(self._prefix, queue)
+        shards = (keys,) if self._sharding is None else await self._sharding.of(keys)
         if self.closed:
             raise UsageError(f"queue {queue!r}: this peer has left the mesh; join again for another one")
-        if queue in self._by_name:
+        if any(keys.name in self._by_name for keys in shards):
             raise UsageError(
                 f"queue {queue!r} is served by this peer already; use one handler with a higher concurrency"
             )
-        return QueueKeys.of(self._prefix, queue)
+        return shards
 
     @asynccontextmanager
-    async def stationed(self, station: Station) -> AsyncGenerator[None]:
-        """Serve a queue for the length of a block."""
-        self._capacity.add(station)
-        self._by_name[station.name] = station
-        self.used.set()
+    async def stationed(self, stations: Sequence[Station]) -> AsyncGenerator[None]:
+        """Serve a queue, all shards of it, for the length of a block."""
+        here: list[Station] = []
         try:
-            with station.entering:  # cancelled when the peer leaves meanwhile
-                await self._enter(station)
+            for station in stations:
+                self._capacity.add(station)
+                self._by_name[station.name] = station
+                here.append(station)
+            self.used.set()
+            await self._enter_all(stations)
             yield
         finally:
             with trio.CancelScope(shield=True):
-                station.hurry.set()
-                self._leaver.begin(station, 0)
-                await station.left.wait()
-                self._capacity.remove(station)
-                del self._by_name[station.name]
+                for station in here:
+                    station.hurry.set()
+                    self._leaver.begin(station, 0)
+                for station in here:
+                    await station.left.wait()
+                    self._capacity.remove(station)
+                    del self._by_name[station.name]
+
+    async def _enter_all(self, stations: Sequence[Station]) -> None:
+        """Enter them all at once; the first error of any, if there is one."""
+        errors: list[Exception] = []
+
+        async def enter(station: Station) -> None:
+            try:
+                with station.entering:  # cancelled when the peer leaves meanwhile
+                    await self._enter(station)
+            except Exception as error:
+                errors.append(error)
+                nursery.cancel_scope.cancel()
+
+        if len(stations) == 1:
+            with stations[0].entering:
+                await self._enter(stations[0])
+            return
+        async with trio.open_nursery() as nursery:
+            for station in stations:
+                nursery.start_soon(enter, station)
+        if errors:
+            raise errors[0]
 
     async def _enter(self, station: Station) -> None:
         while True:

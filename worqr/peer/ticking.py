@@ -22,6 +22,7 @@ from worqr.keys import RegistryKeys
 from worqr.link import Link
 from worqr.ops import ScheduleRow
 from worqr.peer.membership import LEASE, Registration
+from worqr.shards import shard_of
 
 if TYPE_CHECKING:
     from worqr.peer.peer import Peer
@@ -88,7 +89,8 @@ class Ticker:
         await self._link.call(ops.declare_schedules(self._keys, pairs, replace=replace))
         self._told.update(definition.name for definition in definitions)
         queues = sorted({definition.queue for definition in definitions})
-        self._link.post(ops.note_queues(self._keys, queues), lambda _word, _failure: None, patience=REDECLARE)
+        names = [keys.name for queue in queues for keys in await self._peer.shards_of(queue)]
+        self._link.post(ops.note_queues(self._keys, names), lambda _word, _failure: None, patience=REDECLARE)
 
     async def keep_declared(self) -> None:
         """Declare what is new; say that the rest is still meant, in time, or when the registry may have lost it."""
@@ -208,7 +210,7 @@ class Ticker:
 
     async def _fire(self, known: _Known, definition: Definition, nominals: list[int]) -> tuple[list[int], int | None]:
         """Enqueue these firings in their order, as far as possible; answers those still owed, and the last that was."""
-        keys, fired = self._peer.queue_keys(definition.queue), None
+        keys, fired = shard_of(await self._peer.shards_of(definition.queue), definition.job), None
         for n, nominal in enumerate(nominals):
             call = ops.fire_schedule(
                 *(keys, definition.name, nominal),

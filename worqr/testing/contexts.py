@@ -26,7 +26,8 @@ _MOST: Final = 16 * 1024 * 1024
 class _Nowhere:
     """As much of a queue's station as a context asks for."""
 
-    name: Final = "test"
+    queue: Final = "test"
+    mark: Final = ""
     policy: Final = Policy()
 
     def __init__(self, state: object) -> None:

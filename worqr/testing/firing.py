@@ -63,7 +63,8 @@ class Firing:
 
     async def _fire(self, definition: Definition) -> bool:
         """Enqueue what is owed of one schedule, as far as possible; True if anything was."""
-        keys, owed, fired = QueueKeys(self._mesh.prefix, definition.queue), self._owed.pop(definition.name), False
+        keys = await self._mesh.sharding.by_id(QueueKeys(self._mesh.prefix, definition.queue), definition.job)
+        owed, fired = self._owed.pop(definition.name), False
         for n, nominal in enumerate(owed):
             call = ops.fire_schedule(
                 *(keys, definition.name, nominal),
@@ -71,7 +72,7 @@ class Firing:
                 overlap=definition.overlap,
                 task=definition.task,
             )
-            word = await self._mesh.link_to(definition.queue).call(call)
+            word = await self._mesh.link_to(keys.name).call(call)
             if word == "busy":
                 self._owed[definition.name] = owed[n:][-MAX_OWED:]
                 break

@@ -141,8 +141,9 @@ class Sayer:
 class ChildStation:
     """What a `Context` asks of its station, answered from here."""
 
-    def __init__(self, name: str, policy: Policy, state: object, pipe: Pipe, sayer: Sayer) -> None:
-        self.name = name
+    def __init__(self, queue: str, mark: str, policy: Policy, state: object, pipe: Pipe, sayer: Sayer) -> None:
+        self.queue = queue
+        self.mark = mark
         self.policy = policy
         self.state = state
         self._pipe = pipe
@@ -216,7 +217,7 @@ class Runs:
         return None
 
     def _run(self, run: Run) -> Returned | Raised:
-        station: Any = ChildStation(run.queue, run.policy, self._state, self._pipe, self._sayer)
+        station: Any = ChildStation(run.queue, run.mark, run.policy, self._state, self._pipe, self._sayer)
         context = ChildContext(station, cast("Any", None), run.fence, run.entry)
         if run.left is not None:
             context.deadline = time.monotonic() + run.left

@@ -29,10 +29,13 @@ class Setup(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Run(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """One run: the claim's entry as a start answers it, and what its handler's options say. `left`: seconds to its deadline."""
+    """One run: the claim's entry as a start answers it, and what its handler's options say. `mark`: what ends the ids that are
+    generated there. `left`: seconds to its deadline.
+    """
 
     function: Name
     queue: str
+    mark: str
     fence: int
     entry: bytes | list[bytes]
     policy: Policy

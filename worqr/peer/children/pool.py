@@ -235,7 +235,7 @@ def _request(function: Name, context: Context) -> Run:
     record = context._record
     entry = context.task if record is None else [part for pair in record.items() for part in pair]
     left = None if context.deadline is None else context.deadline - monotonic()
-    return Run(function, context.queue, context.fence, entry, context._station.policy, left)
+    return Run(function, context.queue, context._station.mark, context.fence, entry, context._station.policy, left)
 
 
 def _hear(context: Context, what: Said | Extended) -> None:

@@ -1,0 +1,25 @@
+#!lua flags=allow-oom
+-- declare_shards: notes how many shards queues have, unless it is known already: the first who says so decides.
+-- KEYS[1] producer HASH
+-- KEYS[2] shards HASH
+-- ARGV[1] number of the request
+-- ARGV[2] lowest number still unanswered
+-- ARGV[3..] queues name and declared number of shards, in turn
+-- RETURNS ok stored...: the number that each of them has now | late
+-- RESEND safe: the reply is stored under the producer's number; a late copy must not note what was dropped
+-- USES producer
+local producer, shards = KEYS[1], KEYS[2]
+local number, lowest = ARGV[1], ARGV[2]
+
+local before = replied(producer, number)
+if before then
+  return before
+end
+redis.call('HLEN', shards)
+local reply = {'ok'}
+for i = 3, #ARGV, 2 do
+  local queue, declared = ARGV[i], ARGV[i + 1]
+  redis.call('HSETNX', shards, queue, declared)
+  reply[#reply + 1] = redis.call('HGET', shards, queue)
+end
+return remember(producer, number, lowest, reply)

@@ -1,0 +1,23 @@
+#!lua flags=allow-oom
+-- drop_shards: forgets how many shards a queue has, if they are as many as the caller knows.
+-- KEYS[1] producer HASH
+-- KEYS[2] shards HASH
+-- ARGV[1] number of the request
+-- ARGV[2] lowest number still unanswered
+-- ARGV[3] queue name
+-- ARGV[4] known number of shards
+-- RETURNS ok | changed (it has another number, or none) | late
+-- RESEND safe: the reply is stored under the producer's number; a late copy must not drop what was declared since
+-- USES producer
+local producer, shards = KEYS[1], KEYS[2]
+local number, lowest, queue, known = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+
+local before = replied(producer, number)
+if before then
+  return before
+end
+if redis.call('HGET', shards, queue) ~= known then
+  return remember(producer, number, lowest, {'changed'})
+end
+redis.call('HDEL', shards, queue)
+return remember(producer, number, lowest, {'ok'})

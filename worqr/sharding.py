@@ -1,0 +1,150 @@
+"""What a connection knows of queues of several shards: how many each has, by what was declared first in the mesh.
+
+The number stands in the registry and nowhere else. It is asked for when a connection is made, at each join, and every hour; a
+number that this program declares is compared with it before the queue is used for the first time. What lies in which shard is
+in `worqr.shards`.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
+from math import ceil
+from typing import Final
+
+from worqr import ops
+from worqr.errors import UsageError
+from worqr.keys import QueueKeys, RegistryKeys
+from worqr.link import Link
+from worqr.shards import MAX_SHARDS, shard_of, shards_of
+
+FRESH: Final = 1.0
+"""Seconds for which nobody asks again."""
+LEARN_EVERY: Final = 3600.0
+"""Seconds after which a connection asks again what others have declared meanwhile."""
+
+
+class Sharding:
+    """How many shards the queues of a mesh have, as one connection knows it. `declared`: what this program says, which may
+    become more.
+    """
+
+    def __init__(self, link: Link, prefix: str, declared: Mapping[str, int]) -> None:
+        self._link = link
+        self._keys = RegistryKeys(prefix)
+        self._declared = declared
+        self._known: dict[str, int] = {}
+        self._turns: dict[str, count[int]] = {}
+        self._asked_at = -LEARN_EVERY
+
+    # Learning
+
+    async def begin(self) -> None:
+        """A connection is there: learn what others have declared, and tell them what this program declares.
+
+        That it is another number is said by whoever uses the queue, or joins.
+        """
+        await self.learn()
+        with suppress(UsageError):
+            await self.declare()
+
+    async def learn(self) -> None:
+        """Ask what is known of all queues, if nobody did just now.
+
+        Raises:
+            RefusedByServer, Unavailable: as any request.
+        """
+        if self._asked_at + FRESH <= time.monotonic():
+            self._believe(await self._link.call(ops.list_shards(self._keys)))
+
+    def learn_now_and_then(self) -> None:
+        """Ask again if it was long ago, without waiting for the answer."""
+        if self._asked_at + LEARN_EVERY <= time.monotonic():
+            self._asked_at = time.monotonic()
+
+            def answered(known: dict[str, int] | None, _failure: Exception | None) -> None:
+                if known is not None:
+                    self._believe(known)
+
+            self._link.post(ops.list_shards(self._keys), answered, patience=LEARN_EVERY)
+
+    def _believe(self, known: Mapping[str, int]) -> None:
+        self._asked_at = time.monotonic()
+        self._known = {name: number for name, number in known.items() if 1 < number <= MAX_SHARDS}
+
+    async def declare(self) -> None:
+        """Say all that this program says, as far as it is not known; what was said first holds.
+
+        Raises:
+            UsageError: that was another number.
+        """
+        new = {queue: number for queue, number in self._declared.items() if self._known.get(queue) != number}
+        if not new:
+            return
+        stored = await self._link.call(ops.declare_shards(self._keys, new))
+        self._known = {**self._known, **stored}
+        for queue in new:
+            self._check(queue)
+
+    def _check(self, queue: str) -> None:
+        declared, known = self._declared[queue], self._known.get(queue, 1)
+        if declared != known:
+            raise UsageError(
+                f"queue {queue!r} has {known} shards in the mesh {self._keys.prefix!r}, and {declared} were declared here: "
+                f"declare {known}; or let it run empty, stop its peers, and `await mesh.queue({queue!r}).delete()` where no "
+                "number is declared, which forgets it"
+            )
+
+    async def forget(self, queue: str) -> bool:
+        """Let the next one who declares it decide; False if somebody did meanwhile."""
+        number = self._known.get(queue, 1)
+        dropped = number == 1 or await self._link.call(ops.drop_shards(self._keys, queue, number)) == "ok"
+        self._known = {name: each for name, each in self._known.items() if name != queue}
+        return dropped
+
+    # Telling
+
+    async def of(self, keys: QueueKeys, *, declare: bool = True) -> tuple[QueueKeys, ...]:
+        """All shards of a queue; of one shard, that one. `declare`: what this program says of it, if it does.
+
+        Raises:
+            UsageError: this program declares another number than the mesh knows.
+        """
+        number = self._known.get(keys.queue, 1)
+        if declare and self._declared.get(keys.queue, number) != number:
+            try:
+                await self.declare()
+            except UsageError:
+                self._check(keys.queue)  # that of another queue is nothing to this one
+            number = self._known[keys.queue]
+        return (keys,) if number == 1 or keys.tag else shards_of(keys, number)
+
+    async def by_id(self, keys: QueueKeys, id: str) -> QueueKeys:
+        """The shard of the job of this id."""
+        return shard_of(await self.of(keys), id)
+
+    async def place_of(self, keys: QueueKeys, options: Mapping[str, object]) -> QueueKeys:
+        """The shard for a job with these options, as `worqr.options` encodes them."""
+        given = options.get("id")
+        return await self.by_id(keys, given) if isinstance(given, str) else await self.next_of(keys)
+
+    async def share_of(self, keys: QueueKeys, max_length: int) -> int:
+        """How much of the bound of a queue is that of one shard."""
+        return ceil(max_length / len(await self.of(replace(keys, tag=""))))
+
+    async def options_for(self, keys: QueueKeys, options: Mapping[str, object]) -> Mapping[str, object]:
+        """The encoded options of a job, with the share of this shard in the queue's bound."""
+        bound = options.get("max_length")
+        return {**options, "max_length": await self.share_of(keys, bound)} if isinstance(bound, int) else options
+
+    async def next_of(self, keys: QueueKeys) -> QueueKeys:
+        """The shard whose turn it is to get tasks that have no id. The first turn is anybody's, since many a program has one."""
+        shards = await self.of(keys)
+        if len(shards) == 1:
+            return shards[0]
+        turns = self._turns.get(keys.name) or self._turns.setdefault(keys.name, count(random.randrange(len(shards))))
+        return shards[next(turns) % len(shards)]

@@ -1,0 +1,83 @@
+"""What the server knows, as people want to see it: all shards of a queue as one queue, which mostly has one, and workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Final, TypeVar
+
+from worqr.keys import QueueKeys
+from worqr.ops import Held, Inspected
+from worqr.task import QueueInfo, Status, WorkerInfo, from_ms
+
+T = TypeVar("T")
+
+DONE_TO_ALL: Final = frozenset({"paused", "resumed"})
+"""Totals of what is done to all shards at once: it counts once."""
+
+
+def info_of(name: str, seen: Sequence[Inspected]) -> QueueInfo:
+    """The sum. Paused if a shard is; as old as the oldest of its jobs in front; a worker counts once."""
+    counts: Counter[str] = Counter()
+    for each in seen:
+        counts.update(each.counts)
+    if len(seen) > 1:
+        for kind in DONE_TO_ALL & counts.keys():
+            counts[kind] = max(each.counts.get(kind, 0) for each in seen)
+    oldest = max((each.oldest_ms for each in seen if each.oldest_ms is not None), default=None)
+    return QueueInfo(
+        name=name,
+        waiting=sum(each.waiting for each in seen),
+        due=sum(each.due for each in seen),
+        blocked=sum(each.blocked for each in seen),
+        running=sum(each.running for each in seen),
+        failed=sum(each.failed for each in seen),
+        broken=sum(each.broken for each in seen),
+        paused=next((each.paused for each in seen if each.paused is not None), None),
+        oldest=None if oldest is None else oldest / 1000,
+        workers=len({worker for each in seen for worker in each.workers}),
+        counts=dict(counts),
+    )
+
+
+def running_of(held: Sequence[Sequence[Held]], limit: int) -> list[Status]:
+    """Up to `limit` of what runs; of several shards the longest first."""
+    claims = held[0] if len(held) == 1 else sorted(chain(*held), key=lambda each: each.claim)
+    return [
+        Status(
+            state="active",
+            worker=each.worker,
+            since=from_ms(each.claim / 1000),
+            run_at=None if each.run_at_ms is None else from_ms(each.run_at_ms),
+            progress=each.progress,
+            message=each.message,
+            failures=each.failures,
+        )
+        for each in claims[:limit]
+    ]
+
+
+def in_turn(lists: Sequence[list[T]], limit: int) -> list[T]:
+    """Up to `limit` items, one of each list in turn; no order is known between them."""
+    if len(lists) == 1:
+        return lists[0]
+    rounds = range(max(map(len, lists)))
+    return [items[n] for n in rounds for items in lists if n < len(items)][:limit]
+
+
+def worker_of(worker: str, ttl_ms: int, facts: Mapping[str, str], queues: Sequence[str]) -> WorkerInfo:
+    """A registered worker. `ttl_ms`: until its key expires; -1: never, -2: there is none."""
+    keepalive_ms = int(facts.get("keepalive_ms", "0"))
+    age = 0.0 if ttl_ms == -1 else max(0, keepalive_ms - ttl_ms) / 1000 if ttl_ms >= 0 else float("inf")
+    return WorkerInfo(
+        id=worker,
+        host=facts.get("host", ""),
+        pid=int(facts.get("pid", "0")),
+        app=facts.get("app", ""),
+        version=facts.get("version", ""),
+        queues=frozenset([QueueKeys.of("", queue).shown for queue in queues]),
+        running=int(facts.get("running", "0")),
+        room=int(facts.get("room", "0")),
+        beat_age=age,
+    )
