@@ -33,9 +33,16 @@ def test_a_server_that_is_too_old_is_named_with_its_version(version: str) -> Non
         check_facts(info(redis_version=version), "redis://h")
 
 
-def test_a_sentinel_is_told_apart() -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"redis_version": "7.0.15", "redis_mode": "sentinel"},
+        {"redis_version": "7.2.4", "server_name": "valkey", "valkey_version": "9.1.2", "server_mode": "sentinel"},
+    ],
+)
+def test_a_sentinel_is_told_apart(fields: dict[str, str]) -> None:
     with pytest.raises(RefusedByServer, match=r"is a Sentinel.*write redis\+sentinel://"):
-        check_facts(info(redis_version="7.0.15", redis_mode="sentinel"), "redis://h")
+        check_facts(info(**fields), "redis://h")
 
 
 def test_a_replica_may_become_a_primary_so_it_is_waited_for() -> None:

@@ -46,7 +46,7 @@ def check_facts(answers: Sequence[Any], address: str, *, replica: bool = False) 
     if version and _numbers(version) < _OLDEST[server]:
         wanted = " or ".join(f"{name} {major}.{minor}" for name, (major, minor) in _OLDEST.items())
         raise WrongVersion(f"the server at {address} is {server} {version}; worqr needs {wanted}, or newer")
-    if info.get("redis_mode") == "sentinel":
+    if "sentinel" in (info.get("redis_mode"), info.get("server_mode")):  # the latter is Valkey's
         raise RefusedByServer(
             f"{address} is a Sentinel, which holds no data: write redis+sentinel://HOST:PORT/SERVICE, with its place and "
             "the name that it knows the server by"

@@ -241,11 +241,7 @@ class Sentinel:
         try:
             wire = self._wire
             if wire is None:
-                route = Fixed(f"Sentinel {self._endpoint}", self._endpoint)
-                wire = self._wire = open_connection(
-                    settings, route, "sentinel", timeout=_TIMEOUT, on_silence=on_silence, sentinel=True
-                )
-                self._learned_at = 0.0
+                wire = self._wire = self._open(settings, on_silence)
             self._exchange(wire, settings.address.service)
         except (Lost, WorqrError) as error:
             self.close()
@@ -255,6 +251,17 @@ class Sentinel:
                 raise Unavailable(f"Sentinel {self._endpoint}: {error.cause}") from error
             raise
         self.silences = 0
+
+    def _open(self, settings: LinkSettings, on_silence: Silence) -> Wire:
+        self._learned_at = 0.0
+        route = Fixed(f"{self._endpoint} (a Sentinel)", self._endpoint)
+        try:
+            return open_connection(settings, route, "sentinel", timeout=_TIMEOUT, on_silence=on_silence, sentinel=True)
+        except RefusedByServer as error:
+            if not any(word in str(error) for word in ("NOAUTH", "WRONGPASS", "AUTH <password>")):
+                raise
+            hint = "; what a Sentinel wants to hear goes into sentinel_username and sentinel_password"
+            raise RefusedByServer(f"{error}{hint}") from error.__cause__
 
     def _exchange(self, wire: Wire, service: str) -> None:
         now = time.monotonic()
