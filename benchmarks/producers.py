@@ -1,12 +1,16 @@
-"""How fast plain threads put tasks in, beside redis-py alone: what a Django view or a script pays for one enqueue."""
+"""How fast plain threads and asyncio tasks put tasks in, each beside redis-py alone: what a view or a script pays for one
+enqueue.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import redis.asyncio
 import trio
 
 import worqr
@@ -17,6 +21,7 @@ from worqr.keys import QueueKeys
 
 TASK = b"x" * 100
 THREADS = 8
+TASKS = 100
 
 
 class Producers:
@@ -65,7 +70,73 @@ def _rate(once: Callable[[], None], threads: int, count: int) -> float:
         return count // threads * threads / (time.perf_counter() - began)
 
 
+class AsyncioProducers:
+    """The same of asyncio tasks. Each run has a loop and connections of its own, which stand when it begins."""
+
+    def __init__(self, server: EmbeddedServer) -> None:
+        self.mesh = worqr.Mesh(server.url)
+        self.socket_path = server.socket_path
+        self.queue = self.mesh.queue("Q1")
+        self.keys = QueueKeys("worqr", "Q1")
+        self.client = bare(server)
+
+        @self.mesh.task(name="Q1")
+        def mail(to: str, subject: str, body: str = "") -> None: ...
+
+        self.mail = mail
+
+    async def enqueue(self) -> object:
+        return await self.queue.enqueue(TASK)
+
+    async def call(self) -> object:
+        return await self.mail.enqueue("ada@example.org", "hello", body="b" * 40)
+
+    async def dispatch(self) -> object:
+        return await self.queue.dispatch(TASK)
+
+    async def rate(self, once: Callable[[], Awaitable[object]], tasks: int, count: int) -> float:
+        async def run() -> float:
+            async with self.mesh.connect():
+                return await _rate_of_tasks(once, tasks, count)
+
+        self.client.unlink(self.keys.base)
+        return await trio.to_thread.run_sync(lambda: asyncio.run(run()))
+
+    async def bare_rate(self, tasks: int, count: int) -> float:
+        """Both commands in one round trip, over as many connections as there are tasks."""
+
+        async def run() -> float:
+            async with redis.asyncio.Redis(unix_socket_path=self.socket_path, max_connections=tasks) as client:
+
+                async def push_and_publish() -> None:
+                    pipe = client.pipeline(transaction=False)
+                    pipe.lpush(self.keys.base, TASK)
+                    pipe.publish(self.keys.base, b"")
+                    await pipe.execute()
+
+                return await _rate_of_tasks(push_and_publish, tasks, count)
+
+        self.client.unlink(self.keys.base)
+        return await trio.to_thread.run_sync(lambda: asyncio.run(run()))
+
+
+async def _rate_of_tasks(once: Callable[[], Awaitable[object]], tasks: int, count: int) -> float:
+    async def work(times: int) -> None:
+        for _ in range(times):
+            await once()
+
+    await asyncio.gather(*(work(1) for _ in range(tasks)))
+    began = time.perf_counter()
+    await asyncio.gather(*(work(count // tasks) for _ in range(tasks)))
+    return count // tasks * tasks / (time.perf_counter() - began)
+
+
 async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
+    """What wants to put tasks in and is not Trio."""
+    return [await _threads(plan, server), await _asyncio(plan, server)]
+
+
+async def _threads(plan: Plan, server: EmbeddedServer) -> Table:
     """One thread and several, each in turn with redis-py by as many threads."""
     producers = Producers(server)
     count = plan.size(4_000, 200)
@@ -87,4 +158,26 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
     await trio.to_thread.run_sync(producers.mesh.blocking.close)
     producers.client.flushall()
     limit = "redis-py alone: LPUSH and PUBLISH in a pipeline, one round trip, by as many threads"
-    return [Table("producers: plain threads, one call at a time each, tasks of 100 bytes", limit, rows)]
+    return Table("producers: plain threads, one call at a time each, tasks of 100 bytes", limit, rows)
+
+
+async def _asyncio(plan: Plan, server: EmbeddedServer) -> Table:
+    """One task and many, each in turn with redis.asyncio in as many tasks."""
+    producers = AsyncioProducers(server)
+    count = plan.size(4_000, 200)
+    rows: list[Row] = []
+    for what, ours, tasks in (
+        ("queue.enqueue, one await at a time", producers.enqueue, 1),
+        ("fn.enqueue, one await at a time", producers.call, 1),
+        ("queue.dispatch, one await at a time", producers.dispatch, 1),
+        (f"queue.enqueue, {TASKS} tasks", producers.enqueue, TASKS),
+        (f"fn.enqueue, {TASKS} tasks", producers.call, TASKS),
+        (f"queue.dispatch, {TASKS} tasks", producers.dispatch, TASKS),
+    ):
+        size = count * (5 if tasks > 1 else 1)
+        runs = partial(producers.rate, ours, tasks, size), partial(producers.bare_rate, tasks, size)
+        values, limits = await in_turn(plan.runs, *runs)
+        rows.append(Row(what, "tasks/s", values, limits))
+    producers.client.flushall()
+    limit = "redis.asyncio alone: LPUSH and PUBLISH in a pipeline, one round trip, in as many tasks, each with its connection"
+    return Table("producers: asyncio, tasks of 100 bytes", limit, rows)
