@@ -32,18 +32,18 @@ QUOTED = "s3cret%2Fw0rd"
 
 OPERATORS_ONLY = {
     *("pause", "resume", "pause_schedule", "delete_queue", "cancel_all", "list_tasks", "list_claims", "list_workers"),
-    *("list_aside", "find_aside", "retry_aside", "drop_aside"),
+    *("list_aside", "find_aside", "retry_aside", "drop_aside", "drop_shards"),
 }
 SCRIPTS = {
     "producer": {
         *("enqueue", "dispatch_jobs", "cancel_job", "cancel_task", "list_marks", "job_status", "read_result"),
-        "note_queues",
+        *("note_queues", "list_shards", "declare_shards"),
     },
     "peer": {each.name for each in all_scripts()} - OPERATORS_ONLY,
     "operator": {
         *OPERATORS_ONLY,
         *("cancel_job", "cancel_task", "list_marks", "job_status", "read_result", "note_queues"),
-        *("list_queues", "inspect", "list_schedules", "purge_queue"),
+        *("list_queues", "inspect", "list_schedules", "purge_queue", "list_shards", "declare_shards"),
     },
 }
 """What the programs of each role send."""
@@ -200,8 +200,10 @@ def more_calls(q: QueueKeys, g: RegistryKeys, scene: Scene) -> dict[str, list[Ca
         QueueKeys(q.prefix, "Q2"),
         QueueKeys(q.prefix, q.queue, failures=True),
     )
+    shard = QueueKeys(q.prefix, q.queue, tag="1")
+    its_failures = QueueKeys(q.prefix, q.queue, failures=True, tag="1")
     return {
-        "enqueue": [ops.enqueue(q, [b"f", MARKER], front=True, max_length=1000)],
+        "enqueue": [ops.enqueue(q, [b"f", MARKER], front=True, max_length=1000), ops.enqueue(shard, [b"x"])],
         "dispatch_jobs": [
             ops.dispatch_jobs(q, [({"id": "new2", "front": True, "unique_for": 60_000, "fields": kept}, b"")]),
             ops.dispatch_jobs(q, [({"id": "due", "delay": 60_000, "max_length": 1000, "fields": kept}, b"")]),
@@ -216,7 +218,7 @@ def more_calls(q: QueueKeys, g: RegistryKeys, scene: Scene) -> dict[str, list[Ca
         "pause_schedule": [ops.pause_schedule(g, "s", paused=False)],
         "fail_worker": [ops.fail_worker(q, "C", 99)],
         "stop_work": [ops.stop_work(q, "A", 99)],
-        "list_tasks": [ops.list_tasks(failures, 9)],
+        "list_tasks": [ops.list_tasks(keys, 9) for keys in (failures, shard, its_failures)],
     }
 
 
@@ -347,6 +349,12 @@ async def produce(mesh: worqr.Mesh, hands: Hands) -> None:
     await q.enqueue(b"hold")
     await hands.saw(b"hold", 2)
     assert (await q.cancel(b"hold", wait=PATIENCE)).acknowledged == 1
+
+    wide = mesh.queue("wide", shards=3)
+    assert await wide.enqueue(b"a", b"b", b"c", b"d") == 4
+    await wide.dispatch(b"x", id="x", delay=60)
+    assert (await wide.job("x").cancel()).waiting == 1
+    assert (await wide.cancel(b"c")).waiting == 1
     await trio.to_thread.run_sync(partial(produce_in_a_thread, mesh))
 
 
@@ -450,6 +458,12 @@ async def operate(mesh: worqr.Mesh, peers: worqr.Mesh, hands: Hands, name: str) 
     await q.failures.pause()
     await q.failures.delete()
     await q.failures.resume()
+    wide = mesh.queue("wide", shards=3)
+    await peers.queue("wide", shards=3).enqueue(b"a", b"b", b"c")
+    assert await wide.count() == 3
+    await wide.pause()
+    await wide.delete()
+    assert await wide.count() == 0
 
 
 async def states_of(queue: worqr.Queue) -> list[str]:
@@ -599,13 +613,13 @@ async def test_a_missing_right_is_one_clear_error_when_connecting_or_at_the_call
         return message
 
     rules, log = lines()["producer"], "; ACL LOG on the server names what is missing"
-    assert "evalsha" in await refused(without(rules, "+evalsha"), "refused enqueue: NOPERM .*" + log)
+    assert "evalsha" in await refused(without(rules, "+evalsha"), "refused list_shards: NOPERM .*" + log)
     assert "script|load" in await refused(
-        without(rules, "+script|load"), "refused to load the script enqueue: NOPERM.*" + log
+        without(rules, "+script|load"), "refused to load the script list_shards: NOPERM.*" + log
     )
     await refused(without(rules, "+llen"), "refused enqueue: .*(in script|executing the script).*" + log)
     await refused(without(rules, "~worqr:{*}*:counts"), "refused enqueue: .*key.*" + log)
-    await refused(["reset", "on", ">secret"], "refused (enqueue|to load)")
+    await refused(["reset", "on", ">secret"], "refused (list_shards|to load)")
     await refused(rules, "refuses us: .*select.*check the rights of the user", url_end="/1")
     await refused(["reset", "off", ">secret"], "refuses us: .*check user and password")
     assert users.denied() != []
