@@ -16,6 +16,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from worqr.link.replication import Replication
 from worqr.link.request import Merged, Numbers, Request
 
 MAX_CALLS = 512  # a batch: more would not make it cheaper, and all its callers wait for its end
@@ -29,14 +30,17 @@ _SCAN_PAUSE = 0.05  # seconds: how late an expiry may be noticed; keeps thousand
 
 
 class Backlog:
-    """Every unanswered request is in exactly one of `pending`, `in_flight` and `outcasts`."""
+    """Every unanswered request is in exactly one of `pending`, `in_flight` and `outcasts`; `replication` has those who were
+    answered, and wait for replicas.
+    """
 
-    __slots__ = ("_next_scan", "in_flight", "numbers", "outcasts", "pending")
+    __slots__ = ("_next_scan", "in_flight", "numbers", "outcasts", "pending", "replication")
 
     def __init__(self, numbers: Numbers | None = None) -> None:
         self.pending: deque[Request] = deque()
         self.in_flight: list[Request] = []
         self.outcasts: list[Request] = []
+        self.replication: Replication = Replication()
         self.numbers: Numbers = numbers or Numbers()
         self._next_scan = math.inf
 
@@ -66,6 +70,18 @@ class Backlog:
             batch = _merged(batch)
         self.in_flight = batch
         return batch
+
+    def is_empty(self) -> bool:
+        """Nobody waits."""
+        return not (self.pending or self.in_flight or self.outcasts or self.replication.waiting)
+
+    def is_usual(self) -> bool:
+        """Nobody is to be tried again, or asked for, at some moment."""
+        return not (self.outcasts or self.replication.waiting)
+
+    def is_busy(self) -> bool:
+        """Somebody reads replies at this moment."""
+        return bool(self.in_flight) or self.replication.asking
 
     def close(self, request: Request) -> None:
         """It needs no answer any more: its number is free to fall below the lowest one."""
@@ -104,7 +120,8 @@ class Backlog:
 
     def take_out(self, belongs: Callable[[Request], bool]) -> list[Request]:
         """Give up those that wait and do not belong here, in their order; what is in flight stays."""
-        strangers = [request for request in (*self.pending, *self.outcasts) if not belongs(request)]
+        answered = self.replication.withdraw(lambda request: not belongs(request))
+        strangers = answered + [request for request in (*self.pending, *self.outcasts) if not belongs(request)]
         if strangers:
             self.pending = deque(request for request in self.pending if belongs(request))
             self.outcasts = [request for request in self.outcasts if belongs(request)]
@@ -119,7 +136,9 @@ class Backlog:
         return min((r.not_before for r in self.outcasts), default=math.inf)
 
     def next_scan(self) -> float:
-        return self._next_scan
+        """When somebody may have waited too long, or WAIT is to be asked again."""
+        replication = self.replication
+        return min(self._next_scan, replication.not_before) if replication.waiting else self._next_scan
 
     def overdue(self, now: float, *, owners: bool = False) -> tuple[list[Request], list[Request]]:
         """Those whose patience ended, and those whose owner is dead; looks only when one may be due, or when told to.
@@ -162,7 +181,8 @@ class Backlog:
 
     def clear(self) -> list[Request]:
         """Everything that is still unanswered, for the end of the link."""
-        everything = [r for r in (*self.in_flight, *self.pending, *self.outcasts) if not r.settled]
+        answered = self.replication.withdraw()
+        everything = [r for r in (*answered, *self.in_flight, *self.pending, *self.outcasts) if not r.settled]
         self.pending.clear()
         self.in_flight, self.outcasts = [], []
         for request in everything:

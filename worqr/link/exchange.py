@@ -9,6 +9,7 @@ itself breaks do the remaining requests stay unanswered.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ from worqr.link.backlog import Backlog
 from worqr.link.connection import Wire, loading, pack
 from worqr.link.dialect import as_sent
 from worqr.link.faults import Kind, Lost, Refused
+from worqr.link.replication import Replication
 from worqr.link.request import Numbers, Request
 from worqr.lua import Script
 
@@ -28,6 +30,7 @@ class Exchange:
     """What became of a batch: every request of it is in one of the lists."""
 
     done: list[Request] = field(default_factory=list[Request])
+    answered: list[Request] = field(default_factory=list[Request])  # and not done before replicas have it
     noscript: list[Request] = field(default_factory=list[Request])
     held: list[Request] = field(default_factory=list[Request])
     dropped: list[Request] = field(default_factory=list[Request])
@@ -35,6 +38,8 @@ class Exchange:
     moving: list[Request] = field(default_factory=list[Request])
     unanswered: list[Request] = field(default_factory=list[Request])
     unloadable: dict[str, Refused] = field(default_factory=dict[str, Refused])  # by the SHA of the script
+    replicas: int = 0  # the most that one of the batch wants
+    asked: bool = False  # who has it: one more reply is to be read
     cause: str = ""  # of `held`, `dropped`, `moved` and `moving`
     lost: Lost | None = None
 
@@ -51,11 +56,15 @@ def exchange(
     """Load `scripts`, send the batch and read its replies. Never raises for what the server or the network does."""
     result = Exchange()
     try:
-        ahead = loading(scripts)  # in one piece with the first requests, so that nobody's SCRIPT FLUSH comes between
+        pieces = loading(scripts)  # in one piece with the first requests, so that nobody's SCRIPT FLUSH comes between
         for start in range(0, len(batch), _PER_SEND):
-            some = batch[start : start + _PER_SEND]
-            wire.send(ahead + _packed(some, backlog.numbers, producer, clustered=clustered))
-            ahead = []
+            if start:
+                wire.send(pieces)
+                pieces = []
+            pieces += _packed(batch[start : start + _PER_SEND], backlog.numbers, producer, result, clustered=clustered)
+        if result.replicas or backlog.replication.waiting:
+            pieces += _question(backlog.replication, result)
+        wire.send(pieces)
         if scripts:
             result.unloadable = wire.loaded(scripts)
     except Lost as lost:
@@ -81,12 +90,24 @@ def _read_replies(wire: Wire, batch: list[Request], result: Exchange, *, cluster
             else:
                 if not request.settled:
                     _answer(request, reply)
+                    if request.call.replicas and request.error is None:
+                        result.answered.append(request)
+                        continue
                 done.append(request)
     except Lost as lost:
         result.lost, result.unanswered = lost, batch[at:]
 
 
-def _packed(requests: list[Request], numbers: Numbers, producer: str, *, clustered: bool) -> list[bytes]:
+def _question(replication: Replication, result: Exchange) -> list[bytes]:
+    """The bytes that ask which replicas have all of this, unless it is too early to ask again."""
+    question = replication.question(result.replicas, time.monotonic())
+    result.asked = question is not None
+    return [] if question is None else [pack(question)]
+
+
+def _packed(
+    requests: list[Request], numbers: Numbers, producer: str, result: Exchange, *, clustered: bool
+) -> list[bytes]:
     """The bytes of some requests. Numbers are given here. One that cannot be packed gets its error, and no bytes."""
     pieces: list[bytes] = []
     for request in requests:
@@ -107,6 +128,8 @@ def _packed(requests: list[Request], numbers: Numbers, producer: str, *, cluster
             request.error = UsageError(f"an argument of {call.script.name} cannot be sent ({type(exc).__name__})")
         else:
             request.written = True
+            if call.replicas > result.replicas:
+                result.replicas = call.replicas
     return pieces
 
 

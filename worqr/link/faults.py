@@ -94,6 +94,11 @@ def refusal(error: BaseException) -> Refused:
     return Refused(kind, word, text)
 
 
+def demoted(refused: Refused) -> bool:
+    """Is this how WAIT ends on a server that is a primary no more?"""
+    return refused.word == "UNBLOCKED" or "replica instances" in refused.text
+
+
 def loss(error: BaseException) -> Lost:
     """Sort an exception that ended a connection."""
     word = getattr(error, "status_code", None)

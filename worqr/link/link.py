@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import TypeVar, cast
 
 from worqr.call import Call
-from worqr.errors import Unavailable, UsageError
+from worqr.errors import NotReplicated, Unavailable, UsageError
 from worqr.keys import RegistryKeys
 from worqr.link.cluster import ClusterPipes
 from worqr.link.cluster_channels import ClusterSubscriptions
@@ -146,6 +146,7 @@ class Link:
         Raises:
             Unavailable: no answer within `patience`; `sent` is False if withdrawn, None if it may have taken effect.
             RefusedByServer, QueueFull, WorqrError: what the server answered, as the call reads it.
+            NotReplicated: it took effect, but fewer replicas than the call wants have it; `answer` is its value.
         """
         pipe, mailbox = self._pipe, self.mailbox
         if pipe.ended is not None:
@@ -155,6 +156,8 @@ class Link:
         pipe.submit(request)
         await mailbox.wait(request)
         if request.error is not None:
+            if isinstance(request.error, NotReplicated):
+                request.error.answer = request.value
             request.raise_error()
         return cast("T", request.value)
 
@@ -164,6 +167,7 @@ class Link:
         Cancelling: as `call`, each of them.
 
         Raises: as `call`; the error of the first that failed, when all have been answered. The others may have taken effect.
+            NotReplicated only if none failed otherwise; `answer` are all values.
         """
         if self._pipe.ended is not None:
             self._check()
@@ -192,9 +196,17 @@ class Link:
                 request.wake = None
                 request.abandoned = True
             raise
+        late: NotReplicated | None = None
         for request in requests:
-            request.raise_error()
-        return [cast("T", request.value) for request in requests]
+            if not isinstance(request.error, NotReplicated):
+                request.raise_error()
+            elif late is None:
+                late = request.error
+        values = [cast("T", request.value) for request in requests]
+        if late is not None:
+            late.answer = values
+            raise late
+        return values
 
     def post(
         self,

@@ -186,12 +186,12 @@ class Pipe:
                     if not uplink.dialling and time.monotonic() >= uplink.outage.next_try and not self._closing:
                         self._expire(owners=True)
                         uplink.dial()
-                elif backlog.pending:
+                elif backlog.pending and uplink.held_until <= time.monotonic():
                     if uplink.held_until != -math.inf:
-                        if time.monotonic() < uplink.held_until:
-                            continue
                         self._expire(owners=True)
                     uplink.work(wire)
+                elif backlog.replication.waiting:
+                    uplink.ask(wire)
             self._end(self._closed())
         except BaseException as exc:
             bug = WorqrBug(f"the link's thread died ({type(exc).__name__}: {exc}); please report this")
@@ -222,7 +222,7 @@ class Pipe:
     def _sleep(self) -> float | None:
         """Seconds until there is something to do without anybody asking; None: never."""
         uplink, backlog = self.uplink, self._backlog
-        if uplink.wire is not None and not backlog.outcasts:  # the usual case, so without a look at the clock
+        if uplink.wire is not None and backlog.is_usual():  # so without a look at the clock
             if not backlog.pending:
                 return None
             if uplink.held_until == -math.inf:
@@ -260,7 +260,7 @@ class Pipe:
             waiters, self._ready_waiters = self._ready_waiters, []
             for waiter, deadline in waiters:
                 cluster.wait_ready(waiter, deadline)
-            if self._backlog.in_flight:
+            if self._backlog.is_busy():
                 raise Lost("it is no primary any more", innocent=True)
             self._closing = cluster.retire(self)
 
@@ -270,9 +270,7 @@ class Pipe:
 
     def is_idle(self) -> bool:
         """In the thread: nothing waits here."""
-        backlog = self._backlog
-        waiting = backlog.pending or backlog.in_flight or backlog.outcasts or self._ready_waiters
-        return self._inbox.empty() and not waiting
+        return self._inbox.empty() and self._backlog.is_empty() and not self._ready_waiters
 
     def _moved(self, requests: list[tuple[Request, str]]) -> None:
         """The server has pointed to others."""
@@ -296,14 +294,16 @@ class Pipe:
         now = time.monotonic()
         if self._ready_waiters:
             self._expire_ready(now)
+        if self._backlog.replication.waiting:
+            self._settle(self._backlog.replication.overdue(now))
         late, orphans = self._backlog.overdue(now, owners=owners)
         if not late and not orphans:
             return
         for request in late:
             request.error = _unavailable(request, self.uplink.outage.text(now))
         for request in orphans:
-            name = request.owner.name if request.owner else ""
-            request.error = ClaimLost(f"worker {name} is dead; {request.call.script.name} was given up")
+            worker = request.owner and request.owner.name
+            request.error = ClaimLost(f"worker {worker} is dead; {request.call.script.name} was given up")
         self._mailbox.post(partial(wake_all, [*late, *orphans]))
 
     def _add_ready(self, waiter: Waiter, deadline: float) -> None:
@@ -352,10 +352,8 @@ class Pipe:
                 item = self._inbox.get_nowait()
             except queue.Empty:
                 return
-            if isinstance(item, Request):
-                self._fail((item,), error)
-            elif isinstance(item, Posted):
-                self._fail(item, error)
+            if isinstance(item, Request | Posted):
+                self._fail(item if isinstance(item, Posted) else (item,), error)
             else:
                 item()
 

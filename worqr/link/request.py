@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from worqr.call import Call
-from worqr.errors import Unavailable, WorqrError
+from worqr.errors import NotReplicated, Unavailable, WorqrError
 from worqr.link.mailbox import Waiter, wake_all
 
 
@@ -120,7 +120,7 @@ class Merged(Request):
             if error is not None:
                 part.error = copy.copy(error)
                 part.error.__cause__ = error.__cause__
-            elif merge is not None:
+            if merge is not None and (error is None or isinstance(error, NotReplicated)):
                 part.value = merge.share if merge.pick is None else merge.pick(self.value, before)
                 before += merge.items
             part.settled = True

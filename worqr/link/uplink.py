@@ -21,10 +21,10 @@ from functools import partial
 
 from worqr.errors import Unavailable, WorqrBug, WorqrError
 from worqr.link.backlog import Backlog
-from worqr.link.connection import MOVED, Wire, open_connection
+from worqr.link.connection import MOVED, Wire, open_connection, pack
 from worqr.link.dialect import as_sent
 from worqr.link.exchange import Exchange, exchange
-from worqr.link.faults import Lost
+from worqr.link.faults import Kind, Lost, Refused, demoted
 from worqr.link.outage import Outage, pause_after
 from worqr.link.request import Request
 from worqr.link.routes import Route, route_to
@@ -138,11 +138,52 @@ class Uplink:
             clustered = self._settings.clustered
             result = exchange(wire, backlog, self._producer, batch, scripts.values(), clustered=clustered)
             self._hooks.settle(result.done)
-            if len(result.done) == len(batch):
+            if result.answered:
+                backlog.replication.add(result.answered, time.monotonic())
+            if result.asked and result.lost is None:
+                self._hear(wire, result)
+            if len(result.done) + len(result.answered) == len(batch) and result.lost is None:
                 self._works()
             else:
                 self._mend(result)
             backlog.in_flight = []
+
+    def ask(self, wire: Wire) -> None:
+        """For those who wait for replicas, when there is nothing else to send: how many have it by now?"""
+        result = Exchange()
+        question = self._backlog.replication.question(0, time.monotonic())
+        if question is None:
+            return
+        self._backlog.replication.asking = True
+        try:
+            wire.send([pack(question)])
+        except Lost as lost:
+            result.lost = lost
+        else:
+            self._hear(wire, result)
+        self._backlog.replication.asking = False
+        if result.lost is not None:
+            self._mend(result)
+
+    def _hear(self, wire: Wire, result: Exchange) -> None:
+        """Read how many replicas have what was written, and settle those for whom that is enough."""
+        replication = self._backlog.replication
+        began = time.monotonic()
+        try:
+            reached = wire.read()
+        except Lost as lost:
+            result.lost = lost
+            return
+        except Refused as refused:
+            if refused.kind is Kind.REFUSED and not demoted(refused):
+                self._hooks.settle(replication.refused(refused))
+                return
+            if refused.kind is not Kind.HOLD:
+                result.lost = Lost(str(refused), innocent=True)
+                return
+            reached = 0
+        now = time.monotonic()
+        self._hooks.settle(replication.answered(reached, now - began, now))
 
     def _works(self) -> None:
         """A whole batch was answered, or nothing waits to be."""
@@ -209,6 +250,8 @@ class Uplink:
         wire, self.wire = self.wire, None
         if wire is not None:
             wire.close()
+        if self._backlog.replication.waiting:
+            self._backlog.put_back(self._backlog.replication.withdraw())
         self.held_until = -math.inf
         if not self._closed:
             self.outage.begin(cause, waiting=len(self._backlog.pending), quiet=quiet)
@@ -221,7 +264,7 @@ class Uplink:
         wire = self.wire
         if wire is not None and self.route.leads_to(wire.endpoint):
             return
-        if self._backlog.in_flight:  # somebody reads at this moment
+        if self._backlog.is_busy():  # somebody reads at this moment
             raise Lost(MOVED, innocent=True)
         if wire is not None:
             self._lose(MOVED, quiet=True)
