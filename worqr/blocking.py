@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast
 
-from worqr.errors import Duplicate, UsageError
+from worqr.errors import Duplicate, NotReplicated, UsageError
 from worqr.job import Outcome
 from worqr.link import loop_name_here
-from worqr.options import JobOptions, check_id, encode_options
+from worqr.options import RAW_OPTIONS, JobOptions, check_id, encode_options
 from worqr.task import CancelCount, QueueInfo, Seconds, Status
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class BlockingMesh:
 
         Raises:
             UsageError: a call with options, which make it a job.
-            QueueFull, Unavailable: as ``queue.enqueue``; a note says how many were stored.
+            QueueFull, Unavailable: as ``queue.enqueue``; a note says how many were stored. NotReplicated: all were.
         """
         return _run(self._mesh, self._mesh.enqueue_many(calls))
 
@@ -97,20 +97,27 @@ class BlockingQueue:
         unique: bool = False,
         front: bool = False,
         max_length: int | None = None,
+        replicas: int | None = None,
     ) -> int:
         """Put tasks into the queue, to be taken in this order; answers how many: all of them. See ``queue.enqueue``.
 
         Raises:
             UsageError, PayloadTooLarge, Duplicate, QueueFull: nothing was stored.
+            NotReplicated: all were stored, but fewer `replicas` had them in time.
             Unavailable: no answer within `patience`; with ``sent=None`` it may have been stored.
         """
-        return _run(self._mesh, self._queue.enqueue(*tasks, unique=unique, front=front, max_length=max_length))
+        queue = self._queue
+        return _run(
+            self._mesh,
+            queue.enqueue(*tasks, unique=unique, front=front, max_length=max_length, replicas=replicas),
+        )
 
     def dispatch(self, task: bytes | bytearray | memoryview, **options: Unpack[JobOptions]) -> BlockingJob[bytes]:
         """Put a job into the queue; answers a handle of this very dispatch. See ``queue.dispatch`` and `JobOptions`.
 
         Raises:
             UsageError, PayloadTooLarge, Duplicate, QueueFull: nothing was stored.
+            NotReplicated: it was stored, but fewer `replicas` had it in time; has the handle.
             Unavailable: no answer within `patience`; with ``sent=None`` it may have been stored.
         """
         return BlockingJob(self._mesh, _run(self._mesh, self._queue.dispatch(task, **options)))
@@ -216,11 +223,12 @@ class BlockingFunction(Generic[P, R]):
             TypeError: the function does not take such arguments.
             UsageError: arguments that its handler would not take; options, which make it a job; where an event loop runs.
             QueueFull, PayloadTooLarge: nothing was stored.
+            NotReplicated: it was stored, but fewer ``replicas`` had it in time.
             Unavailable: no answer within `patience`; with ``sent=None`` it may have been stored.
         """
         declared = self._declared
         mesh = declared.home()
-        if self._options.keys() - {"max_length"}:
+        if self._options.keys() - RAW_OPTIONS:
             raise UsageError(f"a call of {declared.name!r} with options is a job: use dispatch() instead of enqueue()")
         _run(mesh, mesh.sender.enqueue(declared.call(self._options, args, kwargs)))
 
@@ -265,7 +273,7 @@ def _run(mesh: Mesh[Any], coroutine: Coroutine[Any, Any, R]) -> R:
         )
     try:
         return mesh.connections.drive(mesh, coroutine)
-    except Duplicate as error:
+    except (Duplicate, NotReplicated) as error:
         if error.job is not None:  # a thread could do nothing with the other kind
             error.job = BlockingJob(mesh, cast("Job[Any]", error.job))
         raise

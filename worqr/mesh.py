@@ -21,6 +21,7 @@ from worqr.errors import UsageError, did_you_mean
 from worqr.job import Job
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.link import Link
+from worqr.options import check_replicas
 from worqr.peer.options import (
     CONCURRENCY,
     GRACE,
@@ -70,6 +71,8 @@ class Mesh(Registry, Generic[S]):
             such a worker that dies come back only when somebody removes it by hand.
         stall_limit: seconds the event loop may be blocked before the peer stops beating and loses its work.
         max_payload: bytes of the largest task.
+        replicas: how many replicas must have a task before an enqueue or a dispatch answers, else `NotReplicated`; 0: none, and
+            a failover can lose the last ones.
         lifespan: an async context manager around each `join`, entered before the peer takes anything and left when it has left;
             what it gives is `state`, and ``current().state`` in handlers (connection pools, models).
         middleware: ``async def each(context, call_next)`` around every run, on the loop, the first one outermost; ``await
@@ -89,6 +92,7 @@ class Mesh(Registry, Generic[S]):
         keepalive: Seconds | None = 3,
         stall_limit: Seconds = 15,
         max_payload: int = 16 * 1024 * 1024,
+        replicas: int = 0,
         lifespan: Callable[[], AbstractAsyncContextManager[S]] | None = None,
         middleware: Collection[Middleware] = (),
         around_thread: Callable[[], AbstractContextManager[object]] | None = None,
@@ -103,11 +107,10 @@ class Mesh(Registry, Generic[S]):
         self.patience: float = seconds(patience, "patience", positive=True)
         if self.patience > MAX_PATIENCE:
             raise UsageError(f"patience must be at most {MAX_PATIENCE:g} s, not {patience!r}")
-        self.keepalive: float | None = None if keepalive is None else seconds(keepalive, "keepalive", positive=True)
-        if self.keepalive is not None and self.keepalive < 1:
-            raise UsageError(f"keepalive must be at least 1 s (ordinary stalls last that long), not {keepalive!r}")
+        self.keepalive: float | None = None if keepalive is None else _checked_keepalive(keepalive)
         self.stall_limit: float = seconds(stall_limit, "stall_limit", positive=True)
         self.max_payload: int = check_count(max_payload, "max_payload")
+        self.replicas: int = check_replicas(replicas)
         self.lifespan = lifespan
         self.middleware: tuple[Middleware, ...] = _checked_middleware(middleware)
         self.around_thread = around_thread
@@ -337,6 +340,7 @@ class Mesh(Registry, Generic[S]):
         Raises:
             UsageError: a call with options, which make it a job.
             QueueFull, Unavailable: as ``queue.enqueue``; a note says how many were stored.
+            NotReplicated: all were stored.
         """
         return await self.sender.enqueue_many(calls)
 
@@ -345,7 +349,7 @@ class Mesh(Registry, Generic[S]):
 
         Raises:
             Duplicate, QueueFull: one of them was refused; those of its thousand are stored or refused each by itself.
-            Unavailable: as ``queue.dispatch``.
+            Unavailable: as ``queue.dispatch``; NotReplicated: all were stored.
         """
         return await self.sender.dispatch_many(calls)
 
@@ -367,6 +371,13 @@ class Mesh(Registry, Generic[S]):
             known = [row.name for row in (await self.ask(ops.list_schedules(registry))).rows]
             hint = did_you_mean(name, known, f"there are {', '.join(map(repr, known[:20])) or 'none'}")
             raise UsageError(f"there is no schedule {name!r} in this mesh; {hint}")
+
+
+def _checked_keepalive(keepalive: object) -> float:
+    checked = seconds(keepalive, "keepalive", positive=True)
+    if checked < 1:
+        raise UsageError(f"keepalive must be at least 1 s (ordinary stalls last that long), not {keepalive!r}")
+    return checked
 
 
 def _checked_middleware(middleware: object) -> tuple[Middleware, ...]:

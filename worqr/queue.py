@@ -17,13 +17,13 @@ from worqr import ops
 from worqr.aside import Aside
 from worqr.call import Call
 from worqr.cancelling import cancel_and_wait
-from worqr.errors import Duplicate, QueueFull, UsageError, WorqrError
+from worqr.errors import Duplicate, NotReplicated, QueueFull, UsageError, WorqrError
 from worqr.job import Job, Outcome, Results
 from worqr.keys import QueueKeys
 from worqr.listening import Latest, listening
 from worqr.ops import MAX_BYTES, MAX_ITEMS, Cancelled, Dispatched
 from worqr.ops.replies import in_pieces
-from worqr.options import JobOptions, check_id, encode_options
+from worqr.options import JobOptions, check_id, check_replicas, encode_options, without_replicas
 from worqr.summing import in_turn, info_of, running_of
 from worqr.task import (
     CancelCount,
@@ -97,6 +97,7 @@ class Queue:
         unique: bool = False,
         front: bool = False,
         max_length: int | None = None,
+        replicas: int | None = None,
     ) -> int:
         """Put tasks into the queue, to be taken in this order, and wake as many idle workers as there are tasks.
 
@@ -110,6 +111,7 @@ class Queue:
             front: put them before all that waits.
             max_length: refuse if more than so many tasks would wait, those due later among them. Of several shards each refuses
                 what is over its share.
+            replicas: wait until so many replicas have them. None: as many as the mesh says.
 
         Returns:
             How many were stored: all of them.
@@ -119,6 +121,7 @@ class Queue:
             PayloadTooLarge: over `max_payload` bytes.
             Duplicate: with `unique`, one of them waits or runs already; nothing was stored.
             QueueFull: over `max_length`, or the server is out of memory; nothing of the request was stored.
+            NotReplicated: all were stored, but fewer `replicas` had them within 2 s.
             Unavailable: no answer within `patience`; with ``sent=None`` it may have been stored.
 
         A call that is cancelled before it was written stores nothing; afterwards it may. From Worqr's enqueue.
@@ -126,41 +129,45 @@ class Queue:
         checked = [check_task(task, self._mesh.max_payload) for task in tasks]
         if max_length is not None:
             check_count(max_length, "max_length")
+        wanted = self._mesh.replicas if replicas is None else check_replicas(replicas)
         chunks = [checked] if len(checked) == 1 else list(in_pieces(checked, len))
         if len(chunks) > 1 and (unique or max_length is not None):
-            kind = "unique" if unique else "bounded"
             raise UsageError(
-                f"a {kind} enqueue must fit one request: at most {MAX_ITEMS} tasks and {MAX_BYTES:,} bytes, "
-                f"not {len(checked):,} tasks and {sum(map(len, checked)):,} bytes"
+                f"a {'unique' if unique else 'bounded'} enqueue must fit one request: at most {MAX_ITEMS} tasks and "
+                f"{MAX_BYTES:,} bytes, not {len(checked):,} tasks and {sum(map(len, checked)):,} bytes"
             )
         if not chunks:
             await self._mesh.link.mailbox.checkpoint()
             return 0
         if unique:
-            return await self._enqueue_unique(checked, front=front, max_length=max_length)
+            return await self._enqueue_unique(checked, wanted, front=front, max_length=max_length)
         if len(chunks) == 1:
-            return await self._enqueue(checked, front, max_length)
-        stored = 0
+            return await self._enqueue(checked, front, max_length, wanted)
+        stored, late = 0, None
         for chunk in reversed(chunks) if front else chunks:
             try:
-                stored += await self._enqueue(chunk, front, None)
+                stored += await self._enqueue(chunk, front, None, 0 if late else wanted)
+            except NotReplicated as error:  # what it says must be true of all of them
+                stored, late = stored + len(chunk), error
             except WorqrError as error:
                 place = "last" if front else "first"
                 error.add_note(
                     f"of {len(checked):,} tasks in several requests the {place} {stored:,} were stored before"
                 )
                 raise
+        if late is not None:
+            raise late
         return stored
 
-    async def _enqueue(self, tasks: list[bytes], front: bool, max_length: int | None) -> int:
+    async def _enqueue(self, tasks: list[bytes], front: bool, max_length: int | None, replicas: int) -> int:
         sharding = self._mesh.sharding
         keys = await sharding.next_of(self._keys)
         if max_length is not None:
             max_length = await sharding.share_of(keys, max_length)
-        call = ops.enqueue(keys, tasks, front=front, max_length=max_length)
+        call = ops.enqueue(keys, tasks, front=front, max_length=max_length, replicas=replicas)
         return await self._mesh.link_to(keys.name).call(call)
 
-    async def _enqueue_unique(self, tasks: list[bytes], **options: Any) -> int:
+    async def _enqueue_unique(self, tasks: list[bytes], replicas: int, **options: Any) -> int:
         if len(tasks) > 1 and len(await self._mesh.sharding.of(self._keys)) > 1:
             raise UsageError(
                 f"queue {self.name!r} has several shards, and nothing can be all or none in several of them: enqueue "
@@ -172,7 +179,7 @@ class Queue:
         ]
         keys = await self._mesh.sharding.by_id(self._keys, cast("str", jobs[0][0]["id"]))
         there = [(await self._mesh.sharding.options_for(keys, options), task) for options, task in jobs]
-        await self.send(ops.dispatch_jobs(keys, there, whole=True), keys)
+        await self.send(ops.dispatch_jobs(keys, there, whole=True, replicas=replicas), keys)
         return len(jobs)
 
     async def dispatch(self, task: bytes | bytearray | memoryview, **options: Unpack[JobOptions]) -> Job[bytes]:
@@ -192,21 +199,27 @@ class Queue:
             UsageError: an option that does not exist or cannot be; PayloadTooLarge.
             Duplicate: ``if_exists="raise"``, and the id is taken.
             QueueFull: over `max_length`, or the server is out of memory. Nothing was stored.
+            NotReplicated: it was stored, but fewer `replicas` had it within 2 s; has the handle.
             Unavailable: no answer within `patience`; with ``sent=None`` it may have been stored.
 
         From Queasy's dispatch.
         """
         checked = check_task(task, self._mesh.max_payload)
-        encoded = encode_options(options)
+        encoded, replicas = without_replicas(encode_options(options), self._mesh.replicas)
         keys = await self._mesh.sharding.place_of(self._keys, encoded)
-        there = await self._mesh.sharding.options_for(keys, encoded)
-        return await self.send(ops.dispatch_jobs(keys, [(there, checked)]), keys)
+        encoded = await self._mesh.sharding.options_for(keys, encoded)
+        return await self.send(ops.dispatch_jobs(keys, [(encoded, checked)], replicas=replicas), keys)
 
     async def send(self, call: Call[list[Dispatched]], at: QueueKeys, results: Results | None = None) -> Job[Any]:
         """Send a dispatch of this queue; answers the handle of its last job, the one that was refused if one was. Raises as
-        `handle_of`.
+        `handle_of`, and NotReplicated with the handle.
         """
-        done = await self._mesh.link_to(at.name).call(call)
+        link = self._mesh.link_to(at.name)
+        try:
+            done = await link.call(call)
+        except NotReplicated as late:
+            late.job = self.handle_of(late.answer[-1], results, at=at)
+            raise
         return self.handle_of(done[-1], results, at=at)
 
     def handle_of(self, done: Dispatched, results: Results | None = None, *, at: QueueKeys | None = None) -> Job[Any]:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from worqr import ops
 from worqr.call import Call as Request
-from worqr.errors import UsageError
+from worqr.errors import NotReplicated, UsageError
 from worqr.function import Call
 from worqr.keys import QueueKeys
 from worqr.ops import MAX_ITEMS, Dispatched, NewJob
 from worqr.ops.replies import in_pieces
+from worqr.options import RAW_OPTIONS, without_replicas
 from worqr.task import check_task
 
 if TYPE_CHECKING:
@@ -43,10 +44,11 @@ class Sender:
     async def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
         """Send calls as raw tasks, in one round trip per thousand."""
         stored = sending = 0
+        late: NotReplicated | None = None
         try:
             for some in self._thousands(calls):
                 for call in some:
-                    if call.options.keys() - {"max_length"}:
+                    if call.options.keys() - RAW_OPTIONS:
                         raise UsageError(f"a call of {call.name!r} has options, which make it a job: use dispatch_many")
                 requests: list[tuple[str, Request[int]]] = []
                 for (name, _), of_queue in _grouped(some, lambda call: (call.queue, _bound(call))):
@@ -54,11 +56,14 @@ class Sender:
                         keys = await self._mesh.sharding.next_of(QueueKeys(self._mesh.prefix, name))
                         requests.append((keys.name, await self._enqueue_of(keys, piece)))
                 sending = len(some)
-                stored += sum(await self._send(requests))
+                answers, late = await self._send(requests, late)
+                stored += sum(answers)
                 sending = 0
         except Exception as error:
             _note(error, "stored", stored, sending)
             raise
+        if late is not None:
+            raise late
         if not stored:
             await self._send([])  # a checkpoint, as every call is
         return stored
@@ -67,6 +72,7 @@ class Sender:
         """Send calls as jobs, in one round trip per thousand; answers their handles, in the order of the calls."""
         jobs: list[Job[R]] = []
         sending = 0
+        late: NotReplicated | None = None
         try:
             for some in self._thousands(calls):
                 requests: list[tuple[str, Request[list[Dispatched]]]] = []
@@ -76,7 +82,8 @@ class Sender:
                         requests.append((keys.name, await self._dispatch_of(keys, [call for _, call in piece])))
                         places += [(place, keys) for place, _ in piece]
                 sending = len(some)
-                done = [each for answers in await self._send(requests) for each in answers]
+                answered, late = await self._send(requests, late)
+                done = [each for answers in answered for each in answers]
                 found = {place: (each, keys) for (place, keys), each in zip(places, done, strict=True)}
                 jobs += [
                     self._mesh.queue(call.queue).handle_of(found[place][0], call.results, at=found[place][1])
@@ -86,6 +93,8 @@ class Sender:
         except Exception as error:
             _note(error, "dispatched", len(jobs), sending)
             raise
+        if late is not None:
+            raise late
         if not jobs:
             await self._send([])
         return jobs
@@ -111,12 +120,17 @@ class Sender:
         bound = _bound(calls[0])
         if bound is not None:
             bound = await self._mesh.sharding.share_of(keys, bound)
-        return ops.enqueue(keys, [call.task for call in calls], max_length=bound)
+        replicas = max(without_replicas(call.options, self._mesh.replicas)[1] for call in calls)
+        return ops.enqueue(keys, [call.task for call in calls], max_length=bound, replicas=replicas)
 
     async def _dispatch_of(self, keys: QueueKeys, calls: Sequence[Call[Any]]) -> Request[list[Dispatched]]:
-        sharding = self._mesh.sharding
-        jobs: list[NewJob] = [(await sharding.options_for(keys, call.options), call.task) for call in calls]
-        return ops.dispatch_jobs(keys, jobs)
+        sharding, replicas = self._mesh.sharding, 0
+        jobs: list[NewJob] = []
+        for call in calls:
+            options, wanted = without_replicas(call.options, self._mesh.replicas)
+            jobs.append((await sharding.options_for(keys, options), call.task))
+            replicas = max(replicas, wanted)
+        return ops.dispatch_jobs(keys, jobs, replicas=replicas)
 
     def _thousands(self, calls: Iterable[Call[R]]) -> Iterator[list[Call[R]]]:
         self._mesh.check_connected()
@@ -130,11 +144,22 @@ class Sender:
                 check_task(call.task, self._mesh.max_payload)
             yield some
 
-    async def _send(self, requests: Sequence[tuple[str, Request[T]]]) -> list[T]:
-        """Send requests together and wait for all answers, in their order; the first error, once all have answered."""
+    async def _send(
+        self, requests: Sequence[tuple[str, Request[T]]], late: NotReplicated | None = None
+    ) -> tuple[list[T], NotReplicated | None]:
+        """Send requests together and wait for all answers, in their order; the first error, once all have answered.
+
+        That some were not replicated in time is no error here, but answered: the others are to be stored, too. After the first
+        `late` one nothing waits for replicas.
+        """
         for name in {name for name, _ in requests}:
             self._mesh.link_to(name)
-        return await self._mesh.link.call_all([request for _, request in requests])
+        for _, request in requests if late else ():
+            request.replicas = 0
+        try:
+            return await self._mesh.link.call_all([request for _, request in requests]), late
+        except NotReplicated as error:
+            return error.answer, error
 
 
 def _note(error: Exception, verb: str, done: int, sending: int) -> None:
