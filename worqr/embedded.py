@@ -85,7 +85,7 @@ class EmbeddedServer:
     """A private Valkey or Redis server that lives as long as this context manager, and no longer than its process.
 
     It listens on a unix socket in a folder that only this user can enter, keeps nothing on disk unless told to, and is
-    killed, and its folder removed, on leaving. Entering blocks for some ten milliseconds; under Trio use
+    killed, and its folder removed, on leaving. Entering blocks for some ten milliseconds; under Trio or asyncio use
     `open_embedded`. A forked child may talk to it, but leaving the context there stops nothing. It is entered once.
 
     Args:
