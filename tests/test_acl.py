@@ -458,12 +458,12 @@ async def operate(mesh: worqr.Mesh, peers: worqr.Mesh, hands: Hands, name: str) 
     await q.failures.pause()
     await q.failures.delete()
     await q.failures.resume()
-    wide = mesh.queue("wide", shards=3)
-    await peers.queue("wide", shards=3).enqueue(b"a", b"b", b"c")
-    assert await wide.count() == 3
-    await wide.pause()
-    await wide.delete()
-    assert await wide.count() == 0
+    broad = mesh.queue("broad", shards=3)
+    await peers.queue("broad", shards=3).enqueue(b"a", b"b", b"c")
+    assert await broad.count() == 3
+    await broad.pause()
+    await broad.delete()
+    assert await broad.count() == 0
 
 
 async def states_of(queue: worqr.Queue) -> list[str]:
