@@ -338,7 +338,7 @@ def test_the_options_are_those_there_are() -> None:
     assert set(first_words("jobs.md", "Options of a dispatch")) == set(worqr.JobOptions.__annotations__)
     assert first_words("jobs.md", "An id that is there already", 1) == [field.name for field in fields(worqr.Update)]
     assert first_words("retries.md", "The policy") == [field.name for field in fields(worqr.RetryPolicy)]
-    assert set(first_words("peers.md", "Serving")) == set(HandlerOptions.__annotations__) - {"max_length"}
+    assert set(first_words("peers.md", "Serving")) == set(HandlerOptions.__annotations__) - {"max_length", "shards"}
     assert set(first_words("peers.md", "Peers")) == set(JoinOptions.__annotations__)
 
 
