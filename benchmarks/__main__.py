@@ -14,6 +14,8 @@ import trio
 from benchmarks import (
     auto,
     cancel,
+    cluster,
+    crowd,
     dispatch,
     drain,
     due,
@@ -48,6 +50,8 @@ SUBJECTS: dict[str, Callable[[Plan, EmbeddedServer], Awaitable[list[Table]]]] = 
     "recovery": recovery.measure,
     "idle": idle.measure,
     "fleet": fleet.measure,
+    "crowd": crowd.measure,
+    "cluster": cluster.measure,
     "memory": memory.measure,
     "due": due.measure,
     "storm": storm.measure,

@@ -47,7 +47,8 @@ def hold(task: bytes) -> None:
 class Desk:
     """Stands where a peer's station would."""
 
-    name = "Q1"
+    name = queue = "Q1"
+    mark = ""
     state = None
     policy = Policy(result_ttl=60.0)
 
