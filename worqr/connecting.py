@@ -114,7 +114,7 @@ class Connections:
             yield
         finally:
             connection.users -= 1
-            if connection.users == 0:
+            if connection.users == 0 and self._by_loop.get(loop) is connection:  # else it was left behind, and is ended
                 del self._by_loop[loop]
                 connection.link.close()
                 await _release(connection.server)
