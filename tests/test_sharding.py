@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -15,6 +15,8 @@ import pytest
 import trio
 
 import worqr
+from tests.cli.conftest import Answer, beside, cli, command  # noqa: F401 - fixtures
+from tests.clusters import Cluster, cluster, cluster_of_module  # noqa: F401 - fixtures
 from tests.leaks import dump
 from tests.patience import PATIENCE
 from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - fixtures
@@ -29,6 +31,7 @@ pytestmark = [
     pytest.mark.leaves("shards", "{hot*", "{Q1}:*", "{tests.*", "{cold*"),
 ]
 FOUR = 4
+Beside = Callable[..., Awaitable[Answer]]
 
 
 def shards(prefix: str, name: str = "hot", number: int = FOUR) -> tuple[QueueKeys, ...]:
@@ -770,9 +773,23 @@ async def test_a_program_that_was_there_before_learns_of_it_at_a_join(mesh: worq
         async with mesh.connect():
             for _ in range(8):
                 await mesh.queue("hot", shards=FOUR).enqueue(b"x")
-        other.sharding._asked_at -= sharding.FRESH  # type: ignore[attr-defined]
         async with serving(other, "hot", runs):
             await runs.wait(9)
+
+
+async def test_a_peer_that_joined_before_says_that_it_does_not_serve_all(
+    mesh: worqr.Mesh, other: worqr.Mesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs = Runs()
+    async with mesh.connect(), serving(other, "hot", runs):
+        hot = mesh.queue("hot", shards=FOUR)
+        for n in range(FOUR):
+            await hot.enqueue(b"%d" % n)
+        assert len(await runs.wait(1)) == 1
+        await until(lambda: len([each for each in caplog.messages if "shards.unserved" in each]) == FOUR - 1)
+        async with serving(mesh, "hot", runs):
+            await runs.wait(FOUR)
+    assert "shards.unserved: queue 'hot' has shards that this peer does not serve" in caplog.text
 
 
 async def test_a_program_that_was_there_before_asks_now_and_then(
@@ -801,3 +818,68 @@ async def test_connecting_costs_one_request_and_a_queue_of_one_shard_none(
     wanted = {"list_shards": 1, "enqueue": 1, "dispatch_jobs": 1, "inspect": 1, "delete_queue": 1, "note_queues": 1}
     assert {name: calls[name] for name in wanted} == wanted
     assert calls["declare_shards"] == 0
+
+
+# Whoever dies, and a cluster
+
+
+async def test_what_a_dead_peer_held_in_any_shard_runs_again(new_mesh: NewMesh) -> None:
+    dying, living, held, runs = new_mesh(keepalive=1), new_mesh(keepalive=1), Held(), Runs()
+    async with living.connect():
+        hot = living.queue("hot", shards=FOUR)
+        await hot.count()
+        async with serving(dying, "hot", held, grace=0) as peer:
+            for n in range(8):
+                await hot.enqueue(b"%d" % n)
+            await held.wait(8)
+            peer.membership.vanish()
+            async with serving(living, "hot", runs):
+                assert set(await runs.wait(8)) == {b"%d" % n for n in range(8)}
+                assert {context.stalls for context in runs.contexts} == {1}
+
+
+@pytest.mark.parametrize("name", ["hot", "images"])
+async def test_on_a_cluster_each_node_has_its_share(cluster: Cluster, name: str) -> None:
+    mesh, other = (worqr.Mesh(cluster.url, prefix="t") for _ in range(2))
+    runs = Runs()
+    async with mesh.connect(), other.connect():
+        queue = mesh.queue(name, shards=3)
+        for n in range(9):
+            await queue.enqueue(b"%d" % n)
+            await queue.dispatch(b"job", id=f"x{n}")
+        for node in cluster.nodes[:3]:
+            with node.client() as client:
+                waiting = [client.llen(key) for key in client.scan_iter(f"t:{{{name}*") if client.type(key) == b"list"]
+                assert len(waiting) == 1
+        assert (await queue.info()).waiting == await queue.count() == 18
+        assert (await queue.cancel(b"3"), (await queue.job("x3").cancel()).waiting) == (
+            worqr.CancelCount(1, 0, 0),
+            1,
+        )
+        await queue.pause("wait")
+        async with serving(other, name, runs):
+            await queue.resume()
+            await runs.wait(16)
+            assert sorted(runs.tasks) == sorted([b"%d" % n for n in range(9) if n != 3] + [b"job"] * 8)
+            await eventually(lambda: _idle(queue), (0, 0))
+        await queue.delete()
+
+
+# The command line
+
+
+async def test_the_command_line_knows_one_queue(beside: Beside, mesh: worqr.Mesh, prefix: str) -> None:
+    async with mesh.connect():
+        hot = mesh.queue("hot", shards=FOUR)
+        for n in range(8):
+            await hot.enqueue(b"%d" % n)
+        assert [(info["name"], info["waiting"]) for info in (await beside("queues", "--json")).json] == [("hot", 8)]
+        assert await beside("pause", "hot", "repairs") == Answer(0, "hot is paused\n", "")
+        seen = await mesh.link.call_all([ops.inspect(keys) for keys in shards(prefix)])
+        assert [each.paused for each in seen] == ["repairs"] * FOUR
+        assert await beside("resume", "hot") == Answer(0, "hot goes on\n", "")
+        assert (await hot.info()).paused is None
+        assert (await beside("cancel", "hot", "--all")).out == "8 removed, 0 running cancelled\n"
+        assert await hot.count() == 0
+        assert (await beside("enqueue", "hot", "a")).code == 0
+        assert await hot.tasks() == [b"a"]

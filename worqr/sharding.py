@@ -22,8 +22,6 @@ from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.shards import MAX_SHARDS, shard_of, shards_of
 
-FRESH: Final = 1.0
-"""Seconds for which nobody asks again."""
 LEARN_EVERY: Final = 3600.0
 """Seconds after which a connection asks again what others have declared meanwhile."""
 
@@ -39,27 +37,28 @@ class Sharding:
         self._declared = declared
         self._known: dict[str, int] = {}
         self._turns: dict[str, count[int]] = {}
-        self._asked_at = -LEARN_EVERY
+        self._asked_at = 0.0
 
     # Learning
 
     async def begin(self) -> None:
-        """A connection is there: learn what others have declared, and tell them what this program declares.
+        """A connection is there: learn what others have declared, and tell them what this program declares. Twice is harmless.
 
         That it is another number is said by whoever uses the queue, or joins.
         """
+        if self._asked_at > 0:
+            return
         await self.learn()
         with suppress(UsageError):
             await self.declare()
 
     async def learn(self) -> None:
-        """Ask what is known of all queues, if nobody did just now.
+        """Ask what is known of all queues.
 
         Raises:
             RefusedByServer, Unavailable: as any request.
         """
-        if self._asked_at + FRESH <= time.monotonic():
-            self._believe(await self._link.call(ops.list_shards(self._keys)))
+        self._believe(await self._link.call(ops.list_shards(self._keys)))
 
     def learn_now_and_then(self) -> None:
         """Ask again if it was long ago, without waiting for the answer."""

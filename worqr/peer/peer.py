@@ -82,6 +82,7 @@ class Peer(Serving):
         self._pacer = Pacer(self.capacity)
         self.interrupt: KeyboardInterrupt | None = None
         self.body: trio.CancelScope = trio.CancelScope()
+        self._unserved: set[str] = set()
 
     # What it tells
 
@@ -165,6 +166,19 @@ class Peer(Serving):
             station = self._stations.get(queue)
             if station is not None and station.entered:
                 station.look()
+            elif station is None and queue.startswith("{") and queue not in self._unserved:
+                self._look_at_unserved(queue)
+
+    def _look_at_unserved(self, name: str) -> None:
+        """A queue waits that is not served here. If it is a shard of one that is, this peer joined too early."""
+        queue = self.queue_keys(name).shown
+        if queue != name and self._stations.get(queue) is not None:
+            self._unserved.add(name)
+            logger.warning(
+                "shards.unserved: queue %r has shards that this peer does not serve, because it joined before they were "
+                "declared: let it join again",
+                queue,
+            )
 
     def forget_claims(self, registration: Registration) -> None:
         """A registration died: what ran under it is lost."""
