@@ -57,7 +57,9 @@ ALIKE = {
 def spelled(prefix: str, queue: str, word: str) -> set[str]:
     """Every key and channel that a mesh can spell of a queue, a worker, an id and the like of these names; the link's as well."""
     found: set[str] = set()
-    for keys in (QueueKeys(prefix, queue), QueueKeys(prefix, queue, failures=True), RegistryKeys(prefix)):
+    tags = ("", "7", "aZ")
+    queues = [QueueKeys(prefix, queue, failures, tag) for failures in (False, True) for tag in tags]
+    for keys in (*queues, RegistryKeys(prefix)):
         for name, member in inspect.getmembers(type(keys)):
             if isinstance(member, property) and name not in {"name", "shown", "mark"}:
                 found.add(getattr(keys, name))

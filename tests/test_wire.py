@@ -454,6 +454,102 @@ def push(server: Server, queue: str, *tasks: bytes) -> None:
     client.publish(f"worqr:{{{queue}}}", "1")
 
 
+WRONG = [
+    *({name: "soon"} for name in ("delay", "run_at", "unique_for", "max_length", "data", "front", "expires", "fields")),
+    *({name: 7} for name in ("id", "when", "exists", "policy", "expires", "counts", "meta", "fields")),
+    *({name: ["x"]} for name in ("id", "delay", "expires", "policy", "meta", "fields")),
+    *(
+        {"id": wrong}
+        for wrong in ("", "@7", "a\n", "x" * 201, b"\xff", b"\xed\xa0\x80", b"\xc3", b"\xf0\x9f\xe2\x82\xac\x98\x80")
+    ),
+    *({"delay": wrong} for wrong in (-1, 0.5, float("nan"), float("inf"), 2**63, 10**15)),
+    *({"expires": wrong} for wrong in ("", "-1", "1e3", "1.5", "9" * 16)),
+    *(
+        {"unique_for": 0, "id": "x"},
+        {"when": "never"},
+        {"when": "set keep"},
+        {"exists": ""},
+        {"dealy": 5},
+        {"task": "x"},
+        {7: 7},
+    ),
+    *({"meta": wrong} for wrong in ({}, "x" * 4097, b'{"\xff": "a"}')),
+    *(
+        {"fields": wrong}
+        for wrong in ({"timeout": "soon"}, {"timeout": 5}, {"task": "x"}, {"state": "active"}, {"max_failures": ""})
+    ),
+    *(
+        {"fields": wrong}
+        for wrong in ({"retry_on": 7}, {"retry_on": b"\xff"}, {"timeout": {}}, {7: "7"}, {"timeout jitter": "1"})
+    ),
+]
+
+
+def packed(options: Any) -> bytes:
+    """As MessagePack; bytes as a text that is none."""
+    found: list[bytes] = []
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, bytes):
+            found.append(value)
+            return "\x01" * len(value)
+        return {name: plain(each) for name, each in value.items()} if isinstance(value, dict) else value
+
+    encoded = msgspec.msgpack.encode(plain(options))
+    for each in found:
+        encoded = encoded.replace(b"\x01" * len(each), each)
+    return encoded
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=repr)
+def test_options_that_cannot_be_are_an_error_before_anything_is_written(
+    server: Server, prefix: str, wrong: Any
+) -> None:
+    for desk in desk_on(server, prefix):
+        good = msgspec.msgpack.encode({"id": "good"})
+        call = ops.dispatch_jobs(desk.q, [({"id": "good"}, b"a")])
+        keys = [f"{desk.q.base}:producer:me", *call.keys]
+        bad = packed(wrong)
+        for jobs in ([good, b"a", bad, b"b"], [bad, b"b"]):
+            with desk.nothing_changes(), pytest.raises(redis.ResponseError, match="has no such option|cannot be that"):
+                desk.client.evalsha(call.script.sha, len(keys), *keys, 1, 1, 0, *jobs)
+        with desk.nothing_changes(), pytest.raises(redis.ResponseError, match="a job is its options"):
+            desk.client.evalsha(call.script.sha, len(keys), *keys, 1, 1, 0, good, b"a", good)
+
+
+async def test_meta_that_is_none_harms_nobody(server: Server, mesh: worqr.Mesh) -> None:
+    dispatch = server.client().register_script(script("dispatch_jobs").source)
+    seen: list[object] = []
+
+    async def handler(_task: bytes) -> None:
+        seen.append(worqr.current().meta)
+        raise worqr.Failure("on purpose")
+
+    async with serving(mesh, "Q1", handler):
+        for n, meta in enumerate(("", "no JSON", "[]", '{"a": 7}', '{"a": "b"}'), 1):
+            options = msgspec.msgpack.encode({"id": f"x{n}", "meta": meta})
+            assert dispatch(["worqr:{Q1}:producer:me", "worqr:{Q1}"], [n, n, 0, options, b"a"])[0] == b"ok"
+        q = mesh.queue("Q1")
+        await eventually(lambda: failed(q), 5)
+        assert sorted(map(str, seen)) == ["{'a': 'b'}", *["{}"] * 4]
+        assert {record.id: record.meta for record in await q.failed.list()}["x5"] == {"a": "b"}
+        assert await q.failed.drop_all() == 5
+
+
+async def failed(q: worqr.Queue) -> int:
+    return len(await q.failed.list())
+
+
+async def test_a_record_that_nobody_wrote_whole_costs_no_other_task(server: Server, mesh: worqr.Mesh) -> None:
+    runs, client = Runs(), server.client()
+    client.hset("worqr:{Q1}:job:half", "state", "waiting")
+    client.lpush("worqr:{Q1}", b"a", b"b", MARKER + b"half", b"c")
+    async with serving(mesh, "Q1", runs):
+        assert sorted(await runs.wait(3)) == [b"a", b"b", b"c"]
+        await eventually(mesh.queue("Q1").running, [])
+    assert not list(client.scan_iter("worqr:{Q1}:claim*"))
+
+
 async def test_references_to_nothing_are_skipped(server: Server, mesh: worqr.Mesh) -> None:
     runs, client = Runs(), server.client()
     forged = [MARKER, MARKER + b"nobody", MARKER + b"\xff{}\r\n*1\r\n", MARKER * 2, MARKER + b"x" * 100_000]

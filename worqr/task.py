@@ -241,8 +241,11 @@ class Failed:
 
 
 def meta_of(text: str) -> Mapping[str, str]:
-    """`meta` as it is stored."""
-    return msgspec.json.decode(text, type=dict[str, str]) if text else {}
+    """`meta` as it is stored; of a producer that stored no JSON object of texts, none."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, str]) if text else {}
+    except msgspec.MsgspecError:
+        return {}
 
 
 def from_ms(ms: float) -> datetime:

@@ -286,7 +286,7 @@ OPTIONS = {
     "counts": [None, True, False],
     "policy": [None, "timeout", "jitter max_failures result_ttl timeout"],
     "meta": [None, "m"],
-    "fields": [None, {"timeout": "T"}, {"timeout": "T", "jitter": "J", "max_failures": "7"}],
+    "fields": [None, {"timeout": "1"}, {"timeout": "2", "jitter": "3", "max_failures": ""}],
 }
 
 
@@ -298,7 +298,7 @@ def by_chance(random: Random, name: str) -> dict[str, Any]:
         options["meta"] = name
     if "fields" in options:
         options["fields"] = {
-            each: value if value.isdigit() else value + name for each, value in options["fields"].items()
+            each: value + name.replace(".", "0") if value else "7" for each, value in options["fields"].items()
         }
     return options
 

@@ -17,8 +17,8 @@ local function can_set_aside(base, worker)
 end
 
 -- Moves the last item of the list `source` under `claim` of `worker`; the claim's place in the worker's set of claims is the
--- caller's to add. Answers taken, its entry and the size of its payload; skipped, for a reference whose record is gone or
--- does not wait, which it takes away; expired, when it was set aside under `claim` instead; or empty.
+-- caller's to add. Answers taken, its entry and the size of its payload; skipped, for a reference whose record is gone, has
+-- no task or does not wait, which it takes away; expired, when it was set aside under `claim` instead; or empty.
 local function claim_last(base, source, worker, claim, now)
   local held = base .. ':claim:' .. claim
   local item = redis.call('RPOPLPUSH', source, held)
@@ -30,7 +30,7 @@ local function claim_last(base, source, worker, claim, now)
     return 'taken', item, #item
   end
   local job, active = base .. ':job:' .. id, base .. ':active:' .. id
-  if redis.pcall('HGET', job, 'state') ~= 'waiting' then
+  if redis.pcall('HGET', job, 'state') ~= 'waiting' or redis.call('HEXISTS', job, 'task') == 0 then
     redis.call('DEL', held)
     return 'skipped'
   end

@@ -10,7 +10,7 @@
 -- RETURNS ok entry... | refused entry... (whole: up to the one that was refused) | late; an entry is outcome (created, updated,
 --   blocked, unchanged, duplicate, full), id, number of the dispatch that its handle waits for
 -- RESEND safe: the reply is stored under the producer's number
--- USES counts fence producer types upsert wake
+-- USES counts fence options producer types upsert wake
 local producer, queue = KEYS[1], KEYS[2]
 local number, lowest, whole = ARGV[1], ARGV[2], ARGV[3] == '1'
 
@@ -24,6 +24,10 @@ local jobs, looked, more, reply = {}, {}, 0, {'ok'}
 for i = 4, #ARGV, 2 do
   local job, task = ARGV[i], ARGV[i + 1]
   local o = cmsgpack.unpack(job)
+  local wrong = wrong_job(o, task)
+  if wrong then
+    return wrong
+  end
   local seen = o.id and look_for(queue, o.id)
   if whole then
     local word = refusal(queue, o, seen or {}, more)
