@@ -28,14 +28,21 @@ def _requests(*calls: worqr.call.Call[int]) -> tuple[Backlog, list[Request]]:
     return backlog, requests
 
 
-def test_neighbours_of_one_queue_become_one_in_their_order() -> None:
+def test_those_of_one_queue_become_one_in_their_order() -> None:
     calls = [ops.enqueue(q, tasks) for q, tasks in ((Q1, [b"a"]), (Q1, [b"b", b"c"]), (Q2, [b"d"]), (Q1, [b"e"]))]
     backlog, _ = _requests(*calls)
-    one, two, three = backlog.take()
+    one, two = backlog.take()
     assert isinstance(one, Merged)
-    assert one.call.args[2:] == (b"a", b"b", b"c")
+    assert one.call.args[2:] == (b"a", b"b", b"c", b"e"), "also past those of another queue"
     assert two.call.args[2:] == (b"d",)
-    assert three.call.args[2:] == (b"e",), "order between queues is kept as well"
+
+
+def test_none_overtakes_what_its_own_queue_was_asked_before() -> None:
+    calls = [ops.enqueue(Q1, [b"a"]), ops.pause(Q1, "lunch"), ops.enqueue(Q2, [b"b"]), ops.enqueue(Q1, [b"c"])]
+    backlog, _ = _requests(*calls)
+    assert [(r.call.script.name, r.call.base[-4:]) for r in backlog.take()] == [
+        *(("enqueue", "{Q1}"), ("pause", "{Q1}"), ("enqueue", "{Q2}"), ("enqueue", "{Q1}"))
+    ]
 
 
 @pytest.mark.parametrize("odd", [ops.enqueue(Q1, [b"b"], front=True), ops.enqueue(Q1, [b"b"], max_length=5)])

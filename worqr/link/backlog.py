@@ -191,27 +191,33 @@ class Backlog:
 
 
 def _merged(batch: list[Request]) -> list[Request]:
-    """The batch with neighbours that may be joined made one: a script per task is most of what a small task costs."""
-    result: list[Request] = []
-    group: list[Request] = []
-    items = 0
+    """The batch with those that may be joined made one: a script per task is most of what a small task costs.
+
+    Those of one base keep their order; between queues there is none to keep.
+    """
+    groups: list[list[Request]] = []
+    last: dict[str, list[Request]] = {}  # of each base, while it may grow
+    items: dict[str, int] = {}
     for request in batch:
+        base = request.call.base
         merge = None if request.written else request.call.merge
-        if group and (merge is None or not _alike(group[0], request) or items + merge.items > MAX_ITEMS):
-            result.append(Merged(group) if len(group) > 1 else group[0])
-            group, items = [], 0
         if merge is None:
-            result.append(request)
-        else:
+            last.pop(base, None)
+            groups.append([request])
+            continue
+        group = last.get(base)
+        if group is not None and _alike(group[0], request) and items[base] + merge.items <= MAX_ITEMS:
             group.append(request)
-            items += merge.items
-    if group:
-        result.append(Merged(group) if len(group) > 1 else group[0])
-    return result
+            items[base] += merge.items
+        else:
+            group = last[base] = [request]
+            items[base] = merge.items
+            groups.append(group)
+    return [Merged(group) if len(group) > 1 else group[0] for group in groups]
 
 
 def _alike(one: Request, other: Request) -> bool:
     a, b = one.call, other.call
     if one.patience != other.patience or a.replicas != b.replicas:
         return False
-    return a.base == b.base and a.merge is not None and b.merge is not None and a.merge.join is b.merge.join
+    return a.merge is not None and b.merge is not None and a.merge.join is b.merge.join
