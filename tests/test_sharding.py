@@ -244,7 +244,10 @@ async def test_cancelling(mesh: worqr.Mesh) -> None:
 
 
 async def test_what_was_set_aside(mesh: worqr.Mesh) -> None:
+    ids: list[str] = []
+
     async def handler(task: bytes) -> None:
+        ids.append(worqr.current().id)
         raise (worqr.Broken if task == b"broken" else KeyError if task == b"key" else worqr.Failure)("no")
 
     async with both(mesh) as queues:
@@ -262,6 +265,7 @@ async def test_what_was_set_aside(mesh: worqr.Mesh) -> None:
             assert {each.queue for each in found} == {queue.name}
             assert [each.at for each in found] == sorted((each.at for each in found), reverse=True)
             assert len({each.id for each in found}) == 24
+            assert {each.id for each in found} < set(ids)  # also of those that had no record then
             assert len(await queue.failed.list(5)) == 5
             assert len(await queue.failed.list(error="KeyError")) == 8
             raw = [each.id for each in found if each.task == b"raw"]
@@ -719,7 +723,8 @@ async def test_delete_forgets_the_number_of_an_empty_queue(mesh: worqr.Mesh, oth
         hot = mesh.queue("hot", shards=FOUR)
         await hot.enqueue(b"x")
         assert client.hgetall(registry.shards) == {b"hot": b"4"}
-        async with serving(mesh, "hot", Held()):
+        async with serving(mesh, "hot", Runs()):
+            await eventually(lambda: _idle(hot), (0, 0))
             await hot.delete()
             assert client.hgetall(registry.shards) == {b"hot": b"4"}  # somebody serves it
         await hot.delete()
