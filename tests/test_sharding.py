@@ -373,7 +373,8 @@ async def test_nothing_is_lost_and_an_id_runs_once_at_a_time(new_mesh: NewMesh) 
         context = worqr.current()
         name = context.id
         running[name] += 1
-        assert running[name] == 1, f"{name} runs twice at once"
+        if running[name] > 1:
+            twice.append(name)
         await trio.sleep(chance.choice((0, 0, 0.001)))
         running[name] -= 1
         if task.startswith(b"odd") and context.failures == 0:
@@ -392,6 +393,7 @@ async def test_nothing_is_lost_and_an_id_runs_once_at_a_time(new_mesh: NewMesh) 
                 await queue.dispatch(b"%d" % n)
 
     raw: list[bytes] = []
+    twice: list[str] = []
     async with trio.open_nursery() as peers:
         meshes = [new_mesh() for _ in range(3)]
         for one in meshes:
@@ -403,6 +405,7 @@ async def test_nothing_is_lost_and_an_id_runs_once_at_a_time(new_mesh: NewMesh) 
             queue = meshes[0].queue("hot")
             await eventually(lambda: _all_idle(queue), (0, 0, 0, 0))
         peers.cancel_scope.cancel()
+    assert twice == []
     assert {task: count for task, count in done.items() if task in set(raw)} == dict.fromkeys(raw, 1)
     assert done[b"job"] >= 7
     assert sum(done[b"%d" % n] for n in range(0, 100, 5)) == 80
