@@ -1,10 +1,11 @@
 """How fast plain threads and asyncio tasks put tasks in, each beside redis-py alone: what a view or a script pays for one
-enqueue.
+enqueue. And what it costs to wait until a replica has it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -131,9 +132,44 @@ async def _rate_of_tasks(once: Callable[[], Awaitable[object]], tasks: int, coun
     return count // tasks * tasks / (time.perf_counter() - began)
 
 
+class ReplicatedProducers:
+    """A primary with one replica, both on this machine. All answer tasks per second."""
+
+    def __init__(self, url: str) -> None:
+        self.mesh = worqr.Mesh(url)
+        self.queue = self.mesh.queue("Q1")
+
+    async def one_by_one(self, replicas: int, count: int) -> float:
+        began = time.perf_counter()
+        for _ in range(count):
+            await self.queue.enqueue(TASK, replicas=replicas)
+        return await self._emptied(count / (time.perf_counter() - began))
+
+    async def at_once(self, replicas: int, count: int) -> float:
+        async def work() -> None:
+            for _ in range(count // TASKS):
+                await self.queue.enqueue(TASK, replicas=replicas)
+
+        began = time.perf_counter()
+        async with trio.open_nursery() as nursery:
+            for _ in range(TASKS):
+                nursery.start_soon(work)
+        return await self._emptied(count // TASKS * TASKS / (time.perf_counter() - began))
+
+    async def dispatched(self, replicas: int, count: int) -> float:
+        began = time.perf_counter()
+        for _ in range(count):
+            await self.queue.dispatch(TASK, replicas=replicas)
+        return await self._emptied(count / (time.perf_counter() - began))
+
+    async def _emptied(self, rate: float) -> float:
+        await self.queue.delete()
+        return rate
+
+
 async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
-    """What wants to put tasks in and is not Trio."""
-    return [await _threads(plan, server), await _asyncio(plan, server)]
+    """What wants to put tasks in and is not Trio; and what it costs to wait for a replica."""
+    return [await _threads(plan, server), await _asyncio(plan, server), await _replicated(plan)]
 
 
 async def _threads(plan: Plan, server: EmbeddedServer) -> Table:
@@ -159,6 +195,35 @@ async def _threads(plan: Plan, server: EmbeddedServer) -> Table:
     producers.client.flushall()
     limit = "redis-py alone: LPUSH and PUBLISH in a pipeline, one round trip, by as many threads"
     return Table("producers: plain threads, one call at a time each, tasks of 100 bytes", limit, rows)
+
+
+async def _replicated(plan: Plan) -> Table:
+    """With ``replicas=1`` and with 0, in turn."""
+    rows: list[Row] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    settings = {"repl-diskless-sync-delay": "0"}
+    with EmbeddedServer(port=port, settings=settings) as primary, EmbeddedServer(settings=settings) as replica:
+        _follow(bare(replica), port)
+        producers = ReplicatedProducers(primary.url)
+        count = plan.size(3_000, 200)
+        async with producers.mesh.connect():
+            for what, rate, size in (
+                ("queue.enqueue, one await at a time", producers.one_by_one, count),
+                ("queue.dispatch, one await at a time", producers.dispatched, count),
+                (f"queue.enqueue, {TASKS} tasks", producers.at_once, 10 * count),
+            ):
+                values, limits = await in_turn(plan.runs, partial(rate, 1, size), partial(rate, 0, size))
+                rows.append(Row(what, "tasks/s", values, limits))
+    limit = "the same with replicas=0"
+    return Table("producers: replicas=1, one replica on the same machine, tasks of 100 bytes", limit, rows)
+
+
+def _follow(client: redis.Redis, port: int) -> None:
+    """Make it a replica of the server there, and wait until it is in step."""
+    client.replicaof("127.0.0.1", port)
+    while client.info("replication")["master_link_status"] != "up":
+        time.sleep(0.01)
 
 
 async def _asyncio(plan: Plan, server: EmbeddedServer) -> Table:

@@ -22,6 +22,7 @@ TITLES = (
     "dispatch:",
     "producers: plain threads",
     "producers: asyncio",
+    "producers: replicas=1",
     "pick-up:",
     "cancel:",
     "recovery:",
