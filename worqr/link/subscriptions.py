@@ -176,11 +176,11 @@ class Subscriptions:
 
     def listen(self, subscription: Subscription) -> None:
         """Listen for it here, and no more where it was listened for before. From any thread."""
-        with self._starting:
+        with self._starting:  # whoever ends us comes before the check, or finds the order
             self._check()
             self._ensure_thread()
-        before, subscription.ear = subscription.ear, Ear(subscription, self)
-        self._orders.put((subscription.ear, True))
+            before, subscription.ear = subscription.ear, Ear(subscription, self)
+            self._orders.put((subscription.ear, True))
         self.ring()
         if before is not None:
             before.hub.let_go(before)
