@@ -119,12 +119,16 @@ class Backlog:
             self.outcasts.append(request)
 
     def take_out(self, belongs: Callable[[Request], bool]) -> list[Request]:
-        """Give up those that wait and do not belong here, in their order; what is in flight stays."""
+        """Give up those that wait and do not belong here, in their order; what is in flight stays, and the guilty until their
+        pause is over.
+        """
         answered = self.replication.withdraw(lambda request: not belongs(request))
-        strangers = answered + [request for request in (*self.pending, *self.outcasts) if not belongs(request)]
+        aside = [request for request in self.outcasts if request.lost_alone < GUILTY_AFTER and not belongs(request)]
+        strangers = [*answered, *aside, *(request for request in self.pending if not belongs(request))]
         if strangers:
-            self.pending = deque(request for request in self.pending if belongs(request))
-            self.outcasts = [request for request in self.outcasts if belongs(request)]
+            gone = set(map(id, strangers))
+            self.pending = deque(request for request in self.pending if id(request) not in gone)
+            self.outcasts = [request for request in self.outcasts if id(request) not in gone]
         return strangers
 
     def readmit(self, now: float) -> float:

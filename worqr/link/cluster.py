@@ -16,13 +16,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache, partial
 
 from worqr.errors import Unavailable, UsageError, WorqrError
+from worqr.link.backlog import Backlog
 from worqr.link.dialect import slot_of
 from worqr.link.mailbox import Mailbox, Waiter, wake_all
-from worqr.link.pipe import Pipe, Posted
+from worqr.link.pipe import Pipe, Posted, give_up
 from worqr.link.request import Numbers, Request, fail_all
 from worqr.link.scribe import Scribe
 from worqr.link.settings import Endpoint, LinkSettings
@@ -51,7 +52,7 @@ class ClusterPipes:
         self.ended: WorqrError | None = UsageError("this link was not started")
         self.numbers: Numbers = Numbers()
         self.home: int = slot_of(registry)
-        self.topology: Topology = Topology(settings, self._changed, self._looked)
+        self.topology: Topology = Topology(settings, scribe, self)
         self._settings = settings
         self._mailbox = mailbox
         self._scribe = scribe
@@ -59,7 +60,7 @@ class ClusterPipes:
         self._lock = threading.RLock()
         self._pipes: dict[Endpoint, Pipe] = {}
         self._endpoints: dict[Pipe, Endpoint] = {}
-        self._lobby: list[Request] = []
+        self._lobby = Backlog(self.numbers)
         self._ready_waiters: list[tuple[Waiter, float]] = []
         self._listeners: list[Callable[[], None]] = []
         self._past_connections = 0
@@ -94,32 +95,27 @@ class ClusterPipes:
 
     def wait_ready(self, waiter: Waiter, deadline: float) -> None:
         """Settle `waiter` when the connection to the registry's node stands, was refused, or the deadline has passed."""
-        error = self.ended
         with self._lock:
-            if error is None:
-                try:
-                    pipe = self._pipe_of(self.home)
-                    if pipe is None:
-                        self._ready_waiters.append((waiter, deadline))
-                    else:
-                        pipe.wait_ready(waiter, deadline)
-                except RuntimeError as exc:
-                    error = _no_thread(exc)
+            error = self.ended
+            try:
+                pipe = self._pipe_of(self.home) if error is None else None
+            except RuntimeError as exc:
+                error, pipe = _no_thread(exc), None
+            if pipe is not None:
+                pipe.wait_ready(waiter, deadline)
+            elif error is None:
+                self._ready_waiters.append((waiter, deadline))
+                self.topology.doubt()
         if error is not None:
             self._fail((waiter,), error)
 
     def close(self) -> None:
         """End all threads; what is unanswered gets Unavailable. Idempotent."""
-        error = Unavailable(f"the link to {self._settings.address.redacted} was closed")
-        with self._lock:
-            self.ended = self.ended or error
-            pipes = list(self._pipes.values())
-            left: list[Waiter] = [*self._lobby, *(waiter for waiter, _ in self._ready_waiters)]
-            self._lobby, self._ready_waiters = [], []
-        self.topology.close()
-        for pipe in pipes:
-            pipe.close()
-        self._fail(left, error)
+        self._end(Unavailable(f"the link to {self._settings.address.redacted} was closed"))
+
+    def died(self, bug: WorqrError) -> None:
+        """The thread of a pipe has ended by a bug, as that of one server would: nobody shall wait for what it had."""
+        self._end(bug)
 
     def poison(self, error: WorqrError) -> None:
         """In a forked child: the threads do not exist here, and the sockets are the parent's."""
@@ -129,9 +125,20 @@ class ClusterPipes:
         for pipe in self._pipes.values():
             pipe.poison(error)
 
-    def when_changed(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called whenever slots have another owner; in whatever thread finds it out."""
+    def when_looked(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called when slots may have other owners; in whatever thread finds it out. It must not raise."""
         self._listeners.append(listener)
+
+    def _end(self, error: WorqrError) -> None:
+        with self._lock:
+            self.ended = error = self.ended or error
+            pipes = list(self._pipes.values())
+            left: list[Waiter] = [*self._lobby.clear(), *(waiter for waiter, _ in self._ready_waiters)]
+            self._ready_waiters = []
+        self.topology.close()
+        for pipe in pipes:
+            pipe.close()
+        self._fail(left, error)
 
     # Who gets what
 
@@ -139,34 +146,40 @@ class ClusterPipes:
         """Have them sent to where they belong."""
         by_pipe: dict[Pipe, Posted] = {}
         unsent: list[Request] = []
-        error = self.ended
-        with self._lock:
-            for request in requests:
+        no_thread: RuntimeError | None = None
+        with self._lock:  # from the look at `ended` on: whoever ends, or retires a pipe, finds what has come
+            error = self.ended
+            for request in requests if error is None else ():
                 try:
-                    pipe = self._pipe_of(cached_slot(request.call.base)) if error is None else None
+                    pipe = self._pipe_of(cached_slot(request.call.base))
                 except RuntimeError as exc:
-                    error, pipe = _no_thread(exc), None
-                if pipe is not None:
-                    by_pipe.setdefault(pipe, Posted()).append(request)
-                elif error is None:
-                    self._lobby.append(request)
-                    self.topology.doubt()
+                    if not (request.written or request.owner):
+                        no_thread = exc
+                        unsent.append(request)
+                        continue
+                    pipe = None  # somebody counts on it: it waits for a thread, as it would for a server
+                if pipe is None:
+                    self._lobby.add(request)
                 else:
-                    unsent.append(request)
-            for pipe, some in by_pipe.items():  # under the lock: a pipe that retires looks whether something came
+                    by_pipe.setdefault(pipe, Posted()).append(request)
+            for pipe, some in by_pipe.items():
                 pipe.submit(some[0] if len(some) == 1 else some)
+            if self._lobby.pending:
+                self.topology.doubt()
         if error is not None:
-            self._fail(unsent, error)
+            self._fail(list(requests), error)
+        elif no_thread is not None:
+            self._fail(unsent, _no_thread(no_thread))
 
     def belongs(self, pipe: Pipe, request: Request) -> bool:
         owner = self.topology.owner(cached_slot(request.call.base))
         return owner is None or self._endpoints.get(pipe) == owner
 
     def moved(self, pipe: Pipe, requests: list[tuple[Request, str]]) -> None:
+        self.topology.learn((redirect for _, redirect in requests), self._endpoints.get(pipe, _NOWHERE))
         tired: list[Request] = []
         strangers: list[Request] = []
-        for request, redirect in requests:
-            self.topology.learn(redirect)
+        for request, _ in requests:
             request.hops += 1
             disagreed = request.hops % _HOPS == 0 or self.belongs(pipe, request)
             (tired if disagreed else strangers).append(request)
@@ -174,7 +187,7 @@ class ClusterPipes:
         self.hand_over(strangers)
 
     def is_needed(self, pipe: Pipe) -> bool:
-        return self._endpoints.get(pipe) in self.topology.primaries
+        return self._endpoints.get(pipe) in self.topology.view.primaries
 
     def retire(self, pipe: Pipe) -> bool:
         with self._lock:
@@ -205,36 +218,58 @@ class ClusterPipes:
 
     # What the topology tells, in its thread or in that of a pipe
 
-    def _changed(self) -> None:
-        """Somebody has other slots than before, or we know for the first time."""
+    def changed(self) -> None:
         with self._lock:
-            lobby, self._lobby = self._lobby, []
             waiters, self._ready_waiters = self._ready_waiters, []
             pipes = list(self._pipes.values())
-        self.hand_over(lobby)
+        self._leave_lobby()
         for waiter, deadline in waiters:
             self.wait_ready(waiter, deadline)
         for pipe in pipes:
             pipe.tell(pipe.sort_out)
+        self._tell_listeners()
+
+    def meanwhile(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            late, orphans = self._lobby.overdue(now, owners=True)
+            tired = [waiter for waiter, deadline in self._ready_waiters if deadline <= now]
+            self._ready_waiters = [each for each in self._ready_waiters if each[1] > now]
+        if late or orphans:
+            give_up(late, orphans, self._outage())
+            self._mailbox.post(partial(wake_all, [*late, *orphans]))
+        self._fail(tired, Unavailable(self._outage()))
+
+    def looked(self, error: WorqrError | None) -> None:
+        if error is not None and not isinstance(error, Unavailable):  # every node refuses us
+            with self._lock:
+                waiters, self._ready_waiters = [waiter for waiter, _ in self._ready_waiters], []
+            self._fail(waiters, error)
+        self.meanwhile()
+        if error is None:
+            self._leave_lobby()
+            self._tell_listeners()
+        with self._lock:
+            if self._lobby.pending or self._ready_waiters:
+                self.topology.doubt()
+
+    def _leave_lobby(self) -> None:
+        """Try again what could not be sent."""
+        with self._lock:
+            self.hand_over(self._lobby.take_out(lambda _: False))
+
+    def _tell_listeners(self) -> None:
         for listener in self._listeners:
             listener()
 
-    def _looked(self, error: WorqrError | None) -> None:
-        """Tell those in the lobby whose patience is over; and, if every node refuses us, those who wait for a connection."""
-        now = time.monotonic()
-        refused = error is not None and not isinstance(error, Unavailable)
-        with self._lock:
-            late: list[Waiter] = [waiter for waiter, deadline in self._ready_waiters if refused or deadline <= now]
-            self._ready_waiters = [each for each in self._ready_waiters if not (refused or each[1] <= now)]
-            late += [request for request in self._lobby if request.deadline <= now]
-            self._lobby = [request for request in self._lobby if request.deadline > now and not request.abandoned]
-            if self._lobby or self._ready_waiters:
-                self.topology.doubt()
-        if error is None or not refused:
-            error = Unavailable(f"no node of {self._settings.address.redacted} answers ({self.topology.why})")
-        self._fail(late, error)
+    def _outage(self) -> str:
+        """For the message of an Unavailable."""
+        cluster = self._settings.address.redacted
+        if self.topology.view.primaries:
+            return f"no node of {cluster} is known to have the slot"
+        return f"no node of {cluster} answers ({self.topology.why or 'none was asked yet'})"
 
-    def _fail(self, waiters: Sequence[Waiter], error: WorqrError) -> None:
+    def _fail(self, waiters: Collection[Waiter], error: WorqrError) -> None:
         if waiters:
             fail_all(waiters, error)
             self._mailbox.post(partial(wake_all, waiters))

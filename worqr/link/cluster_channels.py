@@ -16,7 +16,7 @@ from worqr.link.mailbox import Mailbox
 from worqr.link.scribe import Scribe
 from worqr.link.settings import Endpoint, LinkSettings
 from worqr.link.subscriptions import Ear, Subscription, Subscriptions
-from worqr.link.topology import NodeRoute, ShardRoute
+from worqr.link.topology import NodeRoute, ShardRoute, View
 
 
 class ClusterSubscriptions:
@@ -36,7 +36,8 @@ class ClusterSubscriptions:
         self._hubs: dict[Endpoint, Subscriptions] = {}
         route = ShardRoute(self._topology, pipes.home, settings.address.redacted)
         self._plain = Subscriptions(settings, mailbox, scribe, route=route)
-        pipes.when_changed(self._follow)
+        self._followed: View | None = None
+        pipes.when_looked(self._follow)
 
     @property
     def connections(self) -> int:
@@ -58,7 +59,11 @@ class ClusterSubscriptions:
             if self.ended is not None:
                 raise type(self.ended)(*self.ended.args)
             self._open[subscription] = slots.pop()
-            self._place(subscription)
+            try:
+                self._place(subscription, self._topology.view)
+            except WorqrError:
+                del self._open[subscription]
+                raise
         return subscription
 
     def forget(self, subscription: Subscription) -> None:
@@ -87,9 +92,13 @@ class ClusterSubscriptions:
         for hub in (self._plain, *self._hubs.values()):
             hub.poison(error)
 
-    def _place(self, subscription: Subscription) -> None:
-        """Listen where its slot is now, if anybody knows. Under the lock."""
-        owner = self._topology.owner(self._open[subscription])
+    def _place(self, subscription: Subscription, view: View) -> None:
+        """Listen where its slot is now, if anybody knows. Under the lock.
+
+        Raises:
+            Unavailable: the system gives us no thread for it.
+        """
+        owner = view.owners[self._open[subscription]]
         if owner is None:
             self._topology.doubt()
             return
@@ -102,14 +111,21 @@ class ClusterSubscriptions:
             hub.listen(subscription)
 
     def _follow(self) -> None:
-        """Slots have other owners than before: in whatever thread finds it out."""
+        """Slots may have other owners than before: in whatever thread finds it out."""
         with self._lock:
-            if self.ended is not None:
+            view = self._topology.view
+            if self.ended is not None or view is self._followed:
                 return
-            for subscription in self._open:
-                self._place(subscription)
-            primaries = self._topology.primaries
-            gone = [self._hubs.pop(endpoint) for endpoint in list(self._hubs) if endpoint not in primaries]
+            gone = [self._hubs[endpoint] for endpoint in self._hubs if endpoint not in view.primaries]
+            try:
+                for subscription in self._open:
+                    self._place(subscription, view)
+            except WorqrError:  # the system gives us no thread, for now
+                self._topology.doubt()
+                return
+            self._followed = view
+            self._hubs = {endpoint: hub for endpoint, hub in self._hubs.items() if hub not in gone}
+        self._plain.ring()
         for hub in gone:
             hub.close()
 

@@ -74,6 +74,10 @@ class Cluster(Protocol):
         """Forget `pipe`, unless something waits there. True: nothing more will come."""
         ...
 
+    def died(self, bug: WorqrError) -> None:
+        """The thread of a pipe has ended by a bug."""
+        ...
+
 
 class Pipe:
     """The thread. `submit`, `tell`, `wait_ready`, `close` and `poison` may be called from outside it.
@@ -198,6 +202,8 @@ class Pipe:
             bug.__cause__ = exc
             self._scribe.log(logger, logging.ERROR, "link.died: everything that waits gets an error", error=exc)
             self._end(bug)
+            if self._cluster is not None:
+                self._cluster.died(bug)
 
     def _gather(self, timeout: float | None) -> None:
         """Take in all that has come, after sleeping up to `timeout` for the first item (None: until it comes)."""
@@ -276,6 +282,7 @@ class Pipe:
         """The server has pointed to others."""
         if self._cluster is not None:
             self._cluster.moved(self, requests)
+            self.tell(self.sort_out)  # they may have been the last that kept us here
 
     # Outcomes
 
@@ -299,11 +306,7 @@ class Pipe:
         late, orphans = self._backlog.overdue(now, owners=owners)
         if not late and not orphans:
             return
-        for request in late:
-            request.error = _unavailable(request, self.uplink.outage.text(now))
-        for request in orphans:
-            worker = request.owner and request.owner.name
-            request.error = ClaimLost(f"worker {worker} is dead; {request.call.script.name} was given up")
+        give_up(late, orphans, self.uplink.outage.text(now))
         self._mailbox.post(partial(wake_all, [*late, *orphans]))
 
     def _add_ready(self, waiter: Waiter, deadline: float) -> None:
@@ -338,8 +341,8 @@ class Pipe:
 
     def _end(self, error: WorqrError) -> None:
         """Nobody may be left waiting: neither who is known, nor who comes later."""
+        self.uplink.close()  # first: from then on a connection that has just been made is closed, not kept
         self.ended = error
-        self.uplink.close()
         self._fail(self._backlog.clear(), error)
         self._ready(error)
         self._sweep_inbox()
@@ -358,10 +361,15 @@ class Pipe:
                 item()
 
 
-def _unavailable(request: Request, outage: str) -> Unavailable:
-    fate = "it was sent, and may have taken effect" if request.written else "it was withdrawn"
-    text = f"{outage}; {request.call.script.name} waited {request.patience:.1f} s, {fate}"
-    return Unavailable(text, sent=None if request.written else False)
+def give_up(late: Iterable[Request], orphans: Iterable[Request], outage: str) -> None:
+    """Say why to those whose patience has ended, and to those whose owner is dead."""
+    for request in late:
+        fate = "it was sent, and may have taken effect" if request.written else "it was withdrawn"
+        text = f"{outage}; {request.call.script.name} waited {request.patience:.1f} s, {fate}"
+        request.error = Unavailable(text, sent=None if request.written else False)
+    for request in orphans:
+        name = request.owner.name if request.owner else ""
+        request.error = ClaimLost(f"worker {name} is dead; {request.call.script.name} was given up")
 
 
 def _nothing() -> None:

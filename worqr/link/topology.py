@@ -9,19 +9,22 @@ node that says itself that the cluster works is believed before one that does no
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, cast
 
-from worqr.errors import RefusedByServer, Unavailable, WorqrError
+from worqr.errors import RefusedByServer, Unavailable, WorqrBug, WorqrError
 from worqr.link.connection import Wire, open_connection
 from worqr.link.dialect import SLOTS
-from worqr.link.faults import Lost, Refused
+from worqr.link.faults import Kind, Lost, Refused
 from worqr.link.outage import pause_after
 from worqr.link.routes import Fixed, Silence
+from worqr.link.scribe import Scribe
 from worqr.link.settings import Endpoint, LinkSettings
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 _TIMEOUT = 1.0  # seconds for connecting to a node, and for its answer
 _LOOK_EVERY = 5.0  # seconds between looks that nobody has asked for
@@ -29,38 +32,54 @@ _LOOK_AGAIN = 0.25  # seconds between looks while somebody doubts, at least
 _END_WAIT = 0.2  # seconds that closing waits for the thread; only one that is just connecting takes longer
 
 
-@dataclass(frozen=True, slots=True)
 class View:
-    """What one node says: who has which slot, and whether the cluster works."""
+    """What is known at one moment: who has which slot, and who has any. Nothing of it changes.
 
-    owners: tuple[Endpoint | None, ...]
-    works: bool
+    Attributes:
+        owners: by slot; None: nobody, as far as we know.
+        primaries: the nodes that have a slot.
+        works: the node that says so says that the cluster works.
+    """
 
-    @property
-    def primaries(self) -> frozenset[Endpoint]:
-        """The nodes that have a slot."""
-        return frozenset(owner for owner in self.owners if owner is not None)
+    __slots__ = ("owners", "primaries", "works")
+
+    def __init__(self, owners: Sequence[Endpoint | None], *, works: bool = True) -> None:
+        self.owners: tuple[Endpoint | None, ...] = tuple(owners)
+        once = {id(owner): owner for owner in self.owners}  # a hash for each object, not for each of 16384 slots
+        self.primaries: frozenset[Endpoint] = frozenset(owner for owner in once.values() if owner is not None)
+        self.works: bool = works
+
+
+class Hooks(Protocol):
+    """Whom the topology tells, in its own thread or (of redirects) in that of a pipe. None of it may raise."""
+
+    def changed(self) -> None:
+        """Somebody has other slots than before, or we know for the first time."""
+        ...
+
+    def meanwhile(self) -> None:
+        """Nothing is known yet, or not enough: look who has waited too long. Called every second at least."""
+        ...
+
+    def looked(self, error: WorqrError | None) -> None:
+        """A look is over; `error`: nobody could tell."""
+        ...
 
 
 class Topology:
     """The nodes of one cluster, as far as we know. Readable from any thread.
 
     Attributes:
+        view: who has what. Replaced, never changed, so that whoever asks it twice gets answers that fit.
         why: what stood in the way of the last look; empty if nothing did.
-        refused: set while every node refuses us in a way that waiting does not mend.
     """
 
-    def __init__(
-        self, settings: LinkSettings, changed: Callable[[], None], looked: Callable[[WorqrError | None], None]
-    ) -> None:
+    def __init__(self, settings: LinkSettings, scribe: Scribe, hooks: Hooks) -> None:
+        self.view: View = View([None] * SLOTS)
         self.why: str = ""
-        self.refused: WorqrError | None = None
         self._settings = settings
-        self._changed = changed
-        self._looked = looked
-        self._owners: list[Endpoint | None] = [None] * SLOTS
-        self._primaries: frozenset[Endpoint] = frozenset()
-        self._known = threading.Event()
+        self._scribe = scribe
+        self._hooks = hooks
         self._doubted = threading.Event()
         self._ended = threading.Event()
         self._learning = threading.Lock()
@@ -68,39 +87,27 @@ class Topology:
         self._asked = settings.address.seeds[0]
         self._thread = threading.Thread(target=self._run, name="worqr-topology", daemon=True)
 
-    @property
-    def known(self) -> bool:
-        """Some node has answered, once."""
-        return self._known.is_set()
-
-    @property
-    def primaries(self) -> frozenset[Endpoint]:
-        """The nodes that have a slot."""
-        return self._primaries
-
     def owner(self, slot: int) -> Endpoint | None:
         """The node that has `slot`; None: nobody we know of."""
-        return self._owners[slot]
+        return self.view.owners[slot]
 
     def doubt(self) -> None:
         """Something was not where it should be: look again, soon."""
         self._doubted.set()
 
-    def learn(self, redirect: str) -> Endpoint | None:
-        """What a node has answered: ``SLOT HOST:PORT``. The endpoint, if it can be read."""
-        text, _, place = redirect.partition(" ")
-        host, _, port = place.rpartition(":")
+    def learn(self, redirects: Iterable[str], asked: Endpoint) -> None:
+        """What a node has answered, each ``SLOT HOST:PORT``. Without a host (or ``?``) it is another port where we `asked`."""
         self.doubt()
-        if not (text.isdigit() and port.isdigit() and host) or int(text) >= SLOTS:
-            return None  # a node that does not know its own name says nothing of its host
-        slot, owner = int(text), Endpoint(host.strip("[]"), int(port))
+        told = [each for each in (_redirect(text, asked) for text in redirects) if each is not None]
         with self._learning:
-            if self._owners[slot] == owner:
-                return owner
-            self._owners[slot] = owner
-            self._primaries |= {owner}
-        self._changed()
-        return owner
+            news = {slot: owner for slot, owner in told if self.owner(slot) != owner}
+            if news:
+                owners = list(self.view.owners)
+                for slot, owner in news.items():
+                    owners[slot] = owner
+                self.view = View(owners)
+        if news:
+            self._hooks.changed()
 
     def start(self) -> None:
         self._thread.start()
@@ -129,20 +136,27 @@ class Topology:
         while not self._ended.is_set():
             self._doubted.clear()
             try:
-                self._take(self._ask())
-            except WorqrError as error:
-                attempts += 1
-                self.why = str(error)
-                self.refused = None if isinstance(error, Unavailable) else error
-                self._looked(error)
-            else:
-                attempts = 0
-                self.why, self.refused = "", None
-                self._looked(None)
-            self._ended.wait(max(_LOOK_AGAIN, pause_after(attempts, refused=self.refused is not None)))
+                error = self.look_once()
+            except Exception as exc:  # a bug must cost a look, not every look from now on
+                error = WorqrBug(f"the nodes cannot be asked ({type(exc).__name__}: {exc}); please report this")
+                self._scribe.log(logger, logging.ERROR, "link.topology: a bug; looking again", error=exc)
+                self._drop()
+            attempts = 0 if error is None else attempts + 1
+            self.why = "" if error is None else str(error)
+            self._hooks.looked(error)
+            refused = error is not None and not isinstance(error, Unavailable)
+            self._ended.wait(max(_LOOK_AGAIN, pause_after(attempts, refused=refused)))
             if attempts == 0:
                 self._doubted.wait(_LOOK_EVERY)
         self._drop()
+
+    def look_once(self) -> WorqrError | None:
+        """Ask, and believe the answer. Answers why nobody could tell."""
+        try:
+            self._take(self._ask())
+        except WorqrError as error:
+            return error
+        return None
 
     def _ask(self) -> View:
         """The view of a node that says that the cluster works; else of any that answers.
@@ -155,6 +169,7 @@ class Topology:
         for endpoint in self._whom_to_ask():
             if self._ended.is_set():
                 break
+            self._hooks.meanwhile()
             try:
                 view = self._view_of(endpoint)
             except WorqrError as error:
@@ -173,7 +188,7 @@ class Topology:
 
     def _whom_to_ask(self) -> Sequence[Endpoint | None]:
         """None: over the connection that stands; then the nodes in any order, then those we were told at first."""
-        nodes = list(self._primaries)
+        nodes = list(self.view.primaries)
         random.shuffle(nodes)
         first: list[Endpoint | None] = [] if self._wire is None else [None]
         return [*first, *dict.fromkeys((*nodes, *self._settings.address.seeds))]
@@ -197,16 +212,19 @@ class Topology:
             raise Unavailable(lost.cause) from lost
         if isinstance(slots, Refused):
             self._drop()
+            if slots.kind is not Kind.REFUSED:
+                raise Unavailable(str(slots))
             raise RefusedByServer(
                 f"the server at {self._asked} is no node of a cluster, or does not let us ask ({slots}); for a single server "
                 "write redis://, and give the user the right to CLUSTER SLOTS"
             )
         works = not isinstance(info, bytes) or b"cluster_state:ok" in info
-        return View(_owners(cast("list[Any]", slots), self._asked.host), works)
+        return View(owners_of(cast("list[Any]", slots), self._asked.host, self.view.primaries), works=works)
 
     def _while_silent(self) -> None:
         if self._ended.is_set():
             raise Lost("the link was closed", innocent=True)
+        self._hooks.meanwhile()
 
     def _take(self, view: View) -> None:
         """Believe it. A slot that nobody has keeps the owner it had: there is nobody else to ask.
@@ -215,14 +233,15 @@ class Topology:
             Unavailable: no node has any slot.
         """
         with self._learning:
-            owners = [new or old for new, old in zip(view.owners, self._owners, strict=True)]
-            changed = owners != self._owners
-            self._owners, self._primaries = owners, frozenset(owner for owner in owners if owner is not None)
-        if not self._primaries:
+            old = self.view
+            new = View([now or was for now, was in zip(view.owners, old.owners, strict=True)])
+            changed = new.owners != old.owners
+            if changed:
+                self.view = new
+        if not self.view.primaries:
             raise Unavailable("no node of the cluster has any slot")
         if changed:
-            self._known.set()
-            self._changed()
+            self._hooks.changed()
 
     def _drop(self) -> None:
         wire, self._wire = self._wire, None
@@ -267,11 +286,28 @@ class ShardRoute:
         self._topology.doubt()
 
 
-def _owners(slots: list[Any], asked: str) -> tuple[Endpoint | None, ...]:
-    """The answer to CLUSTER SLOTS, slot by slot. A node that does not know its own host is where we asked it."""
+def owners_of(slots: list[Any], asked: str, before: Iterable[Endpoint] = ()) -> list[Endpoint | None]:
+    """The answer to CLUSTER SLOTS, slot by slot. A node that does not know its own host is where we asked it.
+
+    Those who were known `before` are the same objects again: two views are compared in no time then.
+    """
     owners: list[Endpoint | None] = [None] * SLOTS
+    known = {endpoint: endpoint for endpoint in before}
     for first, last, primary, *_ in slots:
-        host = (primary[0] or b"").decode("utf-8", "replace")
-        endpoint = Endpoint(asked if host in ("", "?") else host, int(primary[1]))
-        owners[first : last + 1] = [endpoint] * (last - first + 1)
-    return tuple(owners)
+        endpoint = Endpoint(_host((primary[0] or b"").decode("utf-8", "replace"), asked), int(primary[1]))
+        owners[first : last + 1] = [known.setdefault(endpoint, endpoint)] * (last - first + 1)
+    return owners
+
+
+def _redirect(text: str, asked: Endpoint) -> tuple[int, Endpoint] | None:
+    """The slot and its owner in ``SLOT HOST:PORT``; None: it cannot be read."""
+    slot, _, place = text.partition(" ")
+    host, colon, port = place.rpartition(":")
+    if not (slot.isdigit() and port.isdigit() and colon) or int(slot) >= SLOTS:
+        return None
+    return int(slot), Endpoint(_host(host.strip("[]"), asked.host), int(port))
+
+
+def _host(told: str, asked: str) -> str:
+    """An unknown host (empty, ``?``) is the one that we asked."""
+    return asked if told in ("", "?") else told

@@ -58,7 +58,7 @@ class Hooks:
     moved: Callable[[list[tuple[Request, str]]], None]
     """These belong to other nodes of the cluster, to which the server has pointed: ``SLOT HOST:PORT``."""
     lost: Callable[[], None]
-    """The connection was lost, and what was on its way is put back."""
+    """The connection was lost, and what was on its way is put back; or none could be made."""
 
 
 class Uplink:
@@ -193,17 +193,19 @@ class Uplink:
 
     def _mend(self, result: Exchange) -> None:
         """Put back what was not answered, in its old order, and see to it that a new try can succeed."""
+        if result.moved:
+            self._hooks.moved(result.moved)  # while all of the batch still counts as being on its way, should this fail
         again = {id(request) for request in (*result.noscript, *result.held, *result.dropped)}
         in_order = [request for request in self._backlog.in_flight if id(request) in again]
         lost = result.lost
         if lost is not None and not lost.innocent:
             self._fail_guilty(self._backlog.blame(result.unanswered, time.monotonic()), lost)
         else:
+            for request in result.unanswered:
+                request.losses = request.losses or 1  # it may have been executed all the same
             self._backlog.put_back(result.unanswered)
         self._backlog.put_back(in_order)
         self._backlog.set_aside(result.moving, time.monotonic() + WHILE_MOVING)
-        if result.moved:
-            self._hooks.moved(result.moved)
         if result.moving or result.moved:
             self.route.doubt()
         if lost is not None:
@@ -320,6 +322,7 @@ class Uplink:
             self.outage.failed(refused=refused)
             if refused:
                 self._hooks.connected(error)
+            self._hooks.lost()
 
     def _connected(self, wire: Wire) -> None:
         wire.on_silence = self._hooks.while_silent
