@@ -100,6 +100,7 @@ class Life:
     def raise_if_not_joined(self) -> None:
         """After `joined`: raise what prevented it."""
         if self._peer is None:
+            self.join()
             raise self._error or UsageError("the peer was stopped before it had joined")
 
     def raise_what_ended_it(self) -> None:

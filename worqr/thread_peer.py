@@ -125,7 +125,7 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
             await _wait(life.joined)
         except BaseException:
             life.leave(0)
-            await _wait_whatever_comes(life.ended)
+            await _wait_gone(life)
             raise
         life.raise_if_not_joined()
         return self
@@ -145,8 +145,7 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
             life.leave(0)
             raise
         finally:
-            await _wait_whatever_comes(life.ended)
-            life.join()
+            await _wait_gone(life)
         if error is None:
             life.raise_what_ended_it()
 
@@ -193,22 +192,24 @@ def _when_done(future: Future[None], soon: Callable[[Callable[[], None]], object
     future.add_done_callback(done)
 
 
-async def _wait_whatever_comes(future: Future[None]) -> None:
-    """The same, and a cancellation comes afterwards: it is about to be done."""
+async def _wait_gone(life: Life) -> None:
+    """Until nothing is left of it; a cancellation comes afterwards, because that is soon."""
     if trio.lowlevel.in_trio_run():
         with trio.CancelScope(shield=True):
-            await _wait(future)
-    else:
-        import asyncio
+            await _wait(life.ended)
+        life.join()
+        return
+    import asyncio
 
-        cancelled: asyncio.CancelledError | None = None
-        while not future.done():
-            try:
-                await _wait(future)
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            raise cancelled
+    cancelled: asyncio.CancelledError | None = None
+    while not life.over:
+        try:
+            await _wait(life.ended)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    life.join()
+    if cancelled is not None:
+        raise cancelled
 
 
 # Forks
