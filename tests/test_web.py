@@ -22,7 +22,7 @@ import pytest
 from tests.children import ROOT, Child
 from tests.leaks import delete_all
 from tests.patience import PATIENCE
-from tests.servers import Server, _free_port
+from tests.servers import Server, free_port
 from worqr.keys import QueueKeys
 
 pytestmark = pytest.mark.one_server
@@ -226,7 +226,7 @@ def test_django_on_gunicorn(open_site: Open) -> None:
 
 @needs_django
 def test_djangos_own_server_has_one_peer(run: Run, server: Server) -> None:
-    address = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{free_port()}"
     with httpx.Client(base_url=f"http://{address}", timeout=PATIENCE) as client:
         site = Site(server, [run(EXAMPLES / "web_django.py", "runserver", address)], [client])
         site.until(site.workers, "a peer")
