@@ -179,7 +179,7 @@ def test_numbered_scripts_and_no_others_keep_their_replies(name: str) -> None:
     numbered = source.keys[0].name == "producer"
     assert numbered == ("remember(producer, number, lowest, " in source.body)
     assert numbered == (
-        "local before = replied(producer, number)\nif before then\n  return before\nend\n" in source.body
+        "local before = replied(producer, number, lowest)\nif before then\n  return before\nend\n" in source.body
     )
     if numbered:
         assert [slot.name for slot in source.args[:2]] == ["number", "lowest"]

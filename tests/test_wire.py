@@ -417,6 +417,17 @@ def test_a_producer_goes_by_what_the_page_says(server: Server, clean: None) -> N
     assert client.lrange("worqr:{Q1}", 0, -1) == [b"d", b"c", b"b"]
 
 
+@pytest.mark.parametrize("numbers", [("", 1), (1, ""), ("x", 1), (1, "x")])
+def test_a_request_without_numbers_is_an_error_before_anything_is_written(
+    server: Server, clean: None, numbers: tuple[Any, Any]
+) -> None:
+    client = server.client()
+    for name, rest in (("enqueue", [-1, 0, b"a"]), ("dispatch_jobs", [0, b"\x80", b"a"])):
+        with pytest.raises(redis.ResponseError, match="must be numbers"):
+            client.register_script(script(name).source)(["worqr:{Q1}:producer:me", "worqr:{Q1}"], [*numbers, *rest])
+    assert not list(client.scan_iter("worqr:{Q1}*"))
+
+
 async def test_a_job_of_plain_redis_py_has_what_its_options_say(server: Server, mesh: worqr.Mesh) -> None:
     dispatch = server.client().register_script(script("dispatch_jobs").source)
     keys = ["worqr:{Q1}:producer:me", "worqr:{Q1}"]

@@ -14,7 +14,7 @@
 local producer, queue = KEYS[1], KEYS[2]
 local number, lowest, after, budget, reason = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 
-local before = replied(producer, number)
+local before = replied(producer, number, lowest)
 if before then
   return before
 end

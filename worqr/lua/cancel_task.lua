@@ -18,7 +18,7 @@ local producer, queue, counts = KEYS[1], KEYS[2], KEYS[3]
 local number, lowest, task = ARGV[1], ARGV[2], ARGV[3]
 local cursor, after, budget, reason = ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7]
 
-local before = replied(producer, number)
+local before = replied(producer, number, lowest)
 if before then
   return before
 end

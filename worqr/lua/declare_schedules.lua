@@ -14,7 +14,7 @@
 local producer, schedules = KEYS[1], KEYS[2]
 local number, lowest, replace, expire_s = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4]
 
-local before = replied(producer, number)
+local before = replied(producer, number, lowest)
 if before then
   return before
 end

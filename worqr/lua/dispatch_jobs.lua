@@ -14,7 +14,7 @@
 local producer, queue = KEYS[1], KEYS[2]
 local number, lowest, whole = ARGV[1], ARGV[2], ARGV[3] == '1'
 
-local before = replied(producer, number)
+local before = replied(producer, number, lowest)
 if before then
   return before
 end

@@ -12,7 +12,7 @@
 local producer, queue, list = KEYS[1], KEYS[2], KEYS[3]
 local number, lowest = ARGV[1], ARGV[2]
 
-local before = replied(producer, number)
+local before = replied(producer, number, lowest)
 if before then
   return before
 end

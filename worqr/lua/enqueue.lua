@@ -15,7 +15,7 @@ local producer, queue = KEYS[1], KEYS[2]
 local number, lowest, max_length, front = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1'
 local tasks_from, tasks = 5, #ARGV - 4
 
-local before = replied(producer, number)
+local before = replied(producer, number, lowest)
 if before then
   return before
 end

@@ -15,7 +15,7 @@
 local producer, registered, work_map, queues = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local number, lowest, worker, queue, queues_expire_s = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 
-local before = replied(producer, number)
+local before = replied(producer, number, lowest)
 if before then
   return before
 end

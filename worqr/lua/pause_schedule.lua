@@ -12,7 +12,7 @@
 local producer, schedules = KEYS[1], KEYS[2]
 local number, lowest, name, paused = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
-local before = replied(producer, number)
+local before = replied(producer, number, lowest)
 if before then
   return before
 end

@@ -18,7 +18,7 @@ local producer, workers, policy = KEYS[1], KEYS[2], KEYS[3]
 local number, lowest, worker, max_stalls = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local keep_failed, on_failure, result_ttl, last = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 
-local before = replied(producer, number)
+local before = replied(producer, number, lowest)
 if before then
   return before
 end

@@ -20,7 +20,7 @@ local producer, registered, worker_key, version, info = KEYS[1], KEYS[2], KEYS[3
 local number, lowest, worker, keepalive_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local wire_version, info_expire_s = ARGV[5], ARGV[6]
 
-local before = replied(producer, number)
+local before = replied(producer, number, lowest)
 if before then
   return before
 end

@@ -11,7 +11,7 @@
 local producer, work_map = KEYS[1], KEYS[2]
 local number, lowest, queue = ARGV[1], ARGV[2], ARGV[3]
 
-local before = replied(producer, number)
+local before = replied(producer, number, lowest)
 if before then
   return before
 end
