@@ -239,6 +239,9 @@ def open_connection(
     wire.on_silence = partial(_while_silent, route, endpoint, on_silence)
     try:
         raw.connect()
+        if settings.address.kind == "tls":
+            with suppress(BlockingIOError):
+                wire.read_nowait()  # why the server refuses our certificate, lost once we have written to what it has closed
         if sentinel:
             wire.exchange([("CLIENT", "SETNAME", settings.client_name(purpose))])
         else:

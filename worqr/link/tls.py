@@ -106,19 +106,13 @@ def _check_own_certificate(context: ssl.SSLContext, options: Mapping[str, str], 
     try:
         context.load_cert_chain(certificate, key, secret)
     except ssl.SSLError as error:
-        place, what = ("ssl_keyfile", key) if key is not None else ("ssl_certfile", certificate)
-        why = (
-            f"is not the key of ssl_certfile={certificate!r}"
-            if error.reason == "KEY_VALUES_MISMATCH"
-            else "holds no private key that can be read" + ("" if password is None else " with ssl_password")
-        )
-        if error.reason not in ("KEY_VALUES_MISMATCH", None) and key is not None and _holds_none(certificate):
+        place, what = ("ssl_certfile", certificate) if key is None else ("ssl_keyfile", key)
+        why = "holds no private key that can be read" + ("" if password is None else " with ssl_password")
+        if b"-----BEGIN CERTIFICATE-----" not in Path(certificate).read_bytes():
             place, what, why = "ssl_certfile", certificate, "holds no certificate"
+        elif error.reason == "KEY_VALUES_MISMATCH":
+            why = f"is not the key of ssl_certfile={certificate!r}"
         raise _wrong(place, what, why, error, shown) from error
-
-
-def _holds_none(certificate: str) -> bool:
-    return b"-----BEGIN CERTIFICATE-----" not in Path(certificate).read_bytes()
 
 
 def _wrong(name: str, path: str, why: str, error: ssl.SSLError, shown: str) -> UsageError:
