@@ -80,6 +80,7 @@ async def _whole_life(url: str, prefix: str) -> Counter[bytes]:
             await mesh.workers()
             await nursery.start(partial(peer.serve, "Q3", _jobs, result_ttl=60))
             await _life_of_jobs(mesh.queue("Q3"))
+            await _life_of_shards(mesh.queue("Q5", shards=2))
             await _life_of_a_schedule(mesh, prefix)
             await _leave_a_corpse(mesh, prefix)
             with trio.fail_after(PATIENCE):  # the one is swept, the other found by the audit
@@ -114,6 +115,17 @@ async def _life_of_jobs(q: worqr.Queue) -> None:
     assert (await q.failed.drop("1"), await q.failed.drop_all()) == (1, 2)
     counts = (await q.info()).counts
     assert (counts["enqueued"], counts["finished"], counts["failed"], counts["cancelled"]) == (7, 2, 4, 1)
+
+
+async def _life_of_shards(q: worqr.Queue) -> None:
+    """Declared by the first call, used, and forgotten."""
+    for n in range(3):
+        await q.enqueue(b"%d" % n)
+    job = await q.dispatch(b"x", id="x")
+    assert (await q.count(), (await job.cancel()).waiting, (await q.cancel(b"1")).waiting) == (4, 1, 1)
+    await q.delete()
+    assert await q.count() == 0
+    await q.delete()
 
 
 async def _life_of_a_schedule(mesh: worqr.Mesh, prefix: str) -> None:
