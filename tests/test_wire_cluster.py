@@ -53,7 +53,7 @@ async def test_two_commands_of_redis_cli_wake_who_sleeps(
             for words in (["LPUSH", f"worqr:{{{queue}}}", "task"], ["SPUBLISH", f"worqr:{{{queue}}}", "1"]):
                 asked = ["redis-cli", "-e", "-c", "-p", str(cluster.nodes[0].port), *words]
                 run = partial(subprocess.run, asked, capture_output=True, check=True, timeout=60)
-                assert (await trio.to_thread.run_sync(run)).stdout.strip() == b"1", words
+                await trio.to_thread.run_sync(run)
             assert await runs.wait(1) == [b"task"]
             await eventually(mesh.queue(queue).running, [])
 
