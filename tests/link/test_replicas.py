@@ -222,6 +222,23 @@ async def test_others_on_the_link_go_on_meanwhile_and_a_replica_that_comes_back_
     assert slowest < PATIENCE / 3
 
 
+async def test_who_wants_no_replica_is_not_joined_with_one_who_does(link_to: LinkTo, pair: Pair, mine: str) -> None:
+    link = await link_to(pair.primary.tcp_url)
+    pair.replica.pause()
+    wanting, plain = Outcomes(), Outcomes()
+    with link.together():
+        link.post(enqueue(mine, b"a"), wanting)
+        link.post(enqueue(mine, b"b", replicas=0), plain)
+        link.post(enqueue(mine, b"c", replicas=0), plain)
+        link.post(enqueue(mine, b"d"), wanting)
+    await plain.wait(2)
+    assert not wanting.all
+    pair.replica.resume()
+    await wanting.wait(2)
+    assert plain.all == wanting.all == [(1, None)] * 2
+    assert stored(pair.replica, mine) == [b"a", b"b", b"c", b"d"]
+
+
 async def test_a_steady_stream_of_others_does_not_hide_that_a_replica_has_it(
     link_to: LinkTo, pair: Pair, mine: str
 ) -> None:
