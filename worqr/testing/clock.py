@@ -18,6 +18,7 @@ import trio
 from worqr.call import Argument, Call
 from worqr.keys import RegistryKeys
 from worqr.link import Link, LinkSettings, Mailbox, Owner
+from worqr.link.pipe import Pipe
 from worqr.lua import Script, all_scripts
 from worqr.ops import list_schedules
 from worqr.ops.replies import done, text
@@ -60,6 +61,7 @@ class BenchLink(Link):
 
     def __init__(self, settings: LinkSettings, mailbox: Mailbox) -> None:
         super().__init__(settings, mailbox)
+        assert isinstance(self._pipe, Pipe), "a bench has one server"
         self._pipe.uplink.scripts = {script.sha: script for script in moved_scripts().values()}
 
     async def call(self, call: Call[T], *, patience: float | None = None) -> T:
