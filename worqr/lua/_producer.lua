@@ -6,7 +6,7 @@ local low, oldest
 
 -- The reply to a request seen before, {'late'} for one the producer gave up or has the answer of, nil for a new one.
 local function replied(producer, number, lowest)
-  assert(tonumber(number) and tonumber(lowest), 'the number of the request, and the lowest unanswered one, must be numbers')
+  assert(tonumber(number) and tonumber(lowest), 'the number of a request and the lowest unanswered one must be numbers')
   local kept = redis.call('HMGET', producer, number, 'low', 'oldest')
   low, oldest = tonumber(kept[2]) or 0, tonumber(kept[3])
   if tonumber(number) < low then

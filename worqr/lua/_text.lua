@@ -7,8 +7,8 @@ local function is_utf8(text)
   if not string.find(text, '[\128-\255]') then
     return true
   end
-  if string.find(text, '\224[\128-\159]') or string.find(text, '\237[\160-\191]') or string.find(text, '\240[\128-\143]')
-    or string.find(text, '\244[\144-\191]') then
+  if string.find(text, '\224[\128-\159]') or string.find(text, '\237[\160-\191]')
+    or string.find(text, '\240[\128-\143]') or string.find(text, '\244[\144-\191]') then
     return false
   end
   text = string.gsub(text, '[\240-\244][\128-\191][\128-\191][\128-\191]', ' ')
