@@ -146,11 +146,11 @@ def reachable(source: str) -> set[str]:
     todo, seen, found = ["\n".join(part for part in parts if part not in functions.values())], set[str](), set[str]()
     while todo:
         body = todo.pop()
-        for call in re.findall(r"redis\.p?call\((.*)", body):
-            first, other, after = re.match(
-                r"(?:\w+ and )?'([A-Z_]+)'(?: or '([A-Z_]+)')?(?:, '([A-Z]+)')?", call
-            ).groups()
-            found |= {f"{first}|{after}"} if first == "PUBSUB" else {first, other} - {None}
+        for first, other, after in re.findall(
+            r"redis\.p?call\((?:\w+ and )?'([A-Z_]+)'(?: or '([A-Z_]+)')?(?:, '([A-Z]+)')?", body
+        ):
+            found |= {f"{first}|{after}"} if first == "PUBSUB" else {first, other} - {""}
+        assert len(re.findall(r"redis\.p?call\(", body)) == len(re.findall(r"redis\.p?call\((?:\w+ and )?'[A-Z]", body))
         called = set(re.findall(r"\b(\w+)\(", body)) & functions.keys() - seen
         seen |= called
         todo += [functions[name] for name in called]
