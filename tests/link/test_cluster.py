@@ -18,8 +18,10 @@ from tests.link.scripts import append, echo, lines, until
 from tests.link.test_subscriptions import ear
 from tests.patience import PATIENCE
 from tests.servers import Server
+from worqr import ops
 from worqr.call import Call
-from worqr.errors import RefusedByServer, Unavailable, UsageError
+from worqr.errors import NotReplicated, RefusedByServer, Unavailable, UsageError
+from worqr.keys import QueueKeys
 from worqr.link import Link
 from worqr.link.dialect import slot_of
 from worqr.lua import Script
@@ -72,6 +74,24 @@ class Load:
             lost += len({text for name, text in self.acknowledged if name == queue} - set(stored))
         assert may_lose or lost == 0
         return lost
+
+
+class Replicated(Load):
+    """The same, of tasks that a replica must have; `unsure`: how many it had not in time."""
+
+    unsure = 0
+
+    async def produce(self, queue: str, name: str) -> None:
+        number = 0
+        while not self.ended:
+            number += 1
+            text = f"{name}-{number}".encode()
+            try:
+                await self.link.call(ops.enqueue(QueueKeys(self.prefix, queue), [text], replicas=1))
+            except NotReplicated:
+                self.unsure += 1
+            else:
+                self.acknowledged.append((queue, text))
 
 
 async def test_each_call_goes_to_the_node_that_has_its_queue(cluster: Cluster, link_to: LinkTo) -> None:
@@ -203,6 +223,19 @@ async def test_a_primary_that_is_killed_under_load_is_replaced(
     place = f"127.0.0.1:{victim.port}"
     await until(lambda: [line for line in lines(caplog, "link.moved") if place in line])
     assert len([line for line in lines(caplog, "link.lost") if place in line]) == 1
+
+
+async def test_what_a_replica_has_survives_a_primary_that_is_killed(cluster: Cluster, link_to: LinkTo) -> None:
+    link = await link_to(cluster.url)
+    load = Replicated(link)
+    victim = cluster.owner("t:{Q0}")
+    replica = cluster.replica_of(victim)
+    async with load.going_on():
+        victim.kill()
+        await until(lambda: replica.role == "master", what="an election")
+        await until(lambda: load.unsure, what="calls on a node that has no replica any more")
+        await load.more(300)  # the others go on
+    assert load.check(cluster) == 0
 
 
 async def test_a_primary_that_is_frozen_under_load_is_replaced(cluster: Cluster, link_to: LinkTo) -> None:
