@@ -32,8 +32,6 @@ from tests.test_signature import NOON
 
 PROGRAMS = ROOT / "tests" / "programs"
 FACE = (ROOT / "tests" / "face.txt").read_text("utf-8")
-LATER: set[str] = set()
-"""What of the face is still to come."""
 BESIDES = {
     *("ChildError", "ClaimSettled", "PayloadTooLarge", "RefusedByServer", "UsageError", "WorqrBug", "WrongVersion"),
     *("Event", "__version__"),
@@ -46,10 +44,9 @@ UNTOLD = "..."
 
 
 def face() -> Iterator[str]:
-    """The lines of the file that should be true by now."""
+    """The lines of the file."""
     for line in FACE.splitlines():
-        words = re.findall(r"\w[\w.]*", line)
-        if line and not line.startswith("#") and not {*words, *(word.split(".")[0] for word in words)} & LATER:
+        if line and not line.startswith("#"):
             yield line
 
 
@@ -103,7 +100,7 @@ def test_a_call_of_the_face_can_be_made(line: str) -> None:
     assert bool(match[1]) == inspect.iscoroutinefunction(function)
     kinds = inspect.signature(function).parameters
     ours = {name: (each.kind.name, each.default) for name, each in kinds.items() if name != "self"}
-    promised = {name: each for name, each in parameters_of(match[3]).items() if f"{match[2]}({name})" not in LATER}
+    promised = parameters_of(match[3])
     for name, (kind, default) in promised.items():
         assert name in ours
         assert ours[name][0] == kind
@@ -127,18 +124,6 @@ def test_a_call_of_the_face_can_be_made(line: str) -> None:
 def test_names_that_are_types() -> None:
     assert worqr.Seconds
     assert worqr.Middleware
-
-
-@pytest.mark.parametrize("path", sorted(LATER))
-def test_what_is_to_come_is_not_there_yet(path: str) -> None:
-    """So that whoever brings it takes it out of the list."""
-    name, _, parameter = path.rstrip(")").partition("(")
-    try:
-        found = find(name)
-    except AttributeError:
-        return
-    assert parameter, f"{name} is there: take it out of LATER"
-    assert parameter not in inspect.signature(found).parameters, f"{path} is there: take it out of LATER"
 
 
 def test_every_public_name_is_listed() -> None:
