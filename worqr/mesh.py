@@ -62,8 +62,8 @@ class Mesh(Registry, Generic[S]):
 
     Args:
         url: ``redis://``, ``rediss://`` or ``unix://``, with user, password and database; ``redis+cluster://`` and
-            ``redis+sentinel://``, with several hosts; ``embedded:`` starts a private server of this process. None: ``$WORQR_URL``,
-            else ``$REDIS_URL``, else ``redis://localhost:6379/0``, read when connecting.
+            ``redis+sentinel://``, with several hosts; ``embedded:`` starts a private server of this process. None:
+            ``$WORQR_URL``, else ``$REDIS_URL``, else ``redis://localhost:6379/0``, read when connecting.
         prefix: first part of all keys; two meshes on one server need two (channels ignore the database number).
         app: the application's name, shown in lists of workers and of the server's clients.
         patience: seconds a call waits for a server that is away before it raises `Unavailable`.
