@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tests.link.scripts import append, echo
-from worqr.link.backlog import MAX_BYTES, MAX_CALLS, Backlog
+from worqr.link.backlog import GUILTY_AFTER, MAX_BYTES, MAX_CALLS, Backlog
 from worqr.link.request import Owner, Request
 
 
@@ -135,3 +135,24 @@ def test_many_deadlines_do_not_cost_a_scan_each() -> None:
     backlog = filled(*(request(1 + i / 1000) for i in range(100)))
     backlog.overdue(1.0005)
     assert backlog.next_scan() >= 1.05
+
+
+def test_what_belongs_elsewhere_is_taken_out_in_its_order() -> None:
+    """What was set aside came before what waits; what is in flight stays, and so does a guilty one until its pause is over."""
+    aside, guilty, flying, waiting, ours = (request() for _ in range(5))
+    backlog = filled(aside, guilty)
+    backlog.take()
+    backlog.put_back([])
+    backlog.set_aside([aside, guilty], 9)
+    guilty.lost_alone = GUILTY_AFTER
+    backlog.add(flying)
+    backlog.take()
+    backlog.add(waiting)
+    backlog.add(ours)
+    assert backlog.take_out(lambda request: request is ours) == [aside, waiting]
+    assert backlog.in_flight == [flying]
+    backlog.put_back([flying])
+    assert backlog.take_out(lambda request: request is ours) == [flying]
+    backlog.readmit(10)
+    assert backlog.take_out(lambda _: False) == [ours, guilty]
+    assert backlog.is_empty()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,3 +38,31 @@ def test_the_lowest_is_the_lowest_of_those_that_are_open(picks: list[int]) -> No
     for number in sorted(still_open, reverse=True):
         numbers.done("a", number)
     assert (numbers._open, numbers._early) == ({}, set())  # nothing is remembered but the last number
+
+
+def test_threads_count_together() -> None:
+    """As the pipes of a cluster do, while a base moves from one to another."""
+    numbers, interval = Numbers(), sys.getswitchinterval()
+    used: list[int] = []
+    wrong: list[int] = []
+
+    def use() -> None:
+        for _ in range(2000):
+            number = numbers.give("a")
+            used.append(number)
+            if numbers.lowest("a") > number:
+                wrong.append(number)
+            numbers.done("a", number)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=use) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert sorted(used) == list(range(1, 8001))
+    assert wrong == []
+    assert (numbers._open, numbers._early) == ({}, set())

@@ -184,7 +184,7 @@ class Pipe:
             uplink.dial()
             while not self._closing:
                 self._gather(self._sleep())
-                self._expire()
+                self._expire(owners=bool(backlog.outcasts))
                 wire = uplink.wire
                 if wire is None:
                     if not uplink.dialling and time.monotonic() >= uplink.outage.next_try and not self._closing:

@@ -1,0 +1,608 @@
+"""What a cluster does wrong, and how a link bears it: nobody waits for ever, nothing is done twice, and it goes on by itself."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+from typing import Any
+
+import pytest
+import trio
+
+from tests.children import Child
+from tests.link.conftest import LinkTo
+from tests.link.nodes import ALL, HALVES, SILENT, FakeNode, Fakes, errs, fakes_of
+from tests.link.scripts import ECHO_CALL, Outcomes, append, echo, lines, until
+from tests.link.test_subscriptions import Ear, ear
+from tests.patience import PATIENCE
+from worqr.call import Call
+from worqr.errors import ClaimLost, RefusedByServer, Unavailable, WorqrBug
+from worqr.link import Link, LinkSettings, Owner
+from worqr.link.cluster import ClusterPipes
+from worqr.link.dialect import slot_of
+from worqr.link.pipe import Pipe
+from worqr.link.subscriptions import Subscriptions
+from worqr.link.threads import ThreadMailbox, run_blocking
+
+LOW, HIGH = "Q0", "Q2"
+"""Queues in the first and in the second half of all slots; the registry is in the second."""
+
+
+@pytest.fixture
+def fakes() -> Iterator[Fakes]:
+    """Three nodes; the first has all slots."""
+    with fakes_of(3) as made:
+        yield made
+
+
+def pipes_of(link: Link) -> ClusterPipes:
+    assert isinstance(link._pipe, ClusterPipes)
+    return link._pipe
+
+
+def pipe_to(link: Link, node: FakeNode) -> Pipe | None:
+    return next((pipe for place, pipe in pipes_of(link)._pipes.items() if place.port == node.port), None)
+
+
+def threads(name: str) -> int:
+    return len([thread for thread in threading.enumerate() if thread.name == name])
+
+
+def moved(queue: str, node: FakeNode) -> Callable[[list[str]], Any]:
+    return errs(f"MOVED {slot_of(f't:{{{queue}}}')} {node.place}")
+
+
+def numbers(node: FakeNode) -> list[tuple[str, str]]:
+    """(number, lowest) of the numbered calls that it was sent."""
+    return [(call[3], call[4]) for call in node.ran if ":producer:" in call[0]]
+
+
+# Redirects
+
+
+async def test_nodes_that_point_to_each_other_are_not_asked_all_the_time(fakes: Fakes, link_to: LinkTo) -> None:
+    first, second, _ = fakes.nodes
+    link = await link_to(fakes.url)
+    rounds = count()
+
+    def to_each_other(node: FakeNode, call: list[str]) -> Any:
+        return fakes.run(call) if next(rounds) >= 30 else moved("Q", node)(call)
+
+    first.does, second.does = partial(to_each_other, second), partial(to_each_other, first)
+    began = time.monotonic()
+    assert await link.call(append("t", "x")) == ["ok", b"x", 1, 1]
+    assert time.monotonic() - began > 0.3  # not in one breath
+    assert set(numbers(first) + numbers(second)) == {("1", "1")}
+    assert len(numbers(first) + numbers(second)) == 31
+
+
+async def test_a_redirect_without_a_host_is_another_port_of_the_same(fakes: Fakes, link_to: LinkTo) -> None:
+    first, second, _ = fakes.nodes
+    fakes.slots = [(0, 16383, None, first.port)]
+    link = await link_to(fakes.url)
+    slot = slot_of("t:{Q}")
+    first.does = errs(f"MOVED {slot} ?:{second.port}")
+    second.slots = first.slots = [(0, 16383, "", first.port)]  # nobody else tells
+    assert await link.call(append("t", "x")) == ["ok", b"x", 1, 1]
+    assert numbers(second) == [("1", "1")]
+
+
+async def test_nodes_on_ipv6(link_to: LinkTo) -> None:
+    with fakes_of(2, "::1") as fakes:
+        first, second = fakes.nodes
+        assert first.place == f"[::1]:{first.port}"
+        link = await link_to(fakes.url)
+        first.does = errs(f"MOVED {slot_of('t:{Q}')} ::1:{second.port}")
+        assert await link.call(append("t", "x")) == ["ok", b"x", 1, 1]
+
+
+async def test_calls_that_wait_at_a_node_go_with_their_slots(fakes: Fakes, link_to: LinkTo) -> None:
+    """On their way, set aside and waiting; each is done once."""
+    first, second, _ = fakes.nodes
+    link = await link_to(fakes.url)
+    ready = threading.Event()
+
+    def slow(_: list[str]) -> Any:
+        ready.wait(PATIENCE)
+        return errs("TRYAGAIN not all keys are here")(_)
+
+    first.does = slow
+    outcomes = Outcomes()
+    for number in range(3):
+        link.post(append("t", str(number)), outcomes)
+        await until(lambda: len(first.ran) > 0)
+    fakes.give((ALL, second))
+    ready.set()
+    await outcomes.wait(3)
+    assert sorted(value[1] for value in outcomes.values) == [b"0", b"1", b"2"]
+    assert sorted(value[2] for value in outcomes.values) == [1, 2, 3]
+    assert len(fakes.stored) == 3
+
+
+async def test_a_node_that_lost_its_slots_is_left_and_found_again(
+    fakes: Fakes, link_to: LinkTo, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    first, second, _ = fakes.nodes
+    link = await link_to(fakes.url)
+    await link.call(append("t", "x"))
+    before = threads("worqr-link")
+    fakes.give((ALL, second))
+    first.does = moved("Q", second)
+    assert (await link.call(append("t", "y")))[2] == 2
+    await until(lambda: pipe_to(link, first) is None, what="a pipe that retires")
+    await until(lambda: threads("worqr-link") == before, what="its thread's end")
+    await until(lambda: [line for line in lines(caplog, "link.moved") if first.place in line])
+    fakes.give((ALL, first))
+    first.does, second.does = None, moved("Q", first)
+    assert (await link.call(append("t", "z")))[2] == 3
+    assert link.connections == 3
+
+
+async def test_a_node_that_is_down_and_has_no_slots_is_left_even_if_it_was_busy(
+    fakes: Fakes, link_to: LinkTo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, _ = fakes.nodes
+    link = await link_to(fakes.url)
+    await link.call(append("t", "x"))
+    busy = iter([True, True, True])
+    is_idle = Pipe.is_idle
+    monkeypatch.setattr(Pipe, "is_idle", lambda self: not next(busy, False) and is_idle(self))
+    fakes.give((ALL, second))
+    first.close()
+    assert (await link.call(append("t", "y")))[2] == 2
+    await until(lambda: pipe_to(link, first) is None, what="a pipe that retires")
+
+
+async def test_what_was_on_its_way_to_a_node_that_lost_its_slots_keeps_its_number(
+    fakes: Fakes, link_to: LinkTo
+) -> None:
+    """Also while the new node is out of memory: it cannot know yet that an earlier copy was carried out."""
+    first, second, _ = fakes.nodes
+    link = await link_to(fakes.url)
+
+    def done_in_silence(call: list[str]) -> Any:
+        fakes.run(call)
+        return SILENT
+
+    full = iter(range(3))
+
+    def out_of_memory(call: list[str]) -> Any:
+        return fakes.run(call) if next(full, None) is None else errs("OOM command not allowed")(call)
+
+    first.does, second.does = done_in_silence, out_of_memory
+    outcomes = Outcomes()
+    link.post(append("t", "x"), outcomes)
+    await until(lambda: first.ran)
+    fakes.give((ALL, second))
+    await outcomes.wait(1)
+    assert outcomes.all == [(["ok", b"x", 1, 1], None)]
+    assert numbers(second) == [("1", "1")] * 4
+
+
+# Patience, owners, the end
+
+
+@pytest.mark.parametrize("answer", ["TRYAGAIN some keys are away", "ASK 1 {second}", "CLUSTERDOWN it is", "MOVED"])
+async def test_patience_ends_wherever_a_call_is(fakes: Fakes, link_to: LinkTo, answer: str) -> None:
+    first, second, _ = fakes.nodes
+    link = await link_to(fakes.url, patience=0.3)
+    first.does = errs(answer.format(second=second.place)) if answer != "MOVED" else moved("Q", second)
+    second.does = moved("Q", first)
+    with pytest.raises(Unavailable) as caught:
+        await link.call(append("t", "x"))
+    assert caught.value.sent is None
+    first.does = second.does = None
+    assert (await link.call(append("t", "y"), patience=PATIENCE))[1:] == [b"y", 2, 2]  # nobody waits for the first
+
+
+async def test_a_slot_that_nobody_has_is_waited_for(fakes: Fakes, link_to: LinkTo) -> None:
+    first, second, _ = fakes.nodes
+    fakes.give((HALVES[1], first))
+    link = await link_to(fakes.url)
+    await link.call(append("t", "x", HIGH))
+    with pytest.raises(Unavailable, match="no node of .* is known to have the slot; append waited 0.2 s") as caught:
+        await link.call(append("t", "x", LOW), patience=0.2)
+    assert caught.value.sent is False
+    outcomes = Outcomes()
+    link.post(append("t", "y", LOW), outcomes)
+    listening = Ear(link, f"t:{{{LOW}}}")
+    fakes.give((HALVES[1], first), (HALVES[0], second))
+    await outcomes.wait(1)
+    assert outcomes.values == [["ok", b"y", 1, 1]]
+    await listening.wait_confirmations(1)
+    assert second.said("SSUBSCRIBE") == 1
+
+
+async def test_patience_ends_in_the_lobby_while_silent_nodes_are_asked(fakes: Fakes, link_to: LinkTo) -> None:
+    """One after the other, each for a second."""
+    release = threading.Event()
+    for node in fakes.nodes:
+        node.answers["CLUSTER SLOTS"] = lambda _: release.wait(PATIENCE) and SILENT
+    link = await link_to(fakes.url, ready=False)
+    began = time.monotonic()
+    with pytest.raises(Unavailable, match="none was asked yet"):
+        await link.call(ECHO_CALL, patience=0.2)
+    assert time.monotonic() - began < 2.5  # a look takes three seconds
+    release.set()
+
+
+@pytest.mark.parametrize("where", ["lobby", "aside"])
+async def test_what_a_dead_worker_wanted_is_given_up(fakes: Fakes, link_to: LinkTo, where: str) -> None:
+    if where == "lobby":
+        fakes.give((HALVES[1], fakes.nodes[0]))
+    else:
+        fakes.nodes[0].does = errs("TRYAGAIN some keys are away")
+    link = await link_to(fakes.url)
+    outcomes, owner = Outcomes(), Owner("W1")
+    link.post(append("t", "x", LOW), outcomes, owner=owner)
+    if where == "aside":
+        await until(lambda: len(fakes.nodes[0].ran) > 1)
+    owner.dead = True
+    await outcomes.wait(1)
+    [(_, error)] = outcomes.all
+    assert isinstance(error, ClaimLost)
+    assert "W1 is dead; append was given up" in str(error)
+
+
+async def test_nobody_waits_when_a_link_is_closed(fakes: Fakes, link_to: LinkTo) -> None:
+    """On their way, set aside, in the lobby, pointed to and fro, and those who listen."""
+    first, second, third = fakes.nodes
+    fakes.give(((0, 4000), first), ((4001, 8191), second), ((9000, 12000), third))
+    link = await link_to(fakes.url)
+    first.does, second.does = lambda _: SILENT, errs("TRYAGAIN some keys are away")
+    third.does = errs(f"MOVED {slot_of('t:{Q2}')} {third.place}")
+    outcomes = Outcomes()
+    for queue in ("Q0", "Q1", "Q2", "Q3"):
+        for number in range(3):
+            link.post(append("t", str(number), queue), outcomes)
+    homeless, listening = Ear(link, "t:{Q3}"), Ear(link, "t:{Q0}")
+    await until(lambda: all(node.ran for node in fakes.nodes))
+    before = len(outcomes.all)
+    link.close()
+    await outcomes.wait(12)
+    assert before == 0
+    assert {str(error) for _, error in outcomes.all} == {f"the link to {fakes.url} was closed"}
+    for each in (homeless, listening):
+        with pytest.raises(Unavailable, match="closed"), trio.fail_after(PATIENCE):
+            await each.subscription.wait_confirmed()
+
+
+class ClosedFirst:
+    """A lock; before it is taken for the first time, somebody else closes the link."""
+
+    def __init__(self, pipes: ClusterPipes) -> None:
+        self._lock = pipes._lock
+        self._pipes: list[ClusterPipes] = [pipes]
+
+    def __enter__(self) -> None:
+        if self._pipes:
+            self._pipes.pop().close()
+        self._lock.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._lock.__exit__(*error)
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("what", ["call", "wait_ready"])
+async def test_a_link_that_is_closed_just_before_says_so(
+    fakes: Fakes, link_to: LinkTo, monkeypatch: pytest.MonkeyPatch, known: bool, what: str
+) -> None:
+    if not known:
+        fakes.give(((0, 0), fakes.nodes[0]))
+    link = await link_to(fakes.url, ready=False)
+    await until(lambda: pipes_of(link).topology.view.primaries)
+    monkeypatch.setattr(pipes_of(link), "_lock", ClosedFirst(pipes_of(link)))
+    with pytest.raises(Unavailable, match="closed"), trio.fail_after(PATIENCE):
+        await (link.call(ECHO_CALL) if what == "call" else link.wait_ready())
+    assert pipes_of(link)._pipes == {}
+
+
+class Boom(BaseException):
+    """A bug that nothing catches."""
+
+
+async def test_a_pipe_that_dies_of_a_bug_ends_the_link(
+    fakes: Fakes, link_to: LinkTo, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second, _ = fakes.nodes
+    fakes.give((HALVES[0], first), ((8192, 12000), second))
+    second.does = lambda _: SILENT
+    link = await link_to(fakes.url)
+    outcomes = Outcomes()
+    link.post(append("t", "on its way", HIGH), outcomes)
+    link.post(append("t", "in the lobby", "Q3"), outcomes)
+    await until(lambda: second.ran)
+
+    def read(_: Any) -> Any:
+        raise Boom("here")
+
+    with pytest.raises(WorqrBug, match="Boom: here"), trio.fail_after(PATIENCE):
+        await link.call(Call(echo("a").script, "t:{Q0}", ("t:{Q0}",), ("a",), read))
+    await outcomes.wait(2)
+    assert any(isinstance(error, WorqrBug) for _, error in outcomes.all)
+    with pytest.raises(WorqrBug):
+        await link.call(ECHO_CALL)
+    await until(lambda: len(lines(caplog, "link.died")) == 1)
+    await until(lambda: threads("worqr-link") == threads("worqr-topology") == 0, what="threads that end")
+
+
+# What nodes say of the cluster
+
+
+@pytest.mark.parametrize("nonsense", ["OK", [["x", "y", ["127.0.0.1", 1]]], [[0, 99999, ["127.0.0.1", 1]]]])
+async def test_an_answer_that_cannot_be_read_costs_a_look(
+    fakes: Fakes, link_to: LinkTo, caplog: pytest.LogCaptureFixture, nonsense: Any
+) -> None:
+    for node in fakes.nodes:
+        node.answers["CLUSTER SLOTS"] = lambda _: nonsense
+    link = await link_to(fakes.url, ready=False)
+    with pytest.raises(WorqrBug, match="the nodes cannot be asked"):
+        await link.wait_ready()
+    await until(lambda: lines(caplog, "link.topology"))
+    outcomes = Outcomes()
+    link.post(append("t", "x"), outcomes)
+    for node in fakes.nodes:
+        node.answers.clear()
+    await outcomes.wait(1)
+    assert outcomes.values == [["ok", b"x", 1, 1]]
+
+
+@pytest.mark.parametrize("busy", ["BUSY a script runs", "LOADING the dataset", "MASTERDOWN the link"])
+async def test_nodes_that_cannot_tell_just_now_are_asked_again(fakes: Fakes, link_to: LinkTo, busy: str) -> None:
+    for node in fakes.nodes:
+        node.answers["CLUSTER SLOTS"] = errs(busy)
+    link = await link_to(fakes.url, ready=False)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.wait_ready)
+        await until(lambda: all(node.said("CLUSTER", "SLOTS") > 1 for node in fakes.nodes))
+        for node in fakes.nodes:
+            node.answers.clear()
+
+
+async def test_a_node_that_says_that_the_cluster_works_is_believed(fakes: Fakes, link_to: LinkTo) -> None:
+    first, second, third = fakes.nodes
+    first.works = second.works = False
+    third.slots = [(0, 16383, "127.0.0.1", second.port)]
+    link = await link_to(fakes.url)
+    await link.call(append("t", "x"))
+    assert (len(first.ran), len(second.ran)) == (0, 1)
+
+
+async def test_one_node_that_refuses_us_costs_its_own_queues_only(fakes: Fakes, link_to: LinkTo) -> None:
+    first, second, _ = fakes.nodes
+    first.answers["CLIENT SETNAME"] = errs("NOAUTH Authentication required.")
+    fakes.give((HALVES[0], first), (HALVES[1], second))
+    link = await link_to(fakes.url)
+    await link.call(append("t", "x", HIGH))
+    with pytest.raises(Unavailable, match=r"refuses us: .*check user and password"):
+        await link.call(append("t", "x", LOW), patience=1)
+    await link.call(append("t", "x", HIGH))
+
+
+async def test_all_nodes_refuse_us(fakes: Fakes, link_to: LinkTo) -> None:
+    for node in fakes.nodes:
+        node.answers["CLUSTER SLOTS"] = errs("NOPERM this user has no permissions to run the 'cluster|slots' command")
+    link = await link_to(fakes.url, ready=False)
+    with pytest.raises(RefusedByServer, match="the right to CLUSTER SLOTS"):
+        await link.wait_ready()
+
+
+# Listening
+
+
+async def test_the_registrys_channels_are_heard_at_its_node(fakes: Fakes, link_to: LinkTo) -> None:
+    """Not at one that had it before: it may be in the cluster no more, and hear nothing."""
+    first, second, _ = fakes.nodes
+    link = await link_to(fakes.url)
+    listening = await ear(link, "{worqr}:due")
+    assert (first.said("SUBSCRIBE"), second.said("SUBSCRIBE")) == (1, 0)
+    fakes.give((ALL, second))
+    first.does = moved("Q", second)
+    await link.call(append("t", "x"))
+    await listening.wait_confirmations(2)
+    assert second.said("SUBSCRIBE") == 1
+
+
+async def test_a_channel_is_heard_where_its_slot_is(fakes: Fakes, link_to: LinkTo) -> None:
+    first, second, _ = fakes.nodes
+    link = await link_to(fakes.url)
+    low, high = await ear(link, f"t:{{{LOW}}}"), await ear(link, f"t:{{{HIGH}}}")
+    assert threads("worqr-subscriptions") == 1
+    fakes.give((HALVES[0], first), (HALVES[1], second))
+    first.answers["SSUBSCRIBE"] = moved(HIGH, second)
+    first.cut()
+    await high.wait_confirmations(2)
+    del first.answers["SSUBSCRIBE"]
+    await low.wait_confirmations(2)
+    assert second.said("SSUBSCRIBE", f"t:{{{HIGH}}}") == 1
+    assert second.said("SSUBSCRIBE", f"t:{{{LOW}}}") == 0
+    fakes.give((ALL, second))
+    first.cut()
+    await until(lambda: threads("worqr-subscriptions") == 1, what="the end of a connection that leads nowhere")
+    low.subscription.close()
+    await until(lambda: second.said("SUNSUBSCRIBE", f"t:{{{LOW}}}") == 1)
+
+
+# No thread to be had
+
+
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Threads that cannot be started, by their names."""
+    names: set[str] = set()
+    start = threading.Thread.start
+
+    def maybe(self: threading.Thread) -> None:
+        if self.name in names:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", maybe)
+    return names
+
+
+async def test_a_call_for_which_there_is_no_thread(fakes: Fakes, link_to: LinkTo, no_threads: set[str]) -> None:
+    first, second, _ = fakes.nodes
+    fakes.give((HALVES[0], first), (HALVES[1], second))
+    link = await link_to(fakes.url)
+    no_threads.add("worqr-link")
+    with pytest.raises(Unavailable, match="ulimit -u") as caught:
+        await link.call_all([append("t", "x", HIGH), append("t", "x", LOW)])
+    assert caught.value.sent is False
+    await until(lambda: second.ran)  # the other was not kept from its node
+    outcomes = Outcomes()
+    link.post(append("t", "y", LOW), outcomes, owner=Owner("W1"))
+    second.does = moved(HIGH, first)
+    link.post(append("t", "z", HIGH), outcomes)
+    await until(lambda: len(second.ran) > 1)
+    assert outcomes.all == []
+    no_threads.clear()
+    await outcomes.wait(2)
+    assert sorted(value[1] for value in outcomes.values) == [b"y", b"z"]
+
+
+async def test_a_channel_for_which_there_is_no_thread(fakes: Fakes, link_to: LinkTo, no_threads: set[str]) -> None:
+    first, second, _ = fakes.nodes
+    link = await link_to(fakes.url)
+    listening = await ear(link, "t:{Q}")
+    no_threads.add("worqr-subscriptions")
+    fakes.give((ALL, second))
+    first.does = moved("Q", second)
+    await link.call(append("t", "x"))  # the redirect is learnt, and the channel cannot follow it
+    with pytest.raises(Unavailable, match="ulimit -u"):
+        link.subscriptions.open(["t:{Q}"], lambda *_: None, lambda: None)
+    assert second.said("SSUBSCRIBE") == 0
+    no_threads.clear()
+    await listening.wait_confirmations(2)
+    assert [words[1:] for words in second.heard if words[0] == "SSUBSCRIBE"] == [["t:{Q}"]]
+    assert len(link.subscriptions._open) == 1  # type: ignore[union-attr]
+
+
+async def test_a_channel_that_is_opened_while_the_link_ends_is_told(fakes: Fakes, link_to: LinkTo) -> None:
+    link = await link_to(fakes.url)
+    await ear(link, "t:{Q}")
+    [hub] = link.subscriptions._hubs.values()  # type: ignore[union-attr]
+    assert isinstance(hub, Subscriptions)
+    subscriptions = [Ear(link, "t:{Q}") for _ in range(50)]
+    link.close()
+    for each in subscriptions:
+        with trio.fail_after(PATIENCE):
+            if not each.subscription._stood:
+                with pytest.raises(Unavailable):
+                    await each.subscription.wait_confirmed()
+
+
+# Many threads
+
+
+def test_plain_threads_call_many_nodes_together(fakes: Fakes) -> None:
+    first, second, _ = fakes.nodes
+    fakes.give((HALVES[0], first), (HALVES[1], second))
+    link = Link(LinkSettings(fakes.url, app="test", patience=PATIENCE), ThreadMailbox())
+    link.start()
+    try:
+        for _ in range(20):
+            calls = [append("t", str(number), (LOW, HIGH)[number % 2]) for number in range(20)]
+            assert [value[1] for value in run_blocking(link.call_all(calls))] == [
+                str(number).encode() for number in range(20)
+            ]
+    finally:
+        link.close()
+    assert len(fakes.stored) == 400
+
+
+async def test_slots_wander_under_load_and_every_number_is_used_once(fakes: Fakes, link_to: LinkTo) -> None:
+    """Producers on two queues, while halves of the slots go round the nodes, which learn of it at their own time."""
+    link = await link_to(fakes.url)
+
+    def run(node: FakeNode, queue_slots: dict[str, int], call: list[str]) -> Any:
+        base = call[1]
+        owner = next(port for first, last, _, port in fakes.slots if first <= queue_slots[base] <= last)
+        if owner != node.port:
+            return errs(f"MOVED {queue_slots[base]} 127.0.0.1:{owner}")(call)
+        return fakes.run(call)
+
+    slots = {f"t:{{{queue}}}": slot_of(f"t:{{{queue}}}") for queue in (LOW, HIGH)}
+    for node in fakes.nodes:
+        node.does = partial(run, node, slots)
+    acknowledged: list[str] = []
+
+    async def produce(queue: str, name: str) -> None:
+        for number in range(60):
+            text = f"{queue}{name}{number}"
+            await link.call(append("t", text, queue))
+            acknowledged.append(text)
+
+    async with trio.open_nursery() as nursery:
+        for queue in (LOW, HIGH):
+            for name in "abc":
+                nursery.start_soon(produce, queue, name)
+        for turn in range(8):
+            goal = len(acknowledged) + 30
+            await until(lambda: len(acknowledged) >= min(goal, 360))  # noqa: B023
+            one, other = fakes.nodes[turn % 3], fakes.nodes[(turn + 1) % 3]
+            fakes.give((HALVES[0], one), (HALVES[1], other))
+            if turn % 4 == 3:
+                one.cut()
+    texts = [value[1] for value in fakes.stored.values()]
+    assert sorted(texts) == sorted(acknowledged)
+    assert len(texts) == len(set(texts)) == 360
+    for queue in (LOW, HIGH):
+        used = sorted(int(number) for base, _, number in fakes.stored if queue in base)
+        assert used == list(range(1, 181))
+
+
+# A fork
+
+CHILD = """
+import os, sys
+import trio
+from tests.link.scripts import echo
+from worqr.errors import UsageError
+from worqr.link import Link, LinkSettings, TrioMailbox
+
+async def main():
+    link = Link(LinkSettings(sys.argv[1]), TrioMailbox())
+    link.start()
+    await link.wait_ready()
+    subscriptions = [link.subscriptions.open([name], lambda *_: None, lambda: None) for name in ("t:{Q}", "{worqr}:due")]
+    for subscription in subscriptions:
+        await subscription.wait_confirmed()
+    held = link._pipe._lock, link.subscriptions._lock
+    for lock in held:
+        lock.acquire()  # as some other thread might have, just then
+    pid = os.fork()
+    if pid == 0:
+        import threading
+        said = []
+        listen = lambda: link.subscriptions.open(["t:{Q}"], print, print)
+        for attempt in (lambda: link.call(echo("a")).send(None), link.start, listen):
+            try:
+                attempt()
+                said.append("nothing")
+            except UsageError as error:
+                said.append("fork" if "fork" in str(error) else str(error))
+        link.close()
+        print("child", *said, threading.active_count(), flush=True)
+        os._exit(0)
+    for lock in held:
+        lock.release()
+    os.waitpid(pid, 0)
+    print("parent", await link.call(echo("still here")), link.connections, flush=True)
+    link.close()
+
+trio.run(main)
+"""
+
+
+async def test_a_forked_child_refuses_and_the_parent_goes_on(fakes: Fakes, spawn: Callable[..., Child]) -> None:
+    child = spawn(CHILD, fakes.url)
+    assert await child.line() == "child fork fork fork 1"
+    assert await child.line() == "parent still here 1"
+    assert await child.ended() == 0
