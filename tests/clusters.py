@@ -80,7 +80,7 @@ class Cluster:
         return [node for node in self.nodes if node.running]
 
     def start(self) -> None:
-        self.nodes = [Node(self.kind) for _ in range(self.primaries * (1 + self.replicas))]
+        self.nodes = [self.new_node() for _ in range(self.primaries * (1 + self.replicas))]
         for node in self.nodes:
             node.start()
         first, leading = self.nodes[0], self.nodes[: self.primaries]
@@ -94,6 +94,9 @@ class Cluster:
         for number, node in enumerate(self.nodes[self.primaries :]):
             node.ask("CLUSTER", "REPLICATE", leading[number % self.primaries].id)
         self.settle()
+
+    def new_node(self) -> Node:
+        return Node(self.kind)
 
     def close(self) -> None:
         for node in self.nodes:

@@ -48,6 +48,7 @@ class FakeNode:
         self.heard: list[list[str]] = []
         self.port = 0
         self._connections: list[socket.socket] = []
+        self._listening: list[socket.socket] = []
         self.open()
 
     @property
@@ -70,10 +71,16 @@ class FakeNode:
 
     def cut(self) -> None:
         """Cut all connections."""
-        connections, self._connections = self._connections, []
+        connections, self._connections, self._listening = self._connections, [], []
         for connection in connections:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
+
+    def push(self, *words: str | int) -> None:
+        """Say something that nobody asked for, on every connection that listens to something."""
+        for connection in self._listening:
+            with suppress(OSError):  # it is gone
+                connection.sendall(encoded(list(words)))
 
     def said(self, *command: str) -> int:
         """How often it was told something that begins so."""
@@ -98,6 +105,8 @@ class FakeNode:
                     del data[:end]
                     answer = self._reply(command)
                     mute = mute or answer == SILENT
+                    if command[0] in ("SUBSCRIBE", "SSUBSCRIBE") and connection not in self._listening:
+                        self._listening.append(connection)
                     if not mute:
                         connection.sendall(answer)
 

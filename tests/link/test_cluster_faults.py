@@ -25,8 +25,10 @@ from worqr.link import Link, LinkSettings, Owner
 from worqr.link.cluster import ClusterPipes
 from worqr.link.dialect import slot_of
 from worqr.link.pipe import Pipe
+from worqr.link.request import Request
 from worqr.link.subscriptions import Subscriptions
 from worqr.link.threads import ThreadMailbox, run_blocking
+from worqr.link.topology import NodeRoute
 
 LOW, HIGH = "Q0", "Q2"
 """Queues in the first and in the second half of all slots; the registry is in the second."""
@@ -64,18 +66,21 @@ def numbers(node: FakeNode) -> list[tuple[str, str]]:
 # Redirects
 
 
-async def test_nodes_that_point_to_each_other_are_not_asked_all_the_time(fakes: Fakes, link_to: LinkTo) -> None:
+async def test_nodes_that_point_to_each_other_are_not_asked_all_the_time(
+    fakes: Fakes, link_to: LinkTo, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second, _ = fakes.nodes
     link = await link_to(fakes.url)
-    rounds = count()
+    rounds, pauses = count(), list[Request]()
+    set_aside = Pipe.set_aside
+    monkeypatch.setattr(Pipe, "set_aside", lambda self, some: pauses.extend(some) or set_aside(self, some))
 
     def to_each_other(node: FakeNode, call: list[str]) -> Any:
         return fakes.run(call) if next(rounds) >= 30 else moved("Q", node)(call)
 
     first.does, second.does = partial(to_each_other, second), partial(to_each_other, first)
-    began = time.monotonic()
     assert await link.call(append("t", "x")) == ["ok", b"x", 1, 1]
-    assert time.monotonic() - began > 0.3  # not in one breath
+    assert len(pauses) == 10
     assert set(numbers(first) + numbers(second)) == {("1", "1")}
     assert len(numbers(first) + numbers(second)) == 31
 
@@ -182,6 +187,42 @@ async def test_what_was_on_its_way_to_a_node_that_lost_its_slots_keeps_its_numbe
     await outcomes.wait(1)
     assert outcomes.all == [(["ok", b"x", 1, 1], None)]
     assert numbers(second) == [("1", "1")] * 4
+
+
+async def test_a_pipe_retires_and_gets_requests_in_one_piece(
+    fakes: Fakes, link_to: LinkTo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the choice of a pipe to the submitting nobody may retire it, nor between its look around and its end."""
+    first, second, _ = fakes.nodes
+    link = await link_to(fakes.url)
+    alone: list[bool] = []
+    submit, is_idle = Pipe.submit, Pipe.is_idle
+
+    def is_locked() -> None:
+        alone.append(pipes_of(link)._lock._is_owned())  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(Pipe, "submit", lambda self, some: is_locked() or submit(self, some))
+    monkeypatch.setattr(Pipe, "is_idle", lambda self: is_locked() or is_idle(self))
+    await link.call(append("t", "x"))
+    fakes.give((ALL, second))
+    first.does = moved("Q", second)
+    await link.call(append("t", "y"))
+    await until(lambda: pipe_to(link, first) is None, what="a pipe that retires")
+    assert len(alone) >= 4
+    assert all(alone)
+
+
+async def test_while_a_node_is_silent_others_are_asked_who_has_its_slots(
+    fakes: Fakes, link_to: LinkTo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _, _ = fakes.nodes
+    link = await link_to(fakes.url)
+    doubts = count()
+    doubt = NodeRoute.doubt
+    monkeypatch.setattr(NodeRoute, "doubt", lambda self: next(doubts) and doubt(self))
+    first.does = lambda _: SILENT
+    link.post(append("t", "x"), Outcomes())
+    await until(lambda: next(doubts) > 5)
 
 
 # Patience, owners, the end
@@ -427,6 +468,34 @@ async def test_a_channel_is_heard_where_its_slot_is(fakes: Fakes, link_to: LinkT
     await until(lambda: threads("worqr-subscriptions") == 1, what="the end of a connection that leads nowhere")
     low.subscription.close()
     await until(lambda: second.said("SUNSUBSCRIBE", f"t:{{{LOW}}}") == 1)
+
+
+async def test_a_channel_that_a_node_takes_away_is_asked_for_again(fakes: Fakes, link_to: LinkTo) -> None:
+    """Also if its slot came back before anybody looked."""
+    first, _, _ = fakes.nodes
+    link = await link_to(fakes.url)
+    listening = await ear(link, "t:{Q}")
+    first.push("sunsubscribe", "t:{Q}", 0)
+    await listening.wait_confirmations(2)
+    assert first.said("SSUBSCRIBE") == 2
+    first.push("smessage", "t:{Q}", "still")
+    await until(lambda: listening.heard == [("t:{Q}", b"still")])
+
+
+async def test_what_was_said_where_a_channel_was_before_is_not_heard(fakes: Fakes, link_to: LinkTo) -> None:
+    """Its owner looks for what was said meanwhile when it stands at the new place, and hears nothing twice."""
+    first, second, _ = fakes.nodes
+    link = await link_to(fakes.url)
+    stays, listening = await ear(link, f"t:{{{LOW}}}"), await ear(link, f"t:{{{HIGH}}}")
+    second.answers["SSUBSCRIBE"] = lambda _: SILENT
+    fakes.give((HALVES[0], first), (HALVES[1], second))
+    first.does = moved(HIGH, second)
+    await link.call(append("t", "x", HIGH))
+    await until(lambda: first.said("SUNSUBSCRIBE", f"t:{{{HIGH}}}"))
+    first.push("smessage", f"t:{{{HIGH}}}", "late")
+    first.push("smessage", f"t:{{{LOW}}}", "still")
+    await stays.wait(1)
+    assert listening.heard == []
 
 
 # No thread to be had

@@ -11,7 +11,7 @@ from worqr.errors import Unavailable, WorqrError
 from worqr.link import LinkSettings
 from worqr.link.scribe import Scribe
 from worqr.link.settings import Endpoint
-from worqr.link.topology import Topology, View, owners_of
+from worqr.link.topology import NodeRoute, ShardRoute, Topology, View, owners_of
 
 A, B, C = Endpoint("a", 1), Endpoint("b", 2), Endpoint("c", 3)
 LAST = 16383
@@ -129,6 +129,34 @@ def test_a_redirect_is_read_or_left(redirect: str, owner: Endpoint) -> None:
     known, _ = topology((0, LAST, A))
     known.learn([redirect], A)
     assert known.owner(0) == owner
+
+
+def test_the_way_to_a_slot_is_the_way_to_its_owner() -> None:
+    known, _ = topology()
+    route = ShardRoute(known, 5, "redis+cluster://a:1")
+    with pytest.raises(Unavailable, match="no node of the cluster is known to have slot 5"):
+        route.find()
+    known.why = "nobody answers"
+    with pytest.raises(Unavailable, match="nobody answers"):
+        route.find()
+    assert route.leads_to(A)  # nobody knows better
+    known._take(view((0, LAST, A)))
+    assert route.find() == A
+    assert (route.leads_to(A), route.leads_to(B)) == (True, False)
+
+
+def test_whoever_doubts_has_the_nodes_asked() -> None:
+    known, _ = topology((0, LAST, A))
+    doubters = (
+        NodeRoute(known, A).doubt,
+        ShardRoute(known, 5, "").doubt,
+        lambda: known.learn(["0 b:2"], A),
+        lambda: known.learn(["what?"], A),
+    )
+    for doubt in doubters:
+        known._doubted.clear()
+        doubt()
+        assert known._doubted.is_set()
 
 
 def test_a_view_never_changes_under_the_hands_of_whoever_reads_it() -> None:
