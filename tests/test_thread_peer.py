@@ -35,13 +35,16 @@ LONG = 600
 
 @pytest.fixture
 def new_mesh(request: pytest.FixtureRequest, prefix: str) -> Iterator[NewMesh]:
-    """`new_mesh(patience=1, ...)`: a mesh on the test's server, under its prefix. No thread of ours may be left by the test."""
+    """`new_mesh(patience=1, ...)`: a mesh on the test's server, under its prefix. No thread of ours may be left by the test.
+
+    Its peers outlive a machine that stands still.
+    """
     kind = "own_server" if "own_server" in request.fixturenames else "server"
     url = request.getfixturevalue(kind).url
     meshes: list[worqr.Mesh[Any]] = []
 
     def make(**settings: Any) -> worqr.Mesh[Any]:
-        meshes.append(worqr.Mesh(**{"url": url, "prefix": prefix, "patience": PATIENCE, **settings}))
+        meshes.append(worqr.Mesh(**{"url": url, "prefix": prefix, "patience": PATIENCE, "keepalive": 60, **settings}))
         return meshes[-1]
 
     yield make
@@ -124,10 +127,22 @@ def waiting(server: Server, prefix: str, queue: str = "held") -> int:
 
 
 @pytest.fixture
-def beside() -> Iterator[Callable[..., Future[Any]]]:
-    """`beside(call, *args)`: in a thread of its own."""
-    with ThreadPoolExecutor() as pool:
-        yield pool.submit
+def beside() -> Callable[..., Future[Any]]:
+    """`beside(call, *args)`: in a thread of its own, which the end of a test that fails does not wait for."""
+
+    def begin(call: Callable[..., Any], *args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(call(*args))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        return future
+
+    return begin
 
 
 def no_lead(monkeypatch: pytest.MonkeyPatch, when: threading.Event) -> None:
@@ -229,6 +244,21 @@ def test_the_least_patient_of_those_who_stop_it_wins(
     peer.stop(0)
     for each in patient:
         each.result(PATIENCE)
+    assert held.ended == ["cancelled: leaving"]
+
+
+def test_word_that_it_has_heeded_already_changes_nothing(
+    mesh: worqr.Mesh[Any], held: Held, beside: Callable[..., Future[Any]]
+) -> None:
+    peer = mesh.join_in_thread(grace=LONG).start()
+    held.begin()
+    patient = beside(peer.stop)
+    until(lambda: peer.health().why == "the peer is leaving")
+    life: Any = peer._life
+    for _ in range(3):  # several that stop it may be heard of before the first of their words arrives
+        trio.from_thread.run_sync(life._heed, trio_token=life._token)
+    peer.stop(0)
+    patient.result(PATIENCE)
     assert held.ended == ["cancelled: leaving"]
 
 

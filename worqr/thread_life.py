@@ -157,11 +157,10 @@ class Life:
         while not self._leave_by:
             with trio.CancelScope() as self._waiting:
                 await trio.sleep_forever()
-        wanted = 0
-        while wanted != len(self._leave_by):
-            wanted = len(self._leave_by)
+        while True:
             with trio.CancelScope() as self._waiting:
                 await peer.drain(max(0.0, round(min(self._leave_by) - time.monotonic(), 1)))
+                return
 
 
 def check_startable(mesh: Mesh[Any]) -> None:
