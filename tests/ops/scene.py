@@ -132,6 +132,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "list_aside": lambda q, g, scene: ops.list_aside(q, "failed", 9),
     "list_claims": lambda q, g, scene: ops.list_claims(q),
     "list_marks": lambda q, g, scene: ops.list_marks(q, [scene.raw, scene.marked]),
+    "list_own_claims": lambda q, g, scene: ops.list_own_claims(q, "A"),
     "list_queues": lambda q, g, scene: ops.list_queues(g),
     "list_schedules": lambda q, g, scene: ops.list_schedules(g),
     "list_shards": lambda q, g, scene: ops.list_shards(g),

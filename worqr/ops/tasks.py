@@ -10,7 +10,7 @@ from worqr.call import Argument, Call, Merge
 from worqr.errors import QueueFull
 from worqr.keys import QueueKeys
 from worqr.lua import script
-from worqr.ops.replies import MAX_BYTES, MAX_SKIPPED, Reply, expect, new_call, pairs, text, word_of
+from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, MAX_SKIPPED, Reply, expect, new_call, pairs, text, word_of
 from worqr.task import RemoteError
 
 
@@ -154,3 +154,12 @@ def reconcile(keys: QueueKeys, worker: str, named: Sequence[int] = ()) -> Call[t
 
     names = (keys.workers, keys.claims(worker), keys.cancelling)
     return new_call("reconcile", keys.base, names, (worker, *named), read)
+
+
+def list_own_claims(keys: QueueKeys, worker: str) -> Call[list[int] | None]:
+    """Claims that the worker holds, the oldest first, at most `MAX_ITEMS`; None when it stands outside the fence."""
+
+    def read(reply: Reply) -> list[int] | None:
+        return None if word_of(reply) == "not_serving" else [int(claim) for claim in reply[1:]]
+
+    return new_call("list_own_claims", keys.base, (keys.workers, keys.claims(worker)), (worker, MAX_ITEMS), read)

@@ -57,6 +57,8 @@ class Station:
     turn: float = 0.0
     overtaken: int = 0
     brief: bool = False
+    looks_for_strays: bool = False
+    compared_at: int = 0
 
     def __init__(
         self,

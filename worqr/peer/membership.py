@@ -208,8 +208,9 @@ class Membership:
                 return
 
     def check_marks(self, station: Station) -> None:
-        """A cancel message came while claims were on their way: ask whether it was for one of them."""
+        """A cancel message, or a look for strays, came while claims were on their way: now they are known."""
         self._peer.cancelling.reconcile(station)
+        self._peer.strays.look(station)
 
     def says(self, context: Context) -> None:
         """A run said how far it is; from any thread."""
@@ -231,6 +232,7 @@ class Membership:
         """
         station.registration = registration
         station.in_fence = False  # nothing is asked under this registration before it stands there
+        station.compared_at = self.link.connections
         if await self.link.call(ops.map_work(self.keys, registration.worker, station.name)) == "dead":
             self.lost(registration, "the registry does not know it")
         if registration.dead:

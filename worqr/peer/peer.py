@@ -39,6 +39,7 @@ from worqr.peer.serving import Serving, our_own
 from worqr.peer.settings import PeerSettings
 from worqr.peer.settling import Settler
 from worqr.peer.stations import Stations
+from worqr.peer.strays import Strays
 from worqr.peer.stuck import Stuck
 from worqr.peer.ticking import Ticker
 from worqr.task import Health, Seconds, seconds
@@ -73,6 +74,7 @@ class Peer(Serving):
         self._ticker = Ticker(self, link, registry, settings.schedules)
         self._settler = Settler(link, self.capacity.offer, max_result=settings.max_payload, onlooker=settings.onlooker)
         self.capacity.offer_soon = self._settler.touch
+        self.strays: Strays = Strays(self, link, self._settler)
         self.deadlines: Deadlines = Deadlines()
         self._slots = Slots(self._run_ended, self._interrupted, self.deadlines)
         self.stuck: Stuck = Stuck(self._served, self._slots, after=settings.stuck_after)
@@ -224,6 +226,7 @@ class Peer(Serving):
                     if self.settings.onlooker is None:
                         nursery.start_soon(self._ticker.tick_forever)
                     nursery.start_soon(self.cancelling.reconcile_forever)
+                    nursery.start_soon(self.strays.look_forever)
                     await trio.lowlevel.checkpoint_if_cancelled()  # before the shield: `join` may be cancelled already
                     self._shield.shield = True
                     task_status.started()

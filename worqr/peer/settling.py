@@ -11,7 +11,7 @@ for the task is no longer ours.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -150,6 +150,11 @@ class Settler:
         """Give a claim back to the front, uncounted, with the next flush."""
         context._settled = True
         self._stopped.setdefault(context._station, []).append(context.fence)
+        self.touch()
+
+    def give_back(self, station: Station, claims: Iterable[int]) -> None:
+        """Give claims back to the front, uncounted, with the next flush, and after the finishes that wait for it."""
+        self._stopped.setdefault(station, []).extend(claims)
         self.touch()
 
     def fail_run(self, context: Context, error: BaseException) -> None:

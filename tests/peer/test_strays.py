@@ -1,0 +1,56 @@
+"""A server that lost its latest writes may hold claims of a living worker that ended long ago: they come back."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import redis
+
+import worqr
+from tests.peer.tools import Held, Runs, serving, until
+from tests.servers import Server
+
+pytestmark = pytest.mark.one_server
+
+
+def forget_how_it_ended(client: redis.Redis, prefix: str, worker: str, task: bytes, claim: int) -> None:
+    """Put the server back to where the worker still held the task."""
+    client.rpush(f"{prefix}:{{Q1}}:claim:{claim}", task)
+    client.sadd(f"{prefix}:{{Q1}}:claims:{worker}", claim)
+
+
+async def reconnect(client: redis.Redis, mesh: worqr.Mesh) -> None:
+    before = mesh.link.connections
+    client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    await until(lambda: mesh.link.connections > before)
+
+
+async def test_a_claim_whose_end_was_forgotten_is_given_back_after_the_next_connection(
+    mesh: worqr.Mesh, server: Server, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, runs = server.client(), Runs()
+    async with serving(mesh, "Q1", runs) as peer:
+        await mesh.queue("Q1").enqueue(b"a")
+        await runs.wait(1)
+        await until(lambda: not client.keys(f"{prefix}:{{Q1}}:claim*"))
+        forget_how_it_ended(client, prefix, peer.id, b"a", runs.contexts[0].fence)
+        await reconnect(client, mesh)
+        assert await runs.wait(2) == [b"a", b"a"]
+        assert runs.contexts[1].attempt == 1, "an uncounted one"
+        [line] = [record for record in caplog.records if record.getMessage().startswith("claim.stray")]
+        assert (line.levelno, line.args) == (logging.WARNING, ("Q1", 1))
+
+
+async def test_what_runs_over_a_new_connection_is_nobodys_stray(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+    client, held = server.client(), Held()
+    async with serving(mesh, "Q1", held) as peer:
+        await mesh.queue("Q1").enqueue(b"a", b"b", b"c")
+        await held.wait(3)
+        forget_how_it_ended(client, prefix, peer.id, b"old", 1)  # so it is known when all have been looked at
+        await reconnect(client, mesh)
+        await held.wait(4)
+        held.gate.set()
+        await held.wait_for(lambda: len(held.done) == 4)
+        assert sorted(held.tasks) == [b"a", b"b", b"c", b"old"]
+        assert not held.cancelled

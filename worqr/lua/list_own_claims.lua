@@ -1,0 +1,18 @@
+#!lua flags=no-writes
+-- list_own_claims: which claims of a queue a worker holds, the oldest first.
+-- KEYS[1] workers HASH
+-- KEYS[2] claims SET
+-- ARGV[1] worker id
+-- ARGV[2] limit claims
+-- RETURNS ok claim... | not_serving
+-- RESEND safe: it only reads
+-- USES serving
+local workers, claims = KEYS[1], KEYS[2]
+local worker, limit = ARGV[1], ARGV[2]
+
+if not place_in_fence(workers, worker) then
+  return {'not_serving'}
+end
+local reply = redis.call('SORT_RO', claims, 'LIMIT', 0, limit)
+table.insert(reply, 1, 'ok')
+return reply

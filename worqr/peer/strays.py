@@ -1,0 +1,96 @@
+"""Strays: claims that the server has for us and that we know nothing of, because it forgot how we had settled them.
+
+A server that lost its latest writes, in a failover to a replica that had not got them yet or by a crash before they were on
+disk, holds claims of ours that ended long ago. Nobody sweeps them: their worker lives. So after each new connection we ask, for
+every queue, what we hold, and give back what we do not: those tasks run once more. The other direction, claims of ours that the
+server forgot, is `cancelling`'s.
+
+We ask while no start is under way, so that the answer holds no claim whose reply we have yet to read; and what is strange must be
+so at two looks, a second apart, because on a cluster requests may overtake each other while slots move.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from worqr import ops
+from worqr.link import Link
+
+if TYPE_CHECKING:
+    from worqr.peer.claiming import Station
+    from worqr.peer.membership import Registration
+    from worqr.peer.peer import Peer
+    from worqr.peer.settling import Settler
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+LOOK_EVERY = 1.0
+
+
+class Strays:
+    """Looks for them, for one peer. Changed only in the loop."""
+
+    def __init__(self, peer: Peer, link: Link, settler: Settler) -> None:
+        self._peer = peer
+        self._link = link
+        self._settler = settler
+        self._asking: set[Station] = set()
+        self._seen: dict[Station, set[int]] = {}
+
+    async def look_forever(self) -> None:
+        """Until all is well on every queue, after each new connection."""
+        while True:
+            await trio.sleep(LOOK_EVERY)
+            stations = self._peer.entered_stations()
+            self._seen = {station: seen for station, seen in self._seen.items() if station in stations}
+            for station in stations:
+                station.looks_for_strays = station.compared_at != self._link.connections
+                self.look(station)
+
+    def look(self, station: Station) -> None:
+        """Ask what we hold there, if there is reason to; if a start is under way, its answer calls again. Never waits."""
+        registration = station.registration
+        if not station.looks_for_strays or station in self._asking or station.hurry.is_set():
+            return
+        if registration is None or registration.dead or not station.in_fence:
+            return
+        if station.asking:
+            station.hinted = True
+            return
+        station.looks_for_strays = False
+        self._asking.add(station)
+        connections = self._link.connections
+        call = ops.list_own_claims(station.keys, registration.worker)
+        self._link.post(call, partial(self._answered, station, registration, connections), owner=registration)
+
+    def _answered(
+        self,
+        station: Station,
+        registration: Registration,
+        connections: int,
+        held: list[int] | None,
+        failure: Exception | None,
+    ) -> None:
+        self._asking.discard(station)
+        seen = self._seen.pop(station, set())
+        if registration.dead or registration is not station.registration:
+            return
+        if failure is not None:
+            logger.debug(
+                "list_own_claims: queue %r: %s", station.queue, failure
+            )  # `cancelling` tells, of its own request
+            return
+        if held is None:
+            self._peer.membership.lost(registration, f"it stands no longer in the fence of queue {station.queue!r}")
+            return
+        strange = set(held) - station.running.keys() - set(station.turned_away)
+        if not strange:
+            station.compared_at = connections
+        elif strays := strange & seen:
+            logger.warning("claim.stray: queue %r: the server forgot how %d runs ended", station.queue, len(strays))
+            self._settler.give_back(station, strays)
+        self._seen[station] = strange
