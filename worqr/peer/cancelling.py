@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import trio
 
@@ -40,6 +41,7 @@ class Cancelling:
         self._peer = peer
         self._link = link
         self._asking: dict[Station, bool] = {}
+        self._complained: WeakSet[Station] = WeakSet()
 
     async def subscribe(self, station: Station) -> None:
         """Listen to the queue's channels under its present registration; back when the server has confirmed it."""
@@ -114,10 +116,13 @@ class Cancelling:
         if registration.dead or registration is not station.registration:
             return
         if failure is not None:
-            logger.error("reconcile: queue %r: %s", station.queue, failure)
+            if station not in self._complained:  # once, not each second
+                self._complained.add(station)
+                logger.error("reconcile: queue %r: %s", station.queue, failure)
         elif answer is None:
             self._peer.membership.lost(registration, f"it stands no longer in the fence of queue {station.queue!r}")
         else:
+            self._complained.discard(station)
             marked, gone = answer
             for claim in marked:
                 if context := station.running.get(claim):

@@ -97,6 +97,7 @@ class Leader:
         self.promoter: Promoter = Promoter(peer, link, keys, self._scan_soon)
         self._until = 0.0
         self._round_ended = time.monotonic()
+        self._complaint = ""
         self._next_scan = 0.0
         self._resting = False
         self._idle = trio.Event()
@@ -142,11 +143,18 @@ class Leader:
 
     async def _round_or_not(self) -> float:
         try:
-            return await self.round_once()
-        except Unavailable as error:
-            logger.info("leader: a round of chores was not done: %s", error)
+            wait = await self.round_once()
+        except Unavailable as error:  # the link has said so
+            logger.debug("leader: a round of chores was not done: %s", error)
         except WorqrError as error:
-            logger.error("leader: a round of chores failed: %s", error)
+            if self._complaint != str(error):  # once, not twice a second
+                self._complaint = str(error)
+                logger.error("leader: a round of chores failed: %s", error)
+        else:
+            if self._complaint:
+                self._complaint = ""
+                logger.info("leader: the chores are done again")
+            return wait
         return LOOK_EVERY
 
     async def rest(self) -> None:
