@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import redis
+
 from tests.patience import PATIENCE
 from tests.resp import frame_end, words
 from tests.servers import SETTINGS, Server, programs
@@ -57,11 +59,16 @@ def started(make: Callable[[], S]) -> S:
 
 
 def raw(server: Server, *command: str | int) -> Any:
-    """The answer to a command, as the server sends it."""
+    """The answer to a command, as the server sends it. A Sentinel that changes a server's role kills its connections."""
     connection = server.look.connection_pool.get_connection()
     try:
-        connection.send_command(*command)
-        return connection.read_response()
+        for _ in range(10):
+            try:
+                connection.send_command(*command)
+                return connection.read_response()
+            except redis.ConnectionError:
+                connection.disconnect()
+        raise AssertionError(f"ten connections in a row were killed, with {command}")
     finally:
         server.look.connection_pool.release(connection)
 
@@ -151,6 +158,12 @@ class Watched:
 def _pairs(flat: list[bytes]) -> dict[str, str]:
     texts = [each.decode() for each in flat]
     return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+def run_id(server: Server) -> str:
+    """Which process it is."""
+    lines = raw(server, "INFO", "server").decode().splitlines()
+    return next(line.partition(":")[2] for line in lines if line.startswith("run_id:"))
 
 
 def wait(condition: Callable[[], bool], what: str) -> None:

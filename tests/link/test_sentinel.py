@@ -11,7 +11,7 @@ import trio
 from tests.link.conftest import LinkTo
 from tests.link.scripts import ECHO_CALL, Outcomes, append, echo, lines, until
 from tests.proxy import FaultProxy
-from tests.sentinels import SERVICE, FakeSentinel, Sentinel, started
+from tests.sentinels import SERVICE, FakeSentinel, Sentinel, run_id, started
 from tests.servers import Server
 from worqr.errors import RefusedByServer, Unavailable
 from worqr.link import Link, sentinel
@@ -47,10 +47,6 @@ def says() -> Iterator[Says]:
 
 def url_of(*sentinels: FakeSentinel) -> str:
     return f"redis+sentinel://{','.join(f'127.0.0.1:{each.port}' for each in sentinels)}/{SERVICE}"
-
-
-def run_id(server: Server) -> str:
-    return str(server.look.info("server")["run_id"])
 
 
 async def asked_again(*sentinels: FakeSentinel, times: int = 2) -> None:

@@ -282,17 +282,16 @@ class Sentinel:
             self.view = None
             raise RefusedByServer(self._unknown(wire, service))
         self.view = View(_endpoint(place[0], place[1]), _number(facts, b"config-epoch"), now)
-        if learn and isinstance(others, list):
+        if learn:
             self._learned_at = now
-            known = [_fields(each) for each in cast("list[Any]", others)]
-            self.others = frozenset(_endpoint(each[b"ip"], each[b"port"]) for each in known if each.get(b"port"))
+            self.others = frozenset(
+                _endpoint(each[b"ip"], each[b"port"]) for each in _rows(others) if each.get(b"port")
+            )
 
     def _unknown(self, wire: Wire, service: str) -> str:
         """It watches something else."""
         (masters,) = wire.exchange([("SENTINEL", "MASTERS")])
-        names: list[str] = []
-        if isinstance(masters, list):
-            names = [_fields(each).get(b"name", b"").decode("utf-8", "replace") for each in cast("list[Any]", masters)]
+        names = [each.get(b"name", b"").decode("utf-8", "replace") for each in _rows(masters)]
         known = f"; it knows {', '.join(map(repr, sorted(names)))}" if names else ""
         return f"the Sentinel at {self._endpoint} knows no service {service!r}{known}"
 
@@ -321,6 +320,11 @@ def _fields(flat: Any) -> dict[bytes, bytes]:
     """Names and values in turn, as Sentinels answer."""
     words = cast("list[bytes]", flat) if isinstance(flat, list) else []
     return dict(zip(words[::2], words[1::2], strict=False))
+
+
+def _rows(answer: Any) -> list[dict[bytes, bytes]]:
+    """What each of several is; none if we may not know."""
+    return [] if isinstance(answer, Refused) else [_fields(each) for each in answer]
 
 
 def _number(flat: Any, name: bytes) -> int:

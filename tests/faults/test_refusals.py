@@ -1,0 +1,106 @@
+"""A server that refuses to work for longer than a keepalive lasts: peers keep what they hold, nobody is swept, all goes on."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import trio
+
+import worqr
+from tests.patience import PATIENCE
+from tests.peer.tools import until
+from tests.sentinels import raw
+from tests.servers import SETTINGS, Server
+from tests.troubles import TROUBLES, Trouble, have_slots
+
+pytestmark = pytest.mark.one_server
+
+LONG = 2.5
+"""Seconds: longer than a keepalive of 1 s, and than it takes a leader to see twice that somebody is missing."""
+
+
+class Work:
+    """A handler of which one task takes as long as a test says."""
+
+    def __init__(self) -> None:
+        self.runs: Counter[bytes] = Counter()
+        self.begun = trio.Event()
+        self.gate = trio.Event()
+        self.cancelled: list[str | None] = []
+
+    async def __call__(self, task: bytes) -> None:
+        if task == b"long":
+            self.begun.set()
+            try:
+                await self.gate.wait()
+            except trio.Cancelled:
+                self.cancelled.append(worqr.current().cancel_reason)
+                raise
+        self.runs[task] += 1
+
+
+@pytest.fixture
+def troubled(server_kind: str, trouble: Trouble) -> Iterator[Server]:
+    server = Server(server_kind, settings={**SETTINGS, **trouble.settings})
+    server.start()
+    if "cluster-enabled" in trouble.settings:
+        have_slots(server)
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("trouble", TROUBLES, ids=str)
+async def test_peers_outlast_it(troubled: Server, trouble: Trouble, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "worqr")
+    mesh, work = worqr.Mesh(troubled.tcp_url, keepalive=1), Work()
+    queue = mesh.queue("Q1")
+    async with mesh.join(concurrency=5, grace=0) as peer, trio.open_nursery() as nursery:
+        await nursery.start(partial(peer.serve, "Q1", work))
+        await queue.enqueue(b"long", b"short")
+        await work.begun.wait()
+        await until(lambda: work.runs[b"short"])
+        worker = peer.id
+        await trio.to_thread.run_sync(trouble.begin, troubled)
+        nursery.start_soon(queue.enqueue, b"meanwhile")
+        await trio.sleep(LONG)
+        assert not work.runs[b"meanwhile"]
+        await trio.to_thread.run_sync(trouble.end, troubled)
+        await until(lambda: work.runs[b"meanwhile"])
+        work.gate.set()
+        await until(lambda: work.runs[b"long"])
+        assert (peer.id, work.cancelled) == (worker, []), "nobody was swept"
+        nursery.cancel_scope.cancel()
+    assert work.runs == {b"long": 1, b"short": 1, b"meanwhile": 1}
+    said = Counter(record.getMessage().partition(":")[0] for record in caplog.records)
+    assert (said["link.lost"], said["link.back"]) == (1, 1), said
+    assert not said["condemn_worker"]
+
+
+async def test_peers_outlast_rights_that_were_taken_away(own_server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    raw(own_server, "ACL", "SETUSER", "bob", "on", ">pw", "~*", "&*", "+@all")
+    url = own_server.tcp_url.replace("redis://", "redis://bob:pw@")
+    mesh, work = worqr.Mesh(url, keepalive=1), Work()
+    queue = mesh.queue("Q1")
+    async with mesh.join(concurrency=5, grace=0) as peer, trio.open_nursery() as nursery:
+        await nursery.start(partial(peer.serve, "Q1", work))
+        await queue.enqueue(b"long")
+        await work.begun.wait()
+        worker = peer.id
+        raw(own_server, "ACL", "SETUSER", "bob", "-evalsha")
+        with trio.fail_after(PATIENCE), pytest.raises(worqr.RefusedByServer, match="enqueue: NOPERM"):
+            await queue.enqueue(b"never")
+        await trio.sleep(LONG)
+        raw(own_server, "ACL", "SETUSER", "bob", "+evalsha")
+        await queue.enqueue(b"later")
+        await until(lambda: work.runs[b"later"])
+        work.gate.set()
+        await until(lambda: work.runs[b"long"])
+        assert (peer.id, work.cancelled) == (worker, []), "nobody was swept"
+        nursery.cancel_scope.cancel()
+    assert work.runs == {b"long": 1, b"later": 1}
+    loud = [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
+    assert len(loud) < 20, loud
