@@ -15,7 +15,7 @@ import trio
 
 import worqr
 from tests.children import Child
-from tests.clusters import Cluster, cluster, cluster_of_module, move_slot
+from tests.clusters import Cluster, cluster, cluster_of, cluster_of_module, move_slot
 from tests.patience import PATIENCE
 from tests.peer.tools import Held, Runs, eventually, serving, until
 from worqr.link.dialect import slot_of
@@ -260,3 +260,17 @@ def test_plain_threads_use_a_cluster_too(cluster: Cluster) -> None:
         assert mesh.blocking.queue(queue).enqueue(json.dumps(queue).encode()) == 1
     assert sorted(info.waiting for info in mesh.blocking.queues()) == [1, 1, 1]
     mesh.blocking.close()
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
+async def test_a_cluster_of_one_node_is_a_server_too(server_kind: str, scheme: str) -> None:
+    with cluster_of(server_kind, primaries=1, replicas=0) as alone:
+        mesh = worqr.Mesh(f"{scheme}://127.0.0.1:{alone.nodes[0].port}")
+
+        @mesh.task(result_ttl=60)
+        async def double(n: int) -> int:
+            return 2 * n
+
+        async with mesh.join():
+            jobs = await mesh.dispatch_many([double.call(n) for n in range(10)])
+            assert [await job.result(timeout=PATIENCE) for job in jobs] == [2 * n for n in range(10)]

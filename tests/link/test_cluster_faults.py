@@ -28,7 +28,7 @@ from worqr.link.pipe import Pipe
 from worqr.link.request import Request
 from worqr.link.subscriptions import Subscriptions
 from worqr.link.threads import ThreadMailbox, run_blocking
-from worqr.link.topology import NodeRoute
+from worqr.link.topology import NodeRoute, ShardRoute
 
 LOW, HIGH = "Q0", "Q2"
 """Queues in the first and in the second half of all slots; the registry is in the second."""
@@ -223,6 +223,28 @@ async def test_while_a_node_is_silent_others_are_asked_who_has_its_slots(
     first.does = lambda _: SILENT
     link.post(append("t", "x"), Outcomes())
     await until(lambda: next(doubts) > 5)
+
+
+async def test_a_beat_that_is_redirected_has_the_nodes_asked(
+    fakes: Fakes, link_to: LinkTo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: a worker that beats at the wrong node for long is taken for dead."""
+    first, second, _ = fakes.nodes
+    link = await link_to(fakes.url)
+    doubted = threading.Event()
+    doubt = ShardRoute.doubt
+    monkeypatch.setattr(ShardRoute, "doubt", lambda self: doubted.set() or doubt(self))
+    call, beats = Call(ECHO_CALL.script, "{worqr}", ("{worqr}:beat",), ("a",), str), list[str]()
+    heart = link.heart(
+        make=lambda _number, _turning: call, replied=beats.append, every=0.05, stall_limit=60, describe=lambda: ""
+    )
+    heart.start()
+    await until(lambda: beats)
+    assert not doubted.is_set()
+    fakes.give((ALL, second))
+    first.does = errs(f"MOVED {slot_of('{worqr}')} {second.place}")
+    await until(doubted.is_set)
+    await until(lambda: second.ran, what="a beat at the other node")
 
 
 # Patience, owners, the end
@@ -534,6 +556,24 @@ async def test_a_call_for_which_there_is_no_thread(fakes: Fakes, link_to: LinkTo
     no_threads.clear()
     await outcomes.wait(2)
     assert sorted(value[1] for value in outcomes.values) == [b"y", b"z"]
+
+
+async def test_a_call_that_somebody_counts_on_waits_for_a_thread(
+    fakes: Fakes, link_to: LinkTo, no_threads: set[str]
+) -> None:
+    """Without any news of slots."""
+    first, second, _ = fakes.nodes
+    fakes.give((HALVES[0], first), (HALVES[1], second))
+    link = await link_to(fakes.url)
+    no_threads.add("worqr-link")
+    outcomes = Outcomes()
+    link.post(append("t", "x", LOW), outcomes, owner=Owner("W1"))
+    before = first.said("CLUSTER", "SLOTS") + second.said("CLUSTER", "SLOTS")
+    await until(lambda: sum(node.said("CLUSTER", "SLOTS") for node in fakes.nodes) > before + 1)
+    assert outcomes.all == []
+    no_threads.clear()
+    await outcomes.wait(1)
+    assert outcomes.values == [["ok", b"x", 1, 1]]
 
 
 async def test_a_channel_for_which_there_is_no_thread(fakes: Fakes, link_to: LinkTo, no_threads: set[str]) -> None:
