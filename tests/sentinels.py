@@ -21,6 +21,8 @@ from worqr.errors import Unavailable
 SERVICE = "orders"
 DOWN_AFTER = 1000
 """Milliseconds after which a server that does not answer counts as down."""
+FAILOVER_TIMEOUT = 2000
+"""Milliseconds; when Sentinels have split their votes, they try again after twice that."""
 _EAGER = ("info-period", "200", "publish-period", "200", "ask-period", "200")
 _USUAL = ("info-period", "10000", "publish-period", "2000", "ask-period", "1000")
 
@@ -115,7 +117,7 @@ class Watched:
         for sentinel in self.sentinels:
             self.eager(sentinel)
             sentinel.ask("MONITOR", SERVICE, "127.0.0.1", self.servers[0].port, 2)
-            sentinel.ask("SET", SERVICE, "down-after-milliseconds", DOWN_AFTER, "failover-timeout", 5000)
+            sentinel.ask("SET", SERVICE, "down-after-milliseconds", DOWN_AFTER, "failover-timeout", FAILOVER_TIMEOUT)
         self.settle()
 
     def eager(self, sentinel: Sentinel, *, eager: bool = True) -> None:
@@ -192,6 +194,7 @@ class FakeSentinel:
         epoch: the number of the decision that made it the primary.
         others: the ports of the Sentinels it says it knows.
         users: who may ask, with which password; by default everybody.
+        failing_over: it is about to promote another one.
         asked: how often it was asked for the primary.
     """
 
@@ -200,6 +203,7 @@ class FakeSentinel:
         self.epoch = epoch
         self.others: list[int] = []
         self.users = users
+        self.failing_over = False
         self.asked = 0
         self.port = port
         self._connections: list[socket.socket] = []
@@ -252,7 +256,8 @@ class FakeSentinel:
             pass  # the client is gone, or we are
 
     def _answer(self, command: list[str]) -> bytes:
-        facts = ["name", SERVICE, "ip", "127.0.0.1", "port", str(self.primary), "config-epoch", str(self.epoch)]
+        flags = "master,failover_in_progress" if self.failing_over else "master"
+        facts = ["name", SERVICE, "port", str(self.primary), "flags", flags, "config-epoch", str(self.epoch)]
         match [command[0], *(word.upper() for word in command[1:2]), *command[2:]]:
             case ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", service]:
                 self.asked += 1

@@ -45,7 +45,7 @@ class Load:
 
     def __init__(self, servers: Watched) -> None:
         self.servers = servers
-        self.meshes = [worqr.Mesh(servers.url, patience=PATIENCE) for _ in range(3)]
+        self.meshes = [worqr.Mesh(servers.url, patience=4 * PATIENCE) for _ in range(3)]
         self.acknowledged: dict[bytes, float] = {}
         self.runs: Counter[bytes] = Counter()
         self.held = Held()
@@ -120,7 +120,7 @@ class Load:
     async def moved(self, to: Server) -> float:
         """When the producers' requests went to this server."""
         wanted = run_id(to)
-        await until(lambda: self.meshes[0].link.run_id == wanted, what="a link to the new primary")
+        await until(lambda: self.meshes[0].link.run_id == wanted, 2 * PATIENCE, what="a link to the new primary")
         return time.monotonic()
 
 

@@ -223,6 +223,18 @@ async def test_a_server_that_became_a_replica_leads_to_a_fresh_look(
     server.look.delete(f"{prefix}:{{Q}}")
 
 
+async def test_while_a_failover_is_under_way_looks_follow_each_other(
+    link_to: LinkTo, server: Server, own_server: Server, says: Says, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sentinel, "_LOOK_EVERY", ENDLESS)
+    teller = says(server)
+    teller.failing_over = True
+    link = await link_to(teller.url)
+    await asked_again(teller)
+    teller.primary, teller.epoch, teller.failing_over = own_server.port, 2, False
+    await until(lambda: link.run_id == run_id(own_server))
+
+
 async def test_a_replica_that_is_named_as_the_primary_is_not_used(
     link_to: LinkTo, server: Server, own_server: Server, says: Says
 ) -> None:

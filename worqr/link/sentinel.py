@@ -32,7 +32,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 _TIMEOUT = 1.0  # seconds for connecting to a Sentinel, and for its answer
 _LOOK_EVERY = 1.0  # seconds between looks: what is written to a primary that was replaced is lost
-_LOOK_AGAIN = 0.25  # seconds between looks while somebody doubts, at least
+_LOOK_AGAIN = 0.25  # seconds between looks while somebody doubts, or a failover is under way, at least
 _LEARN_EVERY = 30.0  # seconds between questions for the other Sentinels
 _BELIEVED = 30.0  # seconds that the last answer of a silent Sentinel counts
 _TRY_AGAIN = 10.0  # seconds that a silent Sentinel is left alone, while others answer
@@ -43,10 +43,13 @@ _END_WAIT = 0.2  # seconds that closing waits for the thread; only one that is j
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What one Sentinel said: who is the primary, by which decision, and when (monotonic) it said so."""
+    """What one Sentinel said: who is the primary, by which decision, whether it is about to make another one its primary, and
+    when (monotonic) it said so.
+    """
 
     primary: Endpoint
     epoch: int
+    failing_over: bool
     at: float
 
 
@@ -70,6 +73,7 @@ class SentinelRoute:
         self._sentinels: dict[Endpoint, Sentinel] = {}
         self._error: WorqrError = Unavailable("no Sentinel has answered yet")
         self._blind_since: float | None = None
+        self._failing_over = False
         self._looked = threading.Event()
         self._doubted = threading.Event()
         self._ended = threading.Event()
@@ -129,7 +133,8 @@ class SentinelRoute:
                 self._scribe.log(logger, logging.ERROR, "link.sentinel: a bug; looking again", error=exc)
             self._looked.set()
             self._ended.wait(_LOOK_AGAIN)
-            self._doubted.wait(_LOOK_EVERY - _LOOK_AGAIN)
+            if not self._failing_over:
+                self._doubted.wait(_LOOK_EVERY - _LOOK_AGAIN)
         for sentinel in self._sentinels.values():
             sentinel.close()
 
@@ -181,6 +186,7 @@ class SentinelRoute:
         """The primary by the highest decision; between Sentinels that disagree about one, by most; then the one we have."""
         oldest = time.monotonic() - _BELIEVED
         views = [each.view for each in self._sentinels.values() if each.view is not None and each.view.at > oldest]
+        self._failing_over = any(view.failing_over for view in views)
         if not views:
             return
         epoch = max(view.epoch for view in views)
@@ -281,7 +287,8 @@ class Sentinel:
         if not place:
             self.view = None
             raise RefusedByServer(self._unknown(wire, service))
-        self.view = View(_endpoint(place[0], place[1]), _number(facts, b"config-epoch"), now)
+        failing_over = b"failover_in_progress" in _fields(facts).get(b"flags", b"")
+        self.view = View(_endpoint(place[0], place[1]), _number(facts, b"config-epoch"), failing_over, now)
         if learn:
             self._learned_at = now
             self.others = frozenset(
