@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -195,6 +196,7 @@ class FakeSentinel:
         others: the ports of the Sentinels it says it knows.
         users: who may ask, with which password; by default everybody.
         failing_over: it is about to promote another one.
+        tls: what it shows to whoever comes, if anything.
         asked: how often it was asked for the primary.
     """
 
@@ -204,6 +206,7 @@ class FakeSentinel:
         self.others: list[int] = []
         self.users = users
         self.failing_over = False
+        self.tls: ssl.SSLContext | None = None
         self.asked = 0
         self.port = port
         self._connections: list[socket.socket] = []
@@ -242,6 +245,9 @@ class FakeSentinel:
     def _serve(self, connection: socket.socket) -> None:
         data, known = bytearray(), not self.users
         try:
+            if self.tls is not None:
+                connection = self.tls.wrap_socket(connection, server_side=True)
+                self._connections.append(connection)
             while more := connection.recv(65536):
                 data += more
                 while data and (end := frame_end(data)):

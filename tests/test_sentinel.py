@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -15,8 +16,11 @@ import trio
 import worqr
 from tests.patience import PATIENCE
 from tests.peer.tools import Held, eventually, until
-from tests.sentinels import SERVICE, Watched, raw, run_id, watched
+from tests.sentinels import SERVICE, FakeSentinel, Watched, raw, run_id, watched
 from tests.servers import Server
+from tests.test_tls import Certificates, TlsServer, certificates, made_once, tls
+
+_FIXTURES = (certificates, made_once, tls)
 
 PRODUCERS = 6
 
@@ -194,3 +198,21 @@ async def test_a_planned_failover_is_noticed_by_looking(servers: Watched, replic
     assert not [task for task in lost if load.acknowledged[task] > moved]
     if replicas:
         assert len(lost) <= 3 * PRODUCERS, "what the old primary did before it saw that its replica was gone"
+
+
+async def test_tls_holds_for_the_sentinels_and_for_the_server(tls: TlsServer, certificates: Certificates) -> None:
+    sentinel = FakeSentinel(tls.tls_port)
+    sentinel.tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificates.path("ca.pem"))
+    sentinel.tls.load_cert_chain(certificates.path("server.pem"), certificates.path("server.key"))
+    sentinel.tls.verify_mode = ssl.CERT_REQUIRED
+    url = sentinel.url.replace("redis+", "rediss+")
+    try:
+        mesh = worqr.Mesh(url + certificates.options())
+        async with mesh.connect():
+            assert await mesh.queue("Q1").enqueue(b"a") == 1
+            assert await mesh.queue("Q1").tasks() == [b"a"]
+        with pytest.raises(worqr.RefusedByServer, match="certificate"):
+            async with worqr.Mesh(url + certificates.options(ssl_ca_certs="stranger.pem")).connect():
+                pass
+    finally:
+        sentinel.close()
