@@ -864,25 +864,65 @@ async def test_it_does_not_start_when_all_is_over(program: Callable[[str], Child
     assert await child.ended() == 0
 
 
-@pytest.mark.parametrize("server_there", [True, False], ids=["while it drains", "while it starts"])
-async def test_ctrl_c_while_it_waits(
-    program: Callable[[str], Child], server: Server, prefix: str, server_there: bool
+async def test_it_leaves_before_the_exit_waits_for_work_that_it_has_given_to_a_pool(
+    program: Callable[[str], Child],
 ) -> None:
-    if server_there:
-        child = program("    peer = begin()\n    print('waits', flush=True)\n    peer.stop()\n")
+    child = program("""
+    import asyncio
+
+    @mesh.task(name="waits", runs_in="asyncio")
+    async def waits() -> None:
+        gate = threading.Event()
+        try:
+            began.set()
+            await asyncio.to_thread(gate.wait)
+        finally:
+            gate.set()
+
+    mesh.join_in_thread(grace=600).start()
+    waits.blocking.enqueue()
+    began.wait()
+    """)
+    assert await child.ended() == 0, child.errors
+    assert "stuck" not in child.errors
+
+
+INTERRUPTED = """
+    def tell():
+        while peer.health().why not in ("the peer is leaving", "joining the mesh"):
+            time.sleep(0.01)
+        time.sleep(0.2)
+        print("waits", flush=True)
+
+    threading.Thread(target=tell).start()
+    try:
+        {waits}
+    except KeyboardInterrupt:
+        while peer.health().alive:
+            time.sleep(0.01)
+        print("left", flush=True)
+"""
+
+
+@pytest.mark.parametrize("while_it", ["drains", "starts"])
+async def test_ctrl_c_while_it_waits(
+    program: Callable[[str], Child], server: Server, prefix: str, while_it: str
+) -> None:
+    if while_it == "drains":
+        child = program("    peer = begin()" + INTERRUPTED.format(waits="peer.stop()"))
     else:
-        child = program("""
+        child = program(
+            """
     mesh = worqr.Mesh("redis://127.0.0.1:1", patience=600)
     mesh.task(name="f")(lambda: None)
-    print("waits", flush=True)
-    mesh.join_in_thread().start()
-    """)
+    peer = mesh.join_in_thread()"""
+            + INTERRUPTED.format(waits="peer.start()")
+        )
     await child.line_with("waits")
-    await trio.sleep(0.2)  # it waits soon; a signal that comes earlier ends it as well
     child.signal(signal.SIGINT)
-    assert await child.ended() == -signal.SIGINT
-    if server_there:
-        assert await child.line_with("cleaned up")
+    assert await child.line_with("left")
+    assert await child.ended() == 0
+    if while_it == "drains":
         assert workers(server, prefix) == 0
         assert waiting(server, prefix) == 1
 
@@ -927,4 +967,5 @@ async def test_a_forked_child_begins_without_it_and_starts_its_own(
     assert await child.line_with("both")
     assert await child.line_with("parent")
     assert await child.ended() == 0, child.errors
+    assert "stuck" not in child.errors  # nobody has waited for the peer of another process
     assert workers(server, prefix) == 0

@@ -89,8 +89,8 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
         life = self._life
         if life is not None:
             life.check_outside()
-            life.leave(wait)
             try:
+                life.leave(wait)
                 life.wait_ended()
             except BaseException:
                 life.leave(0)
