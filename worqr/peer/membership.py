@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from worqr import ops
-from worqr.errors import ClaimLost, Unavailable, WorqrError
+from worqr.errors import ClaimLost, WorqrError
 from worqr.keys import RegistryKeys
 from worqr.link import Heart, Link, Owner
 from worqr.ops import Beat
@@ -289,7 +289,7 @@ class Membership:
         try:
             if not registration.dead:
                 await self._stop_worker(registration, patience)
-        except Unavailable as error:
+        except WorqrError as error:
             logger.warning("stop_worker: left without saying so, the others will notice: %s", error)
         finally:
             registration.dead = True
