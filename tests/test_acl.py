@@ -6,6 +6,7 @@ import logging
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,18 @@ import trio
 
 import worqr
 from tests.clusters import cluster_of
+from tests.leaks import Entry, dump
 from tests.ops.driver import Desk
-from tests.ops.scene import Scene, next_call, reset_scene, set_scene
+from tests.ops.scene import CALLS, Scene, next_call, reset_scene, set_scene
 from tests.patience import PATIENCE
 from tests.peer.tools import QUICK, eventually, serving, until
 from tests.servers import Server
+from tests.test_keys import makers, plain
+from tests.test_lua import WRITES
 from worqr import ops
 from worqr.call import Call
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
-from worqr.lua import all_scripts, script
+from worqr.lua import Script, all_scripts, script
 
 PAGE = Path(__file__).parent.parent / "docs" / "security.md"
 SECRET = "s3cret/w0rd"
@@ -230,7 +234,7 @@ def play(desk: Desk, scene: Scene, name: str, client: redis.Redis) -> None:
         try:
             desk.send(call)
         except redis.ResponseError as error:
-            if "permission" not in str(error) and "executing the script" not in str(error):
+            if not re.search("permission|executing the script|the user may not: ", str(error)):
                 raise
         finally:
             desk.client = own
@@ -595,7 +599,135 @@ async def test_a_producer_can_be_kept_to_some_queues(users: Users) -> None:
                 await mesh.queue(name).enqueue(b"a")
 
 
-# Rights that are missing
+# Rights that are missing: a peer does not enter
+
+
+KEYS, NO_SCENE = QueueKeys("p", "Q1"), Scene(1, 2, 3, 4, 5, 6, [], {}, {})
+OF_QUEUES = [
+    name for name in sorted(SCRIPTS["peer"]) if CALLS[name](KEYS, RegistryKeys("p"), NO_SCENE).base == KEYS.base
+]
+"""What a peer sends to its queues."""
+
+
+def asked_for(source: str, base: str) -> list[list[str]]:
+    """What ``start_work`` asks the server about, in full."""
+    [examples] = re.findall(r"local RIGHTS = \[\[(.*?)\]\]", source, re.DOTALL)
+    return [[re.sub("^@", base, word) for word in example.split()] for example in examples.split(",")]
+
+
+def named(words: list[str]) -> str:
+    return "|".join(words[:2] if words[0] == "PUBSUB" else words[:1]).lower()
+
+
+@pytest.mark.parametrize("clustered", [False, True])
+def test_before_it_enters_a_peer_asks_for_every_command_of_its_scripts(clustered: bool) -> None:
+    sources = {name: script(name).sharded.source if clustered else script(name).source for name in OF_QUEUES}
+    needed = set().union(*(reachable(source) for source in sources.values()))
+    elsewhere = {"publish"} if clustered else set()  # to the registry's channel
+    asked = {named(words) for words in asked_for(sources["start_work"], "q")}
+    assert asked == needed - elsewhere, "_rights.lua has an example of each"
+
+
+def test_and_for_every_kind_of_key() -> None:
+    words = {word for example in asked_for(script("start_work").source, KEYS.base) for word in example}
+    known = {**plain(KEYS), **{name: make("1") for name, make in makers(KEYS).items()}}
+    assert {name for name, key in known.items() if key not in words} == {"cancel_channel", "cancelled_channel"}
+    assert {word for word in words if word.startswith(KEYS.base)} <= set(known.values())
+
+
+@pytest.mark.leaves("*")
+def test_what_it_asks_about_are_calls_that_could_be_made(server: Server, prefix: str) -> None:
+    """With as many arguments as the command wants: some servers say no to any other."""
+    desk = Desk(server.client(), prefix)
+    for words in asked_for(script("start_work").source, desk.q.base):
+        try:
+            desk.client.execute_command(*words)
+        except redis.ResponseError as error:
+            assert "no such key" in str(error), words
+
+
+@pytest.mark.leaves("*")
+def test_a_peer_without_one_of_them_does_not_enter(users: Users) -> None:
+    desk = seated(users)
+    set_scene(desk)
+    entering = ops.start_work(desk.q, "new", max_stalls=3, keep_failed=9, last=0)
+    examples = asked_for(entering.script.source, desk.q.base)
+
+    def refusal(*rules: str) -> str:
+        users.grant("peer", [*rules])
+        with as_user(desk, users.by_hand("peer")), pytest.raises(redis.exceptions.NoPermissionError) as caught:
+            desk.send(entering)
+        return str(caught.value)
+
+    rules = lines()["peer"]
+    with desk.nothing_changes():
+        for command in {named(words) for words in examples} - {"hmget"}:  # which comes before: is it a copy?
+            lacking = ", ".join(" ".join(words) for words in examples if named(words) == command)
+            assert refusal(*without(rules, f"+{command}")) == f"the user may not: {lacking}"
+        keyed = [words for words in examples if not words[0].startswith("PUB")]  # the others name channels
+        keys = {word for words in keyed for word in words if word.startswith(desk.q.base)}
+        others = [*without(rules, "~worqr:{*"), "~worqr:{Q1}:producer:*"]
+        for key in keys - set(entering.keys):
+            assert key in refusal(*others, *(f"~{each}" for each in (keys | set(entering.keys)) - {key}))
+    users.grant("peer")
+    with as_user(desk, users.by_hand("peer")):
+        assert desk.send(entering) == [b"ok"]
+
+
+@contextmanager
+def as_user(desk: Desk, client: redis.Redis) -> Iterator[None]:
+    """In the block the desk sends by `client`, which is then closed."""
+    own, desk.client = desk.client, client
+    try:
+        yield
+    finally:
+        desk.client = own
+        client.close()
+
+
+@pytest.mark.leaves("*")
+def test_a_server_that_cannot_be_asked_lets_it_enter(users: Users) -> None:
+    desk = seated(users)
+    entering = ops.start_work(desk.q, "new", max_stalls=3, keep_failed=9, last=0)
+    entering.script = Script("start_work", entering.script.source.replace("acl_check_cmd", "unheard_of"))
+    desk.client.script_load(entering.script.source)
+    users.grant("peer", without(lines()["peer"], "+lset"))
+    with as_user(desk, users.by_hand("peer")):
+        assert desk.send(entering) == [b"ok"]
+
+
+@pytest.mark.leaves("*")
+async def test_a_missing_right_to_write_is_told_before_a_task_is_touched(users: Users) -> None:
+    desk = seated(users)
+    desk.put(b"a")
+    desk.dispatch("x", b"b")
+    before, told = of_queue(desk), set[str]()
+    for command in sorted(WRITES - {"SMOVE"}):  # by which only the leader sweeps
+        rules = without(lines()["peer"], f"+{command.lower()}")
+        mesh = worqr.Mesh(users.grant("peer", rules), prefix=users.prefix, patience=PATIENCE)
+        with pytest.raises(worqr.RefusedByServer, match="NOPERM|permission|can't run this command") as caught:
+            async with mesh.join(grace=0) as peer:
+                await peer.serve("Q1", never)
+        assert of_queue(desk) == before, command
+        if "refused start_work: NOPERM the user may not: " in str(caught.value):
+            assert f": {command} {desk.q.base}" in str(caught.value)
+            assert "ACL LOG" not in str(caught.value)  # which has nothing of it
+            told.add(command)
+    assert {"LPOP", "RPOPLPUSH", "RENAME", "ZADD", "SPOP"} <= told  # others are needed to join
+
+
+def of_queue(desk: Desk) -> dict[bytes, Entry]:
+    """All keys of the queue but the replies that are kept: leaving may have been answered."""
+    base, replies = desk.q.base.encode(), f"{desk.q.base}:producer:".encode()
+    everything = dump(desk.client, desk.prefix).items()
+    return {key: entry for key, entry in everything if key.startswith(base) and not key.startswith(replies)}
+
+
+async def never(task: bytes) -> None:
+    raise AssertionError(task)
+
+
+# Rights that are missing: elsewhere
 
 
 @pytest.mark.leaves("*")

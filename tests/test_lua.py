@@ -262,6 +262,7 @@ def test_unpack_is_bounded() -> None:
         ("_producer", "gone"),
         ("_record", "flat"),  # fields of a record, whose names are ours
         ("_result", "facts"),
+        ("_rights", "words"),  # of an example
         ("_update", "gone"),
         ("dispatch_jobs", "job"),  # cmsgpack's
         ("enqueue", "items"),

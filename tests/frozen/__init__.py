@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -20,7 +21,9 @@ T = TypeVar("T")
 
 HERE = Path(__file__).parent
 
-CALLED_OTHERWISE: Final[dict[str, Callable[[Call[Any]], Call[Any]]]] = {}
+CALLED_OTHERWISE: Final[dict[str, Callable[[Call[Any]], Call[Any]]]] = {
+    "start_work": lambda call: replace(call, keys=call.keys[1:]),  # without the queue
+}
 """Scripts whose KEYS or ARGV are no longer what they were when they were frozen: how to make the old call of a new one."""
 
 

@@ -85,7 +85,8 @@ def refusal(error: BaseException) -> Refused:
     if word is None:
         first, _, rest = text.partition(" ")
         word, text = (first, rest) if first.isupper() else ("ERR", text)
-    if word == "NOPERM" or _DENIED.search(text):  # some say neither which command nor which key, in a script at least
+    denied = word == "NOPERM" or _DENIED.search(text)
+    if denied and not text.startswith("the user may not: "):  # but for start_work, some say neither command nor key
         text += "; ACL LOG on the server names what is missing"
     kind = _KINDS.get(word)
     if kind is None:

@@ -21,6 +21,8 @@ _SHARDED = (
         "redis.pcall('SPUBLISH', ",
     ),  # the registry's channels stay plain
     (re.compile(r"'PUBSUB', 'NUMSUB'"), "'PUBSUB', 'SHARDNUMSUB'"),
+    (re.compile(r"\bPUBLISH @"), "SPUBLISH @"),  # what `start_work` asks the server about
+    (re.compile(r"\bPUBSUB NUMSUB @"), "PUBSUB SHARDNUMSUB @"),
 )
 
 

@@ -1,8 +1,9 @@
 #!lua flags=allow-oom
--- start_work: puts a worker into the fence of a queue, with what a sweep must know of its handler.
+-- start_work: puts a worker into the fence of a queue, with what a sweep must know of its handler, if it has all rights there.
 -- KEYS[1] producer HASH
--- KEYS[2] workers HASH
--- KEYS[3] policy HASH
+-- KEYS[2] queue LIST
+-- KEYS[3] workers HASH
+-- KEYS[4] policy HASH
 -- ARGV[1] number of the request
 -- ARGV[2] lowest number still unanswered
 -- ARGV[3] worker id
@@ -13,14 +14,18 @@
 -- ARGV[8] last number of a start request that the worker sent to this queue before
 -- RETURNS ok | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not put a worker back that left
--- USES producer serving
-local producer, workers, policy = KEYS[1], KEYS[2], KEYS[3]
+-- USES producer rights serving
+local producer, queue, workers, policy = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local number, lowest, worker, max_stalls = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local keep_failed, on_failure, result_ttl, last = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 
 local before = replied(producer, number, lowest)
 if before then
   return before
+end
+local missing = missing_rights(queue)
+if missing then
+  return missing
 end
 local place = place_in_fence(workers, worker)
 redis.call('HSET', policy, 'max_stalls', max_stalls, 'keep_failed', keep_failed, 'on_failure', on_failure)

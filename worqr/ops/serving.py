@@ -29,8 +29,11 @@ def start_work(
     on_failure: bool = False,
     result_ttl_ms: int | None = None,
 ) -> Call[str]:
-    """Into the fence; `last` is the highest number of a start request that the worker sent to this queue before."""
-    names = (keys.workers, keys.policy(worker))
+    """Into the fence; `last` is the highest number of a start request that the worker sent to this queue before.
+
+    The server refuses it if the user lacks a right that the scripts of a peer need on this queue.
+    """
+    names = (keys.base, keys.workers, keys.policy(worker))
     ttl = "-" if result_ttl_ms is None else result_ttl_ms
     args = (worker, max_stalls, keep_failed, int(on_failure), ttl, last)
     return new_call("start_work", keys.base, names, args, done, numbered=True)

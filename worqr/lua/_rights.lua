@@ -1,0 +1,34 @@
+-- What the scripts of a peer do on a queue: every command, on keys where it stands; @ is the queue's base. A script that is
+-- refused one of them in its middle has done what came before it, and a task that it held is lost. So who may not do all of
+-- that does not enter. Nothing is called: the server is asked. The arguments are as many as a call would need.
+local RIGHTS = [[
+  DEL @:claim:1, DEL @:policy:1, EXISTS @:paused, EXPIRE @:counts 1, GET @:taken:1, HDEL @:workers 1, HEXISTS @:job:1 1,
+  HGET @:aside 1, HGETALL @:active:1, HINCRBY @:counts 1 1, HKEYS @:workers, HLEN @:policy:1, HMGET @:aside:1 1,
+  HSET @:active:1 1 1, HSET @:aside 1 1, HSET @:aside:1 1 1, HSET @:fired 1 1, HSETNX @:job:1 1 1, LINDEX @:claim:1 0,
+  LLEN @, LPOP @:claim:1, LPOS @:claim:1 1, LPUSH @ 1, LREM @ 0 1, LSET @:claim:1 0 1, PEXPIRE @:result:1 1,
+  PUBLISH @:wake:1 1, PUBSUB NUMSUB @:events, RENAME @:job:1 @:active:1, RENAME @:result:1 @:older_result:1,
+  RPOP @:leaving:1, RPOP @:trash, RPOP @:trash:suspects, RPOPLPUSH @ @:claim:1, RPOPLPUSH @:suspects @:claim:1,
+  RPUSH @ 1, SADD @:cancelling 1, SADD @:claims:1 1, SADD @:twins:1 1, SCARD @:blocked, SET @:taken:1 1,
+  SINTER @:claims:1 @:cancelling, SISMEMBER @:claims:1 1, SMISMEMBER @:claims:1 1, SORT @:claims:1 STORE @:leaving:1,
+  SORT_RO @:claims:1, SPOP @:hungry, SPOP @:trash:blocked, SREM @:blocked 1, SSCAN @:twins:1 0, TIME, ZADD @:broken 1 1,
+  ZADD @:failed 1 1, ZCARD @:due, ZPOPMIN @:trash:due, ZRANGE @:due 0 0, ZRANGEBYSCORE @:due 0 0, ZREM @:due 1
+]]
+
+-- The error that tells what of that the caller's user may not do; nil if there is nothing, or the server cannot be asked.
+local function missing_rights(base)
+  local missing = {}
+  for example in string.gmatch(redis.acl_check_cmd and RIGHTS or '', '[^,]+') do
+    local words = {}
+    for word in string.gmatch(example, '%S+') do
+      words[#words + 1] = string.sub(word, 1, 1) == '@' and base .. string.sub(word, 2) or word
+    end
+    local known, may = pcall(redis.acl_check_cmd, unpack(words))
+    if not (known and may) then
+      missing[#missing + 1] = table.concat(words, ' ')
+    end
+  end
+  if #missing == 0 then
+    return nil
+  end
+  return redis.error_reply('NOPERM the user may not: ' .. table.concat(missing, ', '))
+end
