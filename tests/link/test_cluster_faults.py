@@ -22,10 +22,12 @@ from tests.patience import PATIENCE
 from worqr.call import Call
 from worqr.errors import ClaimLost, RefusedByServer, Unavailable, WorqrBug
 from worqr.link import Link, LinkSettings, Owner
+from worqr.link.backlog import GUILTY_AFTER
 from worqr.link.cluster import ClusterPipes
 from worqr.link.dialect import slot_of
 from worqr.link.pipe import Pipe
 from worqr.link.request import Request
+from worqr.link.settings import Endpoint
 from worqr.link.subscriptions import Subscriptions
 from worqr.link.threads import ThreadMailbox, run_blocking
 from worqr.link.topology import NodeRoute, ShardRoute
@@ -148,6 +150,71 @@ async def test_a_node_that_lost_its_slots_is_left_and_found_again(
     assert link.connections == 3
 
 
+async def test_a_node_without_slots_is_left_when_what_has_come_is_done(fakes: Fakes, link_to: LinkTo) -> None:
+    first, second, _ = fakes.nodes
+    link = await link_to(fakes.url)
+    pipe, gate = pipe_to(link, first), threading.Event()
+    assert pipe is not None
+
+    def block() -> None:
+        gate.wait(PATIENCE)
+
+    pipe.tell(block)
+    fakes.give((ALL, second))
+    pipes_of(link).topology.doubt()
+    await until(lambda: pipes_of(link).topology.view.primaries == {Endpoint("127.0.0.1", second.port)})
+    await until(lambda: pipe._inbox.qsize() == 1, what="the news")
+    pipe.tell(lambda: None)
+    gate.set()
+    await until(lambda: pipe_to(link, first) is None, what="a pipe that retires")
+
+
+async def test_a_call_that_was_suspected_follows_its_slot_when_its_pause_is_over(fakes: Fakes, link_to: LinkTo) -> None:
+    first, second, _ = fakes.nodes
+    link = await link_to(fakes.url)
+    pipe, outcomes = pipe_to(link, first), Outcomes()
+    assert pipe is not None
+    request = Request(append("t", "x"), PATIENCE, time.monotonic(), Owner("W1"))
+    request.losses = request.lost_alone = GUILTY_AFTER
+    request.not_before = time.monotonic() + 1
+    request.wake = lambda: outcomes(request.value, request.error)
+    pipe.tell(lambda: pipe._backlog.outcasts.append(request))
+    fakes.give((ALL, second))
+    first.does = moved("Q", second)
+    await link.call(append("t", "y"))
+    await until(lambda: pipes_of(link).topology.view.primaries == {Endpoint("127.0.0.1", second.port)})
+    assert (outcomes.all, pipe_to(link, first)) == ([], pipe)
+    await outcomes.wait(1)
+    assert outcomes.values == [["ok", b"x", 2, 2]]
+    await until(lambda: pipe_to(link, first) is None, what="a pipe that retires")
+
+
+async def test_a_pipe_that_is_closed_while_it_leaves_ends(
+    fakes: Fakes, link_to: LinkTo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was found to be busy, so it would stay."""
+    first, second, _ = fakes.nodes
+    link = await link_to(fakes.url)
+    asked, gate = threading.Event(), threading.Event()
+
+    def busy(_: ClusterPipes, pipe: Pipe) -> bool:
+        asked.set()
+        return gate.wait(PATIENCE) and False
+
+    monkeypatch.setattr(ClusterPipes, "retire", busy)
+    fakes.give((ALL, second))
+    pipes_of(link).topology.doubt()
+    await until(asked.is_set)
+    closing = threading.Thread(target=link.close)
+    closing.start()
+    pipe = pipe_to(link, first)
+    assert pipe is not None
+    await until(lambda: pipe._closing)
+    gate.set()
+    await until(lambda: not pipe._thread.is_alive(), what="the end of a thread")
+    closing.join(PATIENCE)
+
+
 async def test_a_node_that_is_down_and_has_no_slots_is_left_even_if_it_was_busy(
     fakes: Fakes, link_to: LinkTo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,9 +233,9 @@ async def test_a_node_that_is_down_and_has_no_slots_is_left_even_if_it_was_busy(
 async def test_what_was_on_its_way_to_a_node_that_lost_its_slots_keeps_its_number(
     fakes: Fakes, link_to: LinkTo
 ) -> None:
-    """Also while the new node is out of memory: it cannot know yet that an earlier copy was carried out."""
+    """And leaves it at once. Also while the new node is out of memory: it cannot know yet that an earlier copy was done."""
     first, second, _ = fakes.nodes
-    link = await link_to(fakes.url)
+    link = await link_to(fakes.url, socket_timeout=10 * PATIENCE)
 
     def done_in_silence(call: list[str]) -> Any:
         fakes.run(call)
@@ -435,6 +502,14 @@ async def test_a_node_that_says_that_the_cluster_works_is_believed(fakes: Fakes,
     link = await link_to(fakes.url)
     await link.call(append("t", "x"))
     assert (len(first.ran), len(second.ran)) == (0, 1)
+
+
+async def test_a_replica_knows_as_well_as_a_primary(fakes: Fakes, link_to: LinkTo) -> None:
+    first, second, _ = fakes.nodes
+    second.answers["INFO"] = lambda _: "redis_version:7.4.0\r\nrole:slave\r\n"
+    link = await link_to(f"redis+cluster://{second.place}")
+    await link.call(append("t", "x"))
+    assert (len(first.ran), len(second.ran)) == (1, 0)
 
 
 async def test_one_node_that_refuses_us_costs_its_own_queues_only(fakes: Fakes, link_to: LinkTo) -> None:

@@ -109,7 +109,7 @@ class Pipe:
         self._inbox: queue.SimpleQueue[Request | Posted | Event] = queue.SimpleQueue()
         self._backlog = Backlog(None if cluster is None else cluster.numbers)
         self._ready_waiters: list[tuple[Waiter, float]] = []
-        self._closing = False
+        self._closing = self._leaving = False
         hooks = Hooks(self._settle, self._while_silent, self._ready, self.tell, self._moved, self.sort_out)
         self.uplink: Uplink = Uplink(settings, scribe, producer, self._backlog, hooks, route)
         self._thread = threading.Thread(target=self._run, name="worqr-link", daemon=True)
@@ -196,6 +196,8 @@ class Pipe:
                     uplink.work(wire)
                 elif backlog.replication.waiting:
                     uplink.ask(wire)
+                if self._leaving:  # until nothing is left to be done here
+                    self.sort_out()
             self._end(self._closed())
         except BaseException as exc:
             bug = WorqrBug(f"the link's thread died ({type(exc).__name__}: {exc}); please report this")
@@ -259,16 +261,15 @@ class Pipe:
         cluster = self._cluster
         if cluster is None or self._closing:
             return
-        strangers = self._backlog.take_out(partial(cluster.belongs, self))
-        if strangers:
-            cluster.hand_over(strangers)
-        if not cluster.is_needed(self):
-            waiters, self._ready_waiters = self._ready_waiters, []
-            for waiter, deadline in waiters:
-                cluster.wait_ready(waiter, deadline)
+        cluster.hand_over(self._backlog.take_out(partial(cluster.belongs, self)))
+        self._leaving = not cluster.is_needed(self)
+        if self._leaving:
+            while self._ready_waiters:
+                cluster.wait_ready(*self._ready_waiters.pop())
             if self._backlog.is_busy():
                 raise Lost("it is no primary any more", innocent=True)
-            self._closing = cluster.retire(self)
+            if cluster.retire(self):  # else it is left as it is: somebody may have closed us meanwhile
+                self._closing = True
 
     def set_aside(self, requests: list[Request]) -> None:
         """In the thread: try these again a little later."""
@@ -282,7 +283,6 @@ class Pipe:
         """The server has pointed to others."""
         if self._cluster is not None:
             self._cluster.moved(self, requests)
-            self.tell(self.sort_out)  # they may have been the last that kept us here
 
     # Outcomes
 

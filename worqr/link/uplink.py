@@ -58,7 +58,7 @@ class Hooks:
     moved: Callable[[list[tuple[Request, str]]], None]
     """These belong to other nodes of the cluster, to which the server has pointed: ``SLOT HOST:PORT``."""
     lost: Callable[[], None]
-    """The connection was lost, and what was on its way is put back; or none could be made."""
+    """The connection was lost, and what was on its way is put back."""
 
 
 class Uplink:
@@ -322,7 +322,6 @@ class Uplink:
             self.outage.failed(refused=refused)
             if refused:
                 self._hooks.connected(error)
-            self._hooks.lost()
 
     def _connected(self, wire: Wire) -> None:
         wire.on_silence = self._hooks.while_silent
