@@ -150,8 +150,8 @@ async def _leave_a_corpse(mesh: worqr.Mesh, prefix: str) -> None:
     await mesh.ask(ops.start_work(queue, "nobody:1", max_stalls=3, keep_failed=10, last=0))
 
 
-NOT_IN_A_LIFE = {"list_marks"}
-"""Asked only when a cancel's acknowledgement takes longer than a second."""
+NOT_IN_A_LIFE = {"list_marks", "list_own_claims"}
+"""Asked when the acknowledgement of a cancel takes longer than a second; and after a new connection (`peer/test_strays`)."""
 
 
 NAMES = [s.name for s in all_scripts() if s.name not in NOT_IN_A_LIFE]

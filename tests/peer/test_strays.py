@@ -8,8 +8,11 @@ import pytest
 import redis
 
 import worqr
+from tests.peer.conftest import NewMesh
 from tests.peer.tools import Held, Runs, serving, until
+from tests.proxy import FaultProxy
 from tests.servers import Server
+from worqr.lua import script
 
 pytestmark = pytest.mark.one_server
 
@@ -54,3 +57,19 @@ async def test_what_runs_over_a_new_connection_is_nobodys_stray(mesh: worqr.Mesh
         await held.wait_for(lambda: len(held.done) == 4)
         assert sorted(held.tasks) == [b"a", b"b", b"c", b"old"]
         assert not held.cancelled
+
+
+@pytest.mark.parametrize("fault", ["drop_reply", "drop_request"])
+async def test_a_look_that_is_cut_off_is_made_again(
+    new_mesh: NewMesh, server: Server, proxy: FaultProxy, prefix: str, fault: str
+) -> None:
+    mesh, client, runs = new_mesh(url=proxy.url), server.client(), Runs()
+    async with serving(mesh, "Q1", runs) as peer:
+        await mesh.queue("Q1").enqueue(b"a")
+        await runs.wait(1)
+        await until(lambda: not client.keys(f"{prefix}:{{Q1}}:claim*"))
+        forget_how_it_ended(client, prefix, peer.id, b"a", runs.contexts[0].fence)
+        cut = getattr(proxy, fault)(script("list_own_claims").sha)
+        await reconnect(client, mesh)
+        await cut.wait_fired()
+        assert await runs.wait(2) == [b"a", b"a"]
