@@ -132,8 +132,8 @@ class FakeNode:
                 return f"cluster_state:{'ok' if self.works else 'fail'}\r\n"
             case ["INFO", *_]:
                 return "redis_version:7.4.0\r\nrole:master\r\n"
-            case ["SUBSCRIBE" | "SSUBSCRIBE" | "UNSUBSCRIBE" | "SUNSUBSCRIBE" as verb, channel]:
-                return [verb.lower(), channel, 1]
+            case ["SUBSCRIBE" | "SSUBSCRIBE" | "UNSUBSCRIBE" | "SUNSUBSCRIBE" as verb, *channels]:
+                return b"".join(encoded([verb.lower(), channel, 1]) for channel in channels)
             case _:
                 return "OK"
 

@@ -279,15 +279,16 @@ async def test_a_pipe_retires_and_gets_requests_in_one_piece(
     assert all(alone)
 
 
-async def test_while_a_node_is_silent_others_are_asked_who_has_its_slots(
-    fakes: Fakes, link_to: LinkTo, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("answer", ["silence", "TRYAGAIN some keys are away"])
+async def test_while_a_node_does_not_work_others_are_asked_who_has_its_slots(
+    fakes: Fakes, link_to: LinkTo, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     first, _, _ = fakes.nodes
     link = await link_to(fakes.url)
     doubts = count()
     doubt = NodeRoute.doubt
     monkeypatch.setattr(NodeRoute, "doubt", lambda self: next(doubts) and doubt(self))
-    first.does = lambda _: SILENT
+    first.does = errs(answer) if answer != "silence" else lambda _: SILENT
     link.post(append("t", "x"), Outcomes())
     await until(lambda: next(doubts) > 5)
 
@@ -348,17 +349,37 @@ async def test_a_slot_that_nobody_has_is_waited_for(fakes: Fakes, link_to: LinkT
     assert second.said("SSUBSCRIBE") == 1
 
 
-async def test_patience_ends_in_the_lobby_while_silent_nodes_are_asked(fakes: Fakes, link_to: LinkTo) -> None:
+async def test_patience_ends_in_the_lobby_while_silent_nodes_are_asked(link_to: LinkTo) -> None:
     """One after the other, each for a second."""
-    release = threading.Event()
-    for node in fakes.nodes:
-        node.answers["CLUSTER SLOTS"] = lambda _: release.wait(PATIENCE) and SILENT
-    link = await link_to(fakes.url, ready=False)
-    began = time.monotonic()
-    with pytest.raises(Unavailable, match="none was asked yet"):
-        await link.call(ECHO_CALL, patience=0.2)
-    assert time.monotonic() - began < 2.5  # a look takes three seconds
-    release.set()
+    with fakes_of(12) as fakes:
+        for node in fakes.nodes:
+            node.answers["CLUSTER SLOTS"] = lambda _: SILENT
+        link = await link_to(fakes.url, ready=False)
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match="none was asked yet"):
+            await link.call(ECHO_CALL, patience=0.2)
+        assert time.monotonic() - began < 9  # not after a whole look
+
+
+async def test_whoever_waits_for_a_node_waits_for_the_next_one_that_has_its_slots(
+    fakes: Fakes, link_to: LinkTo
+) -> None:
+    first, second, _ = fakes.nodes
+    first.answers["CLIENT SETNAME"] = lambda _: SILENT
+    link = await link_to(f"redis+cluster://{second.place}", ready=False)
+    ready = trio.Event()
+
+    async def wait() -> None:
+        await link.wait_ready()
+        ready.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await until(lambda: first.said("CLIENT", "SETNAME"))
+        assert not ready.is_set()
+        fakes.give((ALL, second))
+        with trio.fail_after(PATIENCE):
+            await ready.wait()
 
 
 @pytest.mark.parametrize("where", ["lobby", "aside"])
@@ -565,6 +586,18 @@ async def test_a_channel_is_heard_where_its_slot_is(fakes: Fakes, link_to: LinkT
     await until(lambda: threads("worqr-subscriptions") == 1, what="the end of a connection that leads nowhere")
     low.subscription.close()
     await until(lambda: second.said("SUNSUBSCRIBE", f"t:{{{LOW}}}") == 1)
+
+
+async def test_channels_are_asked_for_slot_by_slot(fakes: Fakes, link_to: LinkTo) -> None:
+    first, _, _ = fakes.nodes
+    link = await link_to(fakes.url)
+    listening = [await ear(link, f"t:{{{queue}}}", f"t:{{{queue}}}:events") for queue in (LOW, HIGH)]
+    first.cut()
+    for each in listening:
+        await each.wait_confirmations(2)
+    assert sorted(words[1:] for words in first.heard if words[0] == "SSUBSCRIBE") == sorted(
+        2 * [[f"t:{{{queue}}}", f"t:{{{queue}}}:events"] for queue in (LOW, HIGH)]
+    )
 
 
 async def test_a_channel_that_a_node_takes_away_is_asked_for_again(fakes: Fakes, link_to: LinkTo) -> None:

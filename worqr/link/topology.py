@@ -224,7 +224,6 @@ class Topology:
     def _while_silent(self) -> None:
         if self._ended.is_set():
             raise Lost("the link was closed", innocent=True)
-        self._hooks.meanwhile()
 
     def _take(self, view: View) -> None:
         """Believe it. A slot that nobody has keeps the owner it had: there is nobody else to ask.
