@@ -14,6 +14,7 @@ from tests.children import Child
 from tests.leaks import assert_no_leaks, delete_all
 from tests.proxy import FaultProxy
 from tests.servers import Server, chosen
+from worqr.testing.servers import let_go
 
 # An example may take as long as the machine does; each run tries the same ones, so that it fails for what was changed.
 settings.register_profile("worqr", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
@@ -72,6 +73,12 @@ def own_server(server_kind: str) -> Iterator[Server]:
     server.start()
     yield server
     server.close()
+
+
+@pytest.fixture
+def no_bench() -> None:
+    """Nobody keeps the embedded server of this process, as benches do until it ends."""
+    let_go()
 
 
 @pytest.fixture

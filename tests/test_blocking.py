@@ -605,7 +605,9 @@ def refuses(mesh: worqr.Mesh, loop: str) -> None:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         for name, call in calls_of(mesh):
-            with pytest.raises(worqr.UsageError, match=rf"{name}\(\).* {loop} loop .*await fn\.{name}\(.*mesh\.connect\(\)"):
+            with pytest.raises(
+                worqr.UsageError, match=rf"{name}\(\).* {loop} loop .*await fn\.{name}\(.*mesh\.connect\(\)"
+            ):
                 call()
         gc.collect()
     assert [str(each.message) for each in warned] == []

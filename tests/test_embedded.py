@@ -298,7 +298,7 @@ async def test_open_embedded_stops_it_when_cancelled() -> None:
     assert not folder.exists()
 
 
-def test_the_shared_server_lives_from_the_first_to_the_last() -> None:
+def test_the_shared_server_lives_from_the_first_to_the_last(no_bench: None) -> None:
     with shared_server() as one:
         with shared_server() as two:
             assert one is two

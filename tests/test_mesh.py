@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -373,7 +375,9 @@ async def test_a_link_that_was_forked_says_so(server: Server, prefix: str) -> No
 # The embedded server
 
 
-async def test_embedded_blocks_share_one_server_and_stop_it() -> None:
+async def test_embedded_blocks_share_one_server_and_stop_it(
+    no_bench: None,
+) -> None:
     one, two = worqr.Mesh("embedded:"), worqr.Mesh("embedded:")
     pids: set[int] = set()
 
@@ -484,6 +488,6 @@ async def test_two_meshes_that_differ_by_prefix_differ_in_everything(
 
 
 def test_logging_is_left_to_the_application() -> None:
-    logger = logging.getLogger("worqr")
-    assert logger.handlers == []
-    assert logger.level == logging.NOTSET
+    code = "import logging, worqr; worqr.Mesh(); log = logging.getLogger('worqr'); print(log.handlers, log.level)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[]", str(logging.NOTSET)]

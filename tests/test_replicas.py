@@ -190,7 +190,7 @@ async def test_of_a_call_in_several_requests_all_is_stored(mesh: worqr.Mesh) -> 
         await q.delete()
 
 
-async def test_a_server_without_replicas_never_has_enough(wait_for_replicas: Say) -> None:
+async def test_a_server_without_replicas_never_has_enough(wait_for_replicas: Say, no_bench: None) -> None:
     wait_for_replicas(0.1)
     mesh = worqr.Mesh(EMBEDDED)
     async with mesh.connect():

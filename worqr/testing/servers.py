@@ -10,8 +10,8 @@ from typing import Final
 
 from worqr.embedded import EmbeddedServer, shared_server
 
-_servers: Final[dict[int, EmbeddedServer]] = {}
-"""By process id: a forked child starts one of its own."""
+_servers: Final[dict[int, tuple[EmbeddedServer, ExitStack]]] = {}
+"""By process id: a forked child starts one of its own. With it, what lets go of it."""
 _lock = threading.Lock()
 
 
@@ -24,9 +24,15 @@ def kept_server() -> EmbeddedServer:
         UsageError: no server program is installed; the message says what to install.
     """
     with _lock:
-        server = _servers.get(os.getpid())
-        if server is None:
+        if os.getpid() not in _servers:
             stack = ExitStack()
-            server = _servers[os.getpid()] = stack.enter_context(shared_server())
+            _servers[os.getpid()] = stack.enter_context(shared_server()), stack
             atexit.register(stack.close)
-    return server
+        return _servers[os.getpid()][0]
+
+
+def let_go() -> None:
+    """Keep it no longer: it ends now, unless somebody else uses it, and the next bench starts another."""
+    with _lock:
+        if os.getpid() in _servers:
+            _servers.pop(os.getpid())[1].close()
