@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from tests.patience import PATIENCE
-from tests.servers import SETTINGS, Server, free_port
+from tests.servers import SETTINGS, Server, free_port, started
 
 SLOTS = 16384
 NODE_TIMEOUT_MS = 2000
@@ -80,9 +80,7 @@ class Cluster:
         return [node for node in self.nodes if node.running]
 
     def start(self) -> None:
-        self.nodes = [self.new_node() for _ in range(self.primaries * (1 + self.replicas))]
-        for node in self.nodes:
-            node.start()
+        self.nodes = [started(self.new_node) for _ in range(self.primaries * (1 + self.replicas))]
         first, leading = self.nodes[0], self.nodes[: self.primaries]
         for number, node in enumerate(leading):
             begin, end = (SLOTS * each // self.primaries for each in (number, number + 1))

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from tests.children import Child
 from tests.leaks import assert_no_leaks, delete_all
 from tests.proxy import FaultProxy
-from tests.servers import Server, chosen
+from tests.servers import Server, chosen, started
 from worqr.testing.servers import let_go
 
 # An example may take as long as the machine does; each run tries the same ones, so that it fails for what was changed.
@@ -53,8 +53,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def server_of_session(server_kind: str) -> Iterator[Server]:
-    server = Server(server_kind, appendonly=False)
-    server.start()
+    server = started(lambda: Server(server_kind, appendonly=False))
     yield server
     server.close()
 
@@ -69,8 +68,7 @@ def server(server_of_session: Server) -> Iterator[Server]:
 @pytest.fixture
 def own_server(server_kind: str) -> Iterator[Server]:
     """A server of this test alone, with an append-only file: it may be stopped, killed, started, paused, resumed."""
-    server = Server(server_kind)
-    server.start()
+    server = started(lambda: Server(server_kind))
     yield server
     server.close()
 

@@ -9,15 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import redis
 
 from tests.patience import PATIENCE
 from tests.resp import frame_end, words
-from tests.servers import SETTINGS, Server, programs
+from tests.servers import SETTINGS, Server, programs, started
 from worqr.embedded import EmbeddedServer
-from worqr.errors import Unavailable
 
 SERVICE = "orders"
 DOWN_AFTER = 1000
@@ -43,22 +42,6 @@ class Sentinel(Server):
     def ask(self, *command: str | int) -> Any:
         """The raw answer to a command for Sentinels."""
         return raw(self, "SENTINEL", *command)
-
-
-S = TypeVar("S", bound=Server)
-
-
-def started(make: Callable[[], S]) -> S:
-    """A server that runs. Its port was free a moment ago; if somebody has taken it meanwhile, another one."""
-    for _ in range(3):
-        server = make()
-        try:
-            server.start()
-        except Unavailable:
-            server.close()
-        else:
-            return server
-    raise AssertionError("three servers in a row did not start")
 
 
 def raw(server: Server, *command: str | int) -> Any:

@@ -8,9 +8,10 @@ import shutil
 import signal
 import socket
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import redis
@@ -19,6 +20,7 @@ from redis.retry import Retry
 
 from tests.patience import PATIENCE
 from worqr.embedded import EmbeddedServer, find_server
+from worqr.errors import Unavailable
 
 CHOICE = "WORQR_TEST_SERVERS"
 SETTINGS = {
@@ -157,6 +159,24 @@ class Server:
         self.close_clients()
         self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+S = TypeVar("S", bound=Server)
+
+
+def started(make: Callable[[], S]) -> S:
+    """A server that runs. Its port was free a moment ago; if somebody has taken it meanwhile, another one."""
+    for left in (2, 1, 0):
+        server = make()
+        try:
+            server.start()
+        except Unavailable:
+            server.close()
+            if not left:
+                raise
+        else:
+            return server
+    raise AssertionError("it was tried three times")
 
 
 def free_port() -> int:
