@@ -93,6 +93,7 @@ class Leader:
         self._keys = keys
         self._keepalive = keepalive
         self._patience = NODE_PATIENCE if link.settings.clustered else LEASE
+        self._away: set[str] = set()  # queues that could not be reached in this round
         self._looks = Looks(keepalive)
         self.promoter: Promoter = Promoter(peer, link, keys, self._scan_soon)
         self._until = 0.0
@@ -164,6 +165,7 @@ class Leader:
 
     async def round_once(self) -> float:
         """One look, with the sweeps it asks for, and a scan if it is time; answers when to look again."""
+        self._away.clear()
         look = await self._link.call(ops.look_at_workers(self._keys), patience=LEASE)
         now = time.monotonic()
         for worker, seen in self._looks.judge(look, now, self._link.connected_at):
@@ -197,6 +199,8 @@ class Leader:
 
     async def _fail_on(self, worker: str, queue: str) -> None:
         """One queue of a dead worker. That one of them cannot be reached, its node being away, keeps no other waiting."""
+        if queue in self._away:
+            return
         keys, given, aside = self._peer.queue_keys(queue), 0, 0
         try:
             while True:
@@ -206,9 +210,11 @@ class Leader:
                     break
             logger.info("fail_worker: %s on queue %r: %d given back, %d set aside", worker, queue, given, aside)
             await self._link.call(ops.unmap_work(self._keys, worker, queue), patience=LEASE)
+        except Unavailable as error:
+            self._away.add(queue)
+            logger.info("fail_worker: %s on queue %r: %s; trying again", worker, queue, error)
         except WorqrError as error:
-            level = logging.INFO if isinstance(error, Unavailable) else logging.ERROR
-            logger.log(level, "fail_worker: %s on queue %r: %s; trying again", worker, queue, error)
+            logger.error("fail_worker: %s on queue %r: %s; trying again", worker, queue, error)
 
     # Scanning
 
@@ -232,6 +238,8 @@ class Leader:
         await self._audit({(name, worker) for name, queue in found.items() for worker in queue.workers})
 
     async def _inspect(self, name: str, found: dict[str, Inspected]) -> None:
+        if name in self._away:
+            return
         try:
             found[name] = await self._link.call(ops.inspect(self._peer.queue_keys(name)), patience=self._patience)
         except Unavailable as error:
