@@ -431,8 +431,9 @@ def test_every_feature_of_the_predecessors_has_its_row() -> None:
 
 
 def test_every_test_that_the_documents_name_exists() -> None:
-    source = "\n".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
-    there = set(re.findall(r"def (test_\w+)", source))
+    files = list((ROOT / "tests").rglob("test_*.py"))
+    source = "\n".join(path.read_text("utf-8") for path in files)
+    there = {*re.findall(r"def (test_\w+)", source), *(path.stem for path in files)}
     texts = [re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL) for page in PAGES]
     named = {name for text in texts for name in re.findall(r"\btest_\w+", text)}
     assert named - there == set()
