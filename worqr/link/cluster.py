@@ -35,7 +35,11 @@ _HOPS = 3  # times that nodes may point to each other for one request before it 
 
 _NOWHERE = Endpoint()
 
-cached_slot = lru_cache(maxsize=10_000)(slot_of)
+
+@lru_cache(maxsize=10_000)
+def cached_slot(name: str) -> int:
+    """The hash slot of a base, or of a channel."""
+    return slot_of(name)
 
 
 class ClusterPipes:

@@ -80,7 +80,7 @@ class Wire:
     __slots__ = ("_patience", "_raw", "_read", "_slice", "endpoint", "facts", "on_silence")
 
     def __init__(self, raw: _Raw, patience: float, endpoint: Endpoint) -> None:
-        self.endpoint = endpoint
+        self.endpoint: Endpoint = endpoint
         self._raw = raw
         self._read = raw.read_response
         self._patience = patience
