@@ -59,6 +59,19 @@ async def test_what_runs_over_a_new_connection_is_nobodys_stray(mesh: worqr.Mesh
         assert not held.cancelled
 
 
+async def test_what_is_held_by_hand_is_nobodys_stray_either(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+    client = server.client()
+    async with mesh.join() as peer, peer.work("Q1") as claims:
+        await mesh.queue("Q1").enqueue(b"a")
+        [claim] = await claims.take(1)
+        forget_how_it_ended(client, prefix, peer.id, b"old", 1)  # so it is known when all have been looked at
+        await reconnect(client, mesh)
+        [old] = await claims.take(1)
+        assert (claim.task, old.task) == (b"a", b"old")
+        assert await mesh.queue("Q1").count() == 0, "the other one is still held"
+        assert await claims.finish([claim, old]) == []
+
+
 @pytest.mark.parametrize("fault", ["drop_reply", "drop_request"])
 async def test_a_look_that_is_cut_off_is_made_again(
     new_mesh: NewMesh, server: Server, proxy: FaultProxy, prefix: str, fault: str
