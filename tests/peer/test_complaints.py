@@ -1,0 +1,68 @@
+"""An error that repeats is logged once per minute."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from worqr.peer import complaints
+from worqr.peer.complaints import Complaints
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(complaints, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Complaints:
+    caplog.set_level(logging.INFO)
+    return Complaints(logging.getLogger("worqr.test"))
+
+
+def test_the_same_error_is_logged_once_per_minute(
+    clock: Clock, lines: Complaints, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(120):
+        lines.error("q", "queue %r: %s", "q", "WRONGTYPE")
+        clock.now += 0.5
+    assert [record.message for record in caplog.records] == ["queue 'q': WRONGTYPE"]
+    lines.error("q", "queue %r: %s", "q", "WRONGTYPE")
+    assert caplog.records[1].message == "queue 'q': WRONGTYPE (and 119 times since the last such line)"
+
+
+def test_another_text_and_another_subject_are_logged_at_once(
+    clock: Clock, lines: Complaints, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert lines.error("q", "%s", "a")
+    assert lines.error("q", "%s", "b")
+    assert lines.error("r", "%s", "b")
+    assert not lines.error("r", "%s", "b")
+    assert len(caplog.records) == 3
+
+
+def test_a_resolved_error_is_logged_anew(clock: Clock, lines: Complaints, caplog: pytest.LogCaptureFixture) -> None:
+    lines.error("q", "%s", "a")
+    assert lines.resolve("q")
+    assert not lines.resolve("q")
+    lines.error("q", "%s", "a")
+    assert len(caplog.records) == 2
+
+
+def test_subjects_are_bounded(clock: Clock, lines: Complaints, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(complaints, "MANY_SUBJECTS", 10)
+    for n in range(100):
+        lines.error(n, "%s", "a")
+    assert not lines.error(99, "%s", "a")
+    assert lines.error(0, "%s", "a")

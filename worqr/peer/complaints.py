@@ -1,0 +1,52 @@
+"""Log an error that comes back at every try once per minute, not at every try.
+
+`Complaints` remembers what it logged, per subject (a queue, a schedule, a chore). An error with a new text is logged at once.
+The same text is logged again a minute later, with the number of times that it occurred meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+AGAIN_AFTER = 60.0
+"""Seconds between two log lines about the same subject with the same text."""
+MANY_SUBJECTS = 1000
+"""Subjects that are remembered. More than this many broken queues at once are logged more often than once a minute."""
+
+
+@dataclass(slots=True)
+class _Logged:
+    text: str
+    at: float
+    repeated: int = 0
+
+
+class Complaints:
+    """Decides which errors of one duty are logged. Use one object per duty, from one thread."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._logged: dict[object, _Logged] = {}
+
+    def error(self, subject: object, message: str, *args: object) -> bool:
+        """Log `message % args` as ERROR, unless it was logged for `subject` less than a minute ago; return True if logged."""
+        text, now = message % args, time.monotonic()
+        last = self._logged.get(subject)
+        if last is not None and last.text == text and now - last.at < AGAIN_AFTER:
+            last.repeated += 1
+            return False
+        repeated = last.repeated if last is not None and last.text == text else 0
+        if last is None and len(self._logged) >= MANY_SUBJECTS:
+            self._logged.pop(next(iter(self._logged)))
+        self._logged[subject] = _Logged(text, now)
+        if repeated:
+            self._logger.error(message + " (and %d times since the last such line)", *args, repeated)
+        else:
+            self._logger.error(message, *args)
+        return True
+
+    def resolve(self, subject: object) -> bool:
+        """Forget `subject`: what was wrong works again. Return True if an error had been logged for it."""
+        return self._logged.pop(subject, None) is not None
