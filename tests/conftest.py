@@ -39,6 +39,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("server_kind", kinds, scope="session")
 
 
+LONGEST_FIRST = ("test_benchmarks", "test_web", "test_zombies", "test_crash_points", "test_demo", "test_cluster_faults")
+"""Files that take longest begin first, so that none of them is left over when the processes beside it have nothing to do."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem not in LONGEST_FIRST)
+
+
 def pytest_report_header() -> str:
     return f"servers: {', '.join(chosen())}"
 
@@ -48,6 +56,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = yield
     if report.failed:  # type: ignore[attr-defined]
         item.stash[_FAILED] = True
+    # A test run that is spread over processes sends each report as UTF-8; what a test has logged may not be.
+    report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]  # type: ignore[attr-defined]
     return report  # type: ignore[return-value]
 
 
