@@ -2,6 +2,8 @@
 
 A file begins with a shebang and a header (guarantee, KEYS, ARGV, RETURNS, RESEND). The line ``-- USES a b`` puts the shared
 pieces ``_a.lua`` and ``_b.lua`` (and what they use) between the shebang and the body, each once, in the order of need.
+The line ``-- NUMBERED`` is for scripts that must take effect once however often they are sent: the loader makes their body a
+function, and `numbered` in ``_producer.lua`` looks for the stored reply before it and stores the reply after it.
 Scripts are constants: nothing is ever formatted into them, values travel as KEYS and ARGV.
 """
 
@@ -15,6 +17,7 @@ from typing import Any
 
 _FOLDER = Path(__file__).parent
 _USES = re.compile(r"^-- USES (.+)$", re.MULTILINE)
+_NUMBERED = re.compile(r"^-- NUMBERED$", re.MULTILINE)
 _SHARDED = (
     (
         re.compile(r"redis\.pcall\('PUBLISH', (?!'\{')"),
@@ -56,6 +59,9 @@ class Script:
             raise AttributeError(attribute)
         shebang, _, body = _read(self.name).partition("\n")
         seen: dict[str, str] = {}
+        if _NUMBERED.search(body):
+            _pieces("-- USES producer", seen)
+            body = f"return numbered(KEYS[1], ARGV[1], ARGV[2], function()\n{body}end)\n"
         _pieces(body, seen)
         self._set("\n".join([shebang, *seen.values(), body]))
         return self.source if attribute == "source" else self.sha
