@@ -16,7 +16,7 @@ import worqr.lua
 from tests.ops.scene import CALLS, Scene
 from worqr import ops
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.lua import all_scripts, script
+from worqr.lua import Script, all_scripts, script
 
 FOLDER = Path(worqr.lua.__file__).parent
 STEMS = sorted(path.stem for path in FOLDER.glob("*.lua"))
@@ -187,7 +187,7 @@ def test_numbered_scripts_and_no_others_keep_their_replies(name: str) -> None:
     assert source.numbered == ([slot.name for slot in source.keys][:1] == ["producer"])
     assert source.numbered == ([slot.name for slot in source.args[:2]] == ["number", "lowest"])
     assert source.numbered == ("the reply is stored under the producer's number" in source.resend[0])
-    assert source.numbered == script(name).source.endswith(f"\n{source.body}\nend)\n")
+    assert source.numbered == script(name).source.endswith(f"{code(source.body)}end)\n")
     assert source.numbered == ("\nreturn numbered(KEYS[1], ARGV[1], ARGV[2], function()\n" in script(name).source)
     assert not {"replied", "remember", "numbered"} & set(re.findall(r"\w+", source.body)), "that is the loader's"
     assert ("late" in source.words) == (source.numbered or name == "start_tasks")
@@ -313,20 +313,62 @@ def test_all_scripts_are_loaded_and_nothing_else() -> None:
     assert script("enqueue") is script("enqueue")
 
 
+def code(text: str) -> str:
+    """Without comments and empty lines; no string has two dashes, see below."""
+    lines = [re.sub(r" *--.*", "", line) for line in text.splitlines() if not line.startswith("#!")]
+    return "".join(f"{line}\n" for line in lines if line)
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_shebang_comes_first_then_each_piece_once_in_the_order_of_need_then_the_body(name: str) -> None:
     source = script(name).source
     assert source.startswith("#!lua")
     assert source.count("#!lua") == 1
-    assert source.endswith(read(name).body + ("\nend)\n" if read(name).numbered else "\n"))
+    assert source.endswith(code(read(name).body) + ("end)\n" if read(name).numbered else ""))
     pieces = closure({f"_{use}" for use in read(name).uses} | ({"_producer"} if read(name).numbered else set()))
-    places = {piece: source.index((FOLDER / f"{piece}.lua").read_text("utf-8")) for piece in pieces}
-    for piece in pieces:
-        text = (FOLDER / f"{piece}.lua").read_text("utf-8")
+    texts = {piece: code((FOLDER / f"{piece}.lua").read_text("utf-8")) for piece in pieces}
+    places = {piece: source.index(text) for piece, text in texts.items()}
+    for piece, text in texts.items():
         assert source.count(text) == 1
         for needed in called(text):
             assert places[functions()[needed][0]] <= places[piece]
-    assert max(places.values(), default=0) < source.index(read(name).title)
+    assert sum(map(len, texts.values())) <= len(source) - len(code(read(name).body))
+    assert max(places.values(), default=0) < source.index(code(read(name).body))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_nothing_but_comments_is_left_out_of_what_is_sent(name: str) -> None:
+    assert "--" not in script(name).source
+    assert "\n\n" not in script(name).source
+    assert script(name).header == "".join(
+        f"{line}\n"
+        for line in (FOLDER / f"{name}.lua").read_text("utf-8").split(f"\n{read(name).body}")[0].splitlines()[1:]
+    )
+
+
+def test_a_string_may_look_like_a_comment(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """#!lua
+-- odd: has strings with dashes.
+local a = '--' .. "it's -- ''" .. 'a\\'--' -- gone
+  -- gone, too
+
+return {a, [[
+  -- kept
+
+]]}
+"""
+    monkeypatch.setattr(worqr.lua, "_read", lambda stem: text)
+    assert (
+        Script("odd").source
+        == """#!lua
+local a = '--' .. "it's -- ''" .. 'a\\'--'
+return {a, [[
+  -- kept
+
+]]}
+"""
+    )
+    assert Script("odd").header == "-- odd: has strings with dashes.\n"
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
