@@ -24,18 +24,19 @@ if after == '-' then
     return {'busy'}
   end
 end
-local reply = {'ok', waiting, 0, '-'}
+local reply, marked = {'ok', waiting, 0, '-'}, {}
 local cleared = tonumber(redis.call('HGET', queue .. ':counts', 'cleared')) or 0
-after = each_claim(queue, holders, after, budget, function(claim)
+after = each_claim(queue, holders, after, budget, function(claim, worker)
   if tonumber(claim) > cleared then
     return -- it began between two calls
   end
   local id = job_id(redis.call('LINDEX', queue .. ':claim:' .. claim, 0) or '')
-  if not id or not cancel_running(queue, id, reason) then
-    mark(queue, claim)
+  if id then
+    reject_run(queue, id, reason)
   end
-  reply[#reply + 1] = claim
+  marked[#marked + 1], marked[#marked + 2], reply[#reply + 1] = claim, worker, claim
 end)
+mark_all(queue, marked)
 tally(queue, 'cancelled', waiting)
 reply[1], reply[3], reply[4] = after == '-' and 'ok' or 'more', #reply - 4, after
 return reply
