@@ -438,6 +438,7 @@ class Lines:
             f":leaving:{worker}": [str(claim).encode() for claim in order] for worker, order in self.leaving.items()
         }
         found |= {f":policy:{worker}": policy.fields() for worker, policy in self.policies.items()}
+        found[":result_ttls"] = {worker: policy.ttl for worker, policy in self.policies.items() if policy.ttl}
         found |= {f":aside:{claim}": record for claim, record in self._linked().items()}
         found |= self._failure_keys()
         return {name: value for name, value in found.items() if value}

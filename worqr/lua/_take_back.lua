@@ -39,6 +39,7 @@ local function take_back(base, worker, limit, counter)
     return {'more', ended.given, ended.cancelled, ended.aside}
   end
   redis.call('HDEL', base .. ':workers', worker)
+  redis.call('ZREM', base .. ':result_ttls', worker)
   redis.call('DEL', policy, base .. ':leaving:' .. worker)
   return {'ok', ended.given, ended.cancelled, ended.aside}
 end

@@ -24,12 +24,18 @@ local missing = missing_rights(queue)
 if missing then
   return missing
 end
-local place = place_in_fence(workers, worker)
+local place, result_ttls = place_in_fence(workers, worker), queue .. ':result_ttls'
+redis.call('ZCARD', result_ttls)
 redis.call('HSET', policy, 'max_stalls', max_stalls, 'keep_failed', keep_failed, 'on_failure', on_failure)
 if result_ttl == '-' then
   redis.call('HDEL', policy, 'result_ttl')
 else
   redis.call('HSET', policy, 'result_ttl', result_ttl)
+end
+if (tonumber(result_ttl) or 0) > 0 then
+  redis.call('ZADD', result_ttls, result_ttl, worker)
+else
+  redis.call('ZREM', result_ttls, worker)
 end
 if not place then
   redis.call('HSET', workers, worker, last .. ' 0 0 0')
