@@ -271,6 +271,7 @@ def test_unpack_is_bounded() -> None:
         ("_result", "facts"),
         ("_rights", "words"),  # of an example
         ("_update", "gone"),
+        ("_wake", "passed"),  # 64 at most
         ("dispatch_jobs", "job"),  # cmsgpack's
         ("enqueue", "items"),
         ("finish_tasks", "named"),
