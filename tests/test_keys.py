@@ -52,6 +52,7 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "failed": "worqr:{Q1}:failed",
         "broken": "worqr:{Q1}:broken",
         "trash": "worqr:{Q1}:trash",
+        "result_ttls": "worqr:{Q1}:result_ttls",
         "trash_suspects": "worqr:{Q1}:trash:suspects",
         "trash_due": "worqr:{Q1}:trash:due",
         "trash_blocked": "worqr:{Q1}:trash:blocked",

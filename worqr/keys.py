@@ -138,6 +138,11 @@ class QueueKeys:
         return f"{self.base}:broken"
 
     @property
+    def result_ttls(self) -> str:
+        """ZSET of the worker ids that keep results, by for how many ms."""
+        return f"{self.base}:result_ttls"
+
+    @property
     def trash(self) -> str:
         """LIST: items of a deleted queue that are still to be purged."""
         return f"{self.base}:trash"

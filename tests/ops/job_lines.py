@@ -67,6 +67,8 @@ class Lines:
     # What happened in the last transaction, for those who watch.
     script: str = ""
     moved: list[tuple[str, State, State]] = field(default_factory=list[tuple[str, State, State]])
+    unclaimed: int = 0
+    """Of those that were cancelled: how many did not run."""
     pushed: int = 0
     hints: list[int] = field(default_factory=list[int])
     acknowledged: list[int] = field(default_factory=list[int])
@@ -303,12 +305,14 @@ class Lines:
         low, high = bounds(o.get("when"), asked)
         job["last"] = number
         changed = replaces_data(o) or resets_counts(o)
+        expiry = job.get("expires"), job.get("expires_at")
         if replaces_data(o):
             job["task"] = task
             replace(job, o, "meta", "scheduled_for")
         job["run_at"] = max(low, min(old, high))
         if job["run_at"] != old or o.get("when", "set") == "set":
             replace(job, o, "expires", "expires_at")
+            changed |= expiry != (o.get("expires"), o.get("expires_at")) or ("expires" in o and "run_at" not in o)
         if resets_counts(o):
             reset_counts(job)
         named_ones = forced(o)
@@ -322,7 +326,10 @@ class Lines:
             before = set(job.get("update_policy", "").split())
             job |= flags(o) | named(named_ones | before)
             return "blocked"
-        changed |= job["run_at"] != old
+        if "run_at" in o or o.get("when") in {"earlier", "keep"}:
+            changed |= job["run_at"] != old
+        else:
+            changed |= job["run_at"] > NOW if was == "waiting" else job["run_at"] == asked
         if job["run_at"] != old and (was == "due" or job["run_at"] > NOW):
             self.due.pop(job_id, None)
             now = self._put(job_id, job["run_at"], front=o.get("front", False), suspect="suspect" in job)
@@ -438,6 +445,7 @@ class Lines:
             f":leaving:{worker}": [str(claim).encode() for claim in order] for worker, order in self.leaving.items()
         }
         found |= {f":policy:{worker}": policy.fields() for worker, policy in self.policies.items()}
+        found[":result_ttls"] = {worker: policy.ttl for worker, policy in self.policies.items() if policy.ttl}
         found |= {f":aside:{claim}": record for claim, record in self._linked().items()}
         found |= self._failure_keys()
         return {name: value for name, value in found.items() if value}

@@ -13,11 +13,11 @@ def test_what_waits_is_put_out_of_reach_and_what_runs_is_marked(desk: Desk) -> N
     desk.put(b"c", b"d")
     before = desk.state()
     call = ops.cancel_all(desk.q)
-    with desk.listening(desk.q.cancel_channel) as heard:
+    with desk.listening(desk.q.cancel_channel, desk.q.wake_channel("A")) as heard:
         reply = desk.send(call)
     assert reply == [b"ok", 2, 2, b"-", str(one).encode(), str(two).encode()]
     assert call.read(reply) == Cancelled(False, 2, [one, two], "-", "-")
-    assert [message for _, message in heard] == [str(one).encode(), str(two).encode()]
+    assert heard == [(":wake:A", b"c")]
     before[":trash"] = before.pop("waiting")
     before[":cancelling"] = {str(one), str(two)}
     counts = before[":counts"].value
@@ -105,12 +105,29 @@ def test_on_an_empty_database_nothing_is_made_that_stays(desk: Desk) -> None:
     assert int(counts.value["fence"]) < FENCE
 
 
-def test_thousands_of_claims_in_one_step(desk: Desk) -> None:
+def test_thousands_of_claims_in_steps_of_a_thousand(desk: Desk) -> None:
     held = desk.hold("A", *[b"x"] * 1000)
-    for _ in range(8):
+    for n in range(3):
+        worker = "BC"[n // 2]
+        desk.enter(worker)
         desk.put(*[b"x"] * 1000)
-        held += desk.take("A", 1000)
-    assert desk.call(ops.cancel_all(desk.q)) == Cancelled(False, 0, held, "-", "-")
+        held += desk.take(worker, 1000)
+    steps = [desk.call(ops.cancel_all(desk.q))]
+    with desk.listening(desk.q.cancel_channel, *(desk.q.wake_channel(worker) for worker in "ABC")) as heard:
+        while steps[-1] and steps[-1].more:
+            steps.append(desk.call(ops.cancel_all(desk.q, steps[-1].after)))
+    claims = [step.claims for step in steps if step]
+    assert [len(each) for each in claims] == [1000] * 4
+    assert [one for each in claims for one in each] == held
+    assert heard == [(":wake:B", b"c")] * 2 + [(":wake:C", b"c")]
+    assert desk.state()[":cancelling"] == {str(one) for one in held}
+
+
+def test_of_a_single_one_its_claim_is_told_to_all_who_listen(desk: Desk) -> None:
+    [held] = desk.hold("A", b"a")
+    with desk.listening(desk.q.cancel_channel, desk.q.wake_channel("A")) as heard:
+        desk.call(ops.cancel_all(desk.q))
+    assert heard == [("_cancel", str(held).encode())]
 
 
 # Jobs

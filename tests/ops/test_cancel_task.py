@@ -13,7 +13,7 @@ from worqr.ops import Cancelled
 
 
 def with_budget(call: Call[Cancelled], budget: int) -> Call[Cancelled]:
-    return replace(call, args=(*call.args[:-2], budget, call.args[-1]))
+    return replace(call, args=(*call.args[:-3], budget, budget, call.args[-1]))
 
 
 def cancel_in_steps(desk: Desk, task: bytes, budget: int) -> list[Cancelled]:
@@ -35,14 +35,35 @@ def test_removes_what_waits_and_nothing_else(desk: Desk) -> None:
 
 def test_marks_what_runs_and_tells_its_workers(desk: Desk) -> None:
     one, _, three = desk.hold("A", b"x", b"y", b"x")
+    [four] = desk.hold("B", b"x")
+    desk.hold("C", b"z")
     before = desk.state()
     call = ops.cancel_task(desk.q, b"x")
-    with desk.listening(desk.q.cancel_channel) as heard:
+    with desk.listening(desk.q.cancel_channel, *(desk.q.wake_channel(worker) for worker in "ABC")) as heard:
         reply = desk.send(call)
-    assert reply == [b"ok", 0, 2, b"-", b"-", str(one).encode(), str(three).encode()]
-    assert call.read(reply) == Cancelled(False, 0, [one, three], "-", "-")
-    assert heard == [("_cancel", str(one).encode()), ("_cancel", str(three).encode())]
-    assert desk.state() == {**before, ":cancelling": {str(one), str(three)}}
+    assert reply == [b"ok", 0, 3, b"-", b"-", *(str(each).encode() for each in (one, three, four))]
+    assert call.read(reply) == Cancelled(False, 0, [one, three, four], "-", "-")
+    assert heard == [(":wake:A", b"c"), (":wake:B", b"c")]
+    assert desk.state() == {**before, ":cancelling": {str(one), str(three), str(four)}}
+
+
+def test_of_a_single_one_its_claim_is_told_to_all_who_listen(desk: Desk) -> None:
+    [held, _] = desk.hold("A", b"x", b"y")
+    with desk.listening(desk.q.cancel_channel, desk.q.wake_channel("A")) as heard:
+        assert desk.call(ops.cancel_task(desk.q, b"x")).claims == [held]
+    assert heard == [("_cancel", str(held).encode())]
+
+
+def test_jobs_are_among_the_many_whose_workers_are_told_once(desk: Desk) -> None:
+    held = desk.hold("A", *[b"x"] * 3)
+    for one in held:
+        desk.retry("A", one)
+    jobs = desk.take("A", 3)
+    raw = desk.hold("A", b"x")
+    with desk.listening(desk.q.cancel_channel, desk.q.wake_channel("A")) as heard:
+        assert sorted(desk.call(ops.cancel_task(desk.q, b"x")).claims) == jobs + raw
+    assert heard == [(":wake:A", b"c")]
+    assert desk.state()[":cancelling"] == {str(one) for one in jobs + raw}
 
 
 def test_finds_all_of_them_wherever_they_are(desk: Desk) -> None:
@@ -177,6 +198,21 @@ def test_in_steps_each_claim_is_looked_at_once(desk: Desk, budget: int) -> None:
     assert sorted(claim for step in steps for claim in step.claims) == sorted(expected)
     assert desk.state()[":cancelling"] == {str(claim) for claim in expected}
     assert len(steps) == max(1, -(-15 // budget))
+
+
+def test_what_is_given_back_between_two_steps_is_removed_in_the_last(desk: Desk) -> None:
+    """And only in the first and the last: the list may be long."""
+    [first] = desk.hold("A", b"x")
+    [second] = desk.hold("B", b"x")
+    [third] = desk.hold("C", b"x")
+    step = desk.call(with_budget(ops.cancel_task(desk.q, b"x"), 1))
+    assert step == Cancelled(True, 0, [first], "-", f"{first} A")
+    assert desk.call(ops.stop_tasks(desk.q, "C", [third])) == {}
+    step = desk.call(with_budget(ops.cancel_task(desk.q, b"x", step.cursor, f"{first - 1} A"), 1))
+    assert (step.more, step.waiting, desk.waiting()) == (True, 0, [b"x"])
+    step = desk.call(with_budget(ops.cancel_task(desk.q, b"x", step.cursor, step.after), 1))
+    assert step == Cancelled(False, 1, [second], "-", "-")
+    assert desk.waiting() == []
 
 
 def test_more_claims_than_lua_can_unpack_in_one_step(desk: Desk) -> None:

@@ -163,7 +163,7 @@ def test_keeps_nothing_where_nobody_wants_it(desk: Desk, ttl: str | None, worker
     with desk.listening(desk.q.job("x")) as heard:
         desk.call(ops.finish_tasks(desk.q, "A", [held], {held: ("json", b"1")}))
     assert heard == [(":job:x", b"finished")]
-    assert set(desk.state()) == {":workers", ":policy:A", ":counts"}
+    assert set(desk.state(":result_ttls")) == {":workers", ":policy:A", ":counts"}
 
 
 def test_else_as_long_as_its_worker_says(desk: Desk) -> None:
@@ -184,7 +184,7 @@ def test_each_of_many_has_a_result_of_its_own_or_none(desk: Desk) -> None:
     results = {z: ("bytes", b"Z"), x: ("json", b"X"), raw: ("json", b"R")}
     assert desk.call(ops.finish_tasks(desk.q, "A", [x, y, z, raw], results)) == {}
     state = desk.state()
-    assert {name: state[name].value["value"] for name in state if name.startswith(":result")} == {
+    assert {name: state[name].value["value"] for name in state if name.startswith(":result:")} == {
         ":result:x": "X",
         ":result:y": "",
         ":result:z": "Z",

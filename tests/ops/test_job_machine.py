@@ -115,6 +115,20 @@ def _waits(model: Model, item: bytes) -> bool:
     return job_id is None or model.jobs.get(job_id, {}).get("state") == "waiting"
 
 
+ENDS = ("finished", "stopped", "retried", "stalled", "failed", "broken", "cancelled", "dropped")
+
+
+def claims_ended(counts: dict[str, bytes]) -> int:
+    """By how much the ends exceed the claims: by those that were cancelled without one, less those that still run."""
+    return sum(int(counts.get(name, 0)) for name in ENDS) - int(counts.get("claimed", 0))
+
+
+def _runs_a_suspect(model: Model, worker: str) -> bool:
+    """True if the worker may take no suspect now."""
+    place = model.fence.get(worker)
+    return isinstance(place, Place) and place.suspect in model.held.get(worker, set())
+
+
 ACTIONS: dict[str, tuple[int, Callable[[JobMachine], bool]]] = {}
 """What may be done: how often, and when."""
 
@@ -186,12 +200,13 @@ class JobMachine(RuleBasedStateMachine):
         woken = len(model.hungry - hungry)
         assert woken <= max(1, model.pushed), "more are woken than there is work for"
         if model.script not in {"start_tasks", "promote_due"} or model.pushed == 0:
-            assert woken >= min(model.pushed, len(model.hungry)), "fewer are woken than there is work for"
+            able = [worker for worker in model.hungry if model.queue or not _runs_a_suspect(model, worker)]
+            assert woken >= min(model.pushed, len(able)), "fewer are woken than there is work for"
         model.hungry = hungry
         serving = {worker for worker, place in model.fence.items() if isinstance(place, Place)}
         if serving and serving <= hungry and model.paused is None:
             assert not any(_waits(model, item) for item in model.queue), "all sleep while a task waits"
-            free = [worker for worker in serving if model.fence[worker].suspect not in model.held.get(worker, set())]
+            free = [worker for worker in serving if not _runs_a_suspect(model, worker)]
             assert not free or not any(_waits(model, item) for item in model.suspects), "all sleep beside a suspect"
 
     def _check_told(self) -> None:
@@ -212,6 +227,7 @@ class JobMachine(RuleBasedStateMachine):
         assert len(running) == len(set(running))
         assert {f":active:{job_id}" for job_id in running} == {name for name in found if name.startswith(":active:")}
         assert {job_id.decode() for job_id in found.get(":blocked", set())} <= set(running)
+        assert claims_ended(found[":counts"]) == self.model.unclaimed - len(held), "each claim ends in one counter"
         cleared = int(found[":counts"].get("cleared", 0))
         live = {
             n.removeprefix(":job:"): j for n, j in found.items() if n.startswith(":job:") and int(j["queued"]) > cleared

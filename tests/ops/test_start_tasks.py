@@ -341,6 +341,56 @@ def test_a_suspect_that_is_left_behind_makes_its_holder_hungry(desk: Desk) -> No
     assert len(desk.state()[":suspects"]) == 1
 
 
+def hungry_beside_suspects(desk: Desk) -> None:
+    """A to H each run a suspect, I runs none, all of them are hungry; nothing waits."""
+    desk.stall(*(b"s%d" % n for n in range(8)))
+    for worker in "ABCDEFGHI":
+        desk.enter(worker)
+        desk.start(worker, 2)
+    assert desk.state()[":hungry"] == set("ABCDEFGHI")
+
+
+def test_a_wake_up_for_a_suspect_passes_over_those_that_run_one(desk: Desk) -> None:
+    hungry_beside_suspects(desk)
+    desk.dispatch("x", run_at=FUTURE)
+    desk.client.hset(desk.q.job("x"), "suspect", "1")
+    desk.client.zadd(desk.q.due, {"x": PAST})
+    with desk.listening(*map(desk.q.wake_channel, "ABCDEFGHI")) as heard:
+        assert desk.call(ops.promote_due(desk.q)) == (1, None)
+    assert heard == [(":wake:I", b"1")]
+    assert desk.state()[":hungry"] == set("ABCDEFGH")
+    assert payloads(desk.start("I", 1).entries) == [b"a"]
+
+
+def test_one_for_any_other_task_may_go_to_any_of_them(desk: Desk) -> None:
+    hungry_beside_suspects(desk)
+    with desk.listening(*map(desk.q.wake_channel, "ABCDEFGHI")) as heard:
+        desk.put(*[b"a"] * 9)
+    assert sorted(channel for channel, _ in heard) == [f":wake:{worker}" for worker in "ABCDEFGHI"]
+
+
+@pytest.mark.parametrize("wanted", [1, 2])
+def test_who_leaves_a_suspect_behind_wakes_one_that_may_take_it(desk: Desk, wanted: int) -> None:
+    """Its wake-up may have been for the suspect: it was told before it took its own."""
+    hungry_beside_suspects(desk)
+    desk.client.rpush(desk.q.suspects, b"another")
+    desk.client.lpush(desk.q.base, b"a")
+    with desk.listening(*map(desk.q.wake_channel, "ABCDEFGHI")) as heard:
+        assert desk.start("A", wanted).entries == [b"a"]
+    assert heard == [(":wake:I", b"1")]
+    assert desk.state()[":hungry"] == set("ABCDEFGH") - ({"A"} if wanted == 1 else set())
+
+
+def test_if_all_run_a_suspect_none_is_woken_for_another(desk: Desk) -> None:
+    hungry_beside_suspects(desk)
+    desk.call(ops.stop_work(desk.q, "I"))
+    desk.client.rpush(desk.q.suspects, b"another")
+    with desk.listening(*map(desk.q.wake_channel, "ABCDEFGH")) as heard:
+        assert desk.start("A", 1).entries == []
+    assert heard == []
+    assert desk.state()[":hungry"] == set("ABCDEFGH")
+
+
 def test_a_fence_from_the_clock_when_the_counts_have_expired(desk: Desk) -> None:
     desk.client.delete(desk.q.counts)
     desk.enter("A")

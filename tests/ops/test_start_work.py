@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from typing import Any
+
 from tests.ops.driver import Desk, policy
 from worqr import ops
+from worqr.call import Call
 
 
 def test_puts_the_worker_into_the_fence_with_its_policy(desk: Desk) -> None:
@@ -46,5 +49,45 @@ def test_who_comes_back_while_it_still_leaves_is_served(desk: Desk) -> None:
 def test_a_handler_may_bring_a_failure_handler_and_keep_results(desk: Desk) -> None:
     desk.enter("A", on_failure=True, result_ttl_ms=5)
     assert desk.state()[":policy:A"] == policy(on_failure=True, result_ttl=5)
+    assert desk.client.zrange(desk.q.result_ttls, 0, -1, withscores=True) == [(b"A", 5)]
     desk.enter("A")
     assert desk.state()[":policy:A"] == policy()
+    assert ":result_ttls" not in desk.state()
+
+
+def test_who_keeps_results_is_known_until_it_has_left(desk: Desk) -> None:
+    desk.hold("A", b"a", b"b")
+    for worker, ttl in (("A", 60_000), ("B", 70_000), ("C", 0), ("D", None)):
+        desk.enter(worker, result_ttl_ms=ttl)
+    assert desk.state()[":result_ttls"] == ["A", "B"]
+    assert desk.call(ops.stop_work(desk.q, "A", 1)).more
+    assert desk.state()[":result_ttls"] == ["A", "B"]
+    assert not desk.call(ops.stop_work(desk.q, "A", 1)).more
+    assert desk.state()[":result_ttls"] == ["B"]
+    desk.call(ops.fail_worker(desk.q, "B"))
+    assert ":result_ttls" not in desk.state()
+    desk.enter("A", result_ttl_ms=60_000)
+    assert desk.state()[":result_ttls"] == ["A"]
+
+
+def calls(desk: Desk, call: Call[Any]) -> int:
+    """How many commands the script of `call` needs."""
+    desk.client.config_resetstat()
+    desk.send(call)
+    return sum(told["calls"] for told in desk.client.info("commandstats").values())
+
+
+def test_how_long_results_are_kept_is_one_read_however_many_workers_there_are(own_desk: Desk) -> None:
+    desk = own_desk
+    costs: list[tuple[int, int, int]] = []
+    for workers in (["A"], [f"W{n}" for n in range(50)]):
+        desk.enter(*workers)
+        desk.dispatch("x")
+        reads = calls(desk, ops.read_result(desk.q, "x", 0))
+        cancels = calls(desk, ops.cancel_job(desk.q, "x", "why"))
+        desk.put(b"a")
+        desk.call(ops.delete_queue(desk.q))
+        costs.append((reads, cancels, calls(desk, ops.purge_queue(desk.q))))
+        desk.wipe()
+        desk.numbers.clear()
+    assert costs[0] == costs[1]

@@ -27,12 +27,12 @@ local function cancel_waiting(base, id, ttl, reason)
   return 1
 end
 
--- Marks the run of the job `id`, if it runs. Answers its claim, or nil. `last`: the dispatches up to this one are cancelled
--- with it, for their handles (nil: only its own).
-local function cancel_running(base, id, reason, last)
+-- Notes in the record of the job `id`, if it runs, why it is to be cancelled. Answers its claim and its worker, or nil: the
+-- caller marks the claim. `last`: the dispatches up to this one are cancelled with it, for their handles (nil: only its own).
+local function reject_run(base, id, reason, last)
   local active = base .. ':active:' .. id
-  local claim = redis.call('HGET', active, 'claim')
-  if not claim then
+  local run = redis.call('HMGET', active, 'claim', 'worker')
+  if not run[1] then
     return nil
   end
   redis.call('HSET', active, 'cancel_reason', reason)
@@ -40,7 +40,15 @@ local function cancel_running(base, id, reason, last)
     redis.call('HSET', active, 'last', last)
   end
   redis.call('DEL', base .. ':taken:' .. id)
-  mark(base, claim)
+  return run[1], run[2] or ''
+end
+
+-- Marks the run of the job `id`, if it runs. Answers its claim, or nil. `last` as reject_run.
+local function cancel_running(base, id, reason, last)
+  local claim = reject_run(base, id, reason, last)
+  if claim then
+    mark(base, claim)
+  end
   return claim
 end
 

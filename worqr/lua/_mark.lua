@@ -1,7 +1,29 @@
--- Marks `claim` as to be cancelled and tells its owner.
+-- Marks `claim` as to be cancelled and tells all who listen: its owner asks for its marks then.
 local function mark(base, claim)
   if redis.call('SADD', base .. ':cancelling', claim) == 1 then
     redis.pcall('PUBLISH', base .. '_cancel', claim)
+  end
+end
+
+-- Marks many claims and tells each worker that holds one of them, once, on its own channel: a message per claim to everybody
+-- would block the server for seconds. `marked`: claims and their workers in turn.
+local function mark_all(base, marked)
+  if #marked == 2 then
+    return mark(base, marked[1])
+  end
+  local claims, told = {}, {}
+  for i = 1, #marked, 2 do
+    claims[#claims + 1] = marked[i]
+  end
+  for from = 1, #claims, 1000 do
+    redis.call('SADD', base .. ':cancelling', unpack(claims, from, math.min(from + 999, #claims)))
+  end
+  for i = 2, #marked, 2 do
+    local worker = marked[i]
+    if not told[worker] then
+      told[worker] = true
+      redis.pcall('PUBLISH', base .. ':wake:' .. worker, 'c')
+    end
   end
 end
 
@@ -16,8 +38,8 @@ local function holders_of(base)
   return workers
 end
 
--- Calls look(claim) for at most `budget` claims of `holders`, in the order of worker ids and, within each, of claims. `after`
--- is '-', or where the last call ended: a claim, a space, its worker. Answers the same, '-' when all were looked at.
+-- Calls look(claim, worker) for at most `budget` claims of `holders`, in the order of worker ids and, within each, of claims.
+-- `after` is '-', or where the last call ended: a claim, a space, its worker. Answers the same, '-' when all were looked at.
 local function each_claim(base, holders, after, budget, look)
   local last, behind = string.match(after, '^(%d+) (.*)$')
   for _, worker in ipairs(holders) do
@@ -27,7 +49,7 @@ local function each_claim(base, holders, after, budget, look)
           if budget <= 0 then
             return after
           end
-          look(claim)
+          look(claim, worker)
           after, budget = claim .. ' ' .. worker, budget - 1
         end
       end

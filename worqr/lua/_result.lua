@@ -7,15 +7,10 @@ local function policy_of(base, worker)
     ttl = tonumber(kept[4]) or 0}
 end
 
--- Milliseconds that results are kept on this queue if the job itself does not say: as any of its workers says.
+-- Milliseconds that results are kept on this queue if the job itself does not say: the longest of what its workers say. One
+-- read, however many workers there are.
 local function any_result_ttl(base)
-  for _, worker in ipairs(redis.call('HKEYS', base .. ':workers')) do
-    local ttl = tonumber(redis.call('HGET', base .. ':policy:' .. worker, 'result_ttl'))
-    if ttl then
-      return ttl
-    end
-  end
-  return 0
+  return tonumber(redis.call('ZRANGE', base .. ':result_ttls', -1, -1, 'WITHSCORES')[2]) or 0
 end
 
 -- Makes room for the result of a newer dispatch; that of an earlier one stays for whoever is about to read it.

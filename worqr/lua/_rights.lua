@@ -11,7 +11,8 @@ local RIGHTS = [[
   RPUSH @ 1, SADD @:cancelling 1, SADD @:claims:1 1, SADD @:twins:1 1, SCARD @:blocked, SET @:taken:1 1,
   SINTER @:claims:1 @:cancelling, SISMEMBER @:claims:1 1, SMISMEMBER @:claims:1 1, SORT @:claims:1 STORE @:leaving:1,
   SORT_RO @:claims:1, SPOP @:hungry, SPOP @:trash:blocked, SREM @:blocked 1, SSCAN @:twins:1 0, TIME, ZADD @:broken 1 1,
-  ZADD @:failed 1 1, ZCARD @:due, ZPOPMIN @:trash:due, ZRANGE @:due 0 0, ZRANGEBYSCORE @:due 0 0, ZREM @:due 1
+  ZADD @:failed 1 1, ZADD @:result_ttls 1 1, ZCARD @:due, ZPOPMIN @:trash:due, ZRANGE @:due 0 0,
+  ZRANGEBYSCORE @:due 0 0, ZREM @:due 1
 ]]
 
 -- The error that tells what of that the caller's user may not do; nil if there is nothing, or the server cannot be asked.

@@ -12,6 +12,7 @@ local function check_types(base)
   redis.call('HLEN', base .. ':aside')
   redis.call('ZCARD', base .. ':failed')
   redis.call('ZCARD', base .. ':broken')
+  redis.call('ZCARD', base .. ':result_ttls')
 end
 
 -- As check_types: what else is read and written when a task of `worker` is set aside, its failure handler's queue with it.

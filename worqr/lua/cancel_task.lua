@@ -9,33 +9,35 @@
 -- ARGV[3] task bytes
 -- ARGV[4] cursor among the twins, 0 at first, - when they are done
 -- ARGV[5] after place among the claims up to which they were looked at, - at first
--- ARGV[6] budget claims, and twins, to look at in one call
--- ARGV[7] reason text for whoever waits for a result
+-- ARGV[6] page twins to look at in one call
+-- ARGV[7] budget claims to look at in one call
+-- ARGV[8] reason text for whoever waits for a result
 -- RETURNS ok waiting running cursor after claim... | more (the same; call again with cursor and after) | late
 -- RESEND safe: the reply is stored under the producer's number
--- USES cancel reference mark producer counts types
-local producer, queue, counts = KEYS[1], KEYS[2], KEYS[3]
-local number, lowest, task = ARGV[1], ARGV[2], ARGV[3]
-local cursor, after, budget, reason = ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7]
+-- NUMBERED
+-- USES cancel reference mark counts types
+local queue, counts = KEYS[2], KEYS[3]
+local task = ARGV[3]
+local cursor, after, page, budget, reason = ARGV[4], ARGV[5], ARGV[6], tonumber(ARGV[7]), ARGV[8]
 
-local before = replied(producer, number, lowest)
-if before then
-  return before
-end
 check_types(queue)
 redis.call('HLEN', counts)
 local holders, ttl = holders_of(queue), any_result_ttl(queue)
 
-local reply = {'ok', 0, 0, cursor, after}
-local raw, jobs = not job_id(task) and redis.call('LREM', queue, 0, task) or 0, 0
+local reply, marked = {'ok', 0, 0, cursor, after}, {}
+local function note(claim, worker)
+  marked[#marked + 1], marked[#marked + 2], reply[#reply + 1] = claim, worker, claim
+end
+
+local first, raw, jobs = cursor == '0' and after == '-', 0, 0
 local twins = queue .. ':twins:' .. redis.sha1hex(task)
 if cursor ~= '-' then
-  local page = redis.call('SSCAN', twins, cursor, 'COUNT', budget)
-  cursor = page[1] == '0' and '-' or page[1]
-  for _, id in ipairs(page[2]) do
-    local claim = cancel_running(queue, id, reason)
+  local found = redis.call('SSCAN', twins, cursor, 'COUNT', page)
+  cursor = found[1] == '0' and '-' or found[1]
+  for _, id in ipairs(found[2]) do
+    local claim, worker = reject_run(queue, id, reason)
     if claim then
-      reply[#reply + 1] = claim
+      note(claim, worker)
     elseif redis.call('EXISTS', queue .. ':job:' .. id) == 0 then
       redis.call('SREM', twins, id)
     else
@@ -44,14 +46,17 @@ if cursor ~= '-' then
   end
 end
 if cursor == '-' and not job_id(task) then
-  after = each_claim(queue, holders, after, budget, function(claim)
+  after = each_claim(queue, holders, after, budget, function(claim, worker)
     if redis.call('LPOS', queue .. ':claim:' .. claim, task) then
-      mark(queue, claim)
-      reply[#reply + 1] = claim
+      note(claim, worker)
     end
   end)
 end
+mark_all(queue, marked)
+local last = cursor == '-' and after == '-'
+if (first or last) and not job_id(task) then -- in between it would only take time, and be done again
+  raw = redis.call('LREM', queue, 0, task)
+end
 tally(queue, 'cancelled', raw + jobs)
-local word = cursor == '-' and after == '-' and 'ok' or 'more'
-reply[1], reply[2], reply[3], reply[4], reply[5] = word, raw + jobs, #reply - 5, cursor, after
-return remember(producer, number, lowest, reply)
+reply[1], reply[2], reply[3], reply[4], reply[5] = last and 'ok' or 'more', raw + jobs, #reply - 5, cursor, after
+return reply

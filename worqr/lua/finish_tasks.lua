@@ -15,14 +15,14 @@
 local queue, workers, claims, policy = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local worker, results = ARGV[1], tonumber(ARGV[2])
 
--- Wrong types show themselves before the first write; of what only twins need, when there are some.
+-- Wrong types show themselves before the first write; of what only twins and suspects need, when there are some.
 redis.call('HLEN', queue .. ':counts')
 local no_twins = redis.call('SCARD', queue .. ':blocked') == 0
-if not no_twins then
+local suspects_wait = redis.call('LLEN', queue .. ':suspects') > 0 and redis.call('SCARD', queue .. ':hungry') > 0
+if suspects_wait or not no_twins then
   check_types(queue)
 end
 local anything_marked = redis.call('SCARD', queue .. ':cancelling') > 0
-local suspects_wait = redis.call('LLEN', queue .. ':suspects') > 0 and redis.call('SCARD', queue .. ':hungry') > 0
 local why_not = why_not_held(workers, worker)
 local nothing = {'kind', 'none', 'value', ''}
 local how = {ttl = tonumber(redis.call('HGET', policy, 'result_ttl')) or 0, now = now_ms(), no_twins = no_twins}

@@ -70,7 +70,8 @@ end
 tally(queue, 'claimed', taken)
 left = left - taken - skipped
 untally_stale(queue, skipped, left)
-local wakes = math.min(left, dry and woken or 1) -- dry: for suspects that came due, of which this one may take no more
+-- Dry with something left: those are suspects, and this worker runs one. Others may take them.
+local wakes = math.min(left, dry and math.max(woken, 1) or 1)
 if anybody_hungry and (wakes > 0 or not dry) then
   redis.call('SREM', hungry, worker)
   wake(queue, wakes)

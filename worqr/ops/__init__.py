@@ -25,7 +25,8 @@ from worqr.ops.jobs import (
     read_result,
 )
 from worqr.ops.operators import (
-    CANCEL_BUDGET,
+    CANCEL_PAGE,
+    LOOK_BUDGET,
     Cancelled,
     cancel_all,
     cancel_task,
@@ -105,9 +106,10 @@ from worqr.ops.tasks import (
 )
 
 __all__ = [
-    "CANCEL_BUDGET",
+    "CANCEL_PAGE",
     "FIRED_EXPIRE_S",
     "INFO_EXPIRE_S",
+    "LOOK_BUDGET",
     "MAX_BYTES",
     "MAX_ITEMS",
     "MAX_SKIPPED",

@@ -10,8 +10,10 @@ from worqr.call import Call
 from worqr.keys import QueueKeys
 from worqr.ops.replies import MAX_ITEMS, Reply, done, new_call, text, word_of
 
-CANCEL_BUDGET: Final = 10_000
-"""Claims that one cancel looks at in one script."""
+CANCEL_PAGE: Final = 1_000
+"""What one script cancels at most, of running tasks: it must not hold the server up."""
+LOOK_BUDGET: Final = 10_000
+"""Claims whose payload a cancel by payload looks at in one script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ def cancel_task(
         more = word_of(reply) == "more"
         return Cancelled(more, int(reply[1]), _claims(reply[5:]), text(reply[3]), text(reply[4]))
 
-    args = (task, cursor, after, CANCEL_BUDGET, reason)
+    args = (task, cursor, after, CANCEL_PAGE, LOOK_BUDGET, reason)
     return new_call("cancel_task", keys.base, (keys.base, keys.counts), args, read, numbered=True, size=len(task))
 
 
@@ -51,7 +53,7 @@ def cancel_all(keys: QueueKeys, after: str = "-", *, reason: str = "") -> Call[C
             return None
         return Cancelled(word == "more", int(reply[1]), _claims(reply[4:]), "-", text(reply[3]))
 
-    return new_call("cancel_all", keys.base, (keys.base,), (after, CANCEL_BUDGET, reason), read, numbered=True)
+    return new_call("cancel_all", keys.base, (keys.base,), (after, CANCEL_PAGE, reason), read, numbered=True)
 
 
 def delete_queue(keys: QueueKeys) -> Call[bool]:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 RECONCILE_EVERY = 1.0
+LOOK_AT_MARKS = b"c"
+"""What a worker is sent on its own channel when many claims were marked at once, some of them its own."""
 
 Reconciled = tuple[list[int], list[int]] | None
 
@@ -53,6 +55,9 @@ class Cancelling:
         def deliver(channel: str, message: bytes) -> None:
             if channel == keys.cancel_channel:
                 self._hint(station, message)
+            elif channel == wake and message == LOOK_AT_MARKS:
+                station.hinted = station.hinted or station.asking  # a marked claim may be in a reply under way
+                self.reconcile(station)
             else:
                 station.wake()
 
