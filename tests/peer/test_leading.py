@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+import trio
+
+from tests.peer.tools import at_most, until
 from worqr import ops
 from worqr.errors import RefusedByServer, Unavailable
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import Look
+from worqr.peer import leading, looks
 from worqr.peer.leading import Leader
 from worqr.peer.membership import LEASE
 from worqr.peer.sweeping import NODE_PATIENCE, SWEEP_AT_ONCE
@@ -75,3 +81,54 @@ async def test_what_the_server_refuses_is_tried_again_with_growing_pauses_and_lo
     assert errors == [
         "fail_worker: the tasks of dead workers on queue 'Q0' cannot be given back: WRONGTYPE; trying again"
     ]
+
+
+class Broken:
+    """A link whose connection was just made anew, whenever one looks."""
+
+    def __init__(self) -> None:
+        self.settings = SimpleNamespace(clustered=False)
+        self.subscriptions = SimpleNamespace(open=lambda *_: SimpleNamespace(close=lambda: None))
+        self.breaks = True
+
+    @property
+    def connected_at(self) -> float:
+        return time.monotonic() if self.breaks else 0.0
+
+    async def call(self, call: ops.Call[Any], *, patience: float) -> Any:
+        await trio.lowlevel.checkpoint()
+        return Look("run", {}, [])
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name, seconds in ((looks, "LOOK_EVERY", 0.02), (leading, "UNABLE", 0.1), (leading, "STAND_ASIDE", 1.0)):
+        monkeypatch.setattr(module, name, seconds)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_leader_whose_connection_keeps_breaking_lets_another_peer_lead() -> None:
+    link: Any = Broken()
+    leader = leader_on(link, keepalive=0.2)
+    async with at_most(), trio.open_nursery() as nursery:
+        nursery.start_soon(leader.lead_forever)
+        await until(lambda: not leader.leads)
+        assert not leader.is_fresh(), "it does not ask for the lease"
+        leader.lease(until=float("inf"))  # the answer to a beat that was sent before
+        assert not leader.leads
+        await until(leader.is_fresh, what="it asks again: perhaps nobody else can judge either")
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_one_reconnect_costs_a_leader_no_lease() -> None:
+    link: Any = Broken()
+    leader = leader_on(link, keepalive=0.2)
+    async with at_most(), trio.open_nursery() as nursery:
+        nursery.start_soon(leader.lead_forever)
+        await until(lambda: leader._unable_since is not None)
+        link.breaks = False
+        await until(lambda: leader._unable_since is None)
+        nursery.cancel_scope.cancel()
+    assert leader.leads
+    assert leader.is_fresh()

@@ -3,7 +3,8 @@
 Here: the lease, and the leader's looks. Every half second it looks at the keepalive keys: a worker whose key is missing at two
 looks at least 1.25 s apart is dead (likewise one whose beat has stood still for ten keepalives, for the server's clock may have
 jumped). Nobody is declared dead within a keepalive of the leader's own reconnect or of a change of the server: first
-everybody gets time to beat.
+everybody gets time to beat. A leader that cannot judge for longer than that, because its own connection keeps breaking, lets
+another peer lead.
 
 Not here: `Looks`, the judgement alone; `Sweeper`, which gives back what the dead held; `Scanner`, which looks at the queues;
 `Promoter`, which puts jobs in line when they are due. Each of these has a task of its own: no chore keeps a look waiting.
@@ -37,6 +38,10 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 ROUND = 2 * LEASE
 """Seconds that a round of a leader that works takes at most: a look waits for its answer no longer than a lease."""
+UNABLE = 1.5
+"""Seconds beyond a keepalive for which a leader that cannot judge keeps the lease: one reconnect costs a keepalive, not more."""
+STAND_ASIDE = 2 * LEASE
+"""Seconds for which it does not ask for the lease then: for one lease it is still held, for another it is free."""
 
 
 class Leader:
@@ -51,6 +56,8 @@ class Leader:
         self.sweeper: Sweeper = Sweeper(peer, link, keys, leads=lambda: self.leads)
         self._until = 0.0
         self._round_ended = time.monotonic()
+        self._unable_since: float | None = None
+        self._aside_until = 0.0
         self._complaints = Complaints(logger)
         self._resting = False
         self._idle = trio.Event()
@@ -60,8 +67,11 @@ class Leader:
 
     def lease(self, *, until: float) -> None:
         """The lease is ours until then, by CLOCK_BOOTTIME."""
+        if time.monotonic() < self._aside_until:
+            return  # the beat was sent before we stood aside
         if not self.leads:
             logger.info("leader: this peer does the chores of the mesh now")
+            self._unable_since = None
             self.promoter.begin()
             self._until = until
             self.scanner.begin()
@@ -72,8 +82,9 @@ class Leader:
         return boottime() < self._until
 
     def is_fresh(self) -> bool:
-        """Return True if this peer may ask for the lease: its rounds of chores end. From any thread."""
-        return time.monotonic() - self._round_ended < ROUND
+        """Return True if this peer may ask for the lease: its rounds of chores end, and it can judge. From any thread."""
+        now = time.monotonic()
+        return now >= self._aside_until and now - self._round_ended < ROUND
 
     def _missed_hints(self) -> None:
         """What became due was perhaps not told."""
@@ -95,8 +106,10 @@ class Leader:
             await trio.sleep(wait)
 
     async def _look_or_not(self) -> float:
+        judged = False
         try:
             await self.look_once()
+            judged = not self._looks.calm
         except Unavailable as error:  # the link has logged it
             logger.debug("leader: the workers were not looked at: %s", error)
         except WorqrError as error:
@@ -104,7 +117,21 @@ class Leader:
         else:
             if self._complaints.resolve("look"):
                 logger.info("leader: the workers are looked at again")
+        self._stand_aside_unless(judged)
         return self._looks.next_look(time.monotonic())
+
+    def _stand_aside_unless(self, judged: bool) -> None:
+        """Let another peer lead if this one could not judge for longer than one reconnect explains."""
+        now = time.monotonic()
+        if judged:
+            self._unable_since = None
+        elif self._unable_since is None:
+            self._unable_since = now
+        elif now - self._unable_since > self._looks.keepalive + UNABLE:
+            logger.info(
+                "leader: this peer cannot tell who is dead, for its connection keeps breaking; another may lead"
+            )
+            self._until, self._aside_until, self._unable_since = 0.0, now + STAND_ASIDE, None
 
     async def look_once(self) -> None:
         """Look at the workers, and let those that are dead be swept, and those whose sweep another leader did not finish."""
