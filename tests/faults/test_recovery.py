@@ -10,6 +10,9 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+import trio
+
 import worqr
 from tests.children import Child
 from tests.faults.rescuer import rescuer
@@ -17,7 +20,9 @@ from tests.ops.driver import Desk
 from tests.peer.tools import until
 from tests.proxy import FaultProxy
 from tests.servers import Server
+from worqr import ops
 from worqr.keys import RegistryKeys
+from worqr.peer import looks
 from worqr.peer.peer import DEFAULT_KEEPALIVE
 
 CHILD = Path(__file__).parent / "child_peer.py"
@@ -89,3 +94,37 @@ async def test_many_workers_that_die_at_once_are_swept_together(server: Server, 
         await until(lambda: desk.client.llen(desk.q.base) == len(workers), within=WITHIN)
         await until(lambda: not desk.client.exists(desk.g.dying))
     desk.wipe()
+
+
+async def test_the_lease_of_a_dead_leader_is_taken_when_the_servers_clock_was_set_back(
+    server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looks, "STANDS_AFTER", 1.0)
+    monkeypatch.setattr(looks, "STANDING_KEEPALIVES", 2)
+    desk = Desk(server.client(), prefix)
+    desk.register("dead leader", queues=["Q1"])
+    desk.enter("dead leader")
+    desk.put(b"x")
+    desk.take("dead leader", 1)
+    desk.beat("dead leader", 7, lease_ms=3_600_000, keepalive_ms=3_600_000)  # its keys live for an hour more
+    mesh = worqr.Mesh(server.url, prefix=prefix, keepalive=1)
+    async with mesh.join() as peer:
+        await until(lambda: peer.leader.leads)
+        assert desk.client.pttl(desk.g.leader) <= 2000
+        await until(lambda: desk.client.llen(desk.q.base) == 1)
+    desk.wipe()
+
+
+async def test_a_lease_that_is_renewed_is_not_taken(
+    server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looks, "STANDS_AFTER", 1.0)
+    desk = Desk(server.client(), prefix)
+    desk.register("leader", keepalive_ms=3_600_000)
+    desk.beat("leader", 0, lease_ms=3_600_000, keepalive_ms=3_600_000)
+    async with worqr.Mesh(server.url, prefix=prefix, keepalive=1).join() as peer:
+        for beat in range(1, 20):
+            await trio.sleep(0.2)
+            desk.beat("leader", beat, lease_ms=3_600_000, keepalive_ms=3_600_000)
+            assert not peer.leader.leads
+        assert desk.call(ops.stop_worker(desk.g, "leader")) == []

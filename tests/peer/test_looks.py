@@ -9,7 +9,10 @@ from worqr.peer.looks import (
     LAPSE,
     LOOK_EVERY,
     STANDING_KEEPALIVES,
+    STANDS_AFTER,
+    STANDS_BEATS,
     TWO_LOOKS,
+    LeaseWatch,
     Looks,
 )
 
@@ -115,6 +118,20 @@ def test_nobody_is_dead_for_standing_still_right_after_a_reconnect(looks: Looks)
     assert looks.judge(seen(A=b"RUN 5"), late + KEEPALIVE, late - 1) == [("A", b"RUN 5")]
 
 
+def test_what_a_lease_told_of_its_holders_beat_counts(looks: Looks) -> None:
+    looks.knew("my app:1 5", T - 20)
+    looks.knew("", T - 20)
+    look = Look("run", {"my app:1": b"RUN 5", "other": b"RUN 5"}, [])
+    assert looks.judge(look, T, 0.0) == []
+    assert looks.judge(look, T + 10, 0.0) == [("my app:1", b"RUN 5")]
+
+
+def test_what_a_lease_told_is_no_more_than_what_was_seen(looks: Looks) -> None:
+    looks.judge(seen(A=b"RUN 6"), T, 0.0)
+    looks.knew("A 5", T - 100)
+    assert looks.judge(seen(A=b"RUN 6"), T + 10, 0.0) == []
+
+
 # Forgetting
 
 
@@ -122,3 +139,33 @@ def test_who_is_not_registered_any_more_is_forgotten(looks: Looks) -> None:
     looks.judge(seen(A=None, B=b"RUN 1"), T, 0.0)
     looks.judge(seen(), T + 0.5, 0.0)
     assert (looks.missing, looks.beats) == ({}, {})
+
+
+# The lease
+
+
+def test_a_lease_that_several_beats_saw_unchanged_for_seconds_stands_still() -> None:
+    watch = LeaseWatch()
+    for second in range(6):
+        watch.saw("A 7", T + second)
+    assert watch.standing(T + STANDS_AFTER - 0.1) == ""
+    assert watch.standing(T + STANDS_AFTER) == "A 7"
+
+
+def test_a_lease_that_is_renewed_or_gone_does_not() -> None:
+    watch = LeaseWatch()
+    for second in range(20):
+        watch.saw(f"A {second}", T + second)
+        assert watch.standing(T + second) == ""
+    for second in range(20, 40):
+        watch.saw("", T + second)
+        assert watch.standing(T + second) == ""
+
+
+def test_a_peer_that_slept_has_not_seen_a_lease_stand_still() -> None:
+    watch = LeaseWatch()
+    watch.saw("A 7", T)
+    for beats in range(1, STANDS_BEATS):
+        assert watch.standing(T + 100) == "", beats
+        watch.saw("A 7", T + 100)
+    assert watch.standing(T + 100) == "A 7"

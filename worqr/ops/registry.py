@@ -26,12 +26,15 @@ NOTE_EVERY: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """Reply of keep_worker_alive: alive or dead, re-armed after it had lapsed, holds the lease, queues that wait."""
+    """Reply of keep_worker_alive: alive or dead, re-armed after it had lapsed, holds the lease, queues that wait, and the lease
+    as it stands after the beat ('' for none).
+    """
 
     alive: bool
     revived: bool
     leads: bool
     waiting: list[str]
+    lease: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +85,18 @@ def keep_worker_alive(
     lease_ms: int,
     running: int,
     room: int,
+    standing: str = "",
 ) -> Call[Beat]:
-    """One beat; lease_ms 0: do not ask for the lease."""
+    """One beat; lease_ms 0: do not ask for the lease; standing: the lease to take from its holder, who does not renew it."""
 
     def read(reply: Reply) -> Beat:
         word = word_of(reply)
         if word == "dead":
             return Beat(False, False, False, [])
-        return Beat(True, word == "revived", bool(reply[1]), texts(reply[2:]))
+        return Beat(True, word == "revived", bool(reply[1]), texts(reply[3:]), text(reply[2]))
 
     names = (keys.registered, keys.worker(worker), keys.leader, keys.waiting, keys.info(worker))
-    args = (worker, beat, keepalive_ms, lease_ms, INFO_EXPIRE_S, running, room)
+    args = (worker, beat, keepalive_ms, lease_ms, INFO_EXPIRE_S, running, room, standing)
     return new_call("keep_worker_alive", keys.base, names, args, read)
 
 

@@ -23,7 +23,7 @@ from worqr.errors import Unavailable, WorqrError
 from worqr.keys import RegistryKeys
 from worqr.link import Link
 from worqr.peer.complaints import Complaints
-from worqr.peer.looks import LOOK_EVERY, TWO_LOOKS, Looks
+from worqr.peer.looks import LOOK_EVERY, TWO_LOOKS, LeaseWatch, Looks
 from worqr.peer.membership import LEASE, boottime
 from worqr.peer.promoting import Promoter
 from worqr.peer.scanning import SCAN_EVERY, Scanner
@@ -45,12 +45,15 @@ STAND_ASIDE = 2 * LEASE
 
 
 class Leader:
-    """Does the chores while it holds the lease. The heart's thread calls `is_fresh`; all else is changed in the loop."""
+    """Does the chores while it holds the lease. The heart's thread calls `is_fresh` and `standing_lease`; all else is changed in
+    the loop.
+    """
 
     def __init__(self, peer: Peer, link: Link, keys: RegistryKeys, *, keepalive: float) -> None:
         self._link = link
         self._keys = keys
         self._looks = Looks(keepalive)
+        self._watch = LeaseWatch()
         self.promoter: Promoter = Promoter(peer, link, keys, self._missed_hints)
         self.scanner: Scanner = Scanner(peer, link, keys, leads=lambda: self.leads, expect=self.promoter.expect)
         self.sweeper: Sweeper = Sweeper(peer, link, keys, leads=lambda: self.leads)
@@ -71,11 +74,21 @@ class Leader:
             return  # the beat was sent before we stood aside
         if not self.leads:
             logger.info("leader: this peer does the chores of the mesh now")
+            lease, since, _ = self._watch.seen
+            self._looks.knew(lease, since)
             self._unable_since = None
             self.promoter.begin()
             self._until = until
             self.scanner.begin()
         self._until = until
+
+    def saw_lease(self, lease: str) -> None:
+        """A beat was answered with this lease, ours or another's."""
+        self._watch.saw(lease, time.monotonic())
+
+    def standing_lease(self) -> str:
+        """Return the lease to take from its holder, which does not renew it; '' for none. From any thread."""
+        return self._watch.standing(time.monotonic())
 
     @property
     def leads(self) -> bool:

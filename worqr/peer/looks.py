@@ -1,4 +1,4 @@
-"""What the leader concludes from what it sees: which workers are dead.
+"""What the leader concludes from what it sees: which workers are dead, and whether a leader's lease stands still.
 
 Pure: no I/O, and no clock but the times it is given, which are seconds of one monotonic clock. `leading` asks the server and
 acts.
@@ -15,6 +15,10 @@ TWO_LOOKS = 1.25
 STANDING_KEEPALIVES = 10
 LAPSE = 5.0
 """Seconds without a look, while another peer led, after which an earlier look proves nothing any more."""
+STANDS_AFTER = 5.0
+"""Seconds for which a lease must not have changed before it is taken from its holder. It should have expired after 2 s."""
+STANDS_BEATS = 4
+"""Beats whose answers must have shown the same lease."""
 
 
 @dataclass
@@ -66,3 +70,34 @@ class Looks:
         """Return the seconds until the next look: the usual rhythm, or less when a worker is about to be proven dead."""
         due = [since + TWO_LOOKS - now for since in self.missing.values()]
         return max(0.0, min([LOOK_EVERY, *(d for d in due if d > 0)]))
+
+    def knew(self, lease: str, since: float) -> None:
+        """Take `lease`, a worker id and the number of its beat, as what was seen of that worker at `since`."""
+        worker, _, beat = lease.rpartition(" ")
+        if worker:
+            self.beats.setdefault(worker, (b"RUN " + beat.encode(), since))
+
+
+class LeaseWatch:
+    """What a peer remembers of the leader's lease from beat to beat.
+
+    A lease that is not renewed expires within 2 s by the server's clock. If that clock is set back, the lease of a leader that
+    died stays, and nobody else leads. A peer that has seen it unchanged for longer takes it.
+
+    Attributes:
+        seen: the lease, since when it is the same, and how many beats have shown it. One value, because the heart's thread
+            reads it while the loop changes it.
+    """
+
+    def __init__(self) -> None:
+        self.seen: tuple[str, float, int] = ("", 0.0, 0)
+
+    def saw(self, lease: str, now: float) -> None:
+        """Note the lease that a beat was answered with; '' for none."""
+        before, since, beats = self.seen
+        self.seen = (lease, since, beats + 1) if lease == before else (lease, now, 1)
+
+    def standing(self, now: float) -> str:
+        """Return the lease if it stands still, else ''."""
+        lease, since, beats = self.seen
+        return lease if beats >= STANDS_BEATS and now - since >= STANDS_AFTER else ""
