@@ -82,7 +82,7 @@ async def test_a_workers_key_lives_no_longer_than_its_keepalive(server: Server, 
         assert 0 < client.pttl(key) <= DEFAULT_KEEPALIVE * 1000
 
 
-async def test_many_workers_that_die_at_once_are_swept_together(server: Server, prefix: str) -> None:
+async def test_many_workers_that_die_at_once_are_swept_together(server: Server, prefix: str, proxy: FaultProxy) -> None:
     desk, workers = Desk(server.client(), prefix), [f"W{n}" for n in range(SWEPT)]
     desk.register(*workers, queues=["Q1"])
     desk.enter(*workers)
@@ -90,7 +90,8 @@ async def test_many_workers_that_die_at_once_are_swept_together(server: Server, 
         desk.put(b"x")
         desk.take(worker, 1)
     desk.client.delete(*map(desk.g.worker, workers))
-    async with leading(worqr.Mesh(server.url, prefix=prefix)):
+    proxy.delay(0.02)  # each sweep is four requests, one after the other
+    async with leading(worqr.Mesh(proxy.url, prefix=prefix)):
         await until(lambda: desk.client.llen(desk.q.base) == len(workers), within=WITHIN)
         await until(lambda: not desk.client.exists(desk.g.dying))
     desk.wipe()

@@ -132,3 +132,28 @@ async def test_one_reconnect_costs_a_leader_no_lease() -> None:
         nursery.cancel_scope.cancel()
     assert leader.leads
     assert leader.is_fresh()
+
+
+class Missing:
+    """A link on which W1 is registered and has no beat."""
+
+    connected_at = 0.0
+    settings = SimpleNamespace(clustered=False)
+    subscriptions = SimpleNamespace(open=lambda *_: SimpleNamespace(close=lambda: None))
+
+    async def call(self, call: ops.Call[Any], *, patience: float) -> Any:
+        await trio.lowlevel.checkpoint()
+        return Look("run", {"W1": None}, [])
+
+
+async def test_what_was_seen_before_the_lease_lapsed_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looks, "TWO_LOOKS", 0.05)
+    link: Any = Missing()
+    leader = leader_on(link)
+    await leader.look_once()
+    leader._until = 0.0
+    await trio.sleep(0.1)
+    assert not leader.leads
+    leader.lease(until=float("inf"))
+    await leader.look_once()
+    assert list(leader.sweeper._todo) == ["W1"]

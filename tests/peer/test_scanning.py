@@ -73,13 +73,15 @@ async def test_a_scan_that_does_not_end_keeps_no_dead_worker_from_being_swept(st
 
 
 def names_of(client: redis.Redis, prefix: str) -> set[str]:
-    return {name.decode() for name in client.zrange(RegistryKeys(prefix).queues, 0, -1)}
+    found: Any = client.zrange(RegistryKeys(prefix).queues, 0, -1)
+    return {name.decode() for name in found}
 
 
 def age(client: redis.Redis, prefix: str) -> None:
     """As if nobody had noted a name for long."""
     queues = RegistryKeys(prefix).queues
-    client.zadd(queues, dict.fromkeys(client.zrange(queues, 0, -1), PAST))
+    names: Any = client.zrange(queues, 0, -1)
+    client.zadd(queues, dict.fromkeys(names, PAST))
 
 
 @pytest.mark.leaves("{failed}*", "{paused}*")
