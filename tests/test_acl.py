@@ -18,7 +18,7 @@ import trio
 import worqr
 from tests.clusters import cluster_of
 from tests.leaks import Entry, dump
-from tests.ops.driver import Desk
+from tests.ops.driver import PAST, Desk
 from tests.ops.scene import CALLS, Scene, next_call, reset_scene, set_scene
 from tests.patience import PATIENCE
 from tests.peer.tools import QUICK, eventually, serving, until
@@ -161,8 +161,8 @@ def reachable(source: str) -> set[str]:
     return {command.lower() for command in found}
 
 
-NEVER = {"operator": {"rpush", "zadd"}}
-"""What a script of a role shares with others and cannot come to here: an operator puts tasks to the back, and at once."""
+NEVER = {"operator": {"rpush"}}
+"""What a script of a role shares with others and cannot come to here: an operator puts tasks to the back."""
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -218,6 +218,7 @@ def more_calls(q: QueueKeys, g: RegistryKeys, scene: Scene) -> dict[str, list[Ca
         "cancel_task": [ops.cancel_task(q, b"stale"), ops.cancel_task(q, b"marked")],
         "job_status": [ops.job_status(q, job, 0) for job in ("waits", "done", f"@{scene.broken}", "nobody")],
         "read_result": [ops.read_result(q, job, 0) for job in ("done", "nobody")],
+        "list_queues": [ops.list_queues(g, after) for after in ((b"%d" % PAST, b"old"), (b"1", b"nobody"))],
         "list_aside": [ops.list_aside(q, "broken", 9, after=1, after_ms=1)],
         "pause_schedule": [ops.pause_schedule(g, "s", paused=False)],
         "fail_worker": [ops.fail_worker(q, "C", 99)],

@@ -275,6 +275,7 @@ def test_unpack_is_bounded() -> None:
         ("dispatch_jobs", "job"),  # cmsgpack's
         ("enqueue", "items"),
         ("finish_tasks", "named"),
+        ("forget_queues", "unused"),
         ("start_tasks", "mine, from, math.min(from + 999, #mine"),
     }
     assert "math.min(low, oldest + 1000)" in read("_producer").body

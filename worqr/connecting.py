@@ -12,11 +12,12 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from worqr import ops
 from worqr.embedded import EmbeddedServer, shared_server
-from worqr.errors import UsageError
+from worqr.errors import Unavailable, UsageError
 from worqr.keys import RegistryKeys
 from worqr.link import Link, LinkSettings, loop_here, loop_name_here, mailbox_here, run_blocking
 from worqr.peer.children.naming import refuse_while_importing
@@ -28,8 +29,41 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 EMBEDDED: Final = "embedded:"
-NOTE_EVERY: Final = 3600.0
-"""Seconds after which a queue's name is noted again for those who list queues."""
+MANY_NAMES: Final = 10_000
+"""Names of queues that one connection remembers to have noted. A program that uses more of them notes them more often."""
+
+
+class Noted:
+    """Decides when the name of a queue is noted in the server: at its first use, then every NOTE_EVERY seconds while it is used.
+
+    From any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._at: dict[str, float] = {}  # in the order of the times
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def is_due(self, queue: str) -> bool:
+        """Return True if the name is to be noted now; it counts as noted then."""
+        now = time.monotonic()
+        at = self._at.get(queue)
+        if at is not None and now - at < ops.NOTE_EVERY:
+            return False
+        with self._lock:
+            self._at.pop(queue, None)
+            self._at[queue] = now
+            for oldest in list(islice(self._at, 2)):  # each name that comes lets up to two go
+                if now - self._at[oldest] >= ops.NOTE_EVERY or len(self._at) > MANY_NAMES:
+                    del self._at[oldest]
+        return True
+
+    def forget(self, queue: str) -> None:
+        """The name could not be noted: the next use tries again."""
+        with self._lock:
+            self._at.pop(queue, None)
 
 
 @dataclass(slots=True)
@@ -42,15 +76,18 @@ class Connection:
     users: int = 0
     stood: bool = False
     pid: int = field(default_factory=os.getpid)
-    noted: dict[str, float] = field(default_factory=dict[str, float])
+    noted: Noted = field(default_factory=Noted)
 
     def note(self, mesh: Mesh[Any], queue: str) -> None:
-        """Remember the queue's name in the server, now and then."""
-        now = time.monotonic()
-        if self.noted.get(queue, -NOTE_EVERY) + NOTE_EVERY <= now:
-            self.noted[queue] = now
+        """Note the queue's name in the server, now and then."""
+        if self.noted.is_due(queue):
+
+            def answered(_word: str | None, failure: Exception | None) -> None:
+                if isinstance(failure, Unavailable):
+                    self.noted.forget(queue)
+
             call = ops.note_queues(RegistryKeys(mesh.prefix), [queue])
-            self.link.post(call, lambda _word, _failure: None, patience=mesh.patience)
+            self.link.post(call, answered, patience=mesh.patience)
             self.sharding.learn_now_and_then()
 
 

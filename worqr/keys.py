@@ -119,7 +119,7 @@ class QueueKeys:
 
     @property
     def counts(self) -> str:
-        """HASH of counters, expires after 30 days without one."""
+        """HASH of counters, expires 15 to 30 days after something was counted."""
         return f"{self.base}:counts"
 
     @property
@@ -269,7 +269,7 @@ class RegistryKeys:
 
     @property
     def queues(self) -> str:
-        """SET of queue names seen, expires in 30 days."""
+        """ZSET of queue names by the time in ms at which they were last noted, expires 30 days after the last note."""
         return f"{self.base}:queues"
 
     @property

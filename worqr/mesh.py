@@ -40,7 +40,7 @@ from worqr.registry import Registry
 from worqr.sending import Sender
 from worqr.sharding import Sharding
 from worqr.shards import check_shards
-from worqr.summing import worker_of
+from worqr.summing import queue_names, worker_of
 from worqr.task import QueueInfo, Seconds, WorkerInfo, check_count, check_text, seconds
 from worqr.thread_peer import ThreadPeer
 
@@ -300,7 +300,7 @@ class Mesh(Registry, Generic[S]):
 
     async def queues(self) -> list[QueueInfo]:
         """All queues that hold something or are served, by name."""
-        names = await self.ask(ops.list_queues(RegistryKeys(self.prefix)))
+        names = await queue_names(self.ask, RegistryKeys(self.prefix))
         infos = await all_infos(self, [QueueKeys.of(self.prefix, name) for name in names])
         return [
             i

@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import chain
 from typing import Final, TypeVar
 
-from worqr.keys import QueueKeys
-from worqr.ops import Held, Inspected
+from worqr.call import Call
+from worqr.keys import QueueKeys, RegistryKeys
+from worqr.ops import Held, Inspected, QueuesPage, list_queues
 from worqr.task import QueueInfo, Status, WorkerInfo, from_ms
 
 T = TypeVar("T")
 
 DONE_TO_ALL: Final = frozenset({"paused", "resumed"})
 """Totals of what is done to all shards at once: it counts once."""
+
+
+async def queue_names(ask: Callable[[Call[QueuesPage]], Awaitable[QueuesPage]], keys: RegistryKeys) -> list[str]:
+    """Return the names of all queues that are served, hold something, or were used lately.
+
+    A page begins with the names that were noted last. A name that is noted again between two pages is missing in the later one:
+    so the list is read again from the top, as far as names were noted meanwhile.
+    """
+    found: dict[str, None] = {}
+    since = 0.0
+    while True:
+        page = await ask(list_queues(keys))
+        found.update(dict.fromkeys(page.names))
+        began, pages = page.now_ms, 1
+        while page.next is not None and min(page.names.values()) >= since:
+            page = await ask(list_queues(keys, page.next))
+            found.update(dict.fromkeys(page.names))
+            pages += 1
+        if pages == 1:
+            return list(found)
+        since = float(began)
 
 
 def info_of(name: str, seen: Sequence[Inspected]) -> QueueInfo:

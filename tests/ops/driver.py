@@ -262,9 +262,11 @@ class Desk:
             for queue in queues:
                 assert self.call(ops.map_work(self.g, worker, queue)) == "ok"
 
-    def beat(self, worker: str, n: int = 1, *, keepalive_ms: int = KEEPALIVE, lease_ms: int = 0) -> ops.Beat:
+    def beat(
+        self, worker: str, n: int = 1, *, keepalive_ms: int = KEEPALIVE, lease_ms: int = 0, standing: str = ""
+    ) -> ops.Beat:
         call = ops.keep_worker_alive(
-            *(self.g, worker, n), keepalive_ms=keepalive_ms, lease_ms=lease_ms, running=2, room=3
+            *(self.g, worker, n), keepalive_ms=keepalive_ms, lease_ms=lease_ms, running=2, room=3, standing=standing
         )
         return self.call(call)
 

@@ -123,6 +123,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
         q, "A", [scene.raw, scene.job, scene.twin, scene.marked, 1], {scene.twin: ("bytes", b"result")}
     ),
     "fire_schedule": lambda q, g, scene: ops.fire_schedule(q, "s", T, run_at=T, overlap="cancel", task=TASK),
+    "forget_queues": lambda q, g, scene: ops.forget_queues(g, ["old", "Q1", "Q2"]),
     "forget_worker": lambda q, g, scene: ops.forget_worker(g, "C"),
     "inspect": lambda q, g, scene: ops.inspect(q),
     "job_status": lambda q, g, scene: ops.job_status(q, "runs", 0),
@@ -169,7 +170,9 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
 
 BEFORE: dict[str, Callable[[Desk], object]] = {
     "drop_schedule": declared,
+    "forget_queues": lambda desk: desk.client.zadd(desk.g.queues, {"old": PAST, "Q1": PAST}),
     "forget_worker": lambda desk: desk.call(ops.unmap_work(desk.g, "C", "Q1")),
+    "list_queues": lambda desk: desk.client.zadd(desk.g.queues, {"old": PAST}),
     "pause_schedule": declared,
     "resume": lambda desk: desk.call(ops.pause(desk.q, "why")),
     "purge_queue": lambda desk: desk.call(ops.delete_queue(desk.q)),

@@ -65,12 +65,23 @@ def test_counts_the_claims_of_one_that_is_being_swept(desk: Desk) -> None:
     assert (seen.running, seen.workers) == (2, ["A"])
 
 
-def test_keeps_the_counters_from_expiring_and_changes_nothing_else(desk: Desk) -> None:
+def test_looking_keeps_no_counter_from_expiring(desk: Desk) -> None:
     desk.hold("A", b"a")
     desk.client.expire(desk.q.counts, 10)
     with desk.nothing_changes():
         desk.call(ops.inspect(desk.q))
-    assert desk.client.ttl(desk.q.counts) > 2_000_000
+    assert desk.client.ttl(desk.q.counts) <= 10
+
+
+def test_counting_renews_the_counters_when_less_than_half_of_their_time_is_left(desk: Desk) -> None:
+    days = 24 * 3600
+    desk.put(b"a")
+    desk.client.expire(desk.q.counts, 16 * days)
+    desk.put(b"b")
+    assert desk.client.ttl(desk.q.counts) <= 16 * days, "EXPIRE would be one more write for each task"
+    desk.client.expire(desk.q.counts, 14 * days)
+    desk.put(b"c")
+    assert desk.client.ttl(desk.q.counts) > 29 * days
 
 
 def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:

@@ -24,7 +24,7 @@ def test_the_same_beat_again_changes_nothing(desk: Desk) -> None:
     desk.register("A")
     desk.beat("A", 7, lease_ms=LEASE)
     with desk.nothing_changes():
-        assert desk.beat("A", 7, lease_ms=LEASE) == Beat(True, False, True, [])
+        assert desk.beat("A", 7, lease_ms=LEASE) == Beat(True, False, True, [], "A 7")
 
 
 def test_a_key_that_lapsed_is_armed_again_while_nobody_has_swept(desk: Desk) -> None:
@@ -97,3 +97,41 @@ def test_an_id_that_another_begins_with_is_not_that_other(desk: Desk) -> None:
     assert not desk.beat("a", 1, lease_ms=LEASE).leads
     assert desk.call(ops.stop_worker(desk.g, "a")) == []
     assert desk.state()[":leader"] == Expires("a b 1")
+
+
+# A lease that stands still
+
+
+def test_tells_the_lease_as_it_stands_after_the_beat(desk: Desk) -> None:
+    desk.register("A", "B")
+    assert desk.beat("B", 1).lease == ""
+    assert desk.beat("A", 1, lease_ms=LEASE).lease == "A 1"
+    assert desk.beat("B", 2, lease_ms=LEASE).lease == "A 1"
+    assert desk.beat("A", 2, lease_ms=LEASE).lease == "A 2"
+
+
+def test_a_lease_that_stands_still_is_taken_by_whoever_saw_it(desk: Desk) -> None:
+    desk.register("A", "B")
+    desk.beat("A", 7, lease_ms=LEASE)
+    desk.client.pexpire(desk.g.leader, 3_600_000)  # as if the server's clock had been set back
+    assert desk.beat("B", 5, lease_ms=LEASE, standing="A 7") == Beat(True, False, True, [], "B 5")
+    assert desk.state()[":leader"] == Expires("B 5")
+    assert desk.client.pttl(desk.g.leader) <= LEASE
+    with desk.nothing_changes():
+        assert desk.beat("B", 5, lease_ms=LEASE, standing="A 7").leads
+
+
+def test_a_lease_that_was_renewed_or_taken_meanwhile_is_not_taken(desk: Desk) -> None:
+    desk.register("A", "B", "C")
+    desk.beat("A", 8, lease_ms=LEASE)
+    assert desk.beat("B", 5, lease_ms=LEASE, standing="A 7") == Beat(True, False, False, [], "A 8")
+    assert desk.beat("B", 6, lease_ms=LEASE, standing="A 8").leads
+    assert not desk.beat("C", 6, lease_ms=LEASE, standing="A 8").leads
+    assert desk.state()[":leader"] == Expires("B 6")
+
+
+def test_who_does_not_ask_for_the_lease_takes_none(desk: Desk) -> None:
+    desk.register("A", "B")
+    desk.beat("A", 7, lease_ms=LEASE)
+    assert not desk.beat("B", 5, standing="A 7").leads
+    assert desk.state()[":leader"] == Expires("A 7")

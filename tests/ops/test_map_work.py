@@ -9,7 +9,7 @@ def test_notes_the_queue_for_a_registered_worker(desk: Desk) -> None:
     before = desk.state()
     assert desk.send(ops.map_work(desk.g, "A", "Q ä")) == [b"ok"]
     name = "Q ä".encode().decode("latin-1")
-    assert desk.state() == {**before, ":WorkMap:A": {name}, ":queues": Expires({name})}
+    assert desk.state() == {**before, ":WorkMap:A": {name}, ":queues": Expires([name])}
 
 
 def test_a_resend_and_a_late_copy_map_nothing_anew(desk: Desk) -> None:

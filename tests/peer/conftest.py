@@ -10,7 +10,7 @@ import trio
 
 import worqr
 from tests.servers import Server
-from worqr.peer.leading import Leader
+from worqr.peer.scanning import Scanner
 
 NewMesh = Callable[..., worqr.Mesh]
 
@@ -32,10 +32,10 @@ def without_scans(monkeypatch: pytest.MonkeyPatch) -> None:
     So a message that is lost is seen by what never happens, and not by how long it took.
     """
 
-    async def scan_once(_leader: Leader) -> None:
+    async def scan_once(_scanner: Scanner) -> None:
         await trio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(Leader, "scan_once", scan_once)
+    monkeypatch.setattr(Scanner, "scan_once", scan_once)
 
 
 @pytest.fixture

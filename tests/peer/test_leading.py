@@ -1,37 +1,44 @@
-"""The leader's rounds where a node of a cluster is away: it costs one wait, whoever has died meanwhile."""
+"""The leader where something is away: a node of a cluster, or its own connection."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
 
+from tests.peer.tools import at_most, until
 from worqr import ops
-from worqr.errors import Unavailable
+from worqr.errors import RefusedByServer, Unavailable
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import Look
-from worqr.peer.leading import LEASE, NODE_PATIENCE, Leader
+from worqr.peer import leading, looks
+from worqr.peer.leading import Leader
+from worqr.peer.membership import LEASE
+from worqr.peer.sweeping import NODE_PATIENCE, SWEEP_AT_ONCE
 
-WORKERS = ["W1", "W2", "W3"]
+WORKERS = [f"W{n}" for n in range(100)]
 
 
 class HalfACluster:
     """A link that reaches the registry and Q1, and waits in vain for Q0. Every worker is dying, and mapped to both."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: Exception) -> None:
         self.settings = SimpleNamespace(clustered=True)
         self.connected_at = 0.0
         self.asked: Counter[tuple[str, str]] = Counter()
         self.left = {worker: ["Q0", "Q1"] for worker in WORKERS}
+        self.error = error
 
     async def call(self, call: ops.Call[Any], *, patience: float) -> Any:
         name = call.script.name
         self.asked[name, call.base] += 1
         if call.base == "p:{Q0}":
             assert patience == NODE_PATIENCE < LEASE
-            raise Unavailable("the node is away")
+            raise self.error
         if name == "look_at_workers":
             return Look("run", {}, list(WORKERS))
         if name == "forget_worker":
@@ -44,13 +51,109 @@ class HalfACluster:
         raise AssertionError(name)
 
 
-async def test_a_node_that_is_away_is_waited_for_once_in_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    link: Any = HalfACluster()
+def leader_on(link: Any, keepalive: float = 3.0) -> Leader:
     peer: Any = SimpleNamespace(queue_keys=lambda queue: QueueKeys("p", queue))
-    leader = Leader(peer, link, RegistryKeys("p"), keepalive=3)
-    leader._next_scan = float("inf")
+    leader = Leader(peer, link, RegistryKeys("p"), keepalive=keepalive)
+    leader._until = float("inf")
+    return leader
+
+
+async def test_a_node_that_is_away_is_waited_for_once_whoever_died() -> None:
+    link = HalfACluster(Unavailable("the node is away"))
+    leader = leader_on(link)
     for rounds in (1, 2):
-        await leader.round_once()
-        assert link.asked["fail_worker", "p:{Q0}"] == rounds
+        await leader.look_once()
+        await leader.sweeper.sweep_once()
+        assert 1 <= link.asked["fail_worker", "p:{Q0}"] <= rounds * SWEEP_AT_ONCE < len(WORKERS)
+        leader.sweeper._away.clear()  # as time does
     assert link.asked["fail_worker", "p:{Q1}"] == len(WORKERS)
     assert link.left == {worker: ["Q0"] for worker in WORKERS}
+
+
+async def test_what_the_server_refuses_is_tried_again_with_growing_pauses_and_logged_once(caplog: Any) -> None:
+    link = HalfACluster(RefusedByServer("WRONGTYPE"))
+    leader = leader_on(link)
+    for _ in range(10):
+        await leader.look_once()
+        await leader.sweeper.sweep_once()
+    assert link.asked["fail_worker", "p:{Q0}"] == len(WORKERS), "not once for each look"
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert errors == [
+        "fail_worker: the tasks of dead workers on queue 'Q0' cannot be given back: WRONGTYPE; trying again"
+    ]
+
+
+class Broken:
+    """A link whose connection was just made anew, whenever one looks."""
+
+    def __init__(self) -> None:
+        self.settings = SimpleNamespace(clustered=False)
+        self.subscriptions = SimpleNamespace(open=lambda *_: SimpleNamespace(close=lambda: None))
+        self.breaks = True
+
+    @property
+    def connected_at(self) -> float:
+        return time.monotonic() if self.breaks else 0.0
+
+    async def call(self, call: ops.Call[Any], *, patience: float) -> Any:
+        await trio.lowlevel.checkpoint()
+        return Look("run", {}, [])
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name, seconds in ((looks, "LOOK_EVERY", 0.02), (leading, "UNABLE", 0.1), (leading, "STAND_ASIDE", 1.0)):
+        monkeypatch.setattr(module, name, seconds)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_leader_whose_connection_keeps_breaking_lets_another_peer_lead() -> None:
+    link: Any = Broken()
+    leader = leader_on(link, keepalive=0.2)
+    async with at_most(), trio.open_nursery() as nursery:
+        nursery.start_soon(leader.lead_forever)
+        await until(lambda: not leader.leads)
+        assert not leader.is_fresh(), "it does not ask for the lease"
+        leader.lease(until=float("inf"))  # the answer to a beat that was sent before
+        assert not leader.leads
+        await until(leader.is_fresh, what="it asks again: perhaps nobody else can judge either")
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_one_reconnect_costs_a_leader_no_lease() -> None:
+    link: Any = Broken()
+    leader = leader_on(link, keepalive=0.2)
+    async with at_most(), trio.open_nursery() as nursery:
+        nursery.start_soon(leader.lead_forever)
+        await until(lambda: leader._unable_since is not None)
+        link.breaks = False
+        await until(lambda: leader._unable_since is None)
+        nursery.cancel_scope.cancel()
+    assert leader.leads
+    assert leader.is_fresh()
+
+
+class Missing:
+    """A link on which W1 is registered and has no beat."""
+
+    connected_at = 0.0
+    settings = SimpleNamespace(clustered=False)
+    subscriptions = SimpleNamespace(open=lambda *_: SimpleNamespace(close=lambda: None))
+
+    async def call(self, call: ops.Call[Any], *, patience: float) -> Any:
+        await trio.lowlevel.checkpoint()
+        return Look("run", {"W1": None}, [])
+
+
+async def test_what_was_seen_before_the_lease_lapsed_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looks, "TWO_LOOKS", 0.05)
+    link: Any = Missing()
+    leader = leader_on(link)
+    await leader.look_once()
+    leader._until = 0.0
+    await trio.sleep(0.1)
+    assert not leader.leads
+    leader.lease(until=float("inf"))
+    await leader.look_once()
+    assert list(leader.sweeper._todo) == ["W1"]

@@ -80,10 +80,10 @@ def queue_of(mesh: Mesh, name: str) -> Queue:
 
 async def hint_at(mesh: Mesh, name: str) -> str:
     """What to say if nobody knows of a queue of this name; empty if somebody does."""
-    from worqr import ops
     from worqr.keys import QueueKeys, RegistryKeys
+    from worqr.summing import queue_names
 
-    names = await mesh.ask(ops.list_queues(RegistryKeys(mesh.prefix)))
+    names = await queue_names(mesh.ask, RegistryKeys(mesh.prefix))
     known = {QueueKeys.of(mesh.prefix, each).shown for each in names}
     if name in known:
         return ""

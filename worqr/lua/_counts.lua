@@ -1,11 +1,18 @@
+-- Renews the 30 days after which the counters expire, when less than half of them are left: EXPIRE goes to every replica and to
+-- the append-only file, PTTL does not.
+local function keep_counts(base)
+  if redis.call('PTTL', base .. ':counts') < 1296000000 then
+    redis.call('EXPIRE', base .. ':counts', 2592000)
+  end
+end
+
 -- Adds `n` to the counter `field` of the queue and tells those who listen to its events.
 local function tally(base, field, n)
   if n == 0 then
     return
   end
-  if redis.call('HINCRBY', base .. ':counts', field, n) == n then
-    redis.call('EXPIRE', base .. ':counts', 2592000)
-  end
+  redis.call('HINCRBY', base .. ':counts', field, n)
+  keep_counts(base)
   local events = base .. ':events'
   local heard = redis.pcall('PUBSUB', 'NUMSUB', events)
   if heard[2] and heard[2] > 0 then
@@ -20,6 +27,7 @@ local function tally_stale(base, n)
     local stale = (tonumber(redis.call('HGET', base .. ':counts', 'stale')) or 0) + n
     if stale > 0 then
       redis.call('HSET', base .. ':counts', 'stale', stale)
+      keep_counts(base)
     else
       redis.call('HDEL', base .. ':counts', 'stale')
     end

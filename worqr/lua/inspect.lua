@@ -1,5 +1,5 @@
-#!lua flags=allow-oom
--- inspect: what there is to know of one queue, for people and for the leader's scan; keeps the counters from expiring.
+#!lua flags=no-writes
+-- inspect: what there is to know of one queue, for people and for the leader's scan.
 -- KEYS[1] queue LIST
 -- KEYS[2] workers HASH
 -- KEYS[3] due ZSET
@@ -15,7 +15,7 @@
 -- RETURNS ok waiting due running failed broken paused trash workers counts blocked next_in oldest: paused is false or the
 --   reason, trash not 0 if there is something to purge, workers the fence's members and those who leave it, counts names and
 --   values in turn, next_in ms until the next job is due (-1: none), oldest ms since the job in front was due (-1: it is none)
--- RESEND safe: it changes no task
+-- RESEND safe: it only reads
 -- USES counts reference
 local queue, workers, due, failed, broken = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local paused, counts, trash, trash_suspects = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
@@ -29,9 +29,7 @@ local now, first_due = now_ms(), redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2
 local in_front = job_id(redis.call('LINDEX', queue, -1) or '')
 local run_at = in_front and redis.call('HGET', queue .. ':job:' .. in_front, 'run_at')
 local trashed = redis.call('EXISTS', trash, trash_suspects, trash_due, trash_blocked)
-local reply = {'ok', count_waiting(queue), redis.call('ZCARD', due), running, redis.call('ZCARD', failed),
+return {'ok', count_waiting(queue), redis.call('ZCARD', due), running, redis.call('ZCARD', failed),
   redis.call('ZCARD', broken), redis.call('GET', paused), trashed,
   serving, redis.call('HGETALL', counts), redis.call('SCARD', blocked),
   first_due and math.max(0, tonumber(first_due) - now) or -1, run_at and math.max(0, now - tonumber(run_at)) or -1}
-redis.call('EXPIRE', counts, 2592000)
-return reply

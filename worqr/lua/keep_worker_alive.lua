@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
 -- keep_worker_alive: one beat. Re-arms the key of a worker nobody swept, even when it had expired; takes or renews the
--- leader's lease if asked to; answers with the queues that wait.
+-- leader's lease if asked to; answers with the lease and with the queues that wait. A lease that the worker has seen standing
+-- still is taken from its holder: it does not expire when the server's clock was set back.
 -- KEYS[1] registered SET
 -- KEYS[2] worker_key STRING
 -- KEYS[3] leader STRING
@@ -13,11 +14,12 @@
 -- ARGV[5] info_expire_s s
 -- ARGV[6] running tasks, for people
 -- ARGV[7] room tasks, for people
--- RETURNS ok leads queue... | revived leads queue... | dead
+-- ARGV[8] standing text, the lease that this worker has seen unchanged for longer than a lease lasts, '' for none
+-- RETURNS ok leads lease queue... | revived leads lease queue... | dead
 -- RESEND safe: it sets what it set; a late copy gives a worker that is still registered one keepalive more
 local registered, worker_key, leader, waiting, info = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local worker, beat, keepalive_ms, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local info_expire_s, running, room = ARGV[5], ARGV[6], ARGV[7]
+local info_expire_s, running, room, standing = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 
 if redis.call('SISMEMBER', registered, worker) == 0 then
   return {'dead'}
@@ -32,11 +34,12 @@ else
   redis.call('SET', worker_key, 'STAY')
 end
 local leads = 0
-if lease_ms > 0 and (not lease or string.match(lease, '^(.*) %d+$') == worker) then
-  redis.call('SET', leader, worker .. ' ' .. beat, 'PX', lease_ms)
+if lease_ms > 0 and (not lease or lease == standing or string.match(lease, '^(.*) %d+$') == worker) then
+  lease = worker .. ' ' .. beat
+  redis.call('SET', leader, lease, 'PX', lease_ms)
   leads = 1
 end
-local reply = {word, leads}
+local reply = {word, leads, lease or ''}
 for _, queue in ipairs(waits) do
   reply[#reply + 1] = queue
 end

@@ -1,29 +1,21 @@
 #!lua flags=no-writes
--- list_queues: the names of all queues seen, and of those that registered or dying workers serve.
--- KEYS[1] queues SET
--- KEYS[2] registered SET
--- KEYS[3] dying SET
--- ARGV[1] work_map_stem text that a worker id completes to its WorkMap
--- RETURNS ok queue... (each once)
+-- list_queues: one page of the names of all queues, those that were noted last first.
+-- KEYS[1] queues ZSET
+-- ARGV[1] limit names in one page
+-- ARGV[2] after_noted ms at which the last name of the page before was noted, '' for the first page
+-- ARGV[3] after_name text, that last name
+-- RETURNS ok now names: now is the server's time in ms, names are names and the ms at which they were noted, in turn
 -- RESEND safe: it only reads
-local queues, registered, dying = KEYS[1], KEYS[2], KEYS[3]
-local work_map_stem = ARGV[1]
+-- USES counts
+local queues = KEYS[1]
+local limit, after_noted, after_name = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 
-local seen, reply = {}, {'ok'}
-local function note(key)
-  for _, queue in ipairs(redis.call('SMEMBERS', key)) do
-    if not seen[queue] then
-      seen[queue] = true
-      reply[#reply + 1] = queue
-    end
+local from = 0
+if after_noted ~= '' then
+  if redis.call('ZSCORE', queues, after_name) == after_noted then
+    from = redis.call('ZREVRANK', queues, after_name) + 1
+  else -- it was noted again, or forgotten: begin with all that were noted in the same millisecond
+    from = redis.call('ZCOUNT', queues, '(' .. after_noted, '+inf')
   end
 end
-
-note(queues)
-for _, worker in ipairs(redis.call('SMEMBERS', registered)) do
-  note(work_map_stem .. worker)
-end
-for _, worker in ipairs(redis.call('SMEMBERS', dying)) do
-  note(work_map_stem .. worker)
-end
-return reply
+return {'ok', now_ms(), redis.call('ZREVRANGE', queues, from, from + limit - 1, 'WITHSCORES')}

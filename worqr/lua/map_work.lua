@@ -3,7 +3,7 @@
 -- KEYS[1] producer HASH
 -- KEYS[2] registered SET
 -- KEYS[3] work_map SET
--- KEYS[4] queues SET
+-- KEYS[4] queues ZSET
 -- ARGV[1] number of the request
 -- ARGV[2] lowest number still unanswered
 -- ARGV[3] worker id
@@ -12,14 +12,15 @@
 -- RETURNS ok | dead (the worker was swept, or never registered) | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not map what was unmapped
 -- NUMBERED
+-- USES counts
 local registered, work_map, queues = KEYS[2], KEYS[3], KEYS[4]
 local worker, queue, queues_expire_s = ARGV[3], ARGV[4], ARGV[5]
 
 if redis.call('SISMEMBER', registered, worker) == 0 then
   return {'dead'}
 end
-redis.call('SCARD', queues)
+redis.call('ZCARD', queues)
 redis.call('SADD', work_map, queue)
-redis.call('SADD', queues, queue)
+redis.call('ZADD', queues, now_ms(), queue)
 redis.call('EXPIRE', queues, queues_expire_s)
 return {'ok'}

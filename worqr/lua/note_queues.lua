@@ -1,16 +1,18 @@
 #!lua
--- note_queues: remembers names of queues that tasks were put into, so that scans and lists find them.
--- KEYS[1] queues SET
+-- note_queues: notes that queues are in use now, so that scans and lists find their names.
+-- KEYS[1] queues ZSET
 -- ARGV[1] queues_expire_s s
 -- ARGV[2..] names text
 -- RETURNS ok
--- RESEND safe: it sets what it set
+-- RESEND safe: a copy notes the same names again, with a later time
+-- USES counts
 local queues = KEYS[1]
 local queues_expire_s = ARGV[1]
 
+local now = now_ms()
 for i = 2, #ARGV do
   local name = ARGV[i]
-  redis.call('SADD', queues, name)
+  redis.call('ZADD', queues, now, name)
 end
 redis.call('EXPIRE', queues, queues_expire_s)
 return {'ok'}

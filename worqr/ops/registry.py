@@ -15,16 +15,26 @@ WIRE_VERSION: Final = 1
 QUEUES_EXPIRE_S: Final = 30 * 24 * 3600
 WAITING_EXPIRE_S: Final = 10
 INFO_EXPIRE_S: Final = 60
+QUEUES_AT_ONCE: Final = 1000
+"""Names in one page of list_queues: a millisecond of the server's time."""
+FORGET_AT_ONCE: Final = 100
+UNUSED_MS: Final = 3_600_000
+"""How long a name must not have been noted before it may be forgotten. Whoever uses a queue notes it every NOTE_EVERY seconds."""
+NOTE_EVERY: Final = 600.0
+"""Seconds after which producers and peers note the names of the queues that they use again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """Reply of keep_worker_alive: alive or dead, re-armed after it had lapsed, holds the lease, queues that wait."""
+    """Reply of keep_worker_alive: alive or dead, re-armed after it had lapsed, holds the lease, queues that wait, and the lease
+    as it stands after the beat ('' for none).
+    """
 
     alive: bool
     revived: bool
     leads: bool
     waiting: list[str]
+    lease: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +44,17 @@ class Look:
     run_id: str
     beats: dict[str, bytes | None]
     dying: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class QueuesPage:
+    """Reply of list_queues: the server's time, names with the times in ms at which they were noted, the last noted first, and
+    where the next page begins (None: there is none).
+    """
+
+    now_ms: int
+    names: dict[str, float]
+    next: tuple[bytes, bytes] | None
 
 
 def start_worker(
@@ -56,18 +77,26 @@ def start_worker(
 
 
 def keep_worker_alive(
-    keys: RegistryKeys, worker: str, beat: int, *, keepalive_ms: int, lease_ms: int, running: int, room: int
+    keys: RegistryKeys,
+    worker: str,
+    beat: int,
+    *,
+    keepalive_ms: int,
+    lease_ms: int,
+    running: int,
+    room: int,
+    standing: str = "",
 ) -> Call[Beat]:
-    """One beat; lease_ms 0: do not ask for the lease."""
+    """One beat; lease_ms 0: do not ask for the lease; standing: the lease to take from its holder, who does not renew it."""
 
     def read(reply: Reply) -> Beat:
         word = word_of(reply)
         if word == "dead":
             return Beat(False, False, False, [])
-        return Beat(True, word == "revived", bool(reply[1]), texts(reply[2:]))
+        return Beat(True, word == "revived", bool(reply[1]), texts(reply[3:]), text(reply[2]))
 
     names = (keys.registered, keys.worker(worker), keys.leader, keys.waiting, keys.info(worker))
-    args = (worker, beat, keepalive_ms, lease_ms, INFO_EXPIRE_S, running, room)
+    args = (worker, beat, keepalive_ms, lease_ms, INFO_EXPIRE_S, running, room, standing)
     return new_call("keep_worker_alive", keys.base, names, args, read)
 
 
@@ -128,18 +157,32 @@ def list_workers(keys: RegistryKeys) -> Call[list[tuple[str, int, dict[str, str]
     return new_call("list_workers", keys.base, (keys.registered,), stems, read)
 
 
-def list_queues(keys: RegistryKeys) -> Call[list[str]]:
-    """The names of all queues seen or served."""
+def list_queues(keys: RegistryKeys, after: tuple[bytes, bytes] | None = None) -> Call[QueuesPage]:
+    """Names of queues, the last noted first: the first page, or the one after."""
+
+    def read(reply: Reply) -> QueuesPage:
+        word_of(reply)
+        found = list(pairs(reply[2]))
+        last = (found[-1][1], found[-1][0]) if len(found) == QUEUES_AT_ONCE else None
+        return QueuesPage(int(reply[1]), {text(name): float(noted) for name, noted in found}, last)
+
+    noted, name = after or (b"", b"")
+    return new_call("list_queues", keys.base, (keys.queues,), (QUEUES_AT_ONCE, noted, name), read)
+
+
+def forget_queues(keys: RegistryKeys, names: Sequence[str]) -> Call[list[str]]:
+    """Forget names of queues that hold nothing, at most FORGET_AT_ONCE; answers those that are not known any more."""
 
     def read(reply: Reply) -> list[str]:
+        word_of(reply)
         return texts(reply[1:])
 
-    names = (keys.queues, keys.registered, keys.dying)
-    return new_call("list_queues", keys.base, names, (keys.work_map(""),), read)
+    names_of_keys = (keys.queues, keys.registered, keys.dying)
+    return new_call("forget_queues", keys.base, names_of_keys, (keys.work_map(""), UNUSED_MS, *names), read)
 
 
 def note_queues(keys: RegistryKeys, names: Sequence[str]) -> Call[str]:
-    """Remember names of queues that tasks were put into."""
+    """Note that queues are in use now, so that their names are found."""
     return new_call("note_queues", keys.base, (keys.queues,), (QUEUES_EXPIRE_S, *names), done)
 
 

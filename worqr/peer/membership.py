@@ -113,6 +113,7 @@ class Membership:
                 lease_ms=round(LEASE * 1000) if turning and peer.leader.is_fresh() else 0,
                 running=peer.capacity.running,
                 room=max(0, peer.capacity.room),
+                standing=peer.leader.standing_lease(),
             )
 
         return self.link.heart(
@@ -162,6 +163,7 @@ class Membership:
         heart = registration.heart
         if beat.leads and heart is not None:
             self._peer.leader.lease(until=(heart.acked_at or boottime()) + LEASE)
+        self._peer.leader.saw_lease(beat.lease)
         self._peer.hear_of_waiting(beat.waiting)
 
     def lost(self, registration: Registration, why: str) -> None:

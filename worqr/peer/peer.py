@@ -30,6 +30,7 @@ from worqr.peer.deadlines import Deadlines
 from worqr.peer.leading import Leader
 from worqr.peer.leaving import AWAY_PATIENCE, LEAVE_PATIENCE, Leaving
 from worqr.peer.membership import Membership, Registration
+from worqr.peer.noting import note_forever
 from worqr.peer.options import check_concurrency
 from worqr.peer.pacing import Pacer
 from worqr.peer.runners import Runners
@@ -222,7 +223,10 @@ class Peer(Serving):
                     nursery.start_soon(self.saying.send_forever)
                     nursery.start_soon(self._pacer.pace_forever)
                     nursery.start_soon(self.leader.lead_forever)
+                    nursery.start_soon(self.leader.sweeper.sweep_forever)
+                    nursery.start_soon(self.leader.scanner.scan_forever)
                     nursery.start_soon(self.leader.promoter.promote_forever)
+                    nursery.start_soon(note_forever, self._link, self.membership.keys, self.entered_stations)
                     if self.settings.onlooker is None:
                         nursery.start_soon(self._ticker.tick_forever)
                     nursery.start_soon(self.cancelling.reconcile_forever)

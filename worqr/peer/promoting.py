@@ -18,6 +18,7 @@ from worqr import ops
 from worqr.errors import Unavailable, WorqrError
 from worqr.keys import RegistryKeys
 from worqr.link import Link, Subscription
+from worqr.peer.complaints import Complaints
 from worqr.peer.membership import LEASE
 
 if TYPE_CHECKING:
@@ -43,10 +44,11 @@ class Promoter:
         self._missed = missed
         self._due: dict[str, float] = {}
         self._earlier = trio.Event()
+        self._complaints = Complaints(logger)
         self._subscription: Subscription | None = None
 
     def begin(self) -> None:
-        """This peer leads now: listen for hints. What was told before is found by the scan that `missed` asks for."""
+        """This peer leads now: listen for hints. What was told before is found by the scans that `missed` asks for."""
         if self._subscription is None:
             self._subscription = self._link.subscriptions.open([self._keys.due_channel], self._hear, self._missed)
 
@@ -95,14 +97,13 @@ class Promoter:
     async def _promote(self, queue: str) -> None:
         try:
             _, next_in_ms = await self._link.call(ops.promote_due(self._peer.queue_keys(queue)), patience=LEASE)
+        except Unavailable as error:
+            logger.info("promote_due: queue %r: %s; trying again", queue, error)
+            self.expect(queue, AGAIN)
         except WorqrError as error:
-            logger.log(
-                logging.INFO if isinstance(error, Unavailable) else logging.ERROR,
-                "promote_due: queue %r: %s",
-                queue,
-                error,
-            )
+            self._complaints.error(queue, "promote_due: queue %r: %s; trying again", queue, error)
             self.expect(queue, AGAIN)
         else:
+            self._complaints.resolve(queue)
             if next_in_ms is not None:
                 self.expect(queue, max(next_in_ms / 1000, AT_MOST_EVERY))

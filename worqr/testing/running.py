@@ -22,6 +22,7 @@ from worqr.mesh import Mesh
 from worqr.ops import Inspected
 from worqr.peer.options import JoinOptions, Only
 from worqr.peer.peer import Peer
+from worqr.summing import queue_names
 from worqr.testing.clock import SOON_MS, Clock, keys_like
 from worqr.testing.firing import Firing
 
@@ -158,11 +159,11 @@ async def look(mesh: Mesh[Any]) -> Seen:
     So the queues are asked together, and again if there are new ones: a handler may have used one for the first time, and ended,
     since the names were asked.
     """
-    names = await mesh.ask(ops.list_queues(RegistryKeys(mesh.prefix)))
+    names = await queue_names(mesh.ask, RegistryKeys(mesh.prefix))
     while True:
         asked = names
         seen = await mesh.link.call_all([ops.inspect(QueueKeys.of(mesh.prefix, name)) for name in asked])
-        names = await mesh.ask(ops.list_queues(RegistryKeys(mesh.prefix)))
+        names = await queue_names(mesh.ask, RegistryKeys(mesh.prefix))
         if set(names) <= set(asked):
             return dict(zip(asked, seen, strict=True))
 

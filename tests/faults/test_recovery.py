@@ -1,0 +1,131 @@
+"""How soon the tasks of a worker that was killed run again, with the default keepalive.
+
+The documents promise 5 s. The tests allow 10 s, for machines that are slow or stand still for a moment.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+import worqr
+from tests.children import Child
+from tests.faults.rescuer import rescuer
+from tests.ops.driver import Desk
+from tests.peer.tools import until
+from tests.proxy import FaultProxy
+from tests.servers import Server
+from worqr import ops
+from worqr.keys import RegistryKeys
+from worqr.peer import looks
+from worqr.peer.peer import DEFAULT_KEEPALIVE
+
+CHILD = Path(__file__).parent / "child_peer.py"
+WITHIN = 10.0
+SWEPT = 300
+
+
+@asynccontextmanager
+async def leading(mesh: worqr.Mesh) -> AsyncGenerator[worqr.Peer]:
+    """A peer that leads and serves nothing."""
+    async with mesh.join() as peer:
+        await until(lambda: peer.leader.leads)
+        yield peer
+
+
+async def killed(spawn: Callable[..., Child], server: Server, prefix: str) -> Child:
+    """A worker with the default keepalive that was killed while it ran a task."""
+    mesh = worqr.Mesh(server.url, prefix=prefix)
+    async with mesh.connect():
+        await mesh.queue("Q1").enqueue(b"hold-1")
+    child = spawn(CHILD, server.url, prefix, "Q1", env={"KEEPALIVE": f"{DEFAULT_KEEPALIVE}"})
+    await child.line_with("run hold-1")
+    child.kill()
+    return child
+
+
+async def test_a_killed_workers_task_runs_again_within_seconds(
+    server: Server, prefix: str, spawn: Callable[..., Child]
+) -> None:
+    async with leading(worqr.Mesh(server.url, prefix=prefix)):
+        await killed(spawn, server, prefix)
+        async with rescuer(server.url, prefix, keepalive=DEFAULT_KEEPALIVE) as rescue:
+            await rescue.wait_all(b"hold-1", within=WITHIN)
+
+
+async def test_nor_do_many_queue_names_on_a_slow_line_delay_it(
+    server: Server, prefix: str, spawn: Callable[..., Child], proxy: FaultProxy
+) -> None:
+    client, queues = server.client(), RegistryKeys(prefix).queues
+    now = time.time() * 1000
+    for start in range(0, 50_000, 1000):
+        client.zadd(queues, {f"customer {n}": now - n for n in range(start, start + 1000)})
+    client.expire(queues, 1000)
+    proxy.delay(0.1)
+    async with leading(worqr.Mesh(proxy.url, prefix=prefix)):
+        await killed(spawn, server, prefix)
+        async with rescuer(server.url, prefix, keepalive=DEFAULT_KEEPALIVE) as rescue:
+            await rescue.wait_all(b"hold-1", within=WITHIN)
+
+
+async def test_a_workers_key_lives_no_longer_than_its_keepalive(server: Server, prefix: str) -> None:
+    client = server.client()
+    async with worqr.Mesh(server.url, prefix=prefix).join() as peer:
+        key = RegistryKeys(prefix).worker(peer.id)
+        assert 0 < client.pttl(key) <= DEFAULT_KEEPALIVE * 1000
+        await until(lambda: client.get(key) not in (None, b"RUN 0", b"RUN 1"))
+        assert 0 < client.pttl(key) <= DEFAULT_KEEPALIVE * 1000
+
+
+async def test_many_workers_that_die_at_once_are_swept_together(server: Server, prefix: str, proxy: FaultProxy) -> None:
+    desk, workers = Desk(server.client(), prefix), [f"W{n}" for n in range(SWEPT)]
+    desk.register(*workers, queues=["Q1"])
+    desk.enter(*workers)
+    for worker in workers:
+        desk.put(b"x")
+        desk.take(worker, 1)
+    desk.client.delete(*map(desk.g.worker, workers))
+    proxy.delay(0.02)  # each sweep is four requests, one after the other
+    async with leading(worqr.Mesh(proxy.url, prefix=prefix)):
+        await until(lambda: desk.client.llen(desk.q.base) == len(workers), within=WITHIN)
+        await until(lambda: not desk.client.exists(desk.g.dying))
+    desk.wipe()
+
+
+async def test_the_lease_of_a_dead_leader_is_taken_when_the_servers_clock_was_set_back(
+    server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looks, "STANDS_AFTER", 1.0)
+    monkeypatch.setattr(looks, "STANDING_KEEPALIVES", 2)
+    desk = Desk(server.client(), prefix)
+    desk.register("dead leader", queues=["Q1"])
+    desk.enter("dead leader")
+    desk.put(b"x")
+    desk.take("dead leader", 1)
+    desk.beat("dead leader", 7, lease_ms=3_600_000, keepalive_ms=3_600_000)  # its keys live for an hour more
+    mesh = worqr.Mesh(server.url, prefix=prefix, keepalive=1)
+    async with mesh.join() as peer:
+        await until(lambda: peer.leader.leads)
+        assert desk.client.pttl(desk.g.leader) <= 2000
+        await until(lambda: desk.client.llen(desk.q.base) == 1)
+    desk.wipe()
+
+
+async def test_a_lease_that_is_renewed_is_not_taken(
+    server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looks, "STANDS_AFTER", 1.0)
+    desk = Desk(server.client(), prefix)
+    desk.register("leader", keepalive_ms=3_600_000)
+    desk.beat("leader", 0, lease_ms=3_600_000, keepalive_ms=3_600_000)
+    async with worqr.Mesh(server.url, prefix=prefix, keepalive=1).join() as peer:
+        for beat in range(1, 20):
+            await trio.sleep(0.2)
+            desk.beat("leader", beat, lease_ms=3_600_000, keepalive_ms=3_600_000)
+            assert not peer.leader.leads
+        assert desk.call(ops.stop_worker(desk.g, "leader")) == []

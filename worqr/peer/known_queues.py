@@ -1,0 +1,109 @@
+"""Which queues the leader's next scan looks at. Pure: no I/O, and no clock but the times it is given.
+
+Each scan looks at the queues that may need the leader soon: those that are served, or hold jobs that are due later, or something
+to purge, and those whose name was noted in the last seconds. All other names take turns, a few of them at each scan, so that a
+name costs little however many there are. A name that was noted an hour ago and whose queue is empty may be forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+
+from worqr.ops import NOTE_EVERY, UNUSED_MS, Inspected
+
+FRESH = 30.0
+"""Seconds for which a name that was noted is looked at in each scan: a worker notes a queue before it enters it."""
+UNSEEN_AT_ONCE = 2000
+QUIET_AT_ONCE = 200
+MAX_WAITING = 100
+"""Queues that the beats are told of."""
+
+
+class KnownQueues:
+    """The names that the leader knows.
+
+    Attributes:
+        noted: name -> server's time in ms at which it was noted last.
+    """
+
+    def __init__(self) -> None:
+        self.noted: dict[str, float] = {}
+        self._urgent: dict[str, None] = {}
+        self._fresh: dict[str, float] = {}
+        self._unseen: dict[str, None] = {}
+        self._turn: Iterator[str] = iter(())
+        self._told = 0
+
+    @property
+    def unseen(self) -> int:
+        """How many names are still to be looked at for the first time."""
+        return len(self._unseen)
+
+    def note(self, name: str, noted_ms: float, server_ms: float, now: float) -> None:
+        """Take in that `name` was noted at `noted_ms`."""
+        if self.noted.get(name) == noted_ms:
+            return
+        self.noted[name] = noted_ms
+        self._unseen[name] = None
+        if noted_ms > server_ms - FRESH * 1000:
+            self._fresh[name] = now + FRESH
+
+    def look_again(self, server_ms: float) -> None:
+        """Look once more at all queues in use: what became due there may not have been told."""
+        since = server_ms - (NOTE_EVERY + 60) * 1000
+        self._unseen.update((name, None) for name, noted_ms in self.noted.items() if noted_ms >= since)
+
+    def next_scan(self, now: float) -> list[str]:
+        """Return the names to look at now."""
+        for name in [name for name, until in self._fresh.items() if until < now]:
+            del self._fresh[name]
+        names = {**self._urgent, **dict.fromkeys(self._fresh), **dict.fromkeys(islice(self._unseen, UNSEEN_AT_ONCE))}
+        left = QUIET_AT_ONCE
+        for again in (False, True):  # the rest of this turn, then the beginning of the next
+            if again:
+                self._turn = iter(list(self.noted))
+            for name in self._turn:
+                if name in self.noted and name not in names:
+                    names[name] = None
+                    left -= 1
+                    if not left:
+                        return list(names)
+        return list(names)
+
+    def tried(self, name: str) -> None:
+        """Take in that `name` was looked at, with or without success."""
+        self._unseen.pop(name, None)
+
+    def inspected(self, name: str, queue: Inspected) -> None:
+        """Take in what was found there."""
+        if queue.workers or queue.running or queue.due or queue.trash:
+            self._urgent[name] = None
+        else:
+            self._urgent.pop(name, None)
+
+    def unused(self, found: Mapping[str, Inspected], server_ms: float) -> list[str]:
+        """Return the names of those `found` that may be forgotten."""
+        latest = server_ms - UNUSED_MS
+        return [name for name, queue in found.items() if self.noted.get(name, 0) <= latest and is_empty(queue)]
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Know these names no more."""
+        for name in names:
+            for kept in (self.noted, self._urgent, self._fresh, self._unseen):
+                kept.pop(name, None)
+
+    def waiting(self, found: Mapping[str, Inspected]) -> list[str]:
+        """Return the queues that have tasks and workers, so that a wake-up may have been lost; in turns if they are many."""
+        names = sorted(name for name, q in found.items() if q.waiting and q.workers and q.paused is None)
+        if len(names) <= MAX_WAITING:
+            return names
+        start = self._told % len(names)
+        self._told = start + MAX_WAITING
+        return (names + names)[start : start + MAX_WAITING]
+
+
+def is_empty(queue: Inspected) -> bool:
+    """True if the queue holds nothing and nobody serves it."""
+    holds = queue.waiting or queue.due or queue.running or queue.failed or queue.broken or queue.blocked or queue.trash
+    return not (holds or queue.workers or queue.paused is not None)

@@ -1,0 +1,103 @@
+"""What the leader concludes from what it sees: which workers are dead, and whether a leader's lease stands still.
+
+Pure: no I/O, and no clock but the times it is given, which are seconds of one monotonic clock. `leading` asks the server and
+acts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from worqr.ops import Look
+
+LOOK_EVERY = 0.5
+TWO_LOOKS = 1.25
+STANDING_KEEPALIVES = 10
+LAPSE = 5.0
+"""Seconds without a look, while another peer led, after which an earlier look proves nothing any more."""
+STANDS_AFTER = 5.0
+"""Seconds for which a lease must not have changed before it is taken from its holder. It should have expired after 2 s."""
+STANDS_BEATS = 4
+"""Beats whose answers must have shown the same lease."""
+
+
+@dataclass
+class Looks:
+    """What the leader remembers from look to look.
+
+    Attributes:
+        keepalive: seconds after which a worker without a beat counts as dead.
+        calm: True if the last look was too soon after a reconnect, or after a change of the server, to declare anybody dead.
+    """
+
+    keepalive: float
+    calm: bool = False
+    calm_until: float = 0.0
+    run_id: str | None = None
+    looked_at: float = 0.0
+    missing: dict[str, float] = field(default_factory=dict[str, float])
+    beats: dict[str, tuple[bytes, float]] = field(default_factory=dict[str, tuple[bytes, float]])
+
+    def judge(self, look: Look, now: float, connected_at: float) -> list[tuple[str, bytes | None]]:
+        """Return the workers that this look proves dead, each with the beat it was seen with (None: missing)."""
+        if now - self.looked_at > LAPSE:
+            self.missing.clear()  # a worker that was missing then may have beaten meanwhile
+        self.looked_at = now
+        if self.run_id is not None and look.run_id != self.run_id:
+            self.calm_until = now + self.keepalive
+        self.run_id = look.run_id
+        self.calm_until = max(self.calm_until, connected_at + self.keepalive)
+        self.calm = now < self.calm_until
+        dead: list[tuple[str, bytes | None]] = []
+        for worker, beat in look.beats.items():
+            if beat is None:
+                since = self.missing.setdefault(worker, now)
+                if not self.calm and now - since >= TWO_LOOKS:
+                    dead.append((worker, None))
+                continue
+            self.missing.pop(worker, None)
+            last = self.beats.get(worker)
+            if last is None or last[0] != beat:
+                self.beats[worker] = (beat, now)
+            elif beat.startswith(b"RUN") and not self.calm and now - last[1] >= STANDING_KEEPALIVES * self.keepalive:
+                dead.append((worker, beat))
+        for kept in (self.missing, self.beats):
+            for worker in kept.keys() - look.beats.keys():
+                del kept[worker]
+        return dead
+
+    def next_look(self, now: float) -> float:
+        """Return the seconds until the next look: the usual rhythm, or less when a worker is about to be proven dead."""
+        due = [since + TWO_LOOKS - now for since in self.missing.values()]
+        return max(0.0, min([LOOK_EVERY, *(d for d in due if d > 0)]))
+
+    def knew(self, lease: str, since: float) -> None:
+        """Take `lease`, a worker id and the number of its beat, as what was seen of that worker at `since`."""
+        worker, _, beat = lease.rpartition(" ")
+        if worker:
+            self.beats.setdefault(worker, (b"RUN " + beat.encode(), since))
+
+
+class LeaseWatch:
+    """What a peer remembers of the leader's lease from beat to beat.
+
+    A lease that is not renewed expires within 2 s by the server's clock. If that clock is set back, the lease of a leader that
+    died stays, and nobody else leads. A peer that has seen it unchanged for longer takes it.
+
+    Attributes:
+        seen: the lease, since when it is the same, and how many beats have shown it. One value, because the heart's thread
+            reads it while the loop changes it.
+    """
+
+    def __init__(self) -> None:
+        self.seen: tuple[str, float, int] = ("", 0.0, 0)
+
+    def saw(self, lease: str, now: float) -> None:
+        """Note the lease that a beat was answered with; '' for none."""
+        before, since, beats = self.seen
+        self.seen = (lease, since, beats + 1) if lease == before else (lease, now, 1)
+
+    def standing(self, now: float) -> str:
+        """Return the lease if it stands still, else ''."""
+        lease, since, beats = self.seen
+        return lease if beats >= STANDS_BEATS and now - since >= STANDS_AFTER else ""

@@ -1,0 +1,30 @@
+"""Noting: a peer notes the names of the queues that it serves, so that they are found, and not forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import trio
+
+from worqr import ops
+from worqr.keys import RegistryKeys
+from worqr.link import Link
+from worqr.ops import MAX_ITEMS, NOTE_EVERY
+
+if TYPE_CHECKING:
+    from worqr.peer.claiming import Station
+
+
+async def note_forever(link: Link, keys: RegistryKeys, stations: Callable[[], Sequence[Station]]) -> None:
+    """Note them every NOTE_EVERY seconds. `map_work` noted each of them when the peer began to serve it."""
+    while True:
+        await trio.sleep(NOTE_EVERY)
+        note_once(link, keys, [station.name for station in stations()])
+
+
+def note_once(link: Link, keys: RegistryKeys, names: Sequence[str]) -> None:
+    """Note these names; what is not noted within NOTE_EVERY is left to the next time."""
+    for start in range(0, len(names), MAX_ITEMS):
+        call = ops.note_queues(keys, names[start : start + MAX_ITEMS])
+        link.post(call, lambda _word, _failure: None, patience=NOTE_EVERY)

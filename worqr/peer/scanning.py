@@ -1,0 +1,215 @@
+"""Scanning: the leader's look at the queues, every 3 s, in a task of its own.
+
+It tells the beats which queues have tasks, in case a wake-up was lost; tells the promoter what is due; purges what was deleted;
+adopts workers that stand in a fence and in no registry; and forgets names that nobody uses. Which queues it looks at is
+for `KnownQueues` to say. However long a scan takes, the leader's looks and sweeps go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import trio
+
+from worqr import ops
+from worqr.errors import Unavailable, WorqrError
+from worqr.keys import RegistryKeys
+from worqr.link import Link
+from worqr.ops import FORGET_AT_ONCE, Inspected
+from worqr.peer.complaints import Complaints
+from worqr.peer.known_queues import KnownQueues
+from worqr.peer.membership import LEASE
+from worqr.peer.sweeping import NODE_PATIENCE
+
+if TYPE_CHECKING:
+    from worqr.peer.peer import Peer
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+SCAN_EVERY = 3.0
+AT_ONCE = 100
+"""Queues that are asked about together."""
+PAGES_AT_ONCE = 10
+"""Pages of names that one scan reads."""
+
+
+class Scanner:
+    """Scans while this peer leads. What it knows of the queues outlives a lapse of the lease. Changed only in the loop."""
+
+    def __init__(
+        self,
+        peer: Peer,
+        link: Link,
+        keys: RegistryKeys,
+        *,
+        leads: Callable[[], bool],
+        expect: Callable[[str, float], None],
+    ) -> None:
+        self._peer = peer
+        self._link = link
+        self._keys = keys
+        self._leads = leads
+        self._expect = expect
+        self._patience = NODE_PATIENCE if link.settings.clustered else LEASE
+        self._known = KnownQueues()
+        self._names = _Names(link, keys, self._known)
+        self._unreached: set[str] = set()
+        self._complaints = Complaints(logger)
+        self._posted = False
+        self._soon = trio.Event()
+
+    def begin(self) -> None:
+        """Scan at once: this peer leads now."""
+        self._soon.set()
+
+    def look_again(self) -> None:
+        """Scan at once: hints of what is due may have been missed."""
+        self._known.look_again(self._names.server_ms)
+        self._soon.set()
+
+    async def scan_forever(self) -> None:
+        """Scan after scan while this peer leads. Many new names are looked at in several scans, one soon after another."""
+        while True:
+            self._soon = trio.Event()
+            began = time.monotonic()
+            if self._leads():
+                await self._scan_or_not()
+            took = time.monotonic() - began
+            with trio.move_on_after(max(took, 0.05) if self._unfinished else max(SCAN_EVERY - took, 0.5)):
+                await self._soon.wait()
+
+    @property
+    def _unfinished(self) -> bool:
+        return self._leads() and (self._names.reading or self._known.unseen > len(self._unreached))
+
+    async def _scan_or_not(self) -> None:
+        try:
+            await self.scan_once()
+        except Unavailable as error:  # the link has logged it
+            logger.debug("leader: a scan was not done: %s", error)
+        except WorqrError as error:
+            self._complaints.error("scan", "leader: a scan of the queues failed: %s", error)
+        else:
+            if self._complaints.resolve("scan"):
+                logger.info("leader: the queues are scanned again")
+
+    async def scan_once(self) -> None:
+        """Read new names, look at the queues whose turn it is, and do what they need."""
+        await self._names.read(PAGES_AT_ONCE)
+        names, away = self._known.next_scan(time.monotonic()), frozenset(self._unreached)
+        found = await self._inspect_all([name for name in names if name not in away])
+        if away:  # ask a hundred of those whose node was away: if one of them answers, all are asked again
+            again = await self._inspect_all([name for name in names if name in away][:AT_ONCE])
+            found |= again
+            if again:
+                self._unreached -= away
+        for name, queue in found.items():
+            self._known.inspected(name, queue)
+            if queue.next_in_ms is not None:
+                self._expect(name, queue.next_in_ms / 1000)
+        waiting = self._known.waiting(found)
+        if waiting or self._posted:
+            await self._link.call(ops.post_waiting(self._keys, waiting), patience=LEASE)
+            self._posted = bool(waiting)
+        for name in [name for name, queue in found.items() if queue.trash]:
+            await self._purge(name)
+        await self._audit({(name, worker) for name, queue in found.items() for worker in queue.workers})
+        await self._forget(self._known.unused(found, self._names.server_ms))
+
+    async def _inspect_all(self, names: Sequence[str]) -> dict[str, Inspected]:
+        found: dict[str, Inspected] = {}
+        for start in range(0, len(names), AT_ONCE):
+            some = names[start : start + AT_ONCE]
+            async with trio.open_nursery() as nursery:
+                for name in some:
+                    nursery.start_soon(self._inspect, name, found)
+            if self._unreached.issuperset(some):
+                break  # the server is away, or a node of many
+        return found
+
+    async def _inspect(self, name: str, found: dict[str, Inspected]) -> None:
+        try:
+            found[name] = await self._link.call(ops.inspect(self._peer.queue_keys(name)), patience=self._patience)
+        except Unavailable as error:
+            self._unreached.add(name)
+            logger.info("leader: queue %r was not scanned: %s", name, error)
+        except WorqrError as error:
+            self._known.tried(name)
+            self._complaints.error(name, "leader: queue %r cannot be scanned: %s", name, error)
+        else:
+            self._known.tried(name)
+            self._complaints.resolve(name)
+
+    async def _purge(self, name: str) -> None:
+        try:
+            await self._link.call(ops.purge_queue(self._peer.queue_keys(name)), patience=self._patience)
+        except Unavailable as error:
+            logger.info("purge_queue: queue %r: %s; trying again", name, error)
+        except WorqrError as error:
+            self._complaints.error(("purge", name), "purge_queue: queue %r: %s; trying again", name, error)
+
+    async def _audit(self, fences: set[tuple[str, str]]) -> None:
+        """Find workers that stand in a fence and in no registry. Ids are registered before they enter a fence, and only once.
+
+        So the fence is read before the registry, for a worker that was just coming, and once more after it, for one that
+        was just leaving. The next look finds the adopted worker among the dying, and sweeps it.
+        """
+        if not fences:
+            return
+        look = await self._link.call(ops.look_at_workers(self._keys), patience=LEASE)
+        for queue, worker in fences:
+            if worker in look.beats or worker in look.dying:
+                continue
+            again = await self._link.call(ops.inspect(self._peer.queue_keys(queue)), patience=self._patience)
+            if worker in again.workers:
+                logger.warning("adopt_worker: %s stands in the fence of queue %r and in no registry", worker, queue)
+                await self._link.call(ops.adopt_worker(self._keys, worker, queue), patience=LEASE)
+
+    async def _forget(self, names: Sequence[str]) -> None:
+        for start in range(0, len(names), FORGET_AT_ONCE):
+            some = names[start : start + FORGET_AT_ONCE]
+            self._known.forget(await self._link.call(ops.forget_queues(self._keys, some), patience=LEASE))
+
+
+class _Names:
+    """Reads the names of queues: all of them once, then those that were noted since.
+
+    Attributes:
+        server_ms: the server's time when names were last read.
+    """
+
+    def __init__(self, link: Link, keys: RegistryKeys, known: KnownQueues) -> None:
+        self.server_ms: int = 0
+        self._link = link
+        self._keys = keys
+        self._known = known
+        self._since = 0
+        self._began = 0
+        self._next: tuple[bytes, bytes] | None = None
+
+    @property
+    def reading(self) -> bool:
+        """True in the middle of the list."""
+        return self._next is not None
+
+    async def read(self, pages: int) -> None:
+        """Read on, up to so many pages. Names that were noted last come first, so a read ends where the one before began."""
+        for _ in range(pages):
+            page = await self._link.call(ops.list_queues(self._keys, self._next), patience=LEASE)
+            if page.now_ms < self.server_ms:  # the server's clock was set back: what is noted now stands further down
+                self._since = 0
+            if self._next is None:
+                self._began = page.now_ms
+            self.server_ms, now = page.now_ms, time.monotonic()
+            for name, noted_ms in page.names.items():
+                self._known.note(name, min(noted_ms, page.now_ms), page.now_ms, now)
+            ahead = [name for name, noted_ms in page.names.items() if noted_ms > page.now_ms]
+            if ahead:
+                await self._link.call(ops.note_queues(self._keys, ahead), patience=LEASE)
+            self._next = page.next
+            if self._next is None or min(page.names.values()) < self._since:
+                self._next, self._since = None, self._began
+                return

@@ -1,0 +1,177 @@
+"""Sweeping: what a dead worker held goes back, queue by queue, then the worker is forgotten.
+
+The leader's looks say who is dead, and whose sweep another leader left unfinished. Up to `SWEEP_AT_ONCE` workers are swept at the
+same time, beside the looks. Every step may be repeated, by this leader or by another.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import trio
+
+from worqr import ops
+from worqr.errors import Unavailable, WorqrError
+from worqr.keys import RegistryKeys
+from worqr.link import Link
+from worqr.peer.complaints import Complaints
+from worqr.peer.membership import LEASE
+
+if TYPE_CHECKING:
+    from worqr.peer.peer import Peer
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+SWEEP_AT_ONCE = 20
+QUEUES_AT_ONCE = 100
+"""Queues of one worker whose tasks are given back at the same time."""
+NODE_PATIENCE = 0.5
+"""Seconds that a chore waits for a queue of a cluster, whose node may be away while the registry is not."""
+AWAY = 1.0
+"""Seconds for which a queue that did not answer is not asked again, for whichever worker."""
+LONGEST_PAUSE = 5.0
+"""Seconds between two tries of a sweep that the server refuses, at most."""
+
+
+class Sweeper:
+    """Sweeps workers while this peer leads. Changed only in the loop."""
+
+    def __init__(self, peer: Peer, link: Link, keys: RegistryKeys, leads: Callable[[], bool]) -> None:
+        self._peer = peer
+        self._link = link
+        self._keys = keys
+        self._leads = leads
+        self._patience = NODE_PATIENCE if link.settings.clustered else LEASE
+        self._todo: dict[str, tuple[bytes | None] | None] = {}
+        self._under_way: set[str] = set()
+        self._later: dict[str, tuple[float, float]] = {}
+        self._away: dict[str, float] = {}
+        self._complaints = Complaints(logger)
+        self._more = trio.Event()
+        self._idle = trio.Event()
+        self._idle.set()
+
+    def take(self, dead: Iterable[tuple[str, bytes | None]], dying: Iterable[str]) -> None:
+        """Sweep these workers: the `dead`, each with the beat it was seen with, are to be condemned first."""
+        for worker, seen in dead:
+            if worker not in self._under_way:
+                self._todo[worker] = (seen,)
+        now, dying = time.monotonic(), set(dying)
+        for worker in self._later.keys() - dying:
+            del self._later[worker]
+        for worker in dying:
+            if worker not in self._under_way and self._later.get(worker, (0.0, 0.0))[0] <= now:
+                self._todo.setdefault(worker, None)
+        if self._todo:
+            self._more.set()
+
+    async def sweep_forever(self) -> None:
+        """Sweep workers as they are taken."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                await self._more.wait()
+                self._more = trio.Event()
+                self._begin(nursery)
+
+    async def sweep_once(self) -> None:
+        """Sweep the workers that were taken."""
+        async with trio.open_nursery() as nursery:
+            self._begin(nursery)
+
+    def _begin(self, nursery: trio.Nursery) -> None:
+        for worker, seen in list(islice(self._todo.items(), SWEEP_AT_ONCE - len(self._under_way))):
+            del self._todo[worker]
+            self._under_way.add(worker)
+            if self._idle.is_set():
+                self._idle = trio.Event()
+            nursery.start_soon(self._sweep_on, nursery, worker, seen)
+
+    async def _sweep_on(self, nursery: trio.Nursery, worker: str, seen: tuple[bytes | None] | None) -> None:
+        """Sweep one worker, then begin with the next."""
+        try:
+            await self._sweep_or_not(worker, seen)
+        finally:
+            self._under_way.discard(worker)
+            if not self._leads():
+                self._todo.clear()
+            if not self._under_way and not self._todo:
+                self._idle.set()
+        self._begin(nursery)
+
+    async def rest(self) -> None:
+        """Begin no further sweep, and return when those under way have ended."""
+        self._todo.clear()
+        if self._under_way:
+            await self._idle.wait()
+
+    async def _sweep_or_not(self, worker: str, seen: tuple[bytes | None] | None) -> None:
+        try:
+            if seen is None or await self._condemn(worker, seen[0]):
+                await self._sweep(worker)
+        except Unavailable as error:  # the link has logged it; the next look finds the worker again
+            logger.debug("forget_worker: %s was not swept: %s", worker, error)
+        except WorqrError as error:
+            self._put_off(worker)
+            self._complaints.error("registry", "forget_worker: a dead worker cannot be swept: %s; trying again", error)
+
+    async def _condemn(self, worker: str, seen: bytes | None) -> bool:
+        if await self._link.call(ops.condemn_worker(self._keys, worker, seen), patience=LEASE) != "ok":
+            return False
+        logger.warning(
+            "condemn_worker: %s is dead (%s)", worker, "no beat" if seen is None else "its beat stands still"
+        )
+        return True
+
+    async def _sweep(self, worker: str) -> None:
+        """Give back all that a dead worker held, then forget it. What cannot be done now is tried again."""
+        seen: set[str] = set()
+        refused: list[str] = []
+        while mapped := await self._link.call(ops.forget_worker(self._keys, worker), patience=LEASE):
+            todo = [queue for queue in mapped if queue not in seen]
+            if not todo:
+                if refused:
+                    self._put_off(worker)
+                return
+            seen.update(todo)
+            for start in range(0, len(todo), QUEUES_AT_ONCE):
+                async with trio.open_nursery() as nursery:
+                    for queue in todo[start : start + QUEUES_AT_ONCE]:
+                        nursery.start_soon(self._fail_on, worker, queue, refused)
+        self._later.pop(worker, None)
+        logger.info("forget_worker: %s", worker)
+
+    def _put_off(self, worker: str) -> None:
+        _, pause = self._later.get(worker, (0.0, 0.5))
+        self._later[worker] = (time.monotonic() + pause, min(2 * pause, LONGEST_PAUSE))
+
+    async def _fail_on(self, worker: str, queue: str, refused: list[str]) -> None:
+        """One queue of a dead worker. A queue that cannot be reached, its node being away, keeps no other waiting."""
+        if self._away.get(queue, 0.0) > time.monotonic():
+            return
+        keys, given, aside = self._peer.queue_keys(queue), 0, 0
+        try:
+            while True:
+                step = await self._link.call(ops.fail_worker(keys, worker), patience=self._patience)
+                given, aside = given + step.given, aside + step.aside
+                if not step.more:
+                    break
+            logger.info("fail_worker: %s on queue %r: %d given back, %d set aside", worker, queue, given, aside)
+            await self._link.call(ops.unmap_work(self._keys, worker, queue), patience=LEASE)
+        except Unavailable as error:
+            self._away[queue] = time.monotonic() + AWAY
+            logger.info("fail_worker: %s on queue %r: %s; trying again", worker, queue, error)
+        except WorqrError as error:
+            refused.append(queue)
+            self._complaints.error(
+                queue,
+                "fail_worker: the tasks of dead workers on queue %r cannot be given back: %s; trying again",
+                queue,
+                error,
+            )
+        else:
+            self._away.pop(queue, None)
+            self._complaints.resolve(queue)
