@@ -23,6 +23,8 @@ from worqr.errors import ClaimLost, WorqrError
 from worqr.keys import RegistryKeys
 from worqr.link import Heart, Link, Owner
 from worqr.ops import Beat
+from worqr.peer.departures import Departure, Departures
+from worqr.peer.settles import Settles
 from worqr.version import __version__
 
 if TYPE_CHECKING:
@@ -47,8 +49,9 @@ class Registration(Owner):
     """One worker id. `dead` is set once it is over; what it owned is not sent any more."""
 
     def __init__(self, label: str) -> None:
-        super().__init__()
-        self.worker: str = f"{label}:{secrets.token_hex(16)}"
+        worker = f"{label}:{secrets.token_hex(16)}"
+        super().__init__(worker)
+        self.worker: str = worker
         self.since: float = boottime()
         self.heart: Heart[Beat] | None = None
         self.number: int = 0
@@ -66,6 +69,8 @@ class Membership:
         self.link = link
         self.keys = keys
         self.registration: Registration | None = None
+        self.settles: Settles = Settles(link)
+        self.departures: Departures = Departures(link, keys, self.settles, peer.spawn)
         self._peer = peer
         self._label = label
         self._keepalive = keepalive
@@ -225,7 +230,7 @@ class Membership:
     async def enter(self, station: Station, registration: Registration) -> None:
         """Serve a queue under `registration`: WorkMap, fence, subscription, and the first look.
 
-        Comes back early if the queue is being left meanwhile.
+        Comes back early if the queue is being left meanwhile. If this worker has just left it, that comes first.
 
         Raises:
             ClaimLost: the registration died meanwhile.
@@ -233,6 +238,7 @@ class Membership:
         station.registration = registration
         station.in_fence = False  # nothing is asked under this registration before it stands there
         station.compared_at = self.link.connections
+        await self.departures.wait_gone(station, registration)
         if await self.link.call(ops.map_work(self.keys, registration.worker, station.name)) == "dead":
             self.lost(registration, "the registry does not know it")
         if registration.dead:
@@ -257,18 +263,19 @@ class Membership:
         station.entered = station.in_fence = True
         await self._peer.cancelling.subscribe(station)
 
-    async def leave(self, station: Station, patience: float, *, stay: bool = False) -> None:
-        """Leave a queue: out of the fence, all claims back to the front, then out of the WorkMap.
+    def leave(self, station: Station, *, stay: bool = False) -> Departure | None:
+        """Begin to leave a queue: out of the fence, all claims back to the front, then out of the WorkMap.
 
         With `stay` another station of ours needs the worker's place there: nothing is left but the channels.
+
+        Returns:
+            The departure, which goes on without the caller; None if there is nothing to leave.
         """
         registration = station.registration
         self._peer.cancelling.unsubscribe(station)
         if registration is None or registration.dead or stay:
-            return
-        while (await self.link.call(ops.stop_work(station.keys, registration.worker), patience=patience)).more:
-            pass
-        await self.link.call(ops.unmap_work(self.keys, registration.worker, station.name), patience=patience)
+            return None
+        return self.departures.begin(station, registration)
 
     async def unregister(self, patience: float) -> None:
         """Leave the mesh. Whatever cannot be said in time is found by the others' sweep."""
