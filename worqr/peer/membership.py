@@ -9,12 +9,13 @@ dies in between is found by a sweep.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -46,15 +47,32 @@ def boottime() -> float:
 
 
 class Registration(Owner):
-    """One worker id. `dead` is set once it is over; what it owned is not sent any more."""
+    """One worker id. `dead` is set once it is over; what it owned is not sent any more.
+
+    Attributes:
+        alive_at: when the newest beat was sent that the server answered with "alive"; minus infinity once it has answered
+            "dead". Set in the heart's thread when the answer is read, which is before the loop hears of it.
+    """
 
     def __init__(self, label: str) -> None:
         worker = f"{label}:{secrets.token_hex(16)}"
         super().__init__(worker)
         self.worker: str = worker
-        self.since: float = boottime()
+        self.alive_at: float = boottime()
         self.heart: Heart[Beat] | None = None
         self.number: int = 0
+
+    def noting(self, call: ops.Call[Beat]) -> ops.Call[Beat]:
+        """A beat whose answer sets `alive_at`. Called in the heart's thread, before it sends the beat."""
+        sent, read = boottime(), call.read
+
+        def note(reply: list[Any]) -> Beat:
+            beat = read(reply)
+            self.alive_at = sent if beat.alive else -math.inf
+            return beat
+
+        call.read = note
+        return call
 
     def next_number(self) -> int:
         """The number of its next start request, on whatever queue: it only has to grow."""
@@ -100,7 +118,7 @@ class Membership:
             with trio.CancelScope(shield=True):  # it may be on its way
                 await self._end(registration, UNDO_PATIENCE)
             raise
-        registration.since = sent
+        registration.alive_at = sent
         registration.heart = self._new_heart(registration)
         registration.heart.start()
         self.registration = registration
@@ -121,7 +139,7 @@ class Membership:
             )
 
         return self.link.heart(
-            make=make,
+            make=lambda n, turning: registration.noting(make(n, turning)),
             replied=lambda beat: self._beat(registration, beat),
             every=BEAT_EVERY if self._keepalive is None else min(BEAT_EVERY, self._keepalive / 3),
             stall_limit=peer.stall_limit,
@@ -137,18 +155,21 @@ class Membership:
     # Living
 
     def beat_is_fresh(self) -> bool:
-        """True while nobody can have declared us dead: our last acknowledged beat was sent less than a keepalive ago."""
+        """True while nobody can have declared us dead: the newest beat that was answered was sent less than a keepalive ago,
+        and the server said "alive".
+        """
         registration = self.registration
         if registration is None or registration.dead:
             return False
-        if self._keepalive is None:
-            return True
-        heart = registration.heart
-        acked = registration.since if heart is None else max(registration.since, heart.acked_at or 0.0)
-        return boottime() - acked < self._keepalive
+        return self._keepalive is None or boottime() - registration.alive_at < self._keepalive
 
     def after_beat(self, registration: Registration, go_on: Callable[[], None]) -> None:
-        """Run `go_on` when the next beat has said whether we live; it finds the registration dead if not."""
+        """Run `go_on` when a beat has said whether we live; it finds the registration dead if not.
+
+        Invariant: a claim whose reply came while `beat_is_fresh()` was false reaches its handler only when that is true
+        again. The answer to an old beat does not count: after a freeze it may have lain in the socket since before, while the
+        claim was swept and its task runs elsewhere.
+        """
         self._held.append((registration, go_on))
 
     def _beat(self, registration: Registration, beat: Beat) -> None:
@@ -161,9 +182,10 @@ class Membership:
             logger.warning(
                 "keep_worker_alive: the key of %s had lapsed, nobody swept it: it lives on", registration.worker
             )
-        held, self._held = self._held, []
-        for _, go_on in held:
-            go_on()
+        if self._held and self.beat_is_fresh():
+            held, self._held = self._held, []
+            for _, go_on in held:
+                go_on()
         heart = registration.heart
         if beat.leads and heart is not None:
             self._peer.leader.lease(until=(heart.acked_at or boottime()) + LEASE)
