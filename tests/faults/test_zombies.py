@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import trio
 
 import worqr
 from tests.children import Child
 from tests.faults.rescuer import rescuer
 from tests.patience import PATIENCE
+from tests.proxy import FaultProxy
 from tests.servers import Server
+from worqr.lua import script
 
 CHILD = Path(__file__).parent / "child_peer.py"
 
@@ -72,6 +75,40 @@ async def test_what_a_zombie_finished_while_nobody_heard_it_is_refused(
             counts = (await mesh.queue("Q1").info()).counts
     assert counts["finished"] == 1, "the zombie's finish was refused"
     assert rescue.runs[b"block-1"] == 1
+    zombie.send("leave")
+    assert await zombie.ended() == 0
+
+
+@pytest.mark.parametrize("beat_too", [False, True], ids=["claim", "claim-and-beat"])
+async def test_a_claim_that_a_zombie_finds_in_its_socket_does_not_begin(
+    server: Server, prefix: str, proxy: FaultProxy, spawn: Callable[..., Child], beat_too: bool
+) -> None:
+    # Also when the answer to a beat from before the freeze lies in the other socket, and says that all is well.
+    zombie = spawn(CHILD, proxy.url, prefix, "Q1")
+    await zombie.line_with("joined")
+    faults = [proxy.hold_reply(script("start_tasks").sha, on="data")]
+    await _enqueue(server, prefix, b"hold-1")
+    await faults[0].wait_executed()
+    if beat_too:
+        faults.append(proxy.hold_reply(script("keep_worker_alive").sha, on="beat"))
+        await faults[1].wait_executed()
+    zombie.pause()
+    async with rescuer(server.url, prefix) as rescue:
+        await rescue.wait_all(b"hold-1")
+        for fault in faults:
+            fault.release()
+        await trio.sleep(0.2)  # both replies are in the zombie's sockets
+        zombie.resume()
+        mesh = worqr.Mesh(server.url, prefix=prefix)
+        async with mesh.connect():
+            with trio.fail_after(PATIENCE):  # it has joined again
+                while len([w for w in await mesh.workers() if w.queues]) < 2:
+                    await trio.sleep(0.05)
+    await _enqueue(server, prefix, b"ok-2")
+    lines = [await zombie.line()]
+    while not lines[-1].startswith("ended ok-2"):
+        lines.append(await zombie.line())
+    assert not [line for line in lines if "hold-1" in line]
     zombie.send("leave")
     assert await zombie.ended() == 0
 

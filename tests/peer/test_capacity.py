@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -21,6 +21,7 @@ from worqr.ops import Started
 from worqr.peer.capacity import PATIENCE, Capacity, Pool
 from worqr.peer.claiming import HandlerStation
 from worqr.peer.membership import Registration
+from worqr.peer.settles import Settles
 from worqr.policy import Policy
 
 
@@ -396,7 +397,7 @@ class Books:
         self.asked: list[int] = []
         self.capacity = capacity
         self._answers: list[Callable[..., None]] = []
-        membership: Any = SimpleNamespace(link=self, beat_is_fresh=lambda: True)
+        membership: Any = SimpleNamespace(link=self, beat_is_fresh=lambda: True, settles=Settles(cast("Any", self)))
         keys, run = QueueKeys("t", name), Runs()
         limit = Pool(options.pop("limit")) if "limit" in options else None
         self.station = HandlerStation(

@@ -14,7 +14,7 @@ import trio.testing
 import worqr
 from tests.leaks import dump, short
 from tests.peer.conftest import NewMesh
-from tests.peer.tools import Held, Runs, at_most, eventually, serving, until
+from tests.peer.tools import SCRIPTS, Held, Runs, at_most, eventually, serving, until
 from tests.proxy import FaultProxy
 from tests.servers import Server
 from worqr.lua import script
@@ -360,3 +360,137 @@ async def test_a_bug_of_ours_ends_join_as_one_error_and_gives_the_tasks_back(
         assert isinstance(caught.value.__cause__, KeyError)
         await eventually(other.queue("Q1").tasks, [b"a"])
         assert await other.workers() == []
+
+
+# A server that cannot be told, or will not hear of it
+
+
+async def test_a_queue_that_was_left_in_an_outage_is_left_when_the_server_is_back(
+    new_mesh: NewMesh, server: Server, prefix: str, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    mesh, other, held, stays = new_mesh(url=proxy.url, keepalive=60), new_mesh(), Held(), Held()
+    async with other.connect(), serving(mesh, "Q2", stays) as peer:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(peer.serve, "Q1", held))
+            await other.queue("Q1").enqueue(b"a", b"b")
+            await held.wait(2)
+            proxy.refuse()
+            proxy.cut()
+            start = time.monotonic()
+            nursery.cancel_scope.cancel()
+        assert time.monotonic() - start < 15, "the caller does not wait for the server"
+        assert len(await other.queue("Q1").running()) == 2
+        proxy.pass_all()
+        assert any("leave.unanswered: queue 'Q1'" in record.getMessage() for record in caplog.records)
+        await eventually(other.queue("Q1").tasks, [b"b", b"a"])
+        await eventually(lambda: served(other), [frozenset({"Q2"})])
+        assert {key for key in worker_keys(server, prefix) if "{Q1}" in key} == set()
+        assert peer.health().ready
+        await other.queue("Q2").enqueue(b"c")
+        assert await stays.wait(1) == [b"c"]
+
+
+async def test_a_queue_that_is_served_anew_is_left_first_and_keeps_what_runs_there_then(
+    new_mesh: NewMesh, server: Server, prefix: str, proxy: FaultProxy
+) -> None:
+    mesh, other, before, after = new_mesh(url=proxy.url, keepalive=60), new_mesh(), Held(), Held()
+    async with other.connect(), mesh.join() as peer, trio.open_nursery() as nursery:
+        async with trio.open_nursery() as inner:
+            await inner.start(partial(peer.serve, "Q1", before))
+            await other.queue("Q1").enqueue(b"a")
+            await before.wait(1)
+            lost = proxy.hold_reply(matching=script("stop_work").sha, on="data")
+            inner.cancel_scope.cancel()
+        await lost.wait_executed()
+        proxy.forget_requests()
+        nursery.start_soon(partial(peer.serve, "Q1", after))
+        await until(lambda: peer._stations.get("Q1") is not None)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert proxy.count(script("start_work").sha) == 0
+        proxy.cut(on="data")  # the answer to stop_work never comes: it is sent once more
+        assert await after.wait(1) == [b"a"]
+        words = [word for request in proxy.seen(on="data") for word in request.words]
+        order = [
+            name
+            for word in words
+            if (name := SCRIPTS.get(word.decode(errors="replace"))) in {"stop_work", "start_work"}
+        ]
+        assert order == ["stop_work", "start_work"]
+        assert len(await other.queue("Q1").running()) == 1
+        lost.release()
+        after.gate.set()
+        await after.wait_for(lambda: after.done == [b"a"])
+        assert after.tasks == [b"a"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_queue_that_the_server_does_not_let_go_is_left_as_soon_as_it_does(
+    mesh: worqr.Mesh, other: worqr.Mesh, server: Server, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    held, client, key = Held(), server.client(), f"{prefix}:{{Q1}}:suspects"
+    async with other.connect(), mesh.join() as peer:
+        async with at_most(), trio.open_nursery() as nursery:
+            await nursery.start(partial(peer.serve, "Q1", held))
+            await other.queue("Q1").enqueue(b"a")
+            await held.wait(1)
+            client.set(key, "foreign")
+            nursery.cancel_scope.cancel()
+        [line] = [r.getMessage() for r in caplog.records if r.getMessage().startswith("leave.refused")]
+        assert "'Q1'" in line
+        assert "WRONGTYPE" in line
+        client.delete(key)
+        await eventually(other.queue("Q1").tasks, [b"a"])
+        await eventually(lambda: served(other), [frozenset()])
+
+
+async def test_a_queue_that_cannot_be_left_cannot_be_served_anew(
+    new_mesh: NewMesh, server: Server, prefix: str
+) -> None:
+    mesh, client, key = new_mesh(patience=0.5), server.client(), f"{prefix}:{{Q1}}:suspects"
+    async with mesh.join() as peer:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(peer.serve, "Q1", Runs()))
+            client.set(key, "foreign")
+            nursery.cancel_scope.cancel()
+        with pytest.raises(worqr.Unavailable, match="'Q1': this worker left it before.*WRONGTYPE"):
+            async with at_most():
+                await peer.serve("Q1", Runs())
+        client.delete(key)
+        await eventually(lambda: served(mesh), [frozenset()])
+
+
+@pytest.mark.parametrize("outage", [False, True])
+async def test_what_is_being_claimed_where_a_run_was_left_behind_goes_back_at_once(
+    new_mesh: NewMesh, proxy: FaultProxy, outage: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worqr.peer.leaving.LET_GO", 1.1)
+    mesh, other = new_mesh(url=proxy.url, keepalive=60), new_mesh()
+    begun, let_go, runs = threading.Event(), threading.Event(), Runs()
+
+    def stubborn(task: bytes) -> None:
+        begun.set()
+        let_go.wait(60)
+
+    async with other.connect(), mesh.join() as peer:
+        q = other.queue("Q1")
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(peer.serve, "Q1", stubborn))
+            await q.enqueue(b"stuck")
+            await until(begun.is_set)
+            nursery.cancel_scope.cancel()
+        async with (
+            trio.open_nursery() as nursery
+        ):  # the thread still runs: another station needs its place in the fence
+            await nursery.start(partial(peer.serve, "Q1", runs))
+            held = proxy.hold_reply(matching=script("start_tasks").sha, on="data")
+            await q.enqueue(b"a", b"b")
+            await held.wait_executed()
+            if outage:
+                proxy.cut(on="data")
+            nursery.cancel_scope.cancel()
+        held.release()
+        await eventually(q.tasks, [b"b", b"a"], within=15)
+        assert len(await q.running()) == 1
+        assert runs.tasks in ([], [b"a", b"b"])
+        let_go.set()
+        await eventually(lambda: served(other), [frozenset()])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -16,7 +19,10 @@ from tests.peer.test_due import hearing
 from tests.peer.tools import Held, Runs, at_most, eventually, serving, until
 from tests.proxy import FaultProxy
 from tests.servers import Server
+from worqr.call import Call
 from worqr.lua import script
+from worqr.ops import Beat
+from worqr.peer.membership import Registration, boottime
 
 
 async def test_a_peer_declared_dead_cancels_what_runs_and_comes_back(
@@ -52,6 +58,40 @@ async def test_a_peer_declared_dead_cancels_what_runs_and_comes_back(
     lost = [record.getMessage() for record in caplog.records if record.getMessage().startswith("worker.lost")]
     assert len(lost) == 1
     assert first in lost[0]
+
+
+async def test_only_a_beat_that_was_sent_lately_lets_held_claims_go(mesh: worqr.Mesh) -> None:
+    async with mesh.join() as peer:
+        membership, registration = peer.membership, peer.membership.registration
+        assert registration is not None
+        assert registration.heart is not None
+        registration.heart.stop()
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        begun: list[bool] = []
+        alive, now = Beat(alive=True, revived=False, leads=False, waiting=[]), registration.alive_at
+        membership.after_beat(registration, lambda: begun.append(registration.dead))
+        for too_old in (now - 3, -math.inf):
+            registration.alive_at = too_old
+            membership._beat(registration, alive)
+            assert begun == []
+        registration.alive_at = boottime()
+        membership._beat(registration, alive)
+        assert begun == [False]
+
+
+def test_the_answer_of_a_beat_counts_from_when_it_was_sent() -> None:
+    def read(reply: list[Any]) -> Beat:
+        return Beat(alive=reply[0], revived=False, leads=False, waiting=[])
+
+    registration = Registration("w")
+    registration.alive_at = 0
+    early = registration.noting(Call(Any, "", (), (), read))
+    between = boottime()
+    time.sleep(0.002)
+    early.read([True])
+    assert 0 < registration.alive_at <= between
+    registration.noting(Call(Any, "", (), (), read)).read([False])
+    assert registration.alive_at == -math.inf, "the loop has not heard of it yet, but the claims are gone"
 
 
 async def test_a_lost_handler_that_takes_its_time_settles_nothing_and_keeps_its_room(

@@ -44,6 +44,22 @@ MANY_POLICIES = 100
 """Policies of jobs that are remembered; of a queue whose jobs all bring others, none is needed twice."""
 
 
+def policies_over(policy: Policy) -> Callable[[PolicyFields], Policy]:
+    """Return what makes the policy of a job that brings fields of its own. Most jobs of a queue bring the same ones: each
+    policy is made once.
+    """
+    made: dict[PolicyFields, Policy] = {}
+
+    def with_own(own: PolicyFields) -> Policy:
+        if (known := made.get(own)) is None:
+            if len(made) >= MANY_POLICIES:
+                made.clear()
+            known = made[own] = policy.over({name.decode(): value.decode() for name, value in own})
+        return known
+
+    return with_own
+
+
 class Station:
     """One queue that this peer serves, or one shard of it. Subclasses say how many claims they want and what becomes of them.
 
@@ -95,7 +111,7 @@ class Station:
         self.hurry: trio.Event = trio.Event()
         self._membership = membership
         self._capacity = capacity
-        self._policies: dict[PolicyFields, Policy] = {}
+        self.policy_with: Callable[[PolicyFields], Policy] = policies_over(policy)
         self._wants = self._again = self._in_flight = False
         self.owes: bool = False
         self._reserved = 0
@@ -117,15 +133,6 @@ class Station:
         """What ends the ids that are generated there."""
         return self.keys.mark
 
-    def policy_with(self, own: PolicyFields) -> Policy:
-        """The policy of a job that brings fields of its own. Most jobs of a queue bring the same ones: each is made once."""
-        policy = self._policies.get(own)
-        if policy is None:
-            if len(self._policies) >= MANY_POLICIES:
-                self._policies.clear()
-            policy = self._policies[own] = self.policy.over({name.decode(): value.decode() for name, value in own})
-        return policy
-
     @property
     def asking(self) -> bool:
         """A start request is under way."""
@@ -142,7 +149,7 @@ class Station:
 
     def more(self) -> int:
         """How many claims it would take if there were room, beyond those that it asks for already; 0: it has no reason to ask."""
-        if not self._wants or self.quiet or not self._live():
+        if not self._wants or self.quiet or not self._live() or self.name in self._membership.settles.crowded:
             return 0
         return min(self.demand(), MAX_ITEMS) - self._reserved
 
@@ -235,8 +242,14 @@ class Station:
         self._reserve(0)
         self.idle.set()
         if registration.dead or registration is not self.registration or self.hurry.is_set():
-            if started is not None and registration is self.registration:  # on the way out: it goes back as it came
-                self.turned_away += range(started.first, started.first + len(started.entries))
+            if (
+                started is not None and not registration.dead
+            ):  # it goes back with the queue, or, if that was left, by itself
+                came = range(started.first, started.first + len(started.entries))
+                if self.left.is_set():
+                    self._membership.settles.give_back(self.keys, registration, came)
+                else:
+                    self.turned_away += came
             self._capacity.offer()
             return
         if started is None:

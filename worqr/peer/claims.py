@@ -24,7 +24,8 @@ from worqr.ops import MAX_ITEMS, Result
 from worqr.peer.claiming import Station
 from worqr.peer.context import Context
 from worqr.peer.desk import Desk, station_of
-from worqr.peer.settling import encode_result, log_run, settle_call
+from worqr.peer.settles import Make
+from worqr.peer.settling import encode_result, finisher, log_run, settle_call
 from worqr.policy import Policy, Retry, judge
 from worqr.task import CancelReason, RemoteError, Seconds, check_count, seconds
 
@@ -154,7 +155,7 @@ class Claim(Context):
         hand.release(self)
         if self._registration.dead:
             raise ClaimLost(f"{self!r} was lost: its worker was declared dead and the task runs or ran elsewhere")
-        return await hand.send(call, self._registration)
+        return await hand.send([self.fence], lambda _: call, self._registration)
 
     def settled_error(self) -> ClaimLost | ClaimSettled:
         """What is wrong with settling it once more."""
@@ -250,20 +251,19 @@ class HandStation(Station):
         alive = [claim.fence for claim in stopped if not claim._registration.dead]
         if alive and not self.unwinding:
             registration = stopped[0]._registration
-            call = ops.stop_tasks(self.keys, registration.worker, alive)
-            self._membership.link.post(call, lambda _ended, _failure: None, owner=registration)
+            self._membership.settles.give_back(self.keys, registration, alive)
 
-    async def send(self, call: Call[Any], registration: Registration) -> Any:
-        """Send a settle and wait for its answer; it is sent again until it is answered or the worker id is dead."""
-        link, done = self._membership.link, trio.Event()
+    async def send(self, claims: Sequence[int], make: Make, registration: Registration) -> Any:
+        """Send a settle and wait for its answer; it is sent again until the server accepts it or the worker id is dead."""
+        done = trio.Event()
         answers: list[tuple[Any, Exception | None]] = []
 
         def deliver(value: Any, failure: Exception | None) -> None:
             answers.append((value, failure))
             done.set()
 
-        link.post(call, deliver, owner=registration)
-        patience = link.settings.patience
+        self._membership.settles.send(self.keys, registration, claims, make, deliver)
+        patience = self._membership.link.settings.patience
         with trio.move_on_after(patience):
             await done.wait()
         if not answers:
@@ -293,9 +293,9 @@ class HandStation(Station):
     async def _finish_some(
         self, registration: Registration, claims: Sequence[Claim], results: Mapping[int, Result] | None
     ) -> list[Claim]:
-        call = ops.finish_tasks(self.keys, registration.worker, [claim.fence for claim in claims], results)
+        make = finisher(self, registration, results or {})
         try:
-            ended = await self.send(call, registration)
+            ended = await self.send([claim.fence for claim in claims], make, registration)
         except ClaimLost:
             return list(claims)
         return [claim for claim in claims if ended.get(claim.fence) == "lost"]

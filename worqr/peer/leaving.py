@@ -1,7 +1,8 @@
 """Leaving a queue: quiet, drain, cancel, give back, whoever asks for it and however often.
 
 It runs in the engine, so that a caller who is cancelled meanwhile does not leave the queue half-way. `station.left` tells the
-end; `station.hurry` makes it skip what is left of the grace.
+end; `station.hurry` makes it skip what is left of the grace. A server that does not answer is not waited for: the caller goes
+on after `LEAVE_PATIENCE`, and the queue is left on the server as soon as it is back (`departures`).
 
 A handler that has been cancelled and does not end: on the loop nobody can do without its end, so it is waited for, and
 reported now and then. One in a thread or on the asyncio loop is left behind after `LET_GO`: the queue counts as left for
@@ -22,11 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from worqr import ops
-from worqr.errors import WorqrError
-from worqr.ops import MAX_ITEMS
 from worqr.peer.claiming import Station
 from worqr.peer.claims import HandStation
+from worqr.peer.departures import Departure
 from worqr.peer.membership import Membership
 from worqr.peer.settling import Settler
 
@@ -92,12 +91,8 @@ class Leaving:
             if stay := self._is_needed_by_another(station):
                 self._give_back(station, station.running)
             self._settler.flush()
-            await self._membership.leave(station, LEAVE_PATIENCE, stay=stay)
-        except WorqrError as error:
-            self.heard = False
-            logger.warning(
-                "stop_work: queue %r: left without saying so, the others will notice: %s", station.queue, error
-            )
+            if departure := self._membership.leave(station, stay=stay):
+                await self._wait_gone(departure)
         finally:
             self._settler.left(station)
             for context in tuple(station.running.values()):
@@ -105,6 +100,20 @@ class Leaving:
                 context._settled = True
                 station.ended(context)
             station.left.set()
+
+    async def _wait_gone(self, departure: Departure) -> None:
+        """Wait while the server answers. If it does not, the queue counts as left here; the departure goes on by itself."""
+        while not departure.done.is_set() and departure.refused is None:
+            answers = departure.answers
+            with trio.move_on_after(LEAVE_PATIENCE):
+                await departure.done.wait()
+            if departure.answers == answers and not departure.done.is_set():
+                self.heard = False
+                logger.warning(
+                    "leave.unanswered: queue %r: the server has not answered for %g s; its tasks go back when it does",
+                    *(departure.keys.shown, LEAVE_PATIENCE),
+                )
+                return
 
     async def _unwind(self, station: Station) -> None:
         """Cancel what runs, and wait for its end: a task that goes back may start elsewhere at once.
@@ -160,13 +169,11 @@ class Leaving:
     def _give_back(self, station: Station, held: Iterable[int] = ()) -> None:
         """Give back, one by one, what else goes back with the queue: it is not left yet."""
         station.unwinding = False
-        claims = sorted({*station.turned_away, *held}, reverse=True)  # the newest first: the old order stands
+        claims = {*station.turned_away, *held}
         station.turned_away.clear()
         registration = station.registration
         if registration is not None and not registration.dead:
-            for start in range(0, len(claims), MAX_ITEMS):
-                call = ops.stop_tasks(station.keys, registration.worker, claims[start : start + MAX_ITEMS])
-                self._membership.link.post(call, lambda _ended, _failure: None, owner=registration)
+            self._membership.settles.give_back(station.keys, registration, claims)
 
     def _is_needed_by_another(self, station: Station) -> bool:
         """Another station of ours is at the same queue: it is served anew, or runs linger there."""

@@ -9,12 +9,13 @@ dies in between is found by a sweep.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -23,6 +24,8 @@ from worqr.errors import ClaimLost, WorqrError
 from worqr.keys import RegistryKeys
 from worqr.link import Heart, Link, Owner
 from worqr.ops import Beat
+from worqr.peer.departures import Departure, Departures
+from worqr.peer.settles import Settles
 from worqr.version import __version__
 
 if TYPE_CHECKING:
@@ -44,14 +47,32 @@ def boottime() -> float:
 
 
 class Registration(Owner):
-    """One worker id. `dead` is set once it is over; what it owned is not sent any more."""
+    """One worker id. `dead` is set once it is over; what it owned is not sent any more.
+
+    Attributes:
+        alive_at: when the newest beat was sent that the server answered with "alive"; minus infinity once it has answered
+            "dead". Set in the heart's thread when the answer is read, which is before the loop hears of it.
+    """
 
     def __init__(self, label: str) -> None:
-        super().__init__()
-        self.worker: str = f"{label}:{secrets.token_hex(16)}"
-        self.since: float = boottime()
+        worker = f"{label}:{secrets.token_hex(16)}"
+        super().__init__(worker)
+        self.worker: str = worker
+        self.alive_at: float = boottime()
         self.heart: Heart[Beat] | None = None
         self.number: int = 0
+
+    def noting(self, call: ops.Call[Beat]) -> ops.Call[Beat]:
+        """A beat whose answer sets `alive_at`. Called in the heart's thread, before it sends the beat."""
+        sent, read = boottime(), call.read
+
+        def note(reply: list[Any]) -> Beat:
+            beat = read(reply)
+            self.alive_at = sent if beat.alive else -math.inf
+            return beat
+
+        call.read = note
+        return call
 
     def next_number(self) -> int:
         """The number of its next start request, on whatever queue: it only has to grow."""
@@ -66,6 +87,8 @@ class Membership:
         self.link = link
         self.keys = keys
         self.registration: Registration | None = None
+        self.settles: Settles = Settles(link)
+        self.departures: Departures = Departures(link, keys, self.settles, peer.spawn)
         self._peer = peer
         self._label = label
         self._keepalive = keepalive
@@ -95,7 +118,7 @@ class Membership:
             with trio.CancelScope(shield=True):  # it may be on its way
                 await self._end(registration, UNDO_PATIENCE)
             raise
-        registration.since = sent
+        registration.alive_at = sent
         registration.heart = self._new_heart(registration)
         registration.heart.start()
         self.registration = registration
@@ -117,7 +140,7 @@ class Membership:
             )
 
         return self.link.heart(
-            make=make,
+            make=lambda n, turning: registration.noting(make(n, turning)),
             replied=lambda beat: self._beat(registration, beat),
             every=BEAT_EVERY if self._keepalive is None else min(BEAT_EVERY, self._keepalive / 3),
             stall_limit=peer.stall_limit,
@@ -133,18 +156,21 @@ class Membership:
     # Living
 
     def beat_is_fresh(self) -> bool:
-        """True while nobody can have declared us dead: our last acknowledged beat was sent less than a keepalive ago."""
+        """True while nobody can have declared us dead: the newest beat that was answered was sent less than a keepalive ago,
+        and the server said "alive".
+        """
         registration = self.registration
         if registration is None or registration.dead:
             return False
-        if self._keepalive is None:
-            return True
-        heart = registration.heart
-        acked = registration.since if heart is None else max(registration.since, heart.acked_at or 0.0)
-        return boottime() - acked < self._keepalive
+        return self._keepalive is None or boottime() - registration.alive_at < self._keepalive
 
     def after_beat(self, registration: Registration, go_on: Callable[[], None]) -> None:
-        """Run `go_on` when the next beat has said whether we live; it finds the registration dead if not."""
+        """Run `go_on` when a beat has said whether we live; it finds the registration dead if not.
+
+        Invariant: a claim whose reply came while `beat_is_fresh()` was false reaches its handler only when that is true
+        again. The answer to an old beat does not count: after a freeze it may have lain in the socket since before, while the
+        claim was swept and its task runs elsewhere.
+        """
         self._held.append((registration, go_on))
 
     def _beat(self, registration: Registration, beat: Beat) -> None:
@@ -157,9 +183,10 @@ class Membership:
             logger.warning(
                 "keep_worker_alive: the key of %s had lapsed, nobody swept it: it lives on", registration.worker
             )
-        held, self._held = self._held, []
-        for _, go_on in held:
-            go_on()
+        if self._held and self.beat_is_fresh():
+            held, self._held = self._held, []
+            for _, go_on in held:
+                go_on()
         heart = registration.heart
         if beat.leads and heart is not None:
             self._peer.leader.lease(until=(heart.acked_at or boottime()) + LEASE)
@@ -227,7 +254,7 @@ class Membership:
     async def enter(self, station: Station, registration: Registration) -> None:
         """Serve a queue under `registration`: WorkMap, fence, subscription, and the first look.
 
-        Comes back early if the queue is being left meanwhile.
+        Comes back early if the queue is being left meanwhile. If this worker has just left it, that comes first.
 
         Raises:
             ClaimLost: the registration died meanwhile.
@@ -235,6 +262,7 @@ class Membership:
         station.registration = registration
         station.in_fence = False  # nothing is asked under this registration before it stands there
         station.compared_at = self.link.connections
+        await self.departures.wait_gone(station, registration)
         if await self.link.call(ops.map_work(self.keys, registration.worker, station.name)) == "dead":
             self.lost(registration, "the registry does not know it")
         if registration.dead:
@@ -259,18 +287,19 @@ class Membership:
         station.entered = station.in_fence = True
         await self._peer.cancelling.subscribe(station)
 
-    async def leave(self, station: Station, patience: float, *, stay: bool = False) -> None:
-        """Leave a queue: out of the fence, all claims back to the front, then out of the WorkMap.
+    def leave(self, station: Station, *, stay: bool = False) -> Departure | None:
+        """Begin to leave a queue: out of the fence, all claims back to the front, then out of the WorkMap.
 
         With `stay` another station of ours needs the worker's place there: nothing is left but the channels.
+
+        Returns:
+            The departure, which goes on without the caller; None if there is nothing to leave.
         """
         registration = station.registration
         self._peer.cancelling.unsubscribe(station)
         if registration is None or registration.dead or stay:
-            return
-        while (await self.link.call(ops.stop_work(station.keys, registration.worker), patience=patience)).more:
-            pass
-        await self.link.call(ops.unmap_work(self.keys, registration.worker, station.name), patience=patience)
+            return None
+        return self.departures.begin(station, registration)
 
     async def unregister(self, patience: float) -> None:
         """Leave the mesh. Whatever cannot be said in time is found by the others' sweep."""

@@ -73,7 +73,11 @@ class Peer(Serving):
         self.cancelling: Cancelling = Cancelling(self, link)
         self.leader: Leader = Leader(self, link, registry, keepalive=settings.keepalive or DEFAULT_KEEPALIVE)
         self._ticker = Ticker(self, link, registry, settings.schedules)
-        self._settler = Settler(link, self.capacity.offer, max_result=settings.max_payload, onlooker=settings.onlooker)
+        self._settler = Settler(
+            *(link, self.membership.settles, self.capacity.offer),
+            max_result=settings.max_payload,
+            onlooker=settings.onlooker,
+        )
         self.capacity.offer_soon = self._settler.touch
         self.strays: Strays = Strays(self, link, self._settler)
         self.deadlines: Deadlines = Deadlines()
@@ -148,6 +152,14 @@ class Peer(Serving):
         """The queues it serves now."""
         return [station for station in self._stations if station.entered and not station.left.is_set()]
 
+    def claims_of(self, name: str) -> set[int]:
+        """The claims of a queue that this peer knows of: they run (where the queue is served now, or where runs were left
+        behind), are on their way back, or the server has not accepted how they ended.
+        """
+        stations = [station for station in (*self._stations, *self._leaver.lingering) if station.name == name]
+        known = self.membership.settles.claims_of(name)
+        return known.union(*(station.running for station in stations), *(station.turned_away for station in stations))
+
     def _served(self) -> list[Station]:
         return list(self._stations)
 
@@ -186,6 +198,7 @@ class Peer(Serving):
     def forget_claims(self, registration: Registration) -> None:
         """A registration died: what ran under it is lost."""
         self._settler.forget()
+        self.membership.settles.forget(registration)
         for station in self._stations:
             for context in tuple(station.running.values()):
                 if context._registration is registration:
@@ -218,6 +231,7 @@ class Peer(Serving):
                     await nursery.start(self._slots.run_forever)
                     await nursery.start(self._runners.run_forever)
                     nursery.start_soon(self._settler.flush_forever)
+                    nursery.start_soon(self.membership.settles.try_again_forever)
                     nursery.start_soon(self.deadlines.watch_forever)
                     nursery.start_soon(self.stuck.watch_forever)
                     nursery.start_soon(self.saying.send_forever)

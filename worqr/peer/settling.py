@@ -1,8 +1,8 @@
 """Settling: how a claim ends, in batches, without holding a slot and without anybody waiting for it.
 
-Finishes, and stops, of one turn of the loop are sent as one request per queue. Every settle carries its registration, so
-the link sends it again until it is answered or the worker id is dead; a settle of a dead registration is not sent at all,
-for the task is no longer ours.
+Finishes, and stops, of one turn of the loop are sent as one request per queue. Every settle carries its registration and
+is sent again, over lost connections and refusals, until the server accepts it or the worker id is dead (see `settles`). A
+settle of a dead registration is not sent at all, because the task belongs to another worker by then.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.
@@ -11,9 +11,9 @@ for the task is no longer ours.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import trio
 
@@ -24,15 +24,14 @@ from worqr.link import Link
 from worqr.ops import MAX_ITEMS, Result
 from worqr.ops.replies import in_pieces
 from worqr.peer.context import Context
+from worqr.peer.settles import Make, Settles
 from worqr.policy import Broken, ChildError, Failure, Retry, Verdict, judge
 from worqr.task import RemoteError, encode_json
 
 if TYPE_CHECKING:
-    from worqr.keys import QueueKeys
     from worqr.peer.claiming import Station
+    from worqr.peer.membership import Registration
     from worqr.peer.settings import Onlooker
-
-    Settle = Callable[[QueueKeys, str, list[int]], Call[dict[int, str]]]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -41,9 +40,16 @@ class Settler:
     """Ends claims. `flushed` is called after each flush: room may have become free; `onlooker` with each run that raised."""
 
     def __init__(
-        self, link: Link, flushed: Callable[[], None], *, max_result: int, onlooker: Onlooker | None = None
+        self,
+        link: Link,
+        settles: Settles,
+        flushed: Callable[[], None],
+        *,
+        max_result: int,
+        onlooker: Onlooker | None = None,
     ) -> None:
         self._link = link
+        self._settles = settles
         self._flushed = flushed
         self._max_result = max_result
         self._onlooker = onlooker
@@ -117,24 +123,28 @@ class Settler:
         if self._stopped:
             for station in [station for station in self._stopped if not station.unwinding]:
                 claims = sorted(self._stopped.pop(station), reverse=True)  # the newest first: the old order stands
-                self._send(ops.stop_tasks, "stop_tasks", station, claims)
+                self._send(station, claims, ops.stop_tasks)
         self._flushed()
 
-    def _send(self, settle: Settle, verb: str, station: Station, claims: list[int]) -> None:
+    def _send(self, station: Station, claims: list[int], settle: Callable[..., Call[Any]]) -> None:
         registration = station.registration
         if registration is None or registration.dead:
             return
+        make, answered = (
+            partial(settle, station.keys, registration.worker),
+            partial(_answered, station, settle.__name__),
+        )
         for start in range(0, len(claims), MAX_ITEMS):
-            call = settle(station.keys, registration.worker, claims[start : start + MAX_ITEMS])
-            self._link.post(call, partial(self._answered, station, verb), owner=registration)
+            self._settles.send(station.keys, registration, claims[start : start + MAX_ITEMS], make, answered)
 
     def _send_finishes(self, station: Station, claims: list[int], results: dict[int, Result] | None) -> None:
+        registration = station.registration
         if not results:
-            self._send(ops.finish_tasks, "finish_tasks", station, claims)
-            return
-        for some in in_pieces(claims, lambda claim: len(results[claim][1]) if claim in results else 0):
-            kept = {claim: results[claim] for claim in some if claim in results}
-            self._send(partial(ops.finish_tasks, results=kept), "finish_tasks", station, some)
+            self._send(station, claims, ops.finish_tasks)
+        elif registration is not None and not registration.dead:
+            make, answered = finisher(station, registration, results), partial(_answered, station, "finish_tasks")
+            for some in in_pieces(claims, lambda claim: len(results[claim][1]) if claim in results else 0):
+                self._settles.send(station.keys, registration, some, make, answered)
 
     def forget(self) -> None:
         """A registration died: what is not sent yet is not ours to send any more."""
@@ -164,8 +174,7 @@ class Settler:
         log_run(context, verdict)
         if self._onlooker is not None:
             self._onlooker(context, error)
-        call = settle_call(context, verdict)
-        self._post_one(context, call, call.script.name)
+        self._send_one(context, settle_call(context, verdict))
         self.touch()
 
     def time_out(self, context: Context) -> None:
@@ -178,30 +187,35 @@ class Settler:
         )
         if self._onlooker is not None:
             self._onlooker(context, TimeoutError(f"it ran longer than {timeout:g} s"))
-        self._post_one(context, timeout_call(context), "retry_task")
+        self._send_one(context, timeout_call(context))
         self.touch()
 
-    def _post_one(self, context: Context, call: Call[str], verb: str) -> None:
-        def answered(word: str | None, failure: Exception | None) -> None:
-            self._answered(context._station, verb, None if word is None else {context.fence: word}, failure)
+    def _send_one(self, context: Context, call: Call[str]) -> None:
+        def answered(word: str | None, _failure: Exception | None) -> None:
+            _answered(context._station, call.script.name, None if word is None else {context.fence: word}, None)
 
-        self._link.post(call, answered, owner=context._registration)
+        self._settles.send(context._station.keys, context._registration, [context.fence], lambda _: call, answered)
 
-    def _answered(self, station: Station, verb: str, ended: dict[int, str] | None, failure: Exception | None) -> None:
-        if failure is not None:
-            registration = station.registration
-            if registration is not None and not registration.dead:
-                logger.error(
-                    "%s: queue %r: refused, the claims stay until this worker leaves: %s", verb, station.queue, failure
-                )
-            return
-        for claim, word in (ended or {}).items():
-            if word == "lost":
-                logger.warning(
-                    "claim.lost: queue %r, claim %d: %s came too late, it runs elsewhere", station.queue, claim, verb
-                )
-            elif word in {"cancelled", "dropped", "aside"}:
-                logger.info("claim.%s: queue %r, claim %d", word, station.queue, claim)
+
+def _answered(station: Station, verb: str, ended: dict[int, str] | None, _failure: Exception | None) -> None:
+    """Log how claims ended that did not end as asked; `Settles` logs what is refused."""
+    for claim, word in (ended or {}).items():
+        if word == "lost":
+            logger.warning(
+                "claim.lost: queue %r, claim %d: %s came too late, it runs elsewhere", station.queue, claim, verb
+            )
+        elif word in {"cancelled", "dropped", "aside"}:
+            logger.info("claim.%s: queue %r, claim %d", word, station.queue, claim)
+
+
+def finisher(station: Station, registration: Registration, results: Mapping[int, Result]) -> Make:
+    """Makes the call that finishes some claims, with their results."""
+
+    def make(claims: Sequence[int]) -> Call[dict[int, str]]:
+        kept = {claim: results[claim] for claim in claims if claim in results}
+        return ops.finish_tasks(station.keys, registration.worker, claims, kept)
+
+    return make
 
 
 def keeps_result(context: Context) -> bool:

@@ -5,6 +5,7 @@ disk, holds claims of ours that ended long ago. Nobody sweeps them: their worker
 every queue, what we hold, and give back what we do not: those tasks run once more. The other direction, claims of ours that the
 server forgot, is `cancelling`'s.
 
+A claim that runs, that runs where a queue was left, or whose settle the server has not accepted yet is known, and no stray.
 We ask while no start is under way, so that the answer holds no claim whose reply we have yet to read; and what is strange must be
 so at two looks, a second apart, because on a cluster requests may overtake each other while slots move.
 """
@@ -87,7 +88,7 @@ class Strays:
         if held is None:
             self._peer.membership.lost(registration, f"it stands no longer in the fence of queue {station.queue!r}")
             return
-        strange = set(held) - station.running.keys() - set(station.turned_away)
+        strange = set(held) - self._peer.claims_of(station.name)
         if not strange:
             station.compared_at = connections
         elif strays := strange & seen:

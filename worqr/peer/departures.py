@@ -1,0 +1,155 @@
+"""Leaving queues on the server: stop_work, then unmap_work, sent until the server has accepted both.
+
+A departure belongs to a registration. It runs in the engine, not in the caller: a caller waits for a moment and goes on,
+the departure goes on for as long as the registration lives. The link sends its requests again over lost connections;
+what the server refuses is sent again here, with growing pauses. If the registration dies, a sweep does the rest.
+
+Invariant: stop_work gives back *all* claims that the worker holds on a queue. So nothing may be claimed there between the
+first stop_work of a departure and the answer to its last one: `enter` waits for the departure of the same queue before
+it sends start_work (see `wait_gone`), and a station that leaves while another one of this peer serves the queue, or has
+runs left behind there, begins no departure at all. Its claims go back one by one, by their ids.
+
+Settles come first: stop_work is sent when the server has answered every settle of the queue, so that no finished task
+goes back with the queue because its finish came later. A settle that the server refuses is tried once more, then its
+task goes back with the queue and runs again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import trio
+
+from worqr import ops
+from worqr.call import Call
+from worqr.errors import ClaimLost, Unavailable
+from worqr.keys import QueueKeys, RegistryKeys
+from worqr.link import Link
+from worqr.peer.complaints import Complaints
+from worqr.peer.settles import FIRST_PAUSE, LONGEST_PAUSE, Settles
+
+if TYPE_CHECKING:
+    from worqr.peer.claiming import Station
+    from worqr.peer.membership import Registration
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Departure:
+    """One queue that one registration leaves.
+
+    Attributes:
+        done: set when the queue was left, or the registration died.
+        answers: how many answers of the server there were.
+        refused: the last refusal, if the server refuses it.
+    """
+
+    def __init__(self, registration: Registration, keys: QueueKeys) -> None:
+        self.registration = registration
+        self.keys = keys
+        self.done: trio.Event = trio.Event()
+        self.answers: int = 0
+        self.refused: Exception | None = None
+
+
+class Departures:
+    """The departures of one peer that are under way. Changed only in the loop."""
+
+    def __init__(
+        self, link: Link, keys: RegistryKeys, settles: Settles, spawn: Callable[[Callable[[], Awaitable[Any]]], bool]
+    ) -> None:
+        self._link = link
+        self._keys = keys
+        self._settles = settles
+        self._spawn = spawn
+        self._open: dict[tuple[Registration, str], Departure] = {}
+        self._complaints = Complaints(logger)
+
+    def begin(self, station: Station, registration: Registration) -> Departure:
+        """Leave the station's queue, in the engine. If that is under way already, return that departure."""
+        place = registration, station.name
+        departure = self._open.get(place)
+        if departure is None:
+            departure = self._open[place] = Departure(registration, station.keys)
+            if not self._spawn(partial(self._leave, departure)):
+                self._end(departure)
+        return departure
+
+    async def wait_gone(self, station: Station, registration: Registration) -> None:
+        """Wait until no departure of this queue is under way.
+
+        Raises:
+            Unavailable: the server has not accepted it within the mesh's patience.
+        """
+        departure = self._open.get((registration, station.name))
+        if departure is None:
+            return
+        patience = self._link.settings.patience
+        with trio.move_on_after(patience):
+            await departure.done.wait()
+        if not departure.done.is_set():
+            why = f": {departure.refused}" if departure.refused is not None else ""
+            raise Unavailable(
+                f"queue {station.queue!r}: this worker left it before, and the server has not accepted that within "
+                f"{patience:g} s{why}"
+            )
+
+    async def _leave(self, departure: Departure) -> None:
+        keys, worker = departure.keys, departure.registration.worker
+        try:
+            await self._settles.wait_answered(keys.name)
+            while (await self._insist(departure, partial(ops.stop_work, keys, worker))).more:
+                pass
+            self._settles.drop(keys.name)
+            await self._insist(departure, partial(ops.unmap_work, self._keys, worker, keys.name))
+        except ClaimLost:
+            pass  # a sweep gives back what it held
+        finally:
+            self._end(departure)
+
+    def _end(self, departure: Departure) -> None:
+        self._open.pop((departure.registration, departure.keys.name), None)
+        departure.done.set()
+
+    async def _insist(self, departure: Departure, make: Callable[[], Call[T]]) -> T:
+        """Send a request until the server accepts it.
+
+        Raises:
+            ClaimLost: the registration died.
+        """
+        pause, queue = FIRST_PAUSE, departure.keys.shown
+        while True:
+            value, failure = await self._ask(departure, make())
+            departure.answers += 1
+            if value is not None:
+                if self._complaints.resolve(queue):
+                    logger.info("leave.accepted: queue %r: the server accepts again that this worker leaves it", queue)
+                return value
+            if departure.registration.dead or isinstance(failure, ClaimLost):
+                raise ClaimLost(f"worker {departure.registration.worker} died while it left queue {queue!r}")
+            departure.refused = failure
+            self._complaints.error(
+                queue,
+                "leave.refused: queue %r: the server does not let this worker leave; trying again: %s",
+                queue,
+                failure,
+            )
+            await trio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _ask(self, departure: Departure, call: Call[T]) -> tuple[T | None, Exception | None]:
+        answered = trio.Event()
+        answers: list[tuple[T | None, Exception | None]] = []
+
+        def deliver(value: T | None, failure: Exception | None) -> None:
+            answers.append((value, failure))
+            answered.set()
+
+        self._link.post(call, deliver, owner=departure.registration)
+        await answered.wait()
+        return answers[0]

@@ -1,0 +1,194 @@
+"""The requests that end claims (settles) and that the server has not accepted yet.
+
+Every settle of a peer is sent from here. The link sends a request again when a connection is lost; this module sends it
+again when the server *refused* it: a right is missing, a key has a foreign type. It waits 1 s before the second try, and
+up to 30 s before later ones. A batch that was refused is tried again claim by claim, so that one bad record does not hold
+up the others. Each claim keeps its outcome: a finish stays a finish, with its result.
+
+Invariant: from `send` until the server accepts the settle, the claim is in `claims_of(name)`, or its registration is
+dead, or its queue was left (`drop`). So a claim that the server lists for this worker and that is neither running nor in
+`claims_of` is held by nobody. Settles are fenced by the claim, so sending one again is safe.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from worqr import ops
+from worqr.call import Call
+from worqr.errors import ClaimLost
+from worqr.keys import QueueKeys
+from worqr.link import Link, Owner
+from worqr.ops import MAX_ITEMS
+from worqr.peer.complaints import Complaints
+
+if TYPE_CHECKING:
+    from worqr.peer.membership import Registration
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 30.0
+"""Seconds before a refused request is sent again: each pause is twice the one before it."""
+CROWDED = 1000
+"""Refused settles of one queue from which on this peer takes no more tasks there: each of them would run for nothing."""
+
+Make = Callable[[Sequence[int]], Call[Any]]
+Answered = Callable[[Any, Exception | None], object]
+
+
+class Settle:
+    """One request that ends `claims`. `make` makes the call for all of them, or for some."""
+
+    __slots__ = ("answered", "at", "claims", "keys", "make", "pause", "registration")
+
+    def __init__(
+        self, keys: QueueKeys, registration: Registration, claims: Sequence[int], make: Make, answered: Answered
+    ) -> None:
+        self.keys = keys
+        self.registration = registration
+        self.claims = claims
+        self.make = make
+        self.answered = answered
+        self.pause = 0.0
+        self.at = math.inf
+
+
+class Settles:
+    """The unaccepted settles of one peer, by the name of their queue. Changed only in the loop.
+
+    Attributes:
+        crowded: names of queues where so many settles are refused that no more tasks are taken there.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self.crowded: set[str] = set()
+        self._link = link
+        self._sent: dict[str, set[Settle]] = {}
+        self._refused: dict[str, set[Settle]] = {}
+        self._complaints = Complaints(logger)
+        self._earlier = trio.Event()
+        self._some_answered = trio.Event()
+
+    def send(
+        self, keys: QueueKeys, registration: Registration, claims: Sequence[int], make: Make, answered: Answered
+    ) -> None:
+        """Send a settle, until the server accepts it; never waits.
+
+        Args:
+            make: makes the call for the claims it is given: all of `claims`, or one of them after a refusal.
+            answered: called with (value, None) for each answer, with (None, error) at the first refusal, and with
+                (None, ClaimLost) if the registration died.
+        """
+        self._send(Settle(keys, registration, claims, make, answered))
+
+    def give_back(self, keys: QueueKeys, registration: Registration, claims: Iterable[int]) -> None:
+        """Give claims back to the front of their queue, uncounted. A claim that went back already, with its queue, is not
+        there any more: that is no error.
+        """
+        newest_first = sorted(claims, reverse=True)  # so that the old order stands
+        make = partial(ops.stop_tasks, keys, registration.worker)
+        for start in range(0, len(newest_first), MAX_ITEMS):
+            self.send(keys, registration, newest_first[start : start + MAX_ITEMS], make, lambda _ended, _failure: None)
+
+    def claims_of(self, name: str) -> set[int]:
+        """The claims of this queue whose settle the server has not accepted yet."""
+        settles = (*self._sent.get(name, ()), *self._refused.get(name, ()))
+        return {claim for settle in settles for claim in settle.claims}
+
+    async def wait_answered(self, name: str) -> None:
+        """Try refused settles of this queue once more, then wait until the server has answered all of its settles."""
+        self._send_again(list(self._refused.get(name, ())))
+        while name in self._sent:
+            if self._some_answered.is_set():
+                self._some_answered = trio.Event()
+            await self._some_answered.wait()
+
+    def drop(self, name: str) -> None:
+        """The queue was left, and every claim given back: what was refused there cannot be settled any more."""
+        self._refused.pop(name, None)
+        self.crowded.discard(name)
+
+    def forget(self, registration: Owner) -> None:
+        """The registration died: its claims are not ours to settle any more."""
+        for name, settles in list(self._refused.items()):
+            self._take_out(name, [settle for settle in settles if settle.registration is registration])
+
+    async def try_again_forever(self) -> None:
+        """Send refused settles again when their pause is over."""
+        while True:
+            self._earlier = trio.Event()
+            with trio.move_on_at(min((s.at for refused in self._refused.values() for s in refused), default=math.inf)):
+                await self._earlier.wait()
+            now = trio.current_time()
+            self._send_again([s for refused in self._refused.values() for s in refused if s.at <= now])
+
+    def _send_again(self, settles: list[Settle]) -> None:
+        """Newest claim first, so that tasks which go back to the front of their queue stand there in their old order."""
+        for settle in sorted(settles, key=lambda settle: settle.claims[0], reverse=True):
+            self._take_out(settle.keys.name, [settle])
+            self._send(settle)
+
+    def _send(self, settle: Settle) -> None:
+        self._sent.setdefault(settle.keys.name, set()).add(settle)
+        self._link.post(settle.make(settle.claims), partial(self._replied, settle), owner=settle.registration)
+
+    def _replied(self, settle: Settle, value: Any, failure: Exception | None) -> None:
+        name = settle.keys.name
+        sent = self._sent[name]
+        sent.discard(settle)
+        lost = settle.registration.dead or isinstance(failure, ClaimLost)
+        if failure is not None and not lost:
+            self._refuse(settle, failure)
+        elif settle.pause and failure is None:
+            self._accepted(settle)
+        if not sent:
+            del self._sent[name]
+            self._some_answered.set()
+        if failure is None or lost or settle.pause == FIRST_PAUSE:
+            settle.answered(value, failure)
+
+    def _accepted(self, settle: Settle) -> None:
+        """The server accepted what it had refused before; log that once all of the queue's settles were accepted."""
+        name = settle.keys.name
+        if name not in self._refused and not any(other.pause for other in self._sent[name]):
+            self._complaints.resolve(name)
+            logger.info("settle.accepted: queue %r: the server has recorded how all tasks ended", settle.keys.shown)
+
+    def _refuse(self, settle: Settle, failure: Exception) -> None:
+        """Keep each of its claims, to be tried again by itself."""
+        name = settle.keys.name
+        settle.pause = min(settle.pause * 2 or FIRST_PAUSE, LONGEST_PAUSE)
+        settle.at = trio.current_time() + settle.pause
+        refused = self._refused.setdefault(name, set())
+        if len(settle.claims) == 1:
+            refused.add(settle)
+        else:
+            for claim in settle.claims:
+                one = Settle(settle.keys, settle.registration, [claim], settle.make, settle.answered)
+                one.pause, one.at = settle.pause, settle.at
+                refused.add(one)
+        if len(refused) >= CROWDED:
+            self.crowded.add(name)
+        self._complaints.error(
+            name,
+            "settle.refused: queue %r: the server refuses to record how tasks ended; trying again: %s",
+            *(settle.keys.shown, failure),
+        )
+        self._earlier.set()
+
+    def _take_out(self, name: str, settles: list[Settle]) -> None:
+        refused = self._refused.get(name)
+        if refused is None:
+            return
+        refused.difference_update(settles)
+        if len(refused) < CROWDED:
+            self.crowded.discard(name)
+        if not refused:
+            del self._refused[name]
