@@ -71,7 +71,16 @@ def exchange(
         result.lost, result.unanswered = lost, batch
     else:
         _read_replies(wire, batch, result, clustered=clustered)
+    if result.moved:
+        _keep_order(result)
     return result
+
+
+def _keep_order(result: Exchange) -> None:
+    """What another node has now must not overtake a request of the same base that goes to this one again."""
+    stays = {request.call.base for request in (*result.noscript, *result.held, *result.dropped, *result.moving)}
+    result.moving += [request for request, _ in result.moved if request.call.base in stays]
+    result.moved = [each for each in result.moved if each[0].call.base not in stays]
 
 
 def _read_replies(wire: Wire, batch: list[Request], result: Exchange, *, clustered: bool) -> None:

@@ -55,8 +55,10 @@ class Hooks:
     """A connection stands, or was refused for good."""
     tell: Callable[[Callable[[], None]], None]
     """Run this in the I/O thread."""
-    moved: Callable[[list[tuple[Request, str]]], None]
-    """These belong to other nodes of the cluster, to which the server has pointed: ``SLOT HOST:PORT``."""
+    moved: Callable[[list[tuple[Request, str]]], list[Request]]
+    """These belong to other nodes of the cluster, to which the server has pointed: ``SLOT HOST:PORT``. Returns those that have to
+    wait here a little.
+    """
     lost: Callable[[], None]
     """The connection was lost, and what was on its way is put back."""
 
@@ -193,9 +195,11 @@ class Uplink:
 
     def _mend(self, result: Exchange) -> None:
         """Put back what was not answered, in its old order, and see to it that a new try can succeed."""
-        if result.moved:
-            self._hooks.moved(result.moved)  # while all of the batch still counts as being on its way, should this fail
-        again = {id(request) for request in (*result.noscript, *result.held, *result.dropped)}
+        moving = [
+            *result.moving,
+            *self._hooks.moved(result.moved),
+        ]  # first: all of the batch still counts as being on its way
+        again = {id(request) for request in (*result.noscript, *result.held, *result.dropped, *moving)}
         in_order = [request for request in self._backlog.in_flight if id(request) in again]
         lost = result.lost
         if lost is not None and not lost.innocent:
@@ -205,7 +209,7 @@ class Uplink:
                 request.losses = request.losses or 1  # it may have been executed all the same
             self._backlog.put_back(result.unanswered)
         self._backlog.put_back(in_order)
-        self._backlog.set_aside(result.moving, time.monotonic() + WHILE_MOVING)
+        self._backlog.set_aside({request.call.base for request in moving}, time.monotonic() + WHILE_MOVING)
         if result.moving or result.moved:
             self.route.doubt()
         if lost is not None:
