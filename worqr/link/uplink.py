@@ -195,11 +195,9 @@ class Uplink:
 
     def _mend(self, result: Exchange) -> None:
         """Put back what was not answered, in its old order, and see to it that a new try can succeed."""
-        moving = [
-            *result.moving,
-            *self._hooks.moved(result.moved),
-        ]  # first: all of the batch still counts as being on its way
-        again = {id(request) for request in (*result.noscript, *result.held, *result.dropped, *moving)}
+        # first: all of the batch still counts as being on its way
+        moving = [*result.moving, *self._hooks.moved(result.moved)]
+        again = set(map(id, (*result.noscript, *result.held, *result.dropped, *moving)))
         in_order = [request for request in self._backlog.in_flight if id(request) in again]
         lost = result.lost
         if lost is not None and not lost.innocent:
@@ -209,8 +207,8 @@ class Uplink:
                 request.losses = request.losses or 1  # it may have been executed all the same
             self._backlog.put_back(result.unanswered)
         self._backlog.put_back(in_order)
-        self._backlog.set_aside({request.call.base for request in moving}, time.monotonic() + WHILE_MOVING)
         if result.moving or result.moved:
+            self._backlog.set_aside({request.call.base for request in moving}, time.monotonic() + WHILE_MOVING)
             self.route.doubt()
         if lost is not None:
             self._lose(lost.cause)

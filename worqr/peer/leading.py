@@ -22,9 +22,9 @@ import trio
 from worqr import ops
 from worqr.errors import Unavailable, WorqrError
 from worqr.keys import RegistryKeys
-from worqr.link import Link
+from worqr.link import Link, boottime
 from worqr.ops import Inspected, Look
-from worqr.peer.membership import LEASE, boottime
+from worqr.peer.membership import LEASE
 from worqr.peer.promoting import Promoter
 
 if TYPE_CHECKING:
