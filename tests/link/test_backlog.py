@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 
 from tests.link.scripts import append, echo
-from worqr.link.backlog import GUILTY_AFTER, MAX_BYTES, MAX_CALLS, Backlog
+from worqr.errors import Unavailable
+from worqr.link.backlog import GUILTY_AFTER, MAX_BYTES, MAX_CALLS, SEND_AGAIN_WITHIN, Backlog
+from worqr.link.clocks import boottime
 from worqr.link.request import Owner, Request
+from worqr.link.uplink import too_old
+from worqr.lua import script
 
 
 def request(
@@ -230,3 +235,35 @@ def test_an_outcast_that_is_readmitted_while_its_base_is_set_aside_waits_too() -
     assert backlog.take() == [waiting], "an outcast travels alone"
     backlog.put_back([])
     assert backlog.take() == [guilty]
+
+
+def numbered(backlog: Backlog) -> Request:
+    """One that was sent before."""
+    sent = Request(append("t", "x"), math.inf, 0)
+    sent.number, sent.written, sent.written_at = backlog.numbers.give(sent.call.base), True, boottime()
+    backlog.add(sent)
+    return sent
+
+
+def test_a_numbered_request_is_not_sent_again_when_the_server_may_have_forgotten_it() -> None:
+    backlog = Backlog()
+    old, young = numbered(backlog), numbered(backlog)
+    old.written_at -= SEND_AGAIN_WITHIN + 1
+    assert backlog.take() == [young]
+    assert [request.error for request in too_old(backlog)] != [None]
+    assert isinstance(old.error, Unavailable)
+    assert old.error.sent is None
+    assert backlog.too_old == []
+
+
+def test_what_has_no_number_is_sent_again_however_old_it_is() -> None:
+    """A settle names its claim: the server knows it for as long as it is held."""
+    settle = request(owner=Owner("W1"))
+    backlog = filled(settle)
+    settle.written, settle.written_at = True, boottime() - 2 * SEND_AGAIN_WITHIN
+    assert backlog.take() == [settle]
+    assert backlog.too_old == []
+
+
+def test_requests_are_sent_again_for_less_time_than_the_server_remembers_them() -> None:
+    assert int(re.findall(r"REPLIES_EXPIRE = (\d+)", script("enqueue").source)[0]) - SEND_AGAIN_WITHIN >= 600

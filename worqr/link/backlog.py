@@ -13,6 +13,10 @@ Requests of one base (a queue, or the registry) are sent in the order in which t
 being moved, `set_aside` holds all requests of this base, also those that are added later; other bases go on. A worker that
 leaves depends on it: its `stop_work` must not overtake the `finish_tasks` that was sent before. Outcasts are the exception:
 later requests of their base overtake them, because one that breaks every connection would block its queue for ever.
+
+A numbered request is not sent again 50 minutes after it was first sent, counted on a clock that goes on while the machine sleeps:
+the server may have forgotten the reply, and would do everything once more. Settles and starts have no numbers. They name claims
+and start requests, which the server knows for as long as they matter.
 """
 
 from __future__ import annotations
@@ -21,12 +25,14 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from worqr.link.clocks import boottime
 from worqr.link.replication import Replication
 from worqr.link.request import Merged, Numbers, Request
 
 MAX_CALLS = 512  # a batch: more would not make it cheaper, and all its callers wait for its end
 MAX_BYTES = 8 * 1024 * 1024
 MAX_ITEMS = 1000  # in one merged request
+SEND_AGAIN_WITHIN = 3000.0  # seconds after a numbered request was first sent; the server forgets its reply after 3600
 SUSPECT_AFTER = 2  # connections lost in company
 GUILTY_AFTER = 3  # connections lost alone
 _OUTCAST_PAUSE = 1.0  # seconds; doubles with each further loss
@@ -49,13 +55,14 @@ class Backlog:
     were answered, and wait for replicas.
     """
 
-    __slots__ = ("_next_scan", "held", "in_flight", "numbers", "outcasts", "pending", "replication")
+    __slots__ = ("_next_scan", "held", "in_flight", "numbers", "outcasts", "pending", "replication", "too_old")
 
     def __init__(self, numbers: Numbers | None = None) -> None:
         self.pending: deque[Request] = deque()
         self.in_flight: list[Request] = []
         self.held: dict[str, Held] = {}  # by base
         self.outcasts: list[Request] = []
+        self.too_old: list[Request] = []  # `take` does not send them again: they fail
         self.replication: Replication = Replication()
         self.numbers: Numbers = numbers or Numbers()
         self._next_scan = math.inf
@@ -75,10 +82,14 @@ class Backlog:
         batch: list[Request] = []
         size = 0
         pending = self.pending
+        too_old = boottime() - SEND_AGAIN_WITHIN
         while pending and len(batch) < MAX_CALLS:
             request = pending[0]
             if request.settled or request.abandoned or (type(request) is Merged and request.is_unwanted()):
                 self.close(pending.popleft())
+                continue
+            if request.number and request.written_at < too_old:
+                self.too_old.append(pending.popleft())
                 continue
             size += request.call.size
             alone = request.losses >= SUSPECT_AFTER
@@ -221,6 +232,11 @@ class Backlog:
                 request.settled = dropped = True
             elif request.owner is not None and request.owner.dead:
                 orphans.append(request)
+            elif type(request) is Merged:
+                late += request.expire(now)
+                next_deadline = min(next_deadline, request.next_deadline())
+                if request.is_unwanted():
+                    request.settled = dropped = True
             elif request.deadline <= now:
                 late.append(request)
             elif request.deadline < next_deadline:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from worqr.errors import QueueFull, RefusedByServer, UsageError, WorqrBug, WorqrError
 from worqr.link.backlog import Backlog
+from worqr.link.clocks import boottime
 from worqr.link.connection import Wire, loading, pack
 from worqr.link.dialect import as_sent
 from worqr.link.faults import Kind, Lost, Refused
@@ -119,6 +120,7 @@ def _packed(
 ) -> list[bytes]:
     """The bytes of some requests. Numbers are given here. One that cannot be packed gets its error, and no bytes."""
     pieces: list[bytes] = []
+    now = boottime()
     for request in requests:
         call = request.call
         script, keys = (call.script, call.keys) if not clustered else as_sent(call, clustered=True)
@@ -136,7 +138,8 @@ def _packed(
         except Exception as exc:
             request.error = UsageError(f"an argument of {call.script.name} cannot be sent ({type(exc).__name__})")
         else:
-            request.written = True
+            if not request.written:
+                request.written, request.written_at = True, now
             if call.replicas > result.replicas:
                 result.replicas = call.replicas
     return pieces

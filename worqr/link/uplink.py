@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from worqr.errors import Unavailable, WorqrBug, WorqrError
-from worqr.link.backlog import Backlog
+from worqr.link.backlog import SEND_AGAIN_WITHIN, Backlog
 from worqr.link.connection import MOVED, Wire, open_connection, pack
 from worqr.link.dialect import as_sent
 from worqr.link.exchange import Exchange, exchange
@@ -135,6 +135,7 @@ class Uplink:
             return
         self._last_used = now
         batch = backlog.take()
+        self._hooks.settle(too_old(backlog))
         if batch:
             scripts, self._load_first = self._load_first, {}
             clustered = self._settings.clustered
@@ -337,3 +338,15 @@ class Uplink:
             self._warned_of_eviction = True
             self._scribe.log(logger, logging.WARNING, _EVICTION, self.outage.address, wire.facts.eviction)
         self._hooks.connected(None)
+
+
+def too_old(backlog: Backlog) -> list[Request]:
+    """Those that must not be sent again, with their error."""
+    requests, backlog.too_old = backlog.too_old, []
+    for request in requests:
+        request.error = Unavailable(
+            f"{request.call.script.name} was first sent over {SEND_AGAIN_WITHIN / 60:.0f} minutes ago, and the server may have "
+            "forgotten it; it is not sent again; whether it took effect is unknown",
+            sent=None,
+        )
+    return requests
