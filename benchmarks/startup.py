@@ -1,4 +1,4 @@
-"""What it costs to begin: importing worqr, beside its dependencies, and ``worqr run`` until it serves."""
+"""What it costs to begin: importing worqr, beside its dependencies, ``worqr run`` until it serves, and a connection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from pathlib import Path
 
 import trio
 
+import worqr
 from benchmarks.measuring import Bar, Plan, Row, Table, in_turn
+from benchmarks.server import bare
 from worqr.embedded import EmbeddedServer
 
 PROGRAM = """
@@ -25,6 +27,7 @@ mesh = worqr.Mesh()
 @mesh.task
 async def mail(to: str) -> None: ...
 """
+CONNECTIONS = 50
 ROOT = Path(__file__).parent.parent
 
 
@@ -58,6 +61,25 @@ def write_program(folder: str) -> None:
     Path(folder, "program.py").write_text(PROGRAM, "utf-8")
 
 
+async def connected(server: EmbeddedServer) -> tuple[float, float, float]:
+    """The cost of a producer that connects: ms of the server's CPU, ms until it is connected and gone, KB sent to the server."""
+
+    def spent() -> tuple[float, int]:
+        cpu, stats = client.info("cpu"), client.info("stats")
+        return (cpu["used_cpu_sys"] + cpu["used_cpu_user"]) * 1000, stats["total_net_input_bytes"]
+
+    with bare(server) as client:
+        spent()
+        cpu, received = spent()
+        began = time.perf_counter()
+        for _ in range(CONNECTIONS):
+            async with worqr.Mesh(server.url).connect():
+                pass
+        took = (time.perf_counter() - began) * 1000
+        cpu_now, received_now = spent()
+    return (cpu_now - cpu) / CONNECTIONS, took / CONNECTIONS, (received_now - received) / CONNECTIONS / 1000
+
+
 async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
     """Interpreters that import something and end, with their bytecode at hand, as an installed package has it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -74,6 +96,9 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
             partial(started, "import worqr; worqr.Mesh()", environment),
             partial(serving, folder, environment),
         )
+    await connected(server)  # the scripts are loaded
+    costs = [await connected(server) for _ in range(2 * plan.runs)]
+    of_server, waiting, kilobytes = (list(each) for each in zip(*costs, strict=True))
     over = [one - other for one, other in zip(ours, bare, strict=True)]
     all_of_it = [one - other for one, other in zip(whole, bare, strict=True)]
     needed = [one - other for one, other in zip(dependencies, bare, strict=True)]
@@ -87,5 +112,14 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
                 Row("a bare interpreter", "ms", bare),
                 Row("worqr run, until it serves a function", "ms", runs),
             ],
-        )
+        ),
+        Table(
+            "startup: one more connection of a producer",
+            "to a server that has the scripts; a link has a second connection, for messages",
+            [
+                Row("CPU of the server", "ms", of_server, bar=Bar(0.3, most=True)),
+                Row("mesh.connect() and its end", "ms", waiting),
+                Row("sent to the server", "KB", kilobytes),
+            ],
+        ),
     ]

@@ -52,7 +52,7 @@ SCRIPTS = {
 }
 """What the programs of each role send."""
 
-BESIDE = {"evalsha", "script|load", "client|setname", "info", "ping", "subscribe", "unsubscribe"}
+BESIDE = {"evalsha", "script|exists", "script|load", "client|setname", "info", "ping", "subscribe", "unsubscribe"}
 """What a link sends beside its scripts, and, outside of them, nothing else."""
 
 
@@ -259,6 +259,7 @@ IDLE = {
     "+unsubscribe": "see the stories",
     "+client|setname": "for people; nothing fails without it",
     "+info": "the server's version; nothing fails without it",
+    "+script|exists": "without it every connection loads every script",
     "+script|load": "the desk had them loaded",
 }
 

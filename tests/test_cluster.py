@@ -15,9 +15,10 @@ import trio
 
 import worqr
 from tests.children import Child
-from tests.clusters import Cluster, cluster, cluster_of, cluster_of_module, move_slot
+from tests.clusters import Cluster, Node, cluster, cluster_of, cluster_of_module, move_slot
 from tests.patience import PATIENCE
 from tests.peer.tools import Held, Runs, eventually, serving, until
+from worqr.link import uplink
 from worqr.link.dialect import slot_of
 
 assert cluster, cluster_of_module  # fixtures
@@ -223,6 +224,40 @@ async def test_a_slot_is_moved_while_its_queue_is_worked_on(cluster: Cluster) ->
     assert cluster.owner("worqr:{Q0}") is target
     assert (load.lost(), load.twice()) == ([], [])
     await trio.to_thread.run_sync(move_slot, cluster, slot_of("worqr:{Q0}"), source)
+
+
+async def test_finished_tasks_stay_finished_when_their_peer_leaves_while_their_slot_moves(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slot has moved between two tries of what ends them, just when the leaving of the queue is tried."""
+    monkeypatch.setattr(uplink, "WHILE_MOVING", 0.4)
+    mesh, runs, gate = worqr.Mesh(cluster.url), list[bytes](), trio.Event()
+    slot, source, target = slot_of("worqr:{Q0}"), cluster.owner("worqr:{Q0}"), cluster.owner("worqr:{Q1}")
+
+    async def run(task: bytes) -> None:
+        runs.append(task)
+        await gate.wait()
+
+    def move(node: Node, state: str, other: Node) -> None:
+        node.ask("CLUSTER", "SETSLOT", slot, state, other.id)
+
+    async with mesh.join(concurrency=8) as peer, trio.open_nursery() as nursery:
+        await nursery.start(partial(peer.serve, "Q0", run))
+        await mesh.queue("Q0").enqueue(*[b"%d" % n for n in range(8)])
+        await until(lambda: len(runs) == 8, what="eight runs")
+        move(target, "IMPORTING", source)
+        move(source, "MIGRATING", target)
+        keys = [key.decode() for key in source.ask("CLUSTER", "GETKEYSINSLOT", slot, 100)]
+        source.ask("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
+        gate.set()  # all handlers return, and what ends their tasks is refused for now
+        await trio.sleep(0.2)
+        nursery.start_soon(peer.drain, 0)
+        await trio.sleep(0.3)
+        await trio.to_thread.run_sync(move_slot, cluster, slot, target)
+    assert cluster.get("LLEN", "worqr:{Q0}") == 0, "given back"
+    async with mesh.connect():
+        assert (await mesh.queue("Q0").info()).running == 0
+    await trio.to_thread.run_sync(move_slot, cluster, slot, source)
 
 
 async def test_one_node_without_a_replica_stops_its_own_queues_only(cluster: Cluster) -> None:

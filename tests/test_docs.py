@@ -39,6 +39,7 @@ from worqr import listening, ops, policy
 from worqr import mesh as mesh_module
 from worqr import task as task_module
 from worqr.keys import QueueKeys, RegistryKeys
+from worqr.link import answer_timeout
 from worqr.link.settings import LinkSettings
 from worqr.lua import all_scripts
 from worqr.peer import cancelling, leading, membership, promoting, saying
@@ -308,7 +309,8 @@ def test_the_times_are_those_of_the_code() -> None:
     settings, mesh = LinkSettings("redis://localhost"), worqr.Mesh()
     numbers = [float(re.sub(r"[^\d.]", "", row[1])) for row in rows("operating.md", "Timing")]
     assert numbers == [
-        *(membership.BEAT_EVERY, mesh.keepalive, leading.LOOK_EVERY, leading.TWO_LOOKS, membership.LEASE),
+        *(membership.BEAT_EVERY, answer_timeout(mesh.keepalive), mesh.keepalive),
+        *(leading.LOOK_EVERY, leading.TWO_LOOKS, membership.LEASE),
         *(leading.SCAN_EVERY, cancelling.RECONCILE_EVERY, mesh.stall_limit, settings.patience),
         *(GRACE, peer_module.LEAVE_PATIENCE, promoting.AT_MOST_EVERY),
         *(

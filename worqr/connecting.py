@@ -19,7 +19,7 @@ from worqr import ops
 from worqr.embedded import EmbeddedServer, shared_server
 from worqr.errors import Unavailable, UsageError
 from worqr.keys import RegistryKeys
-from worqr.link import Link, LinkSettings, loop_here, loop_name_here, mailbox_here, run_blocking
+from worqr.link import Link, LinkSettings, answer_timeout, loop_here, loop_name_here, mailbox_here, run_blocking
 from worqr.peer.children.naming import refuse_while_importing
 from worqr.sharding import Sharding
 
@@ -301,7 +301,8 @@ def _connection(mesh: Mesh[Any], link: Link, server: AbstractContextManager[Embe
 
 
 def _settings(mesh: Mesh[Any], url: str) -> LinkSettings:
-    return LinkSettings(url, prefix=mesh.prefix, app=mesh.app, patience=mesh.patience)
+    slowest = 0.0 if mesh.keepalive is None else answer_timeout(mesh.keepalive)
+    return LinkSettings(url, prefix=mesh.prefix, app=mesh.app, patience=mesh.patience, slowest=slowest)
 
 
 async def _start(server: AbstractContextManager[EmbeddedServer]) -> str:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+import re
 
 from tests.link.scripts import append, echo
-from worqr.link.backlog import GUILTY_AFTER, MAX_BYTES, MAX_CALLS, Backlog
+from worqr.errors import Unavailable
+from worqr.link.backlog import GUILTY_AFTER, MAX_BYTES, MAX_CALLS, SEND_AGAIN_WITHIN, Backlog
+from worqr.link.clocks import boottime
 from worqr.link.request import Owner, Request
+from worqr.link.uplink import too_old
+from worqr.lua import script
 
 
-def request(patience: float = 30, *, size: int = 0, owner: Owner | None = None, now: float = 0) -> Request:
+def request(
+    patience: float = 30, *, size: int = 0, owner: Owner | None = None, now: float = 0, base: str = "t"
+) -> Request:
     call = echo("x")
-    return Request(
-        type(call)(call.script, call.base, call.keys, call.args, call.read, False, size), patience, now, owner
-    )
+    return Request(type(call)(call.script, base, call.keys, call.args, call.read, False, size), patience, now, owner)
 
 
 def filled(*requests: Request) -> Backlog:
@@ -138,13 +143,15 @@ def test_many_deadlines_do_not_cost_a_scan_each() -> None:
 
 
 def test_what_belongs_elsewhere_is_taken_out_in_its_order() -> None:
-    """What was set aside came before what waits; what is in flight stays, and so does a guilty one until its pause is over."""
-    aside, guilty, flying, waiting, ours = (request() for _ in range(5))
-    backlog = filled(aside, guilty)
-    backlog.take()
-    backlog.put_back([])
-    backlog.set_aside([aside, guilty], 9)
-    guilty.lost_alone = GUILTY_AFTER
+    """What was set aside came before what waits; an outcast stays until its pause is over."""
+    aside, guilty, flying, waiting, ours = (request(base=base) for base in ("a", "g", "f", "a", "o"))
+    backlog = filled(guilty, aside)
+    guilty.owner, guilty.lost_alone, guilty.losses = Owner("W1"), GUILTY_AFTER - 1, GUILTY_AFTER
+    assert backlog.take() == [guilty]
+    backlog.blame([guilty], now=8)
+    assert backlog.take() == [aside]
+    backlog.put_back([aside])
+    backlog.set_aside(["a"], 9)
     backlog.add(flying)
     backlog.take()
     backlog.add(waiting)
@@ -156,3 +163,107 @@ def test_what_belongs_elsewhere_is_taken_out_in_its_order() -> None:
     backlog.readmit(10)
     assert backlog.take_out(lambda _: False) == [ours, guilty]
     assert backlog.is_empty()
+
+
+def test_what_is_in_flight_is_not_overtaken_by_what_is_taken_out() -> None:
+    flying, later, other = request(base="a"), request(base="a"), request(base="b")
+    backlog = filled(flying)
+    backlog.take()
+    backlog.add(later)
+    backlog.add(other)
+    assert backlog.take_out(lambda _: False) == [other]
+    backlog.put_back([flying])
+    assert backlog.take_out(lambda _: False) == [flying, later]
+
+
+def test_later_requests_of_a_base_wait_behind_one_that_is_set_aside() -> None:
+    first, second, third, other = request(base="a"), request(base="a"), request(base="a"), request(base="b")
+    backlog = filled(first, second)
+    backlog.take()
+    backlog.add(other)
+    backlog.put_back([first, second])
+    backlog.set_aside(["a"], until=10)
+    backlog.add(third)
+    assert backlog.take() == [other]
+    assert (backlog.is_empty(), backlog.is_usual(), backlog.bases()) == (False, False, {"a", "b"})
+    backlog.put_back([])
+    assert backlog.readmit(now=9.9) == 10
+    assert backlog.take() == []
+    assert backlog.readmit(now=10) == math.inf
+    assert backlog.take() == [first, second, third]
+
+
+def test_those_that_are_set_aside_expire_too_and_block_nobody_then() -> None:
+    short, long = request(1, base="a"), request(10, base="a")
+    backlog = filled(short)
+    backlog.put_back(backlog.take())
+    backlog.set_aside(["a"], until=100)
+    assert backlog.overdue(2) == ([short], [])
+    assert backlog.held == {}
+    backlog.add(long)
+    assert backlog.take() == [long]
+
+
+def test_the_end_finds_those_that_are_set_aside() -> None:
+    aside, waiting = request(base="a"), request(base="b")
+    backlog = filled(aside, waiting)
+    backlog.set_aside(["a"], until=100)
+    assert backlog.clear() == [aside, waiting]
+    assert backlog.is_empty()
+
+
+def test_an_outcast_does_not_hold_up_its_queue() -> None:
+    """It breaks every connection. If others waited for it, its queue would stand still until its worker is dead."""
+    guilty, later = request(base="a", owner=Owner("W1")), request(base="a")
+    backlog = filled(guilty)
+    for _ in range(GUILTY_AFTER):
+        backlog.blame(backlog.take(), now=0)
+    backlog.add(later)
+    assert backlog.take() == [later]
+
+
+def test_an_outcast_that_is_readmitted_while_its_base_is_set_aside_waits_too() -> None:
+    guilty, waiting = request(base="a", owner=Owner("W1")), request(base="a")
+    backlog = filled(guilty)
+    for _ in range(GUILTY_AFTER):
+        backlog.blame(backlog.take(), now=0)
+    backlog.add(waiting)
+    backlog.set_aside(["a"], until=100)
+    assert backlog.readmit(now=50) == 100
+    assert backlog.take() == []
+    backlog.readmit(now=100)
+    assert backlog.take() == [waiting], "an outcast travels alone"
+    backlog.put_back([])
+    assert backlog.take() == [guilty]
+
+
+def numbered(backlog: Backlog) -> Request:
+    """One that was sent before."""
+    sent = Request(append("t", "x"), math.inf, 0)
+    sent.number, sent.written, sent.written_at = backlog.numbers.give(sent.call.base), True, boottime()
+    backlog.add(sent)
+    return sent
+
+
+def test_a_numbered_request_is_not_sent_again_when_the_server_may_have_forgotten_it() -> None:
+    backlog = Backlog()
+    old, young = numbered(backlog), numbered(backlog)
+    old.written_at -= SEND_AGAIN_WITHIN + 1
+    assert backlog.take() == [young]
+    assert [request.error for request in too_old(backlog)] != [None]
+    assert isinstance(old.error, Unavailable)
+    assert old.error.sent is None
+    assert backlog.too_old == []
+
+
+def test_what_has_no_number_is_sent_again_however_old_it_is() -> None:
+    """A settle names its claim: the server knows it for as long as it is held."""
+    settle = request(owner=Owner("W1"))
+    backlog = filled(settle)
+    settle.written, settle.written_at = True, boottime() - 2 * SEND_AGAIN_WITHIN
+    assert backlog.take() == [settle]
+    assert backlog.too_old == []
+
+
+def test_requests_are_sent_again_for_less_time_than_the_server_remembers_them() -> None:
+    assert int(re.findall(r"REPLIES_EXPIRE = (\d+)", script("enqueue").source)[0]) - SEND_AGAIN_WITHIN >= 600

@@ -74,8 +74,14 @@ async def test_nodes_that_point_to_each_other_are_not_asked_all_the_time(
     first, second, _ = fakes.nodes
     link = await link_to(fakes.url)
     rounds, pauses = count(), list[Request]()
-    set_aside = Pipe.set_aside
-    monkeypatch.setattr(Pipe, "set_aside", lambda self, some: pauses.extend(some) or set_aside(self, some))
+    redirected = ClusterPipes.moved
+
+    def counted(self: ClusterPipes, pipe: Pipe, requests: list[tuple[Request, str]]) -> list[Request]:
+        tired = redirected(self, pipe, requests)
+        pauses.extend(tired)
+        return tired
+
+    monkeypatch.setattr(ClusterPipes, "moved", counted)
 
     def to_each_other(node: FakeNode, call: list[str]) -> Any:
         return fakes.run(call) if next(rounds) >= 30 else moved("Q", node)(call)
@@ -128,6 +134,96 @@ async def test_calls_that_wait_at_a_node_go_with_their_slots(fakes: Fakes, link_
     assert sorted(value[1] for value in outcomes.values) == [b"0", b"1", b"2"]
     assert sorted(value[2] for value in outcomes.values) == [1, 2, 3]
     assert len(fakes.stored) == 3
+
+
+def in_order(fakes: Fakes) -> list[str]:
+    """What was carried out, in the order in which it was."""
+    return [reply[1] for reply in fakes.stored.values()]
+
+
+@pytest.mark.parametrize("answer", ["TRYAGAIN some keys are away", "ASK 1 {second}"])
+async def test_a_later_call_waits_behind_one_whose_keys_are_being_moved(
+    fakes: Fakes, link_to: LinkTo, answer: str
+) -> None:
+    """Else a worker's stop_work would give back the tasks that the finish_tasks before it was to end."""
+    first, second, _ = fakes.nodes
+    link = await link_to(fakes.url)
+    tries: list[str] = []
+
+    def moves_at_last(call: list[str]) -> Any:
+        if tries.count("0") >= 5:
+            return moved("Q", second)(call)
+        tries.append(call[-1])
+        return errs(answer.format(second=second.place))(call)
+
+    first.does = moves_at_last
+    outcomes = Outcomes()
+    link.post(append("t", "0"), outcomes)
+    for number in range(1, 4):
+        await until(lambda: len(tries) >= number)  # noqa: B023 - it is called at once
+        link.post(append("t", str(number)), outcomes)
+    await outcomes.wait(4)
+    assert in_order(fakes) == ["0", "1", "2", "3"]
+
+
+async def test_calls_of_other_queues_go_on_while_one_is_being_moved(fakes: Fakes, link_to: LinkTo) -> None:
+    first, _, _ = fakes.nodes
+    link = await link_to(fakes.url)
+    first.does = lambda call: fakes.run(call) if "{Q}" not in call[0] else errs("TRYAGAIN some keys are away")(call)
+    link.post(append("t", "x"), Outcomes())
+    await until(lambda: first.ran)
+    assert (await link.call(append("t", "other", HIGH)))[1] == b"other"
+
+
+async def test_a_call_is_not_handed_over_before_an_earlier_one_that_has_to_wait(fakes: Fakes, link_to: LinkTo) -> None:
+    """The slot has moved between the two, which travel together."""
+    first, second, _ = fakes.nodes
+    link = await link_to(fakes.url)
+    refused = list[str]()
+
+    def moves_now(call: list[str]) -> Any:
+        refused.append(call[-1])
+        return (errs("TRYAGAIN some keys are away") if len(refused) == 1 else moved("Q", second))(call)
+
+    first.does = moves_now
+    outcomes = Outcomes()
+    with link.together():
+        for number in range(3):
+            link.post(append("t", str(number)), outcomes)
+    await outcomes.wait(3)
+    assert refused[:3] == ["0", "1", "2"]
+    assert in_order(fakes) == ["0", "1", "2"]
+
+
+async def test_a_new_call_does_not_overtake_those_that_wait_at_the_old_node(fakes: Fakes, link_to: LinkTo) -> None:
+    """Everybody knows the new node already, and one call is still on its way to the old one."""
+    first, second, _ = fakes.nodes
+    link = await link_to(fakes.url)
+    gate = threading.Event()
+
+    def slow(call: list[str]) -> Any:
+        gate.wait(PATIENCE)
+        return moved("Q", second)(call)
+
+    first.does = slow
+    outcomes = Outcomes()
+    link.post(append("t", "0"), outcomes)
+    await until(lambda: first.ran)
+    link.post(append("t", "1"), outcomes)
+    # the first node keeps a slot, so that its pipe stays
+    low, high = (0, slot_of("t:{Q}") - 1), (slot_of("t:{Q}"), 16383)
+    fakes.give((low, first), (high, second))
+    pipes_of(link).topology.doubt()
+    await until(lambda: len(pipes_of(link).topology.view.primaries) == 2)
+    link.post(append("t", "2"), outcomes)
+    link.post(append("t", "other", LOW), outcomes)
+    gate.set()
+    await outcomes.wait(3)
+    await until(lambda: not pipes_of(link)._order._passing, what="the end of the hand-over")
+    ran = len(first.ran)
+    assert (await link.call(append("t", "3")))[1] == b"3"
+    assert len(first.ran) == ran, "from now on calls go to the new node at once"
+    assert [each for each in in_order(fakes) if each != "other"] == ["0", "1", "2", "3"]
 
 
 async def test_a_node_that_lost_its_slots_is_left_and_found_again(

@@ -17,8 +17,8 @@ from tests.patience import PATIENCE
 from tests.proxy import FaultProxy
 from tests.servers import Server
 from worqr.call import Call
-from worqr.link import Heart, Link, boottime
-from worqr.link.heart import _LoopWatch
+from worqr.link import Heart, Link, answer_timeout, boottime, heart
+from worqr.link.loop_watch import LoopWatch
 
 BEAT = script("beat", "redis.call('SET', KEYS[1], ARGV[1], 'EX', 60) return {'ok', ARGV[1]}")
 
@@ -26,7 +26,9 @@ BEAT = script("beat", "redis.call('SET', KEYS[1], ARGV[1], 'EX', 60) return {'ok
 class Beats:
     """A heart, and all that it asked and was told."""
 
-    def __init__(self, link: Link, prefix: str, *, every: float = 0.05, stall_limit: float = 60) -> None:
+    def __init__(
+        self, link: Link, prefix: str, *, every: float = 0.05, stall_limit: float = 60, timeout: float = 1.5
+    ) -> None:
         self.made: list[tuple[int, bool]] = []
         self.replies: list[int] = []
         self.prefix = prefix
@@ -35,6 +37,7 @@ class Beats:
             replied=self.replies.append,
             every=every,
             stall_limit=stall_limit,
+            timeout=timeout,
             describe=lambda: "culprit()",
         )
 
@@ -91,6 +94,106 @@ async def test_a_beat_is_acknowledged_as_of_when_it_was_sent(link_to: LinkTo, pr
     seen = len(beats.replies)
     await beats.wait(seen + 2)
     assert boottime() - beats.heart.acked_at >= 0.3
+
+
+async def test_answers_that_take_longer_than_a_second_cost_nothing(
+    link_to: LinkTo, proxy: FaultProxy, prefix: str
+) -> None:
+    """No connection is given up for it, and beats go out as often as on a fast line."""
+    beats = Beats(await link_to(proxy.url), prefix, every=0.1, timeout=answer_timeout(60))
+    beats.heart.start()
+    await beats.wait(1)
+    connections = len(connections_of(proxy))
+    proxy.delay(1.4, "beat")
+    seen, sent = len(beats.replies), beats.heart.beats
+    await beats.wait(seen + 5)
+    assert beats.heart.beats - len(beats.replies) > 3, "several are on their way"
+    assert beats.heart.beats > sent + 10
+    assert beats.replies == list(range(1, len(beats.replies) + 1))
+    assert (beats.heart.errors, len(connections_of(proxy))) == (0, connections)
+
+
+async def test_a_connection_that_is_silently_dead_is_left_in_time(
+    link_to: LinkTo, proxy: FaultProxy, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One answer is waited for, for `timeout` and no longer; the next beat goes out at once, on a new connection."""
+    beats = Beats(await link_to(proxy.url), prefix, every=0.2, timeout=0.6)
+    beats.heart.start()
+    await beats.wait(2)
+    [hole] = connections_of(proxy)
+    acked, replies = beats.heart.acked_at, len(beats.replies)
+    monkeypatch.setattr(heart, "_RETRY", 2 * PATIENCE)
+    proxy.blackhole(hole)
+    beats.heart._every = 2 * PATIENCE  # the beat after the one that gets lost does not come by itself
+    await until(lambda: beats.heart.errors, what="a beat that is given up")
+    assert boottime() - acked >= 0.6
+    assert "no answer for 0.6 s" in beats.heart.last_error
+    await beats.wait(replies + 1)
+    assert (beats.heart.errors, len(connections_of(proxy))) == (1, 2)
+
+
+def test_a_worker_has_time_for_another_beat_when_one_got_lost() -> None:
+    """It is due `every` after the last answer, and found out `timeout` later. The rest is for the new connection."""
+    for keepalive in (2, 3, 5, 10, 20, 60, 3600):
+        assert min(1, keepalive / 3) + answer_timeout(keepalive) <= keepalive * 5 / 6
+    assert answer_timeout(3) > 1.4
+    assert answer_timeout(20) > 6
+    assert answer_timeout(1) == 1
+    assert answer_timeout(None) > 1
+
+
+async def test_the_first_beat_finds_a_connection(link_to: LinkTo, proxy: FaultProxy, prefix: str) -> None:
+    """Which is made while the worker registers; until then nobody beats."""
+    beats = Beats(await link_to(proxy.url), prefix)
+    beats.heart.open()
+    await until(lambda: connections_of(proxy))
+    await until(lambda: beats.heart._wire is not None)
+    assert beats.heart.beats == 0
+    beats.heart.start()
+    await beats.wait(2)
+    assert len(connections_of(proxy)) == 1
+    beats.heart.stop()
+
+
+async def test_a_heart_that_is_stopped_before_it_beats_ends(link_to: LinkTo, server: Server, prefix: str) -> None:
+    beats = Beats(await link_to(server.url), prefix)
+    beats.heart.open()
+    await until(lambda: beats.heart._wire is not None)
+    beats.heart.stop()
+    await until(lambda: "worqr-heart" not in [thread.name for thread in threading.enumerate()])
+    assert beats.made == []
+
+
+async def test_a_loop_is_watched_while_an_answer_is_awaited(
+    link_to: LinkTo, proxy: FaultProxy, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that stalls gets no beats any more, however slow the server is."""
+    beats = Beats(await link_to(proxy.url), prefix, timeout=PATIENCE, stall_limit=1)
+    beats.heart.start()
+    await beats.wait(2)
+    proxy.blackhole("beat")
+    made = len(beats.made)
+    await until(lambda: len(beats.made) > made)
+    block(1.5, lambda: lines(caplog, "loop.stalled"))
+    made = len(beats.made)
+    time.sleep(0.4)
+    assert len(beats.made) == made
+    assert beats.heart.errors == 0
+    beats.heart.stop()
+
+
+async def test_each_answer_comes_with_the_time_of_its_own_beat(link_to: LinkTo, proxy: FaultProxy, prefix: str) -> None:
+    """A lease counts from there; answers may lie in the loop until later ones have come."""
+    beats = Beats(await link_to(proxy.url), prefix, every=0.05)
+    beats.heart.start()
+    await beats.wait(2)
+    heard: list[float] = []
+    beats.heart._replied = lambda _: heard.append(beats.heart.heard_at)
+    block(0.2, lambda: beats.heart.beats > len(beats.replies) + 3)
+    latest = beats.heart.acked_at
+    await until(lambda: len(heard) > 2)
+    assert heard[0] < latest
+    assert heard == sorted(set(heard))
 
 
 @pytest.mark.parametrize("way", ["kill", "flush", "half-open"])
@@ -190,6 +293,11 @@ async def test_a_loop_that_is_stuck_gets_no_beats_until_it_turns(
     assert len(lines(caplog, "loop.stalled")) == 1
 
 
+def connections_of(proxy: FaultProxy) -> list[int]:
+    """The numbers of the connections for beats that there have been."""
+    return sorted({request.connection for request in proxy.requests if "beat" in request.name})
+
+
 def block(seconds: float, until_too: Callable[[], object]) -> None:
     """Block the loop for so long, and until something has happened beside it."""
     began = time.monotonic()
@@ -240,8 +348,8 @@ class Loop:
             self.posted.pop()()
 
 
-def watched(loop: Loop, stall_limit: float) -> _LoopWatch:
-    return _LoopWatch(loop, lambda: "culprit()", stall_limit)  # type: ignore[arg-type]
+def watched(loop: Loop, stall_limit: float) -> LoopWatch:
+    return LoopWatch(loop, lambda: "culprit()", stall_limit)  # type: ignore[arg-type]
 
 
 def test_a_thread_that_could_not_run_does_not_blame_the_loop() -> None:
@@ -292,9 +400,3 @@ async def test_a_reply_that_waits_when_the_heart_is_stopped_is_not_reported(
     beats.heart.stop()
     await trio.sleep(0.02)
     assert len(beats.replies) == replies
-
-
-def test_boottime_moves() -> None:
-    first = boottime()
-    time.sleep(0.002)
-    assert 0 < boottime() - first < 60

@@ -14,6 +14,7 @@ from tests.servers import Server
 from worqr import ops
 from worqr.keys import QueueKeys
 from worqr.link.backlog import Backlog
+from worqr.link.pipe import give_up
 from worqr.link.request import Merged, Request
 from worqr.lua import script
 
@@ -73,6 +74,63 @@ def test_one_that_nobody_waits_for_any_more_is_not_sent_again() -> None:
     parts[1].abandoned = True
     backlog.put_back(batch)
     assert not backlog.take()
+
+
+def test_each_part_has_its_own_patience() -> None:
+    """In an outage they are joined at each try, however long one has waited before the other came."""
+    backlog, parts = Backlog(), [Request(ops.enqueue(Q1, [b"%d" % n]), 6.0, now) for n, now in enumerate((0.0, 4.5))]
+    for part in parts:
+        backlog.add(part)
+    [merged] = backlog.take()
+    assert isinstance(merged, Merged)
+    assert backlog.overdue(6.1) == ([parts[0]], [])
+    assert (parts[0].settled, parts[1].settled, merged.settled) == (True, False, False)
+    backlog.put_back([merged])
+    assert backlog.take() == [merged]
+    assert backlog.next_scan() == 10.5
+    merged.value, merged.settled = 2, True
+    merged.parts[0].error = error = worqr.Unavailable("it waited")
+    merged._share()
+    assert (parts[0].error, parts[0].value, parts[1].error, parts[1].value) == (error, None, None, 1)
+
+
+def test_a_merged_request_is_over_with_its_last_part() -> None:
+    backlog, parts = Backlog(), [Request(ops.enqueue(Q1, [b"%d" % n]), 6.0, n) for n in range(3)]
+    for part in parts:
+        backlog.add(part)
+    [merged] = batch = backlog.take()
+    backlog.put_back(batch)
+    parts[2].abandoned = True
+    assert backlog.overdue(6.1) == ([parts[0]], [])
+    assert backlog.overdue(7.1) == ([parts[1]], [])
+    assert merged.settled
+    assert backlog.is_empty()
+
+
+def test_a_part_that_waited_too_long_knows_whether_it_was_sent() -> None:
+    backlog, parts = _requests(ops.enqueue(Q1, [b"a"]), ops.enqueue(Q1, [b"b"]))
+    [merged] = backlog.take()
+    merged.written = True
+    late, _ = backlog.overdue(31)
+    give_up(late, [], "the server is away")
+    for part in parts:
+        assert isinstance(part.error, worqr.Unavailable)
+        assert part.error.sent is None
+
+
+def test_a_part_that_is_over_takes_no_share_of_another() -> None:
+    """The ids that a dispatch answers are in the order of its parts."""
+    backlog = Backlog()
+    parts = [Request(ops.dispatch_jobs(Q1, [({}, b"%d" % n)]), 30.0, 0.0) for n in range(3)]
+    for part in parts:
+        backlog.add(part)
+    parts[1].deadline = 1.0
+    [merged] = backlog.take()
+    assert isinstance(merged, Merged)
+    assert backlog.overdue(2, owners=True) == ([parts[1]], [])
+    merged.value = ["first", "second", "third"]
+    merged._share()
+    assert [part.value for part in parts] == [["first"], None, ["third"]]
 
 
 def test_one_that_loses_every_connection_waits_for_the_end_of_patience() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worqr.link.request import Numbers
+from worqr.link import request
+from worqr.link.request import FORGET_AFTER, Numbers
+from worqr.lua import script
 
 
 def test_numbers_are_per_base_and_start_at_one() -> None:
@@ -38,6 +42,75 @@ def test_the_lowest_is_the_lowest_of_those_that_are_open(picks: list[int]) -> No
     for number in sorted(still_open, reverse=True):
         numbers.done("a", number)
     assert (numbers._open, numbers._early) == ({}, set())  # nothing is remembered but the last number
+
+
+class Clock:
+    """Instead of the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(request, "time", clock)
+    return clock
+
+
+def test_a_base_that_was_quiet_for_long_is_forgotten(clock: Clock) -> None:
+    """A queue per customer, or per run: each is used once, and costs a producer nothing a few hours later."""
+    numbers = Numbers()
+    for n in range(1000):
+        base = f"reply-{n}"
+        numbers.done(base, numbers.give(base))
+    for _ in range(2):
+        clock.now += FORGET_AFTER
+        numbers.done("a", numbers.give("a"))
+    assert len(numbers._last) + len(numbers._older) == 1
+
+
+def test_a_base_that_is_used_now_and_then_is_not_forgotten(clock: Clock) -> None:
+    numbers = Numbers()
+    for expected in range(1, 10):
+        assert numbers.give("a") == expected
+        numbers.done("a", expected)
+        clock.now += FORGET_AFTER
+        numbers.done("b", numbers.give("b"))
+
+
+def test_a_forgotten_base_goes_on_above_all_its_numbers(clock: Clock) -> None:
+    """Should the server remember them after all, it would take a lower one for a request that was answered long ago."""
+    numbers = Numbers()
+    for _ in range(7):
+        numbers.done("a", numbers.give("a"))
+    for _ in range(3):
+        numbers.done("b", numbers.give("b"))
+    for _ in range(3):
+        clock.now += FORGET_AFTER
+        numbers.done("c", numbers.give("c"))
+    assert (numbers.give("a"), numbers.lowest("a")) == (8, 8)
+    assert numbers.give("b") == 8
+
+
+def test_a_base_with_an_open_request_is_not_forgotten(clock: Clock) -> None:
+    numbers = Numbers()
+    assert [numbers.give("a") for _ in range(3)] == [1, 2, 3]
+    numbers.done("a", 2)
+    for _ in range(3):
+        clock.now += FORGET_AFTER
+        numbers.done("c", numbers.give("c"))
+    assert (numbers.give("a"), numbers.lowest("a")) == (4, 1)
+    for number in (1, 3, 4):
+        numbers.done("a", number)
+    assert (numbers._open, numbers._early) == ({}, set())
+
+
+def test_a_number_is_forgotten_after_the_server_has_forgotten_its_reply() -> None:
+    assert int(re.findall(r"REPLIES_EXPIRE = (\d+)", script("enqueue").source)[0]) < FORGET_AFTER
 
 
 def test_threads_count_together() -> None:

@@ -7,12 +7,13 @@
 * `connection`: one checked connection that raises nothing but our own errors;
 * `request`, `backlog`: calls on their way, in their order; pure;
 * `exchange`, `uplink`, `pipe`: a batch, the connection it goes over, the thread that does it;
-* `subscriptions`, `heart`: a thread and a connection each, for messages and for the keepalive;
+* `subscriptions`, `heart`: a thread and a connection each, for messages and for the keepalive; `loop_watch`: does the loop turn;
 * `mailbox`, `aio`, `threads`: how results get back into a loop, Trio's or asyncio's, or to plain threads; `loops` knows
   which of them it is here; `scribe`: how lines get into the log.
 """
 
-from worqr.link.heart import Heart, boottime
+from worqr.link.clocks import boottime
+from worqr.link.heart import Heart, answer_timeout
 from worqr.link.link import Link
 from worqr.link.loops import loop_here, loop_name_here, mailbox_here
 from worqr.link.mailbox import Mailbox, Signal, TrioMailbox, Waiter
@@ -35,6 +36,7 @@ __all__ = [
     "ThreadMailbox",
     "TrioMailbox",
     "Waiter",
+    "answer_timeout",
     "boottime",
     "loop_here",
     "loop_name_here",

@@ -8,6 +8,15 @@ asks for another try. Put back means to the front, in the old order, so that the
 which they were made. Guilt: a request that was in flight when two healthy connections were lost travels alone from
 then on, so that the next loss names it. One that loses three alone fails, or, if it has an owner, becomes an outcast
 that is tried now and then, behind the others.
+
+Requests of one base (a queue, or the registry) are sent in the order in which they were added. While the slot of a base is
+being moved, `set_aside` holds all requests of this base, also those that are added later; other bases go on. A worker that
+leaves depends on it: its `stop_work` must not overtake the `finish_tasks` that was sent before. Outcasts are the exception:
+later requests of their base overtake them, because one that breaks every connection would block its queue for ever.
+
+A numbered request is not sent again 50 minutes after it was first sent, counted on a clock that goes on while the machine sleeps:
+the server may have forgotten the reply, and would do everything once more. Settles and starts have no numbers. They name claims
+and start requests, which the server knows for as long as they matter.
 """
 
 from __future__ import annotations
@@ -16,12 +25,14 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from worqr.link.clocks import boottime
 from worqr.link.replication import Replication
 from worqr.link.request import Merged, Numbers, Request
 
 MAX_CALLS = 512  # a batch: more would not make it cheaper, and all its callers wait for its end
 MAX_BYTES = 8 * 1024 * 1024
 MAX_ITEMS = 1000  # in one merged request
+SEND_AGAIN_WITHIN = 3000.0  # seconds after a numbered request was first sent; the server forgets its reply after 3600
 SUSPECT_AFTER = 2  # connections lost in company
 GUILTY_AFTER = 3  # connections lost alone
 _OUTCAST_PAUSE = 1.0  # seconds; doubles with each further loss
@@ -29,35 +40,56 @@ _OUTCAST_PAUSE_MAX = 30.0
 _SCAN_PAUSE = 0.05  # seconds: how late an expiry may be noticed; keeps thousands of deadlines from costing a scan each
 
 
+class Held:
+    """The requests of one base, in their order, none of which is sent before `until`."""
+
+    __slots__ = ("requests", "until")
+
+    def __init__(self) -> None:
+        self.requests: deque[Request] = deque()
+        self.until: float = -math.inf
+
+
 class Backlog:
-    """Every unanswered request is in exactly one of `pending`, `in_flight` and `outcasts`; `replication` has those who were
-    answered, and wait for replicas.
+    """Every unanswered request is in exactly one of `pending`, `in_flight`, `held` and `outcasts`; `replication` has those who
+    were answered, and wait for replicas.
     """
 
-    __slots__ = ("_next_scan", "in_flight", "numbers", "outcasts", "pending", "replication")
+    __slots__ = ("_next_scan", "held", "in_flight", "numbers", "outcasts", "pending", "replication", "too_old")
 
     def __init__(self, numbers: Numbers | None = None) -> None:
         self.pending: deque[Request] = deque()
         self.in_flight: list[Request] = []
+        self.held: dict[str, Held] = {}  # by base
         self.outcasts: list[Request] = []
+        self.too_old: list[Request] = []  # `take` does not send them again: they fail
         self.replication: Replication = Replication()
         self.numbers: Numbers = numbers or Numbers()
         self._next_scan = math.inf
 
     def add(self, request: Request) -> None:
-        self.pending.append(request)
+        self._line(request).append(request)
         if request.deadline < self._next_scan:
             self._next_scan = request.deadline
+
+    def _line(self, request: Request) -> deque[Request]:
+        """At the end of which it waits."""
+        held = self.held.get(request.call.base) if self.held else None
+        return self.pending if held is None else held.requests
 
     def take(self) -> list[Request]:
         """The next batch, now in flight: 512 calls, 8 MiB, or one call that is larger or under suspicion."""
         batch: list[Request] = []
         size = 0
         pending = self.pending
+        too_old = boottime() - SEND_AGAIN_WITHIN
         while pending and len(batch) < MAX_CALLS:
             request = pending[0]
             if request.settled or request.abandoned or (type(request) is Merged and request.is_unwanted()):
                 self.close(pending.popleft())
+                continue
+            if request.number and request.written_at < too_old:
+                self.too_old.append(pending.popleft())
                 continue
             size += request.call.size
             alone = request.losses >= SUSPECT_AFTER
@@ -73,11 +105,15 @@ class Backlog:
 
     def is_empty(self) -> bool:
         """Nobody waits."""
-        return not (self.pending or self.in_flight or self.outcasts or self.replication.waiting)
+        return not (self.pending or self.in_flight or self.held or self.outcasts or self.replication.waiting)
 
     def is_usual(self) -> bool:
         """Nobody is to be tried again, or asked for, at some moment."""
-        return not (self.outcasts or self.replication.waiting)
+        return not (self.held or self.outcasts or self.replication.waiting)
+
+    def bases(self) -> set[str]:
+        """Whose requests wait here, or are in flight; but for outcasts, which nobody waits behind."""
+        return {request.call.base for request in (*self.in_flight, *self.pending)} | self.held.keys()
 
     def is_busy(self) -> bool:
         """Somebody reads replies at this moment."""
@@ -112,32 +148,63 @@ class Backlog:
         self.put_back(r for r in unanswered if r not in self.outcasts)
         return failed
 
-    def set_aside(self, requests: Iterable[Request], until: float) -> None:
-        """Of the present batch: they shall not be tried again before."""
-        for request in requests:
-            request.not_before = until
-            self.outcasts.append(request)
+    def set_aside(self, bases: Iterable[str], until: float) -> None:
+        """Send nothing of these bases before `until`. Whatever of the present batch is to be sent again was put back before."""
+        chosen = {base: self.held.setdefault(base, Held()) for base in bases}
+        if not chosen:
+            return
+        pending: deque[Request] = deque()
+        taken: dict[str, list[Request]] = {base: [] for base in chosen}
+        for request in self.pending:
+            taken.get(request.call.base, pending).append(request)
+        self.pending = pending
+        for base, held in chosen.items():
+            held.until = until
+            held.requests.extendleft(reversed(taken[base]))  # what is held already was added later
+            if not held.requests:
+                del self.held[base]
 
     def take_out(self, belongs: Callable[[Request], bool]) -> list[Request]:
-        """Give up those that wait and do not belong here, in their order; what is in flight stays, and the guilty until their
-        pause is over.
+        """Give up those that wait and do not belong here, in their order.
+
+        What is in flight stays, and all later requests of the same base with it. Outcasts stay until their pause is over.
         """
+        flying = {request.call.base for request in self.in_flight}
+
+        def leaves(request: Request) -> bool:
+            return request.call.base not in flying and not belongs(request)
+
         answered = self.replication.withdraw(lambda request: not belongs(request))
-        aside = [request for request in self.outcasts if request.lost_alone < GUILTY_AFTER and not belongs(request)]
-        strangers = [*answered, *aside, *(request for request in self.pending if not belongs(request))]
+        waiting = [request for held in self.held.values() for request in held.requests]
+        strangers = [*answered, *(request for request in (*waiting, *self.pending) if leaves(request))]
         if strangers:
             gone = set(map(id, strangers))
-            self.pending = deque(request for request in self.pending if id(request) not in gone)
-            self.outcasts = [request for request in self.outcasts if id(request) not in gone]
+            self._keep(lambda request: id(request) not in gone)
         return strangers
 
+    def _keep(self, wanted: Callable[[Request], bool]) -> None:
+        """Drop the others from what waits."""
+        self.pending = deque(request for request in self.pending if wanted(request))
+        self.outcasts = [request for request in self.outcasts if wanted(request)]
+        for base, held in list(self.held.items()):
+            held.requests = deque(request for request in held.requests if wanted(request))
+            if not held.requests:
+                del self.held[base]
+
     def readmit(self, now: float) -> float:
-        """Outcasts whose pause is over go behind the others; answers when the next one's is."""
-        if not self.outcasts:
+        """Those whose pause is over go behind the others; returns when the next pause is over."""
+        if not (self.held or self.outcasts):
             return math.inf
-        self.pending.extend(r for r in self.outcasts if r.not_before <= now)
-        self.outcasts = [r for r in self.outcasts if r.not_before > now]
-        return min((r.not_before for r in self.outcasts), default=math.inf)
+        for base, held in list(self.held.items()):
+            if held.until <= now:
+                self.pending.extend(held.requests)
+                del self.held[base]
+        for request in self.outcasts:
+            if request.not_before <= now:
+                self._line(request).append(request)
+        self.outcasts = [request for request in self.outcasts if request.not_before > now]
+        ends = (*(held.until for held in self.held.values()), *(request.not_before for request in self.outcasts))
+        return min(ends, default=math.inf)
 
     def next_scan(self) -> float:
         """When somebody may have waited too long, or WAIT is to be asked again."""
@@ -158,13 +225,18 @@ class Backlog:
         late: list[Request] = []
         orphans: list[Request] = []
         next_deadline, dropped = math.inf, False
-        for request in (*self.in_flight, *self.pending, *self.outcasts):
+        for request in (*self.in_flight, *self._waiting()):
             if request.settled:
                 continue
             if request.abandoned:
                 request.settled = dropped = True
             elif request.owner is not None and request.owner.dead:
                 orphans.append(request)
+            elif type(request) is Merged:
+                late += request.expire(now)
+                next_deadline = min(next_deadline, request.next_deadline())
+                if request.is_unwanted():
+                    request.settled = dropped = True
             elif request.deadline <= now:
                 late.append(request)
             elif request.deadline < next_deadline:
@@ -176,18 +248,23 @@ class Backlog:
             self._forget_settled()
         return late, orphans
 
+    def _waiting(self) -> list[Request]:
+        """All but those in flight."""
+        held = [request for each in self.held.values() for request in each.requests]
+        return [*held, *self.pending, *self.outcasts]
+
     def _forget_settled(self) -> None:
-        for request in (*self.pending, *self.outcasts):
+        for request in self._waiting():
             if request.settled:
                 self.close(request)
-        self.pending = deque(r for r in self.pending if not r.settled)
-        self.outcasts = [r for r in self.outcasts if not r.settled]
+        self._keep(lambda request: not request.settled)
 
     def clear(self) -> list[Request]:
         """Everything that is still unanswered, for the end of the link."""
         answered = self.replication.withdraw()
-        everything = [r for r in (*answered, *self.in_flight, *self.pending, *self.outcasts) if not r.settled]
+        everything = [r for r in (*answered, *self.in_flight, *self._waiting()) if not r.settled]
         self.pending.clear()
+        self.held.clear()
         self.in_flight, self.outcasts = [], []
         for request in everything:
             request.settled = True

@@ -4,9 +4,10 @@ Here: `ClusterPipes`, which a link uses as it would use the pipe of one server. 
 (`topology`), and the sending (`pipe`), which is the same for a node as for a server that stands alone.
 
 All keys of a call share the slot of its base, so a call goes to one node. The requests of one base are sent in their order,
-by one node's pipe; while a base moves from one to another, those that are on their way and those that come may overtake each
-other, and none of them is answered yet. All pipes count their requests together, under one producer: the server's memory of
-replies moves with the keys, and must find a request that is sent again at the new place under its old number.
+by one node's pipe, also while a slot moves from one to another (`slot_order`). Only when a slot moves twice within the few
+milliseconds of such a hand-over can two of its requests change places.
+All pipes count their requests together, under one producer: the server's memory of replies moves with the keys, and must find a
+request that is sent again at the new place under its old number.
 
 Until some node has told who has what, requests wait in the lobby.
 """
@@ -27,7 +28,8 @@ from worqr.link.pipe import Pipe, Posted, give_up
 from worqr.link.request import Numbers, Request, fail_all
 from worqr.link.scribe import Scribe
 from worqr.link.settings import Endpoint, LinkSettings
-from worqr.link.topology import NodeRoute, Topology
+from worqr.link.slot_order import SlotOrder
+from worqr.link.topology import NodeRoute, Topology, View
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -64,7 +66,9 @@ class ClusterPipes:
         self._lock = threading.RLock()
         self._pipes: dict[Endpoint, Pipe] = {}
         self._endpoints: dict[Pipe, Endpoint] = {}
+        self._order: SlotOrder[Pipe] = SlotOrder()
         self._lobby = Backlog(self.numbers)
+        self._lobby_view: View | None = None  # with which those in the lobby were last tried
         self._ready_waiters: list[tuple[Waiter, float]] = []
         self._listeners: list[Callable[[], None]] = []
         self._past_connections = 0
@@ -95,7 +99,7 @@ class ClusterPipes:
 
     def submit(self, request: Request | Posted) -> None:
         """Have it sent, or all of them, to where they belong. The outcome comes through the mailbox."""
-        self.hand_over(request if isinstance(request, Posted) else (request,))
+        self._send(request if isinstance(request, Posted) else (request,), self._pipe_of_new)
 
     def wait_ready(self, waiter: Waiter, deadline: float) -> None:
         """Settle `waiter` when the connection to the registry's node stands, was refused, or the deadline has passed."""
@@ -147,15 +151,19 @@ class ClusterPipes:
     # Who gets what
 
     def hand_over(self, requests: Iterable[Request]) -> None:
-        """Have them sent to where they belong."""
+        """Have requests that a pipe cannot send be sent to where they belong."""
+        self._send(requests, self._pipe_of)
+
+    def _send(self, requests: Iterable[Request], pipe_of: Callable[[int], Pipe | None]) -> None:
         by_pipe: dict[Pipe, Posted] = {}
         unsent: list[Request] = []
         no_thread: RuntimeError | None = None
         with self._lock:  # from the look at `ended` on: whoever ends, or retires a pipe, finds what has come
             error = self.ended
+            requests = self._with_lobby(requests)
             for request in requests if error is None else ():
                 try:
-                    pipe = self._pipe_of(cached_slot(request.call.base))
+                    pipe = pipe_of(cached_slot(request.call.base))
                 except RuntimeError as exc:
                     if not (request.written or request.owner):
                         no_thread = exc
@@ -179,16 +187,15 @@ class ClusterPipes:
         owner = self.topology.owner(cached_slot(request.call.base))
         return owner is None or self._endpoints.get(pipe) == owner
 
-    def moved(self, pipe: Pipe, requests: list[tuple[Request, str]]) -> None:
+    def moved(self, pipe: Pipe, requests: list[tuple[Request, str]]) -> list[Request]:
         self.topology.learn((redirect for _, redirect in requests), self._endpoints.get(pipe, _NOWHERE))
-        tired: list[Request] = []
-        strangers: list[Request] = []
+        tired: set[str] = set()  # bases: what comes behind one of their requests waits with it
         for request, _ in requests:
             request.hops += 1
-            disagreed = request.hops % _HOPS == 0 or self.belongs(pipe, request)
-            (tired if disagreed else strangers).append(request)
-        pipe.set_aside(tired)
-        self.hand_over(strangers)
+            if request.hops % _HOPS == 0 or self.belongs(pipe, request):  # the nodes disagree
+                tired.add(request.call.base)
+        self.hand_over(request for request, _ in requests if request.call.base not in tired)
+        return [request for request, _ in requests if request.call.base in tired]
 
     def is_needed(self, pipe: Pipe) -> bool:
         return self._endpoints.get(pipe) in self.topology.view.primaries
@@ -199,9 +206,26 @@ class ClusterPipes:
             if endpoint is None or not pipe.is_idle():
                 return False
             del self._endpoints[pipe], self._pipes[endpoint]
+            self._order.forget(pipe)
             self._past_connections += pipe.connections
         self._scribe.log(logger, logging.INFO, "link.moved: the server at %s has no slots any more", str(endpoint))
         return True
+
+    def passed(self, pipe: Pipe, waiting: Collection[str]) -> bool:
+        with self._lock:
+            if self._order.is_passing(pipe) and not pipe.has_news():
+                self._order.passed(pipe, set(map(cached_slot, waiting)))
+            return not self._order.is_passing(pipe)
+
+    def _pipe_of_new(self, slot: int) -> Pipe | None:
+        """As `_pipe_of`; but the pipe of the node that had the slot before, while that pipe may have older requests of it."""
+        owner = self._pipe_of(slot)
+        if owner is None:
+            return None
+        pipe, is_new = self._order.choose(slot, owner)
+        if is_new:
+            pipe.tell(pipe.sort_out)
+        return pipe
 
     def _pipe_of(self, slot: int) -> Pipe | None:
         """The pipe of the node that has `slot`, made now if need be; None: nobody knows which. Under the lock.
@@ -257,10 +281,18 @@ class ClusterPipes:
             if self._lobby.pending or self._ready_waiters:
                 self.topology.doubt()
 
+    def _with_lobby(self, requests: Iterable[Request]) -> Iterable[Request]:
+        """What waits in the lobby goes first, once more for each view of the cluster. Under the lock."""
+        if not self._lobby.pending or self._lobby_view is self.topology.view:
+            return requests
+        self._lobby_view = self.topology.view
+        return [*self._lobby.take_out(lambda _: False), *requests]
+
     def _leave_lobby(self) -> None:
         """Try again what could not be sent."""
         with self._lock:
-            self.hand_over(self._lobby.take_out(lambda _: False))
+            self._lobby_view = None
+            self.hand_over(())
 
     def _tell_listeners(self) -> None:
         for listener in self._listeners:

@@ -214,14 +214,14 @@ def open_connection(
     replica: bool = False,
     sentinel: bool = False,
 ) -> Wire:
-    """Connect, authenticate, check the server and load some scripts.
+    """Connect, authenticate, check the server and load those scripts that it does not have.
 
     Args:
         settings: as whom, and how.
         route: where to.
         purpose: ``data``, ``subscribe``, ``beat``...; names the connection in CLIENT LIST.
         timeout: for connecting and for each answer, where the settings' own are too long.
-        scripts: what to load. One that is refused is left: whoever calls it gets NOSCRIPT, and learns why.
+        scripts: what has to be there. One that is refused is left: whoever calls it gets NOSCRIPT, and learns why.
         on_silence: see `Wire`; in force from the first answer on. Before it we look whether the route leads elsewhere by now.
         replica: a replica will do.
         sentinel: it is a Sentinel, where other users are known, and nothing is checked.
@@ -245,8 +245,7 @@ def open_connection(
         if sentinel:
             wire.exchange([("CLIENT", "SETNAME", settings.client_name(purpose))])
         else:
-            _greet(wire, settings.client_name(purpose), route.name, replica=replica)
-        wire.load(scripts)
+            wire.load(_greet(wire, settings.client_name(purpose), route.name, scripts, replica=replica))
     except BaseException as exc:
         wire.close()
         route.doubt()
@@ -274,11 +273,22 @@ def _why_not(error: BaseException, name: str) -> WorqrError | None:
     return None
 
 
-def _greet(wire: Wire, client_name: str, name: str, *, replica: bool) -> None:
-    """Say who we are and look whom we have before us. A user without the right to ask is taken at his word."""
-    asked = [("INFO", section) for section in INFO_SECTIONS]
-    _, *answers = wire.exchange([("CLIENT", "SETNAME", client_name), *asked])
+def _greet(wire: Wire, client_name: str, name: str, scripts: Iterable[Script], *, replica: bool) -> list[Script]:
+    """Say who we are, look whom we have before us, and return those of `scripts` that the server does not have.
+
+    A user without the right to ask is taken at his word, and the scripts are taken to be missing.
+    """
+    asked: list[tuple[str, ...]] = [("CLIENT", "SETNAME", client_name), *(("INFO", part) for part in INFO_SECTIONS)]
+    wanted = list(scripts)
+    if not wanted:
+        _, *answers = wire.exchange(asked)
+        wire.facts = check_facts(answers, name, replica=replica)
+        return []
+    _, *answers, known = wire.exchange([*asked, ("SCRIPT", "EXISTS", *(script.sha for script in wanted))])
     wire.facts = check_facts(answers, name, replica=replica)
+    if not isinstance(known, list) or len(cast("list[int]", known)) != len(wanted):
+        return wanted
+    return [script for script, there in zip(wanted, cast("list[int]", known), strict=True) if not there]
 
 
 def _raw(settings: LinkSettings, address: Address, endpoint: Endpoint, timeout: float | None) -> _Raw:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from worqr.errors import QueueFull, RefusedByServer, UsageError, WorqrBug, WorqrError
 from worqr.link.backlog import Backlog
+from worqr.link.clocks import boottime
 from worqr.link.connection import Wire, loading, pack
 from worqr.link.dialect import as_sent
 from worqr.link.faults import Kind, Lost, Refused
@@ -71,7 +72,16 @@ def exchange(
         result.lost, result.unanswered = lost, batch
     else:
         _read_replies(wire, batch, result, clustered=clustered)
+    if result.moved:
+        _keep_order(result)
     return result
+
+
+def _keep_order(result: Exchange) -> None:
+    """What another node has now must not overtake a request of the same base that goes to this one again."""
+    stays = {request.call.base for request in (*result.noscript, *result.held, *result.dropped, *result.moving)}
+    result.moving += [request for request, _ in result.moved if request.call.base in stays]
+    result.moved = [each for each in result.moved if each[0].call.base not in stays]
 
 
 def _read_replies(wire: Wire, batch: list[Request], result: Exchange, *, clustered: bool) -> None:
@@ -110,6 +120,7 @@ def _packed(
 ) -> list[bytes]:
     """The bytes of some requests. Numbers are given here. One that cannot be packed gets its error, and no bytes."""
     pieces: list[bytes] = []
+    now = boottime()
     for request in requests:
         call = request.call
         script, keys = (call.script, call.keys) if not clustered else as_sent(call, clustered=True)
@@ -127,7 +138,8 @@ def _packed(
         except Exception as exc:
             request.error = UsageError(f"an argument of {call.script.name} cannot be sent ({type(exc).__name__})")
         else:
-            request.written = True
+            if not request.written:
+                request.written, request.written_at = True, now
             if call.replicas > result.replicas:
                 result.replicas = call.replicas
     return pieces

@@ -1,12 +1,14 @@
 """The keepalive: a thread and a connection of their own, so that no long batch or busy loop costs a worker its life.
 
-Here: `Heart` and `boottime`. Not here: what a beat says and what its answer means (the peer gives `make` and
-`replied`).
+Here: `Heart`. Not here: what a beat says and what its answer means (the peer gives `make` and `replied`), and how the loop is
+watched (`loop_watch`).
 
-Each `every` seconds a beat is sent; every half of that (at most 0.5 s) a tick is posted into the loop, to see whether
-it turns. A loop that has not run a tick for over a second is named in the log, with what it is busy with. One that
-has not for `stall_limit` gets no beats any more: a wedged peer must lose its work. When the thread itself was kept
-from running (a frozen process, a C call that holds the GIL), that time is not held against the loop.
+Each `every` seconds a beat is sent, also while answers to earlier ones are still to come: on a slow line, or with a server that
+is overloaded, the keepalive key is renewed as often as on a fast one. A connection on which a beat has waited `timeout` seconds
+for its answer is given up, and the next beat goes out on a new one at once.
+
+Every half of `every` (at most 0.5 s) the thread looks at the loop. One that has not turned for `stall_limit` gets no beats any
+more: a wedged peer must lose its work.
 
 Nothing here logs: a handler that blocks would stop the beat. Lines go to the scribe, after the beat was sent. A beat
 that fails makes no line at all; the data connection tells of the outage, and `errors` counts.
@@ -15,17 +17,22 @@ that fails makes no line at all; the data connection tells of the outage, and `e
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
 from worqr.call import Call
 from worqr.errors import Unavailable, WorqrError
-from worqr.link.connection import Wire, open_connection, pack
+from worqr.link.clocks import boottime
+from worqr.link.connection import MOVED, Wire, loading, open_connection, pack
 from worqr.link.dialect import as_sent
 from worqr.link.faults import Kind, Lost, Refused
+from worqr.link.loop_watch import LoopWatch
 from worqr.link.mailbox import Mailbox
 from worqr.link.routes import Route, route_to
 from worqr.link.scribe import Scribe
@@ -35,25 +42,33 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-_TIMEOUT = 1.0  # seconds for connecting and for an answer; three times less than a keepalive's life
+_LONGEST_TIMEOUT = 30.0  # seconds: a dead connection is found also by a worker with a keepalive of an hour
+_PERMANENT_TIMEOUT = 5.0  # seconds, for a worker that nobody sweeps
 _RETRY = 0.5  # seconds between attempts after a beat failed
 _TICK = 0.5  # seconds between looks at the loop, at most
-_TURNING = 1.0  # a loop that answers within this turns
-_LATE = 1.0  # seconds; we ourselves did not run for so long
+_SLICE = 0.1  # seconds between looks while an answer is awaited; as in `connection`
 _END_WAIT = 0.2  # seconds that stopping waits for the thread; only one that is just connecting takes longer
 
 
-if hasattr(time, "CLOCK_BOOTTIME"):
+def answer_timeout(keepalive: float | None) -> float:
+    """How long to wait for the answer to a beat: half a keepalive, and a second at least.
 
-    def boottime() -> float:
-        """Seconds of a clock that also runs while the machine sleeps: what was true before a nap is old after it."""
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    A late answer is better than a new connection, and a beat that got lost with its connection must be found out in time to send
+    another one before the key lapses. With the default keepalive of 3 s that is one second until the beat, and 1.5 s more.
+    """
+    if keepalive is None:
+        return _PERMANENT_TIMEOUT
+    return max(1.0, min(keepalive / 2, _LONGEST_TIMEOUT))
 
-else:  # not Linux
 
-    def boottime() -> float:
-        """Seconds of the monotonic clock, for want of one that runs while the machine sleeps."""
-        return time.monotonic()
+@dataclass(slots=True)
+class _Sent(Generic[R]):
+    """Something that an answer is owed to: a beat, or a SCRIPT LOAD (`call` is None)."""
+
+    call: Call[R] | None
+    at: float  # on the clock of `boottime`
+    deadline: float  # on the monotonic clock
+    again: bool = False  # it was sent before, and the server did not know the script
 
 
 class Heart(Generic[R]):
@@ -63,6 +78,9 @@ class Heart(Generic[R]):
         acked_at: `boottime()` at which the last acknowledged beat was sent; 0 before the first.
         beats: how many were sent.
         errors: how many failed; last_error says why the last one did.
+
+    Attribute, changed in the loop:
+        heard_at: `boottime()` at which the beat was sent whose answer `replied` gets, or got last.
     """
 
     def __init__(
@@ -75,10 +93,12 @@ class Heart(Generic[R]):
         every: float,
         stall_limit: float,
         describe: Callable[[], str],
+        timeout: float = 1.5,
         scribe: Scribe | None = None,
         route: Route | None = None,
     ) -> None:
         self.acked_at: float = 0.0
+        self.heard_at: float = 0.0
         self.beats: int = 0
         self.errors: int = 0
         self.last_error: str = ""
@@ -88,16 +108,22 @@ class Heart(Generic[R]):
         self._make = make
         self._replied = replied
         self._every = every
+        self._timeout = timeout
         self._scribe = scribe or Scribe()
         self._own_scribe = scribe is None
-        self._loop = _LoopWatch(mailbox, describe, stall_limit)
+        self._loop = LoopWatch(mailbox, describe, stall_limit)
         self._wire: Wire | None = None
+        self._sent: deque[_Sent[R]] = deque()
+        self._next_beat = -math.inf
+        self._looked = time.monotonic()  # at the loop, or at what goes on while an answer is awaited
+        self._has_worked = False  # the present connection has brought an answer
+        self._begun = threading.Event()
         self._stopped = threading.Event()
         self._refused: WorqrError | None = None
         self._thread = threading.Thread(target=self._run, name="worqr-heart", daemon=True)
 
-    def start(self) -> None:
-        """Begin to beat, at once. Raises Unavailable if the system gives us no thread."""
+    def open(self) -> None:
+        """Begin to connect, so that the first beat finds a connection. Raises Unavailable if the system gives us no thread."""
         if self._refused is not None:
             raise self._refused
         try:
@@ -106,6 +132,12 @@ class Heart(Generic[R]):
             self._thread.start()
         except RuntimeError as exc:
             raise Unavailable(f"cannot start the keepalive ({exc}): this process is at its limit (ulimit -u)") from exc
+
+    def start(self) -> None:
+        """Begin to beat, at once. Raises Unavailable if the system gives us no thread."""
+        if self._thread.ident is None:
+            self.open()
+        self._begun.set()
 
     @property
     def stopped(self) -> bool:
@@ -121,6 +153,7 @@ class Heart(Generic[R]):
         if self._stopped.is_set() or self._refused is not None:
             return
         self._stopped.set()
+        self._begun.set()
         wire = self._wire
         if wire is not None:
             wire.interrupt()
@@ -136,93 +169,144 @@ class Heart(Generic[R]):
             self._wire.abandon()
 
     def _run(self) -> None:
-        pause = min(self._every / 2, _TICK)
-        next_beat = time.monotonic()
         while not self._stopped.is_set():
             try:
-                now = time.monotonic()
-                self._loop.look(now)
-                if now >= next_beat:
-                    stalled = self._loop.stalled
-                    next_beat = now + pause if stalled else self._when_next(next_beat, beaten=self.beat_once())
-                self._tell()
+                self._step()
             except Exception as exc:  # whatever it is, the next beat must go out
                 self._failed(f"{type(exc).__name__}: {exc}")
                 self._drop()  # a reply may be left on it
-                next_beat = time.monotonic() + min(_RETRY, self._every)
-            wake = min(next_beat, time.monotonic() + pause)
-            self._stopped.wait(max(wake - time.monotonic(), 0.001))
-            self._loop.forgive(time.monotonic() - wake)
+            self._rest()
         self._drop()
 
-    def _when_next(self, due: float, *, beaten: bool) -> float:
-        now = time.monotonic()
-        if not beaten:
-            return now + min(_RETRY, self._every)
-        return max(due + self._every, now)  # in step; a beat that was late is not made up for by a volley
+    def _rest(self) -> None:
+        """Until the next beat, or the next look at the loop."""
+        if not self._begun.is_set():
+            self._begun.wait(_RETRY if self._wire is None else None)
+            self._looked = time.monotonic()
+            return
+        wake = min(self._next_beat, time.monotonic() + self._pause)
+        self._stopped.wait(max(wake - time.monotonic(), 0.001))
+        self._loop.forgive(time.monotonic() - wake)
 
-    def beat_once(self) -> bool:
-        """Send one beat and wait for its answer, at most a second or two. False if there was none."""
-        self.beats += 1
-        call = self._make(self.beats, self._loop.turning)
+    @property
+    def _pause(self) -> float:
+        return min(self._every / 2, _TICK)
+
+    def _step(self) -> None:
+        """Beat if it is time, and wait for all answers; beats go on meanwhile."""
         try:
-            wire = self._wire
-            if wire is not None and not self._route.leads_to(wire.endpoint):
-                self._drop()
-                wire = None
-            if wire is None:
-                look = self._while_silent
-                wire = self._wire = open_connection(
-                    self._settings, self._route, "beat", timeout=_TIMEOUT, on_silence=look
-                )
-            sent_at, reply = self._exchange(wire, call)
-            value = call.read(reply)
+            self._look()
+            while self._sent and not self._stopped.is_set():
+                self._hear()
         except (Lost, Unavailable) as exc:
+            at_once = self._has_worked
             self._failed(str(exc))
             self._drop()
+            if at_once:
+                self._next_beat = time.monotonic()
         except Refused as exc:
             self._failed(str(exc))
             if exc.kind in (Kind.DROP, Kind.MOVED):
                 self._drop()
         except WorqrError as exc:
             self._failed(str(exc))
-        else:
-            self.acked_at = sent_at
-            self._mailbox.post(partial(self._reply, value))
-            return True
-        return False
 
-    def _exchange(self, wire: Wire, call: Call[R]) -> tuple[float, list[object]]:
+    def _look(self) -> None:
+        """What is to be done now and then: a look at the loop, a beat, and lines for the log."""
+        now = time.monotonic()
+        if not self._begun.is_set():
+            self._connection()
+            return
+        self._loop.look(now)
+        if now >= self._next_beat:
+            if self._loop.stalled:
+                self._next_beat = now + self._pause
+            else:
+                # in step; a beat that was late is not made up for by a volley
+                due = now if self._next_beat == -math.inf else self._next_beat
+                self._next_beat = max(due + self._every, now)
+                self._beat()
+        self._tell()
+
+    def _beat(self) -> None:
+        self.beats += 1
+        call = self._make(self.beats, self._loop.turning)
+        self._send(self._connection(), call)
+
+    def _connection(self) -> Wire:
+        wire = self._wire
+        if wire is not None and not self._route.leads_to(wire.endpoint):
+            if self._sent:
+                raise Lost(MOVED, innocent=True)
+            self._drop()
+            wire = None
+        if wire is None:
+            look = self._while_silent
+            wire = self._wire = open_connection(
+                self._settings, self._route, "beat", timeout=self._timeout, on_silence=look
+            )
+        return wire
+
+    def _send(self, wire: Wire, call: Call[R], *, again: bool = False) -> None:
         script, keys = as_sent(call, clustered=self._settings.clustered)
-        packed = [pack((b"EVALSHA", script.sha, len(keys), *keys, *call.args))]
-        sent_at = boottime()
-        wire.send(packed)
+        deadline = time.monotonic() + self._timeout
+        pieces = [pack((b"EVALSHA", script.sha, len(keys), *keys, *call.args))]
+        if again:
+            pieces = loading([script]) + pieces
+            self._sent.append(_Sent(None, 0, deadline))
+        self._sent.append(_Sent(call, boottime(), deadline, again))
+        wire.send(pieces)
+
+    def _hear(self) -> None:
+        """Read the oldest answer that is to come."""
+        wire = self._wire
+        assert wire is not None, "what is sent is forgotten with its connection"
+        self._looked = time.monotonic()
         try:
-            return sent_at, wire.read()
+            reply = wire.read()
         except Refused as exc:
-            if exc.kind is not Kind.NOSCRIPT:
+            sent = self._sent.popleft()
+            if exc.kind is not Kind.NOSCRIPT or sent.call is None or sent.again:
                 raise
-        for why in wire.load([script]).values():
-            raise why
-        sent_at = boottime()
-        wire.send(packed)
-        return sent_at, wire.read()
+            self._send(wire, sent.call, again=True)
+            return
+        sent = self._sent.popleft()
+        if sent.call is not None:
+            value = sent.call.read(reply)
+            self._has_worked = True
+            self.acked_at = sent.at
+            self._mailbox.post(partial(self._reply, value, sent.at))
 
     def _while_silent(self) -> None:
+        """Every 0.1 s while we wait for an answer, or to be let in."""
         if self._stopped.is_set():
             raise Lost("the heart was stopped", innocent=True)
+        now = time.monotonic()
+        self._loop.forgive(now - self._looked - _SLICE)
+        self._looked = now
+        if self._wire is not None:
+            if now > self._sent[0].deadline:
+                raise Lost(f"no answer for {self._timeout:g} s")
+            self._look()
+        elif self._begun.is_set():
+            self._loop.look(now)
 
-    def _reply(self, value: R) -> None:
+    def _reply(self, value: R, sent_at: float) -> None:
         """In the loop."""
         if not self._stopped.is_set():
+            self.heard_at = sent_at
             self._replied(value)
 
     def _failed(self, why: str) -> None:
+        """Try again soon."""
         self.errors += 1
         self.last_error = why
+        self._next_beat = time.monotonic() + min(_RETRY, self._every)
 
     def _drop(self) -> None:
         wire, self._wire = self._wire, None
+        self._sent.clear()
+        self._has_worked = False
         if wire is not None:
             wire.close()
             self._route.doubt()
@@ -230,86 +314,3 @@ class Heart(Generic[R]):
     def _tell(self) -> None:
         for level, message, seconds, what in self._loop.lines():
             self._scribe.log(logger, level, message, seconds, what)
-
-
-class _LoopWatch:
-    """Does the loop turn? It answers ticks; the heart's thread looks how long the last one has waited.
-
-    Attributes:
-        turning: the last tick was answered, or has not waited for long.
-        stalled: it has waited for longer than the stall limit.
-    """
-
-    def __init__(self, mailbox: Mailbox, describe: Callable[[], str], stall_limit: float) -> None:
-        self.turning = True
-        self.stalled = False
-        self._mailbox = mailbox
-        self._describe = describe
-        self._stall_limit = stall_limit
-        self._asked = 0  # changed only by the thread
-        self._asked_at = 0.0
-        self._answered = 0  # changed only in the loop, like:
-        self._last_lag = 0.0
-        self._blocked_since: float | None = None
-        self._lines: list[tuple[int, str, float, str]] = []
-
-    @property
-    def lag(self) -> float:
-        waiting = time.monotonic() - self._asked_at if self._answered != self._asked else 0.0
-        return max(waiting, self._last_lag)
-
-    def look(self, now: float) -> None:
-        """Judge the last tick; post the next one if it was answered. Two ticks are never on their way."""
-        if self._answered != self._asked:
-            waited = now - self._asked_at
-            self.turning = waited <= _TURNING
-            if not self.turning and self._blocked_since is None:
-                self._blocked_since = self._asked_at
-                self._line(
-                    logging.WARNING,
-                    "loop.blocked: the event loop has not turned for %.1f s; it is busy with %s",
-                    waited,
-                )
-            if waited > self._stall_limit and not self.stalled:
-                self.stalled = True
-                self._line(
-                    logging.ERROR,
-                    "loop.stalled: the event loop has not turned for %.1f s: no more beats until it does; %s",
-                    waited,
-                )
-            return
-        if self._blocked_since is not None:
-            self._line(
-                logging.WARNING, "loop.turns: the event loop turns again, after %.1f s%s", now - self._blocked_since, ""
-            )
-        self.turning, self.stalled, self._blocked_since = True, False, None
-        self._asked += 1
-        self._asked_at = now
-        self._mailbox.post(partial(self._tick, self._asked))
-
-    def forgive(self, late: float) -> None:
-        """This thread woke up so much too late: the process was frozen, or the GIL held. Nor could the loop turn."""
-        if late > _LATE:
-            self._asked_at += late
-            self._line(
-                logging.WARNING,
-                "heart.late: the keepalive's thread could not run for %.1f s; the process was frozen, or held up by %s",
-                late,
-            )
-
-    def lines(self) -> list[tuple[int, str, float, str]]:
-        lines, self._lines = self._lines, []
-        return lines
-
-    def _line(self, level: int, message: str, seconds: float, what: str | None = None) -> None:
-        if what is None:
-            try:
-                what = self._describe()
-            except Exception as exc:
-                what = f"(unknown: {type(exc).__name__})"
-        self._lines.append((level, message, seconds, what))
-
-    def _tick(self, number: int) -> None:
-        """In the loop: it turns."""
-        self._last_lag = time.monotonic() - self._asked_at
-        self._answered = number

@@ -254,6 +254,7 @@ class Link:
         every: float,
         stall_limit: float,
         describe: Callable[[], str],
+        timeout: float = 1.5,
     ) -> Heart[R]:
         """A keepalive thread with a connection of its own; ends with the link at the latest. See `Heart`."""
         self._check()
@@ -265,6 +266,7 @@ class Link:
             every=every,
             stall_limit=stall_limit,
             describe=describe,
+            timeout=timeout,
             scribe=self._scribe,
             route=self._route,
         )

@@ -18,7 +18,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Protocol
 
@@ -30,7 +30,7 @@ from worqr.link.request import Numbers, Request, fail_all
 from worqr.link.routes import Route
 from worqr.link.scribe import Scribe
 from worqr.link.settings import LinkSettings
-from worqr.link.uplink import WHILE_MOVING, Hooks, Uplink
+from worqr.link.uplink import Hooks, Uplink
 from worqr.lua import all_scripts
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -58,12 +58,19 @@ class Cluster(Protocol):
         """Have them sent to where they belong."""
         ...
 
-    def moved(self, pipe: Pipe, requests: list[tuple[Request, str]]) -> None:
-        """The node has pointed to others for these: ``SLOT HOST:PORT``."""
+    def moved(self, pipe: Pipe, requests: list[tuple[Request, str]]) -> list[Request]:
+        """The node has pointed to others for these: ``SLOT HOST:PORT``. Returns those that have to wait at `pipe` a little."""
         ...
 
     def wait_ready(self, waiter: Waiter, deadline: float) -> None:
         """Settle `waiter` when a connection stands."""
+        ...
+
+    def passed(self, pipe: Pipe, waiting: Collection[str]) -> bool:
+        """Has `pipe` handed over all requests of other nodes? `waiting`: the bases of what it has left, beside its inbox.
+
+        Until then it is given also the new requests of these slots, so that they stay behind the older ones.
+        """
         ...
 
     def is_needed(self, pipe: Pipe) -> bool:
@@ -109,7 +116,7 @@ class Pipe:
         self._inbox: queue.SimpleQueue[Request | Posted | Event] = queue.SimpleQueue()
         self._backlog = Backlog(None if cluster is None else cluster.numbers)
         self._ready_waiters: list[tuple[Waiter, float]] = []
-        self._closing = self._leaving = False
+        self._closing = self._leaving = self._passing = False
         hooks = Hooks(self._settle, self._while_silent, self._ready, self.tell, self._moved, self.sort_out)
         self.uplink: Uplink = Uplink(settings, scribe, producer, self._backlog, hooks, route)
         self._thread = threading.Thread(target=self._run, name="worqr-link", daemon=True)
@@ -184,7 +191,7 @@ class Pipe:
             uplink.dial()
             while not self._closing:
                 self._gather(self._sleep())
-                self._expire(owners=bool(backlog.outcasts))
+                self._expire(owners=bool(backlog.outcasts or backlog.held))
                 wire = uplink.wire
                 if wire is None:
                     if not uplink.dialling and time.monotonic() >= uplink.outage.next_try and not self._closing:
@@ -196,7 +203,7 @@ class Pipe:
                     uplink.work(wire)
                 elif backlog.replication.waiting:
                     uplink.ask(wire)
-                if self._leaving:  # until nothing is left to be done here
+                if self._leaving or self._passing:  # until nothing is left to be done here
                     self.sort_out()
             self._end(self._closed())
         except BaseException as exc:
@@ -262,6 +269,7 @@ class Pipe:
         if cluster is None or self._closing:
             return
         cluster.hand_over(self._backlog.take_out(partial(cluster.belongs, self)))
+        self._passing = not cluster.passed(self, self._backlog.bases())
         self._leaving = not cluster.is_needed(self)
         if self._leaving:
             while self._ready_waiters:
@@ -271,18 +279,17 @@ class Pipe:
             if cluster.retire(self):  # else it is left as it is: somebody may have closed us meanwhile
                 self._closing = True
 
-    def set_aside(self, requests: list[Request]) -> None:
-        """In the thread: try these again a little later."""
-        self._backlog.set_aside(requests, time.monotonic() + WHILE_MOVING)
+    def has_news(self) -> bool:
+        """Something has come that the thread has not taken in."""
+        return not self._inbox.empty()
 
     def is_idle(self) -> bool:
         """In the thread: nothing waits here."""
         return self._inbox.empty() and self._backlog.is_empty() and not self._ready_waiters
 
-    def _moved(self, requests: list[tuple[Request, str]]) -> None:
+    def _moved(self, requests: list[tuple[Request, str]]) -> list[Request]:
         """The server has pointed to others."""
-        if self._cluster is not None:
-            self._cluster.moved(self, requests)
+        return [] if self._cluster is None else self._cluster.moved(self, requests)
 
     # Outcomes
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -16,6 +17,9 @@ from typing import Any
 from worqr.call import Call
 from worqr.errors import NotReplicated, Unavailable, WorqrError
 from worqr.link.mailbox import Waiter, wake_all
+
+FORGET_AFTER = 4500.0
+"""Seconds without a new number after which a base may be forgotten: the server keeps replies for 3600."""
 
 
 class Owner:
@@ -40,6 +44,7 @@ class Request(Waiter):
         patience, deadline: seconds; the deadline on the monotonic clock.
         number: given when it is first packed, kept over resends; 0: none.
         written: it was on its way at least once, so it may have taken effect.
+        written_at: when, on the clock of `boottime`, it was first on its way.
         losses: healthy connections that were lost while it was on its way.
         lost_alone: those of them on which it travelled alone.
         not_before: when it may be tried again, after it lost too many of them, or while its keys are being moved.
@@ -59,6 +64,7 @@ class Request(Waiter):
         "patience",
         "value",
         "written",
+        "written_at",
     )
 
     def __init__(self, call: Call[Any], patience: float, now: float, owner: Owner | None = None) -> None:
@@ -72,6 +78,7 @@ class Request(Waiter):
         self.deadline: float = now + patience
         self.number: int = 0
         self.written: bool = False
+        self.written_at: float = math.inf
         self.losses: int = 0
         self.lost_alone: int = 0
         self.not_before: float = -math.inf
@@ -103,12 +110,23 @@ class Merged(Request):
         assert merge is not None, "only calls that say how are merged"
         super().__init__(merge.join([part.call for part in parts]), parts[0].patience, 0)
         self.call.replicas = parts[0].call.replicas
-        self.deadline: float = parts[0].deadline  # they have the same patience, and came together
+        self.deadline: float = max(part.deadline for part in parts)
         self.parts: Sequence[Request] = parts
         self.wake: Callable[[], object] | None = self._share
 
     def is_unwanted(self) -> bool:
-        return self.settled or all(part.abandoned for part in self.parts)
+        return self.settled or all(part.is_unwanted() for part in self.parts)
+
+    def expire(self, now: float) -> list[Request]:
+        """Give up the parts that have waited too long, and return them; the others wait on."""
+        late = [part for part in self.parts if part.deadline <= now and not part.is_unwanted()]
+        for part in late:
+            part.settled, part.written = True, self.written
+        return late
+
+    def next_deadline(self) -> float:
+        """When the next part will have waited too long."""
+        return min((part.deadline for part in self.parts if not part.is_unwanted()), default=math.inf)
 
     def _share(self) -> None:
         """In the loop: give each part its share of the outcome, or its own copy of the error."""
@@ -117,12 +135,15 @@ class Merged(Request):
         before = 0
         for part in self.parts:
             merge = part.call.merge
+            items = 0 if merge is None else merge.items
+            before += items
+            if part.settled:  # it has waited too long
+                continue
             if error is not None:
                 part.error = copy.copy(error)
                 part.error.__cause__ = error.__cause__
             if merge is not None and (error is None or isinstance(error, NotReplicated)):
-                part.value = merge.share if merge.pick is None else merge.pick(self.value, before)
-                before += merge.items
+                part.value = merge.share if merge.pick is None else merge.pick(self.value, before - items)
             part.settled = True
         wake_all(self.parts)
 
@@ -130,27 +151,44 @@ class Merged(Request):
 class Numbers:
     """Counts the numbered requests of one producer, per base, and knows the lowest that is still unanswered.
 
-    Answers come nearly in order: a base with open requests has a deque of them, one without costs an integer. Several threads may
-    use it (the nodes of a cluster; a base can move from one to another with requests on their way).
+    Answers come nearly in order: a base with open requests has a deque of them, one without costs an integer, and nothing when
+    it has been quiet for one to two periods of `FORGET_AFTER`. The server has forgotten its replies by then. Should it not have,
+    because its clock was set back, nothing is mixed up either: a base that was forgotten goes on above all numbers that a
+    forgotten base ever had. Several threads may use it (the nodes of a cluster; a base can move from one to another with
+    requests on their way).
     """
 
-    __slots__ = ("_early", "_last", "_lock", "_open")
+    __slots__ = ("_early", "_floor", "_last", "_lock", "_older", "_open", "_turn_at")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._last: dict[str, int] = {}
+        self._last: dict[str, int] = {}  # of bases that were used since the last turn
+        self._older: dict[str, int] = {}  # of those that were used between the last turn and the one before
+        self._turn_at = time.monotonic() + FORGET_AFTER
+        self._floor = 0
         self._open: dict[str, deque[int]] = {}
         self._early: set[tuple[str, int]] = set()  # answered or given up before a lower one was
 
     def give(self, base: str) -> int:
         """The next number of `base`; it is open now."""
         with self._lock:
-            number = self._last[base] = self._last.get(base, 0) + 1
+            if time.monotonic() >= self._turn_at:
+                self._turn()
+            last = self._last.get(base)
+            if last is None:
+                last = self._older.pop(base, self._floor)
+            number = self._last[base] = last + 1
             waiting = self._open.get(base)
             if waiting is None:
                 waiting = self._open[base] = deque()
             waiting.append(number)
             return number
+
+    def _turn(self) -> None:
+        """Forget the bases that were quiet for a period."""
+        self._turn_at = time.monotonic() + FORGET_AFTER
+        self._floor = max(self._floor, max(self._older.values(), default=0))
+        self._older, self._last = self._last, {}
 
     def lowest(self, base: str) -> int:
         """The lowest open number of `base`. There must be one: ask while packing it."""

@@ -234,6 +234,7 @@ class LinkSettings:
         socket_timeout: a server that answers nothing for so long while it owes an answer is gone.
         ping_every: how long a subscription's connection may be silent before it is tried.
         pong_timeout: and how long after that until it is given up (any traffic counts as an answer).
+        slowest: answers may take so long: none of the timeouts above is shorter.
         address: the parsed `url`.
     """
 
@@ -245,6 +246,7 @@ class LinkSettings:
     socket_timeout: float = 5.0
     ping_every: float = 2.5
     pong_timeout: float = 2.0
+    slowest: float = 0.0
     address: Address = field(init=False)
 
     def __post_init__(self) -> None:
@@ -253,6 +255,8 @@ class LinkSettings:
             value: float = getattr(self, name)
             if not value > 0 or (math.isinf(value) and name != "patience"):
                 raise UsageError(f"{name}={value!r}: it must be a positive number of seconds")
+        for name in ("connect_timeout", "socket_timeout", "pong_timeout"):
+            object.__setattr__(self, name, max(getattr(self, name), self.slowest))
 
     @property
     def clustered(self) -> bool:

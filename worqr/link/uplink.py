@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from worqr.errors import Unavailable, WorqrBug, WorqrError
-from worqr.link.backlog import Backlog
+from worqr.link.backlog import SEND_AGAIN_WITHIN, Backlog
 from worqr.link.connection import MOVED, Wire, open_connection, pack
 from worqr.link.dialect import as_sent
 from worqr.link.exchange import Exchange, exchange
@@ -55,8 +55,10 @@ class Hooks:
     """A connection stands, or was refused for good."""
     tell: Callable[[Callable[[], None]], None]
     """Run this in the I/O thread."""
-    moved: Callable[[list[tuple[Request, str]]], None]
-    """These belong to other nodes of the cluster, to which the server has pointed: ``SLOT HOST:PORT``."""
+    moved: Callable[[list[tuple[Request, str]]], list[Request]]
+    """These belong to other nodes of the cluster, to which the server has pointed: ``SLOT HOST:PORT``. Returns those that have to
+    wait here a little.
+    """
     lost: Callable[[], None]
     """The connection was lost, and what was on its way is put back."""
 
@@ -133,6 +135,7 @@ class Uplink:
             return
         self._last_used = now
         batch = backlog.take()
+        self._hooks.settle(too_old(backlog))
         if batch:
             scripts, self._load_first = self._load_first, {}
             clustered = self._settings.clustered
@@ -193,9 +196,9 @@ class Uplink:
 
     def _mend(self, result: Exchange) -> None:
         """Put back what was not answered, in its old order, and see to it that a new try can succeed."""
-        if result.moved:
-            self._hooks.moved(result.moved)  # while all of the batch still counts as being on its way, should this fail
-        again = {id(request) for request in (*result.noscript, *result.held, *result.dropped)}
+        # first: all of the batch still counts as being on its way
+        moving = [*result.moving, *self._hooks.moved(result.moved)]
+        again = set(map(id, (*result.noscript, *result.held, *result.dropped, *moving)))
         in_order = [request for request in self._backlog.in_flight if id(request) in again]
         lost = result.lost
         if lost is not None and not lost.innocent:
@@ -205,8 +208,8 @@ class Uplink:
                 request.losses = request.losses or 1  # it may have been executed all the same
             self._backlog.put_back(result.unanswered)
         self._backlog.put_back(in_order)
-        self._backlog.set_aside(result.moving, time.monotonic() + WHILE_MOVING)
         if result.moving or result.moved:
+            self._backlog.set_aside({request.call.base for request in moving}, time.monotonic() + WHILE_MOVING)
             self.route.doubt()
         if lost is not None:
             self._lose(lost.cause)
@@ -335,3 +338,15 @@ class Uplink:
             self._warned_of_eviction = True
             self._scribe.log(logger, logging.WARNING, _EVICTION, self.outage.address, wire.facts.eviction)
         self._hooks.connected(None)
+
+
+def too_old(backlog: Backlog) -> list[Request]:
+    """Those that must not be sent again, with their error."""
+    requests, backlog.too_old = backlog.too_old, []
+    for request in requests:
+        request.error = Unavailable(
+            f"{request.call.script.name} was first sent over {SEND_AGAIN_WITHIN / 60:.0f} minutes ago, and the server may have "
+            "forgotten it; it is not sent again; whether it took effect is unknown",
+            sent=None,
+        )
+    return requests

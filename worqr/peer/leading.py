@@ -21,10 +21,10 @@ import trio
 from worqr import ops
 from worqr.errors import Unavailable, WorqrError
 from worqr.keys import RegistryKeys
-from worqr.link import Link
+from worqr.link import Link, boottime
 from worqr.peer.complaints import Complaints
 from worqr.peer.looks import LOOK_EVERY, TWO_LOOKS, LeaseWatch, Looks
-from worqr.peer.membership import LEASE, boottime
+from worqr.peer.membership import LEASE
 from worqr.peer.promoting import Promoter
 from worqr.peer.scanning import SCAN_EVERY, Scanner
 from worqr.peer.sweeping import Sweeper

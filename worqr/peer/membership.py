@@ -13,7 +13,6 @@ import math
 import os
 import secrets
 import socket
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ import trio
 from worqr import ops
 from worqr.errors import ClaimLost, WorqrError
 from worqr.keys import RegistryKeys
-from worqr.link import Heart, Link, Owner
+from worqr.link import Heart, Link, Owner, answer_timeout, boottime
 from worqr.ops import Beat
 from worqr.peer.departures import Departure, Departures
 from worqr.peer.settles import Settles
@@ -38,12 +37,6 @@ logger: logging.Logger = logging.getLogger(__name__)
 BEAT_EVERY = 1.0
 LEASE = 2.0
 UNDO_PATIENCE = 1.0
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-def boottime() -> float:
-    """Seconds of a clock that goes on while the machine sleeps."""
-    return time.clock_gettime(_CLOCK)
 
 
 class Registration(Owner):
@@ -109,6 +102,8 @@ class Membership:
             *(("capacity", self._peer.capacity.concurrency), ("keepalive_ms", self.keepalive_ms)),
             *(("running", 0), ("room", self._peer.capacity.concurrency)),
         ]
+        heart = registration.heart = self._new_heart(registration)
+        heart.open()  # meanwhile: on a slow line the key would lapse before a connection stands
         sent = boottime()
         try:
             await self.link.call(
@@ -118,9 +113,11 @@ class Membership:
             with trio.CancelScope(shield=True):  # it may be on its way
                 await self._end(registration, UNDO_PATIENCE)
             raise
+        except BaseException:
+            heart.stop()
+            raise
         registration.alive_at = sent
-        registration.heart = self._new_heart(registration)
-        registration.heart.start()
+        heart.start()
         self.registration = registration
         self._changed.set()
         logger.info("start_worker: %s", registration.worker)
@@ -143,6 +140,7 @@ class Membership:
             make=lambda n, turning: registration.noting(make(n, turning)),
             replied=lambda beat: self._beat(registration, beat),
             every=BEAT_EVERY if self._keepalive is None else min(BEAT_EVERY, self._keepalive / 3),
+            timeout=answer_timeout(self._keepalive),
             stall_limit=peer.stall_limit,
             describe=peer.describe_running,
         )
@@ -189,7 +187,7 @@ class Membership:
                 go_on()
         heart = registration.heart
         if beat.leads and heart is not None:
-            self._peer.leader.lease(until=(heart.acked_at or boottime()) + LEASE)
+            self._peer.leader.lease(until=(heart.heard_at or boottime()) + LEASE)
         self._peer.leader.saw_lease(beat.lease)
         self._peer.hear_of_waiting(beat.waiting)
 

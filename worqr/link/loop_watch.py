@@ -1,0 +1,103 @@
+"""Does the event loop turn? It answers ticks; another thread looks how long the last one has waited. No sockets, no threads.
+
+A loop that has not run a tick for over a second is named in the log, with what it is busy with; one that has not for the stall
+limit counts as stalled. When the watching thread itself was kept from running (a frozen process, a C call that holds the GIL),
+that time is not held against the loop.
+
+Nothing here logs: a handler that blocks would stop the keepalive. Lines are collected for the thread to hand on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+
+from worqr.link.mailbox import Mailbox
+
+_TURNING = 1.0  # a loop that answers within this turns
+_LATE = 1.0  # seconds; we ourselves did not run for so long
+
+
+class LoopWatch:
+    """The watch over one loop.
+
+    Attributes:
+        turning: the last tick was answered, or has not waited for long.
+        stalled: it has waited for longer than the stall limit.
+    """
+
+    def __init__(self, mailbox: Mailbox, describe: Callable[[], str], stall_limit: float) -> None:
+        self.turning = True
+        self.stalled = False
+        self._mailbox = mailbox
+        self._describe = describe
+        self._stall_limit = stall_limit
+        self._asked = 0  # changed only by the thread
+        self._asked_at = 0.0
+        self._answered = 0  # changed only in the loop, like:
+        self._last_lag = 0.0
+        self._blocked_since: float | None = None
+        self._lines: list[tuple[int, str, float, str]] = []
+
+    @property
+    def lag(self) -> float:
+        waiting = time.monotonic() - self._asked_at if self._answered != self._asked else 0.0
+        return max(waiting, self._last_lag)
+
+    def look(self, now: float) -> None:
+        """Judge the last tick; post the next one if it was answered. Two ticks are never on their way."""
+        if self._answered != self._asked:
+            waited = now - self._asked_at
+            self.turning = waited <= _TURNING
+            if not self.turning and self._blocked_since is None:
+                self._blocked_since = self._asked_at
+                self._line(
+                    logging.WARNING,
+                    "loop.blocked: the event loop has not turned for %.1f s; it is busy with %s",
+                    waited,
+                )
+            if waited > self._stall_limit and not self.stalled:
+                self.stalled = True
+                self._line(
+                    logging.ERROR,
+                    "loop.stalled: the event loop has not turned for %.1f s: no more beats until it does; %s",
+                    waited,
+                )
+            return
+        if self._blocked_since is not None:
+            self._line(
+                logging.WARNING, "loop.turns: the event loop turns again, after %.1f s%s", now - self._blocked_since, ""
+            )
+        self.turning, self.stalled, self._blocked_since = True, False, None
+        self._asked += 1
+        self._asked_at = now
+        self._mailbox.post(partial(self._tick, self._asked))
+
+    def forgive(self, late: float) -> None:
+        """This thread woke up so much too late: the process was frozen, or the GIL held. Nor could the loop turn."""
+        if late > _LATE:
+            self._asked_at += late
+            self._line(
+                logging.WARNING,
+                "heart.late: the keepalive's thread could not run for %.1f s; the process was frozen, or held up by %s",
+                late,
+            )
+
+    def lines(self) -> list[tuple[int, str, float, str]]:
+        lines, self._lines = self._lines, []
+        return lines
+
+    def _line(self, level: int, message: str, seconds: float, what: str | None = None) -> None:
+        if what is None:
+            try:
+                what = self._describe()
+            except Exception as exc:
+                what = f"(unknown: {type(exc).__name__})"
+        self._lines.append((level, message, seconds, what))
+
+    def _tick(self, number: int) -> None:
+        """In the loop: it turns."""
+        self._last_lag = time.monotonic() - self._asked_at
+        self._answered = number
