@@ -60,14 +60,14 @@ def test_what_does_not_belong_there_is_taken_out(desk: Desk) -> None:
     assert looks(desk) == {}
 
 
-def test_a_page_has_500_schedules_and_about_a_mebibyte_of_definitions(desk: Desk) -> None:
-    names = [f"s{n:03d}" for n in range(600)]
+def test_a_page_has_250_schedules_and_about_a_mebibyte_of_definitions(desk: Desk) -> None:
+    names = [f"s{n:03d}" for n in range(300)]
     declare(desk, *names)
     due = desk.call(ops.tick_schedules(desk.g))
-    assert [each.name for each in due.rows] == names[:500]
+    assert [each.name for each in due.rows] == names[:250]
     ticks = [Tick(each, T, FAR, FAR) for each in due.rows]
     due = desk.call(ops.tick_schedules(desk.g, ticks))
-    assert [each.name for each in due.rows] == names[500:]
+    assert [each.name for each in due.rows] == names[250:]
     desk.wipe()
     for n in range(10):
         declare(desk, f"large{n}", definition=b"x" * 200_000)

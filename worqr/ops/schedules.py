@@ -13,7 +13,7 @@ from worqr.ops.replies import Reply, done, expect, new_call, pairs, text, texts,
 SCHEDULES_EXPIRE_S: Final = 30 * 24 * 3600
 FIRED_EXPIRE_S: Final = 7 * 24 * 3600
 """A leader that fires again what it does not know to be fired is late by seconds, not by days."""
-SCHEDULES_AT_ONCE: Final = 500
+SCHEDULES_AT_ONCE: Final = 250
 """Schedules that one script declares, renews, ticks or drops: a few milliseconds of the server's time."""
 SCHEDULES_BYTES: Final = 1024 * 1024
 """Bytes of definitions that one script declares."""
