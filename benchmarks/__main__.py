@@ -1,4 +1,7 @@
-"""``python -m benchmarks [name ...] [--quick] [--json FILE] [--markdown FILE] [--figures DIR]``: measure, and print tables."""
+"""Measure, and print tables.
+
+``python -m benchmarks [name ...] [--quick] [--many] [--json FILE] [--markdown FILE] [--figures DIR]``
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,7 @@ from benchmarks import (
     processes,
     producers,
     recovery,
+    schedules,
     startup,
     storm,
     threads,
@@ -57,6 +61,7 @@ SUBJECTS: dict[str, Callable[[Plan, EmbeddedServer], Awaitable[list[Table]]]] = 
     "names": names.measure,
     "due": due.measure,
     "storm": storm.measure,
+    "schedules": schedules.measure,
     "functions": functions.measure,
     "auto": auto.measure,
     "startup": startup.measure,
@@ -92,6 +97,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run of every figure there")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables there, as the docs have them")
     parser.add_argument("--figures", type=Path, metavar="DIR", help="draw what a table cannot show there, as PNG")
+    parser.add_argument("--many", action="store_true", help="measure 100,000 schedules, too")
     options = parser.parse_args(arguments)
     for name in options.names:
         if name not in SUBJECTS:
@@ -102,7 +108,7 @@ def main(arguments: list[str]) -> int:
     tables: list[Table] = []
     began = time.monotonic()
     for name in options.names or SUBJECTS:
-        for table in measured(name, Plan(options.quick, options.figures)):
+        for table in measured(name, Plan(options.quick, options.figures, options.many)):
             print_table(table)
             tables.append(table)
     missed = [f"{table.title}: {row.what}" for table in tables for row in table.rows if row.met is False]

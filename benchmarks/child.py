@@ -21,6 +21,7 @@ import redis
 import trio
 
 import worqr
+from benchmarks.schedules import periods
 from benchmarks.stand_ins import StandIns
 
 Handler = Callable[[bytes], Awaitable[None]]
@@ -78,6 +79,16 @@ async def peers(
         say("ready")
         await answer()
         nursery.cancel_scope.cancel()
+
+
+async def schedules(*, socket: str, count: int, shortest: float, longest: float) -> None:
+    """A peer that serves nothing: it declares schedules, leads, and fires them."""
+    mesh = worqr.Mesh(f"unix://{socket}")
+    for number, period in enumerate(periods(count, shortest, longest)):
+        mesh.every(period / 1000, mesh.call("tick", i=number), name=f"s{number}")
+    async with mesh.join(grace=0):
+        say("ready")
+        await answer()
 
 
 async def answer() -> None:
@@ -189,8 +200,8 @@ def stand_ins(*, socket: str, queue: str, count: int) -> None:
 def main(role: str, options: str) -> None:
     logging.basicConfig(level=logging.ERROR, format=f"{role}: %(message)s")
     settings = json.loads(options)
-    if role in {"peers", "joined"}:
-        trio.run(partial({"peers": peers, "joined": joined}[role], **settings))
+    if role in {"peers", "joined", "schedules"}:
+        trio.run(partial({"peers": peers, "joined": joined, "schedules": schedules}[role], **settings))
     else:
         roles = {"listener": listener, "beater": beater, "stand_ins": stand_ins, "joined_in_thread": joined_in_thread}
         roles[role](**settings)

@@ -17,11 +17,12 @@ RATES = frozenset({"tasks/s", "jobs/s"})
 class Plan:
     """How much to measure. `quick` is a smoke run: it shows that everything works, its figures mean nothing.
 
-    `figures` is the folder to draw into; None: nothing is drawn.
+    `figures` is the folder to draw into; None: nothing is drawn. `many`: measure also what takes a large machine.
     """
 
     quick: bool = False
     figures: Path | None = None
+    many: bool = False
 
     @property
     def runs(self) -> int:

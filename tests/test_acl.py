@@ -221,6 +221,7 @@ def more_calls(q: QueueKeys, g: RegistryKeys, scene: Scene) -> dict[str, list[Ca
         "list_queues": [ops.list_queues(g, after) for after in ((b"%d" % PAST, b"old"), (b"1", b"nobody"))],
         "list_aside": [ops.list_aside(q, "broken", 9, after=1, after_ms=1)],
         "pause_schedule": [ops.pause_schedule(g, "s", paused=False)],
+        "tick_schedules": [ops.tick_schedules(g)],
         "fail_worker": [ops.fail_worker(q, "C", 99)],
         "stop_work": [ops.stop_work(q, "A", 99)],
         "list_tasks": [ops.list_tasks(keys, 9) for keys in (failures, shard, its_failures)],

@@ -35,6 +35,7 @@ TITLES = (
     "memory:",
     "due:",
     "storm:",
+    "schedules:",
     "auto:",
     "functions: typed calls drained",
     "functions: typed calls enqueued",

@@ -13,8 +13,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from worqr.cron import ON_TIME_MS, Definition, Plan, at, jitter_ms, judge, ms_of
+from worqr.cron import AHEAD_MS, ON_TIME_MS, Definition, Plan, at, jitter_ms, judge, ms_of
 from worqr.errors import UsageError
 
 HOUR = 3_600_000
@@ -327,15 +329,38 @@ def test_all_that_was_missed_is_judged_also_when_nothing_of_it_is_fired() -> Non
     assert (verdict.fire, verdict.cursor) == ([], utc("2026-03-10T03:00"))
 
 
-def test_a_paused_schedule_lets_its_firings_pass() -> None:
-    verdict = judge(every(1, misfire=100), NOW, NOW + 60_500, paused=True)
-    assert (verdict.fire, verdict.cursor, verdict.missed, verdict.next) == ([], NOW + 60_000, 0, NOW + 61_000)
-    assert judge(every(60), NOW, NOW + 1, paused=True).cursor == NOW
+def test_a_clock_that_was_set_back_by_up_to_a_minute_fires_nothing_twice() -> None:
+    assert AHEAD_MS == 60_000
+    verdict = judge(every(10), NOW, NOW - 60_000)
+    assert (verdict.fire, verdict.cursor, verdict.next) == ([], NOW, NOW + 10_000)
 
 
-def test_a_clock_that_went_back_fires_nothing_twice() -> None:
-    verdict = judge(every(60), NOW, NOW - HOUR)
-    assert (verdict.fire, verdict.cursor, verdict.next) == ([], NOW, NOW + 60_000)
+def test_a_cursor_further_ahead_counts_as_now() -> None:
+    verdict = judge(every(60), NOW, NOW - HOUR + 1)
+    assert (verdict.fire, verdict.cursor, verdict.next) == ([], NOW - HOUR + 1, NOW - HOUR + 60_000)
+
+
+@given(
+    period=st.sampled_from([0.1, 1, 7, 60, 3600]),
+    misfire=st.sampled_from([0, 1, 3, 100]),
+    cursor=st.integers(NOW - 4 * HOUR, NOW),
+    late=st.one_of(st.integers(0, 30_000), st.integers(0, 4 * HOUR)),
+)
+def test_every_firing_is_judged_once_as_on_time_or_as_missed(
+    period: float, misfire: int, cursor: int, late: int
+) -> None:
+    plan, now = every(period, misfire=misfire), cursor + late
+    verdict = judge(plan, cursor, now)
+    step = plan.definition.every_ms
+    passed = range((cursor // step + 1) * step, now + 1, step)
+    due = [nominal for nominal in passed if nominal > now - ON_TIME_MS]
+    missed = list(passed[: len(passed) - len(due)])
+    made_up = missed[-misfire:] if misfire else []
+    assert verdict.fire == [*made_up, *due]
+    assert verdict.cursor == (passed[-1] if passed else cursor)
+    assert verdict.next == (now // step + 1) * step
+    assert bool(verdict.missed) == bool(missed)
+    assert verdict.made_up == len(made_up)
 
 
 # Jitter

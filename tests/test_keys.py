@@ -85,6 +85,8 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "queues": "{worqr}:queues",
         "waiting": "{worqr}:waiting",
         "schedules": "{worqr}:schedules",
+        "schedules_due": "{worqr}:schedules_due",
+        "schedules_seen": "{worqr}:schedules_seen",
         "shards": "{worqr}:shards",
         "due_channel": "{worqr}:due",
         "leader": "{worqr}:leader",

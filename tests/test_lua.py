@@ -15,6 +15,7 @@ import pytest
 import worqr.lua
 from tests.ops.scene import CALLS, Scene
 from worqr import ops
+from worqr.cron import AHEAD_MS
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.lua import Script, all_scripts, script
 
@@ -28,8 +29,8 @@ FILL_MEMORY = {"dispatch_jobs", "enqueue", "fire_schedule", "note_progress", "no
 """What memory is filled by: refused when it is full. All else goes on."""
 # fmt: off
 READS = {
-    "EXISTS", "GET", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HSTRLEN", "INFO", "LINDEX", "LLEN", "LPOS",
-    "PTTL", "PUBSUB", "SCARD", "SINTER", "SISMEMBER", "SMEMBERS", "SMISMEMBER", "SORT_RO", "SRANDMEMBER", "SSCAN",
+    "EXISTS", "GET", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HSCAN", "HSTRLEN", "INFO", "LINDEX", "LLEN",
+    "LPOS", "PTTL", "PUBSUB", "SCARD", "SINTER", "SISMEMBER", "SMEMBERS", "SMISMEMBER", "SORT_RO", "SRANDMEMBER", "SSCAN",
     "TIME", "ZCARD", "ZCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZREVRANGE", "ZREVRANK", "ZSCORE",
 }
 WRITES = {
@@ -377,6 +378,10 @@ return {a, [[
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_sha_is_the_one_the_server_will_know_it_by(name: str) -> None:
     assert script(name).sha == hashlib.sha1(script(name).source.encode()).hexdigest()
+
+
+def test_lua_and_python_agree_on_how_far_ahead_a_cursor_may_be() -> None:
+    assert f"local AHEAD_MS = {AHEAD_MS}\n" in (FOLDER / "_schedules.lua").read_text("utf-8")
 
 
 # Scripts and operations

@@ -193,6 +193,8 @@ class World:
                 found[key.decode()] = {
                     field: value for field, value in entry.value.items() if field[:4] in {b"def ", b"paus"}
                 }
+            elif name == "schedules_due":
+                found[key.decode()] = set(entry.value)
             elif name.startswith("{") or not name.startswith(("worker:", "leader", "info:", "producer:")):
                 found[key.decode()] = entry
             else:

@@ -95,7 +95,8 @@ def cancel(machine: JobMachine) -> None:
 
 def fire(machine: JobMachine, nominal: int, run_at: int) -> None:
     expected = machine.model.fire_schedule("s", nominal, run_at, "cancel", b"x")
-    machine.raw(ops.fire_schedule(machine.q, "s", nominal, run_at=run_at, overlap="cancel", task=b"x"), expected)
+    call = ops.fire_schedule(machine.q, "s", nominal, judged_at=nominal, run_at=run_at, overlap="cancel", task=b"x")
+    machine.raw(call, expected)
 
 
 def end_runs(server: Server, seen: set[Move]) -> None:

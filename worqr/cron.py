@@ -23,6 +23,8 @@ from worqr.errors import UsageError, did_you_mean
 
 ON_TIME_MS: Final = 10_000
 """A firing this late is still on time: the leader may have changed, which takes less. Older ones were missed."""
+AHEAD_MS: Final = 60_000
+"""A cursor this far ahead of the server's clock waits for it. One further ahead was noted by a wrong clock, and counts as now."""
 
 _MINUTE: Final = timedelta(minutes=1)
 _EVERY_HOUR: Final = set(range(24))
@@ -189,17 +191,28 @@ class Verdict:
     next: int
 
 
-def judge(plan: Plan, cursor: int, now: int, *, paused: bool = False) -> Verdict:
-    """Which of the firings later than `cursor` and not later than `now` are enqueued; by the server's clock, in ms."""
+def judge(plan: Plan, cursor: int, now: int) -> Verdict:
+    """Decide which of the firings later than `cursor` and not later than `now` are enqueued; by the server's clock, in ms.
+
+    A cursor up to `AHEAD_MS` ahead of `now` stays: nothing fires until the clock has caught up, so nothing fires twice. A cursor
+    further ahead is set to `now`. The clock was wrong before, or it is now: firings that the clock shows for the second time
+    are enqueued for the second time.
+    """
+    if cursor > now + AHEAD_MS:
+        cursor = now
+    following = plan.next_after(cursor)
     on_time = max(cursor, now - ON_TIME_MS)
-    due = plan.last_between(on_time, now, ON_TIME_MS)
-    missed = plan.last_between(cursor, on_time, max(plan.definition.misfire, 1))
-    last = [*missed, *due][-1:]
-    made_up = missed[-plan.definition.misfire :] if plan.definition.misfire else []
-    following = plan.next_after(max(now, cursor))
-    judged = last[0] if last else cursor
-    if paused:
-        return Verdict([], judged, 0, 0, following)
+    made_up: list[int] = []
+    missed: list[int] = []
+    if following <= on_time:
+        missed = plan.last_between(cursor, on_time, max(plan.definition.misfire, 1))
+        made_up = missed[-plan.definition.misfire :] if plan.definition.misfire else []
+        following = plan.next_after(on_time)
+    due: list[int] = []
+    while following <= now:
+        due.append(following)
+        following = plan.next_after(following)
+    judged = [cursor, *missed, *due][-1]
     return Verdict([*made_up, *due], judged, len(missed), len(made_up), following)
 
 

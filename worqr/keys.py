@@ -288,6 +288,16 @@ class RegistryKeys:
         return f"{self.base}:schedules"
 
     @property
+    def schedules_due(self) -> str:
+        """ZSET of the schedules that are not paused, by when a leader is to look at them next, in ms; expires likewise."""
+        return f"{self.base}:schedules_due"
+
+    @property
+    def schedules_seen(self) -> str:
+        """ZSET of all schedules, by when a peer last declared them: ms for which the mesh was led; expires likewise."""
+        return f"{self.base}:schedules_seen"
+
+    @property
     def shards(self) -> str:
         """HASH: queue -> how many shards it has, of those that have several; until `delete` of the queue."""
         return f"{self.base}:shards"

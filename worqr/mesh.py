@@ -34,7 +34,7 @@ from worqr.peer.options import (
 from worqr.peer.peer import Peer
 from worqr.peer.runners import Middleware, is_async
 from worqr.peer.settings import Onlooker, PeerSettings, usable_cpus
-from worqr.peer.ticking import schedule_of
+from worqr.peer.ticking import all_schedules, schedule_of
 from worqr.queue import Queue, all_infos
 from worqr.registry import Registry
 from worqr.sending import Sender
@@ -355,8 +355,8 @@ class Mesh(Registry, Generic[S]):
 
     async def schedules(self) -> list[Schedule]:
         """All schedules of the mesh, whoever declared them, by name."""
-        found = await self.ask(ops.list_schedules(RegistryKeys(self.prefix)))
-        return [schedule_of(row) for row in found.rows]
+        rows, now = await all_schedules(self.ask, RegistryKeys(self.prefix))
+        return [schedule_of(row, now) for row in rows]
 
     async def pause_schedule(self, name: str, *, paused: bool = True) -> None:
         """Let the firings of a schedule pass until ``paused=False``; what was let pass is not made up for.
@@ -368,7 +368,7 @@ class Mesh(Registry, Generic[S]):
         """
         registry = RegistryKeys(self.prefix)
         if not await self.ask(ops.pause_schedule(registry, check_text(name, "schedule name"), paused=bool(paused))):
-            known = [row.name for row in (await self.ask(ops.list_schedules(registry))).rows]
+            known = [row.name for row in (await all_schedules(self.ask, registry))[0]]
             hint = did_you_mean(name, known, f"there are {', '.join(map(repr, known[:20])) or 'none'}")
             raise UsageError(f"there is no schedule {name!r} in this mesh; {hint}")
 

@@ -136,7 +136,10 @@ async def _life_of_a_schedule(mesh: worqr.Mesh, prefix: str) -> None:
             await trio.sleep(0.02)
     await mesh.pause_schedule("often")
     assert [schedule.paused for schedule in await mesh.schedules()] == [True]
-    await mesh.ask(ops.drop_schedule(RegistryKeys(prefix), "often", 0))
+    keys = RegistryKeys(prefix)
+    assert await mesh.ask(ops.renew_schedules(keys, ["often", "never"])) == ["never"]
+    assert (await mesh.ask(ops.rewind_schedules(keys)))[0] == "0"
+    await mesh.ask(ops.drop_schedules(keys, 0))
     assert await mesh.schedules() == []
     await q.cancel_all()
 

@@ -11,7 +11,7 @@ from tests.ops.schedules import DEF, TASK, T, declared
 from worqr import ops
 from worqr.call import Call
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
-from worqr.ops import ScheduleRow
+from worqr.ops import ScheduleRow, Tick
 
 KEPT = {"result_ttl": "60000"}
 """Of a job whose result is kept for a minute."""
@@ -113,7 +113,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
         q, [job("new"), job("waits", b"b"), job("runs", b"b"), job("due", b"b"), job(None)]
     ),
     "drop_aside": lambda q, g, scene: ops.drop_aside(q, "broken", [scene.broken]),
-    "drop_schedule": lambda q, g, scene: ops.drop_schedule(g, "s", 1000),
+    "drop_schedules": lambda q, g, scene: ops.drop_schedules(g, 0),
     "drop_shards": lambda q, g, scene: ops.drop_shards(g, "hot", 8),
     "enqueue": lambda q, g, scene: ops.enqueue(q, [b"new", MARKER]),
     "fail_task": lambda q, g, scene: ops.fail_task(q, "A", scene.twin, BOOM),
@@ -122,7 +122,9 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "finish_tasks": lambda q, g, scene: ops.finish_tasks(
         q, "A", [scene.raw, scene.job, scene.twin, scene.marked, 1], {scene.twin: ("bytes", b"result")}
     ),
-    "fire_schedule": lambda q, g, scene: ops.fire_schedule(q, "s", T, run_at=T, overlap="cancel", task=TASK),
+    "fire_schedule": lambda q, g, scene: ops.fire_schedule(
+        q, "s", T, judged_at=T, run_at=T, overlap="cancel", task=TASK
+    ),
     "forget_queues": lambda q, g, scene: ops.forget_queues(g, ["old", "Q1", "Q2"]),
     "forget_worker": lambda q, g, scene: ops.forget_worker(g, "C"),
     "inspect": lambda q, g, scene: ops.inspect(q),
@@ -152,31 +154,35 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "purge_queue": lambda q, g, scene: ops.purge_queue(q),
     "read_result": lambda q, g, scene: ops.read_result(q, "done", 0),
     "reconcile": lambda q, g, scene: ops.reconcile(q, "A", [scene.raw, 1]),
+    "renew_schedules": lambda q, g, scene: ops.renew_schedules(g, ["s", "t"]),
     "resume": lambda q, g, scene: ops.resume(q),
     "retry_aside": lambda q, g, scene: ops.retry_aside(q, "failed", [scene.failed]),
     "retry_task": lambda q, g, scene: ops.retry_task(q, "A", scene.twin, BOOM, counter="failures", limit=10),
+    "rewind_schedules": lambda q, g, scene: ops.rewind_schedules(g),
     "start_tasks": lambda q, g, scene: ops.start_tasks(q, "A", 99, 9),
     "start_work": lambda q, g, scene: ops.start_work(q, "new", max_stalls=3, keep_failed=9, last=0),
     "start_worker": lambda q, g, scene: ops.start_worker(g, "new", keepalive_ms=KEEPALIVE, facts=[("host", "h")]),
     "stop_tasks": lambda q, g, scene: ops.stop_tasks(q, "A", [scene.raw, scene.job, scene.twin, scene.marked, 1]),
     "stop_work": lambda q, g, scene: ops.stop_work(q, "A", 2),
     "stop_worker": lambda q, g, scene: ops.stop_worker(g, "A"),
-    "tick_schedule": lambda q, g, scene: ops.tick_schedule(
-        g, ScheduleRow("s", DEF, T, None, None, (), T, False), last=T + 1, next=T + 2, owed=[T], fired=T
+    "tick_schedules": lambda q, g, scene: ops.tick_schedules(
+        g, [Tick(ScheduleRow("s", DEF, T, None, None, (), False, b"%d\n" % T), T + 1, T + 2, T + 2, [T], T)], led=1
     ),
     "unmap_work": lambda q, g, scene: ops.unmap_work(g, "A", "Q1"),
 }
 
 
 BEFORE: dict[str, Callable[[Desk], object]] = {
-    "drop_schedule": declared,
+    "drop_schedules": declared,
     "forget_queues": lambda desk: desk.client.zadd(desk.g.queues, {"old": PAST, "Q1": PAST}),
     "forget_worker": lambda desk: desk.call(ops.unmap_work(desk.g, "C", "Q1")),
     "list_queues": lambda desk: desk.client.zadd(desk.g.queues, {"old": PAST}),
     "pause_schedule": declared,
     "resume": lambda desk: desk.call(ops.pause(desk.q, "why")),
     "purge_queue": lambda desk: desk.call(ops.delete_queue(desk.q)),
-    "tick_schedule": declared,
+    "renew_schedules": declared,
+    "rewind_schedules": lambda desk: declared(desk, last=FUTURE),
+    "tick_schedules": declared,
     "stop_worker": lambda desk: desk.call(ops.unmap_work(desk.g, "A", "Q1")),
 }
 """What makes their way free."""

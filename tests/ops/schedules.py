@@ -1,10 +1,10 @@
-"""What the tests of schedules share: definitions that mean nothing to Lua, and the registry's hash told without its times."""
+"""What the tests of schedules share: definitions that mean nothing to Lua, and the registry's keys of schedules told apart."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tests.ops.driver import Desk, Expires
+from tests.ops.driver import Desk
 from worqr import ops
 from worqr.ops import ScheduleRow
 
@@ -13,6 +13,8 @@ OTHER = b"another definition"
 TASK = b"task \x00\xff"
 T = 1_700_000_000_000
 """A nominal time, long ago."""
+MINUTE = 60_000
+HOUR = 60 * MINUTE
 
 
 def now(desk: Desk) -> int:
@@ -23,13 +25,18 @@ def now(desk: Desk) -> int:
 def declare(desk: Desk, *names: str, definition: bytes = DEF, replace: bool = True) -> None:
     pairs = [(name, definition) for name in names]
     assert desk.call(ops.declare_schedules(desk.g, pairs, replace=replace)) == "ok"
+    set_clock_ahead(desk, MINUTE // 2)  # so that no script notes the time meanwhile
 
 
-def declared(desk: Desk, name: str = "s", *, last: int = T, **fields: Any) -> ScheduleRow:
-    """A schedule that was judged up to `last`, with these fields."""
+def declared(desk: Desk, name: str = "s", *, last: int = T, look_at: int | None = None, **fields: Any) -> ScheduleRow:
+    """A schedule that was judged up to `last`, with these fields; a leader is to look at it at `look_at`, by default at once."""
     declare(desk, name)
-    facts = {f"{field} {name}": value for field, value in {"last": last, "seen": T, **fields}.items()}
+    facts = {f"{field} {name}": value for field, value in {"last": last, **fields}.items()}
     desk.client.hset(desk.g.schedules, mapping=facts)
+    if "paused" in fields:
+        desk.client.zrem(desk.g.schedules_due, name)
+    elif look_at is not None:
+        desk.client.zadd(desk.g.schedules_due, {name: look_at})
     return row(desk, name)
 
 
@@ -38,14 +45,31 @@ def row(desk: Desk, name: str = "s") -> ScheduleRow:
     return found
 
 
-def told(desk: Desk, since: int) -> dict[str, Any]:
-    """The whole state; times of the hash of schedules that are not before `since` are called now."""
-    state = desk.state()
-    if (found := state.get(":schedules")) is not None:
-        assert isinstance(found, Expires)
-        fields = {
-            name: "now" if value.isdigit() and since <= int(value) <= now(desk) else value
-            for name, value in found.value.items()
-        }
-        state[":schedules"] = Expires(fields)
-    return state
+def facts(desk: Desk, since: int | None = None) -> dict[str, str]:
+    """The hash of schedules without its clock; times that are not before `since` are called now."""
+    until = now(desk)
+    return {
+        field.decode(): "now" if since and value.isdigit() and since <= int(value) <= until else value.decode("latin-1")
+        for field, value in desk.client.hgetall(desk.g.schedules).items()
+        if field != b"clock"
+    }
+
+
+def looks(desk: Desk) -> dict[str, int]:
+    """When a leader is to look at which schedule."""
+    return {name.decode(): int(at) for name, at in desk.client.zrange(desk.g.schedules_due, 0, -1, withscores=True)}
+
+
+def seen(desk: Desk) -> dict[str, int]:
+    """When each schedule was declared last, in ms for which the mesh was led."""
+    return {name.decode(): int(at) for name, at in desk.client.zrange(desk.g.schedules_seen, 0, -1, withscores=True)}
+
+
+def lead(desk: Desk, ms: int) -> None:
+    """The mesh was led for so long."""
+    desk.client.hset(desk.g.schedules, "led", ms)
+
+
+def set_clock_ahead(desk: Desk, ms: int) -> None:
+    """As if schedules had been judged by a clock that was so far ahead."""
+    desk.client.hset(desk.g.schedules, "clock", now(desk) + ms)

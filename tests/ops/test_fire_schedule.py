@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.ops.driver import Desk, Expires, claim, reference
-from tests.ops.schedules import TASK, T, now
+from tests.ops.schedules import HOUR, MINUTE, TASK, T, now
 from worqr import ops
 from worqr.call import Call
 
@@ -14,7 +14,7 @@ OVERLAPS = ("skip", "queue", "cancel")
 
 
 def fire(desk: Desk, nominal: int = T, **more: Any) -> Call[str]:
-    options = {"run_at": nominal, "overlap": "skip", "task": TASK, **more}
+    options = {"judged_at": nominal, "run_at": nominal, "overlap": "skip", "task": TASK, **more}
     return ops.fire_schedule(desk.q, options.pop("name", "s"), nominal, **options)
 
 
@@ -190,6 +190,49 @@ def test_cancel_keeps_only_the_newest_of_those_that_wait_for_it(desk: Desk) -> N
     desk.call(ops.finish_tasks(desk.q, "A", [claimed]))
     assert desk.state()[":job:cron:s"]["scheduled_for"] == str(T + 2000)
     assert desk.waiting() == [TASK]
+
+
+# A clock that was ahead
+
+
+def test_what_was_fired_by_a_clock_far_ahead_holds_nothing_back(desk: Desk) -> None:
+    tomorrow = T + 24 * HOUR
+    desk.call(fire(desk, tomorrow))
+    desk.call(ops.finish_tasks(desk.q, "A", [run(desk)]))
+    assert desk.call(fire(desk, T)) == "ok"
+    assert desk.state()[":fired"] == Expires({"s": f"{T} ok"})
+
+
+def test_up_to_a_minute_ahead_it_holds_back(desk: Desk) -> None:
+    desk.call(fire(desk, T + MINUTE))
+    with desk.nothing_changes():
+        assert desk.call(fire(desk, T)) == "fired"
+    assert desk.call(fire(desk, T, judged_at=T - 1)) == "ok"
+
+
+def test_a_copy_gets_the_same_answer_however_far_ahead_it_was(desk: Desk) -> None:
+    desk.call(fire(desk, T + HOUR))
+    with desk.nothing_changes():
+        assert desk.call(fire(desk, T + HOUR, judged_at=T)) == "ok"
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_a_job_that_was_to_begin_in_that_future_is_replaced(desk: Desk, overlap: str) -> None:
+    future = now(desk) + HOUR
+    desk.call(fire(desk, future, run_at=future + 5))
+    assert desk.call(fire(desk, T, overlap=overlap)) == "ok"
+    state = desk.state()
+    assert state[":job:cron:s"]["state"] == "waiting"
+    assert state[":job:cron:s"]["scheduled_for"] == str(T)
+    assert ":due" not in state
+    assert len(desk.waiting()) == 1
+
+
+def test_a_run_that_began_in_that_future_counts_as_the_one_before(desk: Desk) -> None:
+    desk.call(fire(desk, T + HOUR))
+    run(desk)
+    assert desk.call(fire(desk, T)) == "skipped"
+    assert desk.call(fire(desk, T + 1, overlap="queue")) == "busy"
 
 
 # In general

@@ -334,7 +334,7 @@ class JobMachine(RuleBasedStateMachine):
         nominal, run_at = fired + data.draw(st.integers(-1, 2)), data.draw(st.sampled_from([PAST, PAST, FAR]))
         overlap = data.draw(st.sampled_from(["skip", "queue", "cancel"]))
         [word] = self.model.fire_schedule("s", nominal, run_at, overlap, b"fired")
-        call = ops.fire_schedule(self.q, "s", nominal, run_at=run_at, overlap=overlap, task=b"fired")
+        call = ops.fire_schedule(self.q, "s", nominal, judged_at=nominal, run_at=run_at, overlap=overlap, task=b"fired")
         assert self.do(call) == word
         self.check()
 

@@ -5,7 +5,7 @@ import time
 from tests.ops.driver import Desk
 from tests.ops.schedules import DEF, T, declared
 from worqr import ops
-from worqr.ops import ScheduleRow
+from worqr.ops import ScheduleRow, Schedules
 
 
 def test_lists_all_that_is_known_by_name(desk: Desk) -> None:
@@ -13,10 +13,25 @@ def test_lists_all_that_is_known_by_name(desk: Desk) -> None:
     declared(desk, "ä")
     with desk.nothing_changes():
         found = desk.call(ops.list_schedules(desk.g))
+    assert found.cursor == "0"
+    stands = f"{T}\n{T - 2} {T - 1}".encode()
     assert found.rows == [
-        ScheduleRow("b c", DEF, last=T, next=T + 5, fired=T - 5, owed=(T - 2, T - 1), seen=T, paused=True),
-        ScheduleRow("ä", DEF, last=T, next=None, fired=None, owed=(), seen=T, paused=False),
+        ScheduleRow("b c", DEF, T, next=T + 5, fired=T - 5, owed=(T - 2, T - 1), paused=True, stands=stands),
+        ScheduleRow("ä", DEF, T, next=None, fired=None, owed=(), paused=False, stands=f"{T}\n".encode()),
     ]
+
+
+def test_many_come_in_pages(desk: Desk) -> None:
+    names = [f"s{n:04d}" for n in range(3000)]
+    fields = {f"{fact} {name}": T for name in names for fact in ("def", "last", "next")}
+    desk.client.hset(desk.g.schedules, mapping=fields)
+    pages = [desk.call(ops.list_schedules(desk.g))]
+    while pages[-1].cursor != "0":
+        pages.append(desk.call(ops.list_schedules(desk.g, pages[-1].cursor)))
+    assert len(pages) > 2
+    rows = Schedules.join(pages)
+    assert [row.name for row in rows] == names
+    assert {(row.last, row.next) for row in rows} == {(T, T)}
 
 
 def test_says_what_time_it_is(desk: Desk) -> None:
@@ -25,7 +40,7 @@ def test_says_what_time_it_is(desk: Desk) -> None:
 
 
 def test_what_has_no_definition_is_no_schedule(desk: Desk) -> None:
-    desk.client.hset(desk.g.schedules, mapping={"last s": T, "nonsense": "x"})
+    desk.client.hset(desk.g.schedules, mapping={"last s": T, "nonsense": "x", "led": 5, "clock": T})
     assert desk.call(ops.list_schedules(desk.g)).rows == []
 
 

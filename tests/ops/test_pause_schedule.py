@@ -1,26 +1,28 @@
 from __future__ import annotations
 
 from tests.ops.driver import Desk
-from tests.ops.schedules import DEF, T, declared, now, told
+from tests.ops.schedules import DEF, T, declared, facts, looks, now
 from worqr import ops
 
-DEFINED = {"def s": DEF.decode("latin-1"), "seen s": str(T)}
 
-
-def test_notes_that_it_is_paused_and_nothing_else(desk: Desk) -> None:
+def test_notes_that_it_is_paused_and_no_leader_looks_at_it_any_more(desk: Desk) -> None:
     declared(desk, owed=T)
-    before = desk.state()
+    declared(desk, "other")
+    before = facts(desk)
     assert desk.send(ops.pause_schedule(desk.g, "s", paused=True)) == [b"ok"]
-    after = desk.state()
-    assert after[":schedules"].value == {**before[":schedules"].value, "paused s": "1"}
-    assert {**after, ":schedules": None} == {**before, ":schedules": None}
+    assert facts(desk) == {**before, "paused s": "1"}
+    assert set(looks(desk)) == {"other"}
 
 
 def test_let_go_on_it_counts_from_now_and_owes_nothing(desk: Desk) -> None:
     declared(desk, paused="1", owed=T, next=T + 5, fired=T - 5)
+    desk.client.hset(desk.g.schedules, "clock", 0)
     since = now(desk)
     assert desk.call(ops.pause_schedule(desk.g, "s", paused=False))
-    assert told(desk, since)[":schedules"].value == {**DEFINED, "last s": "now", "fired s": str(T - 5)}
+    assert facts(desk, since) == {"def s": DEF.decode("latin-1"), "last s": "now", "fired s": str(T - 5)}
+    assert since <= looks(desk)["s"] <= now(desk)
+    assert desk.client.ttl(desk.g.schedules_due) > 0  # it was empty
+    assert int(desk.client.hget(desk.g.schedules, "clock") or 0) >= since
 
 
 def test_what_is_not_paused_is_not_moved_by_letting_it_go_on(desk: Desk) -> None:

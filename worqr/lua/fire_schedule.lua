@@ -1,30 +1,36 @@
 #!lua
 -- fire_schedule: enqueues one firing of a schedule as the job cron:NAME, once, whoever asks how often. Firings come in the
--- order of their nominal times: one that is older than the last is over.
+-- order of their nominal times: one that is older than the last is over. But a last one that lies more than a minute ahead of
+-- the clock was fired while that was wrong: it holds back nothing, and its job, if it did not begin, is replaced.
 -- KEYS[1] queue LIST
 -- KEYS[2] fired HASH
 -- ARGV[1] name of the schedule
 -- ARGV[2] nominal ms
--- ARGV[3] run_at ms
--- ARGV[4] overlap when the job of an earlier firing is still there: skip, queue, or cancel (one that does not run is replaced)
--- ARGV[5] expire_s s that the last firings of the queue's schedules are remembered
--- ARGV[6] task bytes
+-- ARGV[3] judged_at ms, the registry's clock when the leader found it due (the queue may lie on another server)
+-- ARGV[4] run_at ms
+-- ARGV[5] overlap when the job of an earlier firing is still there: skip, queue, or cancel (one that does not run is replaced)
+-- ARGV[6] expire_s s that the last firings of the queue's schedules are remembered
+-- ARGV[7] task bytes
 -- RETURNS ok | skipped (an earlier firing waits or runs) | busy (the same; nothing was done, try again) | fired (a later firing
 --   was judged before)
 -- RESEND safe: fenced by the nominal time; an equal one gets the same answer again, and nothing happens
--- USES cancel counts fence types upsert wake
+-- USES cancel counts fence schedules types upsert wake
 local queue, fired = KEYS[1], KEYS[2]
-local name, nominal, run_at = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local overlap, expire_s, task = ARGV[4], ARGV[5], ARGV[6]
+local name, nominal, judged_at, run_at = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local overlap, expire_s, task = ARGV[5], ARGV[6], ARGV[7]
 
 local last, word = string.match(redis.call('HGET', fired, name) or '', '^(%d+) (%a+)$')
-if last and nominal <= tonumber(last) then
-  return {nominal == tonumber(last) and word or 'fired'}
+last = tonumber(last)
+if last == nominal then
+  return {word}
+elseif last and nominal < last and last <= judged_at + AHEAD_MS then
+  return {'fired'}
 end
 check_types(queue)
 local id = 'cron:' .. name
 local seen = look_for(queue, id)
-local earlier = seen.job or seen.active
+local meant_for = seen.job and tonumber(redis.call('HGET', queue .. ':job:' .. id, 'scheduled_for')) or 0
+local earlier = seen.active or seen.job and meant_for <= judged_at + AHEAD_MS
 if earlier and overlap == 'queue' then
   return {'busy'}
 end

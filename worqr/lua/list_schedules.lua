@@ -1,10 +1,15 @@
 #!lua flags=no-writes
--- list_schedules: all schedules of the mesh, and what time it is.
+-- list_schedules: one page of the facts about all schedules of the mesh, and what time it is. The facts about one schedule may
+-- come in several pages, and twice.
 -- KEYS[1] schedules HASH
--- RETURNS ok now_ms fields: names and values in turn; a name is def, last, next, fired, owed, seen or paused, a space, and the
---   schedule's name
+-- ARGV[1] cursor of the page before; 0 for the first
+-- ARGV[2] budget, how many facts to return, about
+-- RETURNS ok now_ms cursor fields: the cursor of the next page (0: this was the last), names and values in turn; a name is def,
+--   last, next, fired, owed or paused, a space, and the schedule's name
 -- RESEND safe: it only reads
 -- USES counts fence
 local schedules = KEYS[1]
+local cursor, budget = ARGV[1], ARGV[2]
 
-return {'ok', digits(now_ms()), redis.call('HGETALL', schedules)}
+local page = redis.call('HSCAN', schedules, cursor, 'COUNT', budget)
+return {'ok', digits(now_ms()), page[1], page[2]}

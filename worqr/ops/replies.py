@@ -78,13 +78,15 @@ def pairs(values: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
     return zip(values[::2], values[1::2], strict=True)
 
 
-def in_pieces(items: Sequence[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+def in_pieces(
+    items: Sequence[T], size_of: Callable[[T], int], *, most: int = MAX_ITEMS, most_bytes: int = MAX_BYTES
+) -> Iterator[list[T]]:
     """`items` in pieces that fit one request each, by their number and their bytes."""
     piece: list[T] = []
     size = 0
     for item in items:
         more = size_of(item)
-        if piece and (len(piece) == MAX_ITEMS or size + more > MAX_BYTES):
+        if piece and (len(piece) == most or size + more > most_bytes):
             yield piece
             piece, size = [], 0
         piece.append(item)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from worqr.call import Argument, Call
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.ops.replies import Reply, done, expect, new_call, pairs, text, word_of
+from worqr.ops.replies import Reply, done, expect, new_call, pairs, text, texts, word_of
 
 SCHEDULES_EXPIRE_S: Final = 30 * 24 * 3600
 FIRED_EXPIRE_S: Final = 7 * 24 * 3600
 """A leader that fires again what it does not know to be fired is late by seconds, not by days."""
+SCHEDULES_AT_ONCE: Final = 250
+"""Schedules that one script declares, renews, ticks or drops: a few milliseconds of the server's time."""
+SCHEDULES_BYTES: Final = 1024 * 1024
+"""Bytes of definitions that one script declares."""
+_FACTS: Final = 2000
+"""Facts about schedules that one script lists, about; a schedule has four or five."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +30,7 @@ class ScheduleRow:
         last: up to which all firings were judged.
         next, fired: the next firing, and the last that was enqueued, if somebody has noted them.
         owed: firings that wait for their turn, oldest first.
-        seen: when a peer last declared it.
+        stands: `last` and `owed` as they lie there, by which a tick knows that nobody has changed them.
     """
 
     name: str
@@ -33,78 +39,159 @@ class ScheduleRow:
     next: int | None
     fired: int | None
     owed: tuple[int, ...]
-    seen: int
     paused: bool
+    stands: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Schedules:
-    """Reply of list_schedules: the server's time, and all schedules by name."""
+    """Reply of list_schedules: the server's time, a page of facts by schedule, and the cursor of the next page ("0": none)."""
 
     now: int
+    facts: dict[str, dict[str, bytes]]
+    cursor: str
+
+    @property
+    def rows(self) -> list[ScheduleRow]:
+        """The schedules by name, if this is the only page."""
+        return self.join([self])
+
+    @staticmethod
+    def join(pages: Iterable[Schedules]) -> list[ScheduleRow]:
+        """The schedules of all pages, by name."""
+        found: dict[str, dict[str, bytes]] = {}
+        for page in pages:
+            for name, facts in page.facts.items():
+                found.setdefault(name, {}).update(facts)
+        return [_row(name, found[name]) for name in sorted(found) if "def" in found[name]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """How far a schedule got: where it was found, and where it is now.
+
+    Attributes:
+        look_at: when a leader is to look at it again, in ms by the server's clock.
+        next, fired: None: as it was.
+    """
+
+    was: ScheduleRow
+    last: int
+    next: int | None
+    look_at: int
+    owed: Sequence[int] = ()
+    fired: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Reply of tick_schedules.
+
+    Attributes:
+        now: the server's time.
+        led: for how many ms the mesh was led.
+        next: when the next schedule is due; None: there is none, or another one is due already.
+        rows: the schedules that a leader is to look at now.
+        back: the server's clock was set back: nothing was noted.
+    """
+
+    now: int
+    led: int
+    next: int | None
     rows: list[ScheduleRow]
+    back: bool = False
+
+
+def _all(keys: RegistryKeys) -> tuple[str, str, str]:
+    return keys.schedules, keys.schedules_due, keys.schedules_seen
 
 
 def declare_schedules(keys: RegistryKeys, definitions: Sequence[tuple[str, bytes]], *, replace: bool) -> Call[str]:
-    """Note (name, definition) of each schedule, or with replace=False only that they are still meant."""
+    """Store (name, definition) of up to a page of schedules, or with replace=False only of those that are not there."""
     args: list[Argument] = [int(replace), SCHEDULES_EXPIRE_S]
     for name, definition in definitions:
         args += (name, definition)
     size = sum(len(definition) for _, definition in definitions)
-    return new_call("declare_schedules", keys.base, (keys.schedules,), tuple(args), done, numbered=True, size=size)
+    return new_call("declare_schedules", keys.base, _all(keys), tuple(args), done, numbered=True, size=size)
 
 
-def list_schedules(keys: RegistryKeys) -> Call[Schedules]:
-    """All schedules, and the server's time."""
+def renew_schedules(keys: RegistryKeys, names: Sequence[str]) -> Call[list[str]]:
+    """Note that up to a page of schedules are still declared; returns the names of those that are not there."""
+
+    def read(reply: Reply) -> list[str]:
+        word_of(reply)
+        return texts(reply[1:])
+
+    return new_call("renew_schedules", keys.base, _all(keys), (SCHEDULES_EXPIRE_S, *names), read)
+
+
+def list_schedules(keys: RegistryKeys, cursor: str = "0") -> Call[Schedules]:
+    """One page of all schedules, and the server's time."""
 
     def read(reply: Reply) -> Schedules:
         word_of(reply)
         found: dict[str, dict[str, bytes]] = {}
-        for field, value in pairs(reply[2]):
+        for field, value in pairs(reply[3]):
             what, _, name = text(field).partition(" ")
             found.setdefault(name, {})[what] = value
-        return Schedules(int(reply[1]), [_row(name, found[name]) for name in sorted(found) if "def" in found[name]])
+        return Schedules(int(reply[1]), found, text(reply[2]))
 
-    return new_call("list_schedules", keys.base, (keys.schedules,), (), read)
+    return new_call("list_schedules", keys.base, (keys.schedules,), (cursor, _FACTS), read)
 
 
 def _row(name: str, facts: dict[str, bytes]) -> ScheduleRow:
     return ScheduleRow(
         name=name,
         definition=facts["def"],
-        last=_number(facts, "last") or 0,
-        next=_number(facts, "next"),
-        fired=_number(facts, "fired"),
+        last=_number(facts.get("last")) or 0,
+        next=_number(facts.get("next")),
+        fired=_number(facts.get("fired")),
         owed=tuple(int(nominal) for nominal in facts.get("owed", b"").split() if nominal.isdigit()),
-        seen=_number(facts, "seen") or 0,
         paused="paused" in facts,
+        stands=facts.get("last", b"") + b"\n" + facts.get("owed", b""),
     )
 
 
-def _number(facts: dict[str, bytes], what: str) -> int | None:
+def _number(value: bytes | None) -> int | None:
     """What somebody spoilt by hand counts as missing: one schedule must not keep the others from being read."""
-    value = facts.get(what, b"")
-    return int(value) if value.isdigit() and len(value) < 15 else None  # to the year 5138; calendars end at 9999
+    return (
+        int(value) if value and value.isdigit() and len(value) < 15 else None
+    )  # to the year 5138; calendars end at 9999
 
 
-def tick_schedule(
-    keys: RegistryKeys, was: ScheduleRow, *, last: int, next: int, owed: Sequence[int], fired: int | None
-) -> Call[str]:
-    """Note how far the schedule got, if it is still as it `was`: ok, or changed. fired None: as it was."""
-    args: tuple[Any, ...] = (
-        was.name,
-        was.last,
-        _numbers(was.owed),
-        last,
-        next,
-        _numbers(owed),
-        "" if fired is None else fired,
+def tick_schedules(keys: RegistryKeys, ticks: Sequence[Tick] = (), *, was_led: int = 0, led: int = 0) -> Call[Due]:
+    """Note how far up to a page of schedules got, unless somebody changed them; then return the page of those that are due."""
+    args: list[Argument] = [SCHEDULES_AT_ONCE, was_led, led]
+    for tick in ticks:
+        following, fired = ("" if ms is None else ms for ms in (tick.next, tick.fired))
+        place = f"{tick.last} {following} {tick.look_at} {fired} {' '.join(map(str, tick.owed))}"
+        args += (tick.was.name, tick.was.stands, place)
+    return new_call("tick_schedules", keys.base, (keys.schedules, keys.schedules_due), tuple(args), _read_due)
+
+
+def _read_due(reply: Reply) -> Due:
+    if expect("ok", "back")(reply) == "back":
+        return Due(0, 0, None, [], back=True)
+    return Due(int(reply[1]), int(reply[2]), _number(reply[3]), [_due_row(*facts) for facts in reply[4:]])
+
+
+def _due_row(
+    definition: bytes, last: bytes | None, following: bytes | None, fired: bytes | None, owed: bytes | None, name: bytes
+) -> ScheduleRow:
+    facts = {"def": definition, "last": last, "next": following, "fired": fired, "owed": owed}
+    return _row(text(name), {what: value for what, value in facts.items() if value is not None})
+
+
+def rewind_schedules(keys: RegistryKeys, cursor: str = "0") -> Call[tuple[str, int]]:
+    """After the clock was set back: the cursor of the next page ("0": done), and how many schedules stood in the future."""
+
+    def read(reply: Reply) -> tuple[str, int]:
+        word_of(reply)
+        return text(reply[1]), int(reply[2])
+
+    return new_call(
+        "rewind_schedules", keys.base, (keys.schedules, keys.schedules_due), (cursor, SCHEDULES_AT_ONCE), read
     )
-    return new_call("tick_schedule", keys.base, (keys.schedules,), args, expect("ok", "changed"))
-
-
-def _numbers(owed: Sequence[int]) -> str:
-    return " ".join(map(str, owed))
 
 
 def pause_schedule(keys: RegistryKeys, name: str, *, paused: bool) -> Call[bool]:
@@ -113,16 +200,24 @@ def pause_schedule(keys: RegistryKeys, name: str, *, paused: bool) -> Call[bool]
     def read(reply: Reply) -> bool:
         return word_of(reply) != "unknown"
 
-    return new_call("pause_schedule", keys.base, (keys.schedules,), (name, int(paused)), read, numbered=True)
+    args, both = (name, int(paused)), (keys.schedules, keys.schedules_due)
+    return new_call("pause_schedule", keys.base, both, args, read, numbered=True)
 
 
-def drop_schedule(keys: RegistryKeys, name: str, unseen_ms: int) -> Call[str]:
-    """Forget a schedule that nobody declared for so long: ok, or seen."""
-    return new_call("drop_schedule", keys.base, (keys.schedules,), (name, unseen_ms), expect("ok", "seen"))
+def drop_schedules(keys: RegistryKeys, unseen_ms: int, limit: int = 100) -> Call[list[str]]:
+    """Forget schedules that nobody declared while the mesh was led for so long; returns their names, up to `limit`."""
+
+    def read(reply: Reply) -> list[str]:
+        word_of(reply)
+        return texts(reply[1:])
+
+    return new_call("drop_schedules", keys.base, _all(keys), (unseen_ms, limit), read)
 
 
-def fire_schedule(keys: QueueKeys, name: str, nominal: int, *, run_at: int, overlap: str, task: bytes) -> Call[str]:
+def fire_schedule(
+    keys: QueueKeys, name: str, nominal: int, *, judged_at: int, run_at: int, overlap: str, task: bytes
+) -> Call[str]:
     """Enqueue one firing: ok, skipped, busy (try again) or fired (a later one was judged before)."""
-    args = (name, nominal, run_at, overlap, FIRED_EXPIRE_S, task)
+    args: tuple[Any, ...] = (name, nominal, judged_at, run_at, overlap, FIRED_EXPIRE_S, task)
     read = expect("ok", "skipped", "busy", "fired")
     return new_call("fire_schedule", keys.base, (keys.base, keys.fired), args, read, size=len(task))

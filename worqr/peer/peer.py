@@ -223,7 +223,7 @@ class Peer(Serving):
             await self.settings.sharding.learn()
             await self.settings.sharding.declare()
         await self.membership.register()
-        await self._ticker.declare()
+        await self._ticker.declarer.declare()
         with trio.CancelScope() as self._shield:
             try:
                 async with trio.open_nursery() as nursery:

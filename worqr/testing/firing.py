@@ -13,6 +13,8 @@ from worqr import ops
 from worqr.cron import Definition, Plan, jitter_ms
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.mesh import Mesh
+from worqr.ops.replies import in_pieces
+from worqr.peer.ticking import all_schedules
 
 MAX_OWED: Final = 100
 """Firings of one schedule that wait for each other; a leader remembers no more of them."""
@@ -30,9 +32,7 @@ class Firing:
     async def begin(self, now_ms: int) -> None:
         """Firings count from now on."""
         self._now = now_ms
-        pairs = [(each.name, each.encode()) for each in self._mesh.declared_schedules.values()]
-        if pairs:
-            await self._mesh.ask(ops.declare_schedules(self._keys, pairs, replace=True))
+        await self._declare()
 
     async def advance(self, ms: int) -> None:
         """Let so much time pass: enqueue what fires meanwhile, in the order of its nominal times."""
@@ -40,9 +40,8 @@ class Firing:
         declared = self._mesh.declared_schedules
         if not declared:
             return
-        pairs = [(each.name, each.encode()) for each in declared.values()]
-        await self._mesh.ask(ops.declare_schedules(self._keys, pairs, replace=True))
-        rows = {row.name: row for row in (await self._mesh.ask(ops.list_schedules(self._keys))).rows}
+        await self._declare()
+        rows = {row.name: row for row in (await all_schedules(self._mesh.ask, self._keys))[0]}
         plans = {name: Plan(each) for name, each in declared.items() if name in rows and not rows[name].paused}
         fired: dict[str, int] = {}
         firings = [(at, name) for name, plan in plans.items() for at in _between(plan, since, self._now)]
@@ -52,9 +51,15 @@ class Firing:
                 fired[name] = nominal
         for name, nominal in fired.items():
             following = plans[name].next_after(self._now)
-            await self._mesh.ask(
-                ops.tick_schedule(self._keys, rows[name], last=nominal, next=following, owed=[], fired=nominal)
-            )
+            tick = ops.Tick(rows[name], nominal, following, following, fired=nominal)
+            await self._mesh.ask(ops.tick_schedules(self._keys, [tick]))
+
+    async def _declare(self) -> None:
+        pairs = [(each.name, each.encode()) for each in self._mesh.declared_schedules.values()]
+        for page in in_pieces(
+            pairs, lambda pair: len(pair[1]), most=ops.SCHEDULES_AT_ONCE, most_bytes=ops.SCHEDULES_BYTES
+        ):
+            await self._mesh.ask(ops.declare_schedules(self._keys, page, replace=True))
 
     async def fire_owed(self) -> bool:
         """Enqueue the firings that wait for the end of one before, as far as that is over; False: there were none."""
@@ -68,6 +73,7 @@ class Firing:
         for n, nominal in enumerate(owed):
             call = ops.fire_schedule(
                 *(keys, definition.name, nominal),
+                judged_at=self._now,
                 run_at=nominal + jitter_ms(definition, nominal),
                 overlap=definition.overlap,
                 task=definition.task,

@@ -1,0 +1,33 @@
+#!lua flags=allow-oom
+-- drop_schedules: forgets schedules that no peer has declared while the mesh was led for so long. Time in which nobody led, or
+-- in which the leader slept, does not count, nor does the server's clock.
+-- KEYS[1] schedules HASH
+-- KEYS[2] schedules_due ZSET
+-- KEYS[3] schedules_seen ZSET
+-- ARGV[1] unseen_ms ms
+-- ARGV[2] limit, how many at most
+-- RETURNS ok name...
+-- RESEND safe: a copy drops only what nobody has declared meanwhile
+-- USES fence
+local schedules, schedules_due, schedules_seen = KEYS[1], KEYS[2], KEYS[3]
+local unseen_ms, limit = tonumber(ARGV[1]), ARGV[2]
+
+redis.call('ZCARD', schedules_due)
+local led = tonumber(redis.call('HGET', schedules, 'led')) or 0
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', schedules_seen, '(' .. digits(led), '+inf', 'LIMIT', 0, limit)) do
+  redis.call('ZADD', schedules_seen, digits(led), name) -- declared before the led time was lost
+end
+local reply = {'ok'}
+local before = digits(led - unseen_ms)
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', schedules_seen, '-inf', before, 'LIMIT', 0, limit)) do
+  for _, fact in ipairs({'def ', 'last ', 'next ', 'fired ', 'owed ', 'paused '}) do
+    redis.call('HDEL', schedules, fact .. name)
+  end
+  redis.call('ZREM', schedules_due, name)
+  redis.call('ZREM', schedules_seen, name)
+  reply[#reply + 1] = name
+end
+if #reply > 1 and redis.call('ZCARD', schedules_seen) == 0 then
+  redis.call('DEL', schedules, schedules_due) -- 'led' and 'clock'
+end
+return reply

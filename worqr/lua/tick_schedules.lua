@@ -1,0 +1,73 @@
+#!lua flags=allow-oom
+-- tick_schedules: notes how far schedules got, each only if it stands where its leader found it: whoever declared, resumed or
+-- ticked it meanwhile wins. Then returns those that a leader is to look at now.
+-- KEYS[1] schedules HASH
+-- KEYS[2] schedules_due ZSET
+-- ARGV[1] limit, how many due schedules to return at most
+-- ARGV[2] was_led ms for which the mesh was led, as the leader read it before
+-- ARGV[3] led ms, the same and the time since
+-- ARGV[4..] names of the schedules to note, each with where it was found (last, a line break, owed...), and where it is now:
+--   last, next (empty: as it was), look_at, fired (likewise: the last firing that was enqueued), owed..., each after a space
+-- RETURNS ok now_ms led next_ms row... | back (the clock was set back: call rewind_schedules first); next_ms: when the next one
+--   is due, or empty; a row is definition, last, next, fired, owed (each may be missing) and name
+-- RESEND safe: a copy finds a schedule where it was to be, or moved on by somebody else
+-- USES counts fence schedules
+local schedules, schedules_due = KEYS[1], KEYS[2]
+local limit, was_led, led = ARGV[1], ARGV[2], ARGV[3]
+local MAX_BYTES = 1048576 -- of definitions in one reply
+
+redis.call('ZCARD', schedules_due)
+local now = now_ms()
+if redis.call('HLEN', schedules) == 0 then
+  return {'ok', digits(now), '0', ''}
+elseif is_back(schedules, now) then
+  return {'back'}
+end
+note_clock(schedules, now)
+if was_led ~= led and (redis.call('HGET', schedules, 'led') or '0') == was_led then
+  redis.call('HSET', schedules, 'led', led)
+end
+
+local function note(name, was, is)
+  local kept = redis.call('HMGET', schedules, 'def ' .. name, 'last ' .. name, 'owed ' .. name, 'paused ' .. name)
+  local last, next_ms, at, fired, owed = string.match(is, '^(%d+) (%d*) (%d+) (%d*) (.*)$')
+  if not kept[1] or (kept[2] or '') .. '\n' .. (kept[3] or '') ~= was or tonumber(last) > now + AHEAD_MS then
+    return
+  end
+  redis.call('HSET', schedules, 'last ' .. name, last)
+  if next_ms ~= '' then
+    redis.call('HSET', schedules, 'next ' .. name, next_ms)
+  end
+  if owed ~= '' then
+    redis.call('HSET', schedules, 'owed ' .. name, owed)
+  elseif kept[3] then
+    redis.call('HDEL', schedules, 'owed ' .. name)
+  end
+  if fired ~= '' then
+    redis.call('HSET', schedules, 'fired ' .. name, fired)
+  end
+  if not kept[4] then
+    look_at(schedules_due, name, at)
+  end
+end
+
+for i = 4, #ARGV, 3 do
+  local name, was, is = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  note(name, was, is)
+end
+local reply, bytes = {'ok', digits(now), redis.call('HGET', schedules, 'led') or '0', ''}, 0
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', schedules_due, '-inf', digits(now), 'LIMIT', 0, limit)) do
+  local kept = redis.call('HMGET', schedules, 'def ' .. name, 'last ' .. name, 'next ' .. name, 'fired ' .. name,
+    'owed ' .. name, 'paused ' .. name)
+  if not kept[1] or kept[6] then -- gone, or paused: it has no place there
+    redis.call('ZREM', schedules_due, name)
+  else
+    kept[6], reply[#reply + 1], bytes = name, kept, bytes + #kept[1]
+    if bytes > MAX_BYTES then
+      break
+    end
+  end
+end
+local following = redis.call('ZRANGEBYSCORE', schedules_due, '(' .. digits(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+reply[4] = following[2] or ''
+return reply

@@ -1,0 +1,111 @@
+"""Declaring: a peer stores the schedules of its application when it joins, and says every ten minutes that they are still meant.
+
+Definitions are sent at the join, in pages. Later only names are sent; a definition follows if the registry has lost it. So a
+peer that joined before a deployment does not undo what the deployment changed. Firing them is for `worqr.peer.ticking`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import trio
+
+from worqr import ops
+from worqr.cron import Definition
+from worqr.errors import Unavailable, WorqrError
+from worqr.keys import RegistryKeys
+from worqr.link import Link
+from worqr.ops.replies import in_pieces
+from worqr.peer.complaints import Complaints
+from worqr.peer.membership import Registration
+
+if TYPE_CHECKING:
+    from worqr.peer.peer import Peer
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+LOOK_EVERY = 0.5
+"""Seconds between two looks for schedules that were declared after the join."""
+REDECLARE = 600.0
+FAILED_AGAIN = 3.0
+"""Seconds until the next try after the server refused."""
+PAGES_AT_ONCE = 4
+
+
+class Declarer:
+    """Keeps the schedules of one peer declared. Changed only in the loop."""
+
+    def __init__(self, peer: Peer, link: Link, keys: RegistryKeys, declared: Mapping[str, Definition]) -> None:
+        self._peer = peer
+        self._link = link
+        self._keys = keys
+        self._declared = declared
+        self._told: set[str] = set()
+        self._told_as: Registration | None = None
+        self._tell_again = 0.0
+        self._complaints = Complaints(logger)
+
+    async def declare(self) -> None:
+        """Store the schedules that were not declared yet, in place of what others meant by their names."""
+        new = [definition for name, definition in self._declared.items() if name not in self._told]
+        self._tell_again = trio.current_time() + REDECLARE
+        self._told_as = self._peer.membership.registration
+        if new:
+            await self._store(new, replace=True)
+            self._told.update(definition.name for definition in new)
+            await self._note_queues(new)
+
+    async def declare_forever(self) -> None:
+        """Declare what is new, and renew the rest in time."""
+        while True:
+            wait = LOOK_EVERY
+            try:
+                await self.keep_declared()
+            except Unavailable as error:
+                logger.info("declare_schedules: not now: %s", error)
+            except WorqrError as error:
+                self._complaints.error("", "declare_schedules: %s", error)
+                wait = FAILED_AGAIN
+            await trio.sleep(wait)
+
+    async def keep_declared(self) -> None:
+        """Declare what is new; renew the rest when it is time, or when the registry may have lost it."""
+        if len(self._declared) > len(self._told):
+            await self.declare()
+        if not self._told:
+            return
+        lost = self._told_as is not self._peer.membership.registration
+        if lost or trio.current_time() >= self._tell_again:
+            await self._renew()
+            self._tell_again = trio.current_time() + REDECLARE
+            self._told_as = self._peer.membership.registration
+
+    async def _store(self, definitions: list[Definition], *, replace: bool) -> None:
+        pages = in_pieces(
+            [(definition.name, definition.encode()) for definition in definitions],
+            lambda pair: len(pair[1]),
+            most=ops.SCHEDULES_AT_ONCE,
+            most_bytes=ops.SCHEDULES_BYTES,
+        )
+        calls = [ops.declare_schedules(self._keys, page, replace=replace) for page in pages]
+        for start in range(0, len(calls), PAGES_AT_ONCE):
+            await self._link.call_all(calls[start : start + PAGES_AT_ONCE])
+
+    async def _renew(self) -> None:
+        names = [name for name in self._declared if name in self._told]
+        missing: list[str] = []
+        for start in range(0, len(names), ops.SCHEDULES_AT_ONCE):
+            call = ops.renew_schedules(self._keys, names[start : start + ops.SCHEDULES_AT_ONCE])
+            missing += await self._link.call(call)
+        if missing:
+            await self._store([self._declared[name] for name in missing], replace=False)
+        await self._note_queues([self._declared[name] for name in names])
+
+    async def _note_queues(self, definitions: list[Definition]) -> None:
+        queues = sorted({definition.queue for definition in definitions})
+        names = [keys.name for queue in queues for keys in await self._peer.shards_of(queue)]
+        for start in range(0, len(names), ops.MAX_ITEMS):
+            call = ops.note_queues(self._keys, names[start : start + ops.MAX_ITEMS])
+            self._link.post(call, lambda _word, _failure: None, patience=REDECLARE)
