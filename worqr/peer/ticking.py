@@ -26,8 +26,8 @@ from worqr.link import Link
 from worqr.ops import Due, ScheduleRow, Tick
 from worqr.peer.complaints import Complaints
 from worqr.peer.declaring import REDECLARE, Declarer
-from worqr.peer.leading import NODE_PATIENCE
 from worqr.peer.membership import LEASE
+from worqr.peer.sweeping import NODE_PATIENCE
 from worqr.shards import shard_of
 
 if TYPE_CHECKING:
