@@ -303,12 +303,14 @@ class Lines:
         low, high = bounds(o.get("when"), asked)
         job["last"] = number
         changed = replaces_data(o) or resets_counts(o)
+        expiry = job.get("expires"), job.get("expires_at")
         if replaces_data(o):
             job["task"] = task
             replace(job, o, "meta", "scheduled_for")
         job["run_at"] = max(low, min(old, high))
         if job["run_at"] != old or o.get("when", "set") == "set":
             replace(job, o, "expires", "expires_at")
+            changed |= expiry != (o.get("expires"), o.get("expires_at")) or ("expires" in o and "run_at" not in o)
         if resets_counts(o):
             reset_counts(job)
         named_ones = forced(o)
@@ -322,7 +324,10 @@ class Lines:
             before = set(job.get("update_policy", "").split())
             job |= flags(o) | named(named_ones | before)
             return "blocked"
-        changed |= job["run_at"] != old
+        if "run_at" in o or o.get("when") in {"earlier", "keep"}:
+            changed |= job["run_at"] != old
+        else:
+            changed |= job["run_at"] > NOW if was == "waiting" else job["run_at"] == asked
         if job["run_at"] != old and (was == "due" or job["run_at"] > NOW):
             self.due.pop(job_id, None)
             now = self._put(job_id, job["run_at"], front=o.get("front", False), suspect="suspect" in job)

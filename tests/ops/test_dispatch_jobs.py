@@ -307,6 +307,40 @@ def test_an_update_that_changes_nothing_says_so(desk: Desk) -> None:
     assert found == record("a", FENCE + 1, run_at=PAST, timeout=1, last=FENCE + 4)
 
 
+@pytest.mark.parametrize(
+    ("first", "update", "outcome"),
+    [
+        ({"delay": 0}, {"delay": 0}, "unchanged"),  # it is in line, and keeps its place
+        ({"delay": 0}, {"delay": 0, "when": "later"}, "unchanged"),
+        ({"delay": 0}, {"delay": 0, "when": "earlier"}, "unchanged"),
+        ({"delay": 0}, {"delay": 0, "expires": "60000"}, "updated"),
+        ({"delay": 0, "expires_at": str(FUTURE)}, {"delay": 0, "expires_at": str(FUTURE)}, "unchanged"),
+        ({"delay": 60_000}, {"delay": 60_000}, "updated"),
+        ({"delay": 60_000}, {"delay": 60_000, "when": "later"}, "updated"),
+        ({"delay": 60_000}, {"delay": 60_000, "when": "earlier"}, "unchanged"),
+        ({"run_at": FUTURE}, {"run_at": FUTURE}, "unchanged"),
+        ({"run_at": FUTURE, "expires": "5"}, {"run_at": FUTURE, "expires": "5"}, "unchanged"),
+    ],
+)
+def test_an_outcome_does_not_depend_on_whether_the_clock_moved_on(
+    desk: Desk, first: dict[str, Any], update: dict[str, Any], outcome: str
+) -> None:
+    """Many equal updates, some of them within the same millisecond: all of them say the same."""
+    call = ops.dispatch_jobs(desk.q, [job("x", b"b", **first), *[job("x", b"b", data=False, **update)] * 50])
+    told = {done.outcome for _ in range(3) for done in desk.call(call)[2:]}
+    for _ in range(100):
+        told.add(desk.dispatch("x", b"b", data=False, **update).outcome)
+    assert told == {outcome}
+
+
+def test_another_time_to_expire_is_an_update(desk: Desk) -> None:
+    desk.dispatch("x", run_at=FUTURE, expires="5")
+    ways: list[dict[str, Any]] = [{"expires": "6"}, {"expires_at": "6"}, {}, {"expires": "5"}]
+    for expires in ways:
+        assert desk.dispatch("x", run_at=FUTURE, data=False, **expires).outcome == "updated"
+        assert desk.dispatch("x", run_at=FUTURE, data=False, **expires).outcome == "unchanged"
+
+
 def test_the_newest_dispatch_says_when_it_expires_if_it_says_when_it_is_due(desk: Desk) -> None:
     desk.dispatch("x", expires="1")
     desk.dispatch("x", expires_at="2")

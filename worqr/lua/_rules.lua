@@ -12,6 +12,23 @@ local function clamp(value, lower, upper)
   return math.max(lower, math.min(value, upper))
 end
 
+-- True if the dispatch makes the job due at another time. The clock moves on between two equal dispatches, sometimes: a time
+-- that is relative to it counts by what is asked for, not by whether the millisecond is another one.
+local function changes_time(o, kept, run_at, asked, now)
+  if o.run_at or o.when == 'earlier' or o.when == 'keep' then
+    return run_at ~= kept.run_at
+  elseif kept.state == 'waiting' then
+    return run_at > now -- else it keeps its place
+  end
+  return run_at == asked
+end
+
+-- Likewise for when it expires, which may be relative to when it is due.
+local function changes_expiry(job, o)
+  local kept = redis.call('HMGET', job, 'expires', 'expires_at')
+  return (kept[1] or nil) ~= o.expires or (kept[2] or nil) ~= o.expires_at or o.expires ~= nil and not o.run_at
+end
+
 local function resets_counts(o)
   if o.counts == nil then
     return o.data ~= false

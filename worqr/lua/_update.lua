@@ -19,13 +19,14 @@ local function update(base, id, o, task, number, asked, now, kept)
   local job, blocked, fields, gone = base .. ':job:' .. id, kept.state == 'blocked', {last = number}, {}
   local lower, upper = bounds_of(o.when, asked)
   local run_at = clamp(kept.run_at, lower, upper)
-  local changed = run_at ~= kept.run_at or o.data ~= false or resets_counts(o)
+  local changed = o.data ~= false or resets_counts(o) or changes_time(o, kept, run_at, asked, now)
   if o.data ~= false then
     fields.task, fields.meta, fields.scheduled_for = task, o.meta, o.scheduled_for
     fields.update_data = blocked and '1' or nil
     gone = {'meta', 'scheduled_for'}
   end
   if run_at ~= kept.run_at or (o.when or 'set') == 'set' then
+    changed = changed or changes_expiry(job, o)
     fields.run_at, fields.expires, fields.expires_at = digits(run_at), o.expires, o.expires_at
     gone[#gone + 1], gone[#gone + 2] = 'expires', 'expires_at'
   end
