@@ -67,6 +67,8 @@ class Lines:
     # What happened in the last transaction, for those who watch.
     script: str = ""
     moved: list[tuple[str, State, State]] = field(default_factory=list[tuple[str, State, State]])
+    unclaimed: int = 0
+    """Of those that were cancelled: how many did not run."""
     pushed: int = 0
     hints: list[int] = field(default_factory=list[int])
     acknowledged: list[int] = field(default_factory=list[int])

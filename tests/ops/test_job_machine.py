@@ -115,6 +115,14 @@ def _waits(model: Model, item: bytes) -> bool:
     return job_id is None or model.jobs.get(job_id, {}).get("state") == "waiting"
 
 
+ENDS = ("finished", "stopped", "retried", "stalled", "failed", "broken", "cancelled", "dropped")
+
+
+def claims_ended(counts: dict[str, bytes]) -> int:
+    """By how much the ends exceed the claims: by those that were cancelled without one, less those that still run."""
+    return sum(int(counts.get(name, 0)) for name in ENDS) - int(counts.get("claimed", 0))
+
+
 def _runs_a_suspect(model: Model, worker: str) -> bool:
     """True if the worker may take no suspect now."""
     place = model.fence.get(worker)
@@ -219,6 +227,7 @@ class JobMachine(RuleBasedStateMachine):
         assert len(running) == len(set(running))
         assert {f":active:{job_id}" for job_id in running} == {name for name in found if name.startswith(":active:")}
         assert {job_id.decode() for job_id in found.get(":blocked", set())} <= set(running)
+        assert claims_ended(found[":counts"]) == self.model.unclaimed - len(held), "each claim ends in one counter"
         cleared = int(found[":counts"].get("cleared", 0))
         live = {
             n.removeprefix(":job:"): j for n, j in found.items() if n.startswith(":job:") and int(j["queued"]) > cleared

@@ -9,10 +9,12 @@ def test_leaves_and_gives_all_claims_back_uncounted_in_their_old_order(desk: Des
     desk.hold("A", b"a", b"b", b"c")
     desk.start("A", 1)
     desk.put(b"d")
-    assert desk.send(ops.stop_work(desk.q, "A")) == [b"ok", 3, 0, 0]
+    with desk.listening(desk.q.events_channel) as heard:
+        assert desk.send(ops.stop_work(desk.q, "A")) == [b"ok", 3, 0, 0]
+    assert heard == [(":events", b"stopped 3")]
     assert desk.state() == {
         "waiting": [b"d", b"c", b"b", b"a"],
-        ":counts": Expires({"fence": str(claim(3)), "enqueued": "4", "claimed": "3"}),
+        ":counts": Expires({"fence": str(claim(3)), "enqueued": "4", "claimed": "3", "stopped": "3"}),
     }
 
 
@@ -52,7 +54,8 @@ def test_goes_in_steps_and_stays_known_as_leaving(desk: Desk) -> None:
     assert state[":claims:A"] == {str(held[0])}
     assert state[":leaving:A"] == [str(held[0]).encode()]
     assert desk.call(ops.stop_work(desk.q, "A", 2)) == Returned(False, 1, 0, 0)
-    assert desk.state() == {"waiting": [b"c", b"b", b"a"], ":counts": state[":counts"]}
+    counts = {**state[":counts"].value, "stopped": "3"}
+    assert desk.state() == {"waiting": [b"c", b"b", b"a"], ":counts": Expires(counts)}
 
 
 def test_a_resend_gives_no_more_back(desk: Desk) -> None:

@@ -33,10 +33,7 @@ how.reason = ({stalls = 'stalled', timeouts = 'timeout'})[counter] or 'failed'
 how.error_type, how.error_message, how.error_traceback = error_type, error_message, error_traceback
 local word, ready = give_back(queue, claim, how)
 if word == 'given' then
-  tally(queue, 'retried', 1)
-end
-if counter == 'stalls' and (word == 'given' or word == 'aside') then
-  tally(queue, 'stalled', 1)
+  tally(queue, counter == 'stalls' and 'stalled' or 'retried', 1)
 end
 wake(queue, ready)
 wake_for_suspects(queue)

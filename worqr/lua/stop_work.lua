@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- stop_work: a worker leaves a queue: out of the fence first, then its claims go back to the front in their old order,
--- uncounted. Call again while it answers more.
+-- stop_work: a worker leaves a queue: out of the fence first, then its claims go back to the front in their old order;
+-- their attempts are not counted. Call again while it answers more.
 -- KEYS[1] producer HASH
 -- KEYS[2] queue LIST
 -- ARGV[1] number of the request
