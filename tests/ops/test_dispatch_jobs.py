@@ -335,7 +335,8 @@ def test_an_outcome_does_not_depend_on_whether_the_clock_moved_on(
 
 def test_another_time_to_expire_is_an_update(desk: Desk) -> None:
     desk.dispatch("x", run_at=FUTURE, expires="5")
-    for expires in ({"expires": "6"}, {"expires_at": "6"}, {}, {"expires": "5"}):
+    ways: list[dict[str, Any]] = [{"expires": "6"}, {"expires_at": "6"}, {}, {"expires": "5"}]
+    for expires in ways:
         assert desk.dispatch("x", run_at=FUTURE, data=False, **expires).outcome == "updated"
         assert desk.dispatch("x", run_at=FUTURE, data=False, **expires).outcome == "unchanged"
 
