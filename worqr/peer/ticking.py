@@ -193,8 +193,8 @@ class Ticker:
                 "tick_schedules: %r: nobody fired it between %s and now: %d firings are made up for",
                 *(row.name, at(row.last).isoformat(timespec="seconds"), verdict.made_up),
             )
-        owed, fired = [*row.owed, *verdict.fire], None
-        look_at = verdict.next
+        owed: Sequence[int] = [*row.owed, *verdict.fire]
+        fired, look_at = None, verdict.next
         if owed:
             owed, fired = await self._fire(plan.definition, owed, now)
         if owed:
