@@ -46,6 +46,7 @@ from worqr.ops.reading import (
 from worqr.ops.registry import (
     FORGET_AT_ONCE,
     INFO_EXPIRE_S,
+    MANY_DYING,
     NOTE_EVERY,
     QUEUES_AT_ONCE,
     QUEUES_EXPIRE_S,
@@ -123,6 +124,7 @@ __all__ = [
     "FORGET_AT_ONCE",
     "INFO_EXPIRE_S",
     "LOOK_BUDGET",
+    "MANY_DYING",
     "MAX_BYTES",
     "MAX_ITEMS",
     "MAX_SKIPPED",
