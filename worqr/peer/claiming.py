@@ -77,6 +77,7 @@ class Station:
     brief: bool = False
     looks_for_strays: bool = False
     compared_at: int = 0
+    mapped_at: int = 0
     workers_waiting: float = 0
 
     def __init__(
