@@ -53,8 +53,18 @@ def test_moves_the_front_under_claims_in_order(desk: Desk) -> None:
 def test_short_of_tasks_joins_the_hungry_in_the_same_script(desk: Desk) -> None:
     desk.enter("A")
     desk.put(b"a")
-    assert desk.send(ops.start_tasks(desk.q, "A", 1, 2)) == [b"short", str(claim(1)).encode(), b"a"]
+    assert desk.send(ops.start_tasks(desk.q, "A", 1, 2)) == [b"short", str(claim(1)).encode(), 1, b"a"]
     assert desk.state()[":hungry"] == {"A"}
+
+
+def test_short_of_tasks_says_how_many_workers_wait_now(desk: Desk) -> None:
+    for worker in "ABC":
+        desk.enter(worker)
+    desk.put(b"a")
+    said = [(started.word, started.hungry, len(started.entries)) for started in map(desk.start, "ABCC", [2, 1, 1, 1])]
+    assert said == [("short", 1, 1), ("short", 2, 0), ("short", 3, 0), ("short", 3, 0)]
+    desk.put(b"b")
+    assert desk.start("A", 1).hungry == 0, "it has what it asked for, and does not wait"
 
 
 def test_exactly_enough_is_not_short(desk: Desk) -> None:

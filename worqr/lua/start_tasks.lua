@@ -14,7 +14,8 @@
 -- ARGV[3] wanted tasks, 0: only pass a wake-up on
 -- ARGV[4] max_bytes bytes of payload after which no further task is taken
 -- ARGV[5] max_skipped references to nothing that are skipped at most
--- RETURNS ok first entry... | short first entry... (joined the hungry) | paused | late | not_serving;
+-- RETURNS ok first entry... | short first hungry entry... (joined the hungry, who are so many now) | paused | late |
+--   not_serving;
 --   claims are first, first + 1, ...; an entry is the payload, or for a job the names and values of its record and its id;
 --   false for a claim that is gone
 -- RESEND safe: fenced by the number; an equal one gets the same claims again, a lower one nothing
@@ -79,5 +80,6 @@ end
 if dry then
   redis.call('SADD', hungry, worker)
   reply[1] = 'short'
+  table.insert(reply, 3, redis.call('SCARD', hungry))
 end
 return reply

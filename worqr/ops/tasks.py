@@ -16,7 +16,8 @@ from worqr.task import RemoteError
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Reply of start_tasks: its word, the first claim's fence number, and one entry per claim.
+    """Reply of start_tasks: its word, the first claim's fence number, one entry per claim, and with `short` how many workers
+    wait for tasks of this queue now, this one among them.
 
     An entry is the payload, or the names and values of a job's record and its id in turn, or None for a claim that is
     gone.
@@ -25,6 +26,7 @@ class Started:
     word: str
     first: int
     entries: list[Any]
+    hungry: int = 0
 
 
 def enqueue(
@@ -67,7 +69,10 @@ def start_tasks(keys: QueueKeys, worker: str, number: int, wanted: int) -> Call[
     """Claim up to `wanted` tasks; 0 only passes a wake-up on."""
 
     def read(reply: Reply) -> Started:
-        return Started(text(reply[0]), int(reply[1]) if len(reply) > 1 else 0, reply[2:])
+        word = text(reply[0])
+        if word == "short":
+            return Started(word, int(reply[1]), reply[3:], int(reply[2]))
+        return Started(word, int(reply[1]) if len(reply) > 1 else 0, reply[2:])
 
     names = (*_held(keys, worker), keys.hungry, keys.suspects, keys.paused, keys.due)
     return new_call("start_tasks", keys.base, names, (worker, number, wanted, MAX_BYTES, MAX_SKIPPED), read)

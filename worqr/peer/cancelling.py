@@ -1,8 +1,8 @@
 """Cancelling: how a running handler learns that somebody wants it to end, or that its claim is gone.
 
-A message is a hint that anybody could forge; the mark in Redis is the truth. So a message that names a claim of ours makes
-us ask (`reconcile`), and so does every (re)subscription, and the clock once a second while anything runs. Here are also the
-three channels of each queue that a peer listens to.
+A message is a hint that anybody could forge; the mark in Redis is the truth. So a peer asks (`reconcile`) when a message
+names one of its claims, when `c` comes on its own wake channel (which stands for any number of claims), at every
+(re)subscription, and once a second while anything runs. Here are also the three channels of each queue that a peer listens to.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from random import random
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -30,8 +31,13 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 RECONCILE_EVERY = 1.0
+ASKERS = 3
+"""How many workers, on average, ask for a task that a foreign producer announces to all that wait for one."""
+TO_ALL = (b"resumed", b"deleted")
+"""Messages on the queue's own channel after which every worker looks."""
 LOOK_AT_MARKS = b"c"
-"""What a worker is sent on its own channel when many claims were marked at once, some of them its own."""
+"""The message on a worker's own wake channel that tells it to look which of its claims are marked as to be cancelled. Any
+other message there is a wake-up."""
 
 Reconciled = tuple[list[int], list[int]] | None
 
@@ -55,9 +61,10 @@ class Cancelling:
         def deliver(channel: str, message: bytes) -> None:
             if channel == keys.cancel_channel:
                 self._hint(station, message)
-            elif channel == wake and message == LOOK_AT_MARKS:
-                station.hinted = station.hinted or station.asking  # a marked claim may be in a reply under way
-                self.reconcile(station)
+            elif channel == keys.base:
+                self._hear(station, message)
+            elif message == LOOK_AT_MARKS:
+                self._told_to_look(station)
             else:
                 station.wake()
 
@@ -91,6 +98,16 @@ class Cancelling:
         self.reconcile(station, named=True)
         station.look()
 
+    def _hear(self, station: Station, message: bytes) -> None:
+        """A message on the queue's own channel, which every worker of the queue hears: nothing is owed to anybody.
+
+        A worker without room sends nothing. Of those that wait for tasks a few ask, among them the leader of the mesh. That may
+        be none, if the leader is not there: then the scan finds the task. While the queue is paused none asks.
+        """
+        few = self._peer.leader.leads or station.asking or random() * station.workers_waiting < ASKERS
+        if few or message in TO_ALL:
+            station.look()
+
     def _hint(self, station: Station, message: bytes) -> None:
         # A claim we do not know may be in a reply that is still under way: then the reply's arrival asks.
         if not message.isdigit():
@@ -99,6 +116,11 @@ class Cancelling:
             self.reconcile(station)
         elif station.asking:
             station.hinted = True
+
+    def _told_to_look(self, station: Station) -> None:
+        """One message for many claims of ours. Some may be in a reply that is still under way."""
+        station.hinted |= station.asking
+        self.reconcile(station)
 
     def reconcile(self, station: Station, *, named: bool = False) -> None:
         """Ask which of the station's claims are marked, with `named` also which are gone; never waits."""

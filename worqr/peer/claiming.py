@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextvars import Context as Variables
 from contextvars import copy_context
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -65,7 +66,8 @@ class Station:
 
     Set once: `keys`, `policy`, `variables`, `handler`, and what `Capacity` shares the room out by: `size`, `priority`, `pool`;
     `limit`, which is the handler's own, and which all shards of its queue share.
-    Changed by `Capacity`: `turn`, `overtaken`. Changed only in the loop: everything else.
+    Changed by `Capacity`: `turn`, `overtaken`. Changed only in the loop: everything else. `workers_waiting` is how many workers
+    waited for tasks of this queue when this one began to; infinity: the queue is paused.
     """
 
     handler: Handler
@@ -75,6 +77,8 @@ class Station:
     brief: bool = False
     looks_for_strays: bool = False
     compared_at: int = 0
+    mapped_at: int = 0
+    workers_waiting: float = 0
 
     def __init__(
         self,
@@ -258,6 +262,7 @@ class Station:
         if started.word == "not_serving":
             self._membership.lost(registration, f"it stands no longer in the fence of queue {self.queue!r}")
             return
+        self.workers_waiting = inf if started.word == "paused" else started.hungry
         if wanted:
             self._wants = self._again or started.word in {"ok", "late"}
         contexts = [

@@ -80,6 +80,10 @@ class Departures:
                 self._end(departure)
         return departure
 
+    def is_open(self, registration: Registration, name: str) -> bool:
+        """Return True while `registration` leaves this queue."""
+        return (registration, name) in self._open
+
     async def wait_gone(self, station: Station, registration: Registration) -> None:
         """Wait until no departure of this queue is under way.
 

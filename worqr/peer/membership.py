@@ -259,7 +259,7 @@ class Membership:
         """
         station.registration = registration
         station.in_fence = False  # nothing is asked under this registration before it stands there
-        station.compared_at = self.link.connections
+        station.compared_at = station.mapped_at = self.link.connections
         await self.departures.wait_gone(station, registration)
         if await self.link.call(ops.map_work(self.keys, registration.worker, station.name)) == "dead":
             self.lost(registration, "the registry does not know it")

@@ -29,6 +29,7 @@ from worqr.peer.context import Context
 from worqr.peer.deadlines import Deadlines
 from worqr.peer.leading import Leader
 from worqr.peer.leaving import AWAY_PATIENCE, LEAVE_PATIENCE, Leaving
+from worqr.peer.mapping import Mapping
 from worqr.peer.membership import Membership, Registration
 from worqr.peer.noting import note_forever
 from worqr.peer.options import check_concurrency
@@ -80,6 +81,7 @@ class Peer(Serving):
         )
         self.capacity.offer_soon = self._settler.touch
         self.strays: Strays = Strays(self, link, self._settler)
+        self._mapping = Mapping(self, link)
         self.deadlines: Deadlines = Deadlines()
         self._slots = Slots(self._run_ended, self._interrupted, self.deadlines)
         self.stuck: Stuck = Stuck(self._served, self._slots, after=settings.stuck_after)
@@ -151,6 +153,10 @@ class Peer(Serving):
     def entered_stations(self) -> list[Station]:
         """The queues it serves now."""
         return [station for station in self._stations if station.entered and not station.left.is_set()]
+
+    def held_stations(self) -> list[Station]:
+        """The queues it serves now, and those where runs were left behind."""
+        return [*self.entered_stations(), *self._leaver.lingering]
 
     def claims_of(self, name: str) -> set[int]:
         """The claims of a queue that this peer knows of: they run (where the queue is served now, or where runs were left
@@ -245,6 +251,7 @@ class Peer(Serving):
                         nursery.start_soon(self._ticker.tick_forever)
                     nursery.start_soon(self.cancelling.reconcile_forever)
                     nursery.start_soon(self.strays.look_forever)
+                    nursery.start_soon(self._mapping.map_forever)
                     await trio.lowlevel.checkpoint_if_cancelled()  # before the shield: `join` may be cancelled already
                     self._shield.shield = True
                     task_status.started()

@@ -1,0 +1,86 @@
+"""Telling the registry again, after each new connection, which queues this worker serves.
+
+A registry that failed over to a replica may have lost its last writes, a map_work among them. The worker then serves a
+queue that no sweep would look at if it died. So after each new connection map_work is sent once more for every queue
+that is served, or where runs were left behind, until the server accepts it, with growing pauses.
+
+Invariant: no map_work is sent for a queue between its unmap_work and the answer to that (`Departures.is_open`). One that was
+sent before reaches the same node first.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from worqr import ops
+from worqr.errors import ClaimLost
+from worqr.link import Link
+from worqr.peer.complaints import Complaints
+
+if TYPE_CHECKING:
+    from worqr.peer.claiming import Station
+    from worqr.peer.membership import Registration
+    from worqr.peer.peer import Peer
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+LOOK_EVERY = 1.0
+LONGEST_PAUSE = 30.0
+"""Seconds between looks for a new connection; twice as many after each look at which a request was refused, up to this."""
+
+
+class Mapping:
+    """Does that for one peer. Changed only in the loop."""
+
+    def __init__(self, peer: Peer, link: Link) -> None:
+        self._peer = peer
+        self._link = link
+        self._asking: set[Station] = set()
+        self._refused = False
+        self._complaints = Complaints(logger)
+
+    async def map_forever(self) -> None:
+        """Look for new connections."""
+        pause = LOOK_EVERY
+        while True:
+            await trio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE) if self._refused else LOOK_EVERY
+            self.map_once()
+
+    def map_once(self) -> None:
+        """Tell of every queue that the registry was not told of since the newest connection. Never waits."""
+        self._refused = False
+        connections = self._link.connections
+        for station in self._peer.held_stations():
+            registration = station.registration
+            if station.mapped_at == connections or station in self._asking or registration is None or registration.dead:
+                continue
+            if self._peer.membership.departures.is_open(registration, station.name):
+                continue  # unmap_work may be on its way
+            self._asking.add(station)
+            call = ops.map_work(self._peer.membership.keys, registration.worker, station.name)
+            self._link.post(call, partial(self._answered, station, registration, connections), owner=registration)
+
+    def _answered(
+        self,
+        station: Station,
+        registration: Registration,
+        connections: int,
+        word: str | None,
+        failure: Exception | None,
+    ) -> None:
+        self._asking.discard(station)
+        if word == "dead":
+            self._peer.membership.lost(registration, "the registry does not know it")
+        elif failure is None:
+            station.mapped_at = connections
+            self._complaints.resolve(station.name)
+        elif not isinstance(failure, ClaimLost):
+            self._refused = True
+            self._complaints.error(
+                station.name, "map_work: queue %r: the server refuses it; trying again: %s", station.queue, failure
+            )
