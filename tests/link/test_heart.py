@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +19,9 @@ from tests.proxy import FaultProxy
 from tests.servers import Server
 from worqr.call import Call
 from worqr.link import Heart, Link, answer_timeout, boottime, heart
+from worqr.link.heart import _Sent
 from worqr.link.loop_watch import LoopWatch
+from worqr.link.settings import LinkSettings
 
 BEAT = script("beat", "redis.call('SET', KEYS[1], ARGV[1], 'EX', 60) return {'ok', ARGV[1]}")
 
@@ -153,6 +156,31 @@ async def test_the_first_beat_finds_a_connection(link_to: LinkTo, proxy: FaultPr
     await beats.wait(2)
     assert len(connections_of(proxy)) == 1
     beats.heart.stop()
+
+
+def test_a_process_that_is_frozen_while_an_answer_is_awaited_does_not_blame_the_loop() -> None:
+    """Time that the system takes to connect is no freeze, though."""
+    loop = Loop()
+    beating: Heart[int] = Heart(
+        *(LinkSettings("redis://localhost"), loop),  # type: ignore[arg-type]
+        make=lambda *_: pytest.fail("no beat is due"),
+        replied=lambda _: None,
+        every=60,
+        stall_limit=15,
+        describe=lambda: "culprit()",
+    )
+    beating._begun.set()
+    beating._loop.look(time.monotonic() - 20)  # a tick that was not answered since
+    beating._next_beat = time.monotonic() + 60
+    beating._wire = object()  # type: ignore[assignment]
+    beating._sent.append(_Sent(None, 0, math.inf))
+    beating._looked = time.monotonic() - 20
+    beating._while_silent()
+    assert (beating._loop.turning, beating._loop.stalled) == (True, False)
+    beating._wire = None  # it connects, and was blocked in the system meanwhile: the loop has had that time
+    beating._looked = beating._loop._asked_at = time.monotonic() - 20
+    beating._while_silent()
+    assert beating._loop.stalled
 
 
 async def test_a_heart_that_is_stopped_before_it_beats_ends(link_to: LinkTo, server: Server, prefix: str) -> None:

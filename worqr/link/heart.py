@@ -17,7 +17,6 @@ that fails makes no line at all; the data connection tells of the outage, and `e
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections import deque
@@ -114,8 +113,7 @@ class Heart(Generic[R]):
         self._loop = LoopWatch(mailbox, describe, stall_limit)
         self._wire: Wire | None = None
         self._sent: deque[_Sent[R]] = deque()
-        self._next_beat = -math.inf
-        self._looked = time.monotonic()  # at the loop, or at what goes on while an answer is awaited
+        self._next_beat = self._looked = time.monotonic()  # at the clock, while an answer is awaited
         self._has_worked = False  # the present connection has brought an answer
         self._begun = threading.Event()
         self._stopped = threading.Event()
@@ -137,6 +135,7 @@ class Heart(Generic[R]):
         """Begin to beat, at once. Raises Unavailable if the system gives us no thread."""
         if self._thread.ident is None:
             self.open()
+        self._next_beat = time.monotonic()
         self._begun.set()
 
     @property
@@ -182,7 +181,6 @@ class Heart(Generic[R]):
         """Until the next beat, or the next look at the loop."""
         if not self._begun.is_set():
             self._begun.wait(_RETRY if self._wire is None else None)
-            self._looked = time.monotonic()
             return
         wake = min(self._next_beat, time.monotonic() + self._pause)
         self._stopped.wait(max(wake - time.monotonic(), 0.001))
@@ -223,8 +221,7 @@ class Heart(Generic[R]):
                 self._next_beat = now + self._pause
             else:
                 # in step; a beat that was late is not made up for by a volley
-                due = now if self._next_beat == -math.inf else self._next_beat
-                self._next_beat = max(due + self._every, now)
+                self._next_beat = max(self._next_beat + self._every, now)
                 self._beat()
         self._tell()
 
@@ -282,9 +279,9 @@ class Heart(Generic[R]):
         if self._stopped.is_set():
             raise Lost("the heart was stopped", innocent=True)
         now = time.monotonic()
-        self._loop.forgive(now - self._looked - _SLICE)
-        self._looked = now
         if self._wire is not None:
+            self._loop.forgive(now - self._looked - _SLICE)
+            self._looked = now
             if now > self._sent[0].deadline:
                 raise Lost(f"no answer for {self._timeout:g} s")
             self._look()
