@@ -87,8 +87,8 @@ def kill_connections(scene: Scene) -> None:
         raise NotNow
     kind = scene.rng.choice(sorted(clients))
     there = clients[kind]
-    for id, app in scene.rng.sample(there, min(len(there), scene.rng.choice([1, 1, 3, 100]))):
-        node.ask("CLIENT", "KILL", "ID", id)
+    for number, app in scene.rng.sample(there, min(len(there), scene.rng.choice([1, 1, 3, 100]))):
+        node.ask("CLIENT", "KILL", "ID", number)
         scene.troubled(now(), "connection killed", app)
         scene.note(f"CLIENT KILL ({kind})", app)
 
@@ -102,7 +102,9 @@ def delay_peers(scene: Scene) -> None:
 def swallow_peer(scene: Scene) -> None:
     """One proxied peer's connections swallow everything and stay open."""
     span = scene.rng.choice([0.5, 2, 4])
-    _through_proxy(scene, "half-open connections", span, lambda name: scene.proxy and scene.proxy.blackhole(f":{name}:"))
+    _through_proxy(
+        scene, "half-open connections", span, lambda name: scene.proxy and scene.proxy.blackhole(f":{name}:")
+    )
 
 
 def _through_proxy(scene: Scene, kind: str, seconds: float, begin: Callable[[str], object]) -> None:

@@ -18,7 +18,17 @@ import trio
 
 import worqr
 from benchmarks.chaos.ledger import Ledger
-from benchmarks.chaos.workload import JOBS, MAX_FAILURES, MAX_STALLS, MAX_TIMEOUTS, PROCESS, TICKS, TIMEOUT, behaviour, result_of
+from benchmarks.chaos.workload import (
+    JOBS,
+    MAX_FAILURES,
+    MAX_STALLS,
+    MAX_TIMEOUTS,
+    PROCESS,
+    TICKS,
+    TIMEOUT,
+    behaviour,
+    result_of,
+)
 from benchmarks.chaos.workload import MANY as MANY_RUNS
 
 FOLDER, NAME = "WORQR_CHAOS_FOLDER", "WORQR_CHAOS_NAME"

@@ -77,9 +77,7 @@ class Producer:
         self._tasks += 1
         return f"{queue}/{self._name}/{self._tasks}"
 
-    async def _send(
-        self, queue: str, tasks: list[str], request: Callable[[], Awaitable[Any]], **facts: Any
-    ) -> Any:
+    async def _send(self, queue: str, tasks: list[str], request: Callable[[], Awaitable[Any]], **facts: Any) -> Any:
         """Make a request, with a line before and one after it; None if it failed."""
         self._calls += 1
         call = self._calls
@@ -132,19 +130,19 @@ class Producer:
             nursery.start_soon(self._wait_for_result, task, job)
 
     async def _dispatch_single(self, _nursery: trio.Nursery) -> None:
-        id, task = f"s{self._rng.randrange(6)}", self._new_task(SINGLE)
+        job_id, task = f"s{self._rng.randrange(6)}", self._new_task(SINGLE)
         delay = self._rng.choice([0, 0, 0.1])
         await self._send(
             SINGLE,
             [task],
-            lambda: self._mesh.queue(SINGLE).dispatch(task.encode(), id=id, delay=delay),
-            id=id,
+            lambda: self._mesh.queue(SINGLE).dispatch(task.encode(), id=job_id, delay=delay),
+            id=job_id,
             delay=delay,
         )
 
     async def _dispatch_update(self, _nursery: trio.Nursery) -> None:
         """Debounce and throttle a few ids, and try what must be refused."""
-        id, task = f"u{self._rng.randrange(8)}", self._new_task(UPDATES)
+        job_id, task = f"u{self._rng.randrange(8)}", self._new_task(UPDATES)
         update = worqr.Update(
             data=self._rng.random() < 0.7, run_at=self._rng.choice([True, False, "if_later", "if_earlier"])
         )
@@ -154,9 +152,9 @@ class Producer:
             UPDATES,
             [task],
             lambda: self._mesh.queue(UPDATES).dispatch(
-                task.encode(), id=id, delay=delay, update=update, if_exists=exists
+                task.encode(), id=job_id, delay=delay, update=update, if_exists=exists
             ),
-            id=id,
+            id=job_id,
             keeps_data=not update.data,
         )
 

@@ -40,8 +40,12 @@ class Node:
         self._clock = clock
         self._settings = settings
         self._server: EmbeddedServer | None = None
-        self._client = redis.Redis(
-            unix_socket_path=os.fspath(folder / "s"),
+        self._client = self.new_client()
+
+    def new_client(self) -> redis.Redis:
+        """One that never sends anything again."""
+        return redis.Redis(
+            unix_socket_path=os.fspath(self._folder / "s"),
             protocol=2,
             socket_timeout=ANSWERS_WITHIN,
             retry=Retry(NoBackoff(), 0),
@@ -230,7 +234,9 @@ class Cluster(Servers):
 
     def replica_of(self, primary: Node) -> Node:
         return next(
-            node for node in self.nodes if node.state == "up" and node.ask("ROLE")[:3] == [b"slave", b"127.0.0.1", primary.port]
+            node
+            for node in self.nodes
+            if node.state == "up" and node.ask("ROLE")[:3] == [b"slave", b"127.0.0.1", primary.port]
         )
 
     def is_well(self) -> bool:

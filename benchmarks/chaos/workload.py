@@ -37,7 +37,11 @@ class Beat:
     complete: bool
 
 
-SCHEDULES: Final = {"steady": Beat(2.0, complete=True), "brisk": Beat(1.0, complete=True), "plain": Beat(0.7, complete=False)}
+SCHEDULES: Final = {
+    "steady": Beat(2.0, complete=True),
+    "brisk": Beat(1.0, complete=True),
+    "plain": Beat(0.7, complete=False),
+}
 OWED: Final = 100
 """Missed firings that worqr makes up for, at most; a fault never lasts as long as so many periods."""
 

@@ -25,6 +25,7 @@ from benchmarks.chaos.clock import ServerClock, build_clock
 from benchmarks.chaos.cluster_faults import CLUSTER_FAULTS
 from benchmarks.chaos.faults import FAULTS, inject
 from benchmarks.chaos.ledger import Ledger
+from benchmarks.chaos.probe import probing
 from benchmarks.chaos.scene import Scene
 from benchmarks.chaos.servers import Cluster, Servers
 from tests.proxy import FaultProxy
@@ -95,7 +96,8 @@ def open_scene(plan: Plan, folder: Path) -> Generator[tuple[Scene, list[str]]]:
             left_out.append("latency: clients of a cluster find its nodes by themselves, past the proxy")
         else:
             proxy = FaultProxy("127.0.0.1", servers.nodes[0].port)
-        yield Scene(servers, children, ledger, random.Random(f"{plan.seed} faults"), proxy), left_out
+        with probing(servers.nodes, ledger):
+            yield Scene(servers, children, ledger, random.Random(f"{plan.seed} faults"), proxy), left_out
     finally:
         children.close()
         if proxy is not None:
