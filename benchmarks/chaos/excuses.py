@@ -22,6 +22,21 @@ SLACK: Final = 0.1
 DEAD_AFTER: Final = 1.0
 """Seconds without the CPU or the server that may make a worker miss its keepalive, with what the machine adds."""
 
+AWAY: Final = (
+    "server frozen",
+    "server down",
+    "slow server",
+    "clients paused",
+    "failover",
+    "latency",
+    "half-open connections",
+)
+"""Trouble in which the server answers nothing, or too late. A slot that moves and a lost connection are no such trouble."""
+AGAIN_WITHIN: Final = 1.0
+"""Seconds until a peer has noticed that the server answers again."""
+SAID_WITHIN: Final = 0.3
+"""Seconds in which the end of a run may not have reached an absent server, before or after the trouble."""
+
 
 class Excuses:
     """Looks for faults in a history."""
@@ -35,6 +50,13 @@ class Excuses:
             for span in (*history.trouble, *history.failovers)
         ]
         self._trouble = _by_name([*spans, *history.frozen])
+        self._unreachable = _by_name(
+            [
+                Span(span.begin - SLACK, span.end + AGAIN_WITHIN, *span[2:])
+                for span in history.trouble
+                if span.why in AWAY
+            ]
+        )
         for spans_of in self._trouble.values():
             spans_of.sort()
         self._begins = {who: [span.begin for span in spans] for who, spans in self._trouble.items()}
@@ -49,6 +71,7 @@ class Excuses:
             or self._was_frozen(run, until)
             or self._registered_again(run, until)
             or self._left(run, until)
+            or self._left_in_outage(run, until)
             or ("failover" if self.failed_over(run, until) else None)
         )
 
@@ -116,6 +139,14 @@ class Excuses:
             return None
         is_near = run.ended is None or run.ended >= at - SETTLES_WITHIN
         return "claim by hand of a peer that left" if at <= until + SLACK and is_near else None
+
+    def _left_in_outage(self, run: Run, until: float) -> str | None:
+        """A peer that leaves waits for an absent server for a few seconds only; what it could not say is lost with it."""
+        at = self._history.left.get(run.peer)
+        if at is None or run.ended is None or not run.ended <= at <= until:
+            return None
+        away = sum(span.overlap(run.ended, at) for name in (run.peer, None) for span in self._unreachable.get(name, ()))
+        return "left while the server was away" if at - run.ended - away <= SLACK + SAID_WITHIN else None
 
 
 def _by_name(spans: list[Span]) -> dict[str | None, list[Span]]:

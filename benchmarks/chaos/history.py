@@ -126,6 +126,7 @@ class History:
     buried: set[Subject] = field(default_factory=set[Subject])
     killed: dict[str, float] = field(default_factory=dict[str, float])
     leaving: dict[str, float] = field(default_factory=dict[str, float])
+    left: dict[str, float] = field(default_factory=dict[str, float])
     registered: dict[str, list[float]] = field(default_factory=lambda: defaultdict[str, list[float]](list))
     frozen: list[Span] = field(default_factory=list[Span])
     trouble: list[Span] = field(default_factory=list[Span])
@@ -182,6 +183,8 @@ class _Reader:
                 history.buried.add((facts["queue"], facts["task"]))
             case "leaving":
                 history.leaving[entry.source] = t
+            case "left":
+                history.left[entry.source] = t
             case "gap":
                 history.frozen.append(Span(facts["begin"], facts["end"], entry.source, "no CPU"))
             case _:
