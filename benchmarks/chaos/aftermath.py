@@ -27,19 +27,22 @@ BASES: Final = {
 def wait_drained(scene: Scene) -> float:
     """Wait until nothing waits, is due, is blocked or runs; what does not end is written. Returns the seconds it took."""
     began = time.monotonic()
-    left = _wait(lambda: held(scene), DRAINS_WITHIN)
+    left = _wait(scene, lambda: held(scene))
     for queue, counts in left.items():
         scene.ledger.write("undrained", queue=queue, left=counts)
     return time.monotonic() - began
 
 
-def _wait(look: Callable[[], dict[str, str]], within: float) -> dict[str, str]:
-    """Look until there is nothing to see, twice in a row."""
-    end, empty = time.monotonic() + within, 0
+def _wait(scene: Scene, look: Callable[[], dict[str, str]]) -> dict[str, str]:
+    """Look until there is nothing to see, twice in a row. Once that was in vain, later waits are short."""
+    end, empty = time.monotonic() + (10 if scene.stuck else DRAINS_WITHIN), 0
     while True:
         seen = look()
         empty = 0 if seen else empty + 1
-        if empty == 2 or time.monotonic() > end:
+        if empty == 2:
+            return seen
+        if time.monotonic() > end:
+            scene.stuck = True
             return seen
         time.sleep(0.3)
 
@@ -70,7 +73,7 @@ def wait_for_schedules(scene: Scene) -> None:
         last = {name.decode(): int(value.split()[0]) for name, value in zip(fired[::2], fired[1::2], strict=True)}
         return {name: "" for name in SCHEDULES if last.get(name, 0) <= server_ms}
 
-    for name in _wait(silent, DRAINS_WITHIN):
+    for name in _wait(scene, silent):
         scene.ledger.write("silent", schedule=name)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import trio
@@ -27,6 +28,9 @@ from benchmarks.chaos.workload import (
     TICKS,
     UPDATES,
 )
+
+IN_SPELLS = frozenset({RAW, ASYNCIO})
+"""Queues that each peer leaves and serves again all the time."""
 
 
 class Peer:
@@ -52,6 +56,7 @@ class Peer:
             else:
                 self._mesh.every(beat.period, call, name=name)
         self._joined: worqr.Peer | None = None
+        self._leaving = False
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -70,6 +75,7 @@ class Peer:
             task_status.started()
             async for _ in signals:
                 self._ledger.write("leaving")
+                self._leaving = True
                 if self._joined is None:
                     nursery.cancel_scope.cancel()
                     return
@@ -96,9 +102,26 @@ class Peer:
             ]
             for queue, handler, options in serve:
                 given = {**options_of(queue), **options, "on_failure": bury}
-                nursery.start_soon(partial(peer.serve, queue, handler, **given))
+                start = partial(peer.serve, queue, handler, **given)
+                if queue in IN_SPELLS:
+                    nursery.start_soon(self._serve_in_spells, start)
+                else:
+                    nursery.start_soon(start)
             nursery.start_soon(self._work, peer)
             await peer.wait()
+
+    async def _serve_in_spells(self, serve: Callable[[], Awaitable[None]]) -> None:
+        """Serve for a while, leave the queue, and come back, while the peer goes on with the other queues."""
+        while not self._leaving:
+            with trio.move_on_after(self._rng.uniform(2, 12)) as spell:
+                try:
+                    await serve()
+                except worqr.UsageError:  # the peer has begun to leave just now
+                    if not self._leaving:
+                        raise
+            if not spell.cancelled_caught:
+                return
+            await trio.sleep(self._rng.uniform(0, 0.5))
 
     async def _work(self, peer: worqr.Peer) -> None:
         """Take batches of claims by hand and settle them in every way."""

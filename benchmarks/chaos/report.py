@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.chaos.checker import Verdict
@@ -41,6 +43,17 @@ def figures(history: History) -> dict[str, int]:
         "dead letters": len(history.dead),
         "workers declared dead that came back": sum(len(each) - 1 for each in history.registered.values()),
     }
+
+
+def recoveries(history: History) -> str:
+    """How long the tasks of killed workers waited for their next run, in words."""
+    waits: list[float] = []
+    for runs in history.runs.values():
+        for first, second in pairwise(runs):
+            killed = history.killed.get(first.peer)
+            if killed is not None and first.ended is None and second.began > killed:
+                waits.append(second.began - killed)
+    return f"{statistics.median(waits):.1f} / {max(waits):.1f}" if waits else "none"
 
 
 def _table(title: str, rows: Iterable[tuple[str, object]]) -> Iterator[str]:

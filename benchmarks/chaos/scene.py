@@ -60,6 +60,8 @@ class Scene:
     faults: Counter[str] = field(default_factory=Counter)
     proxy_busy: bool = False
     calm: bool = False
+    stuck: bool = False
+    """A queue did not become empty: the run has failed already."""
 
     def note(self, kind: str, who: str = "") -> None:
         """Count a fault and write it to the ledger."""
