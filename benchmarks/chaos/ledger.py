@@ -95,16 +95,46 @@ def read(folder: Path) -> Iterator[Entry]:
                 yield Entry(source, facts.pop("t"), facts.pop("what"), facts)
 
 
+NEAR: Final = 2.0
+"""Seconds around what a violation mentions in which the fate of its processes and the trouble of the server are shown, too."""
+FATES: Final = frozenset({"killed", "froze", "thawed", "terminated", "died", "registered", "leaving", "left", "gap"})
+WEATHER: Final = frozenset({"trouble", "failover", "clock"})
+
+
 def lines_about(folder: Path, words: set[str], at_most: int = 40) -> list[str]:
-    """The lines that mention one of `words`, by time, for people who look into a violation."""
-    found: list[tuple[float, str]] = []
-    needles = [f'"{word}"'.encode() for word in words]
-    for path in folder.glob("*.ledger"):
-        source = path.name.removesuffix(".ledger")
-        for line in path.read_bytes().splitlines():
-            if any(needle in line for needle in needles):
-                facts = msgspec.json.decode(line)
-                t, what = facts.pop("t"), facts.pop("what")
-                told = " ".join(f"{name}={value!r}" for name, value in facts.items() if value is not None)
-                found.append((t, f"{t:.3f} {source} {what} {told}"))
-    return [text for _, text in sorted(found)[:at_most]]
+    """What the ledger says of `words`, by time: their lines, the ends of their runs, the answers to their requests, and what
+    happened to the processes and the server meanwhile.
+    """
+    named = [entry for entry in read(folder) if _mentions(entry, words)]
+    if not named:
+        return []
+    begin, end = min(entry.t for entry in named) - NEAR, max(entry.t for entry in named) + NEAR
+    fences = {entry.facts.get("fence") for entry in named} - {None}
+    calls = {(entry.source, entry.facts["call"]) for entry in named if "call" in entry.facts}
+    processes = {entry.source for entry in named} - {"world"}
+    found: list[Entry] = []
+    for entry in read(folder):
+        _, t, what, facts = entry
+        is_near = begin <= t <= end
+        who = facts.get("who", entry.source)
+        if (
+            _mentions(entry, words)
+            or facts.get("fence") in fences
+            or (entry.source, facts.get("call")) in calls
+            or (is_near and what in FATES and who in processes)
+            or (is_near and what in WEATHER and (who is None or who in processes or what == "clock"))
+        ):
+            found.append(entry)
+    return [_told(entry) for entry in sorted(found, key=lambda entry: entry.t)[:at_most]]
+
+
+def _mentions(entry: Entry, words: set[str]) -> bool:
+    return any(
+        value in words if isinstance(value, str) else isinstance(value, list) and not words.isdisjoint(value)
+        for value in entry.facts.values()
+    )
+
+
+def _told(entry: Entry) -> str:
+    told = " ".join(f"{name}={value!r}" for name, value in entry.facts.items() if value is not None)
+    return f"{entry.t:.3f} {entry.source} {entry.what} {told}"

@@ -19,7 +19,7 @@ def ended_twice(case: Case) -> Iterator[Violation]:
             if first.is_final and not case.explain(
                 rule, case.excuses.lost_claim(first, max(first.began, second.began))
             ):
-                yield violation(rule, f"{queue} {task}: {told(first)}; {told(second)}", name_of(task), first.peer)
+                yield violation(rule, f"{queue} {task}: {told(first)}; {told(second)}", name_of(task))
 
 
 def began_after_result(case: Case) -> Iterator[Violation]:
@@ -42,7 +42,7 @@ def began_after_result(case: Case) -> Iterator[Violation]:
 def claimed_twice(case: Case) -> Iterator[Violation]:
     """One claim is one run."""
     for run in case.history.twice_begun:
-        yield violation("a claim was run twice", f"{run.queue} {run.task}: {told(run)}", run.task, run.peer)
+        yield violation("a claim was run twice", f"{run.queue} {run.task}: {told(run)}", run.task)
     for (queue, task), runs in case.history.runs.items():
         for first, second in pairwise(runs):
             if first.fence == second.fence:
@@ -81,7 +81,7 @@ def still_running(case: Case) -> Iterator[Violation]:
     for (queue, task), runs in case.history.runs.items():
         for run in runs:
             if run.ended is None and run.peer not in case.history.killed:
-                yield violation("a run did not end", f"{queue} {task}: {told(run)}", name_of(task), run.peer)
+                yield violation("a run did not end", f"{queue} {task}: {told(run)}", name_of(task))
 
 
 def lost_workers(case: Case) -> Iterator[Violation]:
