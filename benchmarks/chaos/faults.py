@@ -13,6 +13,7 @@ from benchmarks.chaos.servers import Node
 
 Fault = Callable[[Scene], None]
 
+ROLES: tuple[Role, ...] = ("peer", "producer")
 FROZEN = (0.5, 1.5, 2.5, 4.0, 7.0)
 CLOCK_OFFSETS = (-3, -1, 0, 1, 5, 20, 60)
 """Seconds against the true time. Small enough that no schedule owes more firings than are made up for."""
@@ -91,6 +92,17 @@ def kill_connections(scene: Scene) -> None:
         node.ask("CLIENT", "KILL", "ID", number)
         scene.troubled(now(), "connection killed", app)
         scene.note(f"CLIENT KILL ({kind})", app)
+
+
+def lose_reply(scene: Scene) -> None:
+    """The server does what a proxied process asks, and the connection breaks before the reply."""
+    there = [each for role in ROLES for each in scene.children.of(role) if each.proxied]
+    if scene.proxy is None or not there:
+        raise NotNow
+    process = scene.rng.choice(there)
+    scene.proxy.drop_reply(nth=scene.rng.randint(1, 4), on=f":{process.name}:data")
+    scene.troubled(now(), "connection killed", process.name)
+    scene.note(f"lost reply of a {process.role}", process.name)
 
 
 def delay_peers(scene: Scene) -> None:
@@ -219,6 +231,7 @@ FAULTS: list[tuple[float, Fault]] = [
     (3, freeze_producer),
     (3, end_producer),
     (20, kill_connections),
+    (12, lose_reply),
     (5, delay_peers),
     (3, swallow_peer),
     (5, flush_scripts),

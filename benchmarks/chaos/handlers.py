@@ -24,6 +24,7 @@ from benchmarks.chaos.workload import (
     MAX_STALLS,
     MAX_TIMEOUTS,
     PROCESS,
+    SLOW,
     TICKS,
     TIMEOUT,
     behaviour,
@@ -111,9 +112,16 @@ class Handlers:
         try:
             await trio.sleep(1000 if run.behaviour.how == "timeout" else run.behaviour.seconds)
         except trio.Cancelled:
+            if self._unwinds_slowly(run):
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(self._rng.uniform(0.2, 1.5))
             run.cancelled()
             raise
         return run.end()
+
+    def _unwinds_slowly(self, run: Run) -> bool:
+        """Every other cancelled run of a slow task takes its time to unwind."""
+        return run.task.endswith(SLOW) and run.context.cancel_reason == "cancel" and self._rng.random() < 0.5
 
     async def in_asyncio(self, task: bytes) -> bytes:
         run = Run(self._ledger, self._rng)

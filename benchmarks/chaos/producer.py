@@ -10,7 +10,7 @@ import trio
 
 import worqr
 from benchmarks.chaos.child import Child
-from benchmarks.chaos.workload import ASYNCIO, HAND, JOBS, PREFIX, PROCESS, RAW, SINGLE, THREAD, UPDATES
+from benchmarks.chaos.workload import ASYNCIO, HAND, JOBS, PREFIX, PROCESS, RAW, SINGLE, SLOW, THREAD, UPDATES
 
 LOOPS = 3
 PAUSE = 0.12
@@ -49,11 +49,18 @@ class Producer:
         ]
 
     async def run(self) -> None:
-        async with self._mesh.connect(), trio.open_nursery() as nursery:
+        async with trio.open_nursery() as nursery:
             await nursery.start(self._stop_on_sigterm)
-            async with trio.open_nursery() as work:
-                for _ in range(LOOPS):
-                    work.start_soon(self._produce, work)
+            connected = False
+            while not (connected or self._stopped):
+                try:
+                    async with self._mesh.connect(), trio.open_nursery() as work:
+                        connected = True
+                        for _ in range(LOOPS):
+                            work.start_soon(self._produce, work)
+                except worqr.Unavailable:  # the server has been away for longer than the patience
+                    if connected:
+                        raise
             nursery.cancel_scope.cancel()
         self._ledger.write("left")
 
@@ -73,9 +80,9 @@ class Producer:
 
     # Requests
 
-    def _new_task(self, queue: str) -> str:
+    def _new_task(self, queue: str, end: str = "") -> str:
         self._tasks += 1
-        return f"{queue}/{self._name}/{self._tasks}"
+        return f"{queue}/{self._name}/{self._tasks}{end}"
 
     async def _send(self, queue: str, tasks: list[str], request: Callable[[], Awaitable[Any]], **facts: Any) -> Any:
         """Make a request, with a line before and one after it; None if it failed."""
@@ -95,20 +102,25 @@ class Producer:
         self._ledger.write("acked", call=call, outcome=getattr(answer, "outcome", None))
         return answer
 
-    async def _enqueue(self, queue: str, most: int, **options: Any) -> list[str]:
-        tasks = [self._new_task(queue) for _ in range(self._rng.randint(1, most))]
+    async def _enqueue(self, queue: str, most: int, end: str = "", **options: Any) -> list[str]:
+        tasks = [self._new_task(queue, end) for _ in range(self._rng.randint(1, most))]
         payloads = [task.encode() for task in tasks]
         await self._send(queue, tasks, lambda: self._mesh.queue(queue).enqueue(*payloads, **options))
         return tasks
 
     async def _enqueue_raw(self, nursery: trio.Nursery) -> None:
-        tasks = await self._enqueue(RAW, 4, front=self._rng.random() < 0.1)
-        if self._rng.random() < 0.06:
+        is_slow = self._rng.random() < 0.1
+        if is_slow:
+            tasks = await self._enqueue(RAW, 1, SLOW)
+        else:
+            tasks = await self._enqueue(RAW, 4, front=self._rng.random() < 0.1)
+        if self._rng.random() < (0.6 if is_slow else 0.06):
             task = self._rng.choice(tasks)
             nursery.start_soon(self._cancel, RAW, task, lambda: self._mesh.queue(RAW).cancel(task.encode()))
 
     async def _dispatch_one(self, queue: str, options: dict[str, Any]) -> tuple[str, worqr.Job[bytes] | None]:
-        task = self._new_task(queue)
+        is_slow = queue == JOBS and self._rng.random() < 0.1
+        task = self._new_task(queue, SLOW if is_slow else "")
         job = await self._send(
             queue,
             [task],
@@ -124,7 +136,7 @@ class Producer:
         if job is None:
             return
         x = self._rng.random()
-        if x < 0.10:
+        if x < (0.6 if task.endswith(SLOW) else 0.10):
             nursery.start_soon(self._cancel, JOBS, task, job.cancel)
         if 0.07 < x < 0.25 and self._waits.available_tokens > 0:  # some of them cancelled as well
             nursery.start_soon(self._wait_for_result, task, job)

@@ -73,8 +73,8 @@ class Scene:
         self.ledger.write("trouble", begin=begin, end=now(), who=who, why=why)
 
     def start(self, role: Role) -> Process:
-        """Start a process; one peer in three goes through the proxy."""
-        proxied = role == "peer" and self.proxy is not None and self.rng.random() < 0.34
+        """Start a process; some go through the proxy."""
+        proxied = self.proxy is not None and self.rng.random() < 0.4
         url = self.proxy.url if proxied and self.proxy is not None else self.servers.url
         patience = self.rng.choice([3.0, 30.0]) if role == "producer" else 30.0
         return self.children.start(role, url, proxied=proxied, patience=patience)

@@ -46,6 +46,10 @@ OWED: Final = 100
 """Missed firings that worqr makes up for, at most; a fault never lasts as long as so many periods."""
 
 
+SLOW: Final = "slow"
+"""Ends the name of a task whose runs take seconds, and take their time to unwind: faults meet them at work."""
+
+
 def result_of(task: str) -> str:
     """What a run of `task` returns, where results are kept."""
     return f"done {task}"
@@ -64,6 +68,8 @@ def behaviour(rng: random.Random, queue: str, task: str) -> Behaviour:
     """A random behaviour. A few tasks fail at each run: which ones is decided by their name."""
     x = rng.random()
     seconds = rng.uniform(0.5, 2.0) if x < 0.02 else rng.uniform(0, 0.04) if x < 0.7 else 0.0
+    if task.endswith(SLOW):
+        return Behaviour(rng.uniform(0.5, 2.5), "returned")
     if queue == TICKS:
         return Behaviour(min(seconds, 0.04), "returned")
     if queue == THREAD:
