@@ -173,9 +173,14 @@ def fill_memory(scene: Scene) -> None:
 def pause_clients(scene: Scene) -> None:
     node, ms = pick_node(scene), scene.rng.choice([200, 1500])
     node.ask("CLIENT", "PAUSE", ms, scene.rng.choice(["ALL", "WRITE"]))
-    began = now()
+    began, scene.paused = now(), True
     scene.note("CLIENT PAUSE")
-    scene.agenda.add(ms / 1000, lambda: scene.troubled(began, "clients paused"))
+
+    def over() -> None:
+        scene.paused = False
+        scene.troubled(began, "clients paused")
+
+    scene.agenda.add(ms / 1000, over)
 
 
 def freeze_server(scene: Scene) -> None:
@@ -216,7 +221,7 @@ def _restart(scene: Scene, kind: str, end: Callable[[Node], None]) -> None:
 
 def move_clock(scene: Scene) -> None:
     clock = scene.servers.clock
-    if clock is None:
+    if clock is None or scene.paused:  # a pause ends by the server's clock: set back, that would take a minute
         raise NotNow
     clock.move_to(scene.rng.choice([offset for offset in CLOCK_OFFSETS if offset != clock.offset]))
     scene.ledger.write("clock", offset=clock.offset)

@@ -59,6 +59,7 @@ class Scene:
     agenda: Agenda = field(default_factory=Agenda)
     faults: Counter[str] = field(default_factory=Counter)
     proxy_busy: bool = False
+    paused: bool = False
     calm: bool = False
     stuck: bool = False
     """A queue did not become empty: the run has failed already."""

@@ -58,5 +58,25 @@ def test_the_ledger_is_read_as_it_was_written(tmp_path: Path) -> None:
     entries = list(read(tmp_path))
     assert [entry.source for entry in entries] == ["peer-1", "peer-1", "world"]
     assert entries[0].facts == {"queue": "raw", "fence": 1_900_000_000_000_001, "how": "returned", "counted": False}
-    assert len(lines_about(tmp_path, {"returned"})) == 3
-    assert lines_about(tmp_path, {"return"}) == []
+
+
+def test_the_lines_about_a_task_have_its_end_its_answer_and_what_happened_to_its_worker(tmp_path: Path) -> None:
+    producer, peer, other, world = (Ledger(tmp_path, name) for name in ("producer-1", "peer-1", "peer-2", "world"))
+    producer.write("send", call=1, queue="raw", tasks=["a", "b"])
+    producer.write("acked", call=1, outcome=None)
+    producer.write("acked", call=2, outcome=None)
+    peer.write("began", queue="raw", task="a", id="@7", fence=7)
+    peer.write("ended", queue="raw", fence=7, how="returned")
+    peer.write("ended", queue="raw", fence=8, how="returned")
+    other.write("began", queue="raw", task="b", id="@9", fence=9)
+    world.write("killed", who="peer-1")
+    world.write("killed", who="peer-2")
+    told = [line.split(" ", 3)[1:3] for line in lines_about(tmp_path, {"a"})]
+    assert told == [
+        ["producer-1", "send"],
+        ["producer-1", "acked"],
+        ["peer-1", "began"],
+        ["peer-1", "ended"],
+        ["world", "killed"],
+    ]
+    assert lines_about(tmp_path, {"c"}) == []
