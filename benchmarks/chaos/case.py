@@ -16,7 +16,7 @@ class Violation:
 
     rule: str
     text: str
-    words: frozenset[str] = frozenset()
+    words: frozenset[str | int] = frozenset()
 
 
 @dataclass
@@ -37,7 +37,9 @@ class Case:
 Rule = Callable[[Case], Iterable[Violation]]
 
 
-def violation(rule: str, text: str, *words: str | None) -> Violation:
+def violation(rule: str, text: str, *about: Run | str | None) -> Violation:
+    """A violation, and what to look for: of a run its task, of a firing's run its claim, for the task has only one name."""
+    words = [(each.task if each.nominal is None else each.fence) if isinstance(each, Run) else each for each in about]
     return Violation(rule, text, frozenset(word for word in words if word))
 
 
@@ -45,8 +47,3 @@ def told(run: Run) -> str:
     """A run in words."""
     end = "did not end" if run.ended is None else f"{run.how} at {run.ended:.3f}"
     return f"{run.peer} claim {run.fence} began at {run.began:.3f}, {end}"
-
-
-def name_of(task: str) -> str:
-    """What the ledger's lines have: of a firing the schedule."""
-    return task.partition(" at ")[0]

@@ -96,7 +96,8 @@ def kill_connections(scene: Scene) -> None:
 
 def lose_reply(scene: Scene) -> None:
     """The server does what a proxied process asks, and the connection breaks before the reply."""
-    there = [each for role in ROLES for each in scene.children.of(role) if each.proxied]
+    role = scene.rng.choice(ROLES)
+    there = [each for each in scene.children.of(role) if each.proxied]
     if scene.proxy is None or not there:
         raise NotNow
     process = scene.rng.choice(there)
@@ -236,7 +237,7 @@ FAULTS: list[tuple[float, Fault]] = [
     (3, freeze_producer),
     (3, end_producer),
     (20, kill_connections),
-    (12, lose_reply),
+    (16, lose_reply),
     (5, delay_peers),
     (3, swallow_peer),
     (5, flush_scripts),

@@ -101,7 +101,7 @@ FATES: Final = frozenset({"killed", "froze", "thawed", "terminated", "died", "re
 WEATHER: Final = frozenset({"trouble", "failover", "clock"})
 
 
-def lines_about(folder: Path, words: set[str], at_most: int = 40) -> list[str]:
+def lines_about(folder: Path, words: set[str | int], at_most: int = 40) -> list[str]:
     """What the ledger says of `words`, by time: their lines, the ends of their runs, the answers to their requests, and what
     happened to the processes and the server meanwhile.
     """
@@ -128,10 +128,11 @@ def lines_about(folder: Path, words: set[str], at_most: int = 40) -> list[str]:
     return [_told(entry) for entry in sorted(found, key=lambda entry: entry.t)[:at_most]]
 
 
-def _mentions(entry: Entry, words: set[str]) -> bool:
+def _mentions(entry: Entry, words: set[str | int]) -> bool:
     return any(
-        value in words if isinstance(value, str) else isinstance(value, list) and not words.isdisjoint(value)
-        for value in entry.facts.values()
+        not words.isdisjoint(value) if isinstance(value, list) else name != "call" and value in words
+        for name, value in entry.facts.items()
+        if not isinstance(value, dict)
     )
 
 

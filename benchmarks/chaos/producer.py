@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Literal
 
 import trio
 
@@ -20,6 +20,8 @@ WAITS = 10
 PATIENT = 60.0
 RESULT_TTL = 3600.0
 """Longer than a run, clock jumps included: a result that was kept must still be there."""
+
+IfExists = Literal["update", "skip", "raise"]
 
 
 class Producer:
@@ -37,7 +39,7 @@ class Producer:
         self._tasks = 0
         self._calls = 0
         self._waits = trio.CapacityLimiter(WAITS)
-        self._operations: list[tuple[float, Callable[[trio.Nursery], Awaitable[None]]]] = [
+        self._operations: list[tuple[float, Callable[[trio.Nursery], Awaitable[object]]]] = [
             (0.30, self._enqueue_raw),
             (0.10, lambda _: self._enqueue(THREAD, 3)),
             (0.10, lambda _: self._enqueue(ASYNCIO, 2)),
@@ -158,7 +160,7 @@ class Producer:
         update = worqr.Update(
             data=self._rng.random() < 0.7, run_at=self._rng.choice([True, False, "if_later", "if_earlier"])
         )
-        exists = self._rng.choice(["update", "update", "update", "skip", "raise"])
+        exists: IfExists = self._rng.choice(("update", "update", "update", "skip", "raise"))
         delay = self._rng.choice([0, 0.2, 1.0])
         await self._send(
             UPDATES,

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 
-from benchmarks.chaos.case import Case, Rule, Violation, name_of, told, violation
+from benchmarks.chaos.case import Case, Rule, Violation, told, violation
 from benchmarks.chaos.excuses import SLACK
 from benchmarks.chaos.history import History, Run, Subject
 
@@ -19,7 +19,7 @@ def ended_twice(case: Case) -> Iterator[Violation]:
             if first.is_final and not case.explain(
                 rule, case.excuses.lost_claim(first, max(first.began, second.began))
             ):
-                yield violation(rule, f"{queue} {task}: {told(first)}; {told(second)}", name_of(task))
+                yield violation(rule, f"{queue} {task}: {told(first)}; {told(second)}", first, second)
 
 
 def began_after_result(case: Case) -> Iterator[Violation]:
@@ -42,12 +42,12 @@ def began_after_result(case: Case) -> Iterator[Violation]:
 def claimed_twice(case: Case) -> Iterator[Violation]:
     """One claim is one run."""
     for run in case.history.twice_begun:
-        yield violation("a claim was run twice", f"{run.queue} {run.task}: {told(run)}", run.task)
+        yield violation("a claim was run twice", f"{run.queue} {run.task}: {told(run)}", run)
     for (queue, task), runs in case.history.runs.items():
         for first, second in pairwise(runs):
             if first.fence == second.fence:
                 yield violation(
-                    "a claim was held twice", f"{queue} {task}: {told(first)}; {told(second)}", name_of(task)
+                    "a claim was held twice", f"{queue} {task}: {told(first)}; {told(second)}", first, second
                 )
 
 
@@ -67,7 +67,7 @@ def at_once(case: Case) -> Iterator[Violation]:
                     continue
                 until = max(first.began, second.began)
                 if not case.explain(rule, case.excuses.lost_claim(first, until)):
-                    yield violation(rule, f"{queue} {name}: {told(first)}; {told(second)}", first.task, second.task)
+                    yield violation(rule, f"{queue} {name}: {told(first)}; {told(second)}", first, second)
 
 
 def _end(history: History, run: Run) -> float:
@@ -81,7 +81,7 @@ def still_running(case: Case) -> Iterator[Violation]:
     for (queue, task), runs in case.history.runs.items():
         for run in runs:
             if run.ended is None and run.peer not in case.history.killed:
-                yield violation("a run did not end", f"{queue} {task}: {told(run)}", name_of(task))
+                yield violation("a run did not end", f"{queue} {task}: {told(run)}", run)
 
 
 def lost_workers(case: Case) -> Iterator[Violation]:

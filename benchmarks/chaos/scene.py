@@ -75,7 +75,7 @@ class Scene:
 
     def start(self, role: Role) -> Process:
         """Start a process; some go through the proxy."""
-        proxied = self.proxy is not None and self.rng.random() < 0.4
+        proxied = self.proxy is not None and self.rng.random() < (0.4 if role == "peer" else 0.7)
         url = self.proxy.url if proxied and self.proxy is not None else self.servers.url
         patience = self.rng.choice([3.0, 30.0]) if role == "producer" else 30.0
         return self.children.start(role, url, proxied=proxied, patience=patience)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from benchmarks.chaos.case import Case, Rule, Violation, name_of, told, violation
+from benchmarks.chaos.case import Case, Rule, Violation, told, violation
 from benchmarks.chaos.excuses import SLACK
 from benchmarks.chaos.history import Cancel, History, Request, Run, Subject, replaceable
 
@@ -42,7 +42,7 @@ def kept_end(case: Case) -> Iterator[Violation]:
     """What a schedule fired ends."""
     for (queue, task), runs in case.history.runs.items():
         if runs[0].nominal is not None and not _has_ended(runs):
-            yield violation("a firing did not end", f"{queue} {task}: {told(runs[-1])}", name_of(task))
+            yield violation("a firing did not end", f"{queue} {task}: {told(runs[-1])}", *runs)
 
 
 def _has_ended(runs: Iterable[Run]) -> bool:
