@@ -16,10 +16,14 @@ def ended_twice(case: Case) -> Iterator[Violation]:
     rule = "a task ran again after its end"
     for (queue, task), runs in case.history.runs.items():
         for first, second in pairwise(runs):
-            if first.is_final and not case.explain(
-                rule, case.excuses.lost_claim(first, max(first.began, second.began))
-            ):
+            if first.is_final and not case.explain(rule, _why_lost(case, first, second)):
                 yield violation(rule, f"{queue} {task}: {told(first)}; {told(second)}", first, second)
+
+
+def _why_lost(case: Case, first: Run, second: Run) -> str | None:
+    """Why the earlier claim was lost. It may even begin after the later one: its worker was frozen with the reply in its socket."""
+    why = case.excuses.lost_claim(first, max(first.began, second.began))
+    return f"{why}, and began after the other" if why is not None and first.began > second.began else why
 
 
 def began_after_result(case: Case) -> Iterator[Violation]:
@@ -65,8 +69,7 @@ def at_once(case: Case) -> Iterator[Violation]:
                 ends = [_end(case.history, run) for run in (first, second)]
                 if max(first.began, second.began) >= min(ends):
                     continue
-                until = max(first.began, second.began)
-                if not case.explain(rule, case.excuses.lost_claim(first, until)):
+                if not case.explain(rule, _why_lost(case, first, second)):
                     yield violation(rule, f"{queue} {name}: {told(first)}; {told(second)}", first, second)
 
 
