@@ -21,7 +21,7 @@ def ended_twice(case: Case) -> Iterator[Violation]:
 
 
 def _why_lost(case: Case, first: Run, second: Run) -> str | None:
-    """Why the earlier claim was lost. It may even begin after the later one: its worker was frozen with the reply in its socket."""
+    """Why the earlier claim was lost. It may even begin after the later one, if its worker was frozen with the reply unread."""
     why = case.excuses.lost_claim(first, max(first.began, second.began))
     return f"{why}, and began after the other" if why is not None and first.began > second.began else why
 
