@@ -66,6 +66,12 @@ class Children:
         wanted = states or ("up",)
         return [each for each in self.processes.values() if each.role == role and each.state in wanted and each.runs]
 
+    def works(self, process: Process) -> bool:
+        """It has joined, or the server has acknowledged something to it; or it has ended, which is for `bury` to tell."""
+        file = self._folder / f"{process.name}.ledger"
+        word = b'"registered"' if process.role == "peer" else b'"acked"'
+        return not process.runs or (file.exists() and word in file.read_bytes())
+
     def kill(self, process: Process) -> None:
         process.state = "killed"
         self._ledger.write("killed", who=process.name)

@@ -27,7 +27,7 @@ from benchmarks.chaos.faults import FAULTS, inject
 from benchmarks.chaos.ledger import Ledger
 from benchmarks.chaos.probe import probing
 from benchmarks.chaos.scene import Scene
-from benchmarks.chaos.servers import Cluster, Servers
+from benchmarks.chaos.servers import Cluster, Servers, until
 from tests.proxy import FaultProxy
 from worqr.embedded import find_server
 from worqr.errors import UsageError
@@ -138,7 +138,7 @@ def _role(name: str) -> Role:
 def _trouble(scene: Scene, plan: Plan) -> None:
     """Inject faults for as long as the plan says."""
     faults = CLUSTER_FAULTS if scene.servers.clustered else FAULTS
-    time.sleep(2)  # the first ones have joined
+    until(lambda: all(map(scene.children.works, scene.children.processes.values())), "peers and producers at work")
     end = time.monotonic() + plan.minutes * 60
     following = time.monotonic()
     while time.monotonic() < end:
