@@ -73,6 +73,7 @@ def report(plan: Plan, outcome: Outcome, history: History, verdict: Verdict, fol
     lines += [f"left out: {reason}" for reason in outcome.left_out]
     counts: dict[str, object] = {f"{role} started": count for role, count in sorted(outcome.started.items())}
     counts |= figures(history)
+    counts["seconds until the task of a killed worker ran again, median / longest"] = recoveries(history)
     counts |= {
         "seconds until all queues were empty": f"{outcome.drained:.1f}",
         "seconds in all": f"{outcome.seconds:.0f}",

@@ -89,7 +89,7 @@ def still_running(case: Case) -> Iterator[Violation]:
 
 def lost_workers(case: Case) -> Iterator[Violation]:
     """A worker that is well is not declared dead."""
-    rule = "a worker was declared dead without a cause"
+    rule = "a worker was declared dead"
     for peer, registered in case.history.registered.items():
         for t in registered[1:]:
             if not case.explain(rule, case.excuses.lost_worker(peer, t)):
