@@ -1,6 +1,8 @@
 """Measure, and print tables.
 
 ``python -m benchmarks [name ...] [--quick] [--many] [--json FILE] [--markdown FILE] [--figures DIR]``
+
+``python -m benchmarks chaos`` measures nothing: it injects faults and checks what comes of it (`benchmarks.chaos`).
 """
 
 from __future__ import annotations
@@ -91,6 +93,10 @@ def measured(name: str, plan: Plan) -> list[Table]:
 
 
 def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["chaos"]:
+        from benchmarks.chaos.command import main as chaos
+
+        return chaos(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure worqr on a private server.")
     parser.add_argument("names", nargs="*", metavar="name", help=f"any of {', '.join(SUBJECTS)}; default: all")
     parser.add_argument("--quick", action="store_true", help="a smoke run, whose figures mean nothing")

@@ -68,6 +68,9 @@ class Stations:
                 self._by_name[station.name] = station
                 here.append(station)
             self.used.set()
+            if self.closed:  # the peer was drained since `check_free`, while it entered another queue
+                for station in here:
+                    self._leaver.begin(station, 0)
             await self._enter_all(stations)
             yield
         finally:

@@ -1,0 +1,125 @@
+"""The end of a run: wait until all queues are empty, then write what is left in the servers to the ledger."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import redis
+import trio
+
+import worqr
+from benchmarks.chaos.ledger import now
+from benchmarks.chaos.scene import Scene
+from benchmarks.chaos.workload import HAND, PREFIX, QUEUES, SCHEDULES, TICKS
+
+DRAINS_WITHIN: Final = 180.0
+"""Seconds of patience with a slow machine; an idle one needs some ten."""
+LEAVES_WITHIN: Final = 120.0
+WAITING: Final = (("LLEN", ""), ("LLEN", ":suspects"), ("ZCARD", ":due"), ("SCARD", ":blocked"))
+BASES: Final = {
+    **{queue: f"{PREFIX}:{{{queue}}}" for queue in QUEUES},
+    **{f"{queue}-fail": f"{PREFIX}:{{{queue}}}-fail" for queue in QUEUES if queue != HAND},
+}
+
+
+def wait_drained(scene: Scene) -> float:
+    """Wait until nothing waits, is due, is blocked or runs; what does not end is written. Returns the seconds it took."""
+    began = time.monotonic()
+    left = _wait(scene, lambda: held(scene))
+    for queue, counts in left.items():
+        scene.ledger.write("undrained", queue=queue, left=counts)
+    return time.monotonic() - began
+
+
+def _wait(scene: Scene, look: Callable[[], dict[str, str]]) -> dict[str, str]:
+    """Look until there is nothing to see, twice in a row. Once that was in vain, later waits are short."""
+    end, empty = time.monotonic() + (10 if scene.stuck else DRAINS_WITHIN), 0
+    while True:
+        seen = look()
+        empty = 0 if seen else empty + 1
+        if empty == 2:
+            return seen
+        if time.monotonic() > end:
+            scene.stuck = True
+            return seen
+        time.sleep(0.3)
+
+
+def held(scene: Scene) -> dict[str, str]:
+    """What each queue still holds, in words."""
+    found: dict[str, str] = {}
+    for queue, base in BASES.items():
+        node = scene.servers.owner(base)
+        counts = {f"{command} {end}".strip(): node.ask(command, base + end) for command, end in WAITING}
+        if any(counts.values()):
+            found[queue] = str({name: count for name, count in counts.items() if count})
+    for node, key in scene.servers.keys(f"{PREFIX}:{{*}}*:claims:*"):
+        if count := node.ask("SCARD", key):
+            found[key.decode()] = f"{count} claims"
+    return found
+
+
+def wait_for_schedules(scene: Scene) -> None:
+    """Wait until every schedule has fired a moment of the calm phase; write those that have not, and when it began."""
+    node = scene.servers.owner(BASES[TICKS])
+    seconds, microseconds = map(int, node.ask("TIME"))
+    server_ms = seconds * 1000 + microseconds // 1000
+    scene.ledger.write("calm", server_ms=server_ms, epoch=server_ms / 1000 - now())
+
+    def silent() -> dict[str, str]:
+        fired = scene.servers.owner(BASES[TICKS]).ask("HGETALL", f"{BASES[TICKS]}:fired")
+        last = {name.decode(): int(value.split()[0]) for name, value in zip(fired[::2], fired[1::2], strict=True)}
+        return {name: "" for name in SCHEDULES if last.get(name, 0) <= server_ms}
+
+    for name in _wait(scene, silent):
+        scene.ledger.write("silent", schedule=name)
+
+
+def pause_schedules(scene: Scene) -> None:
+    """Nothing is enqueued any more."""
+
+    async def pause() -> None:
+        mesh = worqr.Mesh(scene.servers.url, prefix=PREFIX, app="world")
+        async with mesh.connect():
+            for name in SCHEDULES:
+                await mesh.pause_schedule(name)
+
+    trio.run(pause)
+
+
+def note_dead_letters(scene: Scene) -> None:
+    """Write all dead-letter entries, then drop them as an operator would."""
+    for queue, base in BASES.items():
+        for which in ("failed", "broken"):
+            node = scene.servers.owner(base)
+            for claim in node.ask("ZRANGE", f"{base}:{which}", 0, -1):
+                facts = node.ask("HGETALL", f"{base}:aside:{claim.decode()}")
+                told = {name.decode(): value for name, value in zip(facts[::2], facts[1::2], strict=True)}
+                words = {name: told.get(name, b"").decode("utf-8", "replace") for name in ("task", "id", "reason")}
+                scene.ledger.write("dead", queue=queue, **words)
+
+    async def drop() -> None:
+        mesh = worqr.Mesh(scene.servers.url, prefix=PREFIX, app="world")
+        async with mesh.connect():
+            for name in QUEUES:
+                queue = mesh.queue(name)
+                for each in (queue, queue.failures):
+                    await each.failed.drop_all()
+                    await each.broken.drop_all()
+
+    trio.run(drop)
+
+
+def note_keys(scene: Scene) -> None:
+    """Write every key that is left."""
+    for pattern in (f"{PREFIX}:*", f"{{{PREFIX}}}:*"):
+        for node, key in scene.servers.keys(pattern):
+            try:
+                kind, ttl = node.ask("TYPE", key).decode(), node.ask("PTTL", key)
+            except redis.RedisError:
+                continue
+            if ttl != -2:  # it may have expired meanwhile
+                expires = None if ttl < 0 else ttl / 1000
+                scene.ledger.write("key", name=key.decode("utf-8", "replace"), type=kind, expires=expires)

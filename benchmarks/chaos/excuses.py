@@ -1,0 +1,156 @@
+"""Which fault explains that a worker lost a claim: the guarantees allow a second run then, and only then."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from typing import Final
+
+from benchmarks.chaos.history import History, Run, Span
+from benchmarks.chaos.workload import HAND
+
+FROZEN: Final = 1.5
+"""Seconds without the CPU after which a worker may have missed its keepalive: 3 s less the beat's period and some latency."""
+SETTLES_WITHIN: Final = 2.0
+"""Seconds in which the end of a run reaches the server, when nothing is in its way."""
+CONNECTS_WITHIN: Final = 2.0
+"""Seconds of trouble that follow each trouble: connections are made again, and the backlog is sent."""
+NOTICED_WITHIN: Final = 20.0
+"""Seconds between the sweep of a worker and its new worker id, which it gets when the server answers it again."""
+SLACK: Final = 0.1
+"""Seconds between a line of the ledger and what it tells."""
+DEAD_AFTER: Final = 1.0
+"""Seconds without the CPU or the server that may make a worker miss its keepalive, with what the machine adds."""
+
+AWAY: Final = (
+    "server frozen",
+    "server down",
+    "slow server",
+    "clients paused",
+    "failover",
+    "latency",
+    "half-open connections",
+)
+"""Trouble in which the server answers nothing, or too late. A slot that moves and a lost connection are no such trouble."""
+AGAIN_WITHIN: Final = 1.0
+"""Seconds until a peer has noticed that the server answers again."""
+SAID_WITHIN: Final = 0.3
+"""Seconds in which the end of a run may not have reached an absent server, before or after the trouble."""
+
+
+class Excuses:
+    """Looks for faults in a history."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._frozen = _by_name(history.frozen)
+        self._away = _by_name([*history.trouble, *history.frozen])
+        spans = [
+            Span(span.begin - SLACK, span.end + CONNECTS_WITHIN, span.who, span.why)
+            for span in (*history.trouble, *history.failovers)
+        ]
+        self._trouble = _by_name([*spans, *history.frozen])
+        self._unreachable = _by_name(
+            [
+                Span(span.begin - SLACK, span.end + AGAIN_WITHIN, *span[2:])
+                for span in history.trouble
+                if span.why in AWAY
+            ]
+        )
+        for spans_of in self._trouble.values():
+            spans_of.sort()
+        self._begins = {who: [span.begin for span in spans] for who, spans in self._trouble.items()}
+        self._longest = max((span.end - span.begin for spans in self._trouble.values() for span in spans), default=0.0)
+
+    def lost_claim(self, run: Run, until: float) -> str | None:
+        """Why `run` may have lost its claim, or its end, before another run of the same task began at `until`."""
+        if run.answer == "ok" and not self.failed_over(run, until):
+            return None
+        return (
+            self._killed(run, until)
+            or self._was_frozen(run, until)
+            or self._registered_again(run, until)
+            or self._left(run, until)
+            or self._left_in_outage(run, until)
+            or ("failover" if self.failed_over(run, until) else None)
+        )
+
+    def failed_over(self, run: Run, until: float) -> bool:
+        """A failover may have lost that the claim was taken, or that it ended."""
+        end = until if run.ended is None else max(run.ended, run.began)
+        return self.in_failover(run.began - 1, end + 1)
+
+    def in_failover(self, begin: float, end: float) -> bool:
+        return any(span.begin <= end and span.end >= begin for span in self._history.failovers)
+
+    def jumped(self, begin: float, end: float) -> bool:
+        """The server's clock was moved in between."""
+        return any(begin <= t <= end for t in self._history.clock_jumps)
+
+    def trouble(self, who: str, begin: float, end: float) -> float:
+        """Seconds between the two moments in which the process or the server did not work."""
+        total = 0.0
+        for name in (who, None):
+            begins, spans = self._begins.get(name, []), self._trouble.get(name, [])
+            first, last = bisect_left(begins, begin - self._longest), bisect_left(begins, end)
+            total += sum(span.overlap(begin, end) for span in spans[first:last])
+        return total
+
+    def lost_worker(self, peer: str, t: float) -> str | None:
+        """Why `peer` may have been declared dead before it registered again at `t`."""
+        if self.jumped(t - NOTICED_WITHIN, t):
+            return "clock jump"
+        if self.in_failover(t - NOTICED_WITHIN, t):
+            return "failover"
+        away = sum(span.overlap(t - NOTICED_WITHIN, t) for name in (peer, None) for span in self._away.get(name, ()))
+        return "frozen, or the server away" if away >= DEAD_AFTER else None
+
+    def _unsettled(self, run: Run, at: float) -> bool:
+        """The run's end may not have reached the server by then."""
+        if run.ended is None or run.ended >= at:
+            return True
+        return at - run.ended <= SETTLES_WITHIN + self.trouble(run.peer, run.ended, at)
+
+    def _killed(self, run: Run, until: float) -> str | None:
+        at = self._history.killed.get(run.peer)
+        if at is None or not (run.began <= at + SLACK and at <= until):
+            return None
+        return "killed" if self._unsettled(run, at) else None
+
+    def _was_frozen(self, run: Run, until: float) -> str | None:
+        for span in self._frozen.get(run.peer, ()):
+            is_long, is_before = span.end - span.begin >= FROZEN, span.begin <= until
+            # A reply that lies in the socket while the process is frozen lets a run begin just after.
+            if is_long and is_before and span.end >= run.began - SETTLES_WITHIN and self._unsettled(run, span.begin):
+                return "frozen"
+        return None
+
+    def _registered_again(self, run: Run, until: float) -> str | None:
+        for t in self._history.registered.get(run.peer, ())[1:]:
+            swept_before = t - NOTICED_WITHIN <= until
+            if run.began <= t + SLACK and swept_before and (run.ended is None or t - run.ended <= NOTICED_WITHIN):
+                return "declared dead"
+        return None
+
+    def _left(self, run: Run, until: float) -> str | None:
+        """Claims by hand go back at once when the peer leaves, documented so; the application may just be finishing them."""
+        at = self._history.leaving.get(run.peer)
+        if run.queue != HAND or at is None or run.answer == "ok":
+            return None
+        is_near = run.ended is None or run.ended >= at - SETTLES_WITHIN
+        return "claim by hand of a peer that left" if at <= until + SLACK and is_near else None
+
+    def _left_in_outage(self, run: Run, until: float) -> str | None:
+        """A peer that leaves waits for an absent server for a few seconds only; what it could not say is lost with it."""
+        at = self._history.left.get(run.peer)
+        if at is None or run.ended is None or not run.ended <= at <= until:
+            return None
+        away = sum(span.overlap(run.ended, at) for name in (run.peer, None) for span in self._unreachable.get(name, ()))
+        return "left while the server was away" if at - run.ended - away <= SLACK + SAID_WITHIN else None
+
+
+def _by_name(spans: list[Span]) -> dict[str | None, list[Span]]:
+    found: dict[str | None, list[Span]] = defaultdict(list)
+    for span in spans:
+        found[span.who].append(span)
+    return found

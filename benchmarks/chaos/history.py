@@ -1,0 +1,274 @@
+"""What happened, put together from the ledger: requests, runs, cancellations, faults. No judgement here."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from benchmarks.chaos.ledger import Entry
+from benchmarks.chaos.workload import SHARED_IDS
+
+FINAL: Final = frozenset({"returned", "failure", "broken"})
+"""Ends after which a task does not run again."""
+
+
+@dataclass(slots=True)
+class Request:
+    """One enqueue or dispatch. `answer`: acked, refused, unknown; None: its producer died before it had one."""
+
+    producer: str
+    queue: str
+    tasks: list[str]
+    sent: float
+    id: str | None = None
+    delay: float = 0.0
+    keeps_data: bool = False
+    answer: str | None = None
+    answered: float = float("inf")
+    outcome: str | None = None
+
+    @property
+    def stored(self) -> bool:
+        """The server has acknowledged that it stored the payload, or put it in place of another."""
+        if self.answer != "acked" or self.outcome == "unchanged":
+            return False
+        return not (self.keeps_data and self.outcome == "updated")
+
+    @property
+    def refused(self) -> bool:
+        """The payload must never run."""
+        return self.answer == "refused" or (self.answer == "acked" and not self.stored)
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of one task by one peer: one claim."""
+
+    peer: str
+    queue: str
+    task: str
+    """Its name; of a firing the schedule and the moment."""
+    id: str
+    fence: int
+    began: float
+    nominal: int | None = None
+    ended: float | None = None
+    how: str | None = None
+    counted: bool = False
+    answer: str | None = None
+    """How the server answered the settle, if the peer waited for it."""
+
+    @property
+    def is_final(self) -> bool:
+        return self.how in FINAL
+
+
+@dataclass(slots=True)
+class Cancel:
+    """One cancellation. `answered` None: nobody knows whether it took effect."""
+
+    queue: str
+    task: str
+    sent: float
+    answered: float | None = None
+    waiting: int = 0
+    running: int = 0
+
+    @property
+    def may_have_hit(self) -> bool:
+        return self.answered is None or self.waiting + self.running > 0
+
+
+class Result(NamedTuple):
+    queue: str
+    task: str
+    t: float
+    outcome: str
+    value: str | None
+
+
+class Dead(NamedTuple):
+    queue: str
+    task: str
+    id: str
+    reason: str
+
+
+class Span(NamedTuple):
+    """A stretch of time. `who` None: everybody."""
+
+    begin: float
+    end: float
+    who: str | None = None
+    why: str = ""
+
+    def overlap(self, begin: float, end: float) -> float:
+        return max(0.0, min(end, self.end) - max(begin, self.begin))
+
+
+Subject = tuple[str, str]
+"""A queue and the name of a task."""
+
+
+@dataclass
+class History:
+    """Everything that the checker looks at; runs by task, in the order of their claims."""
+
+    requests: list[Request] = field(default_factory=list[Request])
+    by_task: dict[Subject, Request] = field(default_factory=dict[Subject, Request])
+    runs: dict[Subject, list[Run]] = field(default_factory=lambda: defaultdict[Subject, list[Run]](list))
+    twice_begun: list[Run] = field(default_factory=list[Run])
+    cancels: dict[Subject, list[Cancel]] = field(default_factory=lambda: defaultdict[Subject, list[Cancel]](list))
+    results: list[Result] = field(default_factory=list[Result])
+    dead: list[Dead] = field(default_factory=list[Dead])
+    buried: set[Subject] = field(default_factory=set[Subject])
+    killed: dict[str, float] = field(default_factory=dict[str, float])
+    leaving: dict[str, float] = field(default_factory=dict[str, float])
+    left: dict[str, float] = field(default_factory=dict[str, float])
+    registered: dict[str, list[float]] = field(default_factory=lambda: defaultdict[str, list[float]](list))
+    frozen: list[Span] = field(default_factory=list[Span])
+    trouble: list[Span] = field(default_factory=list[Span])
+    failovers: list[Span] = field(default_factory=list[Span])
+    clock_jumps: list[float] = field(default_factory=list[float])
+    calm: dict[str, Any] = field(default_factory=dict[str, Any])
+    findings: list[Entry] = field(default_factory=list[Entry])
+    """What the world itself found to be wrong: undrained, silent, died, hung."""
+    keys: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    last: float = 0.0
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry]) -> History:
+        history = cls()
+        reader = _Reader(history)
+        for entry in entries:
+            history.last = max(history.last, entry.t)
+            reader.read(entry)
+        reader.finish()
+        for runs in history.runs.values():
+            runs.sort(key=lambda run: run.fence)
+        return history
+
+
+class _Reader:
+    """Fills a history; remembers what is still open."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._calls: dict[tuple[str, int], Request | Cancel] = {}
+        self._runs: dict[tuple[str, str, int], Run] = {}
+        self._ends: dict[tuple[str, str, int], list[tuple[float, dict[str, Any]]]] = defaultdict(list)
+        self._answers: dict[tuple[str, str, int], str] = {}
+        self._froze: dict[str, float] = {}
+
+    def read(self, entry: Entry) -> None:
+        history, facts, t = self._history, entry.facts, entry.t
+        match entry.what:
+            case "send" | "cancel":
+                self._ask(entry)
+            case "acked" | "refused" | "unknown" | "cancelled":
+                self._answer(entry)
+            case "result":
+                history.results.append(Result(facts["queue"], facts["task"], t, facts["outcome"], facts.get("value")))
+            case "began":
+                self._begin(entry)
+            case "ended":
+                self._ends[entry.source, facts["queue"], facts["fence"]].append((t, facts))
+            case "settled":
+                self._answers[entry.source, facts["queue"], facts["fence"]] = facts["answer"]
+            case "registered":
+                history.registered[entry.source].append(t)
+            case "buried":
+                history.buried.add((facts["queue"], facts["task"]))
+            case "leaving":
+                history.leaving[entry.source] = t
+            case "left":
+                history.left[entry.source] = t
+            case "gap":
+                history.frozen.append(Span(facts["begin"], facts["end"], entry.source, "no CPU"))
+            case _:
+                self._read_world(entry)
+
+    def _read_world(self, entry: Entry) -> None:
+        history, facts, t = self._history, entry.facts, entry.t
+        match entry.what:
+            case "killed":
+                history.killed[facts["who"]] = t
+            case "froze":
+                self._froze[facts["who"]] = t
+            case "thawed":
+                history.frozen.append(Span(self._froze.pop(facts["who"]), t, facts["who"], "SIGSTOP"))
+            case "trouble":
+                history.trouble.append(Span(facts["begin"], facts["end"], facts.get("who"), facts["why"]))
+            case "failover":
+                history.failovers.append(Span(facts["begin"], facts["end"], None, "failover"))
+            case "clock":
+                history.clock_jumps.append(t)
+            case "calm":
+                history.calm = {**facts, "t": t}
+            case "dead":
+                history.dead.append(Dead(facts["queue"], facts["task"], facts["id"], facts["reason"]))
+            case "key":
+                history.keys.append(facts)
+            case "undrained" | "silent" | "died" | "hung":
+                history.findings.append(entry)
+            case _:
+                pass
+
+    def _ask(self, entry: Entry) -> None:
+        facts, history = entry.facts, self._history
+        if entry.what == "cancel":
+            cancel = Cancel(facts["queue"], facts["task"], entry.t)
+            history.cancels[cancel.queue, cancel.task].append(cancel)
+            self._calls[entry.source, facts["call"]] = cancel
+            return
+        request = Request(
+            entry.source,
+            facts["queue"],
+            facts["tasks"],
+            entry.t,
+            facts.get("id"),
+            facts.get("delay", 0.0),
+            facts.get("keeps_data", False),
+        )
+        history.requests.append(request)
+        history.by_task.update({(request.queue, task): request for task in request.tasks})
+        self._calls[entry.source, facts["call"]] = request
+
+    def _answer(self, entry: Entry) -> None:
+        asked = self._calls.pop((entry.source, entry.facts["call"]))
+        if isinstance(asked, Request):
+            asked.answer, asked.outcome = entry.what, entry.facts.get("outcome")
+            if entry.what != "unknown":  # that may take effect at any later time
+                asked.answered = entry.t
+        elif entry.what == "cancelled":
+            asked.answered = entry.t
+            asked.waiting, asked.running = entry.facts["waiting"], entry.facts["running"]
+
+    def _begin(self, entry: Entry) -> None:
+        facts = entry.facts
+        nominal = facts.get("nominal")
+        task = facts["task"] if nominal is None else f"{facts['task']} at {nominal}"
+        run = Run(entry.source, facts["queue"], task, facts["id"], facts["fence"], entry.t, nominal)
+        key = (run.peer, run.queue, run.fence)
+        if key in self._runs:
+            self._history.twice_begun.append(run)
+            return
+        self._runs[key] = run
+        self._history.runs[run.queue, run.task].append(run)
+
+    def finish(self) -> None:
+        """Put ends to runs, wherever they were written. Of two ends the first counts: a process's own, then its peer's."""
+        for who, begin in self._froze.items():  # killed while it was frozen
+            self._history.frozen.append(Span(begin, self._history.killed.get(who, self._history.last), who, "SIGSTOP"))
+        for key, run in self._runs.items():
+            if key in self._ends:
+                run.ended, facts = min(self._ends[key], key=lambda end: end[0])
+                run.how, run.counted = facts["how"], facts.get("counted", False)
+            run.answer = self._answers.get(key)
+
+
+def replaceable(queue: str) -> bool:
+    """A later dispatch may take the place of a task of this queue."""
+    return queue in SHARED_IDS

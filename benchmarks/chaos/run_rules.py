@@ -1,0 +1,99 @@
+"""Rules about runs: each task ends once, each claim is run once, no id runs twice at once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+
+from benchmarks.chaos.case import Case, Rule, Violation, told, violation
+from benchmarks.chaos.excuses import SLACK
+from benchmarks.chaos.history import History, Run, Subject
+
+
+def ended_twice(case: Case) -> Iterator[Violation]:
+    """A task that has ended does not run again."""
+    rule = "a task ran again after its end"
+    for (queue, task), runs in case.history.runs.items():
+        for first, second in pairwise(runs):
+            if first.is_final and not case.explain(rule, _why_lost(case, first, second)):
+                yield violation(rule, f"{queue} {task}: {told(first)}; {told(second)}", first, second)
+
+
+def _why_lost(case: Case, first: Run, second: Run) -> str | None:
+    """Why the earlier claim was lost. It may even begin after the later one, if its worker was frozen with the reply unread."""
+    why = case.excuses.lost_claim(first, max(first.began, second.began))
+    return f"{why}, and began after the other" if why is not None and first.began > second.began else why
+
+
+def began_after_result(case: Case) -> Iterator[Violation]:
+    """Once a producer has the result, no fault is an excuse: the server had the end."""
+    rule = "a task ran again after its result was read"
+    for result in case.history.results:
+        if result.outcome != "finished":
+            continue
+        runs = case.history.runs.get((result.queue, result.task), [])
+        before = max((run.fence for run in runs if run.began <= result.t), default=0)
+        for run in runs:
+            if run.began > result.t + SLACK and run.fence > before:
+                why = "failover" if case.excuses.in_failover(result.t - 10, run.began) else None
+                if not case.explain(rule, why):
+                    yield violation(
+                        rule, f"{result.queue} {result.task}: result at {result.t:.3f}; {told(run)}", result.task
+                    )
+
+
+def claimed_twice(case: Case) -> Iterator[Violation]:
+    """One claim is one run."""
+    for run in case.history.twice_begun:
+        yield violation("a claim was run twice", f"{run.queue} {run.task}: {told(run)}", run)
+    for (queue, task), runs in case.history.runs.items():
+        for first, second in pairwise(runs):
+            if first.fence == second.fence:
+                yield violation(
+                    "a claim was held twice", f"{queue} {task}: {told(first)}; {told(second)}", first, second
+                )
+
+
+def at_once(case: Case) -> Iterator[Violation]:
+    """No id, and no task, runs twice at once."""
+    rule = "an id ran twice at once"
+    by_id: dict[Subject, list[Run]] = defaultdict(list)
+    for (queue, task), runs in case.history.runs.items():
+        for run in runs:  # a raw task gets another id when it becomes a job
+            by_id[queue, task if run.id.startswith("@") or run.id == task else f"id {run.id}"].append(run)
+    for (queue, name), runs in by_id.items():
+        runs.sort(key=lambda run: run.fence)
+        for at, first in enumerate(runs):
+            for second in runs[at + 1 : at + 4]:
+                ends = [_end(case.history, run) for run in (first, second)]
+                if max(first.began, second.began) >= min(ends):
+                    continue
+                if not case.explain(rule, _why_lost(case, first, second)):
+                    yield violation(rule, f"{queue} {name}: {told(first)}; {told(second)}", first, second)
+
+
+def _end(history: History, run: Run) -> float:
+    """When it ended at the latest."""
+    killed = history.killed.get(run.peer, float("inf"))
+    return min(killed + SLACK, float("inf") if run.ended is None else run.ended)
+
+
+def still_running(case: Case) -> Iterator[Violation]:
+    """Every run ends, unless its process was killed."""
+    for (queue, task), runs in case.history.runs.items():
+        for run in runs:
+            if run.ended is None and run.peer not in case.history.killed:
+                yield violation("a run did not end", f"{queue} {task}: {told(run)}", run)
+
+
+def lost_workers(case: Case) -> Iterator[Violation]:
+    """A worker that is well is not declared dead."""
+    rule = "a worker was declared dead"
+    for peer, registered in case.history.registered.items():
+        for t in registered[1:]:
+            if not case.explain(rule, case.excuses.lost_worker(peer, t)):
+                yield violation(rule, f"{peer} got a new worker id at {t:.3f}", peer)
+
+
+RUN_RULES: list[Rule] = [ended_twice, began_after_result, claimed_twice, at_once, still_running, lost_workers]

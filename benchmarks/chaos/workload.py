@@ -1,0 +1,87 @@
+"""What peers, producers and the checker agree on: queues, policies, schedules, and how a run behaves. No I/O."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Final
+
+PREFIX: Final = "chaos"
+KEEPALIVE: Final = 3.0
+
+RAW, THREAD, ASYNCIO, PROCESS = "raw", "thread", "asyncio", "process"
+HAND, JOBS, SINGLE, UPDATES, TICKS = "hand", "jobs", "single", "updates", "ticks"
+QUEUES: Final = (RAW, THREAD, ASYNCIO, PROCESS, HAND, JOBS, SINGLE, UPDATES, TICKS)
+SHARED_IDS: Final = frozenset({SINGLE, UPDATES})
+"""Queues on which many dispatches have the same id, so that a later one may replace an earlier one."""
+
+MAX_FAILURES: Final = 3
+MAX_TIMEOUTS: Final = 2
+MAX_STALLS: Final = {JOBS: 3}
+"""Elsewhere as many as a run may need: a worker dies every few seconds here."""
+MANY: Final = 100_000
+TIMEOUT: Final = 3.0
+"""Seconds a run of the queue `jobs` may take. Only runs that mean to time out take so long."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """One schedule.
+
+    Attributes:
+        period: in seconds.
+        complete: every moment must fire, exactly once: missed ones are made up for, and overlapping ones wait.
+    """
+
+    period: float
+    complete: bool
+
+
+SCHEDULES: Final = {
+    "steady": Beat(2.0, complete=True),
+    "brisk": Beat(1.0, complete=True),
+    "plain": Beat(0.7, complete=False),
+}
+OWED: Final = 100
+"""Missed firings that worqr makes up for, at most; a fault never lasts as long as so many periods."""
+
+
+SLOW: Final = "slow"
+"""Ends the name of a task whose runs take seconds, and take their time to unwind: faults meet them at work."""
+
+
+def result_of(task: str) -> str:
+    """What a run of `task` returns, where results are kept."""
+    return f"done {task}"
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """What a run does: it takes `seconds`, then ends `how`."""
+
+    seconds: float
+    how: str
+    """returned, error, retry (uncounted), failure, broken, timeout (sleeps until it is cancelled), crash (of its process)"""
+
+
+def behaviour(rng: random.Random, queue: str, task: str) -> Behaviour:
+    """A random behaviour. A few tasks fail at each run: which ones is decided by their name."""
+    x = rng.random()
+    seconds = rng.uniform(0.5, 2.0) if x < 0.02 else rng.uniform(0, 0.04) if x < 0.7 else 0.0
+    if task.endswith(SLOW):
+        return Behaviour(rng.uniform(0.5, 2.5), "returned")
+    if queue == TICKS:
+        return Behaviour(min(seconds, 0.04), "returned")
+    if queue == THREAD:
+        seconds = min(seconds, 1.0)
+    if queue not in SHARED_IDS and random.Random(task).random() < 0.01:
+        return Behaviour(seconds, "error")
+    if queue == PROCESS and rng.random() < 0.05:
+        return Behaviour(seconds, "crash")
+    if queue == JOBS and rng.random() < 0.01:
+        return Behaviour(0.0, "timeout")
+    y = rng.random()
+    for limit, how in ((0.03, "error"), (0.05, "retry"), (0.056, "failure"), (0.06, "broken")):
+        if y < limit:
+            return Behaviour(seconds, how)
+    return Behaviour(seconds, "returned")

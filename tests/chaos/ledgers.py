@@ -1,0 +1,158 @@
+"""Small ledgers for the tests of the checker: a correct story, and the means to change it as a bug would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.chaos.checker import Verdict, check
+from benchmarks.chaos.history import History
+from benchmarks.chaos.ledger import ENTRIES, Entry
+from benchmarks.chaos.workload import result_of
+
+Entries = list[Entry]
+EPOCH = 1_900_000_000.0
+"""The server's time at boot time 0, here."""
+CALM = 60.0
+
+
+class Story:
+    """Entries, told one after the other."""
+
+    def __init__(self) -> None:
+        self.entries: Entries = []
+        self._calls = 0
+        self._fences = 0
+
+    def add(self, source: str, t: float, what: str, **facts: Any) -> None:
+        assert what in ENTRIES
+        self.entries.append(Entry(source, t, what, facts))
+
+    def world(self, t: float, what: str, **facts: Any) -> None:
+        self.add("world", t, what, **facts)
+
+    def send(
+        self, t: float, queue: str, *tasks: str, answer: str | None = "acked", after: float = 0.01, **facts: Any
+    ) -> None:
+        """One request; `outcome` goes to its answer."""
+        self._calls += 1
+        outcome = facts.pop("outcome", None)
+        self.add("producer-1", t, "send", call=self._calls, queue=queue, tasks=list(tasks), **facts)
+        if answer is not None:
+            self.add("producer-1", t + after, answer, call=self._calls, outcome=outcome)
+
+    def cancel(
+        self, t: float, queue: str, task: str, waiting: int = 0, running: int = 0, *, known: bool = True
+    ) -> None:
+        self._calls += 1
+        self.add("producer-1", t, "cancel", call=self._calls, queue=queue, task=task)
+        if known:
+            self.add("producer-1", t + 0.01, "cancelled", call=self._calls, waiting=waiting, running=running)
+
+    def run(
+        self,
+        t: float,
+        queue: str,
+        task: str,
+        how: str | None = "returned",
+        *,
+        peer: str = "peer-1",
+        lasts: float = 0.02,
+        id: str = "",
+        nominal: int | None = None,
+        fence: int = 0,
+        answer: str | None = None,
+    ) -> None:
+        """One run; `how` None: it does not end."""
+        self._fences += 1
+        fence = fence or self._fences * 10
+        self.add(peer, t, "began", queue=queue, task=task, id=id or task, fence=fence, nominal=nominal)
+        if how is not None:
+            self.add(peer, t + lasts, "ended", queue=queue, fence=fence, how=how, counted=how == "error")
+        if answer is not None:
+            self.add(peer, t + lasts + 0.01, "settled", queue=queue, fence=fence, answer=answer)
+
+    def fire(self, name: str, period: float, begin: float = 1.0, end: float = CALM) -> None:
+        """All moments of a schedule; a moment is a multiple of its period in the server's time."""
+        first = -int(-(EPOCH + begin) // period)
+        number = first
+        while (t := number * period - EPOCH) <= end:
+            nominal = round(number * period * 1000)
+            self.run(t + 0.005, "ticks", name, id=f"cron:{name}", nominal=nominal, lasts=0.005)
+            number += 1
+
+    def end(self) -> None:
+        self.world(CALM, "calm", server_ms=round((EPOCH + CALM) * 1000), epoch=EPOCH)
+        self.world(CALM + 1, "key", name="{chaos}:version", type="string", expires=None)
+        self.world(CALM + 1, "key", name="chaos:{raw}:counts", type="hash", expires=2_592_000.0)
+
+
+def correct() -> Story:
+    """A run of a minute in which much happens and nothing goes wrong."""
+    story = Story()
+    for peer in ("peer-1", "peer-2", "peer-3"):
+        story.add(peer, 0.5, "registered", worker=f"{peer}:a")
+    story.send(1, "raw", "a", "b")
+    story.run(1.1, "raw", "a")
+    story.run(1.1, "raw", "b")
+    story.send(2, "jobs", "j", id="j", delay=0.5, outcome="created")
+    story.run(2.6, "jobs", "j", "error")
+    story.run(3.0, "jobs", "j")
+    story.add("producer-1", 3.1, "result", queue="jobs", task="j", outcome="finished", value=result_of("j"))
+    story.send(4, "raw", "full", answer="refused")
+    story.send(5, "raw", "killed")
+    story.run(5.1, "raw", "killed", None, peer="peer-2")
+    story.world(5.5, "killed", who="peer-2")
+    story.run(9.5, "raw", "killed")
+    story.send(11, "raw", "gone")
+    story.cancel(11.1, "raw", "gone", waiting=1)
+    story.send(12, "raw", "stopped")
+    story.run(12.1, "raw", "stopped", "cancelled: cancel", lasts=0.5)
+    story.cancel(12.3, "raw", "stopped", running=1)
+    story.send(13, "single", "s1", id="s", outcome="created")
+    story.run(13.1, "single", "s1", id="s", lasts=0.5)
+    story.send(13.2, "single", "s2", id="s", outcome="blocked")
+    story.run(13.7, "single", "s2", id="s")
+    story.send(14, "updates", "u1", id="u", outcome="created")
+    story.send(14.1, "updates", "u2", id="u", outcome="updated")
+    story.send(14.2, "updates", "u3", id="u", outcome="unchanged")
+    story.send(14.3, "updates", "u4", id="u", outcome="updated", keeps_data=True)
+    story.run(15, "updates", "u2", id="u")
+    story.send(16, "raw", "bad")
+    story.run(16.1, "raw", "bad", "failure")
+    story.add("peer-1", 16.2, "buried", queue="raw", task="bad", reason="failed")
+    story.world(CALM + 1, "dead", queue="raw", task="bad", id="@1", reason="failed")
+    story.send(17, "hand", "h")
+    story.run(17.1, "hand", "h", answer="ok")
+    story.send(18, "raw", "nobody knows", answer="unknown")
+    story.world(20, "froze", who="peer-3")
+    story.world(26, "thawed", who="peer-3")
+    story.add("peer-3", 26.1, "registered", worker="peer-3:b")
+    for name, period in (("steady", 2.0), ("brisk", 1.0), ("plain", 0.7)):
+        story.fire(name, period)
+    story.end()
+    return story
+
+
+Change = Callable[[Story], object]
+
+
+def verdict_of(story: Story) -> Verdict:
+    return check(History.of(story.entries))
+
+
+def rules_broken(story: Story) -> set[str]:
+    """The rules that the checker says are broken."""
+    return {violation.rule for violation in verdict_of(story).violations}
+
+
+def drop(story: Story, what: str, **facts: Any) -> None:
+    """Take out the one entry with these facts."""
+    [found] = [entry for entry in story.entries if entry.what == what and facts.items() <= entry.facts.items()]
+    story.entries.remove(found)
+
+
+def alter(story: Story, what: str, change: dict[str, Any], **facts: Any) -> None:
+    """Change the one entry with these facts."""
+    [found] = [entry for entry in story.entries if entry.what == what and facts.items() <= entry.facts.items()]
+    found.facts.update(change)

@@ -1,0 +1,342 @@
+"""The checker of the chaos run: a correct ledger passes, and one that is changed as a bug would change it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.chaos.case import Case
+from benchmarks.chaos.checker import RULES
+from benchmarks.chaos.excuses import Excuses
+from benchmarks.chaos.history import History
+from benchmarks.chaos.workload import result_of
+from tests.chaos.ledgers import CALM, EPOCH, Change, Story, alter, correct, drop, rules_broken, verdict_of
+
+
+def test_a_correct_run_has_no_violation() -> None:
+    verdict = verdict_of(correct())
+    assert verdict.violations == []
+    assert set(verdict.explained) == {"a worker was declared dead: frozen, or the server away"}
+
+
+def _overlap(story: Story) -> None:
+    story.run(13.3, "single", "s1", id="s", peer="peer-3", lasts=0.1)
+
+
+def _rename_firing(story: Story) -> None:
+    """The schedule `brisk` misses one moment."""
+    nominal = round((EPOCH + 30) * 1000)
+    [began] = [
+        e for e in story.entries if e.what == "began" and e.facts["nominal"] == nominal and e.facts["task"] == "brisk"
+    ]
+    story.entries = [
+        e for e in story.entries if not (e.facts.get("fence") == began.facts["fence"] and e.what in {"began", "ended"})
+    ]
+
+
+def _fire_twice(story: Story) -> None:
+    story.run(31, "ticks", "brisk", id="cron:brisk", nominal=round((EPOCH + 30) * 1000), lasts=0.001)
+
+
+def _fire_between(story: Story) -> None:
+    story.run(31, "ticks", "brisk", id="cron:brisk", nominal=round((EPOCH + 30.5) * 1000), lasts=0.001)
+
+
+def _end_missing(story: Story) -> None:
+    [began] = [e for e in story.entries if e.what == "began" and e.facts["task"] == "a"]
+    drop(story, "ended", fence=began.facts["fence"], queue="raw")
+
+
+def _lose_healthy_claim(story: Story) -> None:
+    story.run(1.5, "raw", "a", peer="peer-2")
+
+
+def _lose_long_settled(story: Story) -> None:
+    """Its worker was killed long after it had ended: the server should have known."""
+    story.send(40, "raw", "long ago")
+    story.run(40.1, "raw", "long ago", peer="peer-3")
+    story.world(50, "killed", who="peer-3")
+    story.run(54, "raw", "long ago")
+
+
+def _lose_acknowledged_finish(story: Story) -> None:
+    """The server had acknowledged the finish; that the worker was killed is no excuse."""
+    story.send(40, "hand", "settled")
+    story.run(40.1, "hand", "settled", peer="peer-3", answer="ok")
+    story.world(40.2, "killed", who="peer-3")
+    story.run(44, "hand", "settled")
+
+
+def _drop_task(story: Story) -> None:
+    story.entries = [e for e in story.entries if not (e.what in {"began", "ended"} and e.facts["fence"] == 20)]
+
+
+def _never_run_again(story: Story) -> None:
+    """The task of the killed worker is never given back."""
+    [began] = [e for e in story.entries if e.what == "began" and e.facts["task"] == "killed" and e.source == "peer-1"]
+    fence = began.facts["fence"]
+    story.entries = [e for e in story.entries if e.facts.get("fence") != fence]
+
+
+def _store_half(story: Story) -> None:
+    """Of an enqueue of two tasks, of which nobody knows, one was stored."""
+    story.send(30, "raw", "half", "other half", answer="unknown")
+    story.run(30.5, "raw", "half")
+
+
+def _die_with_worker(story: Story) -> None:
+    """A cancelled task comes back because its worker was killed before it had unwound."""
+    story.send(40, "raw", "undead")
+    story.run(40.1, "raw", "undead", None, peer="peer-3")
+    story.cancel(40.2, "raw", "undead", running=1)
+    story.world(40.5, "killed", who="peer-3")
+    story.run(45, "raw", "undead")
+
+
+BUGS: dict[str, tuple[Change, str]] = {
+    "a finish is forgotten": (_lose_healthy_claim, "a task ran again after its end"),
+    "a finish is lost long before the worker dies": (_lose_long_settled, "a task ran again after its end"),
+    "an acknowledged finish is lost": (_lose_acknowledged_finish, "a task ran again after its end"),
+    "a dead letter runs again": (lambda s: s.run(17, "raw", "bad"), "a task ran again after its end"),
+    "a finished job comes back": (
+        lambda s: s.run(8, "jobs", "j", peer="peer-3"),
+        "a task ran again after its result was read",
+    ),
+    "a claim is given out twice": (
+        lambda s: s.run(1.1, "raw", "a", peer="peer-3", fence=10, how="error"),
+        "a claim was held twice",
+    ),
+    "a start is done twice": (lambda s: s.run(1.3, "raw", "a", fence=10), "a claim was run twice"),
+    "an id runs twice at once": (_overlap, "an id ran twice at once"),
+    "a handler hangs": (_end_missing, "a run did not end"),
+    "a healthy worker is swept": (
+        lambda s: s.add("peer-1", 40, "registered", worker="peer-1:b"),
+        "a worker was declared dead",
+    ),
+    "a task is lost": (_drop_task, "an acknowledged task did not end"),
+    "a dead worker's task is never given back": (_never_run_again, "an acknowledged task did not end"),
+    "the last dispatch of an id is lost": (
+        lambda s: s.send(30, "single", "s3", id="s", outcome="created"),
+        "an acknowledged task did not end",
+    ),
+    "an enqueue is stored by half": (_store_half, "a task began, or its neighbour, and did not end"),
+    "a firing is lost with its worker": (
+        lambda s: s.run(
+            61, "ticks", "plain", None, id="cron:plain", nominal=round(EPOCH * 1000) + 100_100, peer="peer-2"
+        ),
+        "a firing did not end",
+    ),
+    "a refused task runs": (lambda s: s.run(4.1, "raw", "full"), "a refused task ran"),
+    "a skipped dispatch runs": (lambda s: s.run(14.25, "updates", "u3", id="u"), "a refused task ran"),
+    "a task comes from nowhere": (lambda s: s.run(4.1, "raw", "who?"), "a task ran that nobody sent"),
+    "a cancelled task runs": (lambda s: s.run(11.5, "raw", "gone"), "a cancelled task came back"),
+    "a cancelled run comes back": (lambda s: s.run(13, "raw", "stopped"), "a cancelled task came back"),
+    "a cancelled run comes back with its worker's death": (_die_with_worker, "a cancelled task came back"),
+    "a replaced payload runs": (lambda s: s.run(14.6, "updates", "u1", id="u"), "a replaced payload ran"),
+    "a job runs before it is due": (
+        lambda s: s.send(30, "jobs", "k", id="k", delay=1.0, outcome="created") or s.run(30.5, "jobs", "k"),
+        "a job began before it was due",
+    ),
+    "a result is another's": (
+        lambda s: alter(s, "result", {"value": result_of("other")}, task="j"),
+        "a result was not true",
+    ),
+    "a result is lost": (
+        lambda s: alter(s, "result", {"outcome": "none", "value": None}, task="j"),
+        "a result was not true",
+    ),
+    "a job is said to have failed": (
+        lambda s: alter(s, "result", {"outcome": "failed"}, task="j"),
+        "a result was not true",
+    ),
+    "a job is said to have been cancelled": (
+        lambda s: alter(s, "result", {"outcome": "cancelled"}, task="j"),
+        "a result was not true",
+    ),
+    "a task is given up too early": (
+        lambda s: alter(s, "dead", {"reason": "timeout"}, task="bad"),
+        "a task was dead-lettered without its reason",
+    ),
+    "a dead letter is forgotten": (
+        lambda s: drop(s, "dead", task="bad"),
+        "a failure handler was called for a task that did not fail",
+    ),
+    "a failure handler is forgotten": (lambda s: drop(s, "buried", task="bad"), "a failure handler was not called"),
+    "a failure handler fails": (
+        lambda s: s.world(61, "dead", queue="raw-fail", task="bad", id="@2", reason="failed"),
+        "a failure handler failed",
+    ),
+    "a moment is skipped": (_rename_firing, "a moment of a schedule did not fire"),
+    "a moment fires twice": (_fire_twice, "a task ran again after its end"),
+    "a moment is invented": (_fire_between, "a schedule fired at a moment that it does not have"),
+    "a schedule stops": (lambda s: s.world(CALM, "silent", schedule="brisk"), "a schedule stopped firing"),
+    "a key is left": (
+        lambda s: s.world(61, "key", name="chaos:{raw}:claim:7", type="list", expires=None),
+        "a key was left",
+    ),
+    "a key expires in a year": (
+        lambda s: s.world(61, "key", name="chaos:{raw}:result:7", type="hash", expires=3e7),
+        "a key was left",
+    ),
+    "a claim is held by nobody": (
+        lambda s: s.world(61, "undrained", queue="chaos:{raw}:claims:W", left="1 claims"),
+        "a queue did not become empty",
+    ),
+    "a peer dies": (lambda s: s.world(30, "died", who="peer-1", code=1), "a process died by itself"),
+    "a peer hangs": (lambda s: s.world(70, "hung", who="peer-1"), "a process did not end"),
+    "the run is cut short": (lambda s: drop(s, "calm"), "the run did not come to its end"),
+}
+"""What a bug would do to the ledger, and the rule that must notice."""
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_bug_is_noticed_by_its_rule(bug: str) -> None:
+    change, rule = BUGS[bug]
+    story = correct()
+    change(story)
+    assert rule in rules_broken(story)
+
+
+def test_every_rule_has_a_bug_that_breaks_it() -> None:
+    """A rule that cannot fail is worse than none."""
+    broken: set[str] = set()
+    for change, _ in BUGS.values():
+        story = correct()
+        change(story)
+        broken |= _rules_that_fail(story)
+    assert broken == {rule.__name__ for rule in RULES}
+
+
+def _rules_that_fail(story: Story) -> set[str]:
+    history = History.of(story.entries)
+    return {rule.__name__ for rule in RULES if list(rule(Case(history, Excuses(history))))}
+
+
+# What faults excuse, and what they do not
+
+
+def twice(peer: str = "peer-2", lasts: float = 0.1, again: float = 44) -> Story:
+    """A task that `peer` ran at 40 s, and that ran again."""
+    story = correct()
+    story.entries = [e for e in story.entries if e.what != "killed"]
+    drop_run_of_killed(story)
+    story.send(39, "raw", "twice")
+    story.run(40, "raw", "twice", peer=peer, lasts=lasts)
+    story.run(again, "raw", "twice")
+    return story
+
+
+def drop_run_of_killed(story: Story) -> None:
+    story.entries = [e for e in story.entries if e.facts.get("fence") != 50]
+
+
+def test_without_a_fault_nothing_is_excused() -> None:
+    assert rules_broken(twice()) == {"a task ran again after its end"}
+
+
+@pytest.mark.parametrize("at", [40.05, 40.15])
+def test_a_kill_before_the_end_reached_the_server_is_an_excuse(at: float) -> None:
+    story = twice()
+    story.world(at, "killed", who="peer-2")
+    assert rules_broken(story) == set()
+
+
+def test_a_kill_of_another_process_is_none() -> None:
+    story = twice()
+    story.world(40.1, "killed", who="peer-3")
+    assert rules_broken(story) == {"a task ran again after its end"}
+
+
+def test_a_freeze_longer_than_the_keepalive_is_an_excuse_and_a_short_one_is_not() -> None:
+    for thawed, broken in ((44.5, set[str]()), (40.6, {"a task ran again after its end"})):
+        story = twice()
+        story.world(40.05, "froze", who="peer-2")
+        story.world(thawed, "thawed", who="peer-2")
+        assert rules_broken(story) == broken
+
+
+def test_a_process_that_did_not_get_the_cpu_counts_as_frozen() -> None:
+    story = twice()
+    story.add("peer-2", 44.5, "gap", begin=40.05, end=44.4)
+    assert rules_broken(story) == set()
+
+
+def test_a_server_that_was_away_explains_that_the_end_came_late() -> None:
+    for begin, broken in ((40.05, set[str]()), (30.0, {"a task ran again after its end"})):
+        story = twice(again=55)
+        story.world(50, "trouble", begin=begin, end=begin + 9, who=None, why="server down")
+        story.world(49.5, "killed", who="peer-2")
+        assert rules_broken(story) == broken
+
+
+def test_a_peer_that_left_while_the_server_was_away_is_an_excuse_but_not_while_a_slot_moved() -> None:
+    for why, broken in (("server frozen", set[str]()), ("slot moved", {"a task ran again after its end"})):
+        story = twice(lasts=0.1, again=47)
+        story.world(45, "trouble", begin=40.05, end=45, who=None, why=why)
+        story.add("peer-2", 43, "left")
+        assert rules_broken(story) == broken
+
+
+def test_a_failover_that_may_lose_writes_is_an_excuse() -> None:
+    story = twice()
+    story.world(47, "failover", begin=39.5, end=46)
+    assert rules_broken(story) == set()
+
+
+def test_of_two_runs_at_once_the_earlier_claim_needs_the_excuse() -> None:
+    story = correct()
+    story.send(39, "single", "late", id="z", outcome="created")
+    story.run(40.2, "single", "late", id="z", peer="peer-1", fence=100_000, lasts=1)
+    story.run(40.5, "single", "late", "cancelled: lost", id="z", peer="peer-3", fence=99_999, lasts=0.2)
+    assert rules_broken(story) == {"an id ran twice at once"}
+    story.world(36, "froze", who="peer-3")
+    story.world(40.45, "thawed", who="peer-3")
+    assert rules_broken(story) == set()
+
+
+def test_a_claim_that_was_being_started_may_begin_after_the_cancellation_and_only_that() -> None:
+    story = correct()
+    story.send(40, "raw", "starting")
+    story.cancel(40.1, "raw", "starting", running=1)
+    story.run(40.5, "raw", "starting", "cancelled: cancel")
+    assert rules_broken(story) == set()
+    story.run(41, "raw", "starting")
+    assert rules_broken(story) == {"a cancelled task came back"}
+
+
+def test_a_cancellation_of_which_nobody_knows_excuses_a_task_that_did_not_run() -> None:
+    story = correct()
+    story.send(40, "raw", "perhaps")
+    assert rules_broken(story) == {"an acknowledged task did not end"}
+    story.cancel(40.1, "raw", "perhaps", known=False)
+    assert rules_broken(story) == set()
+
+
+def test_a_cancellation_that_found_nothing_excuses_nothing() -> None:
+    story = correct()
+    story.send(40, "raw", "perhaps")
+    story.cancel(40.1, "raw", "perhaps")
+    assert rules_broken(story) == {"an acknowledged task did not end"}
+
+
+def test_a_later_dispatch_of_the_same_id_ends_in_place_of_an_earlier_one() -> None:
+    story = correct()
+    story.send(40, "single", "first", id="y", outcome="created", after=0.3)
+    story.send(40.1, "single", "second", id="y", outcome="updated")
+    story.run(41, "single", "second", id="y")
+    assert rules_broken(story) == set()
+
+
+def test_a_clock_that_jumped_excuses_a_job_that_began_early() -> None:
+    story = correct()
+    story.send(40, "jobs", "early", id="early", delay=5.0, outcome="created")
+    story.run(41, "jobs", "early")
+    assert rules_broken(story) == {"a job began before it was due"}
+    story.world(40.5, "clock", offset=20)
+    assert rules_broken(story) == set()
+
+
+def test_a_cut_connection_does_not_excuse_a_dead_worker() -> None:
+    story = correct()
+    story.world(39, "trouble", begin=39, end=39.0, who="peer-1", why="connection killed")
+    story.add("peer-1", 40, "registered", worker="peer-1:b")
+    assert rules_broken(story) == {"a worker was declared dead"}
