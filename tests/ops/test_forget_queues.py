@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from tests.ops.driver import PAST, Desk, Expires
 from worqr import ops
-from worqr.ops import FORGET_AT_ONCE, UNUSED_MS
+from worqr.ops import FORGET_AT_ONCE, MANY_DYING, UNUSED_MS
 
 
 def note(desk: Desk, names: dict[str, int]) -> None:
@@ -21,16 +21,32 @@ def test_a_name_that_is_not_there_is_not_known_either(desk: Desk) -> None:
         assert desk.call(ops.forget_queues(desk.g, ["nobody"])) == ["nobody"]
 
 
-def test_what_a_registered_or_a_dying_worker_serves_stays(desk: Desk) -> None:
-    desk.register("A", queues=["Q1"])
-    desk.register("B", queues=["Q2"])
-    desk.client.delete(desk.g.worker("B"))
-    desk.call(ops.condemn_worker(desk.g, "B", None))
+def die(desk: Desk, worker: str, queue: str) -> None:
+    desk.register(worker, queues=[queue])
+    desk.client.delete(desk.g.worker(worker))
+    desk.call(ops.condemn_worker(desk.g, worker, None))
+
+
+def test_what_a_dying_worker_served_stays(desk: Desk) -> None:
+    die(desk, "A", "Q1")
+    die(desk, "B", "Q2")
     note(desk, {"Q1": PAST, "Q2": PAST, "Q3": PAST})
     assert desk.call(ops.forget_queues(desk.g, ["Q1", "Q2", "Q3"])) == ["Q3"]
     desk.call(ops.unmap_work(desk.g, "B", "Q2"))
     assert desk.call(ops.forget_queues(desk.g, ["Q1", "Q2", "Q3"])) == ["Q2", "Q3"]
     assert desk.state()[":queues"] == Expires(["Q1"])
+
+
+def test_nothing_is_forgotten_while_many_workers_are_swept(desk: Desk) -> None:
+    for n in range(MANY_DYING + 1):
+        die(desk, f"W{n}", "Q1")
+    note(desk, {"old": PAST})
+    with desk.nothing_changes():
+        assert desk.send(ops.forget_queues(desk.g, ["old"])) == [b"busy"]
+        assert desk.call(ops.forget_queues(desk.g, ["old"])) == []
+    desk.call(ops.unmap_work(desk.g, "W0", "Q1"))
+    desk.call(ops.forget_worker(desk.g, "W0"))
+    assert desk.call(ops.forget_queues(desk.g, ["old"])) == ["old"]
 
 
 def test_a_resend_forgets_no_name_that_was_noted_meanwhile(desk: Desk) -> None:

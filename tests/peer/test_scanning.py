@@ -19,7 +19,7 @@ from worqr import connecting, ops, summing
 from worqr.connecting import Noted
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import Look, QueuesPage, registry
-from worqr.peer import noting
+from worqr.peer import noting, scanning
 from worqr.peer.leading import Leader
 
 
@@ -86,8 +86,9 @@ def age(client: redis.Redis, prefix: str) -> None:
 
 @pytest.mark.leaves("{failed}*", "{paused}*")
 async def test_names_that_nobody_uses_are_forgotten_and_those_that_hold_something_are_not(
-    mesh: worqr.Mesh, other: worqr.Mesh, server: Server, prefix: str
+    mesh: worqr.Mesh, other: worqr.Mesh, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(scanning, "FORGET_AFTER", 0.0)
     client = server.client()
 
     async def fail(_task: bytes) -> None:

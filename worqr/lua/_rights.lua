@@ -6,7 +6,7 @@ local RIGHTS = [[
   HGET @:aside 1, HGETALL @:active:1, HINCRBY @:counts 1 1, HKEYS @:workers, HLEN @:policy:1, HMGET @:aside:1 1,
   HSET @:active:1 1 1, HSET @:aside 1 1, HSET @:aside:1 1 1, HSET @:fired 1 1, HSETNX @:job:1 1 1, LINDEX @:claim:1 0,
   LLEN @, LPOP @:claim:1, LPOS @:claim:1 1, LPUSH @ 1, LREM @ 0 1, LSET @:claim:1 0 1, PEXPIRE @:result:1 1,
-  PUBLISH @:wake:1 1, PUBSUB NUMSUB @:events, RENAME @:job:1 @:active:1, RENAME @:result:1 @:older_result:1,
+  PTTL @:counts, PUBLISH @:wake:1 1, PUBSUB NUMSUB @:events, RENAME @:job:1 @:active:1, RENAME @:result:1 @:older_result:1,
   RPOP @:leaving:1, RPOP @:trash, RPOP @:trash:suspects, RPOPLPUSH @ @:claim:1, RPOPLPUSH @:suspects @:claim:1,
   RPUSH @ 1, SADD @:cancelling 1, SADD @:claims:1 1, SADD @:twins:1 1, SCARD @:blocked, SET @:taken:1 1,
   SINTER @:claims:1 @:cancelling, SISMEMBER @:claims:1 1, SMISMEMBER @:claims:1 1, SORT @:claims:1 STORE @:leaving:1,

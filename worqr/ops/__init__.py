@@ -45,6 +45,7 @@ from worqr.ops.reading import (
 from worqr.ops.registry import (
     FORGET_AT_ONCE,
     INFO_EXPIRE_S,
+    MANY_DYING,
     NOTE_EVERY,
     QUEUES_AT_ONCE,
     QUEUES_EXPIRE_S,
@@ -115,6 +116,7 @@ __all__ = [
     "FIRED_EXPIRE_S",
     "FORGET_AT_ONCE",
     "INFO_EXPIRE_S",
+    "MANY_DYING",
     "MAX_BYTES",
     "MAX_ITEMS",
     "MAX_SKIPPED",

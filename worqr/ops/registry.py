@@ -18,6 +18,8 @@ INFO_EXPIRE_S: Final = 60
 QUEUES_AT_ONCE: Final = 1000
 """Names in one page of list_queues: a millisecond of the server's time."""
 FORGET_AT_ONCE: Final = 100
+MANY_DYING: Final = 20
+"""Workers that are being swept, above which no name is forgotten: each of them costs forget_queues a look."""
 UNUSED_MS: Final = 3_600_000
 """How long a name must not have been noted before it may be forgotten. Whoever uses a queue notes it every NOTE_EVERY seconds."""
 NOTE_EVERY: Final = 600.0
@@ -171,14 +173,17 @@ def list_queues(keys: RegistryKeys, after: tuple[bytes, bytes] | None = None) ->
 
 
 def forget_queues(keys: RegistryKeys, names: Sequence[str]) -> Call[list[str]]:
-    """Forget names of queues that hold nothing, at most FORGET_AT_ONCE; answers those that are not known any more."""
+    """Forget names of queues that hold nothing, at most FORGET_AT_ONCE; answers those that are not known any more.
+
+    Answers none while many workers are being swept.
+    """
 
     def read(reply: Reply) -> list[str]:
         word_of(reply)
         return texts(reply[1:])
 
-    names_of_keys = (keys.queues, keys.registered, keys.dying)
-    return new_call("forget_queues", keys.base, names_of_keys, (keys.work_map(""), UNUSED_MS, *names), read)
+    args: tuple[str | int, ...] = (keys.work_map(""), UNUSED_MS, MANY_DYING, *names)
+    return new_call("forget_queues", keys.base, (keys.queues, keys.dying), args, read)
 
 
 def note_queues(keys: RegistryKeys, names: Sequence[str]) -> Call[str]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 async def note_forever(link: Link, keys: RegistryKeys, stations: Callable[[], Sequence[Station]]) -> None:
-    """Note them every NOTE_EVERY seconds. `map_work` noted each of them when the peer began to serve it."""
+    """Note them every NOTE_EVERY seconds, also those that the peer is still entering. `map_work` noted each of them first."""
     while True:
         await trio.sleep(NOTE_EVERY)
         note_once(link, keys, [station.name for station in stations()])

@@ -226,7 +226,7 @@ class Peer(Serving):
                     nursery.start_soon(self.leader.sweeper.sweep_forever)
                     nursery.start_soon(self.leader.scanner.scan_forever)
                     nursery.start_soon(self.leader.promoter.promote_forever)
-                    nursery.start_soon(note_forever, self._link, self.membership.keys, self.entered_stations)
+                    nursery.start_soon(note_forever, self._link, self.membership.keys, self._served)
                     if self.settings.onlooker is None:
                         nursery.start_soon(self._ticker.tick_forever)
                     nursery.start_soon(self.cancelling.reconcile_forever)

@@ -32,6 +32,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 SCAN_EVERY = 3.0
 AT_ONCE = 100
 """Queues that are asked about together."""
+FORGET_AFTER = 60.0
+"""Seconds of leading before names are forgotten: by then, workers that died long ago are swept."""
 PAGES_AT_ONCE = 10
 """Pages of names that one scan reads."""
 
@@ -59,10 +61,12 @@ class Scanner:
         self._unreached: set[str] = set()
         self._complaints = Complaints(logger)
         self._posted = False
+        self._began = time.monotonic()
         self._soon = trio.Event()
 
     def begin(self) -> None:
         """Scan at once: this peer leads now."""
+        self._began = time.monotonic()
         self._soon.set()
 
     def look_again(self) -> None:
@@ -117,7 +121,8 @@ class Scanner:
         for name in [name for name, queue in found.items() if queue.trash]:
             await self._purge(name)
         await self._audit({(name, worker) for name, queue in found.items() for worker in queue.workers})
-        await self._forget(self._known.unused(found, self._names.server_ms))
+        if time.monotonic() - self._began >= FORGET_AFTER:
+            await self._forget(self._known.unused(found, self._names.server_ms))
 
     async def _inspect_all(self, names: Sequence[str]) -> dict[str, Inspected]:
         found: dict[str, Inspected] = {}
