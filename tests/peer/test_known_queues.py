@@ -145,6 +145,13 @@ def test_the_beats_are_told_of_queues_with_tasks_and_workers_that_are_not_paused
     assert KnownQueues().waiting(found) == ["served"]
 
 
+def test_where_there_is_room_the_beats_are_told_of_shards_that_nobody_serves() -> None:
+    served = {name: queue(waiting=1, workers=["A"]) for name in many(MAX_WAITING - 1)}
+    shards = {f"{{hot~{n}}}-shard": queue(waiting=1) for n in range(3)}
+    told = KnownQueues().waiting({**served, **shards, "off": queue(waiting=1)})
+    assert set(told) == {*served, "{hot~0}-shard"}
+
+
 def test_if_they_are_many_they_are_told_in_turns() -> None:
     known = KnownQueues()
     found = {name: queue(waiting=1, workers=["A"]) for name in many(2 * MAX_WAITING + 50)}

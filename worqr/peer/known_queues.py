@@ -94,13 +94,17 @@ class KnownQueues:
                 kept.pop(name, None)
 
     def waiting(self, found: Mapping[str, Inspected]) -> list[str]:
-        """Return the queues that have tasks and workers, so that a wake-up may have been lost; in turns if they are many."""
-        names = sorted(name for name, q in found.items() if q.waiting and q.workers and q.paused is None)
-        if len(names) <= MAX_WAITING:
-            return names
-        start = self._told % len(names)
+        """Return the queues that have tasks and workers, so that a wake-up may have been lost; in turns if they are many.
+
+        Where there is room, also shards that have tasks and no workers: a peer that serves the others of its queue warns.
+        """
+        names = sorted(name for name, q in found.items() if q.waiting and q.paused is None)
+        served = [name for name in names if found[name].workers]
+        if len(served) <= MAX_WAITING:
+            return (served + [name for name in names if name.startswith("{") and not found[name].workers])[:MAX_WAITING]
+        start = self._told % len(served)
         self._told = start + MAX_WAITING
-        return (names + names)[start : start + MAX_WAITING]
+        return (served + served)[start : start + MAX_WAITING]
 
 
 def is_empty(queue: Inspected) -> bool:
