@@ -8,18 +8,20 @@ from anywhere. It reads both streams frame by frame, so that it knows which repl
     await fault.wait_fired()
 
 `on` limits a fault: a `str` is a part of the connection's name (seen in CLIENT SETNAME), an `int` its number in the
-order of accepting, None every connection. `matching` is looked for in the request's bytes; `nth` counts the matches.
+order of accepting, None every connection. `matching` is looked for in the request's bytes; `nth` counts the matches. The SHA-1
+of a script matches the calls of that script, and not the SCRIPT EXISTS with which a connection asks for all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -181,6 +183,8 @@ class FaultProxy:
         """The requests that have come by, in order."""
         part = _bytes(matching)
         chosen = self.call(lambda: list(self.requests))
+        if _SHA.fullmatch(part):
+            chosen = [r for r in chosen if not _asks_for_scripts(r.words)]
         return [r for r in chosen if _on(on, r.connection, r.name) and any(part in word for word in r.words)]
 
     def forget_requests(self) -> None:
@@ -235,6 +239,8 @@ class FaultProxy:
     def fault_for(self, connection: Connection, frame: bytes) -> Fault | None:
         """The fault that this request sets off, if any."""
         for fault in self.faults:
+            if _SHA.fullmatch(fault.matching) and _asks_for_scripts(words(frame)[:2]):
+                continue
             if connection.matches(fault.on) and fault.matching in frame:
                 fault.nth -= 1
                 if fault.nth == 0:
@@ -400,6 +406,13 @@ class Connection:
 
 def _on(on: On, number: int, name: str) -> bool:
     return on is None or (on == number if isinstance(on, int) else on in name)
+
+
+_SHA = re.compile(rb"[0-9a-f]{40}")
+
+
+def _asks_for_scripts(request: Sequence[bytes]) -> bool:
+    return [word.upper() for word in request[:2]] == [b"SCRIPT", b"EXISTS"]
 
 
 def _bytes(text: bytes | str) -> bytes:

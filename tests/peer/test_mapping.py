@@ -36,7 +36,7 @@ async def test_a_forgotten_queue_is_mapped_again_after_the_next_connection(
         client.delete(f"{{{prefix}}}:WorkMap:{peer.id}", f"{{{prefix}}}:queues")
         await reconnect(client, mesh)
         await eventually(lambda: served(mesh), [frozenset({"Q1"})])
-        assert client.smembers(f"{{{prefix}}}:queues") == {b"Q1"}
+        assert client.zrange(f"{{{prefix}}}:queues", 0, -1) == [b"Q1"]
 
 
 async def test_it_is_tried_until_the_server_accepts_it_and_told_once(
@@ -96,5 +96,6 @@ async def test_a_worker_that_the_registry_forgot_joins_again(mesh: worqr.Mesh, s
         await reconnect(client, mesh)
         await until(lambda: peer.id not in {"", first})
         await eventually(lambda: served(mesh), [frozenset({"Q1"})])
-        client.delete(f"{{{prefix}}}:WorkMap:{first}", f"{prefix}:{{Q1}}:policy:{first}")
-        client.hdel(f"{prefix}:{{Q1}}:workers", first)
+        await until(
+            lambda: not client.smembers(f"{{{prefix}}}:Dying") and not client.hexists(f"{prefix}:{{Q1}}:workers", first)
+        )
