@@ -199,9 +199,7 @@ class Model(Lines):
         when = run_at if run_at is not None else NOW + delay if delay else None
         word = self._give_back(claim, worker, counter, limit=limit, failure=failure, back=True, run_at=when)
         if word == "given":
-            self._count("retried")
-        if counter == "stalls" and word in {"given", "aside"}:
-            self._count("stalled")
+            self._count("stalled" if counter == "stalls" else "retried")
         return word
 
     def fail_task(self, worker: str, claim: int, error: tuple[str, str, str], kind: str) -> str:
@@ -344,8 +342,7 @@ class Model(Lines):
             if claim in self.held.get(worker, set()):
                 self.held[worker].discard(claim)
                 ended[self._give_back(claim, worker, counter, limit=most, failure=failure)] += 1
-        if counter:
-            self._count("stalled", ended["given"] + ended["aside"])
+        self._count("stalled" if counter else "stopped", ended["given"])
         self.hungry.discard(worker)
         told = [ended["given"], ended["cancelled"], ended["aside"]]
         if self.held.get(worker):

@@ -29,9 +29,7 @@ local function take_back(base, worker, limit, counter)
     end
   end
   redis.call('SREM', base .. ':hungry', worker)
-  if counter ~= '' then
-    tally(base, 'stalled', ended.given + ended.aside)
-  end
+  tally(base, counter == '' and 'stopped' or 'stalled', ended.given) -- what was set aside counts as failed
   local anything_left = redis.call('LLEN', base) + redis.call('LLEN', base .. ':suspects') > 0
   wake(base, math.max(ready, anything_left and 1 or 0)) -- it may take a wake-up along
   if redis.call('EXISTS', claims) == 1 then

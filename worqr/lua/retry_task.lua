@@ -32,11 +32,8 @@ how.run_at = run_at or delay > 0 and how.now + delay or nil
 how.reason = ({stalls = 'stalled', timeouts = 'timeout'})[counter] or 'failed'
 how.error_type, how.error_message, how.error_traceback = error_type, error_message, error_traceback
 local word, ready = give_back(queue, claim, how)
-if word == 'given' then
-  tally(queue, 'retried', 1)
-end
-if counter == 'stalls' and (word == 'given' or word == 'aside') then
-  tally(queue, 'stalled', 1)
+if word == 'given' then -- what was set aside counts as failed
+  tally(queue, counter == 'stalls' and 'stalled' or 'retried', 1)
 end
 wake(queue, ready)
 wake_for_suspects(queue)
