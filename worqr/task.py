@@ -330,7 +330,10 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """``alive``: the loop turns. ``ready``: registered, beating, subscribed and not leaving; else ``why`` says what not."""
+    """``alive``: the loop turns. ``ready``: registered, beating, subscribed and not leaving; else ``why`` says what not.
+
+    ``running`` counts tasks; ``room`` is the free part of the concurrency, in units, of which a task may take several.
+    """
 
     alive: bool
     ready: bool

@@ -311,6 +311,30 @@ async def test_timeout_is_a_duration_above_zero(mesh: worqr.Mesh, timeout: Any) 
         assert (await mesh.workers())[0].queues == frozenset()
 
 
+@pytest.mark.parametrize("ends", ["returns", "raises", "hangs"])
+async def test_a_handler_that_blocks_the_loop_costs_its_neighbour_no_timeout(mesh: worqr.Mesh, ends: str) -> None:
+    attempts: list[tuple[int, int]] = []
+
+    async def handler(task: bytes) -> None:
+        if task == b"block":
+            time.sleep(1)
+            return
+        attempts.append((worqr.current().failures, worqr.current().timeouts))
+        if len(attempts) == 1:
+            await trio.sleep(3600 if ends == "hangs" else 0.35)
+            await trio.sleep(0.05)  # this one begins when the loop turns again
+            if ends == "raises":
+                raise ValueError
+
+    async with mesh.connect(), serving(mesh, "Q1", handler, timeout=0.7, retry=NOW):
+        q = mesh.queue("Q1")
+        await q.enqueue(b"neighbour")
+        await until(lambda: attempts)
+        await q.enqueue(b"block")
+        await eventually(lambda: finished(q), 2)
+        assert attempts == {"returns": [(0, 0)], "raises": [(0, 0), (1, 0)], "hangs": [(0, 0), (0, 1)]}[ends]
+
+
 # More time
 
 

@@ -23,6 +23,10 @@ import trio
 
 from worqr.peer.context import Context
 
+BLOCKED = 0.1
+GRACE = 1.0
+"""Seconds. If the loop could not look at a deadline for longer than the first, because some handler blocked it, runs get the lost
+time back before they are cancelled, up to the second: a neighbour that has ended by itself keeps its own outcome."""
 SWEEP_OVER = 1000
 """Entries below which nobody minds the ended ones among them."""
 
@@ -80,8 +84,13 @@ class Deadlines:
         """Cancel what runs past its deadline."""
         while True:
             self._earlier = trio.Event()
-            with trio.move_on_at(self._heap[0][0] if self._heap else math.inf):
+            due = self._heap[0][0] if self._heap else math.inf
+            expected = time.monotonic() + due - trio.current_time()
+            with trio.move_on_at(due) as waiting:
                 await self._earlier.wait()
+            late = time.monotonic() - expected
+            if waiting.cancelled_caught and late > BLOCKED:
+                await trio.sleep(min(late, GRACE))
             self.cancel_late()
 
     def cancel_late(self) -> None:
