@@ -82,6 +82,7 @@ async def _whole_life(url: str, prefix: str) -> Counter[bytes]:
             await _life_of_jobs(mesh.queue("Q3"))
             await _life_of_shards(mesh.queue("Q5", shards=2))
             await _life_of_a_schedule(mesh, prefix)
+            await _life_of_names(mesh, prefix)
             await _leave_a_corpse(mesh, prefix)
             with trio.fail_after(PATIENCE):  # the one is swept, the other found by the audit
                 while len(await mesh.workers()) > 1 or (await q.info()).workers > 1:
@@ -142,6 +143,13 @@ async def _life_of_a_schedule(mesh: worqr.Mesh, prefix: str) -> None:
     await mesh.ask(ops.drop_schedules(keys, 0))
     assert await mesh.schedules() == []
     await q.cancel_all()
+
+
+async def _life_of_names(mesh: worqr.Mesh, prefix: str) -> None:
+    """What a leader's scan sends when it finds something: queues that wait, and names that nobody uses."""
+    keys = RegistryKeys(prefix)
+    await mesh.ask(ops.post_waiting(keys, ["Q1"]))
+    assert await mesh.ask(ops.forget_queues(keys, ["never used"])) == ["never used"]
 
 
 async def _leave_a_corpse(mesh: worqr.Mesh, prefix: str) -> None:

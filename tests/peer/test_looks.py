@@ -99,7 +99,7 @@ def test_the_first_server_that_is_seen_is_no_change() -> None:
 # Standing still
 
 
-def test_a_beat_that_stands_still_for_ten_keepalives_is_that_of_a_dead_worker(looks: Looks) -> None:
+def test_a_beat_that_stands_still_for_nine_keepalives_is_that_of_a_dead_worker(looks: Looks) -> None:
     long = STANDING_KEEPALIVES * KEEPALIVE
     looks.judge(seen(A=b"RUN 5", B=b"RUN 5"), T, 0.0)
     assert looks.judge(seen(A=b"RUN 5", B=b"RUN 6"), T + long - 0.1, 0.0) == []

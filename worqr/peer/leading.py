@@ -1,7 +1,7 @@
 """Leading: the chores of the mesh, done by whichever peer holds the lease.
 
 Here: the lease, and the leader's looks. Every half second it looks at the keepalive keys: a worker whose key is missing at two
-looks at least 1.25 s apart is dead (likewise one whose beat has stood still for ten keepalives, for the server's clock may have
+looks at least 1.25 s apart is dead (likewise one whose beat has stood still for nine keepalives, for the server's clock may have
 jumped). Nobody is declared dead within a keepalive of the leader's own reconnect or of a change of the server: first
 everybody gets time to beat. A leader that cannot judge for longer than that, because its own connection keeps breaking, lets
 another peer lead.

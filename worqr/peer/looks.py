@@ -12,7 +12,8 @@ from worqr.ops import Look
 
 LOOK_EVERY = 0.5
 TWO_LOOKS = 1.25
-STANDING_KEEPALIVES = 10
+STANDING_KEEPALIVES = 9
+"""Keepalives for which a beat must not have changed. One less than the ten that are promised: a beat and a look come on top."""
 LAPSE = 5.0
 """Seconds without a look, while another peer led, after which an earlier look proves nothing any more."""
 STANDS_AFTER = 5.0
