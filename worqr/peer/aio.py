@@ -25,6 +25,7 @@ import trio
 from worqr.peer.elsewhere import Elsewhere
 from worqr.peer.running import Handler, name_of, named_after
 from worqr.peer.stacks import awaited_frames, describe, thread_frames
+from worqr.peer.wrong_loop import HANDLER, failure_for
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -57,7 +58,13 @@ class AsyncioLoop:
         name = name_of(handler)
 
         async def in_asyncio(task: bytes) -> object:
-            return await _AsyncioRun(self, handler, task, name).run()
+            try:
+                return await _AsyncioRun(self, handler, task, name).run()
+            except Exception as error:
+                failure = failure_for(error, "Trio", HANDLER["Trio"])
+                if failure is None:
+                    raise
+                raise failure from error
 
         return named_after(handler, in_asyncio)
 

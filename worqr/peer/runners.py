@@ -16,6 +16,7 @@ from worqr.peer.context import Context, current
 from worqr.peer.options import RunsIn
 from worqr.peer.running import Handler, check_handler, named_after
 from worqr.peer.threads import Threads
+from worqr.peer.wrong_loop import MIDDLEWARE, on_trio
 
 if TYPE_CHECKING:
     from worqr.peer.aio import AsyncioLoop
@@ -96,7 +97,7 @@ class Runners:
         if runs_in == "asyncio":
             return self._asyncio_loop().prepare(cast("Handler", handler)), None
         if asynchronous:
-            return cast("Handler", handler), None
+            return on_trio(cast("Handler", handler)), None
         return self.threads.prepare(handler), self._thread_places
 
 
@@ -129,9 +130,10 @@ def is_async(handler: object) -> bool:
 
 def with_middleware(run: Handler, middleware: Iterable[Middleware]) -> Handler:
     """`run` inside all of `middleware`, the first one outermost."""
-    for each in reversed(tuple(middleware)):
+    every = tuple(middleware)
+    for each in reversed(every):
         run = _inside(each, run)
-    return run
+    return on_trio(run, MIDDLEWARE) if every else run
 
 
 def _inside(middleware: Middleware, run: Handler) -> Handler:
