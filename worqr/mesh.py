@@ -6,7 +6,6 @@ is one link, counted, so that nested and parallel `connect` and `join` share it.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import replace
@@ -22,17 +21,20 @@ from worqr.job import Job
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.link import Link
 from worqr.options import check_replicas
+from worqr.peer.lifespans import check_lifespan
 from worqr.peer.options import (
     CONCURRENCY,
     GRACE,
     THREADS,
+    AsyncRunsIn,
     JoinOptions,
     Only,
     check_concurrency,
+    check_default_place,
     refuse_unknown,
 )
 from worqr.peer.peer import Peer
-from worqr.peer.runners import Middleware, is_async
+from worqr.peer.runners import Middleware, checked_middleware
 from worqr.peer.settings import Onlooker, PeerSettings, usable_cpus
 from worqr.peer.ticking import schedule_of
 from worqr.queue import Queue, all_infos
@@ -80,6 +82,8 @@ class Mesh(Registry, Generic[S]):
         around_thread: a context manager around each call of a plain function, in its thread or process.
         process_lifespan: a context manager around the life of each process of ``runs_in="process"``; what it gives is
             ``current().state`` there. Like the functions, it is found by its name, so it stands at the top of a module.
+        runs_in: where ``async def`` handlers run unless they have a ``runs_in`` of their own. ``"loop"``: on the peer's Trio
+            loop; ``"asyncio"``: on an asyncio loop, in a thread of the peer. Plain functions run in threads.
     """
 
     def __init__(
@@ -97,6 +101,7 @@ class Mesh(Registry, Generic[S]):
         middleware: Collection[Middleware] = (),
         around_thread: Callable[[], AbstractContextManager[object]] | None = None,
         process_lifespan: Callable[[], AbstractContextManager[object]] | None = None,
+        runs_in: AsyncRunsIn = "loop",
     ) -> None:
         super().__init__()
         if url is not None and not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -112,11 +117,12 @@ class Mesh(Registry, Generic[S]):
         self.max_payload: int = check_count(max_payload, "max_payload")
         self.replicas: int = check_replicas(replicas)
         self.lifespan = lifespan
-        self.middleware: tuple[Middleware, ...] = _checked_middleware(middleware)
+        self.middleware: tuple[Middleware, ...] = checked_middleware(middleware)
+        self.runs_in: AsyncRunsIn = check_default_place(runs_in)
         self.around_thread = around_thread
         self.process_lifespan = process_lifespan
         for name in ("lifespan", "around_thread", "process_lifespan"):
-            _check_manager(name, getattr(self, name))
+            check_lifespan(name, getattr(self, name))
         self.sender: Sender = Sender(self)
         self._mesh = self
         self._states: list[S] = []
@@ -251,6 +257,7 @@ class Mesh(Registry, Generic[S]):
             around_thread=self.around_thread,
             process_lifespan=self.process_lifespan,
             onlooker=self.onlooker,
+            runs_in=self.runs_in,
         )
 
     @asynccontextmanager
@@ -378,22 +385,3 @@ def _checked_keepalive(keepalive: object) -> float:
     if checked < 1:
         raise UsageError(f"keepalive must be at least 1 s (ordinary stalls last that long), not {keepalive!r}")
     return checked
-
-
-def _checked_middleware(middleware: object) -> tuple[Middleware, ...]:
-    """UsageError for what is not a collection of async functions."""
-    if not isinstance(middleware, Collection):
-        raise UsageError(f"middleware must be a collection of async functions, not {middleware!r}")
-    for each in cast("Collection[object]", middleware):
-        if not is_async(each):
-            raise UsageError(f"middleware must be async functions (context, call_next), not {each!r}")
-    return tuple(cast("Collection[Middleware]", middleware))
-
-
-def _check_manager(name: str, manager: object) -> None:
-    """UsageError for what cannot give a context manager."""
-    if manager is not None and not callable(manager):
-        raise UsageError(f"{name} must be a function that gives a context manager, not {manager!r}")
-    if inspect.isasyncgenfunction(manager) or inspect.isgeneratorfunction(manager):
-        decorator = "asynccontextmanager" if name == "lifespan" else "contextmanager"
-        raise UsageError(f"{name} must give a context manager: put @contextlib.{decorator} above {manager!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,7 +13,7 @@ from worqr.errors import UsageError
 from worqr.peer.capacity import Pool
 from worqr.peer.children.naming import check_runs_in_process, refuse_while_importing
 from worqr.peer.context import Context, current
-from worqr.peer.options import RunsIn
+from worqr.peer.options import AsyncRunsIn, RunsIn
 from worqr.peer.running import Handler, check_handler, named_after
 from worqr.peer.threads import Threads
 from worqr.peer.wrong_loop import MIDDLEWARE, on_trio
@@ -91,14 +91,21 @@ class Runners:
         """
         handler = getattr(handler, "__worqr_handler__", handler)
         check_place(handler, runs_in)
-        asynchronous = check_handler(handler)
-        if runs_in == "process":
-            return self._processes().prepare(handler), self._process_places
-        if runs_in == "asyncio":
-            return self._asyncio_loop().prepare(cast("Handler", handler)), None
-        if asynchronous:
-            return on_trio(cast("Handler", handler)), None
-        return self.threads.prepare(handler), self._thread_places
+        check_handler(handler)
+        match place_of(handler, runs_in, self._settings.runs_in):
+            case "process":
+                return self._processes().prepare(handler), self._process_places
+            case "asyncio":
+                return self._asyncio_loop().prepare(cast("Handler", handler)), None
+            case "loop":
+                return on_trio(cast("Handler", handler)), None
+            case "thread":
+                return self.threads.prepare(handler), self._thread_places
+
+
+def place_of(handler: object, runs_in: RunsIn | None, default: AsyncRunsIn) -> RunsIn:
+    """Where `handler` runs: where it says, else by its kind; `default` is the mesh's for async handlers."""
+    return runs_in or (default if is_async(handler) else "thread")
 
 
 def check_place(handler: Callable[..., object], runs_in: RunsIn | None) -> None:
@@ -126,6 +133,16 @@ def is_async(handler: object) -> bool:
     while isinstance(handler, partial):
         handler = handler.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+
+
+def checked_middleware(middleware: object) -> tuple[Middleware, ...]:
+    """UsageError for what is not a collection of async functions."""
+    if not isinstance(middleware, Collection):
+        raise UsageError(f"middleware must be a collection of async functions, not {middleware!r}")
+    for each in cast("Collection[object]", middleware):
+        if not is_async(each):
+            raise UsageError(f"middleware must be async functions (context, call_next), not {each!r}")
+    return tuple(cast("Collection[Middleware]", middleware))
 
 
 def with_middleware(run: Handler, middleware: Iterable[Middleware]) -> Handler:

@@ -134,7 +134,9 @@ class Serving:
         return stations
 
     async def _failure_stations(self, keys: QueueKeys, how: Handling) -> list[HandlerStation]:
-        """Where the failure jobs of a queue are handled: by an async function on the loop of the handler, else in a thread."""
+        """Where the failure jobs of a queue are handled: by an async function where the mesh runs those, unless the handler says
+        which loop; else in a thread.
+        """
         queue = keys.queue
         shards = await self._stations.check_free(QueueKeys(keys.prefix, queue, failures=True).name)
         on_failure: Any = how.on_failure
@@ -142,8 +144,8 @@ class Serving:
             on_failure, "__worqr_handler__"
         ):  # a declared function: it takes the record, not a payload that says it
             on_failure = on_failure.__wrapped__
-        asyncio = how.runs_in == "asyncio" and is_async(on_failure)
-        handle, pool = self._runners.prepare(on_failure, "asyncio" if asyncio else None)
+        loop = how.runs_in if how.runs_in in {"loop", "asyncio"} and is_async(on_failure) else None
+        handle, pool = self._runners.prepare(on_failure, loop)
 
         async def run(_task: bytes) -> object:
             return await cast("Any", handle)(failed_of(current(), queue))

@@ -10,6 +10,7 @@ from typing import Literal
 
 from worqr.cron import Definition
 from worqr.peer.context import Context
+from worqr.peer.options import AsyncRunsIn
 from worqr.peer.runners import Middleware
 from worqr.sharding import Sharding
 
@@ -43,6 +44,8 @@ class PeerSettings:
     """Which queues have several shards; None: none has."""
     onlooker: Onlooker | None = None
     """A test looks on: then schedules fire when it says so, not by themselves."""
+    runs_in: AsyncRunsIn = "loop"
+    """Where async handlers run that have no place of their own."""
 
 
 def usable_cpus() -> int:
