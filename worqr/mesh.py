@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
 
 from worqr import function, ops, service
@@ -199,13 +200,13 @@ class Mesh(Registry, Generic[S]):
         settings = self._peer_settings(options)
         only.check(self.functions)
         handlers = [each for name, function in self.functions.items() if name in only for each in function.served()]
-        async with (
-            self.connect(),
-            self._open_state() as state,
-            Peer(replace(settings, state=state, sharding=self.sharding), self.link).joined() as peer,
-        ):
-            await peer.serve_all(handlers)
-            yield peer
+        async with self.connect(), self._open_state() as state:
+            here = self.connections.here()
+            hosting = partial(self.connections.hosting, peers=here)
+            settings = replace(settings, state=state, sharding=here.sharding, hosting=hosting)
+            async with Peer(settings, here.link).joined() as peer:
+                await peer.serve_all(handlers)
+                yield peer
 
     def join_in_thread(self, **options: Unpack[JoinOptions]) -> ThreadPeer:
         """A peer in a thread of its own, for programs that do not run on Trio; nothing starts yet.

@@ -15,10 +15,10 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from contextvars import Context as Variables
 from contextvars import copy_context
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -26,6 +26,9 @@ from worqr.peer.elsewhere import Elsewhere
 from worqr.peer.running import Handler, name_of, named_after
 from worqr.peer.stacks import awaited_frames, describe, thread_frames
 from worqr.peer.wrong_loop import HANDLER, failure_for
+
+if TYPE_CHECKING:
+    from worqr.peer.runners import Hosting
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -36,13 +39,14 @@ MOST_TASKS = 5
 
 
 class AsyncioLoop:
-    """The asyncio loop of one peer.
+    """The asyncio loop of one peer. `hosting` is the block in which it lives, which connects it to the mesh.
 
     Set once, by the first run: `_token`, `_loop`, `_thread`. `_new` and `_ended` are filled on one side and emptied on the
     other; `_told` and `_telling` are set by who fills them, before a wake-up, and cleared by who empties them, after it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hosting: Hosting | None = None) -> None:
+        self._hosting: Hosting = hosting or (lambda _loop: nullcontext())
         self._token: trio.lowlevel.TrioToken | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -138,15 +142,18 @@ class AsyncioLoop:
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
         """The loop's thread."""
         _say_asyncio()
-        while not self._ending:
+        with self._hosting(loop):
+            while not self._ending:
+                try:
+                    loop.run_forever()
+                except BaseException:  # SystemExit and KeyboardInterrupt of a task that a handler left behind
+                    logger.exception(
+                        "asyncio.raised: something that a handler left on the asyncio loop; the loop goes on"
+                    )
             try:
-                loop.run_forever()
-            except BaseException:  # SystemExit and KeyboardInterrupt of a task that a handler left behind
-                logger.exception("asyncio.raised: something that a handler left on the asyncio loop; the loop goes on")
-        try:
-            _wind_up(loop)
-        except BaseException:
-            logger.exception("asyncio.raised: while the asyncio loop ended")
+                _wind_up(loop)
+            except BaseException:
+                logger.exception("asyncio.raised: while the asyncio loop ended")
         self._post(self._gone.set)
 
     def _post(self, callback: Callable[[], None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 Middleware = Callable[[Context, Callable[[], Awaitable[object]]], Awaitable[object]]
 """``async def middleware(context, call_next)``: around every run of a peer, on its loop; what it returns is the result."""
+
+
+Hosting = Callable[[object], AbstractContextManager[None]]
+"""Makes the block, in its thread, in which an asyncio loop lives."""
 
 
 class Runners:
@@ -64,7 +69,7 @@ class Runners:
         if self._asyncio is None:
             from worqr.peer.aio import AsyncioLoop
 
-            self._asyncio = AsyncioLoop()
+            self._asyncio = AsyncioLoop(self._settings.hosting)
         return self._asyncio
 
     def _processes(self) -> Children:

@@ -11,7 +11,7 @@ from typing import Literal
 from worqr.cron import Definition
 from worqr.peer.context import Context
 from worqr.peer.options import AsyncRunsIn
-from worqr.peer.runners import Middleware
+from worqr.peer.runners import Hosting, Middleware
 from worqr.sharding import Sharding
 
 Onlooker = Callable[[Context, BaseException], None]
@@ -46,6 +46,8 @@ class PeerSettings:
     """A test looks on: then schedules fire when it says so, not by themselves."""
     runs_in: AsyncRunsIn = "loop"
     """Where async handlers run that have no place of their own."""
+    hosting: Hosting | None = None
+    """Connects the asyncio loop of the peer to the mesh; None: that loop has no connection by itself."""
 
 
 def usable_cpus() -> int:
