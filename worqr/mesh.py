@@ -22,7 +22,7 @@ from worqr.job import Job
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.link import Link
 from worqr.options import check_replicas
-from worqr.peer.lifespans import check_lifespan
+from worqr.peer.lifespans import LIFESPAN, check_lifespan, entered, warn_if_unused, with_asyncio
 from worqr.peer.options import (
     CONCURRENCY,
     GRACE,
@@ -32,6 +32,9 @@ from worqr.peer.options import (
     Only,
     check_concurrency,
     check_default_place,
+    checked_keepalive,
+    checked_patience,
+    checked_url,
     refuse_unknown,
 )
 from worqr.peer.peer import Peer
@@ -56,9 +59,6 @@ if TYPE_CHECKING:
 else:
     S = TypeVar("S")
 
-MAX_PATIENCE = 1800.0
-"""Seconds. The server remembers replies for an hour; a request that is sent again must find its own there."""
-
 
 class Mesh(Registry, Generic[S]):
     """A mesh of peers around one Redis or Valkey server.
@@ -78,6 +78,8 @@ class Mesh(Registry, Generic[S]):
             a failover can lose the last ones.
         lifespan: an async context manager around each `join`, entered before the peer takes anything and left when it has left;
             what it gives is `state`, and ``current().state`` in handlers (connection pools, models).
+        asyncio_lifespan: the same for handlers on asyncio: it is entered on their loop, after `lifespan`, and what it gives is
+            ``current().state`` in those handlers.
         middleware: ``async def each(context, call_next)`` around every run, on the loop, the first one outermost; ``await
             call_next()`` runs the handler and gives its result.
         around_thread: a context manager around each call of a plain function, in its thread or process.
@@ -103,17 +105,14 @@ class Mesh(Registry, Generic[S]):
         around_thread: Callable[[], AbstractContextManager[object]] | None = None,
         process_lifespan: Callable[[], AbstractContextManager[object]] | None = None,
         runs_in: AsyncRunsIn = "loop",
+        asyncio_lifespan: Callable[[], AbstractAsyncContextManager[object]] | None = None,
     ) -> None:
         super().__init__()
-        if url is not None and not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise UsageError(f"url must be a str, not {type(url).__name__}")
-        self.url = url
+        self.url: str | None = checked_url(url)
         self.prefix: str = check_name(prefix, "prefix")
         self.app = app
-        self.patience: float = seconds(patience, "patience", positive=True)
-        if self.patience > MAX_PATIENCE:
-            raise UsageError(f"patience must be at most {MAX_PATIENCE:g} s, not {patience!r}")
-        self.keepalive: float | None = None if keepalive is None else _checked_keepalive(keepalive)
+        self.patience: float = checked_patience(patience)
+        self.keepalive: float | None = None if keepalive is None else checked_keepalive(keepalive)
         self.stall_limit: float = seconds(stall_limit, "stall_limit", positive=True)
         self.max_payload: int = check_count(max_payload, "max_payload")
         self.replicas: int = check_replicas(replicas)
@@ -122,7 +121,8 @@ class Mesh(Registry, Generic[S]):
         self.runs_in: AsyncRunsIn = check_default_place(runs_in)
         self.around_thread = around_thread
         self.process_lifespan = process_lifespan
-        for name in ("lifespan", "around_thread", "process_lifespan"):
+        self.asyncio_lifespan = asyncio_lifespan
+        for name in ("lifespan", "asyncio_lifespan", "around_thread", "process_lifespan"):
             check_lifespan(name, getattr(self, name))
         self.sender: Sender = Sender(self)
         self._mesh = self
@@ -200,11 +200,16 @@ class Mesh(Registry, Generic[S]):
         settings = self._peer_settings(options)
         only.check(self.functions)
         handlers = [each for name, function in self.functions.items() if name in only for each in function.served()]
+        if self.asyncio_lifespan is not None:
+            warn_if_unused([function.declared.how.runs_in for function in self.functions.values()], self.runs_in)
         async with self.connect(), self._open_state() as state:
             here = self.connections.here()
             hosting = partial(self.connections.hosting, peers=here)
             settings = replace(settings, state=state, sharding=here.sharding, hosting=hosting)
-            async with Peer(settings, here.link).joined() as peer:
+            async with (
+                with_asyncio(self.asyncio_lifespan, settings) as settings,
+                Peer(settings, here.link).joined() as peer,
+            ):
                 await peer.serve_all(handlers)
                 yield peer
 
@@ -267,7 +272,7 @@ class Mesh(Registry, Generic[S]):
         if self.lifespan is None:
             yield None
             return
-        async with self.lifespan() as state:
+        async with entered(LIFESPAN, self.lifespan) as state:
             self._states.append(state)
             try:
                 yield state
@@ -379,10 +384,3 @@ class Mesh(Registry, Generic[S]):
             known = [row.name for row in (await self.ask(ops.list_schedules(registry))).rows]
             hint = did_you_mean(name, known, f"there are {', '.join(map(repr, known[:20])) or 'none'}")
             raise UsageError(f"there is no schedule {name!r} in this mesh; {hint}")
-
-
-def _checked_keepalive(keepalive: object) -> float:
-    checked = seconds(keepalive, "keepalive", positive=True)
-    if checked < 1:
-        raise UsageError(f"keepalive must be at least 1 s (ordinary stalls last that long), not {keepalive!r}")
-    return checked

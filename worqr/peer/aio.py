@@ -82,6 +82,11 @@ class AsyncioLoop:
             self._told = True
             loop.call_soon_threadsafe(self._start_new)
 
+    def call(self, callback: Callable[[], None]) -> None:
+        """Run `callback` on the asyncio loop, which is started for it if it does not run yet."""
+        loop = self._loop or self._open()
+        loop.call_soon_threadsafe(callback)
+
     def tell(self, callback: Callable[[], None]) -> None:
         """Run `callback` on the asyncio loop, if it has not ended."""
         if self._loop is not None:
@@ -154,9 +159,9 @@ class AsyncioLoop:
                 _wind_up(loop)
             except BaseException:
                 logger.exception("asyncio.raised: while the asyncio loop ended")
-        self._post(self._gone.set)
+        self.post(self._gone.set)
 
-    def _post(self, callback: Callable[[], None]) -> None:
+    def post(self, callback: Callable[[], None]) -> None:
         """Run `callback` in the Trio loop, if that has not ended."""
         assert self._token is not None
         with suppress(trio.RunFinishedError):
@@ -176,7 +181,7 @@ class AsyncioLoop:
         self._ended.append(run)
         if not self._telling:
             self._telling = True
-            self._post(self._wake_ended)
+            self.post(self._wake_ended)
 
 
 def _say_asyncio() -> None:

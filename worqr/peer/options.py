@@ -1,4 +1,4 @@
-"""Checking what a caller passes to `serve`, `work`, `join` and the task decorator, before anything is sent."""
+"""Checking what a caller passes to a mesh, `serve`, `work`, `join` and the task decorator, before anything is sent."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ AsyncRunsIn = Literal["loop", "asyncio"]
 CONCURRENCY: Final = 100
 GRACE: Final = 25.0
 THREADS: Final = 40
+MAX_PATIENCE: Final = 1800.0
+"""Seconds. The server remembers replies for an hour; a request that is sent again must find its own there."""
 
 
 class HandlerOptions(TypedDict, total=False):
@@ -169,6 +171,29 @@ def check_default_place(value: object) -> AsyncRunsIn:
     if value in RUNS_IN:
         hint = f"; it is the place of async handlers: for a plain function say runs_in={value!r} in @mesh.task"
     raise UsageError(f"runs_in of a mesh must be 'loop' or 'asyncio', not {value!r}{hint}")
+
+
+def checked_url(url: object) -> str | None:
+    """`url` if it may be that of a mesh, else UsageError."""
+    if url is not None and not isinstance(url, str):
+        raise UsageError(f"url must be a str, not {type(url).__name__}")
+    return url
+
+
+def checked_patience(patience: object) -> float:
+    """Seconds that a call of a mesh waits for its server, else UsageError."""
+    checked = seconds(patience, "patience", positive=True)
+    if checked > MAX_PATIENCE:
+        raise UsageError(f"patience must be at most {MAX_PATIENCE:g} s, not {patience!r}")
+    return checked
+
+
+def checked_keepalive(keepalive: object) -> float:
+    """Seconds without a beat after which a worker counts as dead, else UsageError."""
+    checked = seconds(keepalive, "keepalive", positive=True)
+    if checked < 1:
+        raise UsageError(f"keepalive must be at least 1 s (ordinary stalls last that long), not {keepalive!r}")
+    return checked
 
 
 class Only:

@@ -47,7 +47,7 @@ class Runners:
         self._settings = settings
         self._thread_places = Pool(settings.threads)
         self._process_places = Pool(settings.processes)
-        self._asyncio: AsyncioLoop | None = None
+        self._asyncio: AsyncioLoop | None = settings.asyncio_loop
         self._children: Children | None = None
         self._nursery: trio.Nursery | None = None
 
@@ -60,7 +60,7 @@ class Runners:
                 await trio.sleep_forever()
         finally:
             self._nursery = None
-            if self._asyncio is not None:
+            if self._asyncio is not None and self._asyncio is not self._settings.asyncio_loop:
                 with trio.CancelScope(shield=True):
                     await self._asyncio.end()
 
@@ -106,6 +106,12 @@ class Runners:
                 return on_trio(cast("Handler", handler)), None
             case "thread":
                 return self.threads.prepare(handler), self._thread_places
+
+    def state_of(self, handler: object, runs_in: RunsIn | None) -> object:
+        """What the lifespan gave of the loop on which `handler` runs, or which waits for it."""
+        settings = self._settings
+        on_asyncio = place_of(handler, runs_in, settings.runs_in) == "asyncio"
+        return settings.asyncio_state if on_asyncio and settings.asyncio_loop is not None else settings.state
 
 
 def place_of(handler: object, runs_in: RunsIn | None, default: AsyncRunsIn) -> RunsIn:

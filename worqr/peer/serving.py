@@ -93,7 +93,8 @@ class Serving:
         """`serve`, with options that are checked."""
         shards = await self._stations.check_free(check_name(queue))
         async with AsyncExitStack() as stack:
-            stations = self._new_stations(shards, *self._runners.prepare(handler, how.runs_in), how)
+            state = self._runners.state_of(handler, how.runs_in)
+            stations = self._new_stations(shards, *self._runners.prepare(handler, how.runs_in), how, state)
             if how.on_failure is not None:
                 failing = await self._failure_stations(shards[0], how)
                 await stack.enter_async_context(self._stations.stationed(failing))
@@ -114,7 +115,7 @@ class Serving:
             raise our_own(group) from None
 
     def _new_stations(
-        self, shards: Sequence[QueueKeys], run: Handler, pool: Pool | None, how: Handling
+        self, shards: Sequence[QueueKeys], run: Handler, pool: Pool | None, how: Handling, state: object
     ) -> list[HandlerStation]:
         """One for each shard; together they have the concurrency and the priority of the queue."""
         limit = None if how.concurrency is None else Pool(how.concurrency)
@@ -130,7 +131,7 @@ class Serving:
             for keys in shards
         ]
         for station in stations:
-            station.state = self.settings.state
+            station.state = state
         return stations
 
     async def _failure_stations(self, keys: QueueKeys, how: Handling) -> list[HandlerStation]:
@@ -152,7 +153,8 @@ class Serving:
 
         note = ops.note_queues(self.membership.keys, [failures.name for failures in shards])
         self._link.post(note, lambda _word, _failure: None, patience=self._link.settings.patience)
-        return self._new_stations(shards, named_after(on_failure, run), pool, Handling(PATIENT))
+        state = self._runners.state_of(on_failure, loop)
+        return self._new_stations(shards, named_after(on_failure, run), pool, Handling(PATIENT), state)
 
     @asynccontextmanager
     async def work(self, queue: str, *, retry: RetryPolicy | None = None) -> AsyncGenerator[Claims]:
