@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -17,7 +17,7 @@ from worqr.peer.context import Context, current
 from worqr.peer.options import AsyncRunsIn, RunsIn
 from worqr.peer.running import Handler, check_handler, named_after
 from worqr.peer.threads import Threads
-from worqr.peer.wrong_loop import MIDDLEWARE, on_trio
+from worqr.peer.wrong_loop import HANDLER, MIDDLEWARE, on_trio
 
 if TYPE_CHECKING:
     from worqr.peer.aio import AsyncioLoop
@@ -97,21 +97,25 @@ class Runners:
         handler = getattr(handler, "__worqr_handler__", handler)
         check_place(handler, runs_in)
         check_handler(handler)
-        match place_of(handler, runs_in, self._settings.runs_in):
+        match self.place_of(handler, runs_in):
             case "process":
                 return self._processes().prepare(handler), self._process_places
             case "asyncio":
                 return self._asyncio_loop().prepare(cast("Handler", handler)), None
             case "loop":
-                return on_trio(cast("Handler", handler)), None
+                return cast("Handler", handler), None
             case "thread":
                 return self.threads.prepare(handler), self._thread_places
 
-    def state_of(self, handler: object, runs_in: RunsIn | None) -> object:
-        """What the lifespan gave of the loop on which `handler` runs, or which waits for it."""
+    def place_of(self, handler: object, runs_in: RunsIn | None) -> RunsIn:
+        """Where `handler` runs in this peer."""
+        return place_of(handler, runs_in, self._settings.runs_in)
+
+    def state_in(self, place: RunsIn) -> object:
+        """What the lifespan gave of the loop on which handlers run there, or which waits for them."""
         settings = self._settings
-        on_asyncio = place_of(handler, runs_in, settings.runs_in) == "asyncio"
-        return settings.asyncio_state if on_asyncio and settings.asyncio_loop is not None else settings.state
+        on_asyncio = place == "asyncio" and settings.asyncio_loop is not None
+        return settings.asyncio_state if on_asyncio else settings.state
 
 
 def place_of(handler: object, runs_in: RunsIn | None, default: AsyncRunsIn) -> RunsIn:
@@ -156,12 +160,15 @@ def checked_middleware(middleware: object) -> tuple[Middleware, ...]:
     return tuple(cast("Collection[Middleware]", middleware))
 
 
-def with_middleware(run: Handler, middleware: Iterable[Middleware]) -> Handler:
-    """`run` inside all of `middleware`, the first one outermost."""
-    every = tuple(middleware)
-    for each in reversed(every):
+def with_middleware(run: Handler, middleware: Sequence[Middleware], place: RunsIn) -> Handler:
+    """`run` inside all of `middleware`, the first one outermost. It sees the failure of a handler on the wrong loop."""
+    if not middleware:
+        return run
+    if place == "loop":
+        run = on_trio(run, HANDLER["asyncio"])
+    for each in reversed(middleware):
         run = _inside(each, run)
-    return on_trio(run, MIDDLEWARE) if every else run
+    return on_trio(run, MIDDLEWARE)
 
 
 def _inside(middleware: Middleware, run: Handler) -> Handler:

@@ -4,14 +4,20 @@ Another try of such a run would end in the same way. So the run fails for good, 
 recognised here was collected from asyncio, aiohttp, asyncpg, aiosqlite, SQLAlchemy, redis, anyio, sniffio and Trio.
 """
 
+# The private fields of Context are hidden from users, not from its neighbours.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Final, Literal, cast
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 from worqr.peer.running import Handler, named_after
 from worqr.policy import Broken, Failure, Retry
+
+if TYPE_CHECKING:
+    from worqr.peer.context import Context
 
 Wanted = Literal["asyncio", "Trio"]
 
@@ -63,8 +69,22 @@ def failure_for(error: Exception, wanted: Wanted, remedy: str) -> Failure | None
     return Failure(f"{type(sign).__name__}: {sign} ({remedy})")
 
 
-def on_trio(run: Handler, remedy: str = HANDLER["asyncio"]) -> Handler:
-    """`run`, on the Trio loop; if it needs asyncio, it fails for good, with the remedy."""
+def error_of_run(context: Context, error: BaseException) -> BaseException:
+    """What a run has failed with: `error`, or in its place a failure with the remedy, if a handler on Trio needs asyncio."""
+    if context._elsewhere is not None or not isinstance(error, Exception):
+        return error
+    failure = failure_for(error, "asyncio", HANDLER["asyncio"])
+    if failure is None:
+        return error
+    failure.__cause__ = error
+    return failure
+
+
+def on_trio(run: Handler, remedy: str) -> Handler:
+    """`run`, on the Trio loop; if it needs asyncio, it fails for good, with the remedy.
+
+    It costs each run some time. Without middleware `error_of_run` does the same, for runs that have failed.
+    """
 
     async def on_the_loop(task: bytes) -> object:
         try:
