@@ -1,7 +1,8 @@
 """Fixtures for the tests of applications that use worqr. pytest finds this module by its entry point.
 
 It stands outside of the package, so that pytest does not import worqr and Trio for tests that have nothing to do with them.
-`worqr_bench` is for tests under Trio, with pytest-trio.
+`worqr_bench` is for tests on Trio, with pytest-trio; `worqr_asyncio_bench` for tests on asyncio, with pytest-asyncio or anyio's
+plugin; `worqr_blocking_bench` for tests without an event loop.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from worqr import Mesh
     from worqr.embedded import EmbeddedServer
-    from worqr.testing import Bench, OpenBench, Record, Sent
+    from worqr.testing import Bench, BlockingBench, OpenBench, OpenBlockingBench, Record, Sent
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +31,7 @@ def worqr_server() -> EmbeddedServer:
 
 @pytest.fixture
 async def worqr_bench() -> AsyncGenerator[OpenBench]:
-    """Puts a mesh on a bench until the test ends, as often as it is called.
+    """Puts a mesh on a bench until a test on Trio ends, as often as it is called.
 
     ``bench = await worqr_bench(mesh)``; see ``worqr.testing.bench``.
     """
@@ -40,6 +41,41 @@ async def worqr_bench() -> AsyncGenerator[OpenBench]:
 
         async def put(mesh: Mesh[Any], *, url: str | None = None, now: datetime | None = None) -> Bench:
             return await stack.enter_async_context(testing.bench(mesh, url=url, now=now))
+
+        yield put
+
+
+@pytest.fixture
+def worqr_asyncio_bench() -> Iterator[OpenBench]:
+    """Puts a mesh on a bench until a test on asyncio ends, as often as it is called.
+
+    ``bench = await worqr_asyncio_bench(mesh)``; see ``worqr.testing.bench``.
+    """
+    from worqr.testing.threaded import BenchThread, open_asyncio_bench
+
+    with ExitStack() as stack:
+
+        async def put(mesh: Mesh[Any], *, url: str | None = None, now: datetime | None = None) -> Bench:
+            thread = BenchThread(mesh, url, now)
+            bench = await open_asyncio_bench(thread)
+            stack.callback(thread.stop)  # no loop is needed for that, which may have ended by then
+            return bench
+
+        yield put
+
+
+@pytest.fixture
+def worqr_blocking_bench() -> Iterator[OpenBlockingBench]:
+    """Puts a mesh on a bench until a test without an event loop ends, as often as it is called.
+
+    ``bench = worqr_blocking_bench(mesh)``; see ``worqr.testing.blocking_bench``.
+    """
+    from worqr import testing
+
+    with ExitStack() as stack:
+
+        def put(mesh: Mesh[Any], *, url: str | None = None, now: datetime | None = None) -> BlockingBench:
+            return stack.enter_context(testing.blocking_bench(mesh, url=url, now=now))
 
         yield put
 

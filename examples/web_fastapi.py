@@ -1,24 +1,24 @@
-"""FastAPI on uvicorn: every instance is a web server and a peer, whose Trio loop runs in a thread beside the asyncio loop.
+"""FastAPI on uvicorn: every instance is a web server and a peer. The peer runs its handlers on an asyncio loop of its own.
 
 ``uvicorn --app-dir examples --port 8001 web_fastapi:app``, and the same with other ports. Whichever instance a request
 reaches, any of them writes the report, tells how far it is, and cancels it.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-import trio
 from fastapi import FastAPI, HTTPException
 
 import worqr
 
-mesh = worqr.Mesh(app="web")
+mesh = worqr.Mesh(app="web", runs_in="asyncio")
 
 
 @mesh.task(name="web.report", result_ttl=600)
 async def report(name: str, pages: int) -> str:
     for page in range(1, pages + 1):
-        await trio.sleep(0.1)  # handlers run on Trio; runs_in="asyncio" for those whose libraries need the other loop
+        await asyncio.sleep(0.1)
         worqr.current().progress(page / pages, f"page {page} of {pages}")
     return f"{name}, {pages} pages"
 

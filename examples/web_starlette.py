@@ -1,12 +1,12 @@
-"""Starlette on Hypercorn with its Trio worker: the peer lives on the loop of the web server, and no thread is needed.
+"""Starlette on uvicorn: every instance is a web server and a peer. Handlers run on asyncio, and share what a lifespan opens.
 
-``hypercorn -k trio --bind 127.0.0.1:8001 web_starlette:app`` in this folder, and the same with other ports.
+``uvicorn --app-dir examples --port 8001 web_starlette:app``, and the same with other ports.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-import trio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -15,20 +15,38 @@ from starlette.routing import Route
 
 import worqr
 
-mesh = worqr.Mesh(app="web")
+
+class Press:
+    """What the handlers of one peer share: no more than five of them print at once. It stands for a connection pool."""
+
+    def __init__(self) -> None:
+        self._places = asyncio.Semaphore(5)
+
+    async def print_page(self) -> None:
+        async with self._places:
+            await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def open_press() -> AsyncGenerator[Press]:
+    yield Press()
+
+
+mesh = worqr.Mesh(app="web", runs_in="asyncio", asyncio_lifespan=open_press)
 
 
 @mesh.task(name="web.report", result_ttl=600)
 async def report(name: str, pages: int) -> str:
+    press: Press = worqr.current().state
     for page in range(1, pages + 1):
-        await trio.sleep(0.1)
+        await press.print_page()
         worqr.current().progress(page / pages, f"page {page} of {pages}")
     return f"{name}, {pages} pages"
 
 
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncGenerator[None]:
-    async with mesh.join(concurrency=10, grace=2) as peer:
+    async with mesh.connect(), mesh.join_in_thread(concurrency=10, grace=2) as peer:
         app.state.peer = peer
         yield
 

@@ -20,7 +20,8 @@ EXAMPLES = ROOT / "examples"
 TESTED = {
     *("peer.py", "producer.py", "batches.py", "cancel.py", "foreign.sh", "foreign.py"),
     *("reports.py", "retries.py", "redrive.py", "singleton.py", "orders.py", "primes.py"),
-    *("web_fastapi.py", "web_flask.py", "web_gunicorn.py", "web_django.py", "web_starlette.py"),  # in test_web.py
+    *("web_fastapi.py", "web_flask.py", "web_gunicorn.py", "web_django.py"),  # in test_web.py
+    *("web_starlette.py", "web_trio.py"),
 }
 
 Run = Callable[..., Child]

@@ -374,7 +374,19 @@ def test_a_users_test_suite(tmp_path: Path, server: Server) -> None:
     (tmp_path / "conftest.py").write_text(inspect.cleandoc(QUICK_CONFTEST))
     (tmp_path / "pytest.ini").write_text("[pytest]\ntrio_mode = true\nfilterwarnings = error\n")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:valkey", "p12_test_suite.py"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:valkey",
+            "-p",
+            "no:asyncio",
+            "p12_test_suite.py",
+        ],
         cwd=tmp_path,
         env={"PATH": "", "PYTHONPATH": str(ROOT), "WORQR_TEST_URL": server.url},
         capture_output=True,

@@ -135,7 +135,8 @@ def open_site(server: Server, run: Run) -> Iterator[Open]:
 QUIET = ("--log-level", "warning")
 FASTAPI = ("uvicorn", "web_fastapi:app", "--uds", "{socket}", *QUIET)
 FLASK = ("gunicorn", "-c", "examples/web_gunicorn.py", "--bind", "unix:{socket}", *QUIET, "web_flask:app")
-STARLETTE = ("hypercorn", "-k", "trio", "--bind", "unix:{socket}", *QUIET, "web_starlette:app")
+STARLETTE = ("uvicorn", "web_starlette:app", "--uds", "{socket}", *QUIET)
+TRIO = ("hypercorn", "-k", "trio", "--bind", "unix:{socket}", *QUIET, "web_trio:app")
 DJANGO = ("gunicorn", "-w", "2", "--bind", "unix:{socket}", *QUIET, "web_django:application()")
 
 needs_django = pytest.mark.skipif(find_spec("django") is None, reason="Django is not installed")
@@ -143,8 +144,8 @@ needs_django = pytest.mark.skipif(find_spec("django") is None, reason="Django is
 
 @pytest.mark.parametrize(
     ("program", "instances"),
-    [(FASTAPI, 2), (FLASK, 1), ((*FLASK, "--preload"), 1), (STARLETTE, 2)],
-    ids=["fastapi-uvicorn", "flask-gunicorn", "flask-gunicorn-preload", "starlette-hypercorn"],
+    [(FASTAPI, 2), (FLASK, 1), ((*FLASK, "--preload"), 1), (STARLETTE, 2), (TRIO, 2)],
+    ids=["fastapi-uvicorn", "flask-gunicorn", "flask-gunicorn-preload", "starlette-uvicorn", "trio-hypercorn"],
 )
 def test_any_instance_works_for_all_and_one_may_be_killed(
     open_site: Open, program: tuple[str, ...], instances: int

@@ -9,8 +9,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -101,6 +101,7 @@ class Connections:
     def __init__(self) -> None:
         self.of_threads: SharedConnection = SharedConnection()
         self._by_loop: dict[object, Connection] = {}
+        self._hosted: dict[object, Connection] = {}
         self._driven = _Driven()
 
     @property
@@ -117,6 +118,8 @@ class Connections:
         loop = loop_here()
         if loop is not None:
             connection = self._by_loop.get(loop)
+            if connection is None and loop in self._hosted:
+                connection = self._connect_hosted(loop)
             if connection is not None:
                 return connection
         elif self._driven.mesh is not None:
@@ -143,7 +146,9 @@ class Connections:
                 "mesh.connect() needs a running loop: use it inside trio.run(...) or asyncio.run(...); "
                 "where none runs, mesh.blocking and fn.blocking connect by themselves"
             )
-        connection = self._by_loop.get(loop) or await self._make(mesh, loop)
+        connection = self._by_loop.get(loop)
+        if connection is None:
+            connection = self._connect_hosted(loop) if loop in self._hosted else await self._make(mesh, loop)
         connection.users += 1
         try:
             await connection.link.wait_ready()
@@ -183,6 +188,31 @@ class Connections:
             ours = connection.pid == os.getpid()
             if ours and is_closed() and self._by_loop.pop(loop, None) is not None:  # None: another thread was quicker
                 _end(connection)
+
+    @contextmanager
+    def hosting(self, loop: object, peers: Connection) -> Generator[None]:
+        """Let the asyncio loop of a peer connect by itself at its first use of the mesh; disconnect it when the block ends.
+
+        Args:
+            loop: it is run inside the block, in this thread.
+            peers: the connection of the peer.
+        """
+        self._hosted[loop] = peers
+        try:
+            yield
+        finally:
+            del self._hosted[loop]
+            connection = self._by_loop.pop(loop, None)
+            if connection is not None:
+                connection.link.close()
+
+    def _connect_hosted(self, loop: object) -> Connection:
+        """A connection of the running loop, which its host ends. It knows of shards what the peer's connection knows."""
+        peers = self._hosted[loop]
+        link = self.new_link(peers.link.settings)
+        link.start()
+        connection = self._by_loop[loop] = Connection(link, None, peers.sharding.copy_for(link), users=1)
+        return connection
 
     def new_link(self, settings: LinkSettings) -> Link:
         """A link, not started, of the running loop or else of plain threads. A test's may be another one."""

@@ -6,10 +6,10 @@ is one link, counted, so that nested and parallel `connect` and `join` share it.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
 
 from worqr import function, ops, service
@@ -22,17 +22,23 @@ from worqr.job import Job
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.link import Link
 from worqr.options import check_replicas
+from worqr.peer.lifespans import LIFESPAN, check_lifespan, entered, warn_if_unused, with_asyncio
 from worqr.peer.options import (
     CONCURRENCY,
     GRACE,
     THREADS,
+    AsyncRunsIn,
     JoinOptions,
     Only,
     check_concurrency,
+    check_default_place,
+    checked_keepalive,
+    checked_patience,
+    checked_url,
     refuse_unknown,
 )
 from worqr.peer.peer import Peer
-from worqr.peer.runners import Middleware, is_async
+from worqr.peer.runners import Middleware, checked_middleware
 from worqr.peer.settings import Onlooker, PeerSettings, usable_cpus
 from worqr.peer.ticking import all_schedules, schedule_of
 from worqr.queue import Queue, all_infos
@@ -53,9 +59,6 @@ if TYPE_CHECKING:
 else:
     S = TypeVar("S")
 
-MAX_PATIENCE = 1800.0
-"""Seconds. The server remembers replies for an hour; a request that is sent again must find its own there."""
-
 
 class Mesh(Registry, Generic[S]):
     """A mesh of peers around one Redis or Valkey server.
@@ -75,11 +78,15 @@ class Mesh(Registry, Generic[S]):
             a failover can lose the last ones.
         lifespan: an async context manager around each `join`, entered before the peer takes anything and left when it has left;
             what it gives is `state`, and ``current().state`` in handlers (connection pools, models).
+        asyncio_lifespan: the same for handlers on asyncio: it is entered on their loop, after `lifespan`, and what it gives is
+            ``current().state`` in those handlers.
         middleware: ``async def each(context, call_next)`` around every run, on the loop, the first one outermost; ``await
             call_next()`` runs the handler and gives its result.
         around_thread: a context manager around each call of a plain function, in its thread or process.
         process_lifespan: a context manager around the life of each process of ``runs_in="process"``; what it gives is
             ``current().state`` there. Like the functions, it is found by its name, so it stands at the top of a module.
+        runs_in: where ``async def`` handlers run unless they have a ``runs_in`` of their own. ``"loop"``: on the peer's Trio
+            loop; ``"asyncio"``: on an asyncio loop, in a thread of the peer. Plain functions run in threads.
     """
 
     def __init__(
@@ -97,26 +104,26 @@ class Mesh(Registry, Generic[S]):
         middleware: Collection[Middleware] = (),
         around_thread: Callable[[], AbstractContextManager[object]] | None = None,
         process_lifespan: Callable[[], AbstractContextManager[object]] | None = None,
+        runs_in: AsyncRunsIn = "loop",
+        asyncio_lifespan: Callable[[], AbstractAsyncContextManager[object]] | None = None,
     ) -> None:
         super().__init__()
-        if url is not None and not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise UsageError(f"url must be a str, not {type(url).__name__}")
-        self.url = url
+        self.url: str | None = checked_url(url)
         self.prefix: str = check_name(prefix, "prefix")
         self.app = app
-        self.patience: float = seconds(patience, "patience", positive=True)
-        if self.patience > MAX_PATIENCE:
-            raise UsageError(f"patience must be at most {MAX_PATIENCE:g} s, not {patience!r}")
-        self.keepalive: float | None = None if keepalive is None else _checked_keepalive(keepalive)
+        self.patience: float = checked_patience(patience)
+        self.keepalive: float | None = None if keepalive is None else checked_keepalive(keepalive)
         self.stall_limit: float = seconds(stall_limit, "stall_limit", positive=True)
         self.max_payload: int = check_count(max_payload, "max_payload")
         self.replicas: int = check_replicas(replicas)
         self.lifespan = lifespan
-        self.middleware: tuple[Middleware, ...] = _checked_middleware(middleware)
+        self.middleware: tuple[Middleware, ...] = checked_middleware(middleware)
+        self.runs_in: AsyncRunsIn = check_default_place(runs_in)
         self.around_thread = around_thread
         self.process_lifespan = process_lifespan
-        for name in ("lifespan", "around_thread", "process_lifespan"):
-            _check_manager(name, getattr(self, name))
+        self.asyncio_lifespan = asyncio_lifespan
+        for name in ("lifespan", "asyncio_lifespan", "around_thread", "process_lifespan"):
+            check_lifespan(name, getattr(self, name))
         self.sender: Sender = Sender(self)
         self._mesh = self
         self._states: list[S] = []
@@ -193,13 +200,18 @@ class Mesh(Registry, Generic[S]):
         settings = self._peer_settings(options)
         only.check(self.functions)
         handlers = [each for name, function in self.functions.items() if name in only for each in function.served()]
-        async with (
-            self.connect(),
-            self._open_state() as state,
-            Peer(replace(settings, state=state, sharding=self.sharding), self.link).joined() as peer,
-        ):
-            await peer.serve_all(handlers)
-            yield peer
+        if self.asyncio_lifespan is not None:
+            warn_if_unused([function.declared.how.runs_in for function in self.functions.values()], self.runs_in)
+        async with self.connect(), self._open_state() as state:
+            here = self.connections.here()
+            hosting = partial(self.connections.hosting, peers=here)
+            settings = replace(settings, state=state, sharding=here.sharding, hosting=hosting)
+            async with (
+                with_asyncio(self.asyncio_lifespan, settings) as settings,
+                Peer(settings, here.link).joined() as peer,
+            ):
+                await peer.serve_all(handlers)
+                yield peer
 
     def join_in_thread(self, **options: Unpack[JoinOptions]) -> ThreadPeer:
         """A peer in a thread of its own, for programs that do not run on Trio; nothing starts yet.
@@ -251,6 +263,7 @@ class Mesh(Registry, Generic[S]):
             around_thread=self.around_thread,
             process_lifespan=self.process_lifespan,
             onlooker=self.onlooker,
+            runs_in=self.runs_in,
         )
 
     @asynccontextmanager
@@ -259,7 +272,7 @@ class Mesh(Registry, Generic[S]):
         if self.lifespan is None:
             yield None
             return
-        async with self.lifespan() as state:
+        async with entered(LIFESPAN, self.lifespan) as state:
             self._states.append(state)
             try:
                 yield state
@@ -371,29 +384,3 @@ class Mesh(Registry, Generic[S]):
             known = [row.name for row in (await all_schedules(self.ask, registry))[0]]
             hint = did_you_mean(name, known, f"there are {', '.join(map(repr, known[:20])) or 'none'}")
             raise UsageError(f"there is no schedule {name!r} in this mesh; {hint}")
-
-
-def _checked_keepalive(keepalive: object) -> float:
-    checked = seconds(keepalive, "keepalive", positive=True)
-    if checked < 1:
-        raise UsageError(f"keepalive must be at least 1 s (ordinary stalls last that long), not {keepalive!r}")
-    return checked
-
-
-def _checked_middleware(middleware: object) -> tuple[Middleware, ...]:
-    """UsageError for what is not a collection of async functions."""
-    if not isinstance(middleware, Collection):
-        raise UsageError(f"middleware must be a collection of async functions, not {middleware!r}")
-    for each in cast("Collection[object]", middleware):
-        if not is_async(each):
-            raise UsageError(f"middleware must be async functions (context, call_next), not {each!r}")
-    return tuple(cast("Collection[Middleware]", middleware))
-
-
-def _check_manager(name: str, manager: object) -> None:
-    """UsageError for what cannot give a context manager."""
-    if manager is not None and not callable(manager):
-        raise UsageError(f"{name} must be a function that gives a context manager, not {manager!r}")
-    if inspect.isasyncgenfunction(manager) or inspect.isgeneratorfunction(manager):
-        decorator = "asynccontextmanager" if name == "lifespan" else "contextmanager"
-        raise UsageError(f"{name} must give a context manager: put @contextlib.{decorator} above {manager!r}")

@@ -27,7 +27,7 @@ import trio
 
 from worqr.errors import Unavailable, UsageError
 from worqr.link import loop_name_here
-from worqr.peer.options import GRACE
+from worqr.peer.options import GRACE, AsyncRunsIn
 from worqr.task import seconds
 from worqr.version import __version__
 
@@ -301,7 +301,7 @@ def _banner(mesh: Mesh[Any], peer: Peer, served: list[Function[..., Any]]) -> st
     """Who serves what, where; several lines."""
     settings = peer.settings
     wide = max((len(function.name) for function in served), default=0)
-    functions = [f"{function.name:<{wide}}  {_options(function)}".rstrip() for function in served]
+    functions = [f"{function.name:<{wide}}  {_options(function, mesh.runs_in)}".rstrip() for function in served]
     facts = {
         "server": [mesh.link.settings.address.redacted],
         "prefix": [settings.prefix],
@@ -315,12 +315,12 @@ def _banner(mesh: Mesh[Any], peer: Peer, served: list[Function[..., Any]]) -> st
     return "\n".join([f"worqr {__version__} serves", *lines])
 
 
-def _options(function: Function[..., Any]) -> str:
+def _options(function: Function[..., Any], default: AsyncRunsIn) -> str:
     """What is special about a function, for people."""
     declared = function.declared
     how = declared.how
     found = [
-        how.runs_in or ("loop" if declared.is_async else "thread"),
+        how.runs_in or (default if declared.is_async else "thread"),
         "" if how.policy.timeout is None else f"timeout {how.policy.timeout:g} s",
         "" if how.concurrency is None else f"concurrency {how.concurrency}",
         "" if how.size == 1 else f"size {how.size}",

@@ -39,6 +39,12 @@ class Sharding:
         self._turns: dict[str, count[int]] = {}
         self._asked_at = 0.0
 
+    def copy_for(self, link: Link) -> Sharding:
+        """Return a `Sharding` of another link to the same mesh, which begins with what this one knows."""
+        copy = Sharding(link, self._keys.prefix, self._declared)
+        copy._known, copy._asked_at = self._known, self._asked_at
+        return copy
+
     # Learning
 
     async def begin(self) -> None:

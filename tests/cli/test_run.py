@@ -349,3 +349,15 @@ def test_a_mesh_without_functions_is_refused(mesh: worqr.Mesh) -> None:
     with pytest.raises(worqr.UsageError, match="there is nothing to serve: no function is declared on <Mesh"):
         mesh.run()
     assert signal.getsignal(TERM) == signal.SIG_DFL
+
+
+async def test_async_handlers_run_where_the_mesh_says(run: Run, connected: worqr.Mesh) -> None:
+    peer = await run(target="tests.cli.asyncio_app:mesh")
+    banner = peer.errors
+    assert "tests.cli.asyncio_app.nap      asyncio" in banner
+    assert "tests.cli.asyncio_app.plain    thread" in banner
+    assert "tests.cli.asyncio_app.on_trio  loop" in banner
+    await connected.enqueue_many([connected.call("tests.cli.asyncio_app.nap")])
+    assert await peer.line(LONG) == "awake"
+    peer.signal(TERM)
+    assert await peer.ended(LONG) == 0

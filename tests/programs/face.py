@@ -39,6 +39,9 @@ assert_type(mesh, worqr.Mesh[Pool])
 assert_type(mesh.state, Pool)
 assert_type(plain, worqr.Mesh[None])
 assert_type(plain.state, None)
+assert_type(worqr.Mesh(runs_in="asyncio", asyncio_lifespan=lifespan), worqr.Mesh[None])
+worqr.Mesh(asyncio_lifespan=connections)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+worqr.Mesh(runs_in="thread")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 worqr.Mesh(lifespam=lifespan)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable
 
@@ -138,15 +137,6 @@ async def test_plain_threads_have_the_bench_too(mesh: worqr.Mesh, server: Server
     with server.client() as client:
         await until(lambda: not [each for each in client.client_list() if prefix in each["name"]])
     del held
-
-
-def test_a_bench_is_for_trio(mesh: worqr.Mesh) -> None:
-    async def under_asyncio() -> None:
-        async with testing.bench(mesh):
-            pytest.fail("it must not open")
-
-    with pytest.raises(worqr.UsageError, match="needs a running Trio loop"):
-        asyncio.run(under_asyncio())
 
 
 # Which server

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,105 @@ def test_the_mesh_is_its_own_again() -> None:
     assert (mesh.url, mesh.prefix) == ("redis://nowhere.invalid", "worqr")
 """
 
+ASYNCIO_SHOP = """
+import asyncio
+import worqr
+
+mesh = worqr.Mesh("redis://nowhere.invalid", runs_in="asyncio")
+
+
+@mesh.task(result_ttl=3600)
+async def report(customer: int) -> str:
+    await asyncio.sleep(0)
+    return f"/reports/{customer}.pdf"
+"""
+
+ASYNCIO_TESTS = """
+from collections.abc import AsyncGenerator
+from datetime import timedelta
+
+import pytest
+import pytest_asyncio
+from worqr import testing
+
+from shop import mesh, report
+
+
+@pytest_asyncio.fixture
+async def bench() -> AsyncGenerator[testing.Bench]:
+    async with testing.bench(mesh) as bench:
+        yield bench
+
+
+@pytest.mark.asyncio
+async def test_report_runs(bench: testing.Bench) -> None:
+    job = await report.dispatch(7)
+    assert (await bench.run_until_empty()).finished == 1
+    assert await job.result() == "/reports/7.pdf"
+
+
+@pytest.mark.asyncio
+async def test_a_bench_in_a_block() -> None:
+    async with testing.bench(mesh) as bench:
+        await report.options(delay=timedelta(minutes=10)).dispatch(7)
+        assert (await bench.run_until_empty()).finished == 0
+        await bench.advance(timedelta(minutes=10))
+        assert (await bench.run_until_empty()).finished == 1
+
+
+@pytest.mark.asyncio
+async def test_a_bench_of_the_fixture(worqr_asyncio_bench: testing.OpenBench) -> None:
+    bench = await worqr_asyncio_bench(mesh)
+    await report.enqueue(7)
+    assert (await bench.run_until_empty()).finished == 1
+    assert bench.sent(report) == [report.call(7)]
+
+
+def test_a_blocking_bench_of_the_fixture(worqr_blocking_bench: testing.OpenBlockingBench) -> None:
+    bench = worqr_blocking_bench(mesh)
+    job = report.blocking.dispatch(7)
+    assert bench.run_until_empty().finished == 1
+    assert job.result() == "/reports/7.pdf"
+
+
+def test_the_mesh_is_its_own_again() -> None:
+    assert (mesh.url, mesh.prefix) == ("redis://nowhere.invalid", "worqr")
+"""
+
+AUTO_TESTS = """
+from worqr import testing
+
+from shop import mesh, report
+
+
+async def test_the_fixture_of_tests_on_trio_does_it_too(worqr_bench: testing.OpenBench) -> None:
+    bench = await worqr_bench(mesh)
+    job = await report.dispatch(7)
+    assert (await bench.run_until_empty()).finished == 1
+    assert await job.result() == "/reports/7.pdf"
+"""
+
+ANYIO_TESTS = """
+import pytest
+from worqr import testing
+
+from shop import mesh, report
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+async def test_a_bench_in_a_block() -> None:
+    async with testing.bench(mesh) as bench:
+        job = await report.dispatch(7)
+        assert (await bench.run_until_empty()).finished == 1
+        assert await job.result() == "/reports/7.pdf"
+"""
+
 INERT = """
 import sys
 
@@ -114,6 +214,9 @@ def nothing_was_imported():
 
 def test_nothing() -> None: ...
 """
+
+ON_ASYNCIO = ("-W", "error", "-p", "no:trio", "-p", "no:anyio", "-o", "asyncio_default_fixture_loop_scope=function")
+needs_pytest_asyncio = pytest.mark.skipif(find_spec("pytest_asyncio") is None, reason="pytest-asyncio is not installed")
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -133,6 +236,8 @@ def run(tmp_path: Path) -> Run:
         for name, text in files.items():
             (project / f"{name}.py").write_text(text)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (info.parent, ROOT, project)))}
+        if options[: len(ON_ASYNCIO)] != ON_ASYNCIO:
+            options = ("-p", "no:asyncio", *options)
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:valkey", "-p", "no:cacheprovider", *options]
         return subprocess.run(
             command, cwd=project, env=environment, capture_output=True, text=True, check=False, timeout=50
@@ -141,21 +246,58 @@ def run(tmp_path: Path) -> Run:
     return run
 
 
-def test_the_tests_of_the_page_run(run: Run) -> None:
-    """Together, as one file: the later ones go on where the first begins."""
+def snippets_of_the_page(*, asyncio: bool) -> str:
+    """Those on asyncio, or the others, as one file: the later ones go on where the first begins."""
     page = (ROOT / "docs" / "testing.md").read_text("utf-8")
-    snippets = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    answer = run("-W", "error", "-o", "trio_mode=true", test_page="\n\n".join(snippets))
+    found = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    return "\n\n".join(each for each in found if ("pytest.mark.asyncio" in each) is asyncio)
+
+
+def count_tests(code: str) -> int:
+    return len(re.findall(r"^(?:async )?def test_", code, re.MULTILINE))
+
+
+def test_the_tests_of_the_page_run(run: Run) -> None:
+    code = snippets_of_the_page(asyncio=False)
+    answer = run("-W", "error", "-o", "trio_mode=true", test_page=code)
     assert answer.returncode == 0, answer.stdout + answer.stderr
-    tests = len(re.findall(r"^(?:async )?def test_", "".join(snippets), re.MULTILINE))
-    assert f"{tests} passed" in answer.stdout
-    assert tests == 6
+    assert f"{count_tests(code)} passed" in answer.stdout
+    assert count_tests(code) == 8
+
+
+@needs_pytest_asyncio
+def test_the_tests_of_the_page_run_on_asyncio(run: Run) -> None:
+    code = snippets_of_the_page(asyncio=True)
+    answer = run(*ON_ASYNCIO, test_page=code)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert f"{count_tests(code)} passed" in answer.stdout
+    assert count_tests(code) == 2
 
 
 def test_a_suite_of_an_application_runs(run: Run) -> None:
     answer = run("-W", "error", "-o", "trio_mode=true", shop=SHOP, test_shop=TESTS)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "7 passed" in answer.stdout
+
+
+@needs_pytest_asyncio
+@pytest.mark.parametrize("mode", ["strict", "auto"])
+def test_a_suite_of_an_application_on_asyncio_runs(run: Run, mode: str) -> None:
+    answer = run(*ON_ASYNCIO, "-o", f"asyncio_mode={mode}", shop=ASYNCIO_SHOP, test_shop=ASYNCIO_TESTS)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "5 passed" in answer.stdout
+
+
+@needs_pytest_asyncio
+def test_in_the_auto_mode_of_pytest_asyncio_one_fixture_is_for_both_loops(run: Run) -> None:
+    answer = run(*ON_ASYNCIO, "-o", "asyncio_mode=auto", shop=ASYNCIO_SHOP, test_shop=AUTO_TESTS)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
+def test_tests_of_anyio_run_on_either_loop(run: Run) -> None:
+    answer = run("-W", "error", "-p", "no:trio", "-p", "no:asyncio", shop=ASYNCIO_SHOP, test_shop=ANYIO_TESTS)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "2 passed" in answer.stdout
 
 
 def test_the_error_of_a_handler_is_shown_with_its_lines(run: Run) -> None:
@@ -173,5 +315,6 @@ def test_it_costs_nothing_where_nobody_asks_for_it(run: Run) -> None:
 
 def test_pytest_lists_the_fixtures_with_what_they_do(run: Run) -> None:
     answer = run("--fixtures", "-p", "no:trio")
-    for name in ("worqr_server", "worqr_bench", "worqr_recording"):
+    benches = ("worqr_bench", "worqr_asyncio_bench", "worqr_blocking_bench")
+    for name in ("worqr_server", *benches, "worqr_recording"):
         assert f"\n{name} " in answer.stdout

@@ -15,16 +15,20 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from contextvars import Context as Variables
 from contextvars import copy_context
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
 from worqr.peer.elsewhere import Elsewhere
 from worqr.peer.running import Handler, name_of, named_after
 from worqr.peer.stacks import awaited_frames, describe, thread_frames
+from worqr.peer.wrong_loop import HANDLER, failure_for
+
+if TYPE_CHECKING:
+    from worqr.peer.runners import Hosting
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -35,13 +39,14 @@ MOST_TASKS = 5
 
 
 class AsyncioLoop:
-    """The asyncio loop of one peer.
+    """The asyncio loop of one peer. `hosting` is the block in which it lives, which connects it to the mesh.
 
     Set once, by the first run: `_token`, `_loop`, `_thread`. `_new` and `_ended` are filled on one side and emptied on the
     other; `_told` and `_telling` are set by who fills them, before a wake-up, and cleared by who empties them, after it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hosting: Hosting | None = None) -> None:
+        self._hosting: Hosting = hosting or (lambda _loop: nullcontext())
         self._token: trio.lowlevel.TrioToken | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -57,7 +62,13 @@ class AsyncioLoop:
         name = name_of(handler)
 
         async def in_asyncio(task: bytes) -> object:
-            return await _AsyncioRun(self, handler, task, name).run()
+            try:
+                return await _AsyncioRun(self, handler, task, name).run()
+            except Exception as error:
+                failure = failure_for(error, "Trio", HANDLER["Trio"])
+                if failure is None:
+                    raise
+                raise failure from error
 
         return named_after(handler, in_asyncio)
 
@@ -70,6 +81,11 @@ class AsyncioLoop:
         if not self._told:
             self._told = True
             loop.call_soon_threadsafe(self._start_new)
+
+    def call(self, callback: Callable[[], None]) -> None:
+        """Run `callback` on the asyncio loop, which is started for it if it does not run yet."""
+        loop = self._loop or self._open()
+        loop.call_soon_threadsafe(callback)
 
     def tell(self, callback: Callable[[], None]) -> None:
         """Run `callback` on the asyncio loop, if it has not ended."""
@@ -131,18 +147,21 @@ class AsyncioLoop:
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
         """The loop's thread."""
         _say_asyncio()
-        while not self._ending:
+        with self._hosting(loop):
+            while not self._ending:
+                try:
+                    loop.run_forever()
+                except BaseException:  # SystemExit and KeyboardInterrupt of a task that a handler left behind
+                    logger.exception(
+                        "asyncio.raised: something that a handler left on the asyncio loop; the loop goes on"
+                    )
             try:
-                loop.run_forever()
-            except BaseException:  # SystemExit and KeyboardInterrupt of a task that a handler left behind
-                logger.exception("asyncio.raised: something that a handler left on the asyncio loop; the loop goes on")
-        try:
-            _wind_up(loop)
-        except BaseException:
-            logger.exception("asyncio.raised: while the asyncio loop ended")
-        self._post(self._gone.set)
+                _wind_up(loop)
+            except BaseException:
+                logger.exception("asyncio.raised: while the asyncio loop ended")
+        self.post(self._gone.set)
 
-    def _post(self, callback: Callable[[], None]) -> None:
+    def post(self, callback: Callable[[], None]) -> None:
         """Run `callback` in the Trio loop, if that has not ended."""
         assert self._token is not None
         with suppress(trio.RunFinishedError):
@@ -162,7 +181,7 @@ class AsyncioLoop:
         self._ended.append(run)
         if not self._telling:
             self._telling = True
-            self._post(self._wake_ended)
+            self.post(self._wake_ended)
 
 
 def _say_asyncio() -> None:

@@ -1,4 +1,4 @@
-"""Checking what a caller passes to `serve`, `work`, `join` and the task decorator, before anything is sent."""
+"""Checking what a caller passes to a mesh, `serve`, `work`, `join` and the task decorator, before anything is sent."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from worqr.task import KEEP_FAILED, Failed, Seconds, check_count, seconds
 RunsIn = Literal["loop", "thread", "process", "asyncio"]
 """Where a handler runs."""
 RUNS_IN: Final = ("loop", "thread", "process", "asyncio")
+AsyncRunsIn = Literal["loop", "asyncio"]
+"""Where async handlers run."""
 
 CONCURRENCY: Final = 100
 GRACE: Final = 25.0
 THREADS: Final = 40
+MAX_PATIENCE: Final = 1800.0
+"""Seconds. The server remembers replies for an hour; a request that is sent again must find its own there."""
 
 
 class HandlerOptions(TypedDict, total=False):
@@ -34,9 +38,9 @@ class HandlerOptions(TypedDict, total=False):
             room in proportion, and among equals the higher number comes first.
         on_failure: called with one `Failed` for each task that is set aside, at least once. It is a job itself, in the queue's
             failure queue, made in the same step; it has up to 100 runs, 10 s to 15 minutes apart.
-        runs_in: "loop": the peer's Trio loop (the default of async functions); "thread" (of plain functions); "asyncio": an
-            asyncio loop in a thread of the peer, for async functions whose libraries need it; "process": a process of its own
-            for plain functions that use the CPU, which is killed if the run is cancelled.
+        runs_in: "loop": the peer's Trio loop; "asyncio": an asyncio loop in a thread of the peer, for async functions whose
+            libraries need it; "thread": for plain functions, their default; "process": a process of its own for plain functions
+            that use the CPU, which is killed if the run is cancelled. The default of async functions is ``Mesh(runs_in=...)``.
         result_ttl: seconds that what the handler returned for a job is kept; None: it is not.
         max_length: an enqueue or dispatch of the function is refused if so many tasks wait; only for ``@mesh.task``, because it
             is the producer who is refused.
@@ -157,6 +161,39 @@ def check_concurrency(value: object) -> int | Literal["auto"]:
             raise UsageError(f"concurrency must be a whole number, at least 1, or 'auto', not {value!r}")
         return "auto"
     return check_count(value, "concurrency")
+
+
+def check_default_place(value: object) -> AsyncRunsIn:
+    """`value` if it may be the place of all async handlers of a mesh, else UsageError."""
+    if value in ("loop", "asyncio"):
+        return value
+    hint = ""
+    if value in RUNS_IN:
+        hint = f"; it is the place of async handlers: for a plain function say runs_in={value!r} in @mesh.task"
+    raise UsageError(f"runs_in of a mesh must be 'loop' or 'asyncio', not {value!r}{hint}")
+
+
+def checked_url(url: object) -> str | None:
+    """`url` if it may be that of a mesh, else UsageError."""
+    if url is not None and not isinstance(url, str):
+        raise UsageError(f"url must be a str, not {type(url).__name__}")
+    return url
+
+
+def checked_patience(patience: object) -> float:
+    """Seconds that a call of a mesh waits for its server, else UsageError."""
+    checked = seconds(patience, "patience", positive=True)
+    if checked > MAX_PATIENCE:
+        raise UsageError(f"patience must be at most {MAX_PATIENCE:g} s, not {patience!r}")
+    return checked
+
+
+def checked_keepalive(keepalive: object) -> float:
+    """Seconds without a beat after which a worker counts as dead, else UsageError."""
+    checked = seconds(keepalive, "keepalive", positive=True)
+    if checked < 1:
+        raise UsageError(f"keepalive must be at least 1 s (ordinary stalls last that long), not {keepalive!r}")
+    return checked
 
 
 class Only:

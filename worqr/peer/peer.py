@@ -44,6 +44,7 @@ from worqr.peer.stations import Stations
 from worqr.peer.strays import Strays
 from worqr.peer.stuck import Stuck
 from worqr.peer.ticking import Ticker
+from worqr.peer.wrong_loop import error_of_run
 from worqr.task import Health, Seconds, seconds
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -172,6 +173,8 @@ class Peer(Serving):
     # What its duties tell it
 
     def _run_ended(self, context: Context, returned: bool, error: BaseException | None) -> None:
+        if error is not None:
+            error = error_of_run(context, error)
         self._settler.ended(context, returned, error)
         context._station.ended(context)
         self._settler.touch()

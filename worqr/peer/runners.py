@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,9 +14,10 @@ from worqr.errors import UsageError
 from worqr.peer.capacity import Pool
 from worqr.peer.children.naming import check_runs_in_process, refuse_while_importing
 from worqr.peer.context import Context, current
-from worqr.peer.options import RunsIn
+from worqr.peer.options import AsyncRunsIn, RunsIn
 from worqr.peer.running import Handler, check_handler, named_after
 from worqr.peer.threads import Threads
+from worqr.peer.wrong_loop import HANDLER, MIDDLEWARE, on_trio
 
 if TYPE_CHECKING:
     from worqr.peer.aio import AsyncioLoop
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
 
 Middleware = Callable[[Context, Callable[[], Awaitable[object]]], Awaitable[object]]
 """``async def middleware(context, call_next)``: around every run of a peer, on its loop; what it returns is the result."""
+
+
+Hosting = Callable[[object], AbstractContextManager[None]]
+"""Makes the block, in its thread, in which an asyncio loop lives."""
 
 
 class Runners:
@@ -41,7 +47,7 @@ class Runners:
         self._settings = settings
         self._thread_places = Pool(settings.threads)
         self._process_places = Pool(settings.processes)
-        self._asyncio: AsyncioLoop | None = None
+        self._asyncio: AsyncioLoop | None = settings.asyncio_loop
         self._children: Children | None = None
         self._nursery: trio.Nursery | None = None
 
@@ -54,7 +60,7 @@ class Runners:
                 await trio.sleep_forever()
         finally:
             self._nursery = None
-            if self._asyncio is not None:
+            if self._asyncio is not None and self._asyncio is not self._settings.asyncio_loop:
                 with trio.CancelScope(shield=True):
                     await self._asyncio.end()
 
@@ -63,7 +69,7 @@ class Runners:
         if self._asyncio is None:
             from worqr.peer.aio import AsyncioLoop
 
-            self._asyncio = AsyncioLoop()
+            self._asyncio = AsyncioLoop(self._settings.hosting)
         return self._asyncio
 
     def _processes(self) -> Children:
@@ -90,14 +96,31 @@ class Runners:
         """
         handler = getattr(handler, "__worqr_handler__", handler)
         check_place(handler, runs_in)
-        asynchronous = check_handler(handler)
-        if runs_in == "process":
-            return self._processes().prepare(handler), self._process_places
-        if runs_in == "asyncio":
-            return self._asyncio_loop().prepare(cast("Handler", handler)), None
-        if asynchronous:
-            return cast("Handler", handler), None
-        return self.threads.prepare(handler), self._thread_places
+        check_handler(handler)
+        match self.place_of(handler, runs_in):
+            case "process":
+                return self._processes().prepare(handler), self._process_places
+            case "asyncio":
+                return self._asyncio_loop().prepare(cast("Handler", handler)), None
+            case "loop":
+                return cast("Handler", handler), None
+            case "thread":
+                return self.threads.prepare(handler), self._thread_places
+
+    def place_of(self, handler: object, runs_in: RunsIn | None) -> RunsIn:
+        """Where `handler` runs in this peer."""
+        return place_of(handler, runs_in, self._settings.runs_in)
+
+    def state_in(self, place: RunsIn) -> object:
+        """What the lifespan gave of the loop on which handlers run there, or which waits for them."""
+        settings = self._settings
+        on_asyncio = place == "asyncio" and settings.asyncio_loop is not None
+        return settings.asyncio_state if on_asyncio else settings.state
+
+
+def place_of(handler: object, runs_in: RunsIn | None, default: AsyncRunsIn) -> RunsIn:
+    """Where `handler` runs: where it says, else by its kind; `default` is the mesh's for async handlers."""
+    return runs_in or (default if is_async(handler) else "thread")
 
 
 def check_place(handler: Callable[..., object], runs_in: RunsIn | None) -> None:
@@ -127,11 +150,25 @@ def is_async(handler: object) -> bool:
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
 
 
-def with_middleware(run: Handler, middleware: Iterable[Middleware]) -> Handler:
-    """`run` inside all of `middleware`, the first one outermost."""
-    for each in reversed(tuple(middleware)):
+def checked_middleware(middleware: object) -> tuple[Middleware, ...]:
+    """UsageError for what is not a collection of async functions."""
+    if not isinstance(middleware, Collection):
+        raise UsageError(f"middleware must be a collection of async functions, not {middleware!r}")
+    for each in cast("Collection[object]", middleware):
+        if not is_async(each):
+            raise UsageError(f"middleware must be async functions (context, call_next), not {each!r}")
+    return tuple(cast("Collection[Middleware]", middleware))
+
+
+def with_middleware(run: Handler, middleware: Sequence[Middleware], place: RunsIn) -> Handler:
+    """`run` inside all of `middleware`, the first one outermost. It sees the failure of a handler on the wrong loop."""
+    if not middleware:
+        return run
+    if place == "loop":
+        run = on_trio(run, HANDLER["asyncio"])
+    for each in reversed(middleware):
         run = _inside(each, run)
-    return run
+    return on_trio(run, MIDDLEWARE)
 
 
 def _inside(middleware: Middleware, run: Handler) -> Handler:

@@ -20,7 +20,7 @@ from worqr.peer.claiming import HandlerStation
 from worqr.peer.claims import Claims, HandStation
 from worqr.peer.context import current, failed_of
 from worqr.peer.desk import Desk
-from worqr.peer.options import PATIENT, HandlerOptions, Handling, handling, policy_for
+from worqr.peer.options import PATIENT, HandlerOptions, Handling, RunsIn, handling, policy_for
 from worqr.peer.runners import Runners, is_async, with_middleware
 from worqr.peer.running import Handler, Slots, named_after
 from worqr.peer.settings import PeerSettings
@@ -93,7 +93,8 @@ class Serving:
         """`serve`, with options that are checked."""
         shards = await self._stations.check_free(check_name(queue))
         async with AsyncExitStack() as stack:
-            stations = self._new_stations(shards, *self._runners.prepare(handler, how.runs_in), how)
+            place = self._runners.place_of(handler, how.runs_in)
+            stations = self._new_stations(shards, *self._runners.prepare(handler, how.runs_in), how, place)
             if how.on_failure is not None:
                 failing = await self._failure_stations(shards[0], how)
                 await stack.enter_async_context(self._stations.stationed(failing))
@@ -114,12 +115,12 @@ class Serving:
             raise our_own(group) from None
 
     def _new_stations(
-        self, shards: Sequence[QueueKeys], run: Handler, pool: Pool | None, how: Handling
+        self, shards: Sequence[QueueKeys], run: Handler, pool: Pool | None, how: Handling, place: RunsIn
     ) -> list[HandlerStation]:
         """One for each shard; together they have the concurrency and the priority of the queue."""
         limit = None if how.concurrency is None else Pool(how.concurrency)
         priority = how.priority if len(shards) == 1 else how.priority / len(shards)
-        run = with_middleware(run, self.settings.middleware)
+        run = with_middleware(run, self.settings.middleware, place)
         stations = [
             HandlerStation(
                 *(keys, self.membership, self.capacity, how.policy, run, limit, self._slots.run),
@@ -130,11 +131,13 @@ class Serving:
             for keys in shards
         ]
         for station in stations:
-            station.state = self.settings.state
+            station.state = self._runners.state_in(place)
         return stations
 
     async def _failure_stations(self, keys: QueueKeys, how: Handling) -> list[HandlerStation]:
-        """Where the failure jobs of a queue are handled: by an async function on the loop of the handler, else in a thread."""
+        """Where the failure jobs of a queue are handled: by an async function where the mesh runs those, unless the handler says
+        which loop; else in a thread.
+        """
         queue = keys.queue
         shards = await self._stations.check_free(QueueKeys(keys.prefix, queue, failures=True).name)
         on_failure: Any = how.on_failure
@@ -142,15 +145,16 @@ class Serving:
             on_failure, "__worqr_handler__"
         ):  # a declared function: it takes the record, not a payload that says it
             on_failure = on_failure.__wrapped__
-        asyncio = how.runs_in == "asyncio" and is_async(on_failure)
-        handle, pool = self._runners.prepare(on_failure, "asyncio" if asyncio else None)
+        loop = how.runs_in if how.runs_in in {"loop", "asyncio"} and is_async(on_failure) else None
+        handle, pool = self._runners.prepare(on_failure, loop)
 
         async def run(_task: bytes) -> object:
             return await cast("Any", handle)(failed_of(current(), queue))
 
         note = ops.note_queues(self.membership.keys, [failures.name for failures in shards])
         self._link.post(note, lambda _word, _failure: None, patience=self._link.settings.patience)
-        return self._new_stations(shards, named_after(on_failure, run), pool, Handling(PATIENT))
+        place = self._runners.place_of(on_failure, loop)
+        return self._new_stations(shards, named_after(on_failure, run), pool, Handling(PATIENT), place)
 
     @asynccontextmanager
     async def work(self, queue: str, *, retry: RetryPolicy | None = None) -> AsyncGenerator[Claims]:

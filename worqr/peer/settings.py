@@ -6,12 +6,16 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from worqr.cron import Definition
 from worqr.peer.context import Context
-from worqr.peer.runners import Middleware
+from worqr.peer.options import AsyncRunsIn
+from worqr.peer.runners import Hosting, Middleware
 from worqr.sharding import Sharding
+
+if TYPE_CHECKING:
+    from worqr.peer.aio import AsyncioLoop
 
 Onlooker = Callable[[Context, BaseException], None]
 """A test, which is told of each run that was not simply done: of what its handler raised, or that it took too long."""
@@ -43,6 +47,14 @@ class PeerSettings:
     """Which queues have several shards; None: none has."""
     onlooker: Onlooker | None = None
     """A test looks on: then schedules fire when it says so, not by themselves."""
+    runs_in: AsyncRunsIn = "loop"
+    """Where async handlers run that have no place of their own."""
+    hosting: Hosting | None = None
+    """Connects the asyncio loop of the peer to the mesh; None: that loop has no connection by itself."""
+    asyncio_loop: AsyncioLoop | None = None
+    """The loop in which the lifespan for asyncio has been entered; None: there is none, and a loop is made when it is needed."""
+    asyncio_state: object = None
+    """What that lifespan gave."""
 
 
 def usable_cpus() -> int:

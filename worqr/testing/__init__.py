@@ -1,8 +1,9 @@
 """Testing what is built on worqr: a bench with a real server, a recording without one, a context for a handler alone.
 
-`bench` puts the application's own mesh on a server of the tests', runs what was enqueued, and moves the clock. `recording`
-notes what would be sent, for tests of code that only enqueues. `context` makes ``worqr.current()`` work where a handler is
-called as the function that it is. Fixtures for pytest are in ``pytest_worqr``, which pytest finds by itself.
+`bench` puts the application's own mesh on a server of the tests', runs what was enqueued, and moves the clock, in tests on Trio
+and on asyncio; `blocking_bench` does the same in tests without an event loop. `recording` notes what would be sent, for tests of
+code that only enqueues. `context` makes ``worqr.current()`` work where a handler is called as the function that it is. Fixtures
+for pytest are in ``pytest_worqr``, which pytest finds by itself.
 """
 
 from collections.abc import Callable
@@ -15,25 +16,37 @@ from worqr.testing.contexts import DirectContext, context
 from worqr.testing.recording import RecordedJob, recording
 from worqr.testing.running import Summary
 from worqr.testing.staging import Sent
+from worqr.testing.threaded import BlockingBench, blocking_bench
 
 __all__ = [
     "Bench",
+    "BlockingBench",
     "DirectContext",
     "OpenBench",
+    "OpenBlockingBench",
     "Record",
     "RecordedJob",
     "Sent",
     "Summary",
     "bench",
+    "blocking_bench",
     "context",
     "recording",
 ]
 
 
 class OpenBench(Protocol):
-    """What the fixture ``worqr_bench`` gives: puts a mesh on a bench until the test ends. The arguments are those of `bench`."""
+    """What the fixtures ``worqr_bench`` and ``worqr_asyncio_bench`` give: puts a mesh on a bench until the test ends. The
+    arguments are those of `bench`.
+    """
 
     async def __call__(self, mesh: Mesh[Any], *, url: str | None = None, now: datetime | None = None) -> Bench: ...
+
+
+class OpenBlockingBench(Protocol):
+    """What the fixture ``worqr_blocking_bench`` gives: puts a mesh on a bench until the test ends, as `blocking_bench`."""
+
+    def __call__(self, mesh: Mesh[Any], *, url: str | None = None, now: datetime | None = None) -> BlockingBench: ...
 
 
 Record = Callable[[Mesh[Any]], Sent]

@@ -10,18 +10,18 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from typing import Any, Final, TypeVar, Unpack, overload
 
 import trio
 
-from worqr.connecting import Connections
+from worqr.connecting import Connection, Connections
 from worqr.errors import UsageError
 from worqr.function import Call, Function
 from worqr.job import Job
 from worqr.keys import RegistryKeys
-from worqr.link import Link, LinkSettings, mailbox_here
+from worqr.link import Link, LinkSettings, loop_here, loop_name_here, mailbox_here
 from worqr.mesh import Mesh
 from worqr.peer.context import Context
 from worqr.peer.options import JoinOptions
@@ -43,7 +43,7 @@ CLEAN_WITHIN: Final = 5.0
 
 
 class Bench:
-    """A mesh on a bench. Made by `bench`; used in the loop, by one task."""
+    """A mesh on a bench. Made by `bench`; used in the loop, by one task. On asyncio the bench itself runs in another thread."""
 
     def __init__(self, mesh: Mesh[Any], sent: Sent, errors: list[BaseException]) -> None:
         self._mesh = mesh
@@ -133,6 +133,26 @@ class Bench:
 class BenchConnections(Connections):
     """The connections of a mesh on a bench."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: list[Connection] = []
+
+    async def keep(self, mesh: Mesh[Any]) -> None:
+        """Connect the running loop until `end_kept`."""
+        loop = loop_here()
+        connection = self._by_loop.get(loop) or await self._make(mesh, loop)
+        connection.users += 1
+        self._kept.append(connection)
+        await connection.link.wait_ready()
+        await connection.sharding.begin()
+
+    def end_kept(self) -> None:
+        """Disconnect the loops that were connected by `keep`; from any thread."""
+        for loop, connection in list(self._by_loop.items()):
+            if connection in self._kept:
+                del self._by_loop[loop]
+                connection.link.close()
+
     def new_link(self, settings: LinkSettings) -> Link:
         """A link that goes by the clock of the bench."""
         return BenchLink(settings, mailbox_here())
@@ -175,12 +195,16 @@ class BenchSender(Sender):
             self._sent.note(call)
 
 
-@asynccontextmanager
-async def bench(mesh: Mesh[Any], *, url: str | None = None, now: datetime | None = None) -> AsyncGenerator[Bench]:
-    """Put the application's own mesh on a bench, connected, for the length of a block.
+def bench(
+    mesh: Mesh[Any], *, url: str | None = None, now: datetime | None = None
+) -> AbstractAsyncContextManager[Bench]:
+    """Put the application's own mesh on a bench, connected, for the length of a block, under Trio or asyncio.
 
     Its functions, queues and jobs then live under a prefix of the bench's own, whose keys are deleted in the end, however the
     block ends. One server serves all benches of a process: the first starts it, in a tenth of a second; all others take 4 ms.
+
+    Under Trio the handlers run on the loop of the test. Under asyncio they run in other threads, also those with
+    ``runs_in="asyncio"``. In a test without an event loop use `blocking_bench`.
 
     Args:
         mesh: any mesh, as it is declared; where it would connect to does not matter.
@@ -189,12 +213,25 @@ async def bench(mesh: Mesh[Any], *, url: str | None = None, now: datetime | None
 
     Raises:
         UsageError: `mesh` is connected, on a bench or recording already; there is no server program; `now` has no timezone; no
-            Trio runs.
+            event loop runs.
     """
-    if not trio.lowlevel.in_trio_run():
-        raise UsageError(
-            "testing.bench() needs a running Trio loop: install pytest-trio, and mark the test or set trio_mode"
-        )
+    match loop_name_here():
+        case "Trio":
+            return bench_on_trio(mesh, url=url, now=now)
+        case "asyncio":
+            from worqr.testing.threaded import bench_on_asyncio  # asyncio is imported by those who need it
+
+            return bench_on_asyncio(mesh, url=url, now=now)
+        case _:
+            raise UsageError(
+                "testing.bench() needs a running event loop, Trio or asyncio: install pytest-trio or pytest-asyncio and mark "
+                "the test; in a plain test use `with testing.blocking_bench(mesh) as bench:`"
+            )
+
+
+@asynccontextmanager
+async def bench_on_trio(mesh: Mesh[Any], *, url: str | None, now: datetime | None) -> AsyncGenerator[Bench]:
+    """As `bench`, on the running Trio loop."""
     url = url or os.environ.get(SERVER) or (await trio.to_thread.run_sync(kept_server)).url
     sent, errors = Sent(), list[BaseException]()
 

@@ -1,0 +1,150 @@
+"""The lifespan on the asyncio loop of a peer: ``Mesh(asyncio_lifespan=...)``.
+
+It is one task of that loop, from before the peer takes anything until it has left. Here: that task, seen from Trio, and the
+block of `join` around the peer. What handlers run there is in `aio`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextvars import copy_context
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from worqr.errors import UsageError
+from worqr.peer.aio import AsyncioLoop
+from worqr.peer.lifespans import ASYNCIO_LIFESPAN, entered
+
+if TYPE_CHECKING:
+    from worqr.peer.settings import PeerSettings
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+LEAVE_WITHIN: Final = 5.0
+"""Seconds that the lifespan has to end when its peer has left; then the peer ends without it."""
+
+
+@asynccontextmanager
+async def with_asyncio_lifespan(
+    lifespan: Callable[[], AbstractAsyncContextManager[object]], settings: PeerSettings
+) -> AsyncGenerator[PeerSettings]:
+    """The lifespan around a peer, which gets its loop and its state with the settings.
+
+    A lifespan that ends by itself cancels the block, which then raises what ended it.
+    """
+    loop, block = AsyncioLoop(settings.hosting), trio.CancelScope()
+    life = _Life(loop, lifespan, block.cancel)
+    with block:
+        try:
+            state = await life.enter()
+            yield replace(settings, asyncio_loop=loop, asyncio_state=state)
+        except BaseException:
+            life.raises = block.cancel_called
+            raise
+        finally:
+            with trio.CancelScope(shield=True):
+                await life.leave()
+                await loop.end()
+    life.raise_error()
+
+
+class _Life:
+    """One lifespan. Set in the asyncio loop: `_state`, `_error`, `_task`, `_leave`, `_inside`; in the Trio loop: the rest.
+
+    Attributes:
+        raises: whoever entered the lifespan will raise its error; else that is logged.
+    """
+
+    def __init__(
+        self,
+        loop: AsyncioLoop,
+        lifespan: Callable[[], AbstractAsyncContextManager[object]],
+        broke: Callable[[], object],
+    ) -> None:
+        self._loop = loop
+        self._lifespan = lifespan
+        self._broke = broke
+        self._state: object = None
+        self._error: BaseException | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._leave: asyncio.Event | None = None
+        self._inside = False
+        self._left = False
+        self.raises: bool = True
+        self._entered = trio.Event()
+        self._ended = trio.Event()
+
+    # In the Trio loop
+
+    async def enter(self) -> object:
+        """Wait until the lifespan has been entered, and return what it yielded. Raises what it raised."""
+        variables = copy_context()
+
+        def begin() -> None:
+            self._task = asyncio.get_running_loop().create_task(self._live(), name=ASYNCIO_LIFESPAN, context=variables)
+
+        self._loop.call(begin)
+        await self._entered.wait()
+        self.raise_error()
+        return self._state
+
+    async def leave(self) -> None:
+        """Wait until the lifespan has ended; within `LEAVE_WITHIN`."""
+        self._left = True
+        self._loop.tell(self._let_leave)
+        with trio.move_on_after(LEAVE_WITHIN):
+            await self._ended.wait()
+            if self._error is not None and not self.raises:
+                logger.error("asyncio.raised: %s, while its peer left", ASYNCIO_LIFESPAN, exc_info=self._error)
+            return
+        logger.error(
+            "asyncio.stuck: %s has not ended within %g s after its peer has left; the peer ends without it",
+            *(ASYNCIO_LIFESPAN, LEAVE_WITHIN),
+        )
+
+    def raise_error(self) -> None:
+        """Raise what ended the lifespan, if it was an error; once."""
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
+
+    def _has_ended(self) -> None:
+        """The task has ended."""
+        broke = self._entered.is_set() and not self._left
+        self._entered.set()
+        self._ended.set()
+        if broke:
+            logger.error("asyncio.ended: %s has ended by itself; its peer leaves", ASYNCIO_LIFESPAN)
+            self._broke()
+
+    # In the asyncio loop
+
+    async def _live(self) -> None:
+        self._leave = asyncio.Event()
+        try:
+            async with entered(ASYNCIO_LIFESPAN, self._lifespan) as self._state:
+                self._inside = True
+                self._loop.post(self._entered.set)
+                await self._leave.wait()
+        except asyncio.CancelledError as error:
+            if not self._left:
+                self._error = UsageError(f"something on its asyncio loop has cancelled the task of {ASYNCIO_LIFESPAN}")
+                self._error.__cause__ = error
+        except BaseException as error:  # also SystemExit, which would end the loop
+            self._error = error
+        self._loop.post(self._has_ended)
+
+    def _let_leave(self) -> None:
+        """End the block of the lifespan; a lifespan that is still being entered is cancelled."""
+        if self._inside and self._leave is not None:
+            self._leave.set()
+        elif self._task is not None:
+            self._task.cancel()

@@ -1,0 +1,115 @@
+"""Lifespans: what an application opens before its peer, or a process of it, takes anything, and closes when that has left.
+
+Here: checking them, and entering them with errors that name the remedy. The lifespan on the asyncio loop is in
+`asyncio_lifespan`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from worqr.errors import UsageError
+from worqr.peer.wrong_loop import Wanted, sign_of
+
+if TYPE_CHECKING:
+    from worqr.peer.options import AsyncRunsIn, RunsIn
+    from worqr.peer.settings import PeerSettings
+
+S = TypeVar("S")
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+LIFESPAN: Final = "lifespan"
+ASYNCIO_LIFESPAN: Final = "asyncio_lifespan"
+_ASYNC: Final = (LIFESPAN, ASYNCIO_LIFESPAN)
+_REMEDIES: Final[dict[Wanted, str]] = {
+    "asyncio": "lifespan runs on a Trio event loop: put what needs asyncio into Mesh(asyncio_lifespan=...)",
+    "Trio": "asyncio_lifespan runs on an asyncio event loop: put what needs Trio into Mesh(lifespan=...)",
+}
+
+
+def check_lifespan(name: str, manager: object) -> None:
+    """UsageError for what cannot make a context manager; `name` is the option of the mesh."""
+    if manager is None:
+        return
+    if not callable(manager):
+        raise UsageError(f"{name} must be a function that gives a context manager, not {manager!r}")
+    decorator = "asynccontextmanager" if name in _ASYNC else "contextmanager"
+    if inspect.isasyncgenfunction(manager) or inspect.isgeneratorfunction(manager):
+        raise UsageError(f"{name} must give a context manager: put @contextlib.{decorator} above {manager!r}")
+    if inspect.iscoroutinefunction(manager):
+        raise UsageError(
+            f"{name} must give a context manager, and {manager!r} is a coroutine function: let it `yield` where it returns, "
+            f"and put @contextlib.{decorator} above it"
+        )
+    if name in _ASYNC:
+        _check_arguments(name, manager)
+
+
+def _check_arguments(name: str, manager: Callable[..., object]) -> None:
+    """UsageError for a lifespan that wants arguments, as those of web frameworks do."""
+    try:
+        signature = inspect.signature(manager)
+    except (TypeError, ValueError):
+        return  # some builtins have none
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise UsageError(
+            f"{name} is called without arguments, and {manager!r} does not take that: {error} (a lifespan of a web "
+            "framework takes the application; write one without parameters for the mesh)"
+        ) from None
+
+
+@asynccontextmanager
+async def entered(name: str, lifespan: Callable[[], AbstractAsyncContextManager[S]]) -> AsyncGenerator[S]:
+    """The block of a lifespan. What is raised while it is entered says which loop it runs on, if that is the reason."""
+    manager = lifespan()
+    kind: type[Any] = type(manager)
+    if not hasattr(kind, "__aenter__"):
+        raise UsageError(
+            f"{name} must give an async context manager, not {kind.__qualname__}: put @contextlib.asynccontextmanager above it"
+        )
+    ready = False
+    try:
+        async with manager as state:
+            ready = True
+            yield state
+    except Exception as error:
+        if not ready:
+            _note_wrong_loop(error, "asyncio" if name == LIFESPAN else "Trio")
+        raise
+
+
+def _note_wrong_loop(error: BaseException, wanted: Wanted) -> None:
+    """Add a note with the remedy, if a lifespan failed because it needs the `wanted` loop."""
+    if sign_of(error, wanted) is not None:
+        error.add_note(_REMEDIES[wanted])
+
+
+@asynccontextmanager
+async def with_asyncio(
+    lifespan: Callable[[], AbstractAsyncContextManager[object]] | None, settings: PeerSettings
+) -> AsyncGenerator[PeerSettings]:
+    """The block of ``asyncio_lifespan`` around a peer, and the peer's settings in it; asyncio is imported by who needs it."""
+    if lifespan is None:
+        yield settings
+        return
+    from worqr.peer.asyncio_lifespan import with_asyncio_lifespan
+
+    async with with_asyncio_lifespan(lifespan, settings) as found:
+        yield found
+
+
+def warn_if_unused(functions: Iterable[RunsIn | None], default: AsyncRunsIn) -> None:
+    """Say that no handler will see what ``asyncio_lifespan`` yields. `functions`: where each of them says that it runs."""
+    places = list(functions)
+    if default == "loop" and places and "asyncio" not in places:
+        logger.warning(
+            "asyncio_lifespan.unused: no function of this mesh runs on asyncio: use Mesh(runs_in='asyncio'), or declare "
+            "functions with runs_in='asyncio'"
+        )

@@ -1,0 +1,116 @@
+"""Handlers that run on one event loop and call libraries that need the other: recognised by what those libraries raise.
+
+Another try of such a run would end in the same way. So the run fails for good, and its error names the remedy. What is
+recognised here was collected from asyncio, aiohttp, asyncpg, aiosqlite, SQLAlchemy, redis, anyio, sniffio and Trio.
+"""
+
+# The private fields of Context are hidden from users, not from its neighbours.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, Literal, cast
+
+from worqr.peer.running import Handler, named_after
+from worqr.policy import Broken, Failure, Retry
+
+if TYPE_CHECKING:
+    from worqr.peer.context import Context
+
+Wanted = Literal["asyncio", "Trio"]
+
+_SIGNS: Final[dict[Wanted, re.Pattern[str]]] = {
+    "asyncio": re.compile(
+        r"no running event loop"  # asyncio.get_running_loop()
+        r"|There is no current event loop"  # asyncio.get_event_loop()
+        r"|should be used inside a task"  # asyncio.timeout(), aiohttp
+        r"|library written for some other framework like asyncio"  # Trio, of an awaited asyncio future
+        r"|'NoneType' object has no attribute 'create_future'"  # asyncio.Event, asyncio.Queue
+    ),
+    "Trio": re.compile(
+        r"must be called from async context"  # trio.sleep(), trio.move_on_after()
+        r"|Task got bad yield"  # asyncio, of a checkpoint of Trio
+        r"|'RunContext' object has no attribute"  # trio.open_nursery()
+    ),
+}
+_KINDS: Final = (RuntimeError, TypeError, AttributeError)
+_NAMES: Final = frozenset({"AsyncLibraryNotFoundError", "NoEventLoopError"})
+"""Errors of sniffio and anyio, which mean that they found neither loop."""
+_DEEPEST: Final = 20
+
+HANDLER: Final[dict[Wanted, str]] = {
+    "asyncio": (
+        'this handler runs on a Trio event loop, and needs asyncio: declare it with runs_in="asyncio", '
+        'or make that the default of all async handlers with Mesh(runs_in="asyncio")'
+    ),
+    "Trio": 'this handler runs on an asyncio event loop, and needs Trio: declare it with runs_in="loop"',
+}
+MIDDLEWARE: Final = (
+    "middleware runs on a Trio event loop: use Trio there, or move what needs asyncio into a handler with "
+    'runs_in="asyncio"'
+)
+
+
+def sign_of(error: BaseException, wanted: Wanted) -> BaseException | None:
+    """The error that shows that the code needs the `wanted` loop: `error`, or one in its group or among its causes."""
+    return next((each for each in _all(error, _DEEPEST) if _is_sign(each, wanted)), None)
+
+
+def failure_for(error: Exception, wanted: Wanted, remedy: str) -> Failure | None:
+    """What to raise in place of `error`, which gets the remedy as a note; None if the loop is not what was missing."""
+    if isinstance(error, Retry | Failure | Broken):
+        return None
+    sign = sign_of(error, wanted)
+    if sign is None:
+        return None
+    error.add_note(remedy)
+    return Failure(f"{type(sign).__name__}: {sign} ({remedy})")
+
+
+def error_of_run(context: Context, error: BaseException) -> BaseException:
+    """What a run has failed with: `error`, or in its place a failure with the remedy, if a handler on Trio needs asyncio."""
+    if context._elsewhere is not None or not isinstance(error, Exception):
+        return error
+    failure = failure_for(error, "asyncio", HANDLER["asyncio"])
+    if failure is None:
+        return error
+    failure.__cause__ = error
+    return failure
+
+
+def on_trio(run: Handler, remedy: str) -> Handler:
+    """`run`, on the Trio loop; if it needs asyncio, it fails for good, with the remedy.
+
+    It costs each run some time. Without middleware `error_of_run` does the same, for runs that have failed.
+    """
+
+    async def on_the_loop(task: bytes) -> object:
+        try:
+            return await run(task)
+        except Exception as error:
+            failure = failure_for(error, "asyncio", remedy)
+            if failure is None:
+                raise
+            raise failure from error
+
+    return named_after(run, on_the_loop)
+
+
+def _is_sign(error: BaseException, wanted: Wanted) -> bool:
+    if type(error).__name__ in _NAMES:
+        return wanted == "asyncio"
+    return isinstance(error, _KINDS) and _SIGNS[wanted].search(str(error)) is not None
+
+
+def _all(error: BaseException, depth: int) -> Iterator[BaseException]:
+    """`error`, what is in it if it is a group, and what it was raised from; not what happened to be handled meanwhile."""
+    yield error
+    if depth == 0:
+        return
+    if isinstance(error, BaseExceptionGroup):
+        for each in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from _all(each, depth - 1)
+    if error.__cause__ is not None:
+        yield from _all(error.__cause__, depth - 1)

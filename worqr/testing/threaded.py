@@ -1,0 +1,277 @@
+"""Benches for tests that do not run on Trio: the bench lives in a thread of its own, on a Trio loop of its own.
+
+Here: that thread; `AsyncioBench`, whose calls are awaited on asyncio; `BlockingBench`, whose calls block. What a bench does is in
+`benches`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from concurrent.futures import Future, wait
+from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import copy_context
+from datetime import datetime
+from typing import Any, Generic, TypeVar, Unpack, overload
+
+import trio
+
+from worqr.errors import UsageError
+from worqr.function import Call, Function
+from worqr.link import loop_name_here, mailbox_here
+from worqr.mesh import Mesh
+from worqr.peer.options import JoinOptions
+from worqr.task import Seconds
+from worqr.testing.benches import Bench, BenchConnections, bench_on_trio
+from worqr.testing.running import Summary
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+Work = Callable[[Bench], Awaitable[T]]
+
+
+class _Asked(Generic[T]):
+    """One call of the bench, made in another thread. `future` is done when the call has ended."""
+
+    def __init__(self, work: Work[T]) -> None:
+        self.future: Future[T] = Future()
+        self.future.set_running_or_notify_cancel()  # whoever waits for it cannot cancel it
+        self._work = work
+        self._scope = trio.CancelScope()
+        self._variables = copy_context()
+
+    def begin(self, nursery: trio.Nursery, bench: Bench) -> None:
+        """In the loop of the bench."""
+        self._variables.run(nursery.start_soon, self._run, bench)
+
+    def cancel(self) -> None:
+        """In the loop of the bench."""
+        self._scope.cancel()
+
+    async def _run(self, bench: Bench) -> None:
+        try:
+            with self._scope:
+                self.future.set_result(await self._work(bench))
+        except trio.Cancelled:
+            self.future.set_exception(UsageError("the bench has ended during this call"))
+            raise
+        except BaseException as error:  # also what a handler raised
+            self.future.set_exception(error)
+        if not self.future.done():
+            self.future.set_exception(UsageError("this call of the bench was cancelled"))
+
+
+class BenchThread:
+    """The thread of one bench. Set once, by the thread: `bench`, `_token`, `_nursery`, `_leave`."""
+
+    def __init__(self, mesh: Mesh[Any], url: str | None, now: datetime | None) -> None:
+        self.bench: Bench
+        self._mesh = mesh
+        self._url = url
+        self._now = now
+        self._begun: Future[None] = Future()
+        self._ended: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="worqr bench", daemon=True)
+        self._token: trio.lowlevel.TrioToken
+        self._nursery: trio.Nursery
+        self._leave: trio.Event
+        self._connections: BenchConnections
+
+    def start(self) -> None:
+        """Wait until the mesh is on the bench. Raises what `bench` raises."""
+        self._thread.start()
+        self._begun.result()
+
+    def stop(self) -> None:
+        """Take the mesh off the bench, and wait until the thread has ended. Loops that stay connected are disconnected."""
+        self._connections.end_kept()
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._leave.set)
+        self._thread.join()
+        self._ended.result()
+
+    async def keep_connected(self) -> None:
+        """Connect the running loop until the bench ends."""
+        await self._connections.keep(self._mesh)
+
+    def ask(self, work: Work[T]) -> _Asked[T]:
+        """Begin a call of the bench."""
+        asked = _Asked(work)
+        if self._ended.done():
+            raise UsageError("this bench has ended")
+        self._token.run_sync_soon(asked.begin, self._nursery, self.bench)
+        return asked
+
+    def cancel(self, asked: _Asked[Any]) -> None:
+        """Cancel a call, and wait until it has ended."""
+        self._token.run_sync_soon(asked.cancel)
+        wait([asked.future])
+
+    # In the thread
+
+    def _run(self) -> None:
+        try:
+            trio.run(self._live)
+        except BaseException as error:
+            (self._ended if self._begun.done() else self._begun).set_exception(error)
+        else:
+            self._ended.set_result(None)
+
+    async def _live(self) -> None:
+        async with bench_on_trio(self._mesh, url=self._url, now=self._now) as self.bench:
+            assert isinstance(self._mesh.connections, BenchConnections)
+            self._connections = self._mesh.connections
+            self._token, self._leave = trio.lowlevel.current_trio_token(), trio.Event()
+            async with trio.open_nursery() as self._nursery:
+                self._begun.set_result(None)
+                await self._leave.wait()
+                self._nursery.cancel_scope.cancel()
+
+
+class AsyncioBench(Bench):
+    """A `Bench` for a test on asyncio: the same calls, awaited there."""
+
+    def __init__(self, thread: BenchThread) -> None:
+        self._thread = thread
+        self._sent = thread.bench._sent
+
+    async def run_until_empty(
+        self, *, due: bool = False, raise_errors: bool = True, **options: Unpack[JoinOptions]
+    ) -> Summary:
+        """As `Bench.run_until_empty`."""
+        return await self._ask(lambda bench: bench.run_until_empty(due=due, raise_errors=raise_errors, **options))
+
+    async def advance(self, seconds: Seconds) -> None:
+        """As `Bench.advance`."""
+        await self._ask(lambda bench: bench.advance(seconds))
+
+    async def begin(self, now: datetime | None) -> None:
+        """As `Bench.begin`."""
+        await self._ask(lambda bench: bench.begin(now))
+
+    async def _ask(self, work: Work[T]) -> T:
+        import asyncio  # as late as this: plain tests do without
+
+        asked = self._thread.ask(work)
+        try:
+            return await asyncio.wrap_future(asked.future)
+        except asyncio.CancelledError:
+            await mailbox_here().in_thread(lambda: self._thread.cancel(asked))
+            raise
+
+
+class BlockingBench:
+    """A bench for tests without an event loop; made by `blocking_bench`. Its calls are those of `Bench`, and block."""
+
+    def __init__(self, thread: BenchThread) -> None:
+        self._thread = thread
+
+    @overload
+    def sent(self, fn: Function[..., R]) -> list[Call[R]]: ...
+    @overload
+    def sent(self, fn: str) -> list[Call[Any]]: ...
+    def sent(self, fn: Function[..., Any] | str) -> list[Call[Any]]:
+        """Return the calls of a function that were enqueued or dispatched on this bench; see `Bench.sent`."""
+        return self._thread.bench.sent(fn)
+
+    def run_until_empty(
+        self, *, due: bool = False, raise_errors: bool = True, **options: Unpack[JoinOptions]
+    ) -> Summary:
+        """Run all functions of the mesh until nothing waits or runs any more; see `Bench.run_until_empty`.
+
+        Handlers run in other threads meanwhile.
+
+        Args:
+            due: run what is scheduled for later as well, and move the clock for it.
+            raise_errors: raise what handlers raised; False: errors are only counted.
+            options: as for ``mesh.join``.
+
+        Returns:
+            How many finished, failed, were retried and cancelled, in this run.
+
+        Raises:
+            Exception: what handlers raised, the object itself.
+            UsageError: over 1,000 due times one after the other.
+        """
+        return self._ask(lambda bench: bench.run_until_empty(due=due, raise_errors=raise_errors, **options))
+
+    def advance(self, seconds: Seconds) -> None:
+        """Let time pass for the mesh; see `Bench.advance`.
+
+        Args:
+            seconds: or a timedelta.
+        """
+        self._ask(lambda bench: bench.advance(seconds))
+
+    def _ask(self, work: Work[T]) -> T:
+        _check_no_loop("a call of a blocking bench")
+        asked = self._thread.ask(work)
+        try:
+            return asked.future.result()
+        except KeyboardInterrupt:
+            self._thread.cancel(asked)
+            raise
+
+
+@asynccontextmanager
+async def bench_on_asyncio(mesh: Mesh[Any], *, url: str | None, now: datetime | None) -> AsyncGenerator[Bench]:
+    """As `bench`, in a test on asyncio."""
+    thread = BenchThread(mesh, url, now)
+    made = await open_asyncio_bench(thread)
+    try:
+        yield made
+    finally:
+        await mailbox_here().in_thread(thread.stop)
+
+
+async def open_asyncio_bench(thread: BenchThread) -> AsyncioBench:
+    """Start the thread, and connect the running loop until it is stopped."""
+    started = False
+
+    def start() -> None:
+        nonlocal started
+        thread.start()
+        started = True
+
+    try:
+        await mailbox_here().in_thread(start)
+        await thread.keep_connected()
+    except BaseException:
+        if started:
+            await mailbox_here().in_thread(thread.stop)
+        raise
+    return AsyncioBench(thread)
+
+
+@contextmanager
+def blocking_bench(mesh: Mesh[Any], *, url: str | None = None, now: datetime | None = None) -> Generator[BlockingBench]:
+    """Put the application's own mesh on a bench for the length of a block, in a test without an event loop.
+
+    The test enqueues with ``fn.blocking.enqueue(...)``. Handlers run in other threads, and only while `run_until_empty` runs.
+    Everything else is as on a `bench`, the clock too.
+
+    Args:
+        mesh: any mesh, as it is declared; where it would connect to does not matter.
+        url: the server; default: ``$WORQR_TEST_URL``, else an embedded one (``pip install 'worqr[embedded]'``).
+        now: an aware datetime at which the clock of the bench begins; default: the present time.
+
+    Raises:
+        UsageError: `mesh` is connected, on a bench or recording already; there is no server program; `now` has no timezone; an
+            event loop runs in this thread.
+    """
+    _check_no_loop("testing.blocking_bench()")
+    thread = BenchThread(mesh, url, now)
+    thread.start()
+    try:
+        yield BlockingBench(thread)
+    finally:
+        thread.stop()
+
+
+def _check_no_loop(what: str) -> None:
+    loop = loop_name_here()
+    if loop:
+        raise UsageError(
+            f"{what} would block the running {loop} event loop: use `async with testing.bench(mesh)` there"
+        )
