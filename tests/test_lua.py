@@ -16,7 +16,7 @@ import worqr.lua
 from tests.ops.scene import CALLS, Scene
 from worqr import ops
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.lua import all_scripts, script
+from worqr.lua import Script, all_scripts, script
 
 FOLDER = Path(worqr.lua.__file__).parent
 STEMS = sorted(path.stem for path in FOLDER.glob("*.lua"))
@@ -60,6 +60,7 @@ class Source:
     args: list[Slot]
     returns: str
     resend: list[str]
+    numbered: bool
     uses: list[str]
     body: str
 
@@ -83,6 +84,7 @@ def read(stem: str) -> Source:
         args=slots(header, "ARGV"),
         returns=" ".join(re.findall(r"^-- RETURNS (.+)$", header, re.MULTILINE)),
         resend=re.findall(r"^-- RESEND (.+)$", header, re.MULTILINE),
+        numbered=re.search("^-- NUMBERED$", header, re.MULTILINE) is not None,
         uses=" ".join(re.findall(r"^-- USES (.+)$", header, re.MULTILINE)).split(),
         body="\n".join(lines[end:]),
     )
@@ -91,6 +93,11 @@ def read(stem: str) -> Source:
 def slots(header: str, array: str) -> list[Slot]:
     found = re.findall(rf"^-- {array}\[(\d+)(\.\.)?\] (\w+) ?(.*)$", header, re.MULTILINE)
     return [Slot(int(index), bool(rest), name, what) for index, rest, name, what in found]
+
+
+def own_slots(source: Source) -> tuple[list[Slot], list[Slot]]:
+    """KEYS and ARGV of the body: of a numbered script the first key and the first two arguments are the loader's."""
+    return (source.keys[1:], source.args[2:]) if source.numbered else (source.keys, source.args)
 
 
 # Headers
@@ -119,8 +126,9 @@ def test_every_slot_is_bound_to_the_name_that_the_header_gives_it(name: str) -> 
             [slot] = re.findall(r"(?:KEYS|ARGV)\[\d+\]", value)
             assert slot not in bound
             bound[slot] = each
-    expected = {f"KEYS[{slot.index}]": slot.name for slot in source.keys}
-    expected |= {f"ARGV[{slot.index}]": slot.name for slot in source.args if not slot.rest}
+    keys, args = own_slots(source)
+    expected = {f"KEYS[{slot.index}]": slot.name for slot in keys}
+    expected |= {f"ARGV[{slot.index}]": slot.name for slot in args if not slot.rest}
     assert bound == expected
 
 
@@ -129,7 +137,7 @@ def test_no_slot_appears_but_where_it_is_bound(name: str) -> None:
     source = read(name)
     bindings = sum(len(SLOTS.findall(line)) for line in source.body.splitlines() if re.match(r"local .*\[\d+\]", line))
     rest = [slot for slot in source.args if slot.rest]
-    fixed = len(source.keys) + len(source.args) - len(rest)
+    fixed = sum(map(len, own_slots(source))) - len(rest)
     assert bindings == fixed
     for slot in rest:
         bindings += len(SLOTS.findall("\n".join(rest_lines(source, slot))))
@@ -168,7 +176,7 @@ def test_what_a_header_returns_the_body_returns(name: str) -> None:
     if name == "job_status":  # whose words are read from records, as others wrote them
         everything = "".join((FOLDER / f"{stem}.lua").read_text("utf-8") for stem in STEMS if stem != name)
     assert {word for word in source.words if f"'{word}'" not in everything} == set()
-    answers = r"(?:return \{|reply\[1\] = |word = |remember\([^{]*\{|local reply[\w, ]* = \{)'(\w+)'"
+    answers = r"(?:return \{|reply\[1\] = |word = |local reply[\w, ]* = \{)'(\w+)'"
     answered = set(re.findall(answers, source.body)) - {"finished"}  # which is told of no claim
     assert {word for word in answered if not re.search(rf"\b{word}\b", source.returns)} == set()
 
@@ -176,15 +184,13 @@ def test_what_a_header_returns_the_body_returns(name: str) -> None:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_numbered_scripts_and_no_others_keep_their_replies(name: str) -> None:
     source = read(name)
-    numbered = source.keys[0].name == "producer"
-    assert numbered == ("remember(producer, number, lowest, " in source.body)
-    assert numbered == (
-        "local before = replied(producer, number, lowest)\nif before then\n  return before\nend\n" in source.body
-    )
-    if numbered:
-        assert [slot.name for slot in source.args[:2]] == ["number", "lowest"]
-    assert numbered == ("the reply is stored under the producer's number" in source.resend[0])
-    assert ("late" in source.words) == (numbered or name == "start_tasks")
+    assert source.numbered == ([slot.name for slot in source.keys][:1] == ["producer"])
+    assert source.numbered == ([slot.name for slot in source.args[:2]] == ["number", "lowest"])
+    assert source.numbered == ("the reply is stored under the producer's number" in source.resend[0])
+    assert source.numbered == script(name).source.endswith(f"{code(source.body)}end)\n")
+    assert source.numbered == ("\nreturn numbered(KEYS[1], ARGV[1], ARGV[2], function()\n" in script(name).source)
+    assert not {"replied", "remember", "numbered"} & set(re.findall(r"\w+", source.body)), "that is the loader's"
+    assert ("late" in source.words) == (source.numbered or name == "start_tasks")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -227,7 +233,7 @@ def called(text: str) -> set[str]:
 
 def reached(stem: str) -> str:
     """The body, and all functions of the pieces that it calls, and those that they call."""
-    text = read(stem).body
+    text = read(stem).body + ("\nnumbered()" if read(stem).numbered else "")
     seen: set[str] = set()
     while new := called(text) - seen:
         seen |= new
@@ -295,7 +301,7 @@ def closure(uses: set[str]) -> set[str]:
 
 
 def test_every_function_of_a_piece_is_called() -> None:
-    everything = "".join((FOLDER / f"{stem}.lua").read_text("utf-8") for stem in STEMS)
+    everything = "".join(script(name).source for name in SCRIPTS)
     assert {name for name in functions() if len(re.findall(rf"\b{name}\(", everything)) < 2} == set()
 
 
@@ -307,20 +313,62 @@ def test_all_scripts_are_loaded_and_nothing_else() -> None:
     assert script("enqueue") is script("enqueue")
 
 
+def code(text: str) -> str:
+    """Without comments and empty lines; no string has two dashes, see below."""
+    lines = [re.sub(r" *--.*", "", line) for line in text.splitlines() if not line.startswith("#!")]
+    return "".join(f"{line}\n" for line in lines if line)
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_shebang_comes_first_then_each_piece_once_in_the_order_of_need_then_the_body(name: str) -> None:
     source = script(name).source
     assert source.startswith("#!lua")
     assert source.count("#!lua") == 1
-    assert source.endswith(read(name).body + "\n")
-    pieces = closure({f"_{use}" for use in read(name).uses})
-    places = {piece: source.index((FOLDER / f"{piece}.lua").read_text("utf-8")) for piece in pieces}
-    for piece in pieces:
-        text = (FOLDER / f"{piece}.lua").read_text("utf-8")
+    assert source.endswith(code(read(name).body) + ("end)\n" if read(name).numbered else ""))
+    pieces = closure({f"_{use}" for use in read(name).uses} | ({"_producer"} if read(name).numbered else set()))
+    texts = {piece: code((FOLDER / f"{piece}.lua").read_text("utf-8")) for piece in pieces}
+    places = {piece: source.index(text) for piece, text in texts.items()}
+    for piece, text in texts.items():
         assert source.count(text) == 1
         for needed in called(text):
             assert places[functions()[needed][0]] <= places[piece]
-    assert max(places.values(), default=0) < source.index(read(name).title)
+    assert sum(map(len, texts.values())) <= len(source) - len(code(read(name).body))
+    assert max(places.values(), default=0) < source.index(code(read(name).body))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_nothing_but_comments_is_left_out_of_what_is_sent(name: str) -> None:
+    assert "--" not in script(name).source
+    assert "\n\n" not in script(name).source
+    assert script(name).header == "".join(
+        f"{line}\n"
+        for line in (FOLDER / f"{name}.lua").read_text("utf-8").split(f"\n{read(name).body}")[0].splitlines()[1:]
+    )
+
+
+def test_a_string_may_look_like_a_comment(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """#!lua
+-- odd: has strings with dashes.
+local a = '--' .. "it's -- ''" .. 'a\\'--' -- gone
+  -- gone, too
+
+return {a, [[
+  -- kept
+
+]]}
+"""
+    monkeypatch.setattr(worqr.lua, "_read", lambda stem: text)
+    assert (
+        Script("odd").source
+        == """#!lua
+local a = '--' .. "it's -- ''" .. 'a\\'--'
+return {a, [[
+  -- kept
+
+]]}
+"""
+    )
+    assert Script("odd").header == "-- odd: has strings with dashes.\n"
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

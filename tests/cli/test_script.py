@@ -45,9 +45,18 @@ def test_whatever_the_locale_a_script_is_the_same_bytes(server: Server) -> None:
 
 def test_the_header_tells_how_to_call_it(command: Command) -> None:
     for name in NAMES:
-        source = command("script", name).out
+        header = command("script", name, "--header").out
+        assert header == script(name).header
         for word in (f"-- {name}: ", "-- RETURNS ", "-- RESEND ", "KEYS[1]"):
-            assert word in source, name
+            assert word in header, name
+        assert all(line.startswith("-- ") for line in header.splitlines())
+
+
+@pytest.mark.parametrize("words", [(), ("enqueue", "--sha")])
+def test_a_header_is_of_one_script(command: Command, words: tuple[str, ...]) -> None:
+    answer = command("script", *words, "--header")
+    assert answer.code == 2
+    assert "name it" in answer.err
 
 
 @pytest.mark.parametrize("words", [(), ("--list",)])

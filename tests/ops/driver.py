@@ -120,6 +120,7 @@ class Desk:
         self.prefix = prefix
         self.q = QueueKeys(prefix, "Q1")
         self.g = RegistryKeys(prefix)
+        self.producer = "X"
         self.numbers: dict[str, int] = {}
         self.starts: dict[str, int] = {}
         scripts = all_scripts()
@@ -135,7 +136,7 @@ class Desk:
         if call.numbered:
             if number is None:
                 number = self.numbers[call.base] = self.numbers.get(call.base, 0) + 1
-            keys = (f"{call.base}:producer:X", *keys)
+            keys = (f"{call.base}:producer:{self.producer}", *keys)
             args = (number, number if lowest is None else lowest, *args)
         reply: list[Any] = self.client.execute_command("EVALSHA", call.script.sha, len(keys), *keys, *args)
         return reply

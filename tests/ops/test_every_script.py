@@ -4,16 +4,18 @@ full (or refuses, if it is there to fill it), it may come again, and it keeps to
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from tests.ops.driver import Desk
+from tests.ops.driver import KEEPALIVE, Desk, job
 from tests.ops.scene import CALLS, Scene, fingerprint, next_call, reset_scene, set_scene
+from tests.ops.schedules import declared
 from tests.servers import programs
+from worqr import ops
 from worqr.call import Call
 from worqr.embedded import EmbeddedServer
 from worqr.keys import QueueKeys
@@ -112,7 +114,7 @@ def test_a_task_lives_on_when_memory_is_full(own_desk: Desk) -> None:
     assert desk.state()[":claims:A"] == {str(three)}
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if "KEYS[1] producer HASH" in script(name).source])
+@pytest.mark.parametrize("name", [name for name in CALLS if "numbered(" in script(name).source])
 def test_a_numbered_request_that_comes_again_or_late_changes_nothing(desk: Desk, name: str) -> None:
     scene = set_scene(desk)
     call = next_call(desk, scene, name)
@@ -125,6 +127,77 @@ def test_a_numbered_request_that_comes_again_or_late_changes_nothing(desk: Desk,
     before = fingerprint(desk)
     assert desk.late(call) == [b"late"]
     assert fingerprint(desk) == before
+
+
+def refuse_a_dispatch(desk: Desk) -> Call[Any]:
+    desk.dispatch("there")
+    return ops.dispatch_jobs(desk.q, [job("new"), job("there", exists="raise")], whole=True)
+
+
+def refuse_to_clear(desk: Desk, call: Call[Any]) -> Call[Any]:
+    desk.put(b"a")
+    desk.call(ops.delete_queue(desk.q))
+    return call
+
+
+def refuse_another_version(desk: Desk) -> Call[Any]:
+    desk.client.set(desk.g.version, "2")
+    return ops.start_worker(desk.g, "new", keepalive_ms=KEEPALIVE, facts=[])
+
+
+def refuse_more_tasks(desk: Desk) -> Call[Any]:
+    desk.put(b"a")
+    return ops.enqueue(desk.q, [b"b"], max_length=1)
+
+
+REFUSED: dict[str, tuple[Callable[[Desk], Call[Any]], Callable[[Desk], object]]] = {
+    "cancel_all": (lambda desk: refuse_to_clear(desk, ops.cancel_all(desk.q)), lambda desk: purge(desk)),
+    "delete_queue": (lambda desk: refuse_to_clear(desk, ops.delete_queue(desk.q)), lambda desk: purge(desk)),
+    "dispatch_jobs": (refuse_a_dispatch, lambda desk: desk.call(ops.cancel_job(desk.q, "there", ""))),
+    "drop_shards": (
+        lambda desk: ops.drop_shards(desk.g, "hot", 8),
+        lambda desk: desk.call(ops.declare_shards(desk.g, {"hot": 8})),
+    ),
+    "enqueue": (refuse_more_tasks, lambda desk: desk.client.delete(desk.q.base)),
+    "map_work": (lambda desk: ops.map_work(desk.g, "A", "Q1"), lambda desk: desk.register("A")),
+    "pause_schedule": (lambda desk: ops.pause_schedule(desk.g, "s", paused=True), declared),
+    "start_worker": (refuse_another_version, lambda desk: desk.client.delete(desk.g.version)),
+}
+"""Numbered scripts that may refuse: what makes them, and what frees their way afterwards."""
+
+
+def purge(desk: Desk) -> None:
+    while desk.call(ops.purge_queue(desk.q)):
+        pass
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_of_a_numbered_request_is_stored_like_any_other_reply(desk: Desk, name: str) -> None:
+    """Its copy may come when the way is free: it must not take effect, for its sender was told that it had none."""
+    refused, free = REFUSED[name]
+    call = refused(desk)
+    reply = desk.send(call)
+    assert reply[0] in {b"busy", b"changed", b"dead", b"full", b"refused", b"unknown", b"version"}
+    other = Desk(desk.client, desk.prefix)
+    other.producer = "Y"
+    free(other)
+    with desk.nothing_changes():
+        assert desk.resend(call) == reply
+    assert desk.send(call)[0] == b"ok"
+
+
+def test_an_error_is_not_stored_so_the_same_number_may_have_an_effect_later(desk: Desk) -> None:
+    desk.client.set(desk.q.suspects, "foreign")
+    call = ops.dispatch_jobs(desk.q, [job("new")])
+    with desk.nothing_changes(), pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        desk.send(call)
+    desk.client.delete(desk.q.suspects)
+    assert desk.resend(call)[0] == b"ok"
+    wrong = ops.dispatch_jobs(desk.q, [job("newer", delay=-1)])
+    with desk.nothing_changes(), pytest.raises(redis.ResponseError, match="the option delay"):
+        desk.send(wrong)
+    assert desk.resend(ops.dispatch_jobs(desk.q, [job("newer")]))[0] == b"ok"
+    assert {":job:new", ":job:newer"} <= desk.state().keys()
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def test_the_dead_and_strangers_map_nothing(desk: Desk) -> None:
     desk.register("A")
     desk.client.delete(desk.g.worker("A"))
     desk.call(ops.condemn_worker(desk.g, "A", None))
-    with desk.nothing_changes():
+    with desk.nothing_happens():
         assert desk.call(ops.map_work(desk.g, "A", "Q1")) == "dead"
         assert desk.call(ops.map_work(desk.g, "stranger", "Q1")) == "dead"
 

@@ -37,10 +37,10 @@ def test_twice_is_harmless(desk: Desk) -> None:
 
 
 def test_an_unknown_one_is_unknown_also_on_an_empty_database(desk: Desk) -> None:
-    with desk.nothing_changes():
+    with desk.nothing_happens():
         assert not desk.call(ops.pause_schedule(desk.g, "s", paused=True))
     declared(desk)
-    with desk.nothing_changes():
+    with desk.nothing_happens():
         assert not desk.call(ops.pause_schedule(desk.g, "S", paused=True))
 
 

@@ -47,7 +47,7 @@ def test_a_late_copy_registers_nobody(desk: Desk) -> None:
 def test_a_mesh_of_another_version_is_not_joined(desk: Desk) -> None:
     desk.client.set(desk.g.version, "2")
     call = ops.start_worker(desk.g, "A", keepalive_ms=KEEPALIVE, facts=FACTS)
-    with desk.nothing_changes():
+    with desk.nothing_happens():
         assert desk.send(call) == [b"version", b"2"]
         with pytest.raises(WrongVersion, match="speaks wire version 2, this worqr speaks 1"):
             desk.call(call)

@@ -23,6 +23,7 @@ def script(
     /,
     *,
     sha: Annotated[bool, flag("Print the SHA-1 that EVALSHA takes, not the source.")] = False,
+    header: Annotated[bool, flag("Print its guarantee, KEYS, ARGV and replies, not the source.")] = False,
     cluster: Annotated[bool, flag("The variant for a Redis Cluster, where channels of queues are sharded.")] = False,
     every: Annotated[
         bool, Parameter(name="--list", show_default=False, help="List all of them, as without a name.")
@@ -32,6 +33,8 @@ def script(
     """Print a script: a transaction of the mesh, for producers in other languages."""
     if name is not None and (every or json):
         raise WrongUse(f"--{'list' if every else 'json'} is for the list of all scripts: leave {name!r} away")
+    if header and (name is None or sha):
+        raise WrongUse("--header prints the header of one script: name it, and leave --sha away")
     if name is None:
         _print_all([_variant(each, cluster=cluster) for each in all_scripts()], sha=sha, json=json)
         return
@@ -42,6 +45,9 @@ def script(
     found = _variant(known[name], cluster=cluster)
     if sha:
         print(found.sha)
+        return
+    if header:
+        print(found.header, end="")
         return
     sys.stdout.flush()
     sys.stdout.buffer.write(found.source.encode())  # byte for byte: its SHA-1 depends on it
@@ -63,7 +69,7 @@ def _print_all(scripts: list[Script], *, sha: bool, json: bool) -> None:
 
 def guarantee(script: Script) -> str:
     """The first sentence of the script's header."""
-    _, _, header = script.source.partition(f"\n-- {script.name}: ")
+    header = script.header.removeprefix(f"-- {script.name}: ")
     words: list[str] = []
     for line in f"-- {header}".splitlines():
         if not line.startswith("-- ") or _FIELD.match(line):

@@ -2,6 +2,9 @@
 
 A file begins with a shebang and a header (guarantee, KEYS, ARGV, RETURNS, RESEND). The line ``-- USES a b`` puts the shared
 pieces ``_a.lua`` and ``_b.lua`` (and what they use) between the shebang and the body, each once, in the order of need.
+The line ``-- NUMBERED`` is for scripts that must take effect once however often they are sent: the loader makes their body a
+function, and `numbered` in ``_producer.lua`` looks for the stored reply before it and stores the reply after it.
+Comments are left out of what is sent: they are a third of the text, and each server would keep them.
 Scripts are constants: nothing is ever formatted into them, values travel as KEYS and ARGV.
 """
 
@@ -10,11 +13,17 @@ from __future__ import annotations
 import hashlib
 import re
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 _FOLDER = Path(__file__).parent
 _USES = re.compile(r"^-- USES (.+)$", re.MULTILINE)
+_COMMENT = re.compile(
+    r"""('(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*"|\[\[.*?\]\])|[ \t]*--[^\n]*|\n(?:[ \t]*(?:--[^\n]*)?\n)+""", re.DOTALL
+)
+"""A string, which stays as it is; or a comment at the end of a line; or lines with nothing but comments."""
+_NUMBERED = re.compile(r"^-- NUMBERED$", re.MULTILINE)
 _SHARDED = (
     (
         re.compile(r"redis\.pcall\('PUBLISH', (?!'\{')"),
@@ -56,9 +65,18 @@ class Script:
             raise AttributeError(attribute)
         shebang, _, body = _read(self.name).partition("\n")
         seen: dict[str, str] = {}
+        if _NUMBERED.search(body):
+            _pieces("-- USES producer", seen)
+            body = f"return numbered(KEYS[1], ARGV[1], ARGV[2], function()\n{body}end)\n"
         _pieces(body, seen)
-        self._set("\n".join([shebang, *seen.values(), body]))
+        self._set(f"{shebang}\n{_without_comments(''.join([*seen.values(), body]))}")
         return self.source if attribute == "source" else self.sha
+
+    @property
+    def header(self) -> str:
+        """What the file says of the script, as comments: guarantee, KEYS, ARGV, RETURNS, RESEND."""
+        lines = _read(self.name).splitlines()[1:]
+        return "\n".join(takewhile(lambda line: line.startswith("--"), lines)) + "\n"
 
     def __repr__(self) -> str:
         return f"<Script {self.name}>"
@@ -66,6 +84,11 @@ class Script:
 
 def _read(stem: str) -> str:
     return _FOLDER.joinpath(f"{stem}.lua").read_text("utf-8")
+
+
+def _without_comments(source: str) -> str:
+    kept = _COMMENT.sub(lambda found: found[1] or ("\n" if found[0].startswith("\n") else ""), source)
+    return kept.lstrip("\n")
 
 
 def _pieces(source: str, seen: dict[str, str]) -> None:

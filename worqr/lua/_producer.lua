@@ -36,3 +36,14 @@ local function remember(producer, number, lowest, reply)
   redis.call('EXPIRE', producer, REPLIES_EXPIRE)
   return reply
 end
+
+-- Runs a script whose header says NUMBERED: the loader puts its body into `transaction`. Whatever that returns is remembered,
+-- refusals too; but not an error, which wrote nothing: the same number may come again and then have its effect.
+local function numbered(producer, number, lowest, transaction)
+  local before = replied(producer, number, lowest)
+  if before then
+    return before
+  end
+  local reply = transaction()
+  return reply.err and reply or remember(producer, number, lowest, reply)
+end

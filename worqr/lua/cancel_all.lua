@@ -10,21 +10,18 @@
 -- ARGV[5] reason text for whoever waits for a result
 -- RETURNS ok waiting running after claim... | more (the same; call again with after) | busy (purge_queue first) | late
 -- RESEND safe: the reply is stored under the producer's number
--- USES cancel clear mark producer reference types
-local producer, queue = KEYS[1], KEYS[2]
-local number, lowest, after, budget, reason = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
+-- NUMBERED
+-- USES cancel clear mark reference types
+local queue = KEYS[2]
+local after, budget, reason = ARGV[3], tonumber(ARGV[4]), ARGV[5]
 
-local before = replied(producer, number, lowest)
-if before then
-  return before
-end
 check_types(queue)
 local holders = holders_of(queue)
 local waiting = 0
 if after == '-' then
   waiting = clear(queue, reason)
   if not waiting then
-    return remember(producer, number, lowest, {'busy'})
+    return {'busy'}
   end
 end
 local reply = {'ok', waiting, 0, '-'}
@@ -41,4 +38,4 @@ after = each_claim(queue, holders, after, budget, function(claim)
 end)
 tally(queue, 'cancelled', waiting)
 reply[1], reply[3], reply[4] = after == '-' and 'ok' or 'more', #reply - 4, after
-return remember(producer, number, lowest, reply)
+return reply

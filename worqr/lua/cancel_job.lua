@@ -8,14 +8,11 @@
 -- ARGV[4] reason text for whoever waits for its result
 -- RETURNS ok waiting claim...: how many did not run, and the claim that is marked | late
 -- RESEND safe: the reply is stored under the producer's number
--- USES cancel producer types
-local producer, queue = KEYS[1], KEYS[2]
-local number, lowest, id, reason = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+-- NUMBERED
+-- USES cancel types
+local queue = KEYS[2]
+local id, reason = ARGV[3], ARGV[4]
 
-local before = replied(producer, number, lowest)
-if before then
-  return before
-end
 check_types(queue)
 local waiting, claim = cancel_one(queue, id, reason)
-return remember(producer, number, lowest, {'ok', waiting, claim})
+return {'ok', waiting, claim}

@@ -13,15 +13,12 @@
 -- ARGV[7] reason text for whoever waits for a result
 -- RETURNS ok waiting running cursor after claim... | more (the same; call again with cursor and after) | late
 -- RESEND safe: the reply is stored under the producer's number
--- USES cancel reference mark producer counts types
-local producer, queue, counts = KEYS[1], KEYS[2], KEYS[3]
-local number, lowest, task = ARGV[1], ARGV[2], ARGV[3]
+-- NUMBERED
+-- USES cancel reference mark counts types
+local queue, counts = KEYS[2], KEYS[3]
+local task = ARGV[3]
 local cursor, after, budget, reason = ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7]
 
-local before = replied(producer, number, lowest)
-if before then
-  return before
-end
 check_types(queue)
 redis.call('HLEN', counts)
 local holders, ttl = holders_of(queue), any_result_ttl(queue)
@@ -54,4 +51,4 @@ end
 tally(queue, 'cancelled', raw + jobs)
 local word = cursor == '-' and after == '-' and 'ok' or 'more'
 reply[1], reply[2], reply[3], reply[4], reply[5] = word, raw + jobs, #reply - 5, cursor, after
-return remember(producer, number, lowest, reply)
+return reply

@@ -10,14 +10,11 @@
 -- ARGV[5..] names and definitions in turn
 -- RETURNS ok | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not replace what a newer peer declared
--- USES counts fence producer
-local producer, schedules = KEYS[1], KEYS[2]
-local number, lowest, replace, expire_s = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4]
+-- NUMBERED
+-- USES counts fence
+local schedules = KEYS[2]
+local replace, expire_s = ARGV[3] == '1', ARGV[4]
 
-local before = replied(producer, number, lowest)
-if before then
-  return before
-end
 redis.call('HLEN', schedules)
 local now = digits(now_ms())
 for i = 5, #ARGV, 2 do
@@ -30,4 +27,4 @@ for i = 5, #ARGV, 2 do
   redis.call('HSET', schedules, 'seen ' .. name, now)
 end
 redis.call('EXPIRE', schedules, expire_s)
-return remember(producer, number, lowest, {'ok'})
+return {'ok'}

@@ -7,14 +7,9 @@
 -- ARGV[3..] queues name and declared number of shards, in turn
 -- RETURNS ok stored...: the number that each of them has now | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not note what was dropped
--- USES producer
-local producer, shards = KEYS[1], KEYS[2]
-local number, lowest = ARGV[1], ARGV[2]
+-- NUMBERED
+local shards = KEYS[2]
 
-local before = replied(producer, number, lowest)
-if before then
-  return before
-end
 redis.call('HLEN', shards)
 local reply = {'ok'}
 for i = 3, #ARGV, 2 do
@@ -22,4 +17,4 @@ for i = 3, #ARGV, 2 do
   redis.call('HSETNX', shards, queue, declared)
   reply[#reply + 1] = redis.call('HGET', shards, queue)
 end
-return remember(producer, number, lowest, reply)
+return reply

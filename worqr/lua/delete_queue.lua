@@ -7,18 +7,14 @@
 -- ARGV[2] lowest number still unanswered
 -- RETURNS ok waiting | busy (purge_queue first) | late
 -- RESEND safe: the reply is stored under the producer's number
--- USES clear counts producer
-local producer, queue = KEYS[1], KEYS[2]
-local number, lowest = ARGV[1], ARGV[2]
+-- NUMBERED
+-- USES clear counts
+local queue = KEYS[2]
 
-local before = replied(producer, number, lowest)
-if before then
-  return before
-end
 local waiting = clear(queue, 'the queue was deleted')
 if not waiting then
-  return remember(producer, number, lowest, {'busy'})
+  return {'busy'}
 end
 tally(queue, 'deleted', waiting)
 redis.pcall('PUBLISH', queue, 'deleted')
-return remember(producer, number, lowest, {'ok', waiting})
+return {'ok', waiting}

@@ -10,14 +10,11 @@
 -- RETURNS ok entry... | refused entry... (whole: up to the one that was refused) | late; an entry is outcome (created, updated,
 --   blocked, unchanged, duplicate, full), id, number of the dispatch that its handle waits for
 -- RESEND safe: the reply is stored under the producer's number
--- USES counts fence options producer types upsert wake
-local producer, queue = KEYS[1], KEYS[2]
-local number, lowest, whole = ARGV[1], ARGV[2], ARGV[3] == '1'
+-- NUMBERED
+-- USES counts fence options types upsert wake
+local queue = KEYS[2]
+local whole = ARGV[3] == '1'
 
-local before = replied(producer, number, lowest)
-if before then
-  return before
-end
 -- All that can be wrong shows itself before the first write: types, options, and, of a whole, what is refused.
 check_types(queue)
 local jobs, looked, more, reply = {}, {}, 0, {'ok'}
@@ -39,7 +36,7 @@ for i = 4, #ARGV, 2 do
     reply[#reply + 1] = {word or 'created', o.id or '', seen and seen.last or '0'}
     if word == 'duplicate' or word == 'full' then
       reply[1] = 'refused'
-      return remember(producer, number, lowest, reply)
+      return reply
     end
   end
   if o.id then
@@ -64,4 +61,4 @@ end
 redis.call('EXPIRE', queue .. ':counts', 2592000)
 tally(queue, 'enqueued', created)
 wake(queue, ready)
-return remember(producer, number, lowest, reply)
+return reply

@@ -8,14 +8,10 @@
 -- ARGV[3..] dropped claims under which they were set aside
 -- RETURNS ok dropped | late
 -- RESEND safe: the reply is stored under the producer's number
--- USES aside producer types
-local producer, queue, list = KEYS[1], KEYS[2], KEYS[3]
-local number, lowest = ARGV[1], ARGV[2]
+-- NUMBERED
+-- USES aside types
+local queue, list = KEYS[2], KEYS[3]
 
-local before = replied(producer, number, lowest)
-if before then
-  return before
-end
 check_types(queue)
 local count = 0
 for i = 3, #ARGV do
@@ -25,4 +21,4 @@ for i = 3, #ARGV do
     count = count + 1
   end
 end
-return remember(producer, number, lowest, {'ok', count})
+return {'ok', count}

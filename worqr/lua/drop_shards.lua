@@ -8,16 +8,12 @@
 -- ARGV[4] known number of shards
 -- RETURNS ok | changed (it has another number, or none) | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not drop what was declared since
--- USES producer
-local producer, shards = KEYS[1], KEYS[2]
-local number, lowest, queue, known = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+-- NUMBERED
+local shards = KEYS[2]
+local queue, known = ARGV[3], ARGV[4]
 
-local before = replied(producer, number, lowest)
-if before then
-  return before
-end
 if redis.call('HGET', shards, queue) ~= known then
-  return remember(producer, number, lowest, {'changed'})
+  return {'changed'}
 end
 redis.call('HDEL', shards, queue)
-return remember(producer, number, lowest, {'ok'})
+return {'ok'}

@@ -10,15 +10,12 @@
 -- ARGV[5..] tasks bytes, in the order in which they are to be taken
 -- RETURNS ok stored | full waiting | late
 -- RESEND safe: the reply is stored under the producer's number
--- USES reference counts fence wake producer id
-local producer, queue = KEYS[1], KEYS[2]
-local number, lowest, max_length, front = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1'
+-- NUMBERED
+-- USES reference counts fence wake id
+local queue = KEYS[2]
+local max_length, front = tonumber(ARGV[3]), ARGV[4] == '1'
 local tasks_from, tasks = 5, #ARGV - 4
 
-local before = replied(producer, number, lowest)
-if before then
-  return before
-end
 -- Wrong types show themselves before the first write.
 redis.call('LLEN', queue)
 redis.call('HLEN', queue .. ':counts')
@@ -26,7 +23,7 @@ local anybody_hungry = redis.call('SCARD', queue .. ':hungry') > 0
 if max_length >= 0 then
   local waiting = count_queued(queue)
   if waiting + tasks > max_length then
-    return remember(producer, number, lowest, {'full', waiting})
+    return {'full', waiting}
   end
 end
 
@@ -55,4 +52,4 @@ tally(queue, 'enqueued', tasks)
 if anybody_hungry then
   wake(queue, tasks)
 end
-return remember(producer, number, lowest, {'ok', tasks})
+return {'ok', tasks}

@@ -11,14 +11,10 @@
 -- ARGV[5] queues_expire_s s
 -- RETURNS ok | dead (the worker was swept, or never registered) | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not map what was unmapped
--- USES producer
-local producer, registered, work_map, queues = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local number, lowest, worker, queue, queues_expire_s = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+-- NUMBERED
+local registered, work_map, queues = KEYS[2], KEYS[3], KEYS[4]
+local worker, queue, queues_expire_s = ARGV[3], ARGV[4], ARGV[5]
 
-local before = replied(producer, number, lowest)
-if before then
-  return before
-end
 if redis.call('SISMEMBER', registered, worker) == 0 then
   return {'dead'}
 end
@@ -26,4 +22,4 @@ redis.call('SCARD', queues)
 redis.call('SADD', work_map, queue)
 redis.call('SADD', queues, queue)
 redis.call('EXPIRE', queues, queues_expire_s)
-return remember(producer, number, lowest, {'ok'})
+return {'ok'}

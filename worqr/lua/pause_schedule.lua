@@ -8,14 +8,11 @@
 -- ARGV[4] paused 1 or 0
 -- RETURNS ok | unknown | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not undo what came after it
--- USES counts fence producer
-local producer, schedules = KEYS[1], KEYS[2]
-local number, lowest, name, paused = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+-- NUMBERED
+-- USES counts fence
+local schedules = KEYS[2]
+local name, paused = ARGV[3], ARGV[4]
 
-local before = replied(producer, number, lowest)
-if before then
-  return before
-end
 if redis.call('HEXISTS', schedules, 'def ' .. name) == 0 then
   return {'unknown'}
 end
@@ -25,4 +22,4 @@ elseif redis.call('HDEL', schedules, 'paused ' .. name) == 1 then
   redis.call('HSET', schedules, 'last ' .. name, digits(now_ms()))
   redis.call('HDEL', schedules, 'next ' .. name, 'owed ' .. name)
 end
-return remember(producer, number, lowest, {'ok'})
+return {'ok'}

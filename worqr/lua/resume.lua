@@ -7,16 +7,12 @@
 -- ARGV[2] lowest number still unanswered
 -- RETURNS ok | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not undo a pause
--- USES counts producer types
-local producer, queue, paused = KEYS[1], KEYS[2], KEYS[3]
-local number, lowest = ARGV[1], ARGV[2]
+-- NUMBERED
+-- USES counts types
+local queue, paused = KEYS[2], KEYS[3]
 
-local before = replied(producer, number, lowest)
-if before then
-  return before
-end
 check_types(queue)
 redis.call('DEL', paused)
 tally(queue, 'resumed', 1)
 redis.pcall('PUBLISH', queue, 'resumed')
-return remember(producer, number, lowest, {'ok'})
+return {'ok'}

@@ -9,14 +9,10 @@
 -- ARGV[3..] retried claims under which they were set aside
 -- RETURNS ok retried | late
 -- RESEND safe: the reply is stored under the producer's number
--- USES aside counts fence policy producer types upsert wake
-local producer, queue, list = KEYS[1], KEYS[2], KEYS[3]
-local number, lowest = ARGV[1], ARGV[2]
+-- NUMBERED
+-- USES aside counts fence policy types upsert wake
+local queue, list = KEYS[2], KEYS[3]
 
-local before = replied(producer, number, lowest)
-if before then
-  return before
-end
 check_types(queue)
 local fence, now, count, ready = next_fence(queue), now_ms(), 0, 0
 for i = 3, #ARGV do
@@ -49,4 +45,4 @@ if count > 0 then
 end
 tally(queue, 'enqueued', count)
 wake(queue, ready)
-return remember(producer, number, lowest, {'ok', count})
+return {'ok', count}

