@@ -26,6 +26,7 @@ LAYERS = (
         "aside",
         "cancelling",
         "listening",
+        "looking",
         "peer",
         "function",
         "cron",

@@ -212,6 +212,24 @@ async def test_a_listing_of_large_tasks_is_cut(mesh: worqr.Mesh) -> None:
         assert await q.count() == 5
 
 
+async def test_running_names_the_job_or_shows_the_beginning_of_the_task(mesh: worqr.Mesh) -> None:
+    held = Held()
+    async with mesh.connect(), serving(mesh, "Q1", held), at_most(60):
+        q = mesh.queue("Q1")
+        for n in (1, 2):
+            await q.dispatch(b"film", id=f"film-{n}")
+        await q.enqueue(b"plain" * 100)
+        await held.wait(3)
+        found = {(task.id, task.task) for task in await q.running()}
+        assert found == {("film-1", b"film"), ("film-2", b"film"), (None, b"plain" * 20)}
+        (second,) = [task for task in await q.running() if task.id == "film-2"]
+        assert second.id is not None
+        assert (await q.job(second.id).cancel(wait=30)).acknowledged == 1
+        assert {task.id for task in await q.running()} == {"film-1", None}
+        held.gate.set()
+        await eventually(q.running, [])
+
+
 async def test_running_tells_worker_and_time(mesh: worqr.Mesh, other: worqr.Mesh) -> None:
     held = Held()
     async with mesh.connect(), serving(mesh, "Q1", held) as one, serving(other, "Q1", held, room=1) as two:

@@ -285,7 +285,21 @@ class CancelCount:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The state of a task; of a running one also its worker and since when (by the server's clock)."""
+    """The state of a task, and what is known of its tries. Of a plain task only `state`, `worker` and `since` are known.
+
+    Attributes:
+        state: where it is. ``due``: its time is still to come. ``gone``: nothing is known of it any more.
+        worker: of a running task, the worker that runs it.
+        since: of a running task, when this run began, by the server's clock.
+        run_at: when it was, or will be, due; None if it has ended.
+        progress: what the handler reported last in this run, or in the last one if the job has ended.
+        message: the text that was reported with it.
+        failures: how many tries ended with an error.
+        attempts: how many tries have begun, the present one among them. Tries that were given back uncounted do not count.
+        error: what the last try raised: its type, and the first 500 bytes of its message. A job has it while it waits for its
+            next try, during that try, and if it has failed. The traceback is empty here; see ``queue.failed``.
+        next_run: of a job in the state ``due``, when it will be run next, at the earliest; else None.
+    """
 
     state: Literal["waiting", "due", "blocked", "active", "finished", "failed", "cancelled", "gone"]
     worker: str | None = None
@@ -294,11 +308,33 @@ class Status:
     progress: float | None = None
     message: str = ""
     failures: int = 0
+    attempts: int = 0
+    error: RemoteError | None = None
+    next_run: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInfo(Status):
+    """The `Status` of one task in a list of many.
+
+    Attributes:
+        id: the job's id; None for a plain task, which has none.
+        task: the first 100 bytes of the payload. Empty if the list has shown 8 MiB of payload already.
+    """
+
+    id: str | None = None
+    task: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueInfo:
-    """One queue at one moment. ``counts`` are totals since the counters were last empty for 30 days."""
+    """One queue at one moment.
+
+    Attributes:
+        oldest_job: how many seconds ago the task at the front of the queue was due, if that is a job. None if it is a plain
+            task, of which nobody knows when it was enqueued, or if nothing waits.
+        counts: totals since the counters were last empty for 30 days.
+    """
 
     name: str
     waiting: int
@@ -308,7 +344,7 @@ class QueueInfo:
     failed: int
     broken: int
     paused: str | None
-    oldest: float | None
+    oldest_job: float | None
     workers: int
     counts: Mapping[str, int]
 

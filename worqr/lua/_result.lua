@@ -26,14 +26,33 @@ local function retire_result(base, id)
   end
 end
 
+-- What a result keeps of the tries of a job: `kept` has the values of TRIES in its record, `uncounted` are the tries that the
+-- three counters do not count.
+local TRIES = {'failures', 'stalls', 'timeouts', 'progress', 'message'}
+local function tries_of(kept, uncounted)
+  local attempts = (tonumber(kept[1]) or 0) + (tonumber(kept[2]) or 0) + (tonumber(kept[3]) or 0) + uncounted
+  return {failures = kept[1], attempts = attempts, progress = kept[4], message = kept[5]}
+end
+
+-- What is not there is 0 or empty; attempts 1.
+local function write_tries(result, tries)
+  for _, name in ipairs({'failures', 'attempts', 'progress', 'message'}) do
+    local value = tries[name]
+    if value and value ~= '' and value ~= (name == 'attempts' and 1 or 0) then
+      redis.call('HSET', result, name, value)
+    end
+  end
+end
+
 -- Keeps how the job `id` ended, for as long as its `result_ttl` (false: ttl) says, and tells whoever waits. `first` and
--- `last` are the dispatches that it belongs to; `facts` names and values in turn.
-local function keep_result(base, id, first, last, result_ttl, ttl, outcome, facts)
+-- `last` are the dispatches that it belongs to; `facts` names and values in turn; `tries` what `tries_of` found.
+local function keep_result(base, id, first, last, result_ttl, ttl, outcome, facts, tries)
   ttl = tonumber(result_ttl) or ttl
   if ttl > 0 then
     local result = base .. ':result:' .. id
     retire_result(base, id)
     redis.call('HSET', result, 'outcome', outcome, 'first', first or '0', 'last', last or '0', unpack(facts))
+    write_tries(result, tries)
     redis.call('PEXPIRE', result, string.format('%.0f', ttl))
   end
   tell(base, id, outcome)

@@ -32,6 +32,8 @@ local function set_aside(base, claim, record, how)
     return 0
   end
   keep_result(base, record.id, record.fields.first, record.fields.last, record.fields.result_ttl, how.ttl, 'failed',
-    {'error_type', how.error_type, 'error_message', how.error_message, 'error_traceback', how.error_traceback})
+    {'error_type', how.error_type, 'error_message', how.error_message, 'error_traceback', how.error_traceback},
+    tries_of({record.failures, record.stalls, record.timeouts, record.fields.progress, record.fields.message},
+      how.kind == 'broken' and 1 or 0))
   return unblock(base, record.id, how.now)
 end

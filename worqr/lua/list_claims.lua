@@ -3,13 +3,14 @@
 -- KEYS[1] queue LIST
 -- KEYS[2] workers HASH
 -- ARGV[1] limit claims
--- RETURNS ok entry...: an entry is claim worker, and of a job failures progress message run_at, else false
+-- ARGV[2] max_bytes bytes of payload of jobs that are read
+-- RETURNS ok entry...: an entry is claim worker glance, a glance as `glance` tells
 -- RESEND safe: it only reads
--- USES reference
+-- USES glance
 local queue, workers = KEYS[1], KEYS[2]
-local limit = tonumber(ARGV[1])
+local limit, max_bytes = tonumber(ARGV[1]), tonumber(ARGV[2])
 
-local reply = {'ok'}
+local reply, budget = {'ok'}, {left = max_bytes}
 local holders = redis.call('HKEYS', workers)
 table.sort(holders)
 for _, worker in ipairs(holders) do
@@ -18,10 +19,8 @@ for _, worker in ipairs(holders) do
     break
   end
   for _, claim in ipairs(redis.call('SORT_RO', queue .. ':claims:' .. worker, 'LIMIT', 0, room)) do
-    local id = job_id(redis.call('LINDEX', queue .. ':claim:' .. claim, 0) or '')
-    local active = queue .. ':active:' .. (id or '')
-    local kept = id and redis.call('HMGET', active, 'failures', 'progress', 'message', 'run_at') or {}
-    reply[#reply + 1] = {claim, worker, kept[1] or false, kept[2] or false, kept[3] or false, kept[4] or false}
+    local item = redis.call('LINDEX', queue .. ':claim:' .. claim, 0) or ''
+    reply[#reply + 1] = {claim, worker, glance(queue, 'active', item, budget)}
   end
 end
 return reply

@@ -35,6 +35,7 @@ from worqr.ops.operators import (
     resume,
 )
 from worqr.ops.reading import (
+    Glance,
     Held,
     Inspected,
     inspect,
@@ -121,6 +122,7 @@ __all__ = [
     "Cancelled",
     "Dispatched",
     "Found",
+    "Glance",
     "Held",
     "Inspected",
     "JobState",

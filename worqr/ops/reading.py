@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from worqr.call import Call
 from worqr.keys import QueueKeys
-from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, MAX_SKIPPED, Reply, new_call, pairs, text, texts
+from worqr.ops.jobs import JobState
+from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, MAX_SKIPPED, Reply, error_of, new_call, pairs, text, texts
 
 _NOT_TOTALS: Final = {"fence", "cleared", "cleared_why", "stale"}
 """Fields of the counters' hash that count nothing which happened."""
@@ -63,31 +64,52 @@ def list_tasks(keys: QueueKeys, limit: int, *, from_front: bool = False) -> Call
 
 
 @dataclass(frozen=True, slots=True)
+class Glance:
+    """What people are shown of one task. A raw one has no id, and nothing is known of it but the beginning of its payload."""
+
+    id: str | None
+    task: bytes
+    state: JobState
+
+
+@dataclass(frozen=True, slots=True)
 class Held:
-    """One claim, as `list_claims` answers; the rest is known of jobs only."""
+    """One claim, as `list_claims` answers."""
 
     claim: int
     worker: str
-    failures: int
-    progress: float | None
-    message: str
-    run_at_ms: int | None
+    seen: Glance
+
+
+def _glance(word: str, tries: int, id: bytes | None, task: bytes, *kept: bytes | None) -> Glance:
+    """`tries`: those that the three counters do not count."""
+    if id is None or not kept:
+        return Glance(None, task, JobState(word, attempts=tries))
+    _, claim, worker, run_at, progress, message, failures, stalls, timeouts, error_type, error_message = kept
+    state = JobState(
+        word=word,
+        claim=int(claim) if claim else None,
+        worker=text(worker) if worker else None,
+        run_at_ms=int(run_at) if run_at else None,
+        progress=float(progress) if progress else None,
+        message=text(message or b""),
+        failures=int(failures or 0),
+        attempts=tries + sum(int(count or 0) for count in (failures, stalls, timeouts)),
+        error=error_of(error_type, error_message),
+    )
+    return Glance(text(id), task, state)
 
 
 def list_claims(keys: QueueKeys, limit: int = MAX_ITEMS) -> Call[list[Held]]:
     """What runs."""
 
-    def held(claim: bytes, worker: bytes, *rest: bytes | None) -> Held:
-        failures, progress, message, run_at = rest
-        return Held(
-            *(int(claim), text(worker), int(failures or 0), float(progress) if progress else None),
-            *(text(message or ""), int(run_at) if run_at else None),
-        )
+    def held(claim: bytes, worker: bytes, seen: list[Any]) -> Held:
+        return Held(int(claim), text(worker), _glance("active", 1, *seen))
 
     def read(reply: Reply) -> list[Held]:
         return [held(*entry) for entry in reply[1:]]
 
-    return new_call("list_claims", keys.base, (keys.base, keys.workers), (limit,), read)
+    return new_call("list_claims", keys.base, (keys.base, keys.workers), (limit, MAX_BYTES), read)
 
 
 def list_marks(keys: QueueKeys, claims: Sequence[int]) -> Call[list[int]]:
