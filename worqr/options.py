@@ -163,7 +163,8 @@ def _milliseconds(value: object, what: str, *, positive: bool = False) -> int:
     return max(round(seconds(value, what, positive=positive) * 1000), int(positive))
 
 
-def _choice(value: object, what: str, allowed: tuple[str, ...]) -> str:
+def check_choice(value: object, what: str, allowed: tuple[str, ...]) -> str:
+    """`value`, one of those `allowed`, else UsageError naming `what`."""
     if value not in allowed:
         raise UsageError(f"{what} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
     return str(value)
@@ -231,7 +232,7 @@ _WIRE: Final[dict[str, Callable[[Any], dict[str, object]]]] = {
     "run_at": lambda value: {"run_at": to_ms(value, "run_at")},
     "update": lambda value: _instance(value, Update, "update").to_wire(),
     "expires": _expires,
-    "if_exists": lambda value: {"exists": _choice(value, "if_exists", ("update", "skip", "raise"))},
+    "if_exists": lambda value: {"exists": check_choice(value, "if_exists", ("update", "skip", "raise"))},
     "unique_for": lambda value: {"unique_for": _milliseconds(value, "unique_for", positive=True)},
     "meta": lambda value: {"meta": _meta(value)},
     "max_length": lambda value: {"max_length": check_count(value, "max_length")},

@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
 from worqr import ops
 from worqr.aside import Aside
@@ -21,22 +21,12 @@ from worqr.errors import Duplicate, NotReplicated, QueueFull, UsageError, WorqrE
 from worqr.job import Job, Outcome, Results
 from worqr.keys import QueueKeys
 from worqr.listening import Latest, listening
-from worqr.looking import ask_each
+from worqr.looking import LISTED, ask_each, list_jobs
 from worqr.ops import MAX_BYTES, MAX_ITEMS, Cancelled, Dispatched
 from worqr.ops.replies import in_pieces
-from worqr.options import JobOptions, check_id, check_replicas, encode_options, without_replicas
+from worqr.options import JobOptions, check_choice, check_id, check_replicas, encode_options, without_replicas
 from worqr.summing import in_turn, info_of, running_of
-from worqr.task import (
-    CancelCount,
-    Event,
-    QueueInfo,
-    Seconds,
-    TaskInfo,
-    check_count,
-    check_task,
-    check_text,
-    seconds,
-)
+from worqr.task import CancelCount, Event, QueueInfo, Seconds, TaskInfo, check_count, check_task, check_text, seconds
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
@@ -267,6 +257,32 @@ class Queue:
         the worker that runs it; and since when, by the server's clock.
         """
         return running_of(await self._ask_all(ops.list_claims), MAX_ITEMS)
+
+    async def jobs(
+        self,
+        *,
+        state: Literal["waiting", "due", "blocked", "active"] = "waiting",
+        limit: int = 100,
+        after: str = "",
+    ) -> list[TaskInfo]:
+        """Return one page of the tasks in this state, with their job ids.
+
+        ``waiting`` and ``active`` list plain tasks too, which have no id. The queue goes on while you page through it: a task
+        that moves meanwhile may be listed twice, or not at all.
+
+        Args:
+            state: ``waiting``: in the order in which they will be taken. ``due``: those whose time is still to come, the next
+                one first. ``blocked``: those that wait until the run of their id ends, by id. ``active``: those that run, by
+                worker. Of several shards one after the other.
+            limit: the size of the page, at most 10,000.
+            after: the `cursor` of the last entry of the page before; empty: the first page.
+
+        Raises:
+            UsageError: another state, or an `after` that is no cursor of this state.
+        """
+        check_choice(state, "state", LISTED)
+        most = min(check_count(limit, "limit"), MAX_LISTED)
+        return await list_jobs(self._mesh, await self._mesh.sharding.of(self._keys), state, most, after)
 
     async def info(self) -> QueueInfo:
         """Return a snapshot of the queue's counters; see `QueueInfo`. Of several shards the sum, the oldest job, and the reason

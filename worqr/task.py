@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from types import CodeType, TracebackType
 from typing import Any, Final, Literal, cast
@@ -320,10 +320,12 @@ class TaskInfo(Status):
     Attributes:
         id: the job's id; None for a plain task, which has none.
         task: the first 100 bytes of the payload. Empty if the list has shown 8 MiB of payload already.
+        cursor: the place in a list of ``queue.jobs()``. Pass that of the last entry as ``after`` to get the next page.
     """
 
     id: str | None = None
     task: bytes = b""
+    cursor: str = field(default="", compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

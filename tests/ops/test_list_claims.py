@@ -34,6 +34,21 @@ def test_by_worker_the_oldest_first_with_what_runs(desk: Desk) -> None:
         assert desk.call(ops.list_claims(desk.q, 2)) == [raw("A", one, b"c"), raw("A", two, b"d")]
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3, 10])
+def test_pages_together_are_the_whole_list(desk: Desk, limit: int) -> None:
+    desk.hold("B", b"a", b"b", b"c")
+    desk.hold("A", b"d", b"e")
+    desk.hold("C", b"f")
+    found: list[Held] = []
+    after = ("", 0)
+    while some := desk.call(ops.list_claims(desk.q, limit, after=after)):
+        assert len(some) <= limit
+        found += some
+        after = some[-1].worker, some[-1].claim
+    assert found == desk.call(ops.list_claims(desk.q))
+    assert [each.seen.task for each in found] == [b"d", b"e", b"a", b"b", b"c", b"f"]
+
+
 def test_of_one_that_is_being_swept_too(desk: Desk) -> None:
     held = desk.hold("A", b"a", b"b")
     desk.call(ops.fail_worker(desk.q, "A", 1))

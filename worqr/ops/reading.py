@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from worqr.call import Call
 from worqr.keys import QueueKeys
 from worqr.ops.jobs import JobState
-from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, MAX_SKIPPED, Reply, error_of, new_call, pairs, text, texts
+from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, MAX_SKIPPED, Reply, error_of, new_call, pairs, text, texts, word_of
+
+Unstarted = Literal["waiting", "due", "blocked"]
+"""The states of a job that does not run."""
 
 _NOT_TOTALS: Final = {"fence", "cleared", "cleared_why", "stale"}
 """Fields of the counters' hash that count nothing which happened."""
@@ -100,8 +103,8 @@ def _glance(word: str, tries: int, id: bytes | None, task: bytes, *kept: bytes |
     return Glance(text(id), task, state)
 
 
-def list_claims(keys: QueueKeys, limit: int = MAX_ITEMS) -> Call[list[Held]]:
-    """What runs."""
+def list_claims(keys: QueueKeys, limit: int = MAX_ITEMS, *, after: tuple[str, int] = ("", 0)) -> Call[list[Held]]:
+    """What runs, by worker and claim; `after` those of the last one of the page before."""
 
     def held(claim: bytes, worker: bytes, seen: list[Any]) -> Held:
         return Held(int(claim), text(worker), _glance("active", 1, *seen))
@@ -109,7 +112,28 @@ def list_claims(keys: QueueKeys, limit: int = MAX_ITEMS) -> Call[list[Held]]:
     def read(reply: Reply) -> list[Held]:
         return [held(*entry) for entry in reply[1:]]
 
-    return new_call("list_claims", keys.base, (keys.base, keys.workers), (limit, MAX_BYTES), read)
+    return new_call("list_claims", keys.base, (keys.base, keys.workers), (limit, MAX_BYTES, *after), read)
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    """Reply of list_jobs: each place in the order of the list, with its cursor; no glance where no job of this state is."""
+
+    more: bool
+    places: list[tuple[str, Glance | None]]
+
+
+def list_jobs(keys: QueueKeys, state: Unstarted, limit: int = MAX_ITEMS, *, after: str = "") -> Call[JobPage]:
+    """One page of what waits, is due or is blocked: up to `limit` places from the one after the cursor `after`."""
+
+    def place(cursor: bytes, seen: list[Any] | None = None) -> tuple[str, Glance | None]:
+        return text(cursor), None if seen is None else _glance(state, 0, *seen)
+
+    def read(reply: Reply) -> JobPage:
+        return JobPage(word_of(reply) == "more", [place(*entry) for entry in reply[1:]])
+
+    names = (keys.base, keys.suspects, keys.due, keys.blocked, keys.counts)
+    return new_call("list_jobs", keys.base, names, (state, limit, after, MAX_BYTES), read)
 
 
 def list_marks(keys: QueueKeys, claims: Sequence[int]) -> Call[list[int]]:
