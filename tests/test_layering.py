@@ -17,7 +17,20 @@ import worqr
 PACKAGE = Path(__file__).parent.parent / "worqr"
 
 LAYERS = (
-    ("errors", "version", "task", "keys", "lua", "call", "policy", "options", "states", "signature", "shards"),  # pure
+    (
+        "errors",
+        "version",
+        "task",
+        "keys",
+        "lua",
+        "call",
+        "policy",
+        "options",
+        "states",
+        "signature",
+        "shards",
+        "foreign",
+    ),  # pure
     ("ops",),  # pure
     ("link", "embedded"),
     (

@@ -139,7 +139,10 @@ class Job(Generic[R]):
         texts = [b"" if fact is None else fact for fact in found.facts]
         if found.word == "failed":
             error = RemoteError(*(fact.decode("utf-8", "replace") for fact in texts))
-            raise JobFailed(f"{self!r} failed: {error.type}: {error.message}", error)
+            failed = JobFailed(f"{self!r} failed: {error.type}: {error.message}", error)
+            if error.traceback:
+                failed.add_note(f"The worker's traceback:\n{error.traceback.rstrip()}")
+            raise failed
         if found.word == "cancelled":
             reason = texts[0].decode("utf-8", "replace")
             raise JobCancelled(f"{self!r} was cancelled" + (f": {reason}" if reason else ""), reason)

@@ -10,7 +10,8 @@ from typing import Any, Final, Literal, TypedDict, cast
 
 import msgspec
 
-from worqr.errors import UsageError, did_you_mean
+from worqr.errors import UsageError
+from worqr.foreign import hint_at_option
 from worqr.policy import POLICY_FIELDS, RetryPolicy
 from worqr.task import Seconds, check_count, check_text, seconds, to_ms
 
@@ -22,6 +23,10 @@ RAW_OPTIONS: Final = frozenset({"max_length", "replicas"})
 """What can be said of a raw task; every other option makes it a job."""
 MAX_REPLICAS: Final = 100
 """More than any server has: a slip, which would never be met."""
+_EXAMPLES: Final = {
+    "retry": ": write retry=worqr.RetryPolicy(max_failures=3)",
+    "update": ": write update=worqr.Update(data=False)",
+}
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -178,7 +183,7 @@ def _flag(value: object, what: str) -> bool:
 
 def _instance(value: Any, kind: type, what: str) -> Any:
     if not isinstance(value, kind):
-        raise UsageError(f"{what} must be a worqr.{kind.__name__}, not {value!r}")
+        raise UsageError(f"{what} must be a worqr.{kind.__name__}, not {value!r}{_EXAMPLES.get(what, '')}")
     return value
 
 
@@ -244,5 +249,5 @@ _WIRE: Final[dict[str, Callable[[Any], dict[str, object]]]] = {
 
 def _refuse(name: str) -> None:
     known = sorted(JobOptions.__annotations__)
-    hint = did_you_mean(name, known, f"it takes {', '.join(known)}")
+    hint = hint_at_option(name, known, f"it takes {', '.join(known)}")
     raise UsageError(f"dispatch() has no option {name!r}; {hint}")

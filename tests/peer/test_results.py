@@ -220,6 +220,10 @@ async def test_a_failure_is_told_as_long_as_its_record_is_there_also_where_no_re
         for handle in (job, q.job("x")):
             with pytest.raises(JobFailed, match=message) as caught:
                 await handle.result()
+            (note,) = caught.value.__notes__  # what Python shows below the error
+            assert note.startswith("The worker's traceback:\nTraceback (most recent call last):\n")
+            assert "in handler" in note
+            assert note.endswith(message)
             assert caught.value.error.message == message
             status = await handle.status()
             assert (status.attempts, status.failures) == (1, int(how == "failed"))

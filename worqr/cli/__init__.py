@@ -151,7 +151,11 @@ def _run(arguments: Sequence[str]) -> int:
     except WorqrBug:
         raise
     except (WorqrError, Unhappy) as error:
-        complain("; ".join([str(error), *getattr(error, "__notes__", ())]), getattr(error, "detail", ""))
+        notes: list[str] = getattr(error, "__notes__", [])
+        details = [getattr(error, "detail", ""), *(note for note in notes if "\n" in note)]
+        complain(
+            "; ".join([str(error), *(note for note in notes if "\n" not in note)]), "\n".join(filter(None, details))
+        )
         return FAILED
     except KeyboardInterrupt:
         complain("interrupted")
