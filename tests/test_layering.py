@@ -30,6 +30,7 @@ LAYERS = (
         "signature",
         "shards",
         "foreign",
+        "tracebacks",
     ),  # pure
     ("ops",),  # pure
     ("link", "embedded"),

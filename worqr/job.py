@@ -21,7 +21,7 @@ from worqr.keys import QueueKeys
 from worqr.listening import News, listening
 from worqr.ops import Cancelled, Found
 from worqr.summing import status_of
-from worqr.task import CancelCount, RemoteError, Seconds, Status, check_text, seconds
+from worqr.task import CancelCount, RemoteError, Seconds, Status, check_text, fields_of, seconds
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
@@ -138,7 +138,8 @@ class Job(Generic[R]):
             return cast("R", self._decode(kind.decode(), value))
         texts = [b"" if fact is None else fact for fact in found.facts]
         if found.word == "failed":
-            error = RemoteError(*(fact.decode("utf-8", "replace") for fact in texts))
+            kind, message, traceback, fields = (fact.decode("utf-8", "replace") for fact in texts)
+            error = RemoteError(kind, message, traceback, fields_of(fields))
             failed = JobFailed(f"{self!r} failed: {error.type}: {error.message}", error)
             if error.traceback:
                 failed.add_note(f"The worker's traceback:\n{error.traceback.rstrip()}")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from tests.ops.driver import BOOM, FUTURE, Desk
 from worqr import ops
 
 KEPT: dict[str, Any] = {"fields": {"result_ttl": "60000"}}
+ERROR = [*(text.encode() for text in (BOOM.type, BOOM.message, BOOM.traceback)), None]
 
 
 def read(desk: Desk, number: int = 0, id: str = "x") -> tuple[str, list[Any]]:
@@ -37,10 +39,7 @@ def test_a_run_without_a_value_has_finished_all_the_same(desk: Desk) -> None:
 def test_a_failure_is_told_with_its_error(desk: Desk, broken: bool) -> None:
     held = desk.run("A", "x", **KEPT)
     desk.fail("A", held, broken=broken)
-    assert read(desk, held - 1) == ("failed", [text.encode() for text in (BOOM.type, BOOM.message, BOOM.traceback)])
-
-
-ERROR = [text.encode() for text in (BOOM.type, BOOM.message, BOOM.traceback)]
+    assert read(desk, held - 1) == ("failed", ERROR)
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -85,6 +84,18 @@ def test_a_dispatch_that_left_nothing_is_replaced_while_a_newer_one_is_known(des
             finish(desk, held)
     assert read(desk, first - 1) == ("replaced", [])
     assert read(desk, number)[0] == ("finished" if where == "ended" else "wait")
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("end", ["fail", "retry"])
+def test_the_fields_of_an_error_are_told_too(desk: Desk, end: str, kept: bool) -> None:
+    held = desk.run("A", "x", **(KEPT if kept else {}))
+    error = replace(BOOM, fields={"code": 42})
+    if end == "fail":
+        desk.call(ops.fail_task(desk.q, "A", held, error))
+    else:
+        desk.call(ops.retry_task(desk.q, "A", held, error, counter="failures", limit=1))
+    assert read(desk) == ("failed", [*ERROR[:3], b'{"code":42}'])
 
 
 def test_a_cancellation_is_told_with_its_reason(desk: Desk) -> None:

@@ -13,11 +13,12 @@ local function post_failure(base, claim, task, facts)
 end
 
 -- Ends `claim` by setting its task aside; the failure handler's job is made in the same step. `how`: kind (failed, broken),
--- reason, keep (cap of failed, as text; '0': none), on_failure, ttl, worker, now, error_type, error_message, error_traceback.
+-- reason, keep (cap of failed, as text; '0': none), on_failure, ttl, worker, now, error_type, error_message, error_traceback,
+-- error_fields (nil: none).
 -- Answers how many twins can be taken now.
 local function set_aside(base, claim, record, how)
   local facts = {id = record.id, reason = how.reason, error_type = how.error_type, error_message = how.error_message,
-    error_traceback = how.error_traceback, failures = record.failures, stalls = record.stalls,
+    error_traceback = how.error_traceback, error_fields = how.error_fields, failures = record.failures, stalls = record.stalls,
     timeouts = record.timeouts, worker = how.worker, at = string.format('%.0f', how.now), meta = record.fields.meta}
   if how.on_failure then
     post_failure(base, claim, record.task, facts)
@@ -32,7 +33,8 @@ local function set_aside(base, claim, record, how)
     return 0
   end
   keep_result(base, record.id, record.fields.first, record.fields.last, record.fields.result_ttl, how.ttl, 'failed',
-    {'error_type', how.error_type, 'error_message', how.error_message, 'error_traceback', how.error_traceback},
+    {'error_type', how.error_type, 'error_message', how.error_message, 'error_traceback', how.error_traceback,
+      how.error_fields and 'error_fields', how.error_fields},
     tries_of({record.failures, record.stalls, record.timeouts, record.fields.progress, record.fields.message},
       how.kind == 'broken' and 1 or 0))
   return unblock(base, record.id, how.now)

@@ -11,7 +11,7 @@
 -- ARGV[2] id of the job
 -- ARGV[3] aside_stem what the key of a record set aside begins with
 -- RETURNS wait | never (it has not ended, and nothing will be kept) | gone | replaced (gone, and there is a newer dispatch) |
---   finished kind value | failed type message traceback | cancelled reason
+--   finished kind value | failed type message traceback fields | cancelled reason
 -- RESEND safe: it only reads
 -- USES job result
 local queue, job, active, result, older_result, counts = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
@@ -40,7 +40,7 @@ elseif outcome == 'finished' then
   local value = redis.call('HMGET', found, 'kind', 'value')
   return {'finished', value[1], value[2]}
 elseif outcome == 'failed' then
-  local told = redis.call('HMGET', found, 'error_type', 'error_message', 'error_traceback')
-  return {'failed', told[1], told[2], told[3]}
+  local told = redis.call('HMGET', found, 'error_type', 'error_message', 'error_traceback', 'error_fields')
+  return {'failed', told[1], told[2], told[3], told[4]}
 end
 return {'cancelled', redis.call('HGET', found, 'reason')}
