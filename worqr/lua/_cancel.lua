@@ -3,13 +3,13 @@
 -- waits for it that it was cancelled. `ttl` as keep_result.
 local function forget_job(base, id, ttl, reason)
   local job = base .. ':job:' .. id
-  local kept = redis.call('HMGET', job, 'twin', 'first', 'last', 'result_ttl', unpack(TRIES))
+  local kept = redis.call('HMGET', job, 'twin', 'first', 'last', 'result_ttl')
   if kept[1] then
     redis.call('SREM', base .. ':twins:' .. kept[1], id)
   end
+  local result = keep_result(base, id, kept[2], kept[3], kept[4], ttl, 'cancelled', {'reason', reason})
+  keep_tries(result, job, 0)
   redis.call('DEL', job, base .. ':taken:' .. id)
-  keep_result(base, id, kept[2], kept[3], kept[4], ttl, 'cancelled', {'reason', reason},
-    tries_of({kept[5], kept[6], kept[7], kept[8], kept[9]}, 0))
 end
 
 -- Cancels the job `id` where it waits, is due or is blocked, in O(log n). Answers 1, or 0 if it does none of this.

@@ -4,19 +4,20 @@
 -- Answers how many can be taken now.
 local function end_job(base, id, how)
   local active = base .. ':active:' .. id
-  local kept = redis.call('HMGET', active, 'twin', 'first', 'last', 'result_ttl', 'cancel_reason', unpack(TRIES))
+  local kept = redis.call('HMGET', active, 'twin', 'first', 'last', 'result_ttl', 'cancel_reason')
   if kept[1] then
     redis.call('SREM', base .. ':twins:' .. kept[1], id)
   end
-  redis.call('DEL', active)
-  local tries = tries_of({kept[6], kept[7], kept[8], kept[9], kept[10]}, 1)
+  local result
   if how.outcome == 'cancelled' then
-    keep_result(base, id, kept[2], kept[3], kept[4], how.ttl, 'cancelled', {'reason', kept[5] or ''}, tries)
+    result = keep_result(base, id, kept[2], kept[3], kept[4], how.ttl, 'cancelled', {'reason', kept[5] or ''})
   elseif how.outcome == 'finished' then
-    keep_result(base, id, kept[2], kept[3], kept[4], how.ttl, 'finished', how.facts, tries)
+    result = keep_result(base, id, kept[2], kept[3], kept[4], how.ttl, 'finished', how.facts)
   else
     tell(base, id, 'gone')
   end
+  keep_tries(result, active, 1)
+  redis.call('DEL', active)
   return how.no_twins and 0 or unblock(base, id, how.now)
 end
 

@@ -26,34 +26,43 @@ local function retire_result(base, id)
   end
 end
 
--- What a result keeps of the tries of a job: `kept` has the values of TRIES in its record, `uncounted` are the tries that the
--- three counters do not count.
-local TRIES = {'failures', 'stalls', 'timeouts', 'progress', 'message'}
-local function tries_of(kept, uncounted)
+-- Notes in a result what was known of the tries: failures if there were any, attempts if it is not 1, and how far the last one
+-- had come. `kept`: failures, stalls, timeouts, progress, message. `uncounted`: the tries that the three counters do not count.
+local function note_tries(result, kept, uncounted)
   local attempts = (tonumber(kept[1]) or 0) + (tonumber(kept[2]) or 0) + (tonumber(kept[3]) or 0) + uncounted
-  return {failures = kept[1], attempts = attempts, progress = kept[4], message = kept[5]}
+  if attempts ~= 1 then
+    redis.call('HSET', result, 'attempts', attempts)
+  end
+  if (tonumber(kept[1]) or 0) > 0 then
+    redis.call('HSET', result, 'failures', kept[1])
+  end
+  if kept[4] and kept[4] ~= '' then
+    redis.call('HSET', result, 'progress', kept[4])
+  end
+  if kept[5] and kept[5] ~= '' then
+    redis.call('HSET', result, 'message', kept[5])
+  end
 end
 
--- What is not there is 0 or empty; attempts 1.
-local function write_tries(result, tries)
-  for _, name in ipairs({'failures', 'attempts', 'progress', 'message'}) do
-    local value = tries[name]
-    if value and value ~= '' and value ~= (name == 'attempts' and 1 or 0) then
-      redis.call('HSET', result, name, value)
-    end
+-- As `note_tries`, of what the record `key` says; false for `result`: nothing is kept.
+local function keep_tries(result, key, uncounted)
+  if result then
+    local kept = redis.call('HMGET', key, 'failures', 'stalls', 'timeouts', 'progress', 'message')
+    note_tries(result, kept, uncounted)
   end
 end
 
 -- Keeps how the job `id` ended, for as long as its `result_ttl` (false: ttl) says, and tells whoever waits. `first` and
--- `last` are the dispatches that it belongs to; `facts` names and values in turn; `tries` what `tries_of` found.
-local function keep_result(base, id, first, last, result_ttl, ttl, outcome, facts, tries)
+-- `last` are the dispatches that it belongs to; `facts` names and values in turn.
+-- Answers the key of the result, or false.
+local function keep_result(base, id, first, last, result_ttl, ttl, outcome, facts)
   ttl = tonumber(result_ttl) or ttl
-  if ttl > 0 then
-    local result = base .. ':result:' .. id
+  local result = ttl > 0 and base .. ':result:' .. id
+  if result then
     retire_result(base, id)
     redis.call('HSET', result, 'outcome', outcome, 'first', first or '0', 'last', last or '0', unpack(facts))
-    write_tries(result, tries)
     redis.call('PEXPIRE', result, string.format('%.0f', ttl))
   end
   tell(base, id, outcome)
+  return result
 end
