@@ -18,7 +18,7 @@ import trio
 import worqr
 from tests.clusters import cluster_of
 from tests.leaks import Entry, dump
-from tests.ops.driver import PAST, Desk
+from tests.ops.driver import FUTURE, PAST, Desk
 from tests.ops.scene import CALLS, Scene, next_call, reset_scene, set_scene
 from tests.patience import PATIENCE
 from tests.peer.tools import QUICK, eventually, serving, until
@@ -36,6 +36,7 @@ QUOTED = "s3cret%2Fw0rd"
 
 OPERATORS_ONLY = {
     *("pause", "resume", "pause_schedule", "delete_queue", "cancel_all", "list_tasks", "list_claims", "list_workers"),
+    "list_jobs",
     *("list_aside", "find_aside", "retry_aside", "drop_aside", "drop_shards"),
 }
 SCRIPTS = {
@@ -224,6 +225,10 @@ def more_calls(q: QueueKeys, g: RegistryKeys, scene: Scene) -> dict[str, list[Ca
         "tick_schedules": [ops.tick_schedules(g)],
         "fail_worker": [ops.fail_worker(q, "C", 99)],
         "stop_work": [ops.stop_work(q, "A", 99)],
+        "list_jobs": [
+            *(ops.list_jobs(q, "due", after=f"{FUTURE} due"), ops.list_jobs(q, "due", after="1 gone")),
+            *(ops.list_jobs(q, "blocked"), ops.list_jobs(shard, "waiting")),
+        ],
         "list_tasks": [ops.list_tasks(keys, 9) for keys in (failures, shard, its_failures)],
     }
 

@@ -320,6 +320,20 @@ def test_many_calls_are_enqueued(mesh: worqr.Mesh) -> None:
         mesh.blocking.enqueue_many([f.options(id="x").call(1)])
 
 
+def test_many_calls_are_dispatched(mesh: worqr.Mesh) -> None:
+    add = mesh.task(name="Q1")(lambda n: n)
+    jobs = mesh.blocking.dispatch_many([add.options(id=f"job-{n}", delay=60).call(n) for n in range(3)])
+    assert [(job.id, job.outcome, job.status().state) for job in jobs] == [
+        (f"job-{n}", "created", "due") for n in range(3)
+    ]
+    with pytest.raises(worqr.Duplicate) as caught:
+        mesh.blocking.dispatch_many([add.options(id="job-1", if_exists="raise").call(1)])
+    assert caught.value.job.cancel() == worqr.CancelCount(1, 0, 0)  # a handle for threads
+    assert mesh.blocking.dispatch_many([]) == []
+    for job in jobs:
+        job.cancel()
+
+
 def test_an_iterator_may_enqueue_by_itself(mesh: worqr.Mesh) -> None:
     @mesh.task(name="f")
     def f(n: int) -> None: ...

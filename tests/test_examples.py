@@ -100,7 +100,7 @@ async def test_a_report_is_ordered_watched_and_fetched(run: Run) -> None:
     order = run("reports.py", "order", "sales", "10")
     assert await order.line() == "sales: created"
     assert re.fullmatch(r"sales: active page \d+ of 10", await order.line_with("page"))
-    assert await order.line_with("finished") == "sales: finished"
+    assert await order.line_with("finished") == "sales: finished page 10 of 10"
     assert await order.ended() == 0
     fetch = run("reports.py", "fetch", "sales")
     assert await fetch.line() == "{'report': 'sales', 'pages': 10, 'for': 'ada'}"
@@ -115,7 +115,7 @@ async def test_a_report_is_stopped_from_another_process(run: Run) -> None:
     fetch = run("reports.py", "fetch", "sales")
     stop = run("reports.py", "stop", "sales")
     assert await stop.line() == "0 removed; 1 of 1 running ones have ended"
-    assert await order.line_with("cancelled") == "sales: cancelled"
+    assert re.fullmatch(r"sales: cancelled page \d+ of 1000", await order.line_with("cancelled"))
     assert await fetch.line() == "sales was cancelled: nobody wants it"
 
 

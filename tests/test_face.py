@@ -301,7 +301,7 @@ async def test_a_report_that_is_followed_and_cancelled(load: Callable[[str], Any
             if "0.01 page 1" in line:
                 cancelled = await p09.cancel(request("POST", "/", job="report-7"))
                 assert cancelled.body == b'{"stopped":true}'
-        assert lines[-1] == "data: None \n\n"  # the one that says that it has ended
+        assert lines[-1] == "data: 0.01 page 1\n\n"  # how far it had come when it was cancelled
         with pytest.raises(worqr.JobCancelled, match="button"):
             await p09.report.job("report-7").result(timeout=30)
     assert pages == [1, 1, 1, 0.1]

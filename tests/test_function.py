@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import sys
@@ -184,6 +185,38 @@ def test_options_make_a_job_and_so_leave_no_enqueue(mesh: Mesh) -> None:
     assert not hasattr(bound, "enqueue")
     assert not hasattr(bound, "options")
     assert not callable(bound)
+
+
+WORDS = {
+    "delay": r"use `await add\.enqueue\(\.\.\.\)`, or `add\.blocking\.enqueue\(\.\.\.\)` where no event loop runs",
+    "apply_async": r"use `await add\.options\(delay=60\)\.dispatch\(\.\.\.\)`",
+    "send": r"use `await add\.enqueue\(\.\.\.\)`",
+    "kiq": r"use `await add\.enqueue\(\.\.\.\)`",
+    "s": r"use `add\.call\(\.\.\.\)`",
+}
+
+
+@pytest.mark.parametrize(("name", "words"), WORDS.items())
+def test_methods_of_other_task_queues_are_answered_with_the_one_that_works(mesh: Mesh, name: str, words: str) -> None:
+    function: Any = mesh.task(add)
+    with pytest.raises(AttributeError, match=f"'SyncFunction' object has no attribute '{name}': {words}"):
+        getattr(function, name)
+    bound = function.options(id="x")
+    with pytest.raises(
+        AttributeError, match=r"'Bound' object .*: use `await add\.options\(\.\.\.\)\.dispatch\(\.\.\.\)`"
+    ):
+        getattr(bound, name)
+    with pytest.raises(AttributeError, match=r"'BlockingFunction' object .*: use `add\.blocking\."):
+        getattr(function.blocking, name)
+
+
+def test_options_and_enqueue_do_not_go_together_and_say_so(mesh: Mesh) -> None:
+    bound: Any = mesh.task(add).options(delay=5)
+    with pytest.raises(AttributeError, match=r"options make a job: use `await add\.options\(\.\.\.\)\.dispatch"):
+        bound.enqueue  # noqa: B018
+    with pytest.raises(AttributeError, match="^'SyncFunction' object has no attribute 'nonsense'$"):
+        getattr(mesh.task(name="other")(add), "nonsense")  # noqa: B009
+    assert copy.copy(bound).call(1) == bound.call(1)
 
 
 def test_max_length_goes_with_every_call_and_can_be_overridden(mesh: Mesh) -> None:

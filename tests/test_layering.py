@@ -17,7 +17,21 @@ import worqr
 PACKAGE = Path(__file__).parent.parent / "worqr"
 
 LAYERS = (
-    ("errors", "version", "task", "keys", "lua", "call", "policy", "options", "states", "signature", "shards"),  # pure
+    (
+        "errors",
+        "version",
+        "task",
+        "keys",
+        "lua",
+        "call",
+        "policy",
+        "options",
+        "states",
+        "signature",
+        "shards",
+        "foreign",
+        "tracebacks",
+    ),  # pure
     ("ops",),  # pure
     ("link", "embedded"),
     (
@@ -26,6 +40,7 @@ LAYERS = (
         "aside",
         "cancelling",
         "listening",
+        "looking",
         "peer",
         "function",
         "cron",

@@ -267,6 +267,7 @@ def test_unpack_is_bounded() -> None:
     assert found == {
         ("_mark", "claims, from, math.min(from + 999, #claims"),
         ("_producer", "kept[1]"),  # cmsgpack's
+        ("_glance", "kept"),  # of eleven fields
         ("_producer", "gone"),
         ("_record", "flat"),  # fields of a record, whose names are ours
         ("_result", "facts"),

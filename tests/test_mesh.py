@@ -229,7 +229,24 @@ async def refused(mesh: worqr.Mesh, error: type[Exception], words: str, within: 
         (f"redis://user:{SECRET}#@localhost/", "as %23"),
         ("unix://", "names no socket"),
         ("localhost:6379", "must begin with redis://"),
-        ("redis://localhost/?socket_timeout=3", "option 'socket_timeout'"),
+        (
+            "redis://localhost/?socket_timeout=3",
+            "unknown option 'socket_timeout'; redis:// takes db. Options of redis-py's client do not belong into the URL",
+        ),
+        (
+            "redis://localhost/?ssl_ca_certs=ca.pem",
+            "unknown option 'ssl_ca_certs': it is for TLS, so write rediss:// instead of redis://",
+        ),
+        (
+            "redis+cluster://localhost/?ssl_ca_certs=ca.pem",
+            "so write rediss\\+cluster:// instead of redis\\+cluster://",
+        ),
+        ("unix:///tmp/x?ssl_ca_certs=ca.pem", "unknown option 'ssl_ca_certs': a unix socket has no TLS"),
+        (
+            "redis://localhost/?sentinel_username=a",
+            "it is for Sentinels, so write redis\\+sentinel:// instead of redis://",
+        ),
+        ("embedded", "must begin with redis://.* embedded:, "),
     ],
 )
 async def test_a_bad_url_is_told_without_its_password(url: str, words: str) -> None:

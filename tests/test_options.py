@@ -131,6 +131,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"replicas": 1.0}, "replicas"),
     ({"dellay": 1}, "no option 'dellay'; did you mean 'delay'"),
     ({"xyz": 1}, "no option 'xyz'; it takes delay, expires"),
+    ({"eta": NOON}, r"no option 'eta'; use run_at, as in fn\.options\(run_at="),
+    ({"countdown": 60}, r"no option 'countdown'; use delay, as in fn\.options\(delay=60\)\.dispatch"),
+    (
+        {"max_retries": 3},
+        r"no option 'max_retries'; use retry=worqr\.RetryPolicy\(max_failures=3\), which counts the first",
+    ),
+    ({"queue": "mails"}, r"no option 'queue'; a function's name is its queue: set it with @mesh\.task\(name="),
+    ({"task_id": "x"}, r"no option 'task_id'; use id, as in"),
+    ({"retry": 3}, r"retry must be a worqr\.RetryPolicy, not 3: write retry=worqr\.RetryPolicy\(max_failures=3\)"),
 ]
 
 

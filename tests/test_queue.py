@@ -212,6 +212,67 @@ async def test_a_listing_of_large_tasks_is_cut(mesh: worqr.Mesh) -> None:
         assert await q.count() == 5
 
 
+async def test_running_names_the_job_or_shows_the_beginning_of_the_task(mesh: worqr.Mesh) -> None:
+    held = Held()
+    async with mesh.connect(), serving(mesh, "Q1", held), at_most(60):
+        q = mesh.queue("Q1")
+        for n in (1, 2):
+            await q.dispatch(b"film", id=f"film-{n}")
+        await q.enqueue(b"plain" * 100)
+        await held.wait(3)
+        found = {(task.id, task.task) for task in await q.running()}
+        assert found == {("film-1", b"film"), ("film-2", b"film"), (None, b"plain" * 20)}
+        (second,) = [task for task in await q.running() if task.id == "film-2"]
+        assert second.id is not None
+        assert (await q.job(second.id).cancel(wait=30)).acknowledged == 1
+        assert {task.id for task in await q.running()} == {"film-1", None}
+        held.gate.set()
+        await eventually(q.running, [])
+
+
+async def test_jobs_are_listed_by_their_state_page_by_page(mesh: worqr.Mesh) -> None:
+    held = Held()
+    async with mesh.connect(), serving(mesh, "Q1", held, room=3), at_most(60):
+        q = mesh.queue("Q1")
+        for n in range(2):
+            await q.dispatch(b"runs", id=f"runs {n}")
+        await q.enqueue(b"raw")
+        await held.wait(3)
+        for n in range(2):
+            await q.dispatch(b"twin", id=f"runs {n}")
+        for n in range(5):
+            await q.dispatch(b"waits", id=f"waits {n}")
+            await q.dispatch(b"due", id=f"due {n}", delay=3600 + n)
+        await q.enqueue(b"plain")
+        expected: dict[Any, list[str | None]] = {
+            "waiting": [*(f"waits {n}" for n in range(5)), None],
+            "due": [f"due {n}" for n in range(5)],
+            "blocked": ["runs 0", "runs 1"],
+            "active": ["runs 0", "runs 1", None],
+        }
+        for state, ids in expected.items():
+            for limit in (1, 2, 100):
+                found: list[worqr.TaskInfo] = []
+                while page := await q.jobs(state=state, limit=limit, after=found[-1].cursor if found else ""):
+                    assert len(page) <= limit
+                    found += page
+                assert sorted(str(each.id) for each in found) == sorted(map(str, ids)), (state, limit)
+                assert {each.state for each in found} == {state}
+        (one, *_) = await q.jobs(state="active")
+        assert one.worker is not None
+        assert one.since is not None
+        (first, *_) = await q.jobs(state="due")
+        assert first.next_run == first.run_at is not None
+        for state, wrong in (("waiting", first.cursor), ("due", "due"), ("due", "due 7 1 x"), ("due", "due x 1")):
+            with pytest.raises(worqr.UsageError, match=r"after= must be the cursor of an entry of jobs\(state="):
+                await q.jobs(state=state, after=wrong)  # type: ignore[arg-type]
+        with pytest.raises(worqr.UsageError, match="state must be one of 'waiting', 'due', 'blocked', 'active'"):
+            await q.jobs(state="failed")  # type: ignore[arg-type]
+        await q.cancel_all()
+        held.gate.set()
+        await eventually(q.running, [])
+
+
 async def test_running_tells_worker_and_time(mesh: worqr.Mesh, other: worqr.Mesh) -> None:
     held = Held()
     async with mesh.connect(), serving(mesh, "Q1", held) as one, serving(other, "Q1", held, room=1) as two:
@@ -702,6 +763,8 @@ USES: dict[str, Callable[[worqr.Queue], Any]] = {
     "peek": lambda q: q.peek(),
     "tasks": lambda q: q.tasks(),
     "running": lambda q: q.running(),
+    "jobs": lambda q: q.jobs(),
+    "jobs that run": lambda q: q.jobs(state="active"),
     "info": lambda q: q.info(),
     "cancel": lambda q: q.cancel(b"a"),
     "cancel and wait": lambda q: q.cancel(b"a", wait=1),

@@ -7,6 +7,7 @@ import os
 import runpy
 import subprocess
 import sys
+import types
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,55 @@ def test_functions_of_one_name_are_refused() -> None:
     with pytest.raises(worqr.UsageError, match=r"there is a function 'tests\.test_registry\.f' already"):
         registry.task(name="tests.test_registry.f")(g)
     assert list(registry.functions.values()) == [first]
+
+
+CELL = """
+@mesh.every(60)
+@mesh.task(aliases=["old"])
+def send(to: str = "ada") -> str:
+    return "{}"
+"""
+
+
+@pytest.mark.parametrize("prefix", [None, "", "shop."])
+def test_a_notebook_cell_that_is_run_again_replaces_its_function_and_its_schedule(
+    prefix: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+    mesh = worqr.Mesh()
+    registry = mesh if prefix is None else Registry()
+    for n in range(3):
+        if n == 1 and prefix is not None:
+            mesh.include(registry, prefix=prefix)
+        cell: dict[str, Any] = {"mesh": registry, "__name__": "__main__"}
+        exec(compile(CELL.format(n), f"<cell {n}>", "exec"), cell)
+        name = f"{prefix or ''}__main__.send" if n or prefix is None else "__main__.send"
+        assert cell["send"].name == name
+        assert list((mesh if n else registry).functions.values()) == [cell["send"]]
+        assert list((mesh if n else registry).declared_schedules) == [name]
+    assert cell["send"]() == "2"
+
+
+@pytest.mark.parametrize("other", ["name", "line", "local"])
+def test_a_function_in_a_program_is_not_replaced_by_another_one(other: str, tmp_path: Path) -> None:
+    path = tmp_path / "jobs.py"
+    path.write_text("def f(): ...\ndef f2(): ...\n\ndef local():\n    def f3(): ...\n    return f3\n")
+
+    def load() -> Any:
+        space: dict[str, Any] = {"__name__": "jobs"}
+        exec(compile(path.read_text(), os.fspath(path), "exec"), space)
+        return space["local"]() if other == "local" else space["f"]
+
+    registry = Registry()
+    registry.task(name="x")(load())
+    if other == "name":
+        registry.task(name="x")(load())  # the module was loaded again
+        assert len(registry.functions) == 1
+        path.write_text("def g(): ...\n\n" + path.read_text())
+    if other == "line":
+        path.write_text("# one line more\n" + path.read_text())
+    with pytest.raises(worqr.UsageError, match="there is a function 'x' already"):
+        registry.task(name="x")(load())
 
 
 def test_aliases_are_names_too() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -139,6 +139,28 @@ async def test_only_calls_can_be_sent(mesh: worqr.Mesh, wrong: Any) -> None:
             with pytest.raises(worqr.UsageError, match=r"give calls, as in function\.call\(\.\.\.\), not "):
                 await send([double.call(1), wrong])
         assert await double.queue.count() == 0
+
+
+async def test_a_function_that_was_called_instead_is_told_how_to_make_a_call(mesh: worqr.Mesh) -> None:
+    ran: list[int] = []
+
+    @mesh.task
+    async def greet(n: int) -> None:
+        ran.append(n)
+
+    @mesh.task
+    def shout(n: int) -> None:
+        ran.append(n)
+
+    called: Any = shout
+    async with mesh.connect():
+        with pytest.raises(
+            worqr.UsageError, match=r"give calls: write greet\.call\(\.\.\.\), not greet\(\.\.\.\), which runs"
+        ):
+            await mesh.enqueue_many(cast("Any", [greet(1)]))
+        assert ran == []  # and no warning of a coroutine that nobody has awaited
+        with pytest.raises(worqr.UsageError, match=r"not None: function\(\.\.\.\) runs the function here and now"):
+            await mesh.dispatch_many(cast("Any", [called(2)]))
 
 
 async def test_a_call_of_no_mesh_yet_is_refused(mesh: worqr.Mesh) -> None:

@@ -221,6 +221,10 @@ async def test_cancelling(mesh: worqr.Mesh) -> None:
                 await queue.enqueue(b"a", b"b")
             for n in range(5):
                 await queue.dispatch(b"job", id=f"x{n}")
+            named: list[worqr.TaskInfo] = []
+            while some := await queue.jobs(limit=3, after=named[-1].cursor if named else ""):
+                named += some
+            assert sorted(each.id or each.task.decode() for each in named) == [*"aaabbb", *(f"x{n}" for n in range(5))]
             assert await queue.cancel(b"a") == worqr.CancelCount(3, 0, 0)
             assert await queue.job("x3").cancel() == worqr.CancelCount(1, 0, 0)
             assert await queue.cancel_all() == worqr.CancelCount(7, 0, 0)
@@ -233,6 +237,10 @@ async def test_cancelling(mesh: worqr.Mesh) -> None:
                 running = await queue.running()
                 assert [status.state for status in running] == ["active"] * 6
                 assert running == sorted(running, key=lambda status: status.since or 0)  # type: ignore[arg-type,return-value]
+                shown: list[worqr.TaskInfo] = []
+                while page := await queue.jobs(state="active", limit=4, after=shown[-1].cursor if shown else ""):
+                    shown += page
+                assert sorted(map(repr, shown)) == sorted(map(repr, running))
                 count = await queue.cancel(b"a", wait=PATIENCE)
                 assert (count.waiting + count.running, count.acknowledged) == (8, count.running)
                 held.tasks.clear()

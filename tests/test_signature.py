@@ -346,6 +346,53 @@ class Odd:
     pass
 
 
+def unannotated(x, y=None):  # type: ignore[no-untyped-def]
+    pass
+
+
+def unannotated_whole(x, /):  # type: ignore[no-untyped-def]
+    pass
+
+
+CHANGED: list[tuple[Any, str, str]] = [
+    (b"raw", "is of type bytes and would arrive as str", "bytes"),
+    (bytearray(b"raw"), "is of type bytearray and would arrive as str", "bytes"),
+    (datetime(2026, 1, 1, tzinfo=UTC), "is of type datetime and would arrive as str", "datetime"),
+    ((1, 2), "is of type tuple and would arrive as list", "tuple"),
+    ({1, 2}, "is of type set and would arrive as list", "set"),
+    (UUID(int=7), "is of type UUID and would arrive as str", "UUID"),
+    (Line("a", Decimal(1)), "is of type Line and would arrive as dict", "Line"),
+    ([b"raw"], "holds a value that would arrive as another type", "list"),
+    ({"at": (1, 2)}, "holds a value that would arrive as another type", "dict"),
+]
+
+
+@pytest.mark.parametrize(("value", "words", "annotation"), CHANGED)
+@pytest.mark.parametrize("function", [unannotated, unannotated_whole, of(Any), of(object)])
+def test_what_only_an_annotation_could_bring_back_is_refused_at_the_caller(
+    function: Function, value: Any, words: str, annotation: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        payload_of(sign(function), value)
+    message = str(caught.value)
+    assert message.startswith(f"shop.ship: argument 'x' {words}"), message
+    assert message.endswith(f"annotate it, as in `x: {annotation}`")
+
+
+def test_such_a_default_is_refused_where_the_function_is_declared() -> None:
+    def function(x=(1, 2)):  # type: ignore[no-untyped-def]
+        pass
+
+    with pytest.raises(UsageError, match="argument 'x' is of type tuple and would arrive as list"):
+        sign(function)
+
+
+@pytest.mark.parametrize("value", [None, True, 1, 1.5, -0.0, 10**15, "text", [1, "a", None], {"a": [{}]}, Level.LOW])
+def test_what_json_has_needs_no_annotation(value: Any) -> None:
+    assert through(sign(unannotated), value) == ((value, None), {})
+    assert through(sign(unannotated_whole), value) == ((value,), {})
+
+
 @pytest.mark.parametrize(
     "value", [Odd(), 1j, math.nan, math.inf, [math.nan], "\ud800", {(1, 2): 3}, Path("/x"), Path, len, Point(math.nan)]
 )

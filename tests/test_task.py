@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import pickle
 import traceback
 from datetime import UTC, datetime, timedelta, timezone
@@ -85,6 +87,20 @@ def test_an_error_travels_as_text() -> None:
     assert "in caught" in error.traceback
     assert error.traceback.rstrip().endswith("ValueError: no such address")
     assert RemoteError.of(caught(worqr.ClaimLost("x"))).type == "worqr.errors.ClaimLost"
+
+
+def test_the_attributes_of_an_error_that_are_json_travel_as_far_as_they_fit() -> None:
+    error = LookupError("no such customer")
+    known = {"id": "x" * 100, "code": 42, "ratio": 0.5, "final": True, "cause": None, "at": [1, {"page": "ä"}]}
+    odd = {"when": datetime(2030, 1, 1, tzinfo=UTC), "nan": math.nan, "raw": b"x", "type": LookupError, "_own": 1}
+    vars(error).update(known | odd | {"long": "y" * 4000, "pair": (1, 2), "torn": "\udcff", "last": "z"})
+    found = RemoteError.of(caught(error))
+    assert found.fields == {**known, "pair": [1, 2], "last": "z"}
+    assert json.loads(found.fields_as_json()) == found.fields
+    vars(error).update({f"{n}": "x" * 30 for n in range(5000)})
+    assert len(RemoteError.of(error).fields_as_json()) <= 4096 + 100
+    assert RemoteError.of(caught(ValueError("plain"))).fields_as_json() == b""
+    assert hash(found) == hash(found)
 
 
 def test_any_error_travels() -> None:

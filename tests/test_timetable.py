@@ -204,3 +204,9 @@ def test_a_bad_name_or_a_large_payload_is_an_error() -> None:
         named_call("a{b", (), {}, 1000)
     with pytest.raises(UsageError, match="over the limit of 10"):
         named_call("q", (b"x" * 11,), {}, 10)
+
+
+def test_the_words_of_other_schedulers_are_answered_with_the_one_that_works() -> None:
+    options: Any = {"tz": "UTC"}
+    with pytest.raises(UsageError, match=r"a schedule has no option 'tz'; use timezone, as in mesh\.cron\("):
+        Timetable().cron("0 3 * * *", REPORT, **options)

@@ -46,7 +46,18 @@ if TYPE_CHECKING:
     from worqr.policy import Broken, ChildError, Failure, Retry, RetryPolicy
     from worqr.queue import Queue
     from worqr.registry import Registry, TaskDecorator
-    from worqr.task import CancelCount, Event, Failed, Health, QueueInfo, RemoteError, Seconds, Status, WorkerInfo
+    from worqr.task import (
+        CancelCount,
+        Event,
+        Failed,
+        Health,
+        QueueInfo,
+        RemoteError,
+        Seconds,
+        Status,
+        TaskInfo,
+        WorkerInfo,
+    )
     from worqr.thread_peer import ThreadPeer
     from worqr.timetable import ScheduleOptions
 
@@ -70,7 +81,7 @@ _HOMES = {
     "worqr.policy": "Broken ChildError Failure Retry RetryPolicy",
     "worqr.queue": "Queue",
     "worqr.registry": "Registry TaskDecorator",
-    "worqr.task": "CancelCount Event Failed Health QueueInfo RemoteError Seconds Status WorkerInfo",
+    "worqr.task": "CancelCount Event Failed Health QueueInfo RemoteError Seconds Status TaskInfo WorkerInfo",
     "worqr.thread_peer": "ThreadPeer",
     "worqr.timetable": "ScheduleOptions",
 }
@@ -126,6 +137,7 @@ __all__ = [
     "Status",
     "SyncFunction",
     "TaskDecorator",
+    "TaskInfo",
     "ThreadPeer",
     "Unavailable",
     "Update",

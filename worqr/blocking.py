@@ -11,6 +11,7 @@ from collections.abc import Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast
 
 from worqr.errors import Duplicate, NotReplicated, UsageError
+from worqr.foreign import CALLS, no_such_method
 from worqr.job import Outcome
 from worqr.link import loop_name_here
 from worqr.options import RAW_OPTIONS, JobOptions, check_id, encode_options
@@ -61,6 +62,21 @@ class BlockingMesh:
             QueueFull, Unavailable: as ``queue.enqueue``; a note says how many were stored. NotReplicated: all were.
         """
         return _run(self._mesh, self._mesh.enqueue_many(calls))
+
+    def dispatch_many(self, calls: Iterable[Call[R]]) -> list[BlockingJob[R]]:
+        """Dispatch calls as jobs, in one round trip per thousand; see ``mesh.dispatch_many``.
+
+        Returns:
+            A handle of each job, in the order of the calls.
+
+        Raises:
+            UsageError: something that is no call.
+            Duplicate: an id is taken, and ``if_exists="raise"``. Others of the calls may be stored.
+            QueueFull: over `max_length`, or the server is out of memory; a note says how many were dispatched.
+            NotReplicated: all were stored, but fewer `replicas` had them in time.
+            Unavailable: no answer within `patience`; a note says how many were dispatched.
+        """
+        return [BlockingJob(self._mesh, job) for job in _run(self._mesh, self._mesh.dispatch_many(calls))]
 
     def queues(self) -> list[QueueInfo]:
         """All queues that hold something or are served, by name."""
@@ -254,6 +270,15 @@ class BlockingFunction(Generic[P, R]):
         declared = self._declared
         mesh = declared.home()
         return BlockingJob(mesh, mesh.queue(declared.name).job_of(check_id(id, generated=True), declared.results))
+
+    if not TYPE_CHECKING:  # a type checker knows all attributes that there are
+
+        def __getattr__(self, name: str) -> Any:
+            """Asked only for what is not there."""
+            hint = f"use `{{fn}}.blocking.{'options(delay=60).dispatch' if name == 'apply_async' else 'enqueue'}(...)`"
+            raise AttributeError(
+                no_such_method("BlockingFunction", self._declared.name, name, dict.fromkeys(CALLS, hint))
+            )
 
 
 def _run(mesh: Mesh[Any], coroutine: Coroutine[Any, Any, R]) -> R:

@@ -18,6 +18,7 @@ import msgspec
 
 from worqr.blocking import BlockingFunction
 from worqr.errors import UsageError
+from worqr.foreign import CALLS, no_such_method
 from worqr.job import Job, Results
 from worqr.keys import check_name
 from worqr.options import JobOptions, check_id, encode_options
@@ -192,6 +193,24 @@ class Bound(Generic[P, R]):
         """
         return self._declared.call(self._options, args, kwargs)
 
+    if not TYPE_CHECKING:  # a type checker knows all attributes that there are
+
+        def __getattr__(self, name: str) -> Any:
+            """Asked only for what is not there."""
+            raise AttributeError(no_such_method("Bound", _name_in(self), name, _OPTIONS_MAKE_A_JOB))
+
+
+_OPTIONS_MAKE_A_JOB = {
+    "enqueue": "options make a job: use `await {fn}.options(...).dispatch(...)`",
+    "options": "give all options at once, as in {fn}.options(id='report-7', delay=60)",
+    **dict.fromkeys(CALLS, "use `await {fn}.options(...).dispatch(...)`"),
+}
+
+
+def _name_in(bound: Bound[Any, Any]) -> str:
+    declared = vars(bound).get("_declared")
+    return "fn" if declared is None else declared.name
+
 
 class Function(Bound[P, R]):
     """A function whose calls can be enqueued; made by ``@mesh.task``. Calling it calls the function, here and now."""
@@ -205,6 +224,12 @@ class Function(Bound[P, R]):
 
     def __repr__(self) -> str:
         return f"<Function {self.name!r}>"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Asked only for what is not there."""
+            raise AttributeError(no_such_method(type(self).__name__, _name_in(self), name))
 
     @property
     def name(self) -> str:

@@ -19,8 +19,9 @@ from worqr.cancelling import cancel_and_wait
 from worqr.errors import JobCancelled, JobFailed, NoResult, ResultTimeout
 from worqr.keys import QueueKeys
 from worqr.listening import News, listening
-from worqr.ops import Cancelled, Found, JobState
-from worqr.task import CancelCount, RemoteError, Seconds, Status, check_text, from_ms, seconds
+from worqr.ops import Cancelled, Found
+from worqr.summing import status_of
+from worqr.task import CancelCount, RemoteError, Seconds, Status, check_text, fields_of, seconds
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
@@ -90,10 +91,13 @@ class Job(Generic[R]):
         return hash((self.id, self._keys))
 
     async def status(self) -> Status:
-        """Where it is now. ``finished`` and ``cancelled`` are known as long as results are kept, ``failed`` (set aside, also as
-        broken) as long as its record is, too; afterwards, and for an id that never was, ``gone``.
+        """Return where the job is, how many tries it has had, and what the last one raised.
+
+        ``finished`` and ``cancelled`` are known as long as results are kept. ``failed`` is known as long as the job is in
+        ``queue.failed`` or ``queue.broken``, and as long as results are kept. Afterwards, and for an unknown id, the state is
+        ``gone``. A handle that was made from an id means the newest dispatch that anything is known of.
         """
-        return _status(await self._mesh.ask(ops.job_status(await self._place(), self.id, self._number)))
+        return status_of(await self._mesh.ask(ops.job_status(await self._place(), self.id, self._number)))
 
     async def result(self, timeout: Seconds | None = None) -> R:
         """Wait until it has ended, and answer what its handler returned: bytes as they are, None as None, all else through JSON.
@@ -102,9 +106,12 @@ class Job(Generic[R]):
             timeout: seconds to wait, then `ResultTimeout`; None: for ever; 0: only look.
 
         Raises:
-            NoResult: at once: unknown, expired, replaced by a newer dispatch, or not kept (no ``result_ttl``, neither at the
-                dispatch, nor by the function, nor by a worker that serves the queue now).
-            JobFailed, JobCancelled: it ended in another way, with the error, the reason.
+            NoResult: at once, and its message says why: the id is unknown; the job has ended, and its result was not kept or has
+                expired; a newer dispatch took its place; or no result will be kept (no ``result_ttl``, neither at the dispatch,
+                nor by the function, nor by a worker that serves the queue now).
+            JobFailed: it failed for good; has the error. Known without a ``result_ttl``, too, as long as the job is in
+                ``queue.failed`` or ``queue.broken``.
+            JobCancelled: it was cancelled; has the reason.
             ResultTimeout: it has not ended in time.
         """
         patience = math.inf if timeout is None else seconds(timeout, "timeout")
@@ -131,16 +138,29 @@ class Job(Generic[R]):
             return cast("R", self._decode(kind.decode(), value))
         texts = [b"" if fact is None else fact for fact in found.facts]
         if found.word == "failed":
-            error = RemoteError(*(fact.decode("utf-8", "replace") for fact in texts))
-            raise JobFailed(f"{self!r} failed: {error.type}: {error.message}", error)
+            kind, message, traceback, fields = (fact.decode("utf-8", "replace") for fact in texts)
+            error = RemoteError(kind, message, traceback, fields_of(fields))
+            failed = JobFailed(f"{self!r} failed: {error.type}: {error.message}", error)
+            if error.traceback:
+                failed.add_note(f"The worker's traceback:\n{error.traceback.rstrip()}")
+            raise failed
         if found.word == "cancelled":
             reason = texts[0].decode("utf-8", "replace")
             raise JobCancelled(f"{self!r} was cancelled" + (f": {reason}" if reason else ""), reason)
-        if found.word == "never":
-            raise NoResult(
-                f"{self!r} keeps no result: dispatch it with result_ttl=, or serve its queue with result_ttl="
+        raise NoResult(self._why_none(found.word))
+
+    def _why_none(self, word: str) -> str:
+        """Why there is no result: one true sentence, and the remedy if there is one."""
+        job = f"job {self.id!r} of queue {self.queue!r}"
+        if word == "never":
+            return (
+                f"{job} keeps no result: neither its dispatch nor a worker of its queue has a result_ttl. Set result_ttl= on the "
+                "function, on the handler, or at the dispatch"
             )
-        raise NoResult(f"there is no result of {self!r}: it is unknown, expired, or a newer dispatch took its place")
+        if word == "replaced":
+            return f"{job} has a newer dispatch, and the result of this one was not kept or has expired"
+        unknown = "the id is unknown, or " if self._number == 0 else ""
+        return f"no result of {job} is stored: {unknown}it was not kept (no result_ttl) or has expired"
 
     def _decode(self, kind: str, value: bytes) -> object:
         if self._results is not None:
@@ -194,15 +214,3 @@ class _Watch(AsyncIterator[Status]):
             await self._news.wait()
         self._last = status
         return status
-
-
-def _status(found: JobState) -> Status:
-    return Status(
-        state=cast("Any", found.word),
-        worker=found.worker,
-        since=None if found.claim is None else from_ms(found.claim / 1000),
-        run_at=None if found.run_at_ms is None else from_ms(found.run_at_ms),
-        progress=found.progress,
-        message=found.message,
-        failures=found.failures,
-    )

@@ -21,6 +21,7 @@ from worqr.errors import UsageError, did_you_mean
 from worqr.job import Job
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.link import Link
+from worqr.looking import all_infos
 from worqr.options import check_replicas
 from worqr.peer.lifespans import LIFESPAN, check_lifespan, entered, warn_if_unused, with_asyncio
 from worqr.peer.options import (
@@ -41,7 +42,7 @@ from worqr.peer.peer import Peer
 from worqr.peer.runners import Middleware, checked_middleware
 from worqr.peer.settings import Onlooker, PeerSettings, usable_cpus
 from worqr.peer.ticking import all_schedules, schedule_of
-from worqr.queue import Queue, all_infos
+from worqr.queue import Queue
 from worqr.registry import Registry
 from worqr.sending import Sender
 from worqr.sharding import Sharding

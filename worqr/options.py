@@ -10,7 +10,8 @@ from typing import Any, Final, Literal, TypedDict, cast
 
 import msgspec
 
-from worqr.errors import UsageError, did_you_mean
+from worqr.errors import UsageError
+from worqr.foreign import hint_at_option
 from worqr.policy import POLICY_FIELDS, RetryPolicy
 from worqr.task import Seconds, check_count, check_text, seconds, to_ms
 
@@ -22,6 +23,10 @@ RAW_OPTIONS: Final = frozenset({"max_length", "replicas"})
 """What can be said of a raw task; every other option makes it a job."""
 MAX_REPLICAS: Final = 100
 """More than any server has: a slip, which would never be met."""
+_EXAMPLES: Final = {
+    "retry": ": write retry=worqr.RetryPolicy(max_failures=3)",
+    "update": ": write update=worqr.Update(data=False)",
+}
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -163,7 +168,8 @@ def _milliseconds(value: object, what: str, *, positive: bool = False) -> int:
     return max(round(seconds(value, what, positive=positive) * 1000), int(positive))
 
 
-def _choice(value: object, what: str, allowed: tuple[str, ...]) -> str:
+def check_choice(value: object, what: str, allowed: tuple[str, ...]) -> str:
+    """`value`, one of those `allowed`, else UsageError naming `what`."""
     if value not in allowed:
         raise UsageError(f"{what} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
     return str(value)
@@ -177,7 +183,7 @@ def _flag(value: object, what: str) -> bool:
 
 def _instance(value: Any, kind: type, what: str) -> Any:
     if not isinstance(value, kind):
-        raise UsageError(f"{what} must be a worqr.{kind.__name__}, not {value!r}")
+        raise UsageError(f"{what} must be a worqr.{kind.__name__}, not {value!r}{_EXAMPLES.get(what, '')}")
     return value
 
 
@@ -231,7 +237,7 @@ _WIRE: Final[dict[str, Callable[[Any], dict[str, object]]]] = {
     "run_at": lambda value: {"run_at": to_ms(value, "run_at")},
     "update": lambda value: _instance(value, Update, "update").to_wire(),
     "expires": _expires,
-    "if_exists": lambda value: {"exists": _choice(value, "if_exists", ("update", "skip", "raise"))},
+    "if_exists": lambda value: {"exists": check_choice(value, "if_exists", ("update", "skip", "raise"))},
     "unique_for": lambda value: {"unique_for": _milliseconds(value, "unique_for", positive=True)},
     "meta": lambda value: {"meta": _meta(value)},
     "max_length": lambda value: {"max_length": check_count(value, "max_length")},
@@ -243,5 +249,5 @@ _WIRE: Final[dict[str, Callable[[Any], dict[str, object]]]] = {
 
 def _refuse(name: str) -> None:
     known = sorted(JobOptions.__annotations__)
-    hint = did_you_mean(name, known, f"it takes {', '.join(known)}")
+    hint = hint_at_option(name, known, f"it takes {', '.join(known)}")
     raise UsageError(f"dispatch() has no option {name!r}; {hint}")

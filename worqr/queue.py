@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
 from worqr import ops
 from worqr.aside import Aside
@@ -21,21 +21,12 @@ from worqr.errors import Duplicate, NotReplicated, QueueFull, UsageError, WorqrE
 from worqr.job import Job, Outcome, Results
 from worqr.keys import QueueKeys
 from worqr.listening import Latest, listening
+from worqr.looking import LISTED, ask_each, list_jobs
 from worqr.ops import MAX_BYTES, MAX_ITEMS, Cancelled, Dispatched
 from worqr.ops.replies import in_pieces
-from worqr.options import JobOptions, check_id, check_replicas, encode_options, without_replicas
+from worqr.options import JobOptions, check_choice, check_id, check_replicas, encode_options, without_replicas
 from worqr.summing import in_turn, info_of, running_of
-from worqr.task import (
-    CancelCount,
-    Event,
-    QueueInfo,
-    Seconds,
-    Status,
-    check_count,
-    check_task,
-    check_text,
-    seconds,
-)
+from worqr.task import CancelCount, Event, QueueInfo, Seconds, TaskInfo, check_count, check_task, check_text, seconds
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
@@ -261,19 +252,47 @@ class Queue:
         most = min(check_count(limit, "limit"), MAX_LISTED)
         return in_turn([tasks for _, tasks in await self._ask_all(lambda keys: ops.list_tasks(keys, most))], most)
 
-    async def running(self) -> list[Status]:
-        """The first 1,000 tasks that run now: by which worker, and since when by the server's clock."""
+    async def running(self) -> list[TaskInfo]:
+        """Return up to 1,000 tasks that run now: each with its job id or, of a plain task, the first 100 bytes of its payload;
+        the worker that runs it; and since when, by the server's clock.
+        """
         return running_of(await self._ask_all(ops.list_claims), MAX_ITEMS)
 
+    async def jobs(
+        self,
+        *,
+        state: Literal["waiting", "due", "blocked", "active"] = "waiting",
+        limit: int = 100,
+        after: str = "",
+    ) -> list[TaskInfo]:
+        """Return one page of the tasks in this state, with their job ids.
+
+        ``waiting`` and ``active`` list plain tasks too, which have no id. The queue goes on while you page through it: a task
+        that moves meanwhile may be listed twice, or not at all.
+
+        Args:
+            state: ``waiting``: in the order in which they will be taken. ``due``: those whose time is still to come, the next
+                one first. ``blocked``: those that wait until the run of their id ends, by id. ``active``: those that run, by
+                worker. Of several shards one after the other.
+            limit: the size of the page, at most 10,000.
+            after: the `cursor` of the last entry of the page before; empty: the first page.
+
+        Raises:
+            UsageError: another state, or an `after` that is no cursor of this state.
+        """
+        check_choice(state, "state", LISTED)
+        most = min(check_count(limit, "limit"), MAX_LISTED)
+        return await list_jobs(self._mesh, await self._mesh.sharding.of(self._keys), state, most, after)
+
     async def info(self) -> QueueInfo:
-        """All there is to know of the queue at one moment. `oldest`: seconds since the job in front was due; None: it is none. Of
-        several shards the sum, the oldest, and the reason of one that is paused; not at one moment.
+        """Return a snapshot of the queue's counters; see `QueueInfo`. Of several shards the sum, the oldest job, and the reason
+        of one that is paused; not at one moment.
         """
         return info_of(self.name, await self._ask_all(ops.inspect))
 
     async def _ask_all(self, make: Callable[[QueueKeys], Call[T]]) -> list[T]:
         """One request to each shard, all together."""
-        return await _ask(self._mesh, await self._mesh.sharding.of(self._keys), make)
+        return await ask_each(self._mesh, await self._mesh.sharding.of(self._keys), make)
 
     # Cancelling
 
@@ -349,7 +368,7 @@ class Queue:
 
     async def _forget_shards(self, shards: tuple[QueueKeys, ...]) -> None:
         every = [*shards, *(replace(keys, failures=True) for keys in shards)]
-        seen = info_of(self.name, await _ask(self._mesh, every, ops.inspect))
+        seen = info_of(self.name, await ask_each(self._mesh, every, ops.inspect))
         if not (seen.workers or seen.running or seen.waiting or seen.due or seen.failed or seen.broken):
             await self._mesh.sharding.forget(self.name)
 
@@ -379,22 +398,3 @@ class Queue:
             for keys in await self._mesh.sharding.of(self._keys):
                 await stack.enter_async_context(listening(link, keys.events_channel, hear))
             yield latest
-
-
-async def _ask(mesh: Mesh[Any], shards: Sequence[QueueKeys], make: Callable[[QueueKeys], Call[T]]) -> list[T]:
-    """One request to each of these shards, all together."""
-    if len(shards) == 1:
-        return [await mesh.ask(make(shards[0]))]
-    return await mesh.link.call_all([make(keys) for keys in shards])
-
-
-async def all_infos(mesh: Mesh[Any], known: Iterable[QueueKeys]) -> list[QueueInfo]:
-    """What there is to know of the queues that the registry knows by `known`, by name; all shards of one as one."""
-    found: dict[str, set[QueueKeys]] = {}
-    for keys in known:
-        every = await mesh.sharding.of(replace(keys, tag=""), declare=False)
-        found.setdefault(keys.shown, set(every)).add(keys)
-    infos: list[QueueInfo] = []
-    for name, shards in sorted(found.items()):
-        infos.append(info_of(name, await _ask(mesh, sorted(shards, key=lambda keys: keys.name), ops.inspect)))
-    return infos

@@ -82,6 +82,8 @@ class Registry(Timetable):
 
         Raises:
             UsageError: a name that is taken, parameters that cannot travel, an option that does not exist or cannot be.
+
+        A notebook cell that is run again, and a module that is loaded again, replace their functions and the schedules of these.
         """
         how = handling("task", options)
         if name is not None:
@@ -96,6 +98,7 @@ class Registry(Timetable):
             found = name or _name_of(fn)
             kind: Any = AsyncFunction if is_async(fn) else SyncFunction
             function: Function[..., Any] = kind(Declared(fn, found, others, how, is_async=is_async(fn)))
+            self._forget_older(found, fn)
             self._check_all_free((found, *others))
             self._adopt(function)
             return function
@@ -177,6 +180,19 @@ class Registry(Timetable):
             queue = full + each.queue if each.queue in other._names else each.queue
             yield replace(each, name=prefix + each.name, queue=queue)
 
+    def _forget_older(self, name: str, fn: Callable[..., Any]) -> None:
+        """Make room for a function that is defined anew, here and wherever the older one was included."""
+        older = self._functions.get(name)
+        if older is None or not _is_defined_anew(older.declared.fn, fn):
+            return
+        registry: Registry | None = self
+        while registry is not None:
+            held = next(each for each, function in registry._functions.items() if function is older)
+            del registry._functions[held]
+            registry._names = {each: of for each, of in registry._names.items() if of != held}
+            registry.forget_schedules({held, older.name})
+            registry = registry._home[0] if registry._home is not None else None
+
     def _check_all_free(self, names: Collection[str]) -> None:
         """Refuse names that are taken, here or wherever the functions will be."""
         registry: Registry = self
@@ -237,6 +253,18 @@ def _plain(fn: object) -> Callable[..., Any]:
                 "or the method of an object, as in mesh.task(service.send)"
             )
     return fn
+
+
+def _is_defined_anew(older: Callable[..., Any], newer: Callable[..., Any]) -> bool:
+    """True if `newer` takes the place of `older` in its module: typed again where people type, or loaded again from its file."""
+    if older is newer or not (inspect.isfunction(older) and inspect.isfunction(newer)) or "<" in newer.__qualname__:
+        return False
+    if (older.__module__, older.__qualname__) != (newer.__module__, newer.__qualname__):
+        return False
+    if newer.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
+        return True  # a notebook, or a console
+    before, now = older.__code__, newer.__code__
+    return (before.co_filename, before.co_firstlineno) == (now.co_filename, now.co_firstlineno)
 
 
 def _name_of(fn: Callable[..., Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from worqr import ops
 from worqr.call import Call as Request
 from worqr.errors import NotReplicated, UsageError
-from worqr.function import Call
+from worqr.function import Call, Function
 from worqr.keys import QueueKeys
 from worqr.ops import MAX_ITEMS, Dispatched, NewJob
 from worqr.ops.replies import in_pieces
@@ -138,7 +139,7 @@ class Sender:
         while some := list(islice(waiting, MAX_ITEMS)):
             for call in some:
                 if not isinstance(call, Call):  # pyright: ignore[reportUnnecessaryIsInstance]
-                    raise UsageError(f"give calls, as in function.call(...), not {call!r}")
+                    raise _no_call(call)
                 if call.declared is not None:
                     call.declared.home()
                 check_task(call.task, self._mesh.max_payload)
@@ -160,6 +161,18 @@ class Sender:
             return await self._mesh.link.call_all([request for _, request in requests]), late
         except NotReplicated as error:
             return error.answer, error
+
+
+def _no_call(given: object) -> UsageError:
+    """Of something that is no call, mostly what a function returned that was called instead."""
+    if inspect.iscoroutine(given):
+        called = given.cr_frame.f_locals.get("self") if given.cr_frame is not None else None
+        given.close()  # or Python warns that nobody has awaited it
+        name = called.name.rpartition(".")[2] if isinstance(called, Function) else "function"
+        return UsageError(f"give calls: write {name}.call(...), not {name}(...), which runs the function here and now")
+    return UsageError(
+        f"give calls, as in function.call(...), not {given!r}: function(...) runs the function here and now"
+    )
 
 
 def _note(error: Exception, verb: str, done: int, sending: int) -> None:

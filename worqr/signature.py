@@ -21,6 +21,8 @@ from worqr.task import encode_json, is_model, name_of
 
 _WHOLE: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIABLE: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_UNTYPED: Final[tuple[object, ...]] = (Any, object)
+"""What says nothing of a type; a parameter without an annotation is taken for Any."""
 _MISSING: Final = object()
 _LATER: Final = (NameError, AttributeError)
 """What an annotation raises that names what is only defined further below, or only for type checkers."""
@@ -89,9 +91,13 @@ class Signature:
         for name, value in self._defaults.items():
             try:
                 if not codec.raw:
-                    _decoder(hints[name])(encode_json(value))
+                    arrived = _decoder(hints[name])(encode_json(value))
+                    if hints[name] in _UNTYPED:
+                        _check_unchanged(self.name, name, value, arrived)
                 elif not isinstance(codec.decode(value), type(value)):
                     raise TypeError(f"{value!r} is not bytes")
+            except UsageError:
+                raise
             except Exception as error:
                 raise UsageError(f"{self.name}: the default of {name!r} cannot travel: {error}") from None
         self._codec = codec
@@ -166,9 +172,11 @@ class Signature:
             except Exception as error:  # whatever a user's type raises in being encoded
                 raise UsageError(f"{self.name}: JSON cannot carry these arguments: {error}") from error
         try:
-            codec.decode(task)
+            arrived = codec.decode(task)
         except Exception as error:
             raise UsageError(f"{self.name}: its handler would not take these arguments: {error}") from error
+        for i, name in codec.untyped:
+            _check_unchanged(self.name, name, values[name], arrived if self.whole else getattr(arrived, f"p{i}"))
         return task
 
     def decode(self, task: bytes) -> Arguments:
@@ -222,8 +230,29 @@ class _Codec:
         shape = hints[parameters[0].name] if whole else _shape(parameters, hints)
         self.raw: bool = whole and isinstance(msgspec.inspect.type_info(shape), msgspec.inspect.BytesType)
         self.decode: Callable[[bytes], Any] = partial(msgspec.convert, type=shape) if self.raw else _decoder(shape)
+        self.untyped = [(i, each.name) for i, each in enumerate(parameters) if hints[each.name] in _UNTYPED]
         self.result: Any = hints["return"]
         self.decode_result: Callable[[bytes], Any] = _decoder(self.result)
+
+
+def _check_unchanged(function: str, name: str, value: object, arrived: object) -> None:
+    """Refuse an argument of which only an annotation could say that it is not what JSON makes of it: a tuple, a datetime, bytes.
+
+    Raises:
+        UsageError: it would arrive as something else.
+    """
+    if value == arrived:
+        return
+    sent, found = type(value).__name__, type(arrived).__name__
+    if sent == found:
+        what = "holds a value that would arrive as another type (a tuple as a list, a datetime or bytes as a str)"
+    else:
+        what = f"is of type {sent} and would arrive as {found}"
+    example = "bytes" if isinstance(value, bytearray | memoryview) else sent
+    raise UsageError(
+        f"{function}: argument {name!r} {what}, because the parameter has no type annotation: annotate it, as in "
+        f"`{name}: {example}`"
+    )
 
 
 def _decoder(hint: Any) -> Callable[[bytes], Any]:

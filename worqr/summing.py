@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from worqr.call import Call
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.ops import Held, Inspected, QueuesPage, list_queues
-from worqr.task import QueueInfo, Status, WorkerInfo, from_ms
+from worqr.ops import Glance, Held, Inspected, JobState, QueuesPage, list_queues
+from worqr.task import QueueInfo, Status, TaskInfo, WorkerInfo, from_ms
 
 T = TypeVar("T")
 
@@ -57,25 +58,44 @@ def info_of(name: str, seen: Sequence[Inspected]) -> QueueInfo:
         failed=sum(each.failed for each in seen),
         broken=sum(each.broken for each in seen),
         paused=next((each.paused for each in seen if each.paused is not None), None),
-        oldest=None if oldest is None else oldest / 1000,
+        oldest_job=None if oldest is None else oldest / 1000,
         workers=len({worker for each in seen for worker in each.workers}),
         counts=dict(counts),
     )
 
 
-def running_of(held: Sequence[Sequence[Held]], limit: int) -> list[Status]:
+def _facts(seen: JobState) -> dict[str, Any]:
+    """The fields of a `Status`."""
+    run_at = None if seen.run_at_ms is None else from_ms(seen.run_at_ms)
+    return {
+        "state": seen.word,
+        "worker": seen.worker,
+        "since": None if seen.claim is None else from_ms(seen.claim / 1000),
+        "run_at": run_at,
+        "progress": seen.progress,
+        "message": seen.message,
+        "failures": seen.failures,
+        "attempts": seen.attempts,
+        "error": seen.error,
+        "next_run": run_at if seen.word == "due" else None,
+    }
+
+
+def status_of(seen: JobState) -> Status:
+    """Where a job is."""
+    return Status(**_facts(seen))
+
+
+def task_info_of(seen: Glance) -> TaskInfo:
+    """One task of a list."""
+    return TaskInfo(**_facts(seen.state), id=seen.id, task=seen.task)
+
+
+def running_of(held: Sequence[Sequence[Held]], limit: int) -> list[TaskInfo]:
     """Up to `limit` of what runs; of several shards the longest first."""
     claims = held[0] if len(held) == 1 else sorted(chain(*held), key=lambda each: each.claim)
     return [
-        Status(
-            state="active",
-            worker=each.worker,
-            since=from_ms(each.claim / 1000),
-            run_at=None if each.run_at_ms is None else from_ms(each.run_at_ms),
-            progress=each.progress,
-            message=each.message,
-            failures=each.failures,
-        )
+        replace(task_info_of(each.seen), worker=each.worker, since=from_ms(each.claim / 1000))
         for each in claims[:limit]
     ]
 

@@ -6,16 +6,15 @@ Nothing here knows Trio, Redis or how anything is sent.
 from __future__ import annotations
 
 import math
-import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from types import CodeType, TracebackType
 from typing import Any, Final, Literal, cast
 
 import msgspec
 
 from worqr.errors import PayloadTooLarge, UsageError
+from worqr.tracebacks import format_error
 
 Seconds = float | timedelta
 """A duration: seconds as a number, or a timedelta."""
@@ -27,10 +26,9 @@ KEEP_FAILED: Final = 1000
 LONGEST: Final = 100 * 365 * 86400
 """Seconds of the longest duration: what is longer is a mistake, or infinity."""
 
-FRAMES: Final = 30
-"""Frames of a traceback that are kept: the last ones."""
-MANY_PLACES: Final = 100
-TRACEBACK: Final = "Traceback (most recent call last):\n"
+FIELDS: Final = 4096
+"""Bytes of an error's attributes, as JSON."""
+MANY_FIELDS: Final = 100
 
 CancelReason = Literal["cancel", "timeout", "lost", "leaving"]
 """Why a run is being cancelled."""
@@ -123,11 +121,19 @@ class RemoteError:
 
     Of a run in a process, the traceback is followed by a line ``stderr:`` and the last 16 KiB of what the run wrote there, if it
     wrote anything.
+
+    Attributes:
+        type: the qualified name of its class.
+        message: its text, at most 4,096 characters.
+        traceback: the last frames, at most 16 KiB.
+        fields: the public attributes that it was given and that are JSON: text, numbers, booleans, None, lists and dicts of them.
+            Together at most 4 KiB; attributes that do not fit are left out. ``error.code = 42`` arrives as ``{"code": 42}``.
     """
 
     type: str
     message: str
     traceback: str
+    fields: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
 
     @classmethod
     def of(cls, error: BaseException) -> RemoteError:
@@ -141,12 +147,17 @@ class RemoteError:
             message = str(error)
         except BaseException as unprintable:  # also a SystemExit: it is the text of an error, not an error
             message = f"<its __str__ raised {type(unprintable).__name__}>"
-        return cls(name_of(type(error)), clean_text(message)[:4096], clean_text(_format(error))[-16384:])
+        lines = clean_text(format_error(error))[-16384:]
+        return cls(name_of(type(error)), clean_text(message)[:4096], lines, _fields_of(error))
 
     @classmethod
     def told(cls, type: str, message: str) -> RemoteError:
         """An error that was told, not raised."""
         return cls(type, clean_text(message)[:4096], "")
+
+    def fields_as_json(self) -> bytes:
+        """The fields as they are sent; empty if there are none."""
+        return encode_json(self.fields) if self.fields else b""
 
     def with_stderr(self, output: str) -> RemoteError:
         """This, and what the run wrote to its standard error."""
@@ -157,31 +168,21 @@ class RemoteError:
         return replace(self, traceback="\n".join(parts) + "\n")
 
 
-_frames: dict[tuple[tuple[int, int], ...], tuple[str, list[CodeType]]] = {}
-"""Where errors were raised, and how that reads; the code is kept so that no other gets its id."""
-
-
-def _format(error: BaseException) -> str:
-    """As ``traceback.format_exception``, which looks at every source file anew and parses its lines, in the loop's thread. What
-    fails by the thousand mostly fails in the same place: of an error without a chain the frames are formatted but once.
-    """
-    chained = error.__cause__ is not None or (error.__context__ is not None and not error.__suppress_context__)
-    if chained or issubclass(type(error), BaseExceptionGroup) or error.__traceback__ is None:
-        return "".join(traceback.format_exception(error, limit=-FRAMES))
-    codes: list[CodeType] = []
-    path: list[tuple[int, int]] = []
-    at: TracebackType | None = error.__traceback__
-    while at is not None:
-        codes.append(at.tb_frame.f_code)
-        path.append((id(at.tb_frame.f_code), at.tb_lasti))
-        at = at.tb_next
-    place = tuple(path[-FRAMES:])
-    known = _frames.get(place)
-    if known is None:
-        if len(_frames) >= MANY_PLACES:
-            _frames.clear()
-        known = _frames[place] = "".join(traceback.format_tb(error.__traceback__, limit=-FRAMES)), codes[-FRAMES:]
-    return "".join((TRACEBACK, known[0], *traceback.format_exception_only(error)))
+def _fields_of(error: BaseException) -> dict[str, Any]:
+    """The attributes of an error that can be sent, as many as fit."""
+    found: dict[str, Any] = {}
+    left = FIELDS
+    for name, value in list(vars(error).items())[:MANY_FIELDS]:
+        if name.startswith("_") or not isinstance(value, str | int | float | list | tuple | dict | None):
+            continue
+        try:
+            encoded = encode_json({name: cast("object", value)})
+            sent: dict[str, Any] = msgspec.json.decode(encoded) if len(encoded) <= left else {}
+        except Exception:  # noqa: S112 - whatever a type of the user's raises: it is no JSON
+            continue
+        left -= len(encoded) if sent else 0
+        found |= sent
+    return found
 
 
 def clean_text(text: str) -> str:
@@ -230,7 +231,9 @@ class Failed:
             queue=queue,
             task=task,
             reason=cast('Literal["failed", "stalled", "timeout", "expired", "broken"]', told("reason")),
-            error=RemoteError(told("error_type"), told("error_message"), told("error_traceback")),
+            error=RemoteError(
+                told("error_type"), told("error_message"), told("error_traceback"), fields_of(told("error_fields"))
+            ),
             failures=int(told("failures") or 0),
             stalls=int(told("stalls") or 0),
             timeouts=int(told("timeouts") or 0),
@@ -244,6 +247,14 @@ def meta_of(text: str) -> Mapping[str, str]:
     """`meta` as it is stored; of a producer that stored no JSON object of texts, none."""
     try:
         return msgspec.json.decode(text, type=dict[str, str]) if text else {}
+    except msgspec.MsgspecError:
+        return {}
+
+
+def fields_of(text: str) -> dict[str, Any]:
+    """The fields of an error as they are stored; none if somebody stored something else."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any]) if text else {}
     except msgspec.MsgspecError:
         return {}
 
@@ -285,7 +296,21 @@ class CancelCount:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The state of a task; of a running one also its worker and since when (by the server's clock)."""
+    """The state of a task, and what is known of its tries. Of a plain task only `state`, `worker` and `since` are known.
+
+    Attributes:
+        state: where it is. ``due``: its time is still to come. ``gone``: nothing is known of it any more.
+        worker: of a running task, the worker that runs it.
+        since: of a running task, when this run began, by the server's clock.
+        run_at: when it was, or will be, due; None if it has ended.
+        progress: what the handler reported last in this run, or in the last one if the job has ended.
+        message: the text that was reported with it.
+        failures: how many tries ended with an error.
+        attempts: how many tries have begun, the present one among them. Tries that were given back uncounted do not count.
+        error: what the last try raised: its type, and the first 500 bytes of its message. A job has it while it waits for its
+            next try, during that try, and if it has failed. The traceback is empty here; see ``queue.failed``.
+        next_run: of a job in the state ``due``, when it will be run next, at the earliest; else None.
+    """
 
     state: Literal["waiting", "due", "blocked", "active", "finished", "failed", "cancelled", "gone"]
     worker: str | None = None
@@ -294,11 +319,35 @@ class Status:
     progress: float | None = None
     message: str = ""
     failures: int = 0
+    attempts: int = 0
+    error: RemoteError | None = None
+    next_run: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInfo(Status):
+    """The `Status` of one task in a list of many.
+
+    Attributes:
+        id: the job's id; None for a plain task, which has none.
+        task: the first 100 bytes of the payload. Empty if the list has shown 8 MiB of payload already.
+        cursor: the place in a list of ``queue.jobs()``. Pass that of the last entry as ``after`` to get the next page.
+    """
+
+    id: str | None = None
+    task: bytes = b""
+    cursor: str = field(default="", compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueInfo:
-    """One queue at one moment. ``counts`` are totals since the counters were last empty for 30 days."""
+    """One queue at one moment.
+
+    Attributes:
+        oldest_job: how many seconds ago the task at the front of the queue was due, if that is a job. None if it is a plain
+            task, of which nobody knows when it was enqueued, or if nothing waits.
+        counts: totals since the counters were last empty for 30 days.
+    """
 
     name: str
     waiting: int
@@ -308,7 +357,7 @@ class QueueInfo:
     failed: int
     broken: int
     paused: str | None
-    oldest: float | None
+    oldest_job: float | None
     workers: int
     counts: Mapping[str, int]
 

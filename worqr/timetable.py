@@ -5,12 +5,13 @@ What a schedule means is in `worqr.cron`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, tzinfo
 from typing import Any, Final, Literal, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 from worqr.cron import Definition, Overlap, Plan
-from worqr.errors import UsageError, did_you_mean
+from worqr.errors import UsageError
+from worqr.foreign import hint_at_option
 from worqr.function import Call
 from worqr.keys import check_name
 from worqr.task import Seconds, seconds
@@ -68,6 +69,10 @@ class Timetable:
         """UsageError if `definition` has a name that is taken, or too long."""
         if check_name(definition.name, "schedule name") in self._declared:
             raise UsageError(f"there is a schedule {definition.name!r} already: give one of them another name=")
+
+    def forget_schedules(self, queues: Collection[str]) -> None:
+        """Forget what was declared for these queues, whose function is defined anew; for worqr itself."""
+        self._declared = {name: each for name, each in self._declared.items() if each.queue not in queues}
 
     @overload
     def cron(self, expression: str, call: Call[Any], /, **how: Unpack[ScheduleOptions]) -> None: ...
@@ -152,7 +157,7 @@ def _checked(how: Mapping[str, Any]) -> dict[str, Any]:
     for option in how:
         if option not in ScheduleOptions.__annotations__:
             known = ScheduleOptions.__annotations__
-            hint = did_you_mean(option, known, f"it takes {', '.join(known)}")
+            hint = hint_at_option(option, known, f"it takes {', '.join(known)}")
             raise UsageError(f"a schedule has no option {option!r}; {hint}")
     found: dict[str, Any] = {}
     if "name" in how:

@@ -45,7 +45,7 @@ async def test_queues_are_listed_with_all_there_is_to_know(beside: Beside, mesh:
         paused, other = (await beside("queues", "--json")).json
         del paused["counts"]
         numbers = dict.fromkeys(("waiting", "blocked", "running", "failed", "broken", "workers"), 0)
-        assert paused == {**numbers, "name": "paused", "due": 1, "paused": "\x1b[31mwhy [bold]", "oldest": None}
+        assert paused == {**numbers, "name": "paused", "due": 1, "paused": "\x1b[31mwhy [bold]", "oldest_job": None}
         assert other["name"] == long
         for name in (long, "paused"):
             await mesh.queue(name).resume()

@@ -27,6 +27,9 @@ T = TypeVar("T")
 FENCE = 8_000_000_000_000_000
 """Above the clock in microseconds until the year 2223, below 2**53, and one that Lua's tostring would spoil."""
 BOOM = RemoteError("Boom", "it broke", "line 1\nline 2")
+TRIED = {"error_type": BOOM.type, "error_message": BOOM.message}
+"""What a job remembers of a try that raised it."""
+DIED = {"error_type": "Stalled", "error_message": "its worker died while it ran"}
 PAST = 1_000_000_000_000
 """A time long ago, in ms."""
 FUTURE = 7_000_000_000_000
@@ -67,7 +70,9 @@ def record(task: str, dispatched: int, state: str = "waiting", **fields: Any) ->
 
 def remembered(task: str, claimed: int, **fields: Any) -> dict[str, str]:
     """The record of a raw task that became a job when `claimed` was given back."""
-    return record(task, claimed, **{"twin": digest(task), "started": 1, **fields})
+    failed = "failures" in fields or "timeouts" in fields
+    error = TRIED if failed else DIED if "stalls" in fields else {}
+    return record(task, claimed, **{"twin": digest(task), "started": 1, **error, **fields})
 
 
 def digest(task: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.ops.driver import FENCE
 from tests.ops.job_rules import (
+    COUNTERS,
     NOW,
     UPDATE,
     Place,
@@ -26,6 +27,7 @@ from tests.ops.job_rules import (
     reset_counts,
     resets_counts,
     sha1,
+    tries,
 )
 from worqr.states import State
 
@@ -156,10 +158,13 @@ class Lines:
                 job.pop(name, None)
             self._move("blocked", self._put(job_id, job["run_at"]))
 
-    def _keep_result(self, job_id: str, record: Record, ttl: int, outcome: str, **facts: Any) -> None:
+    def _keep_result(
+        self, job_id: str, record: Record, ttl: int, outcome: str, uncounted: int = 1, **facts: Any
+    ) -> None:
         if int(record.get("result_ttl", ttl)) > 0:
             self._retire(job_id)
-            self.results[job_id] = {"outcome": outcome, "first": record["first"], "last": record["last"], **facts}
+            own = {"outcome": outcome, "first": record["first"], "last": record["last"], **tries(record, uncounted)}
+            self.results[job_id] = own | facts
 
     def _retire(self, job_id: str) -> None:
         if job_id in self.results:
@@ -177,7 +182,7 @@ class Lines:
         self.blocked.discard(job_id)
         self.taken.pop(job_id, None)
         self._drop_twin(job_id, job)
-        self._keep_result(job_id, job, self.any_ttl(), "cancelled", reason=reason)
+        self._keep_result(job_id, job, self.any_ttl(), "cancelled", 0, reason=reason)
 
     def _mark_job(self, job_id: str, reason: str) -> int:
         job = self.active[job_id]
@@ -383,20 +388,36 @@ class Lines:
                 return job
         return None
 
-    def status(self, job_id: str, number: int) -> str:
+    def status(self, job_id: str, number: int) -> tuple[str, int, int, str | None]:
+        """The word, failures, attempts, and the type of the last error."""
         if job := self._live(job_id, number):
-            return job["state"]
+            return job["state"], *self._tries(job, int(job["state"] == "active"))
         if result := self._ended_as(job_id, number):
-            return result["outcome"]
-        newest = next((job for job in reversed(self.aside.values()) if job["id"] == job_id), None)
-        return "failed" if newest is not None and ("first" not in newest or covers(newest, number)) else "gone"
+            failures, attempts = int(result.get("failures", 0)), int(result.get("attempts", 1))
+            return result["outcome"], failures, attempts, result.get("error_type")
+        if kept := self._aside_of(job_id, number):
+            return "failed", *self._tries(kept, int(kept["reason"] == "broken"))
+        return "gone", 0, 0, None
+
+    def _tries(self, job: Record, uncounted: int) -> tuple[int, int, str | None]:
+        attempts = sum(int(job.get(name, 0)) for name in COUNTERS) + uncounted
+        return int(job.get("failures", 0)), attempts, job.get("error_type")
+
+    def _aside_of(self, job_id: str, number: int) -> Record | None:
+        of_id = (job for job in reversed(self.aside.values()) if job["id"] == job_id)
+        return next((job for job in of_id if "first" not in job or covers(job, number)), None)
 
     def result(self, job_id: str, number: int) -> tuple[str, Record]:
         ended = self._ended_as(job_id, number)
         live = self._live(job_id, number)
         if live is not None and (number == 0 or ended is None or ended["outcome"] == "failed"):
             return "wait" if int(live.get("result_ttl", self.any_ttl())) else "never", {}
-        return (ended["outcome"], ended) if ended is not None else ("gone", {})
+        if ended is not None:
+            return ended["outcome"], ended
+        if kept := self._aside_of(job_id, number):
+            return "failed", kept
+        newer = [where.get(job_id, {}).get("first", 0) for where in (self.active, self.jobs, self.results)]
+        return "replaced" if number and max(newer) > number else "gone", {}
 
     def payloads(self) -> list[bytes]:
         """What waits, in the order in which it will be taken."""

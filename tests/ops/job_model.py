@@ -11,6 +11,7 @@ from typing import Any
 from tests.ops.job_lines import Lines
 from tests.ops.job_rules import (
     COUNTERS,
+    DIED,
     EXPIRED,
     LATER,
     LEAVING,
@@ -247,10 +248,16 @@ class Model(Lines):
                 assert failure is not None
                 self._set_aside(claim, worker, failure, **counters)
                 return "aside"
-        self._wait_again(claim, worker, {counter: counters[counter]} if counter else {}, back=back, run_at=run_at)
+        changes: Record = {counter: counters[counter]} if counter else {}
+        if failure is not None:
+            kind, message, _ = DIED if failure.error == STALLED else failure.error
+            changes |= {"error_type": kind, "error_message": message}
+        self._wait_again(claim, worker, changes, back=back, run_at=run_at, counted=bool(counter))
         return "given"
 
-    def _wait_again(self, claim: int, worker: str, counted: dict[str, int], *, back: bool, run_at: int | None) -> None:
+    def _wait_again(
+        self, claim: int, worker: str, changes: Record, *, counted: bool, back: bool, run_at: int | None
+    ) -> None:
         item = self.items[claim]
         job_id = id_of(item)
         when = NOW if run_at is None else run_at
@@ -267,7 +274,7 @@ class Model(Lines):
         job = self.active.pop(job_id)
         for name in RUN_ONLY:
             job.pop(name, None)
-        job |= {"queued": claim, "started": 1, **counted}
+        job |= {"queued": claim, "started": 1, **changes}
         if run_at is not None:
             job["run_at"] = run_at
         stalls = int(job.get("stalls", 0))
@@ -300,7 +307,7 @@ class Model(Lines):
         self._count(failure.kind)
         self.ended += 1
         if failure.kind == "broken" or policy.keep_failed:
-            not_kept = ("claim", "state", "queued", "suspect", "progress", "message", "cancel_reason")
+            not_kept = ("claim", "state", "queued", "suspect", "cancel_reason")
             kept = {name: value for name, value in job.items() if name not in not_kept}
             self.aside[claim] = kept | facts
             self.listed[failure.kind].append(claim)
@@ -310,7 +317,8 @@ class Model(Lines):
                 self._drop(oldest, "failed")
         if job_id is not None:
             self._drop_twin(job_id, job)
-            self._keep_result(job_id, job, policy.ttl, "failed", **error)
+            counted = job | {name: facts[name] for name in COUNTERS}
+            self._keep_result(job_id, counted, policy.ttl, "failed", int(failure.kind == "broken"), **error)
             self._unblock(job_id)
 
     def _drop(self, claim: int, kind: str) -> None:
@@ -337,7 +345,7 @@ class Model(Lines):
     def _take_back(self, worker: str, limit: int, counter: str) -> Reply:
         ended = {"given": 0, "cancelled": 0, "dropped": 0, "aside": 0}
         most = self.policies.setdefault(worker, Policy()).max_stalls
-        failure = Failure("failed", "stalled", STALLED)
+        failure = Failure("failed", "stalled", STALLED) if counter else None
         for claim in self._newest(worker, limit):
             if claim in self.held.get(worker, set()):
                 self.held[worker].discard(claim)

@@ -82,6 +82,7 @@ class Failure:
 
 
 STALLED = ("Stalled", "its workers died while it ran, as often as max_stalls allows", "")
+DIED = ("Stalled", "its worker died while it ran", "")
 EXPIRED = ("Expired", "it was not started before it expired", "")
 
 
@@ -126,7 +127,7 @@ def replace(job: Record, o: Mapping[str, Any], *names: str) -> None:
 
 
 def reset_counts(job: Record) -> None:
-    for name in (*COUNTERS, "suspect"):
+    for name in (*COUNTERS, "suspect", "error_type", "error_message"):
         job.pop(name, None)
 
 
@@ -143,6 +144,14 @@ def merge(job: Record, twin: Record, when: int) -> int:
             job[name] = twin[name]
     job["last"] = twin["last"]
     return max(twin["update_low"], min(when, twin["update_high"]))
+
+
+def tries(job: Record, uncounted: int) -> Record:
+    """What a result keeps of the tries of a job: what is not there is nothing, or one attempt."""
+    attempts = uncounted + sum(int(job.get(name, 0)) for name in COUNTERS)
+    kept = {name: job[name] for name in ("progress", "message") if job.get(name)}
+    kept |= {"failures": job["failures"]} if int(job.get("failures", 0)) else {}
+    return kept | ({"attempts": attempts} if attempts != 1 else {})
 
 
 def is_expired(job: Record) -> bool:

@@ -139,6 +139,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "list_queues": lambda q, g, scene: ops.list_queues(g),
     "list_schedules": lambda q, g, scene: ops.list_schedules(g),
     "list_shards": lambda q, g, scene: ops.list_shards(g),
+    "list_jobs": lambda q, g, scene: ops.list_jobs(q, "waiting"),
     "list_tasks": lambda q, g, scene: ops.list_tasks(q, 9),
     "list_workers": lambda q, g, scene: ops.list_workers(g),
     "look_at_workers": lambda q, g, scene: ops.look_at_workers(g),

@@ -15,8 +15,9 @@ def cancel(desk: Desk, id: str, reason: str = "why") -> Cancelled:
     return desk.call(ops.cancel_job(desk.q, id, reason))
 
 
-def kept(first: int, last: int, reason: str = "why") -> Expires:
-    return Expires({"outcome": "cancelled", "first": str(first), "last": str(last), "reason": reason})
+def kept(first: int, last: int, reason: str = "why", **tries: int) -> Expires:
+    known = {name: str(value) for name, value in tries.items()}
+    return Expires({"outcome": "cancelled", "first": str(first), "last": str(last), "reason": reason, **known})
 
 
 def test_what_waits_leaves_only_its_place_in_line(desk: Desk) -> None:
@@ -57,7 +58,7 @@ def test_its_run_and_the_twin_that_is_blocked_by_it_go_together(desk: Desk) -> N
     assert cancel(desk, "x") == Cancelled(False, 1, [held], "-", "-")
     state = desk.state()
     assert ":blocked" not in state and ":job:x" not in state
-    assert state[":result:x"] == kept(twin, twin)
+    assert state[":result:x"] == kept(twin, twin, attempts=0)
     assert state[":active:x"]["last"] == str(twin)
     assert desk.call(ops.finish_tasks(desk.q, "A", [held])) == {held: "cancelled"}
     state = desk.state()
@@ -101,7 +102,7 @@ def test_a_retried_raw_task_has_an_id_too(desk: Desk) -> None:
 def test_whoever_waits_learns_why_if_anything_is_to_be_kept(desk: Desk) -> None:
     number = desk.dispatch("x", **KEPT).number
     cancel(desk, "x", "ä \n why")
-    assert desk.state()[":result:x"] == kept(number, number, "ä \n why".encode().decode("latin-1"))
+    assert desk.state()[":result:x"] == kept(number, number, "ä \n why".encode().decode("latin-1"), attempts=0)
     found = desk.call(ops.read_result(desk.q, "x", number))
     assert (found.word, found.facts) == ("cancelled", ["ä \n why".encode()])
 

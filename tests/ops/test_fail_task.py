@@ -242,7 +242,7 @@ def test_a_job_leaves_a_failed_result_if_one_is_kept(desk: Desk) -> None:
     assert heard == [(":job:x", b"failed")]
     why = {"error_type": BOOM.type, "error_message": BOOM.message, "error_traceback": BOOM.traceback}
     assert desk.state()[":result:x"] == Expires(
-        {"outcome": "failed", "first": str(held - 1), "last": str(held - 1), **why}
+        {"outcome": "failed", "first": str(held - 1), "last": str(held - 1), "failures": "1", **why}
     )
     assert 50_000 < desk.client.pttl(desk.q.result("x")) <= 60_000
     assert desk.state()[f":aside:{held}"] == aside(
@@ -261,12 +261,13 @@ def test_its_blocked_twin_is_next_in_line(desk: Desk) -> None:
     assert desk.client.hget(desk.q.aside(held), "task") == b"old"
 
 
-def test_all_that_was_known_of_it_is_set_aside_and_nothing_that_was_said_while_it_ran(desk: Desk) -> None:
+def test_all_that_was_known_of_it_is_set_aside_with_how_far_it_came(desk: Desk) -> None:
     said = {"fields": {"timeout": "5"}, "meta": "{}", "expires_at": str(FUTURE), "scheduled_for": "7"}
     held = desk.run("A", "x", **said)
     desk.call(ops.note_progress(desk.q, "A", [(held, 0.5, "half")]))
     desk.fail("A", held)
     kept = {"first": held - 1, "last": held - 1, "run_at": PAST, "timeout": 5, "meta": "{}", "scheduled_for": 7}
+    kept |= {"progress": 0.5, "message": "half"}
     known = aside("a", "x", reason="failed", failures=1, expires_at=FUTURE, **kept)
     assert desk.state()[f":aside:{held}"] == known
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.ops.driver import PAST, Desk, Expires, aside, claim, digest, payloads, record, reference, remembered
+from tests.ops.driver import DIED, PAST, Desk, Expires, aside, claim, digest, payloads, record, reference, remembered
 from worqr import ops
 from worqr.ops import Returned
 from worqr.task import RemoteError
@@ -164,7 +164,7 @@ def test_a_job_with_a_blocked_twin_comes_back_as_one_with_a_stall_more_or_none(d
         assert desk.call(ops.fail_worker(desk.q, "A")) == Returned(False, 1, 0, 0)
         state = desk.state()
         wanted = record(
-            "new", held - 1, run_at=PAST, queued=held, last=twin, started=1, **({} if counts else {"stalls": 1})
+            "new", held - 1, run_at=PAST, queued=held, last=twin, started=1, **({} if counts else {"stalls": 1, **DIED})
         )
         assert state[f":job:{counts}"] == wanted
         assert wanted.get("stalls") == stalls

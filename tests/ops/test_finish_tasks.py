@@ -274,3 +274,16 @@ def test_a_twin_in_the_trash_stays_there(desk: Desk) -> None:
     desk.call(ops.finish_tasks(desk.q, "A", [held]))
     assert desk.waiting() == []
     assert desk.state()[":trash:blocked"] == {"x"}
+
+
+def test_a_plain_twin_that_finishes_frees_no_id(desk: Desk) -> None:
+    desk.put(b"a")
+    desk.dispatch("x", b"a")
+    desk.enter("A")
+    [plain] = desk.take("A", 1)
+    assert desk.call(ops.finish_tasks(desk.q, "A", [plain])) == {}
+    assert desk.dispatch("x", b"a", exists="raise").outcome == "duplicate"
+    [unique] = desk.take("A", 1)
+    assert desk.dispatch("x", b"a", exists="raise").outcome == "duplicate"
+    assert desk.call(ops.finish_tasks(desk.q, "A", [unique])) == {}
+    assert desk.dispatch("x", b"a", exists="raise").outcome == "created"

@@ -555,11 +555,14 @@ class JobMachine(RuleBasedStateMachine):
         assert (found.waiting, found.due, found.blocked) == (count, len(model.due), len(model.blocked))
         assert found.running == len(model.items)
         for job_id, number in [*self.handles[-8:], *((job_id, 0) for job_id in IDS)]:
-            assert self.do(ops.job_status(self.q, job_id, number)).word == model.status(job_id, number)
+            seen = self.do(ops.job_status(self.q, job_id, number))
+            kind = seen.error.type if seen.error else None
+            assert (seen.word, seen.failures, seen.attempts, kind) == model.status(job_id, number)
             result = self.do(ops.read_result(self.q, job_id, number))
             word, facts = model.result(job_id, number)
             assert result.word == word, (job_id, number)
             assert result.word != "finished" or result.facts[1] == wire(facts["value"])
+            assert result.word != "failed" or result.facts[0] == wire(facts["error_type"])
         for kind in ("failed", "broken"):
             named = [job["id"] for job in model.aside.values()]
             assert self.do(ops.find_aside(self.q, kind, named)) == model.find_aside(kind, named)

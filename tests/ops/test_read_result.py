@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from tests.ops.driver import BOOM, FUTURE, Desk
 from worqr import ops
 
 KEPT: dict[str, Any] = {"fields": {"result_ttl": "60000"}}
+ERROR = [*(text.encode() for text in (BOOM.type, BOOM.message, BOOM.traceback)), None]
 
 
 def read(desk: Desk, number: int = 0, id: str = "x") -> tuple[str, list[Any]]:
@@ -37,7 +39,63 @@ def test_a_run_without_a_value_has_finished_all_the_same(desk: Desk) -> None:
 def test_a_failure_is_told_with_its_error(desk: Desk, broken: bool) -> None:
     held = desk.run("A", "x", **KEPT)
     desk.fail("A", held, broken=broken)
-    assert read(desk, held - 1) == ("failed", [text.encode() for text in (BOOM.type, BOOM.message, BOOM.traceback)])
+    assert read(desk, held - 1) == ("failed", ERROR)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_failure_is_told_while_its_record_is_there_also_if_no_result_is_kept(desk: Desk, broken: bool) -> None:
+    held = desk.run("A", "x")
+    desk.fail("A", held, broken=broken)
+    assert read(desk) == read(desk, held - 1) == ("failed", ERROR)
+    assert read(desk, held + 5) == ("gone", [])
+    desk.call(ops.drop_aside(desk.q, "broken" if broken else "failed", [held]))
+    assert read(desk) == read(desk, held - 1) == ("gone", [])
+
+
+def test_each_failed_dispatch_of_an_id_has_its_own_record(desk: Desk) -> None:
+    first = desk.run("A", "x")
+    desk.fail("A", first)
+    second = desk.run("A", "x")
+    assert read(desk, first - 1) == ("failed", ERROR)
+    assert read(desk) == read(desk, second - 1) == ("never", [])
+    desk.retry("A", second, limit=1)
+    assert read(desk, first - 1) == read(desk, second - 1) == read(desk) == ("failed", ERROR)
+    desk.call(ops.drop_aside(desk.q, "failed", [second]))
+    assert read(desk, second - 1) == ("gone", [])
+    assert read(desk, first - 1) == ("failed", ERROR)
+
+
+def test_a_failed_one_that_was_put_back_is_waited_for_again(desk: Desk) -> None:
+    held = desk.run("A", "x")
+    desk.fail("A", held)
+    desk.call(ops.retry_aside(desk.q, "failed", [held]))
+    assert read(desk) == ("never", [])
+
+
+@pytest.mark.parametrize("where", ["waits", "due", "runs", "ended"])
+def test_a_dispatch_that_left_nothing_is_replaced_while_a_newer_one_is_known(desk: Desk, where: str) -> None:
+    first = desk.run("A", "x")
+    finish(desk, first)
+    assert read(desk, first - 1) == ("gone", [])
+    number = desk.dispatch("x", run_at=FUTURE if where == "due" else 1, **KEPT).number
+    if where in ("runs", "ended"):
+        [held] = desk.take("A", 1)
+        if where == "ended":
+            finish(desk, held)
+    assert read(desk, first - 1) == ("replaced", [])
+    assert read(desk, number)[0] == ("finished" if where == "ended" else "wait")
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("end", ["fail", "retry"])
+def test_the_fields_of_an_error_are_told_too(desk: Desk, end: str, kept: bool) -> None:
+    held = desk.run("A", "x", **(KEPT if kept else {}))
+    error = replace(BOOM, fields={"code": 42})
+    if end == "fail":
+        desk.call(ops.fail_task(desk.q, "A", held, error))
+    else:
+        desk.call(ops.retry_task(desk.q, "A", held, error, counter="failures", limit=1))
+    assert read(desk) == ("failed", [*ERROR[:3], b'{"code":42}'])
 
 
 def test_a_cancellation_is_told_with_its_reason(desk: Desk) -> None:
@@ -101,7 +159,7 @@ def test_each_dispatch_has_its_own(desk: Desk) -> None:
     assert read(desk) == read(desk, second - 1) == ("finished", [b"json", b"2"])
     third = desk.run("A", "x", **KEPT)
     finish(desk, third, b"3")
-    assert [read(desk, one - 1)[0] for one in (first, second, third)] == ["gone", "finished", "finished"]
+    assert [read(desk, one - 1)[0] for one in (first, second, third)] == ["replaced", "finished", "finished"]
 
 
 def test_the_newest_is_not_the_older_one_also_if_nothing_was_kept_of_it(desk: Desk) -> None:
@@ -119,7 +177,7 @@ def test_all_dispatches_of_one_run_share_its_result(desk: Desk) -> None:
     desk.enter("A")
     finish(desk, desk.take("A", 1)[0])
     assert [read(desk, number)[0] for number in numbers] == ["finished"] * 3
-    assert read(desk, numbers[0] - 1)[0] == read(desk, numbers[-1] + 1)[0] == "gone"
+    assert (read(desk, numbers[0] - 1)[0], read(desk, numbers[-1] + 1)[0]) == ("replaced", "gone")
 
 
 def test_a_run_and_its_blocked_twin_are_two(desk: Desk) -> None:

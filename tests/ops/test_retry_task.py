@@ -8,6 +8,7 @@ import pytest
 from tests.ops.driver import (
     FUTURE,
     PAST,
+    TRIED,
     Desk,
     Expires,
     aside,
@@ -199,7 +200,7 @@ def test_a_time_that_has_come_is_now(desk: Desk) -> None:
 def test_later_but_uncounted_a_raw_task_becomes_a_job_that_has_not_failed(desk: Desk) -> None:
     [held] = desk.hold("A", b"a")
     desk.retry("A", held, counter="", run_at_ms=FUTURE)
-    assert desk.state()[f":job:@{held}"] == remembered("a", held, state="due", run_at=FUTURE)
+    assert desk.state()[f":job:@{held}"] == remembered("a", held, state="due", run_at=FUTURE, **TRIED)
 
 
 def test_a_job_keeps_all_that_its_dispatch_said(desk: Desk) -> None:
@@ -208,7 +209,7 @@ def test_a_job_keeps_all_that_its_dispatch_said(desk: Desk) -> None:
     desk.call(ops.note_progress(desk.q, "A", [(held, 0.5, "half")]))
     desk.retry("A", held)
     kept = {"timeout": 5, "meta": "{}", "expires_at": FUTURE, "scheduled_for": 7, "run_at": PAST}
-    known = record("a", held - 1, queued=held, started=1, failures=1, **kept)
+    known = record("a", held - 1, queued=held, started=1, failures=1, **kept, **TRIED)
     assert desk.state()[":job:x"] == known
 
 
@@ -228,7 +229,7 @@ def test_timeouts_are_counted_apart(desk: Desk) -> None:
 def test_a_process_that_died_is_counted_as_a_worker_that_died_is(desk: Desk) -> None:
     held = desk.run("A", "x")
     assert desk.retry("A", held, counter="stalls", limit=3, run_at_ms=FUTURE) == "given"
-    known = record("a", held - 1, "due", queued=held, started=1, stalls=1, run_at=FUTURE)
+    known = record("a", held - 1, "due", queued=held, started=1, stalls=1, run_at=FUTURE, **TRIED)
     assert desk.state()[":job:x"] == known
     assert desk.counts() == {"enqueued": 1, "claimed": 1, "stalled": 1}
 

@@ -513,7 +513,7 @@ def test_one_that_was_not_started_in_time_is_set_aside_instead(desk: Desk) -> No
         ":failed": [str(late)],
         ":aside": {"x": str(late)},
         f":aside:{late}": aside("old", "x", reason="expired", error=error, **kept),
-        ":result:x": Expires({"outcome": "failed", "first": str(number), "last": str(number), **told}),
+        ":result:x": Expires({"outcome": "failed", "first": str(number), "last": str(number), "attempts": "0", **told}),
         f":claim:{taken}": [b"raw"],
         ":claims:A": {str(taken)},
         ":workers": {"A": place(1, late, 2)},

@@ -26,6 +26,12 @@ FAR = datetime.fromisoformat("2031-02-03T04:05:06.789+00:00")
 class Down(ConnectionError):
     """An error of an application."""
 
+    code = None  # of all of them, so it is not the error's own
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
 
 class Unprintable(Exception):
     def __str__(self) -> str:

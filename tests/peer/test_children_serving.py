@@ -65,6 +65,7 @@ async def test_a_failure_is_counted_and_its_record_has_what_was_written_to_stder
         (record,) = await queue.failed.list()
     assert (record.reason, record.failures, record.error.message) == ("failed", 2, "refused")
     assert record.error.type == "tests.peer.process_jobs.Down"
+    assert record.error.fields == {"text": "refused"}
     assert record.error.traceback.endswith("stderr:\nit went wrong\n")
     assert "handler.failed: queue 'Q1'" in caplog.text
     assert "raise Down(task.decode())" in caplog.text  # the traceback over there

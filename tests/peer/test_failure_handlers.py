@@ -79,6 +79,30 @@ async def test_the_very_first_failure_is_told(mesh: worqr.Mesh) -> None:
 
 
 @pytest.mark.leaves(*ASIDE)
+@pytest.mark.parametrize("final", [True, False])
+async def test_the_attributes_of_the_error_are_told(mesh: worqr.Mesh, final: bool) -> None:
+    class Bounced(worqr.Failure if final else OSError):  # type: ignore[misc]
+        def __init__(self, code: int) -> None:
+            super().__init__("bounced")
+            self.code, self.greeting, self._secret, self.socket = code, {"helo": ["ä"]}, "x", object()
+
+    async def bounce(task: bytes) -> None:
+        raise Bounced(550)
+
+    told, fields = Told(), {"code": 550, "greeting": {"helo": ["ä"]}}
+    async with mesh.connect(), told_by(mesh, bounce, told, keep_failed=10):
+        q = mesh.queue("Q1")
+        job = await q.dispatch(b"a", id="x")
+        await told.wait(1)
+        assert told.records[0].error.fields == fields
+        assert await q.failed.list() == told.records
+        with pytest.raises(worqr.JobFailed) as caught:
+            await job.result()
+        assert caught.value.error == told.records[0].error
+        await eventually(partial(empty, q), (0, 0, 0))
+
+
+@pytest.mark.leaves(*ASIDE)
 async def test_what_is_told_is_what_is_kept(mesh: worqr.Mesh) -> None:
     told = Told()
     async with mesh.connect(), told_by(mesh, failing, told, keep_failed=10):

@@ -18,6 +18,8 @@ KNOWN = {"serve": HandlerOptions, "join": JoinOptions}
 @pytest.mark.parametrize(
     ("where", "name", "words"),
     [
+        ("serve", "max_retries", r"has no option 'max_retries'; use retry=worqr\.RetryPolicy\(max_failures="),
+        ("serve", "eta", "has no option 'eta'; use run_at"),
         ("serve", "concurency", "has no option 'concurency'; did you mean 'concurrency'"),
         ("join", "gracce", "has no option 'gracce'; did you mean 'grace'"),
         ("join", "xyz", "has no option 'xyz'; it takes concurrency, grace"),

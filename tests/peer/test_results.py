@@ -151,7 +151,9 @@ async def test_no_result_is_told_at_once(mesh: worqr.Mesh) -> None:
     held = Held()
     async with mesh.connect(), at_most(30):
         q = mesh.queue("Q1")
-        with pytest.raises(NoResult, match="unknown"):
+        with pytest.raises(
+            NoResult, match="of job 'nobody' of queue 'Q1' is stored: the id is unknown, or it was not kept"
+        ):
             await q.job("nobody").result()
         waiting = await q.dispatch(b"a", id="x", delay=60)
         with pytest.raises(NoResult, match="keeps no result.*result_ttl"):
@@ -164,7 +166,7 @@ async def test_no_result_is_told_at_once(mesh: worqr.Mesh) -> None:
                 await job.result()
             held.gate.set()
             await eventually(q.running, [])
-            with pytest.raises(NoResult):
+            with pytest.raises(NoResult, match=r"is stored: it was not kept \(no result_ttl\) or has expired"):
                 await job.result()
 
 
@@ -201,6 +203,53 @@ async def test_a_result_expires(mesh: worqr.Mesh, server: Server, prefix: str) -
 
 
 # How it ended otherwise
+
+
+@pytest.mark.parametrize("how", ["failed", "broken"])
+async def test_a_failure_is_told_as_long_as_its_record_is_there_also_where_no_results_are_kept(
+    mesh: worqr.Mesh, how: str
+) -> None:
+    async def handler(task: bytes) -> None:
+        raise worqr.Broken("of no use") if how == "broken" else worqr.Failure("no such customer")
+
+    async with mesh.connect(), serving(mesh, "Q1", handler), at_most(30):
+        q = mesh.queue("Q1")
+        job = await q.dispatch(b"a", id="x")
+        await eventually(partial(state, job), "failed")
+        message = "of no use" if how == "broken" else "no such customer"
+        for handle in (job, q.job("x")):
+            with pytest.raises(JobFailed, match=message) as caught:
+                await handle.result()
+            (note,) = caught.value.__notes__  # what Python shows below the error
+            assert note.startswith("The worker's traceback:\nTraceback (most recent call last):\n")
+            assert "in handler" in note
+            assert note.endswith(message)
+            assert caught.value.error.message == message
+            status = await handle.status()
+            assert (status.attempts, status.failures) == (1, int(how == "failed"))
+            assert status.error is not None
+            assert status.error.message == message
+        await (q.broken if how == "broken" else q.failed).drop("x")
+        with pytest.raises(NoResult, match="is stored: it was not kept"):
+            await job.result()
+
+
+async def test_a_job_that_waits_for_its_next_try_says_why_and_when(mesh: worqr.Mesh) -> None:
+    async def handler(task: bytes) -> None:
+        raise worqr.Retry("the printer is out of paper", delay=3600)
+
+    async with mesh.connect(), serving(mesh, "Q1", handler), at_most(30):
+        job = await mesh.queue("Q1").dispatch(b"a")
+        before = await job.status()
+        assert before.error is None
+        await eventually(partial(state, job), "due")
+        status = await job.status()
+        assert (status.failures, status.attempts) == (1, 1)
+        assert status.error is not None
+        assert (status.error.type, status.error.message) == ("worqr.policy.Retry", "the printer is out of paper")
+        assert status.next_run is not None
+        assert status.next_run == status.run_at > datetime.now(UTC)
+        await job.cancel()
 
 
 @pytest.mark.leaves(*FAILED)
@@ -273,7 +322,7 @@ async def test_a_handle_never_takes_an_earlier_result_for_its_own(mesh: worqr.Me
         assert await first.result(0) == b"1"
         assert await (await q.dispatch(b"4", id="x", result_ttl=60)).result(30) == b"4"
         assert await third.result(0) == b"3"
-        with pytest.raises(NoResult, match="newer dispatch"):
+        with pytest.raises(NoResult, match="has a newer dispatch, and the result of this one was not kept"):
             await first.result()
 
 

@@ -145,3 +145,15 @@ def run() -> None:
     context.progress(0.5, "half")
     context.extend(timedelta(seconds=5))
     raise worqr.Retry("not yet", delay=timedelta(minutes=1), counted=False)
+
+
+async def looking() -> None:
+    queue = mesh.queue("mails")
+    for task in await queue.jobs(state="due", limit=10, after=""):
+        assert_type(task, worqr.TaskInfo)
+        assert_type(task.id, str | None)
+        assert_type(task.error, worqr.RemoteError | None)
+    assert_type(await queue.running(), list[worqr.TaskInfo])
+    await queue.jobs(state="due ")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(mesh.blocking.dispatch_many([add.call(1)]), list[worqr.BlockingJob[int]])
+    add.delay(1)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]

@@ -54,6 +54,18 @@ GROUPS: Final = {
     "Looking": {
         "queues": ("worqr.cli.looking:queues", "List the queues that hold something or are served."),
         "workers": ("worqr.cli.looking:workers", "List the workers: one registration of a peer each."),
+        "running": (
+            "worqr.cli.tasks:running",
+            "List the tasks that run now: which, on which worker, since when.\n\nOf one queue, or of all.",
+        ),
+        "jobs": (
+            "worqr.cli.tasks:jobs",
+            "List the tasks of a queue that wait, are due later, are blocked, or run.",
+        ),
+        "status": (
+            "worqr.cli.tasks:status",
+            "Show one job: its state, its tries, the error of the last one, and when it runs next.",
+        ),
         "schedules": ("worqr.cli.looking:schedules", "List the schedules, or let the firings of one pass."),
         "script": (
             "worqr.cli.script:script",
@@ -139,7 +151,11 @@ def _run(arguments: Sequence[str]) -> int:
     except WorqrBug:
         raise
     except (WorqrError, Unhappy) as error:
-        complain("; ".join([str(error), *getattr(error, "__notes__", ())]), getattr(error, "detail", ""))
+        notes: list[str] = getattr(error, "__notes__", [])
+        details = [getattr(error, "detail", ""), *(note for note in notes if "\n" in note)]
+        complain(
+            "; ".join([str(error), *(note for note in notes if "\n" not in note)]), "\n".join(filter(None, details))
+        )
         return FAILED
     except KeyboardInterrupt:
         complain("interrupted")

@@ -32,13 +32,24 @@ def queues(*, json: Json = False, where: Where = HERE) -> None:
     elif not found:
         complain("no queue holds anything or is served")
     else:
-        header = ("queue", "waiting", "due", "blocked", "running", "failed", "broken", "workers", "oldest", "paused")
+        header = (
+            "queue",
+            "waiting",
+            "due",
+            "blocked",
+            "running",
+            "failed",
+            "broken",
+            "workers",
+            "oldest job",
+            "paused",
+        )
         print_table(header, map(_queue_row, found))
 
 
 def _queue_row(info: QueueInfo) -> tuple[object, ...]:
     counts = (info.waiting, info.due, info.blocked, info.running, info.failed, info.broken, info.workers)
-    oldest = "-" if info.oldest is None else f"{info.oldest:.1f} s"
+    oldest = "-" if info.oldest_job is None else f"{info.oldest_job:.1f} s"
     return (info.name, *counts, oldest, "" if info.paused is None else info.paused or "yes")
 
 

@@ -111,8 +111,8 @@ class Address:
         kind, topology = _SCHEMES.get(parts.scheme, (None, None))
         if kind is None or topology is None:
             raise UsageError(
-                f"cannot read the server's URL {shown}: it must begin with redis://, rediss://, unix://, "
-                "redis+cluster:// or redis+sentinel://"
+                f"cannot read the server's URL {shown}: it must begin with redis://, rediss://, unix://, embedded:, "
+                "redis+cluster://, rediss+cluster://, redis+sentinel:// or rediss+sentinel://"
             )
         userinfo, _, places = parts.netloc.rpartition("@")
         username, _, password = userinfo.partition(":")
@@ -200,12 +200,22 @@ def _options(query: str, kind: Kind, topology: Topology, shown: str) -> dict[str
     known |= _SENTINEL_OPTIONS if topology == "sentinel" else set()
     for name in options:
         if name not in known:
-            raise UsageError(
-                f"the server's URL {shown} has an option {name!r} that is not one of {', '.join(sorted(known))}"
-            )
+            raise UsageError(f"the server's URL {shown} has an unknown option {name!r}{_why_not(name, known, shown)}")
     if options.get("ssl_cert_reqs", "required") not in ("none", "optional", "required"):
         raise UsageError(f"the server's URL {shown}: ssl_cert_reqs must be required, optional or none")
     return options
+
+
+def _why_not(name: str, known: set[str], shown: str) -> str:
+    """The remedy for an option that a URL of this scheme does not have."""
+    scheme = shown.partition("://")[0]
+    if name in _TLS_OPTIONS:
+        if scheme == "unix":
+            return ": a unix socket has no TLS"
+        return f": it is for TLS, so write {scheme.replace('redis', 'rediss', 1)}:// instead of {scheme}://"
+    if name in _SENTINEL_OPTIONS:
+        return f": it is for Sentinels, so write redis+sentinel:// instead of {scheme}://"
+    return f"; {scheme}:// takes {', '.join(sorted(known))}. Options of redis-py's client do not belong into the URL"
 
 
 def _database(text: str, option: str | None, topology: Topology, shown: str) -> int:

@@ -31,7 +31,7 @@ local function list_aside(base, claim, record, facts, how)
   if how.kind == 'broken' or keep > 0 then
     if record.job then
       redis.call('RENAME', base .. ':active:' .. record.id, aside)
-      redis.call('HDEL', aside, 'claim', 'state', 'queued', 'suspect', 'progress', 'message', 'cancel_reason')
+      redis.call('HDEL', aside, 'claim', 'state', 'queued', 'suspect', 'cancel_reason')
     end
     facts.task, facts.older = record.task, redis.call('HGET', base .. ':aside', record.id) or nil
     if facts.older then

@@ -7,8 +7,9 @@ local function forget_job(base, id, ttl, reason)
   if kept[1] then
     redis.call('SREM', base .. ':twins:' .. kept[1], id)
   end
+  local result = keep_result(base, id, kept[2], kept[3], kept[4], ttl, 'cancelled', {'reason', reason})
+  keep_tries(result, job, 0)
   redis.call('DEL', job, base .. ':taken:' .. id)
-  keep_result(base, id, kept[2], kept[3], kept[4], ttl, 'cancelled', {'reason', reason})
 end
 
 -- Cancels the job `id` where it waits, is due or is blocked, in O(log n). Answers 1, or 0 if it does none of this.

@@ -8,14 +8,16 @@ local function end_job(base, id, how)
   if kept[1] then
     redis.call('SREM', base .. ':twins:' .. kept[1], id)
   end
-  redis.call('DEL', active)
+  local result
   if how.outcome == 'cancelled' then
-    keep_result(base, id, kept[2], kept[3], kept[4], how.ttl, 'cancelled', {'reason', kept[5] or ''})
+    result = keep_result(base, id, kept[2], kept[3], kept[4], how.ttl, 'cancelled', {'reason', kept[5] or ''})
   elseif how.outcome == 'finished' then
-    keep_result(base, id, kept[2], kept[3], kept[4], how.ttl, 'finished', how.facts)
+    result = keep_result(base, id, kept[2], kept[3], kept[4], how.ttl, 'finished', how.facts)
   else
     tell(base, id, 'gone')
   end
+  keep_tries(result, active, 1)
+  redis.call('DEL', active)
   return how.no_twins and 0 or unblock(base, id, how.now)
 end
 

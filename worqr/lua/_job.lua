@@ -15,6 +15,21 @@ local function ended_as(result, older_result, number)
   return nil
 end
 
+-- The key of the dead-letter record of the job `id`, that of the dispatch `number` (0: the newest); nil if there is none.
+-- `stem` is what such keys begin with. Looks at the newest 100 records of the id.
+local function aside_of(aside_index, stem, id, number)
+  local claim = redis.call('HGET', aside_index, id)
+  for _ = 1, 100 do
+    local kept = claim and redis.call('HMGET', stem .. claim, 'task', 'first', 'last', 'older')
+    if not kept then
+      return nil
+    elseif kept[1] and (not kept[2] or covers(number, kept[2], kept[3])) then
+      return stem .. claim
+    end
+    claim = kept[4]
+  end
+end
+
 -- The record of a job that has not ended: its key and which it is, active or job; of both the active one, unless the dispatch
 -- `number` belongs to the other. nil if there is none; one that lies in the trash is none.
 local function live_record(active, job, counts, number)

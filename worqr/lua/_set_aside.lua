@@ -13,12 +13,14 @@ local function post_failure(base, claim, task, facts)
 end
 
 -- Ends `claim` by setting its task aside; the failure handler's job is made in the same step. `how`: kind (failed, broken),
--- reason, keep (cap of failed, as text; '0': none), on_failure, ttl, worker, now, error_type, error_message, error_traceback.
+-- reason, keep (cap of failed, as text; '0': none), on_failure, ttl, worker, now, error_type, error_message, error_traceback,
+-- error_fields (nil: none).
 -- Answers how many twins can be taken now.
 local function set_aside(base, claim, record, how)
   local facts = {id = record.id, reason = how.reason, error_type = how.error_type, error_message = how.error_message,
-    error_traceback = how.error_traceback, failures = record.failures, stalls = record.stalls,
-    timeouts = record.timeouts, worker = how.worker, at = string.format('%.0f', how.now), meta = record.fields.meta}
+    error_traceback = how.error_traceback, error_fields = how.error_fields, failures = record.failures,
+    stalls = record.stalls, timeouts = record.timeouts, worker = how.worker, at = string.format('%.0f', how.now),
+    meta = record.fields.meta}
   if how.on_failure then
     post_failure(base, claim, record.task, facts)
   end
@@ -31,7 +33,16 @@ local function set_aside(base, claim, record, how)
   if not record.job then
     return 0
   end
-  keep_result(base, record.id, record.fields.first, record.fields.last, record.fields.result_ttl, how.ttl, 'failed',
-    {'error_type', how.error_type, 'error_message', how.error_message, 'error_traceback', how.error_traceback})
+  local error = {'error_type', how.error_type, 'error_message', how.error_message, 'error_traceback',
+    how.error_traceback}
+  if how.error_fields then
+    error[7], error[8] = 'error_fields', how.error_fields
+  end
+  local fields = record.fields
+  local result = keep_result(base, record.id, fields.first, fields.last, fields.result_ttl, how.ttl, 'failed', error)
+  if result then
+    local tries = {record.failures, record.stalls, record.timeouts, fields.progress or '', fields.message or ''}
+    note_tries(result, tries, how.kind == 'broken' and 1 or 0)
+  end
   return unblock(base, record.id, how.now)
 end

@@ -19,8 +19,10 @@ local function take_back(base, worker, limit, counter)
   check_aside_types(base, worker)
   local how = policy_of(base, worker)
   how.counter, how.limit, how.kind, how.reason, how.now = counter, how.max_stalls, 'failed', 'stalled', now_ms()
-  how.error_type, how.error_traceback = 'Stalled', ''
-  how.error_message = 'its workers died while it ran, as often as max_stalls allows'
+  if counter ~= '' then
+    how.error_type, how.error_traceback, how.retry_message = 'Stalled', '', 'its worker died while it ran'
+    how.error_message = 'its workers died while it ran, as often as max_stalls allows'
+  end
   local ended, ready = {given = 0, cancelled = 0, dropped = 0, aside = 0, gone = 0}, 0
   for _, claim in ipairs(newest_first(base, worker, limit)) do
     if redis.call('SREM', claims, claim) == 1 then

@@ -32,7 +32,7 @@ local function update(base, id, o, task, number, asked, now, kept)
   end
   if resets_counts(o) then
     fields.update_counts = blocked and '1' or nil
-    for _, counter in ipairs({'failures', 'stalls', 'timeouts', 'suspect'}) do
+    for _, counter in ipairs({'failures', 'stalls', 'timeouts', 'suspect', 'error_type', 'error_message'}) do
       gone[#gone + 1] = counter
     end
   end

@@ -8,7 +8,8 @@ local function merge_twin(job, fields, twin, changes, run_at)
   end
   if twin.update_counts then
     changes.failures, changes.stalls, changes.timeouts, changes.suspect = nil, nil, nil, nil
-    redis.call('HDEL', job, 'failures', 'stalls', 'timeouts', 'suspect')
+    changes.error_type, changes.error_message = nil, nil
+    redis.call('HDEL', job, 'failures', 'stalls', 'timeouts', 'suspect', 'error_type', 'error_message')
   end
   for _, name in ipairs(POLICY) do
     if twin[name] and (not fields[name] or names_one(twin.update_policy or '', name)) then
@@ -19,9 +20,15 @@ local function merge_twin(job, fields, twin, changes, run_at)
   return math.max(tonumber(twin.update_low), math.min(run_at, tonumber(twin.update_high)))
 end
 
+-- The first 500 bytes of a text, without the character that they may cut in two.
+local function beginning_of(text)
+  return #text <= 500 and text or (string.gsub(string.sub(text, 1, 500), '[\192-\255][\128-\191]*$', ''))
+end
+
 -- Makes the task under `claim` wait again, in line or until `how.run_at` (nil: at once), with the counter that this return
--- costs. A raw task about which something must be remembered becomes a job. `queued` is the fence number of its place: one
--- that is not above the number of the last clearing lies in the trash. Answers how many can be taken now.
+-- costs and the error of the try that ended. A raw task about which something must be remembered becomes a job. `queued` is
+-- the fence number of its place: one that is not above the number of the last clearing lies in the trash. Answers how many can
+-- be taken now.
 local function wait_again(base, claim, record, how, now)
   redis.call('DEL', base .. ':claim:' .. claim)
   local front, run_at, remembers = not how.back, how.run_at or now, how.counter ~= ''
@@ -32,6 +39,9 @@ local function wait_again(base, claim, record, how, now)
   local job, changes = base .. ':job:' .. record.id, {queued = claim, started = '1'}
   if remembers then
     changes[how.counter] = record[how.counter]
+  end
+  if how.error_type then
+    changes.error_type, changes.error_message = how.error_type, beginning_of(how.retry_message or how.error_message)
   end
   if how.run_at then
     changes.run_at = digits(run_at)

@@ -10,12 +10,13 @@
 -- ARGV[4] error_type text
 -- ARGV[5] error_message text
 -- ARGV[6] error_traceback text
+-- ARGV[7] error_fields JSON, empty: none
 -- RETURNS aside | cancelled | gone | mine | lost
 -- RESEND safe: fenced by the claim
 -- USES end_claim record result serving set_aside types wake
 local queue, workers, claims = KEYS[1], KEYS[2], KEYS[3]
 local worker, claim, kind = ARGV[1], ARGV[2], ARGV[3]
-local error_type, error_message, error_traceback = ARGV[4], ARGV[5], ARGV[6]
+local error_type, error_message, error_traceback, error_fields = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 
 check_types(queue)
 check_aside_types(queue, worker)
@@ -25,6 +26,7 @@ end
 local record, how = read_claim(queue, claim), policy_of(queue, worker)
 how.kind, how.reason, how.now = kind, kind, now_ms()
 how.error_type, how.error_message, how.error_traceback = error_type, error_message, error_traceback
+how.error_fields = error_fields ~= '' and error_fields or nil
 local word, ready
 if take_mark(queue, claim) then
   word, ready = 'cancelled', end_claim(queue, claim, {outcome = 'cancelled', ttl = how.ttl, now = how.now}) or 0

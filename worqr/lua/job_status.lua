@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- job_status: where a job is.
+-- job_status: where a job is, and what is known of its tries, also after its end.
 -- KEYS[1] job HASH
 -- KEYS[2] active HASH
 -- KEYS[3] result HASH
@@ -9,25 +9,34 @@
 -- ARGV[1] number of the dispatch that is meant, 0: the newest
 -- ARGV[2] id of the job
 -- ARGV[3] aside_stem what the key of a record set aside begins with
--- RETURNS waiting fields | due fields | blocked fields | active fields | finished | failed | cancelled | gone; fields are claim
---   worker run_at progress message failures, false for what there is not
+-- RETURNS waiting fields | due fields | blocked fields | active fields | finished fields | failed fields | cancelled fields |
+--   gone; fields are claim worker run_at progress message failures attempts error_type error_message, each false if not known
 -- RESEND safe: it only reads
 -- USES job
 local job, active, result, older_result, counts, aside_index = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local number, id, aside_stem = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 
+-- What the record `key` says. `tries`: those that the three counters do not count.
+local function told(word, key, tries)
+  local kept = redis.call('HMGET', key, 'claim', 'worker', 'run_at', 'progress', 'message', 'failures', 'stalls',
+    'timeouts', 'error_type', 'error_message')
+  local attempts = tries + (tonumber(kept[6]) or 0) + (tonumber(kept[7]) or 0) + (tonumber(kept[8]) or 0)
+  return {word, kept[1], kept[2], kept[3], kept[4], kept[5], kept[6], attempts, kept[9], kept[10]}
+end
+
 local live = live_record(active, job, counts, number)
 if live then
-  local kept = redis.call('HMGET', live, 'state', 'claim', 'worker', 'run_at', 'progress', 'message', 'failures')
-  return {kept[1], kept[2], kept[3], kept[4], kept[5], kept[6], kept[7]}
+  return told(redis.call('HGET', live, 'state'), live, live == active and 1 or 0)
 end
 local found, outcome = ended_as(result, older_result, number)
 if found then
-  return {outcome}
+  local kept = redis.call('HMGET', found, 'progress', 'message', 'failures', 'attempts', 'error_type', 'error_message')
+  return {outcome, false, false, false, kept[1], kept[2], kept[3], tonumber(kept[4]) or 1, kept[5], kept[6]}
 end
-local claim = redis.call('HGET', aside_index, id)
-local aside = claim and redis.call('HMGET', aside_stem .. claim, 'task', 'first', 'last')
-if aside and aside[1] and (not aside[2] or covers(number, aside[2], aside[3])) then
-  return {'failed'}
+local aside = aside_of(aside_index, aside_stem, id, number)
+if aside then
+  local reply = told('failed', aside, redis.call('HGET', aside, 'reason') == 'broken' and 1 or 0)
+  reply[2], reply[3], reply[4] = false, false, false
+  return reply
 end
 return {'gone'}

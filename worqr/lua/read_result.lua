@@ -6,13 +6,17 @@
 -- KEYS[4] result HASH
 -- KEYS[5] older_result HASH
 -- KEYS[6] counts HASH
+-- KEYS[7] aside_index HASH
 -- ARGV[1] number of the dispatch whose result is wanted, 0: of the newest
--- RETURNS wait | never (it has not ended, and nothing will be kept) | gone | finished kind value |
---   failed type message traceback | cancelled reason
+-- ARGV[2] id of the job
+-- ARGV[3] aside_stem what the key of a record set aside begins with
+-- RETURNS wait | never (it has not ended, and nothing will be kept) | gone | replaced (gone, and there is a newer dispatch) |
+--   finished kind value | failed type message traceback fields | cancelled reason
 -- RESEND safe: it only reads
 -- USES job result
 local queue, job, active, result, older_result, counts = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local number = tonumber(ARGV[1])
+local aside_index = KEYS[7]
+local number, id, aside_stem = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 
 local found, outcome = ended_as(result, older_result, number)
 -- A dispatch that has ended and lives all the same failed, and was put back.
@@ -22,12 +26,21 @@ if live then
   return {ttl > 0 and 'wait' or 'never'}
 end
 if not found then
+  -- Whatever its result_ttl, a failed job is known as long as its record is in the dead-letter queue.
+  found, outcome = aside_of(aside_index, aside_stem, id, number), 'failed'
+end
+if not found then
+  for _, key in ipairs(number > 0 and {active, job, result} or {}) do
+    if (tonumber(redis.call('HGET', key, 'first')) or 0) > number then
+      return {'replaced'}
+    end
+  end
   return {'gone'}
 elseif outcome == 'finished' then
   local value = redis.call('HMGET', found, 'kind', 'value')
   return {'finished', value[1], value[2]}
 elseif outcome == 'failed' then
-  local told = redis.call('HMGET', found, 'error_type', 'error_message', 'error_traceback')
-  return {'failed', told[1], told[2], told[3]}
+  local told = redis.call('HMGET', found, 'error_type', 'error_message', 'error_traceback', 'error_fields')
+  return {'failed', told[1], told[2], told[3], told[4]}
 end
 return {'cancelled', redis.call('HGET', found, 'reason')}

@@ -13,13 +13,14 @@
 -- ARGV[7] error_type text
 -- ARGV[8] error_message text
 -- ARGV[9] error_traceback text
+-- ARGV[10] error_fields JSON, empty: none
 -- RETURNS given | aside | cancelled | dropped (the queue was deleted) | gone | mine | lost
 -- RESEND safe: fenced by the claim
 -- USES give_back result serving types wake
 local queue, workers, claims = KEYS[1], KEYS[2], KEYS[3]
 local worker, claim, counter, limit = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local delay, run_at = tonumber(ARGV[5]), tonumber(ARGV[6])
-local error_type, error_message, error_traceback = ARGV[7], ARGV[8], ARGV[9]
+local error_type, error_message, error_traceback, error_fields = ARGV[7], ARGV[8], ARGV[9], ARGV[10]
 
 check_types(queue)
 check_aside_types(queue, worker)
@@ -31,6 +32,7 @@ how.now, how.counter, how.limit, how.back, how.kind = now_ms(), counter, limit, 
 how.run_at = run_at or delay > 0 and how.now + delay or nil
 how.reason = ({stalls = 'stalled', timeouts = 'timeout'})[counter] or 'failed'
 how.error_type, how.error_message, how.error_traceback = error_type, error_message, error_traceback
+how.error_fields = error_fields ~= '' and error_fields or nil
 local word, ready = give_back(queue, claim, how)
 if word == 'given' then
   tally(queue, counter == 'stalls' and 'stalled' or 'retried', 1)

@@ -12,7 +12,8 @@ from worqr.call import Argument, Call, Merge
 from worqr.keys import QueueKeys
 from worqr.lua import script
 from worqr.ops.operators import Cancelled
-from worqr.ops.replies import MAX_ITEMS, Reply, new_call, text, word_of
+from worqr.ops.replies import MAX_ITEMS, Reply, error_of, new_call, text, word_of
+from worqr.task import RemoteError
 
 _DISPATCH: Final = script("dispatch_jobs")
 
@@ -107,8 +108,8 @@ def read_result(keys: QueueKeys, id: str, number: int) -> Call[Found]:
     def read(reply: Reply) -> Found:
         return Found(word_of(reply), reply[1:])
 
-    names = (keys.base, keys.job(id), keys.active(id), keys.result(id), keys.older_result(id), keys.counts)
-    return new_call("read_result", keys.base, names, (number,), read)
+    found = (keys.job(id), keys.active(id), keys.result(id), keys.older_result(id), keys.counts, keys.aside_index)
+    return new_call("read_result", keys.base, (keys.base, *found), (number, id, f"{keys.base}:aside:"), read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,8 @@ class JobState:
     progress: float | None = None
     message: str = ""
     failures: int = 0
+    attempts: int = 0
+    error: RemoteError | None = None
 
 
 def job_status(keys: QueueKeys, id: str, number: int) -> Call[JobState]:
@@ -131,7 +134,7 @@ def job_status(keys: QueueKeys, id: str, number: int) -> Call[JobState]:
         word = word_of(reply)
         if len(reply) == 1:
             return JobState(word)
-        claim, worker, run_at, progress, message, failures = reply[1:]
+        claim, worker, run_at, progress, message, failures, attempts, error_type, error_message = reply[1:]
         return JobState(
             word=word,
             claim=int(claim) if claim else None,
@@ -140,6 +143,8 @@ def job_status(keys: QueueKeys, id: str, number: int) -> Call[JobState]:
             progress=float(progress) if progress else None,
             message=text(message or ""),
             failures=int(failures or 0),
+            attempts=int(attempts),
+            error=error_of(error_type, error_message),
         )
 
     names = (keys.job(id), keys.active(id), keys.result(id), keys.older_result(id), keys.counts, keys.aside_index)

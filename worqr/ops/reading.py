@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Literal
 
 from worqr.call import Call
 from worqr.keys import QueueKeys
-from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, MAX_SKIPPED, Reply, new_call, pairs, text, texts
+from worqr.ops.jobs import JobState
+from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, MAX_SKIPPED, Reply, error_of, new_call, pairs, text, texts, word_of
+
+Unstarted = Literal["waiting", "due", "blocked"]
+"""The states of a job that does not run."""
 
 _NOT_TOTALS: Final = {"fence", "cleared", "cleared_why", "stale"}
 """Fields of the counters' hash that count nothing which happened."""
@@ -63,31 +67,73 @@ def list_tasks(keys: QueueKeys, limit: int, *, from_front: bool = False) -> Call
 
 
 @dataclass(frozen=True, slots=True)
+class Glance:
+    """What people are shown of one task. A raw one has no id, and nothing is known of it but the beginning of its payload."""
+
+    id: str | None
+    task: bytes
+    state: JobState
+
+
+@dataclass(frozen=True, slots=True)
 class Held:
-    """One claim, as `list_claims` answers; the rest is known of jobs only."""
+    """One claim, as `list_claims` answers."""
 
     claim: int
     worker: str
-    failures: int
-    progress: float | None
-    message: str
-    run_at_ms: int | None
+    seen: Glance
 
 
-def list_claims(keys: QueueKeys, limit: int = MAX_ITEMS) -> Call[list[Held]]:
-    """What runs."""
+def _glance(word: str, tries: int, id: bytes | None, task: bytes, *kept: bytes | None) -> Glance:
+    """`tries`: those that the three counters do not count."""
+    if id is None or not kept:
+        return Glance(None, task, JobState(word, attempts=tries))
+    _, claim, worker, run_at, progress, message, failures, stalls, timeouts, error_type, error_message = kept
+    state = JobState(
+        word=word,
+        claim=int(claim) if claim else None,
+        worker=text(worker) if worker else None,
+        run_at_ms=int(run_at) if run_at else None,
+        progress=float(progress) if progress else None,
+        message=text(message or b""),
+        failures=int(failures or 0),
+        attempts=tries + sum(int(count or 0) for count in (failures, stalls, timeouts)),
+        error=error_of(error_type, error_message),
+    )
+    return Glance(text(id), task, state)
 
-    def held(claim: bytes, worker: bytes, *rest: bytes | None) -> Held:
-        failures, progress, message, run_at = rest
-        return Held(
-            *(int(claim), text(worker), int(failures or 0), float(progress) if progress else None),
-            *(text(message or ""), int(run_at) if run_at else None),
-        )
+
+def list_claims(keys: QueueKeys, limit: int = MAX_ITEMS, *, after: tuple[str, int] = ("", 0)) -> Call[list[Held]]:
+    """What runs, by worker and claim; `after` those of the last one of the page before."""
+
+    def held(claim: bytes, worker: bytes, seen: list[Any]) -> Held:
+        return Held(int(claim), text(worker), _glance("active", 1, *seen))
 
     def read(reply: Reply) -> list[Held]:
         return [held(*entry) for entry in reply[1:]]
 
-    return new_call("list_claims", keys.base, (keys.base, keys.workers), (limit,), read)
+    return new_call("list_claims", keys.base, (keys.base, keys.workers), (limit, MAX_BYTES, *after), read)
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    """Reply of list_jobs: each place in the order of the list, with its cursor; no glance where no job of this state is."""
+
+    more: bool
+    places: list[tuple[str, Glance | None]]
+
+
+def list_jobs(keys: QueueKeys, state: Unstarted, limit: int = MAX_ITEMS, *, after: str = "") -> Call[JobPage]:
+    """One page of what waits, is due or is blocked: up to `limit` places from the one after the cursor `after`."""
+
+    def place(cursor: bytes, seen: list[Any] | None = None) -> tuple[str, Glance | None]:
+        return text(cursor), None if seen is None else _glance(state, 0, *seen)
+
+    def read(reply: Reply) -> JobPage:
+        return JobPage(word_of(reply) == "more", [place(*entry) for entry in reply[1:]])
+
+    names = (keys.base, keys.suspects, keys.due, keys.blocked, keys.counts)
+    return new_call("list_jobs", keys.base, names, (state, limit, after, MAX_BYTES), read)
 
 
 def list_marks(keys: QueueKeys, claims: Sequence[int]) -> Call[list[int]]:

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 from worqr.call import Argument, Call
 from worqr.errors import WorqrBug
 from worqr.lua import script
+from worqr.task import RemoteError
 
 T = TypeVar("T")
 Reply = list[Any]
@@ -66,6 +67,11 @@ done: Callable[[Reply], str] = expect("ok")
 def text(value: bytes | str) -> str:
     """A name as the server sent it; bytes that are no UTF-8 do not harm the rest of the reply."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def error_of(type: bytes | None, message: bytes | None) -> RemoteError | None:
+    """The error of the last try as a record keeps it; None if it keeps none."""
+    return RemoteError(text(type), text(message or ""), "") if type else None
 
 
 def texts(values: Iterable[bytes]) -> list[str]:

@@ -124,14 +124,15 @@ def retry_task(
 ) -> Call[str]:
     """The run is to be repeated: to the back, now or when it is due, or set aside when `counter` reaches `limit`."""
     when: tuple[Argument, Argument] = (delay_ms, "-") if run_at_ms is None else ("-", run_at_ms)
-    args = (worker, claim, counter, limit, *when, error.type, error.message, error.traceback)
+    args = (worker, claim, counter, limit, *when, error.type, error.message, error.traceback, error.fields_as_json())
     read = expect("given", "aside", "cancelled", "dropped", "gone", "mine", "lost")
     return new_call("retry_task", keys.base, _held(keys, worker), args, read)
 
 
 def fail_task(keys: QueueKeys, worker: str, claim: int, error: RemoteError, *, broken: bool = False) -> Call[str]:
     """The run failed for good: set aside."""
-    args = (worker, claim, "broken" if broken else "failed", error.type, error.message, error.traceback)
+    kind = "broken" if broken else "failed"
+    args = (worker, claim, kind, error.type, error.message, error.traceback, error.fields_as_json())
     read = expect("aside", "cancelled", "gone", "mine", "lost")
     return new_call("fail_task", keys.base, _held(keys, worker), args, read)
 

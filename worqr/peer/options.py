@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, TypedDict, cast
 
 from worqr.errors import UsageError, did_you_mean
+from worqr.foreign import hint_at_option
 from worqr.policy import Policy, RetryPolicy
 from worqr.shards import check_shards
 from worqr.task import KEEP_FAILED, Failed, Seconds, check_count, seconds
@@ -141,7 +142,9 @@ def policy_for(
 ) -> Policy:
     """The policy of a handler, checked: what is not given is the default."""
     if retry is not None and not isinstance(retry, RetryPolicy):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise UsageError(f"retry must be a worqr.RetryPolicy, not {retry!r}")
+        raise UsageError(
+            f"retry must be a worqr.RetryPolicy, not {retry!r}: write retry=worqr.RetryPolicy(max_failures=3)"
+        )
     if isinstance(keep_failed, bool) or not isinstance(keep_failed, int) or keep_failed < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"keep_failed must be a whole number, at least 0, not {keep_failed!r}")
     policy = Policy() if retry is None else Policy().over(retry.to_fields())
@@ -233,5 +236,5 @@ def refuse_unknown(where: str, options: Mapping[str, object], known: tuple[str, 
     """UsageError for the first of `options` that does not exist."""
     for name in options:
         if name not in known:
-            hint = did_you_mean(name, known, f"it takes {', '.join(known)}")
+            hint = hint_at_option(name, known, f"it takes {', '.join(known)}")
             raise UsageError(f"{where}() has no option {name!r}; {hint}")

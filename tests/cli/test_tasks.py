@@ -1,0 +1,126 @@
+"""``worqr status``, ``running`` and ``jobs``: single tasks by their ids."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+import worqr
+from tests.cli.conftest import Answer
+from tests.peer.tools import Held, eventually, serving
+
+Beside = Callable[..., Awaitable[Answer]]
+
+
+async def test_one_job_is_shown_while_it_waits_runs_and_after_its_end(beside: Beside, mesh: worqr.Mesh) -> None:
+    held = Held()
+
+    async def handler(task: bytes) -> None:
+        if worqr.current().attempt == 1:
+            raise ValueError("smtp: \x1b[31mconnection refused")
+        worqr.current().progress(0.5, "half of it")
+        await held(task)
+
+    async with mesh.connect():
+        q = mesh.queue("mails")
+        job = await q.dispatch(b"a", id="mail-7", result_ttl=60)
+        async with serving(mesh, "mails", handler, retry=worqr.RetryPolicy(min_backoff=3600, max_backoff=3600)):
+            await eventually(lambda: state(job), "due")
+            told = dict(line.split(maxsplit=1) for line in (await beside("status", "mails", "mail-7")).lines)
+            assert told["error"] == "ValueError: smtp: \\x1b[31mconnection refused"
+            assert (told["state"], told["attempts"], told["failures"]) == ("due", "1", "1")
+            assert "next" in told
+            (found,) = (await beside("status", "mails", "mail-7", "--json")).json
+            assert found["error"] == {"type": "ValueError", "message": "smtp: \x1b[31mconnection refused"}
+            assert found["next_run"] == found["run_at"] is not None
+            await q.dispatch(b"a", id="mail-7", update=worqr.Update(data=False))
+            await held.wait(1)
+            await eventually(lambda: progress(job), 0.5)
+            told = dict(line.split(maxsplit=1) for line in (await beside("status", "mails", "mail-7")).lines)
+            assert (told["state"], told["attempts"], told["progress"]) == ("active", "2", "0.5")
+            assert "worker" in told
+            held.gate.set()
+            await job.result(30)
+            told = dict(line.split(maxsplit=1) for line in (await beside("status", "mails", "mail-7")).lines)
+            assert told == {
+                "state": "finished",
+                "attempts": "2",
+                "failures": "1",
+                "progress": "0.5",
+                "message": "half of it",
+            }
+
+
+async def state(job: worqr.Job[bytes]) -> str:
+    return (await job.status()).state
+
+
+async def progress(job: worqr.Job[bytes]) -> float | None:
+    return (await job.status()).progress
+
+
+async def test_an_unknown_id_is_an_error_that_says_what_may_be_wrong(beside: Beside, mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        await mesh.queue("mails").enqueue(b"a")
+        answer = await beside("status", "mails", "mail-7")
+        assert (answer.code, answer.out) == (1, "")
+        assert answer.err.startswith("worqr: nothing is known of job 'mail-7' of queue 'mails': the id is unknown, or")
+        wrong = await beside("status", "mial", "mail-7", "--json")
+        assert wrong.code == 1
+        assert wrong.json[0]["state"] == "gone"
+        assert wrong.err.endswith("nobody has used a queue 'mial' lately; did you mean 'mails'?\n")
+        await mesh.queue("mails").cancel_all()
+
+
+async def test_what_runs_is_listed_with_its_ids(beside: Beside, mesh: worqr.Mesh) -> None:
+    held = Held()
+    assert (await beside("running")) == Answer(0, "", "worqr: nothing runs\n")
+    assert (await beside("running", "--json")) == Answer(0, "", "")
+    async with mesh.connect(), serving(mesh, "films", held) as peer:
+        q = mesh.queue("films")
+        await q.dispatch(b"film", id="film-1")
+        await q.enqueue("film \N{SNOWMAN}".encode() * 20)
+        await held.wait(2)
+        for words in (("running",), ("running", "films")):
+            header, *rows = (await beside(*words)).lines
+            assert header.split() == ["queue", "id", "worker", "since", "attempt", "progress", "message", "task"]
+            assert sorted(row.split()[:3] for row in rows) == [["films", "-", peer.id], ["films", "film-1", peer.id]]
+        by_id = {each["id"]: each for each in (await beside("running", "--json")).json}
+        assert (by_id["film-1"]["task"], by_id["film-1"]["worker"]) == ("film", peer.id)
+        assert by_id[None]["task"] == "film \N{SNOWMAN}" * 12 + "film"  # 100 bytes, without the half of a letter
+        assert by_id[None]["encoding"] == "utf-8"
+        assert (await beside("running", "other")).err == "worqr: nobody has used a queue 'other' lately\n"
+        held.gate.set()
+        await eventually(q.running, [])
+        assert (await beside("running", "films")).err == "worqr: nothing of queue 'films' runs\n"
+
+
+async def test_jobs_are_listed_by_state_page_by_page(beside: Beside, mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        q = mesh.queue("mails")
+        for n in range(3):
+            await q.dispatch(b"m%d" % n, id=f"mail {n}", delay=3600 + n)
+        await q.enqueue(b"plain")
+        header, row = (await beside("jobs", "mails")).lines
+        assert header.split() == ["id", "run", "at", "attempts", "error", "task"]
+        assert row.split() == ["-", "-", "0", "-", "plain"]
+        answer = await beside("jobs", "mails", "--state", "due", "--limit", "2")
+        assert [row.split()[1] for row in answer.lines[1:]] == ["0", "1"]
+        cursor = answer.err.partition("--after ")[2].strip().strip("'")
+        (last,) = (await beside("jobs", "mails", "--state", "due", "--after", cursor, "--json")).json
+        assert (last["id"], last["task"], last["state"]) == ("mail 2", "m2", "due")
+        assert last["next_run"] is not None
+        assert (
+            await beside("jobs", "mails", "--state", "blocked")
+        ).err == "worqr: no task of queue 'mails' is blocked\n"
+        assert (
+            await beside("jobs", "mial")
+        ).err == "worqr: nobody has used a queue 'mial' lately; did you mean 'mails'?\n"
+        assert (await beside("jobs", "mails", "--state", "failed")).code == 2
+        await q.cancel_all()
+
+
+@pytest.mark.parametrize("words", [("status", "mails"), ("jobs",)])
+async def test_what_is_missing_is_wrong_use(beside: Beside, words: tuple[str, ...]) -> None:
+    assert (await beside(*words)).code == 2

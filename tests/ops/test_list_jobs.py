@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import pytest
+
+from tests.ops.driver import BOOM, FUTURE, PAST, Desk
+from worqr import ops
+from worqr.keys import MARKER
+from worqr.ops import Glance, JobState
+from worqr.task import RemoteError
+
+Unstarted = Literal["waiting", "due", "blocked"]
+
+
+def page(desk: Desk, state: Unstarted, limit: int = 1000, after: str = "") -> tuple[bool, list[Glance]]:
+    """Whether there is more, and what is listed."""
+    with desk.nothing_changes():
+        found = desk.call(ops.list_jobs(desk.q, state, limit, after=after))
+    return found.more, [seen for _, seen in found.places if seen is not None]
+
+
+def pages(desk: Desk, state: Unstarted, limit: int) -> Iterator[list[str | bytes]]:
+    """All pages: ids, and payloads of plain tasks."""
+    more, cursor = True, ""
+    while more:
+        found = desk.call(ops.list_jobs(desk.q, state, limit, after=cursor))
+        yield [seen.id or seen.task for _, seen in found.places if seen is not None]
+        more, cursor = found.more, found.places[-1][0] if found.places else ""
+
+
+def names(desk: Desk, state: Unstarted) -> list[str | bytes]:
+    return [seen.id or seen.task for seen in page(desk, state)[1]]
+
+
+def job(name: str, task: bytes = b"a", **known: Any) -> Glance:
+    return Glance(name, task, JobState(**known))
+
+
+def test_each_state_has_its_jobs_with_what_is_known_of_them(desk: Desk) -> None:
+    held = desk.run("A", "runs")
+    desk.dispatch("runs", b"twin", run_at=FUTURE)
+    retried = desk.hold("B", b"raw")[0]
+    desk.retry("B", retried, run_at_ms=FUTURE + 1)
+    desk.put(b"plain")
+    desk.dispatch("waits", b"b")
+    desk.dispatch("later", b"c", run_at=FUTURE)
+    error = RemoteError(BOOM.type, BOOM.message, "")
+    assert page(desk, "waiting") == (
+        False,
+        [Glance(None, b"plain", JobState("waiting")), job("waits", b"b", word="waiting", run_at_ms=PAST)],
+    )
+    tried = {"run_at_ms": FUTURE + 1, "failures": 1, "attempts": 1, "error": error}
+    assert page(desk, "due") == (
+        False,
+        [job("later", b"c", word="due", run_at_ms=FUTURE), job(f"@{retried}", b"raw", word="due", **tried)],
+    )
+    assert page(desk, "blocked") == (False, [job("runs", b"twin", word="blocked", run_at_ms=FUTURE)])
+    desk.call(ops.finish_tasks(desk.q, "A", [held]))
+    assert page(desk, "blocked") == (False, [])
+
+
+def test_what_waits_is_listed_as_it_will_be_taken_the_suspects_first(desk: Desk) -> None:
+    desk.stall(b"poison", b"bad")
+    suspects = [seen.id for seen in page(desk, "waiting")[1]]
+    desk.put(b"1", b"2")
+    desk.dispatch("x")
+    assert names(desk, "waiting") == [*suspects, b"1", b"2", "x"]
+    assert desk.waiting() == [b"poison", b"bad", b"1", b"2", b"a"]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("state", ["waiting", "due", "blocked"])
+def test_pages_together_are_the_whole_list(desk: Desk, limit: int, state: Unstarted) -> None:
+    ids = [f"job {n} ä" for n in range(7)]
+    if state == "waiting":
+        desk.stall(b"poison", b"bad")
+    for each in ids:
+        if state == "blocked":
+            desk.run("A", each)
+        desk.dispatch(each, run_at=FUTURE if state == "due" else PAST)
+    found = list(pages(desk, state, limit))
+    assert [name for each in found for name in each] == names(desk, state)
+    assert set(ids) <= {name for each in found for name in each}
+    assert all(len(each) == limit for each in found[:-1])
+
+
+def test_what_is_claimed_meanwhile_hides_nothing_that_waits(desk: Desk) -> None:
+    desk.put(*[b"%d" % n for n in range(10)])
+    first = desk.call(ops.list_jobs(desk.q, "waiting", 4))
+    desk.enter("A")
+    desk.take("A", 2)
+    desk.put(b"10")
+    more, rest = page(desk, "waiting", after=first.places[-1][0])
+    assert (more, [seen.task for seen in rest]) == (False, [b"%d" % n for n in range(4, 11)])
+    desk.take("A", 6)
+    assert [seen.task for seen in page(desk, "waiting", after=first.places[-1][0])[1]] == [b"8", b"9", b"10"]
+
+
+def test_after_a_due_job_that_has_gone_come_those_that_are_due_later(desk: Desk) -> None:
+    for n in range(4):
+        desk.dispatch(f"{n}", run_at=FUTURE + n)
+    cursor = desk.call(ops.list_jobs(desk.q, "due", 2)).places[-1][0]
+    desk.call(ops.cancel_job(desk.q, "1", ""))
+    assert [seen.id for seen in page(desk, "due", after=cursor)[1]] == ["2", "3"]
+
+
+def test_a_place_without_a_job_is_passed_over_and_a_job_with_two_places_is_listed_once(desk: Desk) -> None:
+    for each in ("gone", "twice", "stays"):
+        desk.dispatch(each)
+    desk.call(ops.cancel_job(desk.q, "gone", ""))
+    desk.dispatch("twice", run_at=FUTURE)
+    assert names(desk, "waiting") == ["stays"]
+    desk.dispatch("twice", run_at=PAST)
+    assert names(desk, "waiting") == ["twice", "stays"]
+    found = desk.call(ops.list_jobs(desk.q, "waiting", 1))
+    assert found.more
+    assert [seen for _, seen in found.places] == [None]
+
+
+def test_no_more_payload_is_read_than_fits_a_request(desk: Desk) -> None:
+    for n in range(4):
+        desk.put(b"%d" % n * 5_000_000)
+    desk.dispatch("x", b"j" * 5_000_000)
+    found = list(pages(desk, "waiting", 1000))
+    assert [len(each) for each in found] == [2, 2, 1]
+    for n in range(2):
+        desk.dispatch(f"due {n}", b"%d" % n * 5_000_000, run_at=FUTURE + n)
+    assert [seen.task for seen in page(desk, "due")[1]] == [b"0" * 100, b""]
+
+
+def test_a_payload_that_looks_like_a_reference_is_listed(desk: Desk) -> None:
+    desk.put(MARKER + b"x")
+    assert [seen.task for seen in page(desk, "waiting")[1]] == [MARKER + b"x"]
+
+
+@pytest.mark.parametrize("state", ["waiting", "due", "blocked"])
+@pytest.mark.parametrize("after", ["", "queue 5 7", "nonsense", "1 gone", "-"])
+def test_on_an_empty_database_nothing_is_made(desk: Desk, state: Unstarted, after: str) -> None:
+    desk.client.delete(desk.q.counts)
+    assert desk.send(ops.list_jobs(desk.q, state, after=after)) == [b"ok"]
+    assert desk.state() == {}

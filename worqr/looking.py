@@ -1,0 +1,89 @@
+"""Looking at queues: one request to each shard, and what they answer as one. For `worqr.queue` and `worqr.mesh`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+
+from worqr import ops
+from worqr.call import Call
+from worqr.errors import UsageError
+from worqr.keys import QueueKeys
+from worqr.ops import MAX_ITEMS, Unstarted
+from worqr.summing import info_of, running_of, task_info_of
+from worqr.task import QueueInfo, TaskInfo
+
+if TYPE_CHECKING:
+    from worqr.mesh import Mesh
+
+T = TypeVar("T")
+
+Listed = Unstarted | Literal["active"]
+"""The states whose jobs can be listed."""
+LISTED: Final[tuple[str, ...]] = ("waiting", "due", "blocked", "active")
+LEAST: Final = 100
+"""Places that a request looks at, at least: some may hold nothing."""
+
+
+async def ask_each(mesh: Mesh[Any], shards: Sequence[QueueKeys], make: Callable[[QueueKeys], Call[T]]) -> list[T]:
+    """One request to each of these shards, all together."""
+    if len(shards) == 1:
+        return [await mesh.ask(make(shards[0]))]
+    return await mesh.link.call_all([make(keys) for keys in shards])
+
+
+async def list_jobs(
+    mesh: Mesh[Any], shards: Sequence[QueueKeys], state: Listed, limit: int, after: str
+) -> list[TaskInfo]:
+    """Up to `limit` tasks in this state, one shard after the other, from the one after the cursor `after`."""
+    first, start = _parse(after, state, len(shards))
+    found: list[TaskInfo] = []
+    for n in range(first, len(shards)):
+        more, cursor = True, start if n == first else ""
+        while more and len(found) < limit:
+            more, places = await _page(mesh, shards[n], state, limit - len(found), cursor)
+            found += [replace(info, cursor=f"{state} {n} {place}") for place, info in places if info is not None]
+            cursor = places[-1][0] if places else cursor
+    return found[:limit]
+
+
+def _parse(after: str, state: Listed, shards: int) -> tuple[int, str]:
+    """The shard, and the cursor in it."""
+    if not after:
+        return 0, ""
+    known, _, rest = after.partition(" ")
+    shard, _, cursor = rest.partition(" ")
+    if known != state or not shard.isdecimal() or int(shard) >= shards or not cursor:
+        raise UsageError(
+            f"after= must be the cursor of an entry of jobs(state={state!r}) on this queue, not {repr(after)[:100]}"
+        )
+    return int(shard), cursor
+
+
+async def _page(
+    mesh: Mesh[Any], keys: QueueKeys, state: Listed, limit: int, cursor: str
+) -> tuple[bool, list[tuple[str, TaskInfo | None]]]:
+    """Whether there is more, and places with their cursors; at some of them no task of this state is left."""
+    if state == "active":
+        most = min(limit, MAX_ITEMS)
+        worker, _, claim = cursor.rpartition(" ")
+        held = await mesh.ask(ops.list_claims(keys, most, after=(worker, int(claim) if claim.isdecimal() else 0)))
+        infos = running_of([held], most)
+        return len(held) == most, [
+            (f"{each.worker} {each.claim}", info) for each, info in zip(held, infos, strict=True)
+        ]
+    page = await mesh.ask(ops.list_jobs(keys, state, min(max(limit, LEAST), MAX_ITEMS), after=cursor))
+    return page.more, [(place, None if seen is None else task_info_of(seen)) for place, seen in page.places]
+
+
+async def all_infos(mesh: Mesh[Any], known: Iterable[QueueKeys]) -> list[QueueInfo]:
+    """What there is to know of the queues that the registry knows by `known`, by name; all shards of one as one."""
+    found: dict[str, set[QueueKeys]] = {}
+    for keys in known:
+        every = await mesh.sharding.of(replace(keys, tag=""), declare=False)
+        found.setdefault(keys.shown, set(every)).add(keys)
+    infos: list[QueueInfo] = []
+    for name, shards in sorted(found.items()):
+        infos.append(info_of(name, await ask_each(mesh, sorted(shards, key=lambda keys: keys.name), ops.inspect)))
+    return infos

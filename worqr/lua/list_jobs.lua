@@ -1,0 +1,75 @@
+#!lua flags=no-writes
+-- list_jobs: one page of what waits, is due or is blocked, each with a cursor after which the next page begins. What waits is
+-- listed in the order in which it will be taken, raw tasks too; what is due by its time; what is blocked by id.
+-- KEYS[1] queue LIST
+-- KEYS[2] suspects LIST
+-- KEYS[3] due ZSET
+-- KEYS[4] blocked SET
+-- KEYS[5] counts HASH
+-- ARGV[1] state waiting, due or blocked
+-- ARGV[2] limit places to look at
+-- ARGV[3] after cursor of the last entry of the page before, empty for the first page
+-- ARGV[4] max_bytes bytes of payload after which no further entry is listed
+-- RETURNS ok entry... | more entry...; an entry is its cursor and its glance, or only a cursor, for a place that was skipped
+-- RESEND safe: it only reads
+-- USES glance
+local queue, suspects, due, blocked, counts = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local state, limit, after = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local max_bytes = tonumber(ARGV[4])
+
+local reply, budget, listed = {'ok'}, {left = max_bytes}, {}
+
+-- Lists the `item` at one place, if it is in this state; false if the page is full.
+local function list(cursor, item)
+  if #reply > limit or budget.left <= 0 then
+    reply[1] = 'more'
+    return false
+  end
+  local id = job_id(item)
+  -- A job that was due in between has two places in line, and one that was cancelled has left its place.
+  local there = not id or redis.call('HGET', queue .. ':job:' .. id, 'state') == state
+  if there and not listed[item] then
+    reply[#reply + 1] = {cursor, glance(queue, 'job', item, budget)}
+    listed[item] = id
+  else
+    reply[#reply + 1] = {cursor}
+  end
+  budget.left = budget.left - (id and 0 or #item)
+  return true
+end
+
+local function list_line(name, key, first, claimed)
+  for i = first, redis.call('LLEN', key) - 1 do
+    if not list(string.format('%s %d %.0f', name, i, claimed), redis.call('LINDEX', key, -1 - i)) then
+      return false
+    end
+  end
+  return true
+end
+
+if state == 'waiting' then
+  -- A place is counted from the front: what is put in behind changes none. Claims move all of them ahead.
+  local claimed = tonumber(redis.call('HGET', counts, 'claimed')) or 0
+  local line, place, claimed_then = string.match(after, '^(%l+) (%d+) (%d+)$')
+  local first = math.max(0, (tonumber(place) or -1) + 1 - math.max(0, claimed - (tonumber(claimed_then) or claimed)))
+  if line == 'queue' or list_line('suspects', suspects, first, claimed) then
+    list_line('queue', queue, line == 'queue' and first or 0, claimed)
+  end
+elseif state == 'due' then
+  local score, id = string.match(after, '^(%d+) (.*)$')
+  local behind = score and redis.call('ZSCORE', due, id) == score and redis.call('ZREVRANK', due, id)
+  local first = behind and redis.call('ZCARD', due) - behind
+    or score and redis.call('ZCOUNT', due, '-inf', '(' .. score) or 0
+  local page = redis.call('ZRANGE', due, first, first + limit, 'WITHSCORES')
+  for i = 1, #page, 2 do
+    list(page[i + 1] .. ' ' .. page[i], MARKER .. page[i])
+  end
+else
+  -- There are no more blocked jobs than there are running ones, so all of them may be sorted.
+  for _, id in ipairs(redis.call('SORT_RO', blocked, 'ALPHA')) do
+    if id > after and not list(id, MARKER .. id) then
+      break
+    end
+  end
+end
+return reply
