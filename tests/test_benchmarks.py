@@ -49,7 +49,7 @@ TITLES = (
 )
 
 
-@pytest.mark.timeout(300)  # some fifteen processes start, and a killed peer's tasks take seconds to come back
+@pytest.mark.timeout(900)  # some fifteen processes start, and a killed peer's tasks take seconds to come back
 def test_a_quick_run_prints_every_table_and_no_error(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     done = subprocess.run(
@@ -57,7 +57,7 @@ def test_a_quick_run_prints_every_table_and_no_error(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=880,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
