@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ import redis
 from benchmarks.chaos.faults import FAULTS, Fault
 from benchmarks.chaos.ledger import now
 from benchmarks.chaos.scene import NotNow, Scene
-from benchmarks.chaos.servers import Cluster, Node
+from benchmarks.chaos.servers import Cluster, Node, until
 from benchmarks.chaos.workload import PREFIX, QUEUES
 
 LOST_BEFORE = 1.0
@@ -54,6 +55,29 @@ def _move(cluster: Cluster, slot: int, source: Node, target: Node, pause: float)
             time.sleep(pause)
     for node in (target, source, *cluster.primaries):
         node.ask("CLUSTER", "SETSLOT", slot, "NODE", target_id)
+
+
+def finish_moves(cluster: Cluster) -> None:
+    """End the moves of slots that a failover interrupted: no node may be left with a part of a slot.
+
+    The node that has the slot lists the other one, or is listed by it, in its own line of CLUSTER NODES: ``[93->-ID]`` while it
+    exports the slot, ``[93-<-ID]`` while it imports it.
+    """
+    until(cluster.is_well, "a cluster that is well")
+    primaries = {node.id: node for node in cluster.primaries}
+    targets: dict[int, Node | None] = {}
+    for node in primaries.values():
+        own = next(line for line in node.ask("CLUSTER", "NODES").decode().splitlines() if "myself" in line)
+        for slot, arrow, other in re.findall(r"\[(\d+)-([<>])-(\w+)\]", own):
+            target = node if arrow == "<" else primaries.get(other)
+            targets[int(slot)] = target or targets.get(int(slot))
+    for slot, target in targets.items():
+        owner = cluster.owner_of_slot(slot)
+        if target is None or target is owner:
+            for node in primaries.values():
+                node.ask("CLUSTER", "SETSLOT", slot, "NODE", owner.id)
+        else:
+            _move(cluster, slot, owner, target, 0)
 
 
 def fail_over(scene: Scene) -> None:

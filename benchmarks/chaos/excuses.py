@@ -22,6 +22,9 @@ SLACK: Final = 0.1
 DEAD_AFTER: Final = 1.0
 """Seconds without the CPU or the server that may make a worker miss its keepalive, with what the machine adds."""
 
+REWINDS_AFTER: Final = 60.0
+"""Seconds by which the server's clock must be set back for schedules to fire the same moments again."""
+
 AWAY: Final = (
     "server frozen",
     "server down",
@@ -86,6 +89,23 @@ class Excuses:
     def jumped(self, begin: float, end: float) -> bool:
         """The server's clock was moved in between."""
         return any(begin <= t <= end for t in self._history.clock_jumps)
+
+    def rewound(self, nominal: int, begin: float, end: float) -> str | None:
+        """Why a schedule may have fired the same moment again: the server's clock was set back by more than a minute, to before
+        that moment. Schedules go on by the new time then, as documented.
+        """
+        epoch = self._history.calm.get("epoch")
+        if epoch is not None and self._history.offsets:
+            epoch -= self._history.offsets[-1]  # of a clock that is right
+        latest, offset = 0.0, 0.0
+        for t, to in zip(self._history.clock_jumps, self._history.offsets, strict=True):
+            latest, offset = max(latest, t + offset), to
+            if latest - (t + to) <= REWINDS_AFTER:
+                continue
+            latest = t + to
+            if begin <= t <= end and (epoch is None or nominal / 1000 >= epoch + latest - SLACK):
+                return "clock set back by more than a minute"
+        return None
 
     def trouble(self, who: str, begin: float, end: float) -> float:
         """Seconds between the two moments in which the process or the server did not work."""

@@ -132,6 +132,8 @@ class History:
     trouble: list[Span] = field(default_factory=list[Span])
     failovers: list[Span] = field(default_factory=list[Span])
     clock_jumps: list[float] = field(default_factory=list[float])
+    offsets: list[float] = field(default_factory=list[float])
+    """Of the server's clock against the true time, in seconds, from each of these jumps on."""
     calm: dict[str, Any] = field(default_factory=dict[str, Any])
     findings: list[Entry] = field(default_factory=list[Entry])
     """What the world itself found to be wrong: undrained, silent, died, hung."""
@@ -205,6 +207,7 @@ class _Reader:
                 history.failovers.append(Span(facts["begin"], facts["end"], None, "failover"))
             case "clock":
                 history.clock_jumps.append(t)
+                history.offsets.append(facts["offset"])
             case "calm":
                 history.calm = {**facts, "t": t}
             case "dead":

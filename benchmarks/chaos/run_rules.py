@@ -16,8 +16,16 @@ def ended_twice(case: Case) -> Iterator[Violation]:
     rule = "a task ran again after its end"
     for (queue, task), runs in case.history.runs.items():
         for first, second in pairwise(runs):
-            if first.is_final and not case.explain(rule, _why_lost(case, first, second)):
+            if first.is_final and not case.explain(rule, _why_again(case, first, second)):
                 yield violation(rule, f"{queue} {task}: {told(first)}; {told(second)}", first, second)
+
+
+def _why_again(case: Case, first: Run, second: Run) -> str | None:
+    """Why a task may run after its end: its worker lost the claim, or it is a moment of a schedule that comes again."""
+    why = _why_lost(case, first, second)
+    if why is None and first.nominal is not None:
+        return case.excuses.rewound(first.nominal, first.began, second.began)
+    return why
 
 
 def _why_lost(case: Case, first: Run, second: Run) -> str | None:

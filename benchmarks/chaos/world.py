@@ -22,7 +22,7 @@ from benchmarks.chaos.aftermath import (
 )
 from benchmarks.chaos.children import Children, Role
 from benchmarks.chaos.clock import ServerClock, build_clock
-from benchmarks.chaos.cluster_faults import CLUSTER_FAULTS
+from benchmarks.chaos.cluster_faults import CLUSTER_FAULTS, finish_moves
 from benchmarks.chaos.faults import FAULTS, inject
 from benchmarks.chaos.ledger import Ledger
 from benchmarks.chaos.probe import probing
@@ -160,6 +160,8 @@ def _repair(scene: Scene) -> None:
         scene.children.thaw(process)
     for node in scene.servers.nodes:
         node.ask("CONFIG", "SET", "maxmemory", 0)
+    if isinstance(scene.servers, Cluster):
+        finish_moves(scene.servers)
     clock = scene.servers.clock
     if clock is not None and clock.offset != clock.furthest:
         clock.move_to(clock.furthest)

@@ -340,3 +340,26 @@ def test_a_cut_connection_does_not_excuse_a_dead_worker() -> None:
     story.world(39, "trouble", begin=39, end=39.0, who="peer-1", why="connection killed")
     story.add("peer-1", 40, "registered", worker="peer-1:b")
     assert rules_broken(story) == {"a worker was declared dead"}
+
+
+def test_only_a_clock_set_back_by_more_than_a_minute_explains_that_a_moment_comes_again() -> None:
+    for offset, broken in ((-61, False), (-60, True), (61, True)):
+        story = correct()
+        _fire_twice(story)
+        story.world(30.5, "clock", offset=offset)
+        story.world(59, "clock", offset=0)
+        assert ("a task ran again after its end" in rules_broken(story)) is broken, offset
+    story = correct()
+    _fire_twice(story)
+    story.world(31.5, "clock", offset=-61)
+    story.world(59, "clock", offset=0)
+    assert rules_broken(story) == {"a task ran again after its end"}, "the clock was right until then"
+
+
+def test_a_clock_set_back_does_not_bring_moments_from_before_its_new_time() -> None:
+    story = correct()
+    _fire_twice(story)
+    story.world(2, "clock", offset=200)
+    story.world(30.5, "clock", offset=100)
+    story.world(59, "clock", offset=0)
+    assert "a task ran again after its end" in rules_broken(story)
