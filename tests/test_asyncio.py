@@ -987,7 +987,7 @@ def exists(path: str) -> bool:
 
 
 @pytest.fixture
-def of_our_own(new_mesh: NewMesh) -> worqr.Mesh:
+def of_our_own(new_mesh: NewMesh, no_bench: None) -> worqr.Mesh:
     return new_mesh(url="embedded:")
 
 

@@ -344,8 +344,7 @@ class QueueInfo:
     """One queue at one moment.
 
     Attributes:
-        oldest_job: how many seconds ago the task at the front of the queue was due, if that is a job. None if it is a plain
-            task, of which nobody knows when it was enqueued, or if nothing waits.
+        oldest_job: how many seconds ago the job at the front was due. None if a plain task is at the front, or nothing.
         counts: totals since the counters were last empty for 30 days.
     """
 
