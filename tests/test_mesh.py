@@ -18,11 +18,11 @@ import pytest
 import trio
 
 import worqr
-from worqr.link import uplink
 from tests.children import Child
 from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - fixtures
 from tests.peer.tools import Runs, at_most, eventually, serving, until
 from tests.servers import Server
+from worqr.link import uplink
 
 SECRET = "pa55:w0rd"
 

@@ -230,7 +230,9 @@ class _Codec:
         shape = hints[parameters[0].name] if whole else _shape(parameters, hints)
         self.raw: bool = whole and isinstance(msgspec.inspect.type_info(shape), msgspec.inspect.BytesType)
         self.decode: Callable[[bytes], Any] = partial(msgspec.convert, type=shape) if self.raw else _decoder(shape)
-        self.untyped = [(i, each.name) for i, each in enumerate(parameters) if hints[each.name] in _UNTYPED]
+        self.untyped: list[tuple[int, str]] = [
+            (i, each.name) for i, each in enumerate(parameters) if hints[each.name] in _UNTYPED
+        ]
         self.result: Any = hints["return"]
         self.decode_result: Callable[[bytes], Any] = _decoder(self.result)
 

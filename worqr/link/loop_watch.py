@@ -29,8 +29,8 @@ class LoopWatch:
     """
 
     def __init__(self, mailbox: Mailbox, describe: Callable[[], str], stall_limit: float) -> None:
-        self.turning = True
-        self.stalled = False
+        self.turning: bool = True
+        self.stalled: bool = False
         self._mailbox = mailbox
         self._describe = describe
         self._stall_limit = stall_limit

@@ -50,8 +50,8 @@ class Departure:
     """
 
     def __init__(self, registration: Registration, keys: QueueKeys) -> None:
-        self.registration = registration
-        self.keys = keys
+        self.registration: Registration = registration
+        self.keys: QueueKeys = keys
         self.done: trio.Event = trio.Event()
         self.answers: int = 0
         self.refused: Exception | None = None

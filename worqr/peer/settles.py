@@ -51,13 +51,13 @@ class Settle:
     def __init__(
         self, keys: QueueKeys, registration: Registration, claims: Sequence[int], make: Make, answered: Answered
     ) -> None:
-        self.keys = keys
-        self.registration = registration
-        self.claims = claims
-        self.make = make
-        self.answered = answered
-        self.pause = 0.0
-        self.at = math.inf
+        self.keys: QueueKeys = keys
+        self.registration: Registration = registration
+        self.claims: Sequence[int] = claims
+        self.make: Make = make
+        self.answered: Answered = answered
+        self.pause: float = 0.0
+        self.at: float = math.inf
 
 
 class Settles:
