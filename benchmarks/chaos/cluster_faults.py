@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import redis
 
@@ -35,11 +36,15 @@ def move_slot(scene: Scene) -> None:
     source = cluster.owner_of_slot(slot)
     target = scene.rng.choice([node for node in cluster.primaries if node is not source])
     scene.note("slot moved", name)
-    for _ in range(60):  # a move that was begun must end
+    with suppress(redis.RedisError):
+        _move(cluster, slot, source, target, pause)
+    for _ in range(
+        60
+    ):  # a move that was begun must end, also if a failover has put another node in the place of one of the two
         try:
-            _move(cluster, slot, source, target, pause)
+            finish_moves(cluster)
             break
-        except redis.RedisError:
+        except (redis.RedisError, TimeoutError):
             time.sleep(0.5)
     scene.troubled(began, "slot moved")
 

@@ -274,10 +274,10 @@ async def test_a_stale_sentinel_does_not_win_while_the_others_are_away(
 async def test_a_sentinel_that_has_been_silent_for_long_is_believed_no_more(
     link_to: LinkTo, server: Server, own_server: Server, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sentinel, "_BELIEVED", 0.1)
     fresh, lower = says(server, epoch=4), says(own_server, epoch=3)
     link = await link_to(url_of(fresh, lower))
     assert link.run_id == run_id(server)
+    monkeypatch.setattr(sentinel, "_BELIEVED", 0.1)  # only now: a slow machine may take longer to connect
     fresh.close()
     await until(lambda: link.run_id == run_id(own_server))
 
