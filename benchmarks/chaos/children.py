@@ -36,7 +36,7 @@ class Process:
 
 
 class Children:
-    """All processes of a run, by name. Whatever is done to one is written to the ledger before it is done."""
+    """All processes of a run, by name. Each fault is written to the ledger before it is injected."""
 
     def __init__(self, folder: Path, ledger: Ledger, seed: int, *, replicas: int) -> None:
         self._folder = folder
@@ -115,7 +115,7 @@ class Children:
             process.popen.send_signal(signal.SIGABRT)
 
     def close(self) -> None:
-        """Kill whatever still runs; only after an error."""
+        """Kill all processes that still run, after an error."""
         for process in self.processes.values():
             if process.runs:
                 process.popen.kill()

@@ -67,7 +67,7 @@ class Run:
 
 @dataclass(slots=True)
 class Cancel:
-    """One cancellation. `answered` None: nobody knows whether it took effect."""
+    """One cancellation. `answered` is None if it may or may not have taken effect."""
 
     queue: str
     task: str

@@ -83,7 +83,7 @@ def _replaced(request: Request, ends: dict[tuple[str, str], list[tuple[float, Re
 
 
 def refused_ran(case: Case) -> Iterator[Violation]:
-    """What was refused never runs, and nothing runs that nobody sent."""
+    """A refused task never runs. No task runs that no producer sent."""
     for (queue, task), runs in case.history.runs.items():
         if runs[0].nominal is not None:
             continue
