@@ -22,6 +22,7 @@ from worqr import ops
 from worqr.errors import Unavailable, UsageError
 from worqr.link import Link
 from worqr.ops import MAX_ITEMS
+from worqr.peer.in_step import next_step
 
 if TYPE_CHECKING:
     from worqr.peer.claiming import Station
@@ -165,7 +166,7 @@ class Cancelling:
     async def reconcile_forever(self) -> None:
         """Once a second, whatever the messages say, for every queue on which something runs."""
         while True:
-            await trio.sleep(RECONCILE_EVERY)
+            await next_step(RECONCILE_EVERY)
             for station in self._peer.entered_stations():
                 if station.running:
                     self.reconcile(station)

@@ -19,6 +19,7 @@ from worqr.keys import RegistryKeys
 from worqr.link import Link
 from worqr.ops.replies import in_pieces
 from worqr.peer.complaints import Complaints
+from worqr.peer.in_step import next_step
 from worqr.peer.membership import Registration
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-LOOK_EVERY = 0.5
+LOOK_EVERY = 1.0
 """Seconds between two looks for schedules that were declared after the join."""
 REDECLARE = 600.0
 FAILED_AGAIN = 3.0
@@ -68,7 +69,7 @@ class Declarer:
             except WorqrError as error:
                 self._complaints.error("", "declare_schedules: %s", error)
                 wait = FAILED_AGAIN
-            await trio.sleep(wait)
+            await next_step(wait)
 
     async def keep_declared(self) -> None:
         """Declare what is new; renew the rest when it is time, or when the registry may have lost it."""

@@ -23,6 +23,7 @@ from worqr.errors import Unavailable, WorqrError
 from worqr.keys import RegistryKeys
 from worqr.link import Link, boottime
 from worqr.peer.complaints import Complaints
+from worqr.peer.in_step import next_step
 from worqr.peer.looks import LOOK_EVERY, TWO_LOOKS, LeaseWatch, Looks
 from worqr.peer.membership import LEASE
 from worqr.peer.promoting import Promoter
@@ -116,7 +117,10 @@ class Leader:
             else:
                 self.promoter.end()
             self._round_ended = time.monotonic()
-            await trio.sleep(wait)
+            if wait < LOOK_EVERY:
+                await trio.sleep(wait)
+            else:
+                await next_step(LOOK_EVERY)
 
     async def _look_or_not(self) -> float:
         judged = False

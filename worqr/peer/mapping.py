@@ -14,12 +14,11 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-import trio
-
 from worqr import ops
 from worqr.errors import ClaimLost
 from worqr.link import Link
 from worqr.peer.complaints import Complaints
+from worqr.peer.in_step import next_step
 
 if TYPE_CHECKING:
     from worqr.peer.claiming import Station
@@ -47,7 +46,7 @@ class Mapping:
         """Look for new connections."""
         pause = LOOK_EVERY
         while True:
-            await trio.sleep(pause)
+            await next_step(pause)
             pause = min(2 * pause, LONGEST_PAUSE) if self._refused else LOOK_EVERY
             self.map_once()
 

@@ -16,10 +16,9 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-import trio
-
 from worqr import ops
 from worqr.link import Link
+from worqr.peer.in_step import next_step
 
 if TYPE_CHECKING:
     from worqr.peer.claiming import Station
@@ -45,7 +44,7 @@ class Strays:
     async def look_forever(self) -> None:
         """Until all is well on every queue, after each new connection."""
         while True:
-            await trio.sleep(LOOK_EVERY)
+            await next_step(LOOK_EVERY)
             stations = self._peer.entered_stations()
             self._seen = {station: seen for station, seen in self._seen.items() if station in stations}
             for station in stations:

@@ -19,6 +19,7 @@ import trio
 
 from worqr.peer.claiming import HandlerStation
 from worqr.peer.context import Context
+from worqr.peer.in_step import next_step
 from worqr.peer.running import name_of
 from worqr.peer.stacks import describe
 
@@ -45,7 +46,7 @@ class Stuck:
     async def watch_forever(self) -> None:
         """Look again and again."""
         while True:
-            await trio.sleep(min(LOOK_EVERY, self.after / 4))
+            await next_step(min(LOOK_EVERY, self.after / 4))
             self.look_once()
 
     def look_once(self) -> None:

@@ -1,0 +1,14 @@
+"""One wake-up for all the periodic looks of a peer: an idle process costs what it is woken for."""
+
+from __future__ import annotations
+
+import trio
+
+
+async def next_step(period: float) -> None:
+    """Sleep until the clock of the loop shows the next multiple of `period` seconds.
+
+    Loops of the same period, or of a multiple of it, wake at the same moment. The clock of a Trio loop begins at a random
+    time, so that the peers of a mesh do not all look at once.
+    """
+    await trio.sleep_until((trio.current_time() // period + 1) * period)
