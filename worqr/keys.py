@@ -119,7 +119,7 @@ class QueueKeys:
 
     @property
     def counts(self) -> str:
-        """HASH of counters, expires 15 to 30 days after something was counted."""
+        """HASH of counters, expires 15 to 30 days after the last claim or dispatch."""
         return f"{self.base}:counts"
 
     @property

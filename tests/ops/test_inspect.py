@@ -73,15 +73,33 @@ def test_looking_keeps_no_counter_from_expiring(desk: Desk) -> None:
     assert desk.client.ttl(desk.q.counts) <= 10
 
 
-def test_counting_renews_the_counters_when_less_than_half_of_their_time_is_left(desk: Desk) -> None:
+def test_claiming_renews_the_counters_when_less_than_half_of_their_time_is_left(desk: Desk) -> None:
     days = 24 * 3600
-    desk.put(b"a")
+    desk.put(b"a", b"b", b"c")
+    desk.enter("A")
+    desk.take("A", 1)
     desk.client.expire(desk.q.counts, 16 * days)
-    desk.put(b"b")
+    desk.take("A", 1)
     assert desk.client.ttl(desk.q.counts) <= 16 * days, "EXPIRE would be one more write for each task"
     desk.client.expire(desk.q.counts, 14 * days)
-    desk.put(b"c")
+    desk.take("A", 1)
     assert desk.client.ttl(desk.q.counts) > 29 * days
+
+
+def test_a_new_counter_renews_all_of_them(desk: Desk) -> None:
+    desk.put(b"a")
+    desk.client.expire(desk.q.counts, 10)
+    desk.call(ops.pause(desk.q, "why"))
+    assert desk.client.ttl(desk.q.counts) > 29 * 24 * 3600
+
+
+def test_a_queue_without_counters_gets_them_with_an_expiry(desk: Desk) -> None:
+    desk.client.delete(desk.q.counts)
+    desk.dispatch("x", b"a")
+    assert desk.client.ttl(desk.q.counts) > 29 * 24 * 3600
+    desk.client.delete(desk.q.counts)
+    desk.dispatch("x", b"b")  # an update: nothing is counted, but its number is noted
+    assert desk.client.ttl(desk.q.counts) > 29 * 24 * 3600
 
 
 def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:

@@ -68,13 +68,14 @@ class Backlog:
         self._next_scan = math.inf
 
     def add(self, request: Request) -> None:
-        self._line(request).append(request)
+        line = self._line(request) if self.held else self.pending
+        line.append(request)
         if request.deadline < self._next_scan:
             self._next_scan = request.deadline
 
     def _line(self, request: Request) -> deque[Request]:
-        """At the end of which it waits."""
-        held = self.held.get(request.call.base) if self.held else None
+        """Where `request` waits: among the held ones of its base, if there are any."""
+        held = self.held.get(request.call.base)
         return self.pending if held is None else held.requests
 
     def take(self) -> list[Request]:
@@ -82,13 +83,12 @@ class Backlog:
         batch: list[Request] = []
         size = 0
         pending = self.pending
-        too_old = boottime() - SEND_AGAIN_WITHIN
         while pending and len(batch) < MAX_CALLS:
             request = pending[0]
             if request.settled or request.abandoned or (type(request) is Merged and request.is_unwanted()):
                 self.close(pending.popleft())
                 continue
-            if request.number and request.written_at < too_old:
+            if request.number and boottime() - request.written_at > SEND_AGAIN_WITHIN:
                 self.too_old.append(pending.popleft())
                 continue
             size += request.call.size

@@ -1,5 +1,5 @@
--- Renews the 30 days after which the counters expire, when less than half of them are left: EXPIRE goes to every replica and to
--- the append-only file, PTTL does not.
+-- The counters expire 30 days after a field was added. While tasks are claimed, this renews the 30 days when less than half
+-- of them are left: EXPIRE goes to every replica and to the append-only file, PTTL does not.
 local function keep_counts(base)
   if redis.call('PTTL', base .. ':counts') < 1296000000 then
     redis.call('EXPIRE', base .. ':counts', 2592000)
@@ -11,8 +11,9 @@ local function tally(base, field, n)
   if n == 0 then
     return
   end
-  redis.call('HINCRBY', base .. ':counts', field, n)
-  keep_counts(base)
+  if redis.call('HINCRBY', base .. ':counts', field, n) == n then
+    redis.call('EXPIRE', base .. ':counts', 2592000)
+  end
   local events = base .. ':events'
   local heard = redis.pcall('PUBSUB', 'NUMSUB', events)
   if heard[2] and heard[2] > 0 then

@@ -1,10 +1,3 @@
--- True if `worker` runs a suspect: it may not take another one.
-local function holds_suspect(base, worker)
-  local place = redis.pcall('HGET', base .. ':workers', worker)
-  local suspect = type(place) == 'string' and string.match(place, ' (%d+)$')
-  return suspect and redis.call('EXISTS', base .. ':claim:' .. suspect) == 1
-end
-
 -- Wakes up to min(n, 16) hungry workers, each on its own channel. A publish that reaches nobody moves on to the next, 64
 -- tries at most: a wake-up is a hint, and the scan finds what it misses. Where only suspects wait, a worker that runs one is
 -- passed over and stays hungry.
@@ -16,7 +9,9 @@ local function wake(base, n)
     if not worker then
       break
     end
-    if only_suspects and holds_suspect(base, worker) then
+    local place = only_suspects and redis.pcall('HGET', base .. ':workers', worker)
+    local suspect = type(place) == 'string' and string.match(place, ' (%d+)$')
+    if suspect and redis.call('EXISTS', base .. ':claim:' .. suspect) == 1 then
       passed[#passed + 1] = worker
     else
       local heard = redis.pcall('PUBLISH', base .. ':wake:' .. worker, '1')
@@ -28,12 +23,5 @@ local function wake(base, n)
   end
   if #passed > 0 then
     redis.call('SADD', base .. ':hungry', unpack(passed))
-  end
-end
-
--- Wakes one more if a suspect waits: whoever has just ended a claim may have held the one suspect it is allowed.
-local function wake_for_suspects(base)
-  if redis.call('LLEN', base .. ':suspects') > 0 then
-    wake(base, 1)
   end
 end

@@ -45,7 +45,8 @@ for i = 4, #ARGV, 2 do
   jobs[#jobs + 1] = {o, task, seen}
 end
 
-local fence, now, created, ready = next_fence(queue), now_ms(), 0, 0
+local created, ready = 0, 0
+local fence, now = next_fence(queue)
 note_fence(queue, fence + #jobs - 1)
 reply = {'ok'}
 local done = {}
@@ -58,7 +59,7 @@ for i, job in ipairs(jobs) do
   done[id], created, ready = true, created + made, ready + put
   reply[#reply + 1] = {outcome, id, last}
 end
-redis.call('EXPIRE', queue .. ':counts', 2592000)
+keep_counts(queue)
 tally(queue, 'enqueued', created)
 wake(queue, ready)
 return reply

@@ -18,7 +18,6 @@ local tasks_from, tasks = 5, #ARGV - 4
 
 -- Wrong types show themselves before the first write.
 redis.call('LLEN', queue)
-redis.call('HLEN', queue .. ':counts')
 local anybody_hungry = redis.call('SCARD', queue .. ':hungry') > 0
 if max_length >= 0 then
   local waiting = count_queued(queue)
@@ -40,6 +39,7 @@ local function stored_item(task)
   return MARKER .. id
 end
 
+tally(queue, 'enqueued', tasks) -- the first write: an error if the counters are of another type
 for chunk = 0, tasks - 1, 1000 do
   local items = {}
   for i = chunk, math.min(chunk + 1000, tasks) - 1 do
@@ -48,7 +48,6 @@ for chunk = 0, tasks - 1, 1000 do
   end
   redis.call(front and 'RPUSH' or 'LPUSH', queue, unpack(items))
 end
-tally(queue, 'enqueued', tasks)
 if anybody_hungry then
   wake(queue, tasks)
 end

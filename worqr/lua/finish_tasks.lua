@@ -25,7 +25,8 @@ end
 local anything_marked = redis.call('SCARD', queue .. ':cancelling') > 0
 local why_not = why_not_held(workers, worker)
 local nothing = {'kind', 'none', 'value', ''}
-local how = {ttl = tonumber(redis.call('HGET', policy, 'result_ttl')) or 0, now = now_ms(), no_twins = no_twins}
+local how = {ttl = tonumber(redis.call('HGET', policy, 'result_ttl')) or 0, no_twins = no_twins}
+how.now = not no_twins and now_ms()
 
 local results_of = {}
 for i = 3, 2 + 3 * results, 3 do

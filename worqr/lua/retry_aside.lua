@@ -14,7 +14,8 @@
 local queue, list = KEYS[2], KEYS[3]
 
 check_types(queue)
-local fence, now, count, ready = next_fence(queue), now_ms(), 0, 0
+local count, ready = 0, 0
+local fence, now = next_fence(queue)
 for i = 3, #ARGV do
   local retried = ARGV[i]
   local fields = redis.call('ZSCORE', list, retried) and read_hash(queue .. ':aside:' .. retried)

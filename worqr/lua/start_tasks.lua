@@ -38,7 +38,8 @@ end
 local left, anybody_hungry = redis.call('LLEN', queue) + redis.call('LLEN', suspects), redis.call('SCARD', hungry) > 0
 local first_source = redis.call('SISMEMBER', claims, suspect) == 0 and suspects or queue
 local source, dry, asleep, woken = first_source, false, redis.call('ZCARD', due), 0
-local taken, skipped, bytes, next_claim, now = 0, 0, 0, next_fence(queue), now_ms()
+local taken, skipped, bytes = 0, 0, 0
+local next_claim, now = next_fence(queue)
 local reply, mine = {'ok', digits(next_claim)}, {}
 while taken < wanted and skipped < max_skipped and bytes < max_bytes and not dry do
   local claim = digits(next_claim + taken)
@@ -67,6 +68,7 @@ end
 redis.call('HSET', workers, worker, table.concat({digits(number), digits(next_claim), digits(taken), suspect}, ' '))
 if taken > 0 then
   note_fence(queue, next_claim + taken - 1)
+  keep_counts(queue)
 end
 tally(queue, 'claimed', taken)
 left = left - taken - skipped

@@ -8,7 +8,7 @@
 -- RETURNS ok [claim word]...: only those that were not given back: cancelled, dropped (the queue was deleted), gone, mine,
 --   lost
 -- RESEND safe: fenced by the claim
--- USES give_back result serving types wake
+-- USES give_back result serving types wake_for_suspects
 local queue, workers, claims = KEYS[1], KEYS[2], KEYS[3]
 local worker = ARGV[1]
 local newest_first = {}
