@@ -37,33 +37,35 @@ class Noted:
     """Decides when the name of a queue is noted in the server: at its first use, then every NOTE_EVERY seconds while it is used.
 
     From any thread.
+
+    Attributes:
+        until: when each name is to be noted again, on the monotonic clock, the earliest first.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._at: dict[str, float] = {}  # in the order of the times
+        self.until: dict[str, float] = {}
 
     def __len__(self) -> int:
-        return len(self._at)
+        return len(self.until)
 
     def is_due(self, queue: str) -> bool:
         """Return True if the name is to be noted now; it counts as noted then."""
         now = time.monotonic()
-        at = self._at.get(queue)
-        if at is not None and now - at < ops.NOTE_EVERY:
+        if now < self.until.get(queue, now):
             return False
         with self._lock:
-            self._at.pop(queue, None)
-            self._at[queue] = now
-            for oldest in list(islice(self._at, 2)):  # each name that comes lets up to two go
-                if now - self._at[oldest] >= ops.NOTE_EVERY or len(self._at) > MANY_NAMES:
-                    del self._at[oldest]
+            self.until.pop(queue, None)
+            self.until[queue] = now + ops.NOTE_EVERY
+            for oldest in list(islice(self.until, 2)):  # each name that comes lets up to two go
+                if self.until[oldest] <= now or len(self.until) > MANY_NAMES:
+                    del self.until[oldest]
         return True
 
     def forget(self, queue: str) -> None:
         """The name could not be noted: the next use tries again."""
         with self._lock:
-            self._at.pop(queue, None)
+            self.until.pop(queue, None)
 
 
 @dataclass(slots=True)
@@ -80,6 +82,8 @@ class Connection:
 
     def note(self, mesh: Mesh[Any], queue: str) -> None:
         """Note the queue's name in the server, now and then."""
+        if time.monotonic() < self.noted.until.get(queue, 0.0):  # at each enqueue: without the cost of a call
+            return
         if self.noted.is_due(queue):
 
             def answered(_word: str | None, failure: Exception | None) -> None:

@@ -110,7 +110,7 @@ class Merged(Request):
         assert merge is not None, "only calls that say how are merged"
         super().__init__(merge.join([part.call for part in parts]), parts[0].patience, 0)
         self.call.replicas = parts[0].call.replicas
-        self.deadline: float = max(part.deadline for part in parts)
+        self.deadline: float = max([part.deadline for part in parts])
         self.parts: Sequence[Request] = parts
         self.wake: Callable[[], object] | None = self._share
 

@@ -135,11 +135,13 @@ class Uplink:
             return
         self._last_used = now
         batch = backlog.take()
-        self._hooks.settle(too_old(backlog))
+        if backlog.too_old:
+            self._hooks.settle(too_old(backlog))
         if batch:
             scripts, self._load_first = self._load_first, {}
-            clustered = self._settings.clustered
-            result = exchange(wire, backlog, self._producer, batch, scripts.values(), clustered=clustered)
+            result = exchange(
+                wire, backlog, self._producer, batch, scripts.values(), clustered=self._settings.clustered
+            )
             self._hooks.settle(result.done)
             if result.answered:
                 backlog.replication.add(result.answered, time.monotonic())
