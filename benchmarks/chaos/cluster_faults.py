@@ -23,7 +23,7 @@ LOST_AFTER = 3.0
 
 def _well(scene: Scene) -> Cluster:
     servers = scene.servers
-    if not isinstance(servers, Cluster) or not servers.is_well():
+    if not isinstance(servers, Cluster) or not servers.is_well() or scene.moving:
         raise NotNow
     return servers
 
@@ -36,17 +36,28 @@ def move_slot(scene: Scene) -> None:
     source = cluster.owner_of_slot(slot)
     target = scene.rng.choice([node for node in cluster.primaries if node is not source])
     scene.note("slot moved", name)
+    scene.moving = True
     with suppress(redis.RedisError):
         _move(cluster, slot, source, target, pause)
-    for _ in range(
-        60
-    ):  # a move that was begun must end, also if a failover has put another node in the place of one of the two
-        try:
-            finish_moves(cluster)
-            break
-        except (redis.RedisError, TimeoutError):
-            time.sleep(0.5)
-    scene.troubled(began, "slot moved")
+    _finish_move(scene, cluster, began)
+
+
+def _finish_move(scene: Scene, cluster: Cluster, began: float) -> None:
+    """End a move that was begun, also if the memory of a node is full for a while, or a replica has taken its place.
+
+    Other things go on meanwhile: the end of the fault that is in the way is one of them.
+    """
+    try:
+        if not cluster.is_well():
+            raise TimeoutError
+        finish_moves(cluster)
+    except (redis.RedisError, TimeoutError):
+        if scene.calm:
+            time.sleep(0.1)
+        scene.agenda.add(0.2, lambda: _finish_move(scene, cluster, began))
+    else:
+        scene.moving = False
+        scene.troubled(began, "slot moved")
 
 
 def _move(cluster: Cluster, slot: int, source: Node, target: Node, pause: float) -> None:

@@ -60,6 +60,7 @@ class Scene:
     faults: Counter[str] = field(default_factory=Counter)
     proxy_busy: bool = False
     paused: bool = False
+    moving: bool = False
     calm: bool = False
     stuck: bool = False
     """A queue did not become empty: the run has failed already."""
