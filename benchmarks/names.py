@@ -1,4 +1,4 @@
-"""What queues that nobody uses cost the server and the leader: a peer that leads, with nothing to do but its chores."""
+"""What unused queues cost the server and the leader, while the leader has no tasks to run."""
 
 from __future__ import annotations
 
@@ -84,5 +84,5 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
             )
     notes = [f"{plan.runs} windows of {plan.seconds(WINDOW):g} s each"]
     return [
-        Table("names: a leader with nothing to do, and queues that nobody serves", "a mesh of one queue", rows, notes)
+        Table("names: a leader with nothing to do, and queues without a worker", "a mesh of one queue", rows, notes)
     ]

@@ -49,7 +49,7 @@ def fetch(name: str) -> dict[str, str]:
 
 @app.delete("/reports/<name>")
 def cancel(name: str) -> dict[str, int]:
-    count = report.blocking.job(name).cancel(reason="nobody wants it", wait=5)
+    count = report.blocking.job(name).cancel(reason="cancelled by the user", wait=5)
     return {"removed": count.waiting, "stopped": count.acknowledged}
 
 

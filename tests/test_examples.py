@@ -116,7 +116,7 @@ async def test_a_report_is_stopped_from_another_process(run: Run) -> None:
     stop = run("reports.py", "stop", "sales")
     assert await stop.line() == "0 removed; 1 of 1 running ones have ended"
     assert re.fullmatch(r"sales: cancelled page \d+ of 1000", await order.line_with("cancelled"))
-    assert await fetch.line() == "sales was cancelled: nobody wants it"
+    assert await fetch.line() == "sales was cancelled: cancelled by the user"
 
 
 async def test_what_is_given_up_reaches_the_failure_handler_and_can_be_put_back(run: Run) -> None:

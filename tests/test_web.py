@@ -177,7 +177,7 @@ def a_cancel_reaches_whoever_runs_it(site: Site) -> None:
     assert site.state("endless") == "cancelled"
     text = site.ask("GET", "/reports/endless/text", elsewhere)
     assert text.status_code == 410
-    assert "cancelled: nobody wants it" in text.text
+    assert "cancelled: cancelled by the user" in text.text
 
 
 def one_is_killed_and_nothing_is_lost(site: Site) -> None:

@@ -29,7 +29,7 @@ def _well(scene: Scene) -> Cluster:
 
 
 def move_slot(scene: Scene) -> None:
-    """Move the slot of a queue, or of the registry, key by key; clients meet a slot of which each node has a part."""
+    """Move the slot of a queue, or of the registry, key by key. For a while each of two nodes has some keys of the slot."""
     cluster = _well(scene)
     name = scene.rng.choice([*(f"{PREFIX}:{{{queue}}}" for queue in QUEUES), f"{{{PREFIX}}}:Workers"])
     slot, pause, began = cluster.nodes[0].ask("CLUSTER", "KEYSLOT", name), scene.rng.choice([0, 0.02, 0.1]), now()

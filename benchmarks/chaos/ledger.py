@@ -19,7 +19,7 @@ ENTRIES: Final = {
     "send": "before a request: call, queue, tasks; of jobs also id, delay, keeps_data",
     "acked": "the request was acknowledged: call; of jobs also outcome",
     "refused": "the request was refused, nothing may run: call, error",
-    "unknown": "nobody knows whether the request took effect: call, error",
+    "unknown": "the producer cannot tell whether the request took effect: call, error",
     "cancel": "before a cancellation: call, queue, task",
     "cancelled": "the cancellation was acknowledged: call, waiting, running",
     "result": "a wait for a result ended: queue, task, outcome, value",

@@ -34,7 +34,7 @@ def figures(history: History) -> dict[str, int]:
     return {
         "tasks acknowledged": answers["acked"],
         "tasks refused": answers["refused"],
-        "tasks of which nobody knows": answers["unknown"],
+        "tasks with an unknown outcome": answers["unknown"],
         "runs": len(runs),
         "tasks that ran more than once": sum(len(each) > 1 for each in history.runs.values()),
         "firings of schedules": sum(each[0].nominal is not None for each in history.runs.values()),

@@ -54,7 +54,7 @@ def _cancelled(history: History, subject: Subject) -> bool:
 
 
 def _ends_by_id(history: History) -> dict[tuple[str, str], list[tuple[float, Request]]]:
-    """For each id: when runs ended for good, and of which request they were."""
+    """For each id: when its runs ended for good, and the request of each run."""
     found: dict[tuple[str, str], list[tuple[float, Request]]] = defaultdict(list)
     dead = {(entry.queue, entry.task) for entry in history.dead}
     for request in history.requests:
@@ -89,7 +89,7 @@ def refused_ran(case: Case) -> Iterator[Violation]:
             continue
         request = case.history.by_task.get((queue, task))
         if request is None:
-            yield violation("a task ran that nobody sent", f"{queue} {task}: {told(runs[0])}", task)
+            yield violation("a task ran that no producer sent", f"{queue} {task}: {told(runs[0])}", task)
         elif request.refused:
             yield violation("a refused task ran", f"{queue} {task}: {told(runs[0])}", task)
 

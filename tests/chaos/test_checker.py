@@ -127,7 +127,7 @@ BUGS: dict[str, tuple[Change, str]] = {
     ),
     "a refused task runs": (lambda s: s.run(4.1, "raw", "full"), "a refused task ran"),
     "a skipped dispatch runs": (lambda s: s.run(14.25, "updates", "u3", id="u"), "a refused task ran"),
-    "a task comes from nowhere": (lambda s: s.run(4.1, "raw", "who?"), "a task ran that nobody sent"),
+    "a task comes from nowhere": (lambda s: s.run(4.1, "raw", "who?"), "a task ran that no producer sent"),
     "a cancelled task runs": (lambda s: s.run(11.5, "raw", "gone"), "a cancelled task came back"),
     "a cancelled run comes back": (lambda s: s.run(13, "raw", "stopped"), "a cancelled task came back"),
     "a cancelled run comes back with its worker's death": (_die_with_worker, "a cancelled task came back"),

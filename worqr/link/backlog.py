@@ -41,7 +41,7 @@ _SCAN_PAUSE = 0.05  # seconds: how late an expiry may be noticed; keeps thousand
 
 
 class Held:
-    """The requests of one base, in their order, none of which is sent before `until`."""
+    """The requests of one base, in their order. None of them is sent before `until`."""
 
     __slots__ = ("requests", "until")
 
@@ -112,7 +112,7 @@ class Backlog:
         return not (self.held or self.outcasts or self.replication.waiting)
 
     def bases(self) -> set[str]:
-        """Whose requests wait here, or are in flight; but for outcasts, which nobody waits behind."""
+        """Return the bases of the requests that wait here or are in flight, without outcasts: later requests overtake those."""
         return {request.call.base for request in (*self.in_flight, *self.pending)} | self.held.keys()
 
     def is_busy(self) -> bool:
