@@ -1,4 +1,4 @@
--- USES line policy record rules fence
+-- USES line policy record rules fence twins
 -- What a blocked `twin` changes in the job that it is merged with, whose record has `fields` and which would be due at
 -- `run_at`: field by field, as the dispatches of the twin said. Answers when it is due then.
 local function merge_twin(job, fields, twin, changes, run_at)
@@ -60,7 +60,7 @@ local function wait_again(base, claim, record, how, now)
     end
   else
     changes.task, changes.twin, changes.first, changes.last = record.task, redis.sha1hex(record.task), claim, claim
-    redis.call('SADD', base .. ':twins:' .. changes.twin, record.id)
+    note_twin(base, changes.twin, record.id)
   end
   write_hash(job, changes)
   return put_in_line(base, record.id, run_at, now, front, changes.suspect)
