@@ -198,7 +198,10 @@ class Model(Lines):
         self.held[worker].discard(claim)
         failure = Failure("failed", {"stalls": "stalled", "timeouts": "timeout"}.get(counter, "failed"), error)
         when = run_at if run_at is not None else NOW + delay if delay else None
-        word = self._give_back(claim, worker, counter, limit=limit, failure=failure, back=True, run_at=when)
+        delayed = run_at is None and delay > 0
+        word = self._give_back(
+            claim, worker, counter, limit=limit, failure=failure, back=True, run_at=when, delayed=delayed
+        )
         if word == "given":
             self._count("stalled" if counter == "stalls" else "retried")
         return word
@@ -230,6 +233,7 @@ class Model(Lines):
         failure: Failure | None = None,
         back: bool = False,
         run_at: int | None = None,
+        delayed: bool = False,
     ) -> str:
         policy = self.policies[worker]
         if self._take_mark(claim):
@@ -252,6 +256,8 @@ class Model(Lines):
         if failure is not None:
             kind, message, _ = DIED if failure.error == STALLED else failure.error
             changes |= {"error_type": kind, "error_message": message}
+        if delayed:
+            changes["retried_at"] = NOW
         self._wait_again(claim, worker, changes, back=back, run_at=run_at, counted=bool(counter))
         return "given"
 
@@ -554,7 +560,7 @@ class Model(Lines):
         times = {NOW: past, LATER: future}
         for records in (self.jobs, self.active, self.aside):
             for job in records.values():
-                for name in ("run_at", "update_low", "update_high", "at"):
+                for name in ("run_at", "retried_at", "update_low", "update_high", "at"):
                     if name in job:
                         job[name] = times.get(job[name], job[name])
         for due in (self.due, self.trash.get(":due", {})):

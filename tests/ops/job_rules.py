@@ -24,7 +24,7 @@ LEAVING = "leaving"
 Record = dict[str, Any]
 Reply = list[Any]
 
-RUN_ONLY = ("claim", "worker", "progress", "message", "cancel_reason", "suspect")
+RUN_ONLY = ("claim", "worker", "progress", "message", "cancel_reason", "suspect", "retried_at")
 UPDATE = ("update_data", "update_counts", "update_policy", "update_low", "update_high")
 COUNTERS = ("failures", "stalls", "timeouts")
 

@@ -242,3 +242,61 @@ def test_a_foreign_type_is_an_error_before_anything_is_written(desk: Desk) -> No
     desk.client.set(desk.q.fired, "foreign")
     with desk.nothing_changes(), pytest.raises(Exception, match="WRONGTYPE"):
         desk.send(fire(desk))
+
+
+def retry_of_a_wrong_clock(desk: Desk, *, ahead_ms: int, delay_ms: int = 30_000) -> tuple[int, int]:
+    """A firing at T whose run failed while the clock was so far ahead. Its claim, and when its retry is due."""
+    desk.call(fire(desk))
+    held = run(desk)
+    desk.retry("A", held, delay_ms=delay_ms)
+    began = int(desk.state()[f":job:{ID}"]["retried_at"])
+    due = began + delay_ms + ahead_ms
+    desk.client.hset(desk.q.job(ID), mapping={"retried_at": began + ahead_ms, "run_at": due})
+    desk.client.zadd(desk.q.due, {ID: due})
+    return held, due
+
+
+@pytest.mark.parametrize(("overlap", "answer"), [("skip", "skipped"), ("queue", "busy")])
+def test_a_retry_of_a_clock_that_was_ahead_is_due_when_the_schedule_fires_next(
+    desk: Desk, overlap: str, answer: str
+) -> None:
+    held, _ = retry_of_a_wrong_clock(desk, ahead_ms=HOUR)
+    desk.client.sadd(desk.q.hungry, "A")
+    assert desk.call(fire(desk, T + MINUTE, overlap=overlap)) == answer
+    state = desk.state()
+    assert (state["waiting"], state.get(":due")) == ([reference(ID)], None)
+    assert state[f":job:{ID}"]["failures"] == "1"
+    assert desk.call(fire(desk, T + 2 * MINUTE, overlap=overlap)) == answer
+    assert desk.state()["waiting"] == [reference(ID)]
+    again = run(desk)
+    assert again > held
+    assert desk.state()[f":active:{ID}"]["scheduled_for"] == str(T)
+
+
+@pytest.mark.parametrize("options", [{"ahead_ms": MINUTE - 1000}, {"ahead_ms": 0, "delay_ms": HOUR}])
+def test_any_other_retry_keeps_its_backoff(desk: Desk, options: dict[str, int]) -> None:
+    _, due = retry_of_a_wrong_clock(desk, **options)
+    assert desk.call(fire(desk, T + MINUTE)) == "skipped"
+    assert desk.client.zscore(desk.q.due, ID) == due
+    assert "waiting" not in desk.state()
+
+
+def test_a_retry_at_a_time_that_its_handler_named_keeps_that_time(desk: Desk) -> None:
+    desk.call(fire(desk))
+    held = run(desk)
+    desk.retry("A", held, delay_ms=30_000)
+    desk.client.zadd(desk.q.due, {ID: 0})
+    desk.call(ops.promote_due(desk.q))
+    held = run(desk)
+    named = now(desk) + HOUR
+    desk.retry("A", held, run_at_ms=named)
+    assert "retried_at" not in desk.state()[f":job:{ID}"]
+    assert desk.client.zscore(desk.q.due, ID) == named
+
+
+def test_a_retry_of_a_clock_that_was_ahead_is_replaced_where_firings_cancel_each_other(desk: Desk) -> None:
+    retry_of_a_wrong_clock(desk, ahead_ms=HOUR)
+    assert desk.call(fire(desk, T + MINUTE, overlap="cancel")) == "ok"
+    state = desk.state()
+    assert (state["waiting"], state.get(":due")) == ([reference(ID)], None)
+    assert state[f":job:{ID}"]["scheduled_for"] == str(T + MINUTE)

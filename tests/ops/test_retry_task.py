@@ -187,6 +187,7 @@ def test_a_delay_is_honoured_exactly_by_the_servers_clock(desk: Desk) -> None:
     run_at = int(desk.state()[":job:x"]["run_at"])
     assert before + 60_000 <= run_at <= desk.now() + 60_000
     assert desk.client.zscore(desk.q.due, "x") == run_at
+    assert int(desk.state()[":job:x"]["retried_at"]) == run_at - 60_000
 
 
 def test_a_time_that_has_come_is_now(desk: Desk) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from worqr.ops import UNUSED_MS, Inspected
 from worqr.peer import known_queues
-from worqr.peer.known_queues import FRESH, MAX_WAITING, QUIET_AT_ONCE, UNSEEN_AT_ONCE, KnownQueues
+from worqr.peer.known_queues import FRESH, FRESH_AT_ONCE, MAX_WAITING, QUIET_AT_ONCE, UNSEEN_AT_ONCE, KnownQueues
 
 NOTHING = Inspected(0, 0, 0, 0, 0, None, False, [], {}, 0, None, None)
 LATE = 10_000_000_000.0
@@ -86,6 +86,19 @@ def test_a_name_that_was_just_noted_is_looked_at_in_each_scan_for_a_while() -> N
     for now in (0.0, FRESH / 2, FRESH):
         assert "entered soon" in scanned(known, now)
     assert "entered soon" not in [name for _ in range(3) for name in scanned(known, FRESH + 1)]
+
+
+def test_many_names_that_were_just_noted_take_turns() -> None:
+    names = many(5 * FRESH_AT_ONCE)
+    known = knowing(*names, noted_ms=LATE)
+    turns: list[str] = []
+    while known.unseen:
+        looked_at = scanned(known, 0.0)
+        assert len(looked_at) <= FRESH_AT_ONCE + UNSEEN_AT_ONCE + QUIET_AT_ONCE
+        turns += looked_at[:FRESH_AT_ONCE]
+    for _ in range(5):
+        turns += scanned(known, 0.0)[:FRESH_AT_ONCE]
+    assert set(names) <= set(turns[-len(names) :])
 
 
 def test_after_hints_were_missed_all_that_is_in_use_is_looked_at_once_more() -> None:

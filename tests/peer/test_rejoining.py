@@ -19,7 +19,9 @@ from tests.peer.test_due import hearing
 from tests.peer.tools import Held, Runs, at_most, eventually, serving, until
 from tests.proxy import FaultProxy
 from tests.servers import Server
+from worqr import ops
 from worqr.call import Call
+from worqr.keys import QueueKeys
 from worqr.lua import script
 from worqr.ops import Beat
 from worqr.peer.membership import Registration, boottime
@@ -283,3 +285,21 @@ async def test_a_task_that_keeps_killing_its_workers_is_set_aside_and_takes_no_n
         (record,) = [entry.value for key, entry in dump(server.client(), prefix).items() if b":aside:" in key]
         assert (record[b"task"], record[b"reason"], record[b"stalls"]) == (b"poison", b"stalled", b"3")
         await until(lambda: peer.health().ready)
+
+
+async def test_the_error_of_a_request_that_is_given_up_names_the_dead_worker(
+    new_mesh: NewMesh, proxy: FaultProxy, prefix: str
+) -> None:
+    mesh, registration, failures = new_mesh(url=proxy.url), Registration("api"), list[Exception | None]()
+    async with mesh.connect():
+        held = proxy.hold_reply(script("list_own_claims").sha, on="data")
+        call = ops.list_own_claims(QueueKeys(prefix, "Q1"), registration.worker)
+        mesh.link.post(call, lambda _, failure: failures.append(failure), owner=registration)
+        await held.wait_executed()
+        registration.dead = True
+        proxy.cut("data")
+        await until(lambda: failures)
+    assert registration.worker.startswith("api:")
+    [failure] = failures
+    assert isinstance(failure, worqr.ClaimLost)
+    assert str(failure) == f"worker {registration.worker} is dead; list_own_claims was given up"

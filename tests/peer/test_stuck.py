@@ -18,8 +18,10 @@ import worqr
 from tests.children import Child
 from tests.patience import PATIENCE
 from tests.peer.conftest import NewMesh
+from tests.peer.test_strays import forget_how_it_ended, reconnect
 from tests.peer.tools import QUICK, Held, Runs, at_most, eventually, serving, until
 from tests.proxy import FaultProxy
+from tests.servers import Server
 from worqr.lua import script
 from worqr.peer.stuck import Stuck
 
@@ -434,6 +436,32 @@ async def test_a_queue_that_is_served_anew_beside_a_stuck_handler(
 
         await eventually(served, frozenset())
         assert runs.tasks == ([b"a", b"stuck", b"b"] if ends == "before" else [b"a"])
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("place", ["thread"])
+async def test_a_run_that_was_left_behind_is_no_stray_where_the_queue_is_served_anew(
+    mesh: worqr.Mesh, server: Server, prefix: str, stubborn: Stubborn, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, runs = server.client(), Runs()
+    async with mesh.join() as peer:
+        q = mesh.queue("Q1")
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(peer.serve, "Q1", stubborn.handler))
+            await q.enqueue(b"stuck")
+            await until(stubborn.begun.is_set)
+            nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(peer.serve, "Q1", runs))
+            forget_how_it_ended(client, prefix, peer.id, b"old", 1)  # so it is known when all have been looked at
+            await reconnect(client, mesh)
+            assert await runs.wait(1) == [b"old"]
+            await eventually(lambda: running(q), 1)
+            stubborn.go.set()
+            await eventually(q.running, [])
+            nursery.cancel_scope.cancel()
+    assert (stubborn.tasks, runs.tasks) == ([b"stuck"], [b"old"])
+    assert [record.args for record in caplog.records if record.getMessage().startswith("claim.stray")] == [("Q1", 1)]
 
 
 @pytest.mark.parametrize("place", ["thread"])

@@ -1,10 +1,10 @@
--- USES record
--- Sets the field `name` of the hash `key`, or takes it away where `value` is false.
+-- USES own record
+-- Sets the field `name` of the hash `key`, or takes it away where `value` is false; nothing if it is no hash.
 local function set_field(key, name, value)
   if value then
-    redis.call('HSET', key, name, value)
+    own(redis.pcall('HSET', key, name, value))
   else
-    redis.call('HDEL', key, name)
+    own(redis.pcall('HDEL', key, name))
   end
 end
 
@@ -12,7 +12,7 @@ end
 -- and the index knows the newest, so that each can go without a search.
 local function forget_aside(base, claim)
   local aside = base .. ':aside:'
-  local kept = redis.call('HMGET', aside .. claim, 'id', 'older', 'newer')
+  local kept = own(redis.pcall('HMGET', aside .. claim, 'id', 'older', 'newer')) or {}
   local id, older, newer = kept[1], kept[2], kept[3]
   if older then
     set_field(aside .. older, 'newer', newer)
@@ -35,7 +35,7 @@ local function list_aside(base, claim, record, facts, how)
     end
     facts.task, facts.older = record.task, redis.call('HGET', base .. ':aside', record.id) or nil
     if facts.older then
-      redis.call('HSET', base .. ':aside:' .. facts.older, 'newer', claim)
+      set_field(base .. ':aside:' .. facts.older, 'newer', claim)
     end
     write_hash(aside, facts)
     redis.call('HSET', base .. ':aside', record.id, claim)

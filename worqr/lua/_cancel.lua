@@ -1,11 +1,11 @@
--- USES counts mark result
+-- USES counts mark own result twins
 -- Deletes the record of a job that does not run, wherever its place in line is (that is the caller's), and tells whoever
 -- waits for it that it was cancelled. `ttl` as keep_result.
 local function forget_job(base, id, ttl, reason)
   local job = base .. ':job:' .. id
   local kept = redis.call('HMGET', job, 'twin', 'first', 'last', 'result_ttl')
   if kept[1] then
-    redis.call('SREM', base .. ':twins:' .. kept[1], id)
+    forget_twin(base, kept[1], id)
   end
   local result = keep_result(base, id, kept[2], kept[3], kept[4], ttl, 'cancelled', {'reason', reason})
   keep_tries(result, job, 0)
@@ -14,7 +14,7 @@ end
 
 -- Cancels the job `id` where it waits, is due or is blocked, in O(log n). Answers 1, or 0 if it does none of this.
 local function cancel_waiting(base, id, ttl, reason)
-  local kept = redis.call('HMGET', base .. ':job:' .. id, 'state', 'queued')
+  local kept = own(redis.pcall('HMGET', base .. ':job:' .. id, 'state', 'queued')) or {}
   local cleared = tonumber(redis.call('HGET', base .. ':counts', 'cleared')) or 0
   if not kept[1] or (tonumber(kept[2]) or 0) <= cleared then -- gone, or in the trash
     return 0
@@ -32,7 +32,7 @@ end
 -- caller marks the claim. `last`: the dispatches up to this one are cancelled with it, for their handles (nil: only its own).
 local function reject_run(base, id, reason, last)
   local active = base .. ':active:' .. id
-  local run = redis.call('HMGET', active, 'claim', 'worker')
+  local run = own(redis.pcall('HMGET', active, 'claim', 'worker')) or {}
   if not run[1] then
     return nil
   end

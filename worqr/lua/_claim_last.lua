@@ -1,4 +1,4 @@
--- USES entry line record result set_aside types
+-- USES entry line own record result set_aside types
 -- True if the job was to begin before now and never did.
 local function is_expired(fields, now)
   local until_ms = tonumber(fields.expires_at)
@@ -21,7 +21,11 @@ end
 -- no task or does not wait, which it takes away; expired, when it was set aside under `claim` instead; or empty.
 local function claim_last(base, source, worker, claim, now)
   local held = base .. ':claim:' .. claim
-  local item = redis.call('RPOPLPUSH', source, held)
+  local item = redis.pcall('RPOPLPUSH', source, held)
+  if not own(item) and item then -- another application's value in the place of a claim that nobody has yet
+    redis.call('DEL', held)
+    item = redis.call('RPOPLPUSH', source, held)
+  end
   if not item then
     return 'empty'
   end
@@ -30,7 +34,7 @@ local function claim_last(base, source, worker, claim, now)
     return 'taken', item, #item
   end
   local job, active = base .. ':job:' .. id, base .. ':active:' .. id
-  if redis.pcall('HGET', job, 'state') ~= 'waiting' or redis.call('HEXISTS', job, 'task') == 0 then
+  if own(redis.pcall('HGET', job, 'state')) ~= 'waiting' or redis.call('HEXISTS', job, 'task') == 0 then
     redis.call('DEL', held)
     return 'skipped'
   end

@@ -1,12 +1,12 @@
--- USES reference counts line result
+-- USES own reference counts line result twins
 -- Forgets the active job `id`: its record, and its place among the twins of its payload; a blocked twin goes in line. `how`:
 -- outcome (finished, cancelled, or gone: nothing is kept), ttl, facts, now, no_twins (nothing is blocked on this queue).
 -- Answers how many can be taken now.
 local function end_job(base, id, how)
   local active = base .. ':active:' .. id
-  local kept = redis.call('HMGET', active, 'twin', 'first', 'last', 'result_ttl', 'cancel_reason')
+  local kept = own(redis.pcall('HMGET', active, 'twin', 'first', 'last', 'result_ttl', 'cancel_reason')) or {}
   if kept[1] then
-    redis.call('SREM', base .. ':twins:' .. kept[1], id)
+    forget_twin(base, kept[1], id)
   end
   local result
   if how.outcome == 'cancelled' then
@@ -24,7 +24,7 @@ end
 -- Deletes what lies under `claim`; false if nothing does, else how many twins can be taken now. Its place in the worker's set
 -- of claims is the caller's to remove.
 local function end_claim(base, claim, how)
-  local item = redis.call('LPOP', base .. ':claim:' .. claim)
+  local item = own(redis.pcall('LPOP', base .. ':claim:' .. claim))
   if not item then
     return false
   end

@@ -1,4 +1,4 @@
--- USES fence reference
+-- USES fence own reference
 -- What a start answers for the claimed `item`: the payload, or for a job its record as names and values, with its id; false
 -- for none.
 local function entry_of(base, item)
@@ -6,8 +6,8 @@ local function entry_of(base, item)
   if not id then
     return item
   end
-  local entry = redis.call('HGETALL', base .. ':active:' .. id)
-  if #entry == 0 then
+  local entry = own(redis.pcall('HGETALL', base .. ':active:' .. id))
+  if not entry or #entry == 0 then
     return false
   end
   entry[#entry + 1], entry[#entry + 2] = 'id', id
@@ -17,8 +17,8 @@ end
 -- Adds to `reply` the entries of `count` claims from `first` on: what a start has claimed before.
 local function claimed_again(base, reply, first, count)
   for i = 0, count - 1 do
-    local item = redis.call('LINDEX', base .. ':claim:' .. digits(first + i), 0)
-    reply[#reply + 1] = entry_of(base, item)
+    local item = own(redis.pcall('LINDEX', base .. ':claim:' .. digits(first + i), 0))
+    reply[#reply + 1] = entry_of(base, item) or false
   end
   return reply
 end

@@ -1,6 +1,7 @@
 -- USES counts end_claim record set_aside wait_again
 -- The one way back into the queue, for stop, retry, leave and sweep. `how`: counter ('' = free, failures, stalls, timeouts),
--- limit (the job's own, or a default, of that counter), max_stalls, back (true: to the back), run_at (ms, nil: at once), now,
+-- limit (the job's own, or a default, of that counter), max_stalls, back (true: to the back), run_at (ms, nil: at once), retried_at
+-- (ms as text, nil: run_at is no delay), now,
 -- ttl, and what set_aside needs. A claim whose cancel mark stands ends as cancelled, one of a queue cleared since is dropped.
 -- Answers given, cancelled, dropped, aside or gone, and how many can be taken now.
 -- The claim's place in the worker's set of claims is the caller's to remove.

@@ -1,4 +1,4 @@
--- USES reference
+-- USES own reference
 -- A job's record says in `state` where it stands: waiting (a reference lies in a list), due (in the zset of due times),
 -- blocked (the same id runs), active. A reference is only a place in line: one whose record is not waiting is skipped.
 
@@ -42,6 +42,9 @@ local function unblock(base, id, now)
     return 0
   end
   local job = base .. ':job:' .. id
-  redis.call('HDEL', job, 'update_data', 'update_counts', 'update_policy', 'update_low', 'update_high')
+  local cleaned = redis.pcall('HDEL', job, 'update_data', 'update_counts', 'update_policy', 'update_low', 'update_high')
+  if not own(cleaned) then
+    return 0
+  end
   return put_in_line(base, id, tonumber(redis.call('HGET', job, 'run_at')) or 0, now)
 end

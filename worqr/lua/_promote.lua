@@ -1,12 +1,12 @@
--- USES line
+-- USES line own
 -- Puts up to `limit` jobs whose time has come in line. Answers how many of them can be taken now.
 local function promote(base, limit, now)
   local ids = redis.call('ZRANGEBYSCORE', base .. ':due', '-inf', now, 'LIMIT', 0, limit)
   local pushed = 0
   for _, id in ipairs(ids) do
+    local kept = own(redis.pcall('HMGET', base .. ':job:' .. id, 'state', 'suspect'))
     redis.call('ZREM', base .. ':due', id)
-    local kept = redis.pcall('HMGET', base .. ':job:' .. id, 'state', 'suspect')
-    if kept[1] == 'due' then
+    if kept and kept[1] == 'due' then
       pushed = pushed + put_in_line(base, id, 0, now, false, kept[2])
     end
   end

@@ -1,8 +1,8 @@
--- USES reference id
--- A hash as a table, nil if it is empty.
+-- USES own reference id
+-- A hash as a table; nil if it is empty, or no hash.
 local function read_hash(key)
-  local flat = redis.call('HGETALL', key)
-  if #flat == 0 then
+  local flat = own(redis.pcall('HGETALL', key))
+  if not flat or #flat == 0 then
     return nil
   end
   local fields = {}
@@ -12,14 +12,18 @@ local function read_hash(key)
   return fields
 end
 
--- Writes the table `fields` into the hash `key`.
+-- Writes the table `fields` into the hash `key`. A value of another application in its place is replaced: the name is the
+-- queue's own, and by now the job may stand nowhere else.
 local function write_hash(key, fields)
   local flat = {}
   for name, value in pairs(fields) do
     flat[#flat + 1] = name
     flat[#flat + 1] = value
   end
-  redis.call('HSET', key, unpack(flat))
+  if not own(redis.pcall('HSET', key, unpack(flat))) then
+    redis.call('DEL', key)
+    redis.call('HSET', key, unpack(flat))
+  end
 end
 
 local function record_of(base, item, id, claim, fields)
@@ -31,7 +35,7 @@ end
 -- What is known of the task under `claim`, read before anything is written; nil if nothing lies there, or a reference to
 -- nothing.
 local function read_claim(base, claim)
-  local item = redis.call('LINDEX', base .. ':claim:' .. claim, 0)
+  local item = own(redis.pcall('LINDEX', base .. ':claim:' .. claim, 0))
   if not item then
     return nil
   end

@@ -1,4 +1,4 @@
--- USES line
+-- USES line own
 -- What a sweep, or whoever else speaks for a worker, must know of its handler.
 local function policy_of(base, worker)
   local kept = redis.call('HMGET', base .. ':policy:' .. worker, 'max_stalls', 'keep_failed', 'on_failure',
@@ -42,7 +42,7 @@ end
 -- As `note_tries`, of what the record `key` says; false for `result`: nothing is kept.
 local function keep_tries(result, key, uncounted)
   if result then
-    local kept = redis.call('HMGET', key, 'failures', 'stalls', 'timeouts', 'progress', 'message')
+    local kept = own(redis.pcall('HMGET', key, 'failures', 'stalls', 'timeouts', 'progress', 'message')) or {}
     note_tries(result, kept, uncounted)
   end
 end

@@ -1,12 +1,12 @@
--- USES aside counts fence line result wake id
+-- USES aside counts fence line record result twins wake id
 -- Gives the failure handler of the queue its job: the payload as it is, and beside it what became of it.
 local function post_failure(base, claim, task, facts)
   local failures = base .. '-fail'
   local id, fence = new_id(failures, 'f' .. claim), next_fence(failures)
   note_fence(failures, fence)
   local number = digits(fence)
-  redis.call('HSET', failures .. ':job:' .. id, 'task', task, 'failed', cmsgpack.pack(facts), 'run_at', facts.at,
-    'queued', number, 'first', number, 'last', number)
+  write_hash(failures .. ':job:' .. id, {task = task, failed = cmsgpack.pack(facts), run_at = facts.at,
+    queued = number, first = number, last = number})
   put_in_line(failures, id, 0, 0)
   tally(failures, 'enqueued', 1)
   wake(failures, 1)
@@ -26,7 +26,7 @@ local function set_aside(base, claim, record, how)
   end
   list_aside(base, claim, record, facts, how)
   if record.fields.twin then
-    redis.call('SREM', base .. ':twins:' .. record.fields.twin, record.id)
+    forget_twin(base, record.fields.twin, record.id)
   end
   redis.call('DEL', base .. ':active:' .. record.id, base .. ':claim:' .. claim)
   tally(base, how.kind, 1)

@@ -1,4 +1,4 @@
--- USES line policy record rules fence
+-- USES line policy record rules fence twins
 -- What a blocked `twin` changes in the job that it is merged with, whose record has `fields` and which would be due at
 -- `run_at`: field by field, as the dispatches of the twin said. Answers when it is due then.
 local function merge_twin(job, fields, twin, changes, run_at)
@@ -44,7 +44,7 @@ local function wait_again(base, claim, record, how, now)
     changes.error_type, changes.error_message = how.error_type, beginning_of(how.retry_message or how.error_message)
   end
   if how.run_at then
-    changes.run_at = digits(run_at)
+    changes.run_at, changes.retried_at = digits(run_at), how.retried_at
   end
   local max_stalls = tonumber(record.fields.max_stalls) or how.max_stalls
   if record.stalls > 0 and record.stalls >= max_stalls - 1 then
@@ -53,14 +53,15 @@ local function wait_again(base, claim, record, how, now)
   if record.job then
     local twin = redis.call('SREM', base .. ':blocked', record.id) == 1 and read_hash(job)
     redis.call('RENAME', base .. ':active:' .. record.id, job)
-    redis.call('HDEL', job, 'claim', 'worker', 'progress', 'message', 'cancel_reason', 'suspect')
+    redis.call('HDEL', job, 'claim', 'worker', 'progress', 'message', 'cancel_reason', 'suspect',
+      'retried_at')
     if twin then
       run_at = merge_twin(job, record.fields, twin, changes, run_at)
       changes.run_at = digits(run_at)
     end
   else
     changes.task, changes.twin, changes.first, changes.last = record.task, redis.sha1hex(record.task), claim, claim
-    redis.call('SADD', base .. ':twins:' .. changes.twin, record.id)
+    note_twin(base, changes.twin, record.id)
   end
   write_hash(job, changes)
   return put_in_line(base, record.id, run_at, now, front, changes.suspect)

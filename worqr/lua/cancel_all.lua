@@ -11,7 +11,7 @@
 -- RETURNS ok waiting running after claim... | more (the same; call again with after) | busy (purge_queue first) | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
--- USES cancel clear mark reference types
+-- USES cancel clear mark own reference types
 local queue = KEYS[2]
 local after, budget, reason = ARGV[3], tonumber(ARGV[4]), ARGV[5]
 
@@ -30,7 +30,7 @@ after = each_claim(queue, holders, after, budget, function(claim, worker)
   if tonumber(claim) > cleared then
     return -- it began between two calls
   end
-  local id = job_id(redis.call('LINDEX', queue .. ':claim:' .. claim, 0) or '')
+  local id = job_id(own(redis.pcall('LINDEX', queue .. ':claim:' .. claim, 0)) or '')
   if id then
     reject_run(queue, id, reason)
   end

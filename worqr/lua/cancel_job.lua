@@ -14,5 +14,7 @@ local queue = KEYS[2]
 local id, reason = ARGV[3], ARGV[4]
 
 check_types(queue)
+redis.call('HLEN', queue .. ':job:' .. id)
+redis.call('HLEN', queue .. ':active:' .. id)
 local waiting, claim = cancel_one(queue, id, reason)
 return {'ok', waiting, claim}

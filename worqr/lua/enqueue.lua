@@ -11,7 +11,7 @@
 -- RETURNS ok stored | full waiting | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
--- USES reference counts fence wake id
+-- USES reference record counts fence twins wake id
 local queue = KEYS[2]
 local max_length, front = tonumber(ARGV[3]), ARGV[4] == '1'
 local tasks_from, tasks = 5, #ARGV - 4
@@ -33,9 +33,9 @@ local function stored_item(task)
   local fence = next_fence(queue)
   note_fence(queue, fence)
   local id, digest = new_id(queue, digits(fence)), redis.sha1hex(task)
-  redis.call('HSET', queue .. ':job:' .. id, 'task', task, 'twin', digest, 'queued', digits(fence),
-    'state', 'waiting', 'first', digits(fence), 'last', digits(fence))
-  redis.call('SADD', queue .. ':twins:' .. digest, id)
+  write_hash(queue .. ':job:' .. id, {task = task, twin = digest, queued = digits(fence), state = 'waiting',
+    first = digits(fence), last = digits(fence)})
+  note_twin(queue, digest, id)
   return MARKER .. id
 end
 

@@ -6,6 +6,7 @@
 -- ARGV[1..] named ids
 -- RETURNS ok claim...: as many as were found
 -- RESEND safe: it only reads
+-- USES own
 local queue, list, aside_index = KEYS[1], KEYS[2], KEYS[3]
 
 local reply, place = {'ok'}, {}
@@ -16,11 +17,11 @@ for i = 1, #ARGV do
     claim = redis.call('HGET', aside_index, named)
   end
   while claim and not redis.call('ZSCORE', list, claim) do
-    claim = redis.call('HGET', queue .. ':aside:' .. claim, 'older')
+    claim = own(redis.pcall('HGET', queue .. ':aside:' .. claim, 'older'))
   end
   if claim then
     reply[#reply + 1] = claim
-    claim = redis.call('HGET', queue .. ':aside:' .. claim, 'older')
+    claim = own(redis.pcall('HGET', queue .. ':aside:' .. claim, 'older'))
   end
   place[named] = claim
 end

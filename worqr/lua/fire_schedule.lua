@@ -1,7 +1,8 @@
 #!lua
 -- fire_schedule: enqueues one firing of a schedule as the job cron:NAME, once, whoever asks how often. Firings come in the
 -- order of their nominal times: one that is older than the last is over. But a last one that lies more than a minute ahead of
--- the clock was fired while that was wrong: it holds back nothing, and its job, if it did not begin, is replaced.
+-- the clock was fired while that was wrong: it holds back nothing, and its job, if it did not begin, is replaced. A retry whose
+-- delay was counted from such a time does not hold back the schedule either: it is due now.
 -- KEYS[1] queue LIST
 -- KEYS[2] fired HASH
 -- ARGV[1] name of the schedule
@@ -14,7 +15,7 @@
 -- RETURNS ok | skipped (an earlier firing waits or runs) | busy (the same; nothing was done, try again) | fired (a later firing
 --   was judged before)
 -- RESEND safe: fenced by the nominal time; an equal one gets the same answer again, and nothing happens
--- USES cancel counts fence schedules types upsert wake
+-- USES cancel counts fence line schedules types upsert wake
 local queue, fired = KEYS[1], KEYS[2]
 local name, nominal, judged_at, run_at = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local overlap, expire_s, task = ARGV[5], ARGV[6], ARGV[7]
@@ -29,8 +30,15 @@ end
 check_types(queue)
 local id = 'cron:' .. name
 local seen = look_for(queue, id)
-local meant_for = seen.job and tonumber(redis.call('HGET', queue .. ':job:' .. id, 'scheduled_for')) or 0
+local job, now = queue .. ':job:' .. id, now_ms()
+local kept = seen.job and redis.call('HMGET', job, 'scheduled_for', 'retried_at') or {}
+local meant_for, retried_at = tonumber(kept[1]) or 0, tonumber(kept[2]) or 0
 local earlier = seen.active or seen.job and meant_for <= judged_at + AHEAD_MS
+if earlier and overlap ~= 'cancel' and seen.job and seen.job.state == 'due' and retried_at > now + AHEAD_MS then
+  redis.call('ZREM', queue .. ':due', id)
+  redis.call('HSET', job, 'run_at', digits(now))
+  wake(queue, put_in_line(queue, id, now, now))
+end
 if earlier and overlap == 'queue' then
   return {'busy'}
 end
@@ -44,7 +52,7 @@ else
   local number = next_fence(queue)
   note_fence(queue, number)
   local o = {id = id, run_at = run_at, scheduled_for = digits(nominal)}
-  local _, _, _, ready, more = upsert(queue, o, task, digits(number), now_ms(), seen)
+  local _, _, _, ready, more = upsert(queue, o, task, digits(number), now, seen)
   redis.call('EXPIRE', queue .. ':counts', 2592000)
   tally(queue, 'enqueued', more)
   wake(queue, ready)

@@ -16,7 +16,7 @@
 --   reason, trash not 0 if there is something to purge, workers the fence's members and those who leave it, counts names and
 --   values in turn, next_in ms until the next job is due (-1: none), oldest ms since the job in front was due (-1: it is none)
 -- RESEND safe: it only reads
--- USES counts reference
+-- USES counts own reference
 local queue, workers, due, failed, broken = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local paused, counts, trash, trash_suspects = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local trash_due, trash_blocked, blocked = KEYS[10], KEYS[11], KEYS[12]
@@ -27,7 +27,7 @@ for _, worker in ipairs(serving) do
 end
 local now, first_due = now_ms(), redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]
 local in_front = job_id(redis.call('LINDEX', queue, -1) or '')
-local run_at = in_front and redis.call('HGET', queue .. ':job:' .. in_front, 'run_at')
+local run_at = in_front and own(redis.pcall('HGET', queue .. ':job:' .. in_front, 'run_at'))
 local trashed = redis.call('EXISTS', trash, trash_suspects, trash_due, trash_blocked)
 return {'ok', count_waiting(queue), redis.call('ZCARD', due), running, redis.call('ZCARD', failed),
   redis.call('ZCARD', broken), redis.call('GET', paused), trashed,

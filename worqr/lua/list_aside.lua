@@ -13,6 +13,7 @@
 -- RETURNS ok after after_ms entry... | more after after_ms entry...; an entry is the claim, or claim and the record's names and
 --   values in turn
 -- RESEND safe: it only reads
+-- USES own
 local queue, list = KEYS[1], KEYS[2]
 local limit, budget, max_bytes = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local after, after_ms, before, error_type, bare = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8] == '1'
@@ -32,10 +33,10 @@ for i = 1, #page, 2 do
     break
   end
   local claim, aside = page[i], queue .. ':aside:' .. page[i]
-  local kind = error_type ~= '' and redis.call('HGET', aside, 'error_type') or ''
+  local kind = error_type ~= '' and own(redis.pcall('HGET', aside, 'error_type')) or ''
   if kind == error_type or string.sub(kind, -#error_type - 1) == '.' .. error_type then
-    local record = not bare and redis.call('HGETALL', aside) or nil
-    bytes = bytes + (record and redis.call('HSTRLEN', aside, 'task') or 0)
+    local record = not bare and (own(redis.pcall('HGETALL', aside)) or {}) or nil
+    bytes = bytes + (record and own(redis.pcall('HSTRLEN', aside, 'task')) or 0)
     reply[#reply + 1] = {claim, record}
   end
   reply[2], reply[3], looked = claim, page[i + 1], looked + 1

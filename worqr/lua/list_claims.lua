@@ -8,7 +8,7 @@
 -- ARGV[4] after_claim that claim, 0 for the first page
 -- RETURNS ok entry...: an entry is claim worker glance, a glance as `glance` tells
 -- RESEND safe: it only reads
--- USES glance
+-- USES glance own
 local queue, workers = KEYS[1], KEYS[2]
 local limit, max_bytes, after_worker, after_claim = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 
@@ -24,7 +24,7 @@ for _, worker in ipairs(holders) do
     local goes_on = worker == after_worker -- a worker has no more claims than it may run at once
     for _, claim in ipairs(redis.call('SORT_RO', held, 'LIMIT', 0, goes_on and -1 or room)) do
       if #reply <= limit and (not goes_on or tonumber(claim) > after_claim) then
-        local item = redis.call('LINDEX', queue .. ':claim:' .. claim, 0) or ''
+        local item = own(redis.pcall('LINDEX', queue .. ':claim:' .. claim, 0)) or ''
         reply[#reply + 1] = {claim, worker, glance(queue, 'active', item, budget)}
       end
     end

@@ -12,7 +12,7 @@
 -- ARGV[4] max_bytes bytes of payload after which no further entry is listed
 -- RETURNS ok entry... | more entry...; an entry is its cursor and its glance, or only a cursor, for a place that was skipped
 -- RESEND safe: it only reads
--- USES glance
+-- USES glance own
 local queue, suspects, due, blocked, counts = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local state, limit, after = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local max_bytes = tonumber(ARGV[4])
@@ -27,7 +27,7 @@ local function list(cursor, item)
   end
   local id = job_id(item)
   -- A job that was due in between has two places in line, and one that was cancelled has left its place.
-  local there = not id or redis.call('HGET', queue .. ':job:' .. id, 'state') == state
+  local there = not id or own(redis.pcall('HGET', queue .. ':job:' .. id, 'state')) == state
   if there and not listed[item] then
     reply[#reply + 1] = {cursor, glance(queue, 'job', item, budget)}
     listed[item] = id

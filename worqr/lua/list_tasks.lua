@@ -8,7 +8,7 @@
 -- ARGV[4] max_skipped references to nothing that are skipped at most
 -- RETURNS ok waiting task...
 -- RESEND safe: it only reads
--- USES reference counts
+-- USES own reference counts
 local queue, suspects = KEYS[1], KEYS[2]
 local limit, from_front = tonumber(ARGV[1]), ARGV[2] == '1'
 local max_bytes, max_skipped = tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -23,7 +23,7 @@ local function list(key)
     local id = job_id(item)
     local task = item
     if id then
-      local kept = redis.call('HMGET', queue .. ':job:' .. id, 'task', 'state')
+      local kept = own(redis.pcall('HMGET', queue .. ':job:' .. id, 'task', 'state')) or {}
       task = kept[2] == 'waiting' and not listed[id] and kept[1] -- one that was due in between has two places in line
     end
     if task then

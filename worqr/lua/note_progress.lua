@@ -6,7 +6,7 @@
 -- ARGV[2..] said claim id, progress (a number as text, empty: none) and message, in turn
 -- RETURNS ok noted
 -- RESEND safe: fenced by the claim; the same is noted again
--- USES line record
+-- USES line record twins
 local queue, claims = KEYS[1], KEYS[2]
 local worker = ARGV[1]
 
@@ -18,9 +18,9 @@ for i = 2, #ARGV, 3 do
     local active = queue .. ':active:' .. record.id
     if not record.job then
       local digest = redis.sha1hex(record.task)
-      redis.call('HSET', active, 'task', record.task, 'twin', digest, 'claim', said, 'worker', worker,
-        'state', 'active', 'first', said, 'last', said, 'queued', said)
-      redis.call('SADD', queue .. ':twins:' .. digest, record.id)
+      write_hash(active, {task = record.task, twin = digest, claim = said, worker = worker, state = 'active',
+        first = said, last = said, queued = said})
+      note_twin(queue, digest, record.id)
       redis.call('LSET', queue .. ':claim:' .. said, 0, MARKER .. record.id)
     end
     redis.call('HSET', active, 'progress', progress, 'message', message)

@@ -10,7 +10,7 @@
 -- ARGV[1] limit items
 -- RETURNS ok | more
 -- RESEND safe: a copy purges the next step
--- USES cancel reference
+-- USES cancel own reference
 local queue, trash, trash_suspects, trash_due, trash_blocked = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local counts, limit = KEYS[6], tonumber(ARGV[1])
 
@@ -20,7 +20,7 @@ redis.call('SCARD', trash_blocked)
 local noted, ttl = redis.call('HMGET', counts, 'cleared', 'cleared_why'), any_result_ttl(queue)
 local cleared, why = tonumber(noted[1]) or math.huge, noted[2] or ''
 local function purge(id)
-  local kept = redis.call('HMGET', queue .. ':job:' .. id, 'task', 'queued')
+  local kept = own(redis.pcall('HMGET', queue .. ':job:' .. id, 'task', 'queued')) or {}
   if kept[1] and (tonumber(kept[2]) or 0) <= cleared then -- else a newer one of this id, which waits in the queue
     forget_job(queue, id, ttl, why)
   end

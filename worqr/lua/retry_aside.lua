@@ -10,17 +10,25 @@
 -- RETURNS ok retried | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
--- USES aside counts fence policy types upsert wake
+-- USES aside counts fence own policy twins types upsert wake
 local queue, list = KEYS[2], KEYS[3]
 
+-- False if a key of another type stands where the record of the job, of its run, or of its taken id would.
+local function is_free(id)
+  return own(redis.pcall('HLEN', queue .. ':job:' .. id)) and own(redis.pcall('HLEN', queue .. ':active:' .. id))
+    and own(redis.pcall('GET', queue .. ':taken:' .. id)) ~= nil
+end
+
 check_types(queue)
-local count, ready = 0, 0
+local count, ready, taken_over = 0, 0, nil
 local fence, now = next_fence(queue)
 for i = 3, #ARGV do
   local retried = ARGV[i]
   local fields = redis.call('ZSCORE', list, retried) and read_hash(queue .. ':aside:' .. retried)
   local id = fields and fields.id
-  local seen = id and look_for(queue, id)
+  local free = id and is_free(id)
+  taken_over = taken_over or id and not free and id
+  local seen = free and look_for(queue, id)
   if seen and not seen.job then
     local dispatched = digits(fence + count)
     forget_aside(queue, retried)
@@ -35,13 +43,15 @@ for i = 3, #ARGV do
     end
     kept.twin = kept.twin or fields.twin
     if kept.twin then
-      redis.call('SADD', queue .. ':twins:' .. kept.twin, id)
+      note_twin(queue, kept.twin, id)
     end
     local _, put = create(queue, id, {id = id, fields = kept}, fields.task, dispatched, now, now, seen)
     count, ready = count + 1, ready + put
   end
 end
-if count > 0 then
+if count == 0 and taken_over then
+  look_for(queue, taken_over) -- an error, before anything is written
+elseif count > 0 then
   note_fence(queue, fence + count - 1)
 end
 tally(queue, 'enqueued', count)

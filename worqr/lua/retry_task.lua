@@ -16,7 +16,7 @@
 -- ARGV[10] error_fields JSON, empty: none
 -- RETURNS given | aside | cancelled | dropped (the queue was deleted) | gone | mine | lost
 -- RESEND safe: fenced by the claim
--- USES give_back result serving types wake_for_suspects
+-- USES fence give_back result serving types wake_for_suspects
 local queue, workers, claims = KEYS[1], KEYS[2], KEYS[3]
 local worker, claim, counter, limit = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local delay, run_at = tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -30,6 +30,7 @@ end
 local how = policy_of(queue, worker)
 how.now, how.counter, how.limit, how.back, how.kind = now_ms(), counter, limit, true, 'failed'
 how.run_at = run_at or delay > 0 and how.now + delay or nil
+how.retried_at = not run_at and digits(how.now) or nil
 how.reason = ({stalls = 'stalled', timeouts = 'timeout'})[counter] or 'failed'
 how.error_type, how.error_message, how.error_traceback = error_type, error_message, error_traceback
 how.error_fields = error_fields ~= '' and error_fields or nil

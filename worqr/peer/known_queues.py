@@ -14,6 +14,8 @@ from worqr.ops import NOTE_EVERY, UNUSED_MS, Inspected
 
 FRESH = 30.0
 """Seconds for which a name that was noted is looked at in each scan: a worker notes a queue before it enters it."""
+FRESH_AT_ONCE = 2000
+"""Of those. If more were noted, they take turns, so that a scan ends soon."""
 UNSEEN_AT_ONCE = 2000
 QUIET_AT_ONCE = 200
 MAX_WAITING = 100
@@ -58,7 +60,11 @@ class KnownQueues:
         """Return the names to look at now."""
         for name in [name for name, until in self._fresh.items() if until < now]:
             del self._fresh[name]
-        names = {**self._urgent, **dict.fromkeys(self._fresh), **dict.fromkeys(islice(self._unseen, UNSEEN_AT_ONCE))}
+        fresh = list(islice(self._fresh, FRESH_AT_ONCE))
+        if len(fresh) == FRESH_AT_ONCE:
+            for name in fresh:
+                self._fresh[name] = self._fresh.pop(name)
+        names = {**self._urgent, **dict.fromkeys(fresh), **dict.fromkeys(islice(self._unseen, UNSEEN_AT_ONCE))}
         left = QUIET_AT_ONCE
         for again in (False, True):  # the rest of this turn, then the beginning of the next
             if again:
