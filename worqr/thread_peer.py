@@ -29,7 +29,7 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
     """A peer in a thread of its own, with a Trio loop of its own; made by ``mesh.join_in_thread()``.
 
     A context manager, with ``async with`` too, which waits without stopping the caller's loop, asyncio or Trio; or `start` and
-    `stop`, for hooks. It serves what is declared on its mesh when it starts. Signals stay the application's.
+    `stop`, for hooks. It serves what is declared on its mesh, also later than its start. Signals stay the application's.
 
     A block that ends normally drains for the `grace` of its options. One that ends by an exception, or is cancelled, cancels its
     handlers at once, and their tasks go back to the front. At the exit of the interpreter, if nobody has stopped it, it leaves in
