@@ -7,6 +7,8 @@ import importlib
 import logging
 import sys
 import threading
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,20 @@ async def test_a_function_is_served_whether_it_was_declared_before_or_after_the_
     runs = declared(mesh) if first == "declare" else None
     async with mesh.join():
         await once(mesh, "late", runs=runs or declared(mesh))
+        await once(mesh, "later", runs=declared(mesh, "later"))
+
+
+async def test_it_is_served_if_it_was_declared_while_the_mesh_joined(new_mesh: NewMesh) -> None:
+    runs: list[Runs] = []
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncGenerator[None]:
+        runs.append(declared(mesh))
+        yield
+
+    mesh = new_mesh(lifespan=lifespan)
+    async with mesh.join():
+        await once(mesh, "late", runs=runs[0])
 
 
 async def test_it_is_served_with_its_aliases_its_options_and_its_failure_handler(mesh: worqr.Mesh) -> None:
@@ -113,8 +129,8 @@ async def test_every_peer_of_the_process_serves_it_but_for_those_that_serve_only
 
 async def test_it_may_be_declared_in_any_thread(mesh: worqr.Mesh) -> None:
     async with mesh.join():
-        runs = await trio.to_thread.run_sync(declared, mesh)
-        await once(mesh, "late", runs=runs)
+        await once(mesh, "first", runs=declared(mesh, "first"))
+        await once(mesh, "late", runs=await trio.to_thread.run_sync(declared, mesh))
 
 
 def test_a_peer_in_a_thread_serves_it(new_mesh: NewMesh) -> None:
