@@ -21,6 +21,7 @@ from worqr.keys import QueueKeys
 from worqr.listening import News, listening
 from worqr.looking import info_at, nearest_served
 from worqr.ops import Cancelled, Found
+from worqr.peer.parents import Parent
 from worqr.summing import status_of
 from worqr.task import CancelCount, RemoteError, Seconds, Status, check_text, fields_of, seconds
 
@@ -125,11 +126,13 @@ class Job(Generic[R]):
         if (found := await self._look()).word != "wait":
             return self._value(found)
         link = self._mesh.link
-        news = News(link)
+        news, parent = News(link), Parent(self.queue)
         with link.mailbox.move_on_after(patience):
             async with listening(link, (await self._place()).job(self.id), lambda _message: news.tell()):
                 while (found := await self._look()).word == "wait":
                     await news.wait()
+                    if parent.may_wait_in_vain() and (await self.status()).state == "waiting":
+                        parent.warn(self.id)
             return self._value(found)
         raise await self._timed_out(patience)
 

@@ -144,6 +144,7 @@ def test_a_peer_in_a_thread_serves_it(new_mesh: NewMesh) -> None:
 
         function.blocking.enqueue()
         assert ran.wait(PATIENCE)
+    mesh.blocking.close()
 
 
 async def test_a_peer_that_leaves_or_has_left_serves_nothing_more(
