@@ -131,10 +131,15 @@ class Job(Generic[R]):
             async with listening(link, (await self._place()).job(self.id), lambda _message: news.tell()):
                 while (found := await self._look()).word == "wait":
                     await news.wait()
-                    if parent.may_wait_in_vain() and (await self.status()).state == "waiting":
+                    if parent.may_wait_in_vain() and await self._still_waits():
                         parent.warn(self.id)
             return self._value(found)
         raise await self._timed_out(patience)
+
+    async def _still_waits(self) -> bool:
+        with suppress(WorqrError):
+            return (await self.status()).state == "waiting"
+        return False
 
     async def _timed_out(self, patience: float) -> ResultTimeout:
         """The error that says what keeps the job, as far as the server says so now."""
