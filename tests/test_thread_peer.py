@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -969,3 +972,57 @@ async def test_a_forked_child_begins_without_it_and_starts_its_own(
     assert await child.ended() == 0, child.errors
     assert "stuck" not in child.errors  # nobody has waited for the peer of another process
     assert workers(server, prefix) == 0
+
+
+# Never started
+
+
+def test_one_that_is_dropped_without_a_start_is_warned_of_where_it_was_made(mesh: worqr.Mesh[Any]) -> None:
+    with pytest.warns(
+        RuntimeWarning, match=r"its peer was never started, .*`with mesh\.join_in_thread\(\):`"
+    ) as caught:
+        mesh.join_in_thread()
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_one_that_was_started_or_could_not_be_is_not_warned_of(mesh: worqr.Mesh[Any]) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(worqr.UsageError, match="nothing to serve"):
+            mesh.join_in_thread().start()
+        with pytest.raises(worqr.UsageError):
+            mesh.join_in_thread(grace=-1)
+        mesh.task(name="f")(nothing)
+        with mesh.join_in_thread():
+            pass
+        gc.collect()
+    assert caught == []
+
+
+MAKES = """
+import os
+import worqr
+
+mesh = worqr.Mesh("redis://127.0.0.1:1")
+peer = mesh.join_in_thread()
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "warned"),
+    [
+        (MAKES, True),
+        (MAKES + "peer.stop()\n", True),
+        ("def make():\n    import worqr\n    return worqr.Mesh().join_in_thread()\nkept = make()\n", True),
+        ("import makes\n", False),  # perhaps others that import it start it
+        (MAKES + "if os.fork():\n    os.wait()\n", False),  # as is the child, perhaps
+        (MAKES + "try:\n    peer.start()\nexcept worqr.UsageError:\n    pass\n", False),
+    ],
+    ids=["main", "stopped", "function", "imported", "forked", "started"],
+)
+async def test_one_that_is_left_at_the_exit(spawn: Spawn, tmp_path: Path, code: str, warned: bool) -> None:
+    (tmp_path / "makes.py").write_text(MAKES)
+    child = spawn(f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n{code}")
+    assert await child.ended() == 0
+    assert child.errors.count("was never started") == warned, child.errors
+    assert child.errors.count("RuntimeWarning") == warned, child.errors

@@ -105,7 +105,23 @@ class NoResult(WorqrError):
 
 
 class ResultTimeout(WorqrError, TimeoutError):
-    """The job had not ended within ``timeout`` seconds; ask again. A `TimeoutError` too."""
+    """The job had not ended within ``timeout`` seconds. A `TimeoutError` too.
+
+    Attributes:
+        state: where the job was when the time was over, as in `Status`.
+        waiting: how many tasks waited in its queue.
+        workers: how many workers served its queue; with 0 nobody will run the job until one does.
+
+    The attributes are None if the server did not say, and with ``timeout=0``, which only looks. Ask again later.
+    """
+
+    def __init__(
+        self, message: str, *, state: str | None = None, waiting: int | None = None, workers: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.state = state
+        self.waiting = waiting
+        self.workers = workers
 
 
 class JobFailed(WorqrError):

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, cast
 
 import msgspec
 
 from worqr import ops
 from worqr.cancelling import cancel_and_wait
-from worqr.errors import JobCancelled, JobFailed, NoResult, ResultTimeout
+from worqr.errors import JobCancelled, JobFailed, NoResult, ResultTimeout, WorqrError
 from worqr.keys import QueueKeys
 from worqr.listening import News, listening
+from worqr.looking import info_at, nearest_served
 from worqr.ops import Cancelled, Found
+from worqr.peer.parents import Parent
 from worqr.summing import status_of
 from worqr.task import CancelCount, RemoteError, Seconds, Status, check_text, fields_of, seconds
 
@@ -32,6 +34,11 @@ Outcome = Literal["created", "updated", "blocked", "unchanged"]
 """What became of a dispatch: a new job; a change of the one with its id; blocked, until the run of that id ends; nothing."""
 
 ENDED = frozenset({"finished", "failed", "cancelled", "gone"})
+
+LAST_LOOK: Final = 2.0
+"""Seconds that `ResultTimeout` waits for what it says about the job."""
+LONGEST_ERROR: Final = 200
+"""Characters of the last error in the message of `ResultTimeout`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +119,58 @@ class Job(Generic[R]):
             JobFailed: it failed for good; has the error. Known without a ``result_ttl``, too, as long as the job is in
                 ``queue.failed`` or ``queue.broken``.
             JobCancelled: it was cancelled; has the reason.
-            ResultTimeout: it has not ended in time.
+            ResultTimeout: it has not ended in time. Says the job's state, how many tasks wait in the queue and how many workers
+                serve it; for that it takes up to 2 s more if the server is slow. With ``timeout=0`` it asks for nothing more.
         """
         patience = math.inf if timeout is None else seconds(timeout, "timeout")
         if (found := await self._look()).word != "wait":
             return self._value(found)
         link = self._mesh.link
-        news = News(link)
+        news, parent = News(link), Parent(self.queue)
         with link.mailbox.move_on_after(patience):
             async with listening(link, (await self._place()).job(self.id), lambda _message: news.tell()):
                 while (found := await self._look()).word == "wait":
                     await news.wait()
+                    if parent.may_wait_in_vain() and await self._still_waits():
+                        parent.warn(self.id)
             return self._value(found)
-        raise ResultTimeout(f"{self!r} had not ended after {patience:g} s")
+        raise await self._timed_out(patience)
+
+    async def _still_waits(self) -> bool:
+        with suppress(WorqrError):
+            return (await self.status()).state == "waiting"
+        return False
+
+    async def _timed_out(self, patience: float) -> ResultTimeout:
+        """The error that says what keeps the job, as far as the server says so now."""
+        texts: list[str] = []
+        facts: dict[str, Any] = {}
+        if patience > 0:
+            with self._mesh.link.mailbox.move_on_after(LAST_LOOK), suppress(WorqrError):
+                await self._explain(texts, facts)
+        why = f": {'; '.join(texts)}" if texts else ""
+        return ResultTimeout(f"{self!r} had not ended after {patience:g} s{why}", **facts)
+
+    async def _explain(self, texts: list[str], facts: dict[str, Any]) -> None:
+        """Add what is known, one request after the other: who may not look at queues still hears of the job."""
+        status = await self.status()
+        facts["state"] = status.state
+        if status.state in ENDED:
+            texts.append(f"it has ended since ({status.state}), ask again")
+            return
+        texts.append(f"its state is {status.state!r}")
+        if status.error is not None:
+            texts.append(f"its last try raised {status.error.type}: {status.error.message[:LONGEST_ERROR]}")
+        info = await info_at(self._mesh, self._keys)
+        facts.update(waiting=info.waiting, workers=info.workers)
+        waits = "1 task waits" if info.waiting == 1 else f"{info.waiting:,} tasks wait"
+        if info.workers:
+            serve = "1 worker serves it" if info.workers == 1 else f"{info.workers:,} workers serve it"
+            texts.append(f"{waits} in the queue, and {serve}")
+            return
+        texts.append(f"{waits} in the queue, and no worker serves it")
+        if hint := await nearest_served(self._mesh, self.queue):
+            texts.append(hint)
 
     async def _look(self) -> Found:
         found = await self._mesh.ask(ops.read_result(await self._place(), self.id, self._number))

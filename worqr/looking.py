@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from worqr import ops
 from worqr.call import Call
-from worqr.errors import UsageError
+from worqr.errors import UsageError, did_you_mean
 from worqr.keys import QueueKeys
 from worqr.ops import MAX_ITEMS, Unstarted
 from worqr.summing import info_of, running_of, task_info_of
@@ -24,6 +24,8 @@ Listed = Unstarted | Literal["active"]
 LISTED: Final[tuple[str, ...]] = ("waiting", "due", "blocked", "active")
 LEAST: Final = 100
 """Places that a request looks at, at least: some may hold nothing."""
+COMPARED: Final = 1000
+"""Names that are compared at most with one that no worker serves: this takes about 20 us each."""
 
 
 async def ask_each(mesh: Mesh[Any], shards: Sequence[QueueKeys], make: Callable[[QueueKeys], Call[T]]) -> list[T]:
@@ -75,6 +77,17 @@ async def _page(
         ]
     page = await mesh.ask(ops.list_jobs(keys, state, min(max(limit, LEAST), MAX_ITEMS), after=cursor))
     return page.more, [(place, None if seen is None else task_info_of(seen)) for place, seen in page.places]
+
+
+async def info_at(mesh: Mesh[Any], keys: QueueKeys) -> QueueInfo:
+    """Return a snapshot of the queue, all its shards as one."""
+    return info_of(keys.shown, await ask_each(mesh, await mesh.sharding.of(keys), ops.inspect))
+
+
+async def nearest_served(mesh: Mesh[Any], queue: str) -> str:
+    """Return "did you mean ...?" with the nearest name that a worker serves; empty if none is close to `queue`."""
+    served = {name for worker in await mesh.workers() for name in worker.queues}
+    return did_you_mean(queue, sorted(served - {queue})[:COMPARED])
 
 
 async def all_infos(mesh: Mesh[Any], known: Iterable[QueueKeys]) -> list[QueueInfo]:

@@ -23,6 +23,7 @@ from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.link import Link
 from worqr.looking import all_infos
 from worqr.options import check_replicas
+from worqr.peer.late import serving_late
 from worqr.peer.lifespans import LIFESPAN, check_lifespan, entered, warn_if_unused, with_asyncio
 from worqr.peer.options import (
     CONCURRENCY,
@@ -200,7 +201,8 @@ class Mesh(Registry, Generic[S]):
         only = Only(options.get("only"))
         settings = self._peer_settings(options)
         only.check(self.functions)
-        handlers = [each for name, function in self.functions.items() if name in only for each in function.served()]
+        known = dict(self.functions)
+        handlers = [each for name, function in known.items() if name in only for each in function.served()]
         if self.asyncio_lifespan is not None:
             warn_if_unused([function.declared.how.runs_in for function in self.functions.values()], self.runs_in)
         async with self.connect(), self._open_state() as state:
@@ -212,7 +214,8 @@ class Mesh(Registry, Generic[S]):
                 Peer(settings, here.link).joined() as peer,
             ):
                 await peer.serve_all(handlers)
-                yield peer
+                with serving_late(peer, self, only, known):
+                    yield peer
 
     def join_in_thread(self, **options: Unpack[JoinOptions]) -> ThreadPeer:
         """A peer in a thread of its own, for programs that do not run on Trio; nothing starts yet.

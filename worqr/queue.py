@@ -21,7 +21,7 @@ from worqr.errors import Duplicate, NotReplicated, QueueFull, UsageError, WorqrE
 from worqr.job import Job, Outcome, Results
 from worqr.keys import QueueKeys
 from worqr.listening import Latest, listening
-from worqr.looking import LISTED, ask_each, list_jobs
+from worqr.looking import LISTED, ask_each, info_at, list_jobs
 from worqr.ops import MAX_BYTES, MAX_ITEMS, Cancelled, Dispatched
 from worqr.ops.replies import in_pieces
 from worqr.options import JobOptions, check_choice, check_id, check_replicas, encode_options, without_replicas
@@ -288,7 +288,7 @@ class Queue:
         """Return a snapshot of the queue's counters; see `QueueInfo`. Of several shards the sum, the oldest job, and the reason
         of one that is paused; not at one moment.
         """
-        return info_of(self.name, await self._ask_all(ops.inspect))
+        return await info_at(self._mesh, self._keys)
 
     async def _ask_all(self, make: Callable[[QueueKeys], Call[T]]) -> list[T]:
         """One request to each shard, all together."""

@@ -1,14 +1,15 @@
 """`Registry`: where functions are declared, and how they come into a mesh.
 
 A registry is an application's, a plug-in's or a blueprint's; a `Mesh` is one. Nothing here is global, and nothing is sent: what
-was declared is served when a peer joins.
+was declared is served when a peer joins, and peers that have joined already are told of each declaration.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
@@ -48,6 +49,7 @@ class Registry(Timetable):
         self._names: dict[str, str] = {}
         self._home: tuple[Registry, str] | None = None
         self._mesh: Mesh[Any] | None = None
+        self._listeners: list[Callable[[], None]] = []
         self.declared_shards: dict[str, int] = {}
 
     @property
@@ -139,6 +141,15 @@ class Registry(Timetable):
         for function in list(other._functions.values()):
             other._pass_on(function)
 
+    @contextmanager
+    def when_declared(self, tell: Callable[[], None]) -> Generator[None]:
+        """Call `tell` after each declaration in the length of the block, in the thread that declares; for worqr itself."""
+        self._listeners.append(tell)
+        try:
+            yield
+        finally:
+            self._listeners.remove(tell)
+
     def declare_shards(self, queue: str, shards: int) -> None:
         """Say how many shards a queue has; the mesh is asked whether that is so when the queue is used.
 
@@ -224,6 +235,8 @@ class Registry(Timetable):
             self.declare_shards(declared.name, declared.how.shards)
         if self._home is not None:
             self._pass_on(function)
+        for tell in tuple(self._listeners):
+            tell()
 
     def _pass_on(self, function: Function[..., Any]) -> None:
         assert self._home is not None

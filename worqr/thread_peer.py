@@ -2,18 +2,25 @@
 
 `ThreadPeer` is what an application holds; each start makes a `Life` (see `thread_life`), which is the thread and what runs in it.
 Whoever waits for it, a thread, Trio or asyncio, waits for one of the two futures of that.
+
+A RuntimeWarning tells of a `ThreadPeer` that is dropped without a start, as of a coroutine that was never awaited. One that still
+exists at the exit may be meant for other processes that import the same module: there is no warning if it was made while a module
+was imported, nor after a fork.
 """
 
 from __future__ import annotations
 
+import atexit
+import inspect
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import trio
 
@@ -29,7 +36,7 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
     """A peer in a thread of its own, with a Trio loop of its own; made by ``mesh.join_in_thread()``.
 
     A context manager, with ``async with`` too, which waits without stopping the caller's loop, asyncio or Trio; or `start` and
-    `stop`, for hooks. It serves what is declared on its mesh when it starts. Signals stay the application's.
+    `stop`, for hooks. It serves what is declared on its mesh, also later than its start. Signals stay the application's.
 
     A block that ends normally drains for the `grace` of its options. One that ends by an exception, or is cancelled, cancels its
     handlers at once, and their tasks go back to the front. At the exit of the interpreter, if nobody has stopped it, it leaves in
@@ -46,7 +53,11 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
         self._lock = threading.RLock()  # a signal handler may come while its own thread holds it
         self._life: Life | None = None
         self._none: str = "not started"
+        self._unstarted: _Made | None = _made()
         _peers.add(self)
+
+    def __del__(self) -> None:
+        self.warn_if_unstarted()
 
     def __repr__(self) -> str:
         health = self.health()
@@ -152,18 +163,66 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
     def _begin(self) -> Life:
         """The present life, or a new one."""
         with self._lock:
+            self._unstarted = None
             if self._life is None or self._life.ended.done():
                 check_startable(self._mesh)
                 self._life = Life(self._mesh, self._options)
                 self._life.begin()
             return self._life
 
+    def warn_if_unstarted(self, *, at_exit: bool = False) -> None:
+        """Warn, once, if nobody has started it."""
+        made: _Made | None = getattr(self, "_unstarted", None)  # none if its construction has failed
+        self._unstarted = None
+        if made is not None and not (at_exit and made.importing):
+            warnings.warn_explicit(NEVER_STARTED, RuntimeWarning, made.file, made.line)
+
+    def may_be_started_elsewhere(self) -> None:
+        """This process has forked: perhaps it is for the other one to start it."""
+        self._unstarted = None
+
     def forget(self) -> None:
         """In a forked child: the thread stayed in the parent."""
+        self._unstarted = None
         self._lock = threading.RLock()  # somebody may have held the old one, who is not here
         if self._life is not None and not self._life.over:
             self._life = None  # `thread_life` keeps it
             self._none = "it was started before a fork, and runs in the parent only: start it here as well"
+
+
+# Never started
+
+
+NEVER_STARTED: Final = (
+    "mesh.join_in_thread() was called here, but its peer was never started, so it has run no task: write "
+    "`with mesh.join_in_thread():` (or `async with`), or call its start()"
+)
+
+
+class _Made(NamedTuple):
+    """Where in the application an object was made, and whether that was while a module was imported."""
+
+    file: str
+    line: int
+    importing: bool
+
+
+def _made() -> _Made:
+    frame = inspect.currentframe()
+    assert frame is not None
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "worqr":
+        frame = frame.f_back
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    above: FrameType | None = frame
+    while above is not None and above.f_code.co_filename != "<frozen importlib._bootstrap>":
+        above = above.f_back
+    return _Made(file, line, importing=above is not None)
+
+
+@atexit.register
+def _at_exit() -> None:
+    for peer in list(_peers):
+        peer.warn_if_unstarted(at_exit=True)
 
 
 # Waiting on a loop
@@ -222,5 +281,10 @@ def _after_fork_in_child() -> None:
         peer.forget()
 
 
+def _after_fork_in_parent() -> None:
+    for peer in list(_peers):
+        peer.may_be_started_elsewhere()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+    os.register_at_fork(after_in_child=_after_fork_in_child, after_in_parent=_after_fork_in_parent)

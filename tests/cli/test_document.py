@@ -104,7 +104,7 @@ def test_the_options_of_all_commands_are_those_there_are(command: Command) -> No
 
 def test_the_fields_are_those_there_are() -> None:
     named = {word: set(re.findall(r"`(\w+)`", row[1])) for row in rows(PAGE, "Looking") for word in words(row[0])}
-    assert named["queues"] == {field.name for field in fields(worqr.QueueInfo)}
+    assert named["queues"] == {field.name for field in fields(worqr.QueueInfo)} | {"unserved"}
     assert named["workers"] == {field.name for field in fields(worqr.WorkerInfo)}
     assert named["schedules"] == {field.name for field in fields(worqr.Schedule)}
     error = {field.name for field in fields(worqr.RemoteError)}

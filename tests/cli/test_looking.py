@@ -40,16 +40,39 @@ async def test_queues_are_listed_with_all_there_is_to_know(beside: Beside, mesh:
         assert answer.err == ""
         header, first, second = answer.lines
         assert header.split()[:4] == ["queue", "waiting", "due", "blocked"]
-        assert first.split() == ["paused", "0", "1", "0", "0", "0", "0", "0", "-", "\\x1b[31mwhy", "[bold]"]
+        assert first.split() == ["paused", "0", "1", "0", "0", "0", "0", "0", "-", "-", "\\x1b[31mwhy", "[bold]"]
         assert second.split()[:2] == [long, "2"]
         paused, other = (await beside("queues", "--json")).json
         del paused["counts"]
         numbers = dict.fromkeys(("waiting", "blocked", "running", "failed", "broken", "workers"), 0)
-        assert paused == {**numbers, "name": "paused", "due": 1, "paused": "\x1b[31mwhy [bold]", "oldest_job": None}
-        assert other["name"] == long
+        assert paused == {
+            **numbers,
+            "name": "paused",
+            "due": 1,
+            "paused": "\x1b[31mwhy [bold]",
+            "oldest_job": None,
+            "unserved": False,
+        }
+        assert (other["name"], other["unserved"]) == (long, True)
         for name in (long, "paused"):
             await mesh.queue(name).resume()
             await mesh.queue(name).cancel_all()
+
+
+async def test_a_queue_that_no_worker_serves_is_marked(beside: Beside, mesh: worqr.Mesh) -> None:
+    async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
+        await nursery.start(partial(peer.serve, "served", _nothing))
+        await mesh.queue("served").pause()
+        for name in ("served", "unserved"):
+            await mesh.queue(name).enqueue(b"x")
+        header, *rows = (await beside("queues")).lines
+        column = header.split().index("unserved")
+        assert [(row.split()[0], row.split()[column]) for row in rows] == [("served", "-"), ("unserved", "yes")]
+        found = {info["name"]: info["unserved"] for info in (await beside("queues", "--json")).json}
+        assert found == {"served": False, "unserved": True}
+        await mesh.queue("served").resume()
+        await mesh.queue("unserved").cancel_all()
+        nursery.cancel_scope.cancel()
 
 
 async def test_workers_are_listed_with_what_they_serve(beside: Beside, mesh: worqr.Mesh) -> None:

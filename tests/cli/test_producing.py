@@ -42,7 +42,7 @@ def waiting(mesh: worqr.Mesh, queue: str) -> list[bytes]:
 
 def test_payloads_are_tasks_as_they_are(cli: Command, mesh: worqr.Mesh) -> None:
     answer = cli("enqueue", "mails", "ada", "é [red]", "", "--", "--lines", "-x")
-    assert (answer.code, answer.out, answer.err) == (0, "5 enqueued\n", "")
+    assert (answer.code, answer.out) == (0, "5 enqueued\n")
     assert waiting(mesh, "mails") == [b"ada", "é [red]".encode(), b"", b"--lines", b"-x"]
 
 
@@ -118,7 +118,7 @@ async def test_ctrl_c_is_one_line(cli: Command, mesh: worqr.Mesh) -> None:
     process.send_signal(signal.SIGINT)
     with trio.fail_after(20):
         assert await process.wait() == 130
-        assert await process.stderr.receive_some() == b"worqr: interrupted\n"
+        assert (await process.stderr.receive_some()).endswith(b"worqr: interrupted\n")
     assert await tasks(mesh, "mails") == [b"a"]
 
 
@@ -297,3 +297,58 @@ def test_options_go_before_the_environment(cli: Command, mesh: worqr.Mesh, monke
     monkeypatch.setenv("WORQR_URL", "redis://nowhere.invalid")
     assert cli("enqueue", "mails", "a", "--url", there).code == 0
     assert waiting(mesh, "mails") == [b"a"]
+
+
+# No worker
+
+
+async def test_a_queue_that_no_worker_serves_is_named_on_the_standard_error(beside: Beside, mesh: worqr.Mesh) -> None:
+    lost = "worqr: no worker serves queue 'shop.sned' now; did you mean 'shop.send'?\n"
+    async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
+        await nursery.start(partial(peer.serve, "shop.send", handle))
+        for words, out in (
+            (("enqueue", "shop.sned", "x"), "1 enqueued\n"),
+            (("call", "shop.sned", "to=ada"), "1 enqueued\n"),
+            (("dispatch", "shop.sned", "x", "--id", "y"), "created y\n"),
+            (("enqueue", "shop.sned", "x", "--json"), '{"queue":"shop.sned","enqueued":1,"refused":0}\n'),
+        ):
+            assert await beside(*words) == Answer(0, out, lost)
+        late = await beside("call", "shop.sned", "to=ada", "--within", "10ms")
+        assert late.code == 1
+        assert late.err.splitlines(keepends=True)[1] == lost
+        assert "no worker serves it; did you mean 'shop.send'?" in late.err
+        nursery.cancel_scope.cancel()
+    await tasks(mesh, "shop.sned")
+
+
+async def test_without_a_name_that_is_close_it_is_said_what_becomes_of_the_tasks(
+    beside: Beside, mesh: worqr.Mesh
+) -> None:
+    said = "worqr: no worker serves queue 'mails' now; what waits there runs when one does\n"
+    assert (await beside("enqueue", "mails", "x")).err == said
+    piping = partial(piped, b"a\nb\n", "enqueue", "mails", "--lines")
+    assert (await trio.to_thread.run_sync(piping)).stderr.decode() == said
+    await tasks(mesh, "mails")
+
+
+async def test_nothing_is_said_of_a_queue_that_a_worker_serves(beside: Beside, mesh: worqr.Mesh) -> None:
+    async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
+        await nursery.start(partial(peer.serve, "mails", handle))
+        assert await beside("enqueue", "mails", "none") == Answer(0, "1 enqueued\n", "")
+        assert await beside("dispatch", "mails", "none", "--id", "x") == Answer(0, "created x\n", "")
+        await eventually(lambda: unfinished(mesh), 0)
+        nursery.cancel_scope.cancel()
+
+
+async def unfinished(mesh: worqr.Mesh) -> int:
+    info = await mesh.queue("mails").info()
+    return info.waiting + info.running
+
+
+def test_who_may_not_look_is_told_nothing(cli: Command, mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(_queue: worqr.Queue) -> worqr.QueueInfo:
+        raise worqr.RefusedByServer("NOPERM")
+
+    monkeypatch.setattr(worqr.Queue, "info", refuse)
+    assert cli("enqueue", "mails", "x") == Answer(0, "1 enqueued\n", "")
+    assert len(waiting(mesh, "mails")) == 1

@@ -17,7 +17,9 @@ from tests.peer.conftest import NewMesh
 from tests.peer.tools import Held, Runs, at_most, eventually, serving, spying, until
 from tests.proxy import FaultProxy
 from tests.servers import Server
-from worqr import Failure, JobCancelled, JobFailed, NoResult, ResultTimeout, Retry, listening
+from worqr import Failure, JobCancelled, JobFailed, NoResult, ResultTimeout, Retry, listening, ops
+from worqr import job as job_module
+from worqr.lua import script
 
 FAILED = ("{Q1}:failed", "{Q1}:aside*")
 
@@ -366,6 +368,107 @@ async def test_a_result_that_does_not_come_in_time(mesh: worqr.Mesh, timeout: fl
         assert isinstance(caught.value, TimeoutError)
         assert timeout <= trio.current_time() - start < timeout + 10
         assert await job.cancel() == worqr.CancelCount(1, 0, 0)  # it is none the worse
+
+
+async def late(job: worqr.Job[Any], timeout: float = 0.01) -> tuple[str, str | None, int | None, int | None]:
+    """What a result that does not come in time says of the job `x` of `shop.sned`, behind the time; and the attributes."""
+    with pytest.raises(ResultTimeout) as caught:
+        await job.result(timeout)
+    start, end = "<Job 'x' of 'shop.sned'> had not ended after 0.01 s: ", "; in time"
+    error = caught.value
+    return (f"{error}{end}".removeprefix(start).removesuffix(end), error.state, error.waiting, error.workers)
+
+
+async def test_a_result_that_does_not_come_says_that_no_worker_serves_the_queue(
+    mesh: worqr.Mesh, other: worqr.Mesh
+) -> None:
+    async with mesh.connect(), serving(other, "shop.send", echo):
+        q = mesh.queue("shop.sned")
+        await q.enqueue(b"1", b"2")
+        job = await q.dispatch(b"a", id="x", result_ttl=60)
+        waits = "its state is 'waiting'; 3 tasks wait in the queue, and no worker serves it; did you mean 'shop.send'?"
+        assert await late(job) == (waits, "waiting", 3, 0)
+        await q.cancel_all()
+
+
+@pytest.mark.leaves(*(name.replace("Q1", "shop.sned") for name in FAILED))
+async def test_a_result_that_does_not_come_says_where_the_job_is(mesh: worqr.Mesh, other: worqr.Mesh) -> None:
+    held, q = Held(), mesh.queue("shop.sned")
+
+    async def fail(_task: bytes) -> None:
+        raise Retry(delay=60) from ValueError("why")
+
+    async with mesh.connect():
+        async with serving(other, "shop.sned", held):
+            job = await q.dispatch(b"a", id="x", result_ttl=60)
+            await held.wait(1)
+            assert await late(job) == (
+                "its state is 'active'; 0 tasks wait in the queue, and 1 worker serves it",
+                *("active", 0, 1),
+            )
+            held.gate.set()
+            assert await job.result(30) is None
+        async with serving(other, "shop.sned", fail):
+            job = await q.dispatch(b"a", id="x", result_ttl=60)
+            await eventually(lambda: state(job), "due")
+            text, *facts = await late(job)
+            assert facts == ["due", 0, 1]
+            assert text.startswith("its state is 'due'; its last try raised ")
+        await job.cancel()
+
+
+async def test_a_job_that_ended_just_then_is_said_to_have_ended(
+    mesh: worqr.Mesh, other: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with mesh.connect(), serving(other, "shop.sned", echo):
+        job = await mesh.queue("shop.sned").dispatch(b"a", id="x", result_ttl=60)
+        assert await job.result(30) == b"a"
+
+        async def look() -> ops.Found:
+            return ops.Found("wait", [])
+
+        monkeypatch.setattr(worqr.Job, "_look", lambda _job: look())
+        assert await late(job) == ("it has ended since (finished), ask again", "finished", None, None)
+
+
+@pytest.mark.parametrize(
+    ("silent", "said"),
+    [
+        ("job_status", ("<Job 'x' of 'shop.sned'> had not ended after 0.01 s", None, None, None)),
+        ("inspect", ("its state is 'waiting'", "waiting", None, None)),
+        (
+            "list_workers",
+            ("its state is 'waiting'; 1 task waits in the queue, and no worker serves it", "waiting", 1, 0),
+        ),
+    ],
+)
+async def test_a_result_that_does_not_come_says_what_the_server_says_in_time(
+    server: Server,
+    prefix: str,
+    proxy: FaultProxy,
+    monkeypatch: pytest.MonkeyPatch,
+    silent: str,
+    said: tuple[object, ...],
+) -> None:
+    monkeypatch.setattr(job_module, "LAST_LOOK", 1.0)
+    mesh = worqr.Mesh(proxy.url, prefix=prefix)
+    async with mesh.connect():
+        job = await mesh.queue("shop.sned").dispatch(b"a", id="x", result_ttl=60)
+        held = proxy.hold(script(silent).sha)
+        assert await late(job) == said
+        held.release()
+        await job.cancel()
+
+
+async def test_only_looking_for_a_result_asks_for_nothing_else(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+    async with mesh.connect():
+        job = await mesh.queue("Q1").dispatch(b"a", id="x", result_ttl=60)
+        with spying(server, prefix) as spy:
+            with pytest.raises(ResultTimeout) as caught:
+                await job.result(0)
+            assert not spy.calls().keys() & {"job_status", "inspect", "list_workers"}
+        assert (caught.value.state, caught.value.waiting, caught.value.workers) == (None, None, None)
+        await job.cancel()
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan"), "1", True])

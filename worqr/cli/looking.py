@@ -28,7 +28,7 @@ def queues(*, json: Json = False, where: Where = HERE) -> None:
     found = ask(where, command)
     if json:
         for info in found:
-            print_json(asdict(info))
+            print_json({**asdict(info), "unserved": _is_unserved(info)})
     elif not found:
         complain("no queue holds anything or is served")
     else:
@@ -41,6 +41,7 @@ def queues(*, json: Json = False, where: Where = HERE) -> None:
             "failed",
             "broken",
             "workers",
+            "unserved",
             "oldest job",
             "paused",
         )
@@ -50,7 +51,18 @@ def queues(*, json: Json = False, where: Where = HERE) -> None:
 def _queue_row(info: QueueInfo) -> tuple[object, ...]:
     counts = (info.waiting, info.due, info.blocked, info.running, info.failed, info.broken, info.workers)
     oldest = "-" if info.oldest_job is None else f"{info.oldest_job:.1f} s"
-    return (info.name, *counts, oldest, "" if info.paused is None else info.paused or "yes")
+    return (
+        info.name,
+        *counts,
+        "yes" if _is_unserved(info) else "-",
+        oldest,
+        "" if info.paused is None else info.paused or "yes",
+    )
+
+
+def _is_unserved(info: QueueInfo) -> bool:
+    """Return True if tasks wait and no worker serves the queue: they wait until one does."""
+    return info.waiting > 0 and not info.workers
 
 
 def workers(*, json: Json = False, where: Where = HERE) -> None:

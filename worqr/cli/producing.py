@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
@@ -17,6 +18,7 @@ from worqr.cli.text import complain, escape, escape_bytes, payload_fields, print
 from worqr.cli.where import HERE, Where, ask, flag, queue_of, time
 from worqr.cli.words import arguments, duration, moment, pairs
 from worqr.errors import Duplicate, WorqrError
+from worqr.looking import nearest_served
 from worqr.task import encode_json
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ def enqueue(
     async def command(mesh: Mesh) -> None:
         there = queue_of(mesh, queue)
         if lines:
-            stored, refused = await _enqueue_lines(there, unique=unique, options=options)
+            stored, refused = await _enqueue_lines(mesh, there, unique=unique, options=options)
         else:
             tasks = [await _stdin()] if payloads == (STDIN,) else list(map(os.fsencode, payloads))
             stored, refused = await there.enqueue(*tasks, unique=unique, **options), 0
@@ -59,6 +61,8 @@ def enqueue(
             print_json({"queue": queue, "enqueued": stored, "refused": refused})
         else:
             print(f"{stored:,} enqueued" + (f", {refused:,} waited or ran already" if refused else ""))
+        if not lines:
+            await _warn_if_unserved(mesh, queue)
 
     ask(where, command)
 
@@ -72,19 +76,22 @@ def _check_payloads(payloads: tuple[str, ...], *, lines: bool) -> None:
         raise WrongUse("the standard input (-) is one payload: give no others beside it")
 
 
-async def _enqueue_lines(queue: Queue, *, unique: bool, options: dict[str, Any]) -> tuple[int, int]:
+async def _enqueue_lines(mesh: Mesh, queue: Queue, *, unique: bool, options: dict[str, Any]) -> tuple[int, int]:
     """Enqueue the lines of the standard input as they come; how many were stored, and how many were there already."""
     stored = refused = 0
+    looked = False
     try:
         async for tasks in _stdin_lines(whole=options["front"]):
             if not unique:
                 stored += await queue.enqueue(*tasks, **options)
-                continue
-            for task in tasks:
+            for task in tasks if unique else ():
                 try:
                     stored += await queue.enqueue(task, unique=True, **options)
                 except Duplicate:
                     refused += 1
+            if not looked:  # now, not at the end: the input of `tail -f` has none
+                looked = True
+                await _warn_if_unserved(mesh, queue.name)
     except WorqrError as error:
         if stored:
             error.add_note(f"{stored:,} lines were enqueued before")
@@ -176,7 +183,7 @@ def dispatch(
 
     async def command(mesh: Mesh) -> None:
         task = await _stdin() if payload == STDIN else os.fsencode(payload)
-        await _dispatch(queue_of(mesh, queue), task, given, patience, json=json)
+        await _dispatch(mesh, queue_of(mesh, queue), task, given, patience, json=json)
 
     ask(where, command)
 
@@ -203,13 +210,14 @@ def call(
         made = mesh.call(name, **kwargs) if args is None else mesh.call(name, os.fsencode(args))
         queue = mesh.queue(made.name)
         if patience is not None:
-            await _dispatch(queue, made.task, {}, patience, json=json)
+            await _dispatch(mesh, queue, made.task, {}, patience, json=json)
             return
         stored = await queue.enqueue(made.task)
         if json:
             print_json({"queue": queue.name, "enqueued": stored, "refused": 0})
         else:
             print(f"{stored} enqueued")
+        await _warn_if_unserved(mesh, queue.name)
 
     if args is not None:
         _check_json(args)
@@ -231,21 +239,33 @@ def _patience(*, wait: bool, within: str | None) -> float | None:
     return limit if limit is not None else math.inf if wait else None
 
 
-async def _dispatch(queue: Queue, task: bytes, options: dict[str, Any], patience: float | None, *, json: bool) -> None:
+async def _dispatch(
+    mesh: Mesh, queue: Queue, task: bytes, options: dict[str, Any], patience: float | None, *, json: bool
+) -> None:
     if patience is not None:
         options = {"result_ttl": KEEP_RESULT, **options}
     job = await queue.dispatch(task, **cast("Any", options))
     told = {"queue": job.queue, "id": job.id, "outcome": job.outcome}
     if patience is None:
         print_json(told) if json else print(f"{job.outcome} {escape(job.id)}")
-        return
-    if not json:
+    elif not json:
         complain(f"{job.outcome} {job.id}")
+    await _warn_if_unserved(mesh, queue.name)
+    if patience is None:
+        return
     result = await _result(job, patience)
     if json:
         print_json({**told, "result": _result_fields(result)})
     elif result is not None:
         print(escape_bytes(result if isinstance(result, bytes) else encode_json(result)))
+
+
+async def _warn_if_unserved(mesh: Mesh, name: str) -> None:
+    """Say on the standard error that no worker serves the queue. Says nothing if this user may not look."""
+    with suppress(WorqrError):
+        if not (await queue_of(mesh, name).info()).workers:
+            hint = await nearest_served(mesh, name)
+            complain(f"no worker serves queue {name!r} now; {hint or 'what waits there runs when one does'}")
 
 
 async def _result(job: Job[bytes], patience: float) -> object:

@@ -60,6 +60,7 @@ class Consumer(Protocol):
         size: units that each of its runs takes.
         priority: its weight among its rivals; the shards of a queue share the queue's.
         pool: the second limit of its runs.
+        limit: the third, which is the handler's own.
         turn: units it was given, divided by its priority; whose is least is next.
         overtaken: how often others went ahead of it while it did not fit.
         brief: nothing of it runs, and when something did last, all was over within `BRIEF`.
@@ -71,6 +72,7 @@ class Consumer(Protocol):
     size: int
     priority: float
     pool: Pool | None
+    limit: Pool | None
     turn: float
     overtaken: int
     brief: bool
@@ -115,6 +117,8 @@ class Capacity:
         self._reached = 0.0
         self._stations: list[Consumer] = []
         self._auto_began = trio.Event()
+        self.told_full: dict[str, object] = {}
+        """Queues of which it was logged that a handler waits for a job there, and no run of it finds a place; by whom."""
         self.offer_soon: Callable[[], None] = self.offer
 
     @property
@@ -136,6 +140,15 @@ class Capacity:
     def short(self) -> bool:
         """Somebody would take more at once if there were more units."""
         return any(self.room < station.size for station in self._rivals())
+
+    def is_full_for(self, queue: str) -> bool:
+        """Return True if `queue` is served here, and one more of its runs finds no place now. From any thread."""
+        here = [station for station in tuple(self._stations) if station.queue == queue]
+        return bool(here) and not any(
+            self.room >= station.size
+            and all(pool.room > 0 for pool in (station.pool, station.limit) if pool is not None)
+            for station in here
+        )
 
     def set_concurrency(self, n: int | Literal["auto"]) -> None:
         """From now on `n` units; "auto" goes on from what there are. With fewer, what runs goes on.

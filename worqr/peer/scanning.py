@@ -2,7 +2,8 @@
 
 It tells the beats which queues have tasks, in case a wake-up was lost; tells the promoter what is due; purges what was deleted;
 adopts workers that stand in a fence and in no registry; and forgets names that nobody uses. Which queues it looks at is
-for `KnownQueues` to say. However long a scan takes, the leader's looks and sweeps go on.
+for `KnownQueues` to say; `Unserved` logs those that have tasks and no worker. However long a scan takes, the leader's looks and
+sweeps go on.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from worqr.peer.complaints import Complaints
 from worqr.peer.known_queues import KnownQueues
 from worqr.peer.membership import LEASE
 from worqr.peer.sweeping import NODE_PATIENCE
+from worqr.peer.unserved import Unserved
 
 if TYPE_CHECKING:
     from worqr.peer.peer import Peer
@@ -58,6 +60,7 @@ class Scanner:
         self._patience = NODE_PATIENCE if link.settings.clustered else LEASE
         self._known = KnownQueues()
         self._names = _Names(link, keys, self._known)
+        self._unserved = Unserved()
         self._unreached: set[str] = set()
         self._complaints = Complaints(logger)
         self._posted = False
@@ -67,6 +70,7 @@ class Scanner:
     def begin(self) -> None:
         """Scan at once: this peer leads now."""
         self._began = time.monotonic()
+        self._unserved.begin(self._began)
         self._soon.set()
 
     def look_again(self) -> None:
@@ -114,6 +118,7 @@ class Scanner:
             self._known.inspected(name, queue)
             if queue.next_in_ms is not None:
                 self._expect(name, queue.next_in_ms / 1000)
+        self._unserved.judge(found, time.monotonic())
         waiting = self._known.waiting(found)
         if waiting or self._posted:
             await self._link.call(ops.post_waiting(self._keys, waiting), patience=LEASE)
@@ -176,7 +181,9 @@ class Scanner:
     async def _forget(self, names: Sequence[str]) -> None:
         for start in range(0, len(names), FORGET_AT_ONCE):
             some = names[start : start + FORGET_AT_ONCE]
-            self._known.forget(await self._link.call(ops.forget_queues(self._keys, some), patience=LEASE))
+            gone = await self._link.call(ops.forget_queues(self._keys, some), patience=LEASE)
+            self._known.forget(gone)
+            self._unserved.forget(gone)
 
 
 class _Names:

@@ -1,0 +1,56 @@
+"""Notice a handler that waits for a job which cannot run, because handlers that wait hold all slots of their worker.
+
+A handler keeps its slot while it waits for the result of another job. With a concurrency of 1, that job never gets one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+
+from worqr.peer.capacity import Capacity
+from worqr.peer.context import current_context
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+WAITED: Final = 10.0
+"""Seconds that a handler waits before it is looked whether there is a slot, and from then until the next look."""
+
+
+class Parent:
+    """The handler that waits for a job of `queue`, if it is one that waits here; on the loop, on asyncio or in a thread."""
+
+    def __init__(self, queue: str) -> None:
+        self._queue = queue
+        self._context = current_context.get(None)
+        capacity = getattr(getattr(self._context, "_station", None), "_capacity", None)
+        self._capacity = capacity if isinstance(capacity, Capacity) else None  # None: no handler, or one in a process
+        self._look_at = time.monotonic() + WAITED
+
+    def may_wait_in_vain(self) -> bool:
+        """Return True if it is time to see whether the job still waits: the worker has no slot for it, and nothing was logged."""
+        if self._capacity is None or time.monotonic() < self._look_at:
+            return False
+        self._look_at = time.monotonic() + WAITED
+        return self._queue not in self._capacity.told_full and self._capacity.is_full_for(self._queue)
+
+    def warn(self, id: str) -> None:
+        """The job of this id still waits: say so, once per worker and queue."""
+        if self._context is None or self._capacity is None:
+            return
+        if (
+            self._capacity.told_full.setdefault(self._queue, self) is not self
+        ):  # one step: others may wait in other threads
+            return
+        logger.warning(
+            "result.no_slot: a handler of queue %r has waited %g s for the result of job %r of queue %r, and this worker has no "
+            "free slot to run that job. A handler keeps its slot while it waits. Raise the concurrency of the worker or of "
+            "the function, or let another worker serve %r.",
+            self._context.queue,
+            WAITED,
+            id,
+            self._queue,
+            self._queue,
+            extra={"queue": self._context.queue, "awaited_queue": self._queue, "awaited_job": id},
+        )

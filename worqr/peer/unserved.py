@@ -1,0 +1,125 @@
+"""Log which queues have waiting tasks and no worker.
+
+`Unserved` gets what the leader's scan found anyway, so it costs no request. A queue is logged once, when each look of at least
+`GRACE` seconds has found tasks and no worker there. It is logged again only after a worker has served it in between.
+
+Pure but for the log: no I/O, and no clock but the times it is given. `scanning` scans. A shard that its queue's workers do not
+serve is not logged here: `Peer` does so (``shards.unserved``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Final
+
+from worqr.errors import did_you_mean
+from worqr.keys import QueueKeys
+from worqr.ops import Inspected
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+GRACE: Final = 10.0
+"""Seconds for which a queue must have had no worker: a worker that restarts is back by then."""
+NOTHING_MISSED: Final = 60.0
+"""Seconds without a scan, while another peer led, after which the queues that this peer has logged are logged again."""
+LINES: Final = 20
+"""Queues that are named in the log in one `PERIOD`. One more line counts the others."""
+PERIOD: Final = 60.0
+REMEMBERED: Final = 10_000
+"""Queues that are remembered."""
+COMPARED: Final = 2000
+"""Pairs of names that are compared in one `PERIOD` to find what was meant: that takes about 20 us each, on the event loop."""
+
+
+class Unserved:
+    """What the leader remembers of queues without a worker. Changed only in the loop."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+        """Shards that have tasks and no worker, by name, and when that was seen first."""
+        self._logged: dict[str, None] = {}
+        self._looked_at = float("-inf")
+        self._period_ends = float("-inf")
+        self._lines = 0
+        self._compared = 0
+        self._left_out = 0
+        self._sum_up_at = float("-inf")
+
+    def begin(self, now: float) -> None:
+        """This peer leads now: forget what it saw before, and what it logged, unless that was just now."""
+        self._since.clear()
+        if now - self._looked_at > NOTHING_MISSED:
+            self._logged.clear()
+
+    def forget(self, names: Iterable[str]) -> None:
+        """These queues are gone."""
+        for name in names:
+            self._since.pop(name, None)
+            self._logged.pop(_shown(name), None)
+
+    def judge(self, found: Mapping[str, Inspected], now: float) -> None:
+        """Take in what a scan found, and log what is new. `found` holds every queue that is served, and some of the others."""
+        self._looked_at = now
+        served = dict.fromkeys(_shown(name) for name, queue in found.items() if queue.workers)
+        for name in served:
+            self._logged.pop(name, None)
+        waiting: dict[str, int] = {}
+        for name, queue in found.items():
+            if queue.workers or queue.paused is not None or not queue.waiting:
+                self._since.pop(name, None)
+            elif self._waits_for_long(name, now) and (shown := _shown(name)) not in served:
+                waiting[shown] = waiting.get(shown, 0) + queue.waiting
+        self._log({name: n for name, n in waiting.items() if name not in self._logged}, served, now)
+
+    def _waits_for_long(self, name: str, now: float) -> bool:
+        since = self._since.get(name)
+        if since is None:
+            if len(self._since) < REMEMBERED:
+                self._since[name] = now
+            return False
+        return now - since >= GRACE
+
+    def _log(self, new: Mapping[str, int], served: Iterable[str], now: float) -> None:
+        if now >= self._period_ends:
+            self._period_ends, self._lines, self._compared = now + PERIOD, 0, 0
+        for name, waiting in new.items():
+            if len(self._logged) >= REMEMBERED:
+                break
+            self._logged[name] = None
+            if self._lines < LINES:
+                self._lines += 1
+                known = list(islice(served, COMPARED - self._compared))
+                self._compared += len(known)
+                _log_one(name, waiting, known)
+            else:
+                self._left_out += 1
+        if self._left_out and now >= self._sum_up_at:
+            logger.warning(
+                "queue.unserved: tasks wait in %d more queues and no worker serves them; `worqr queues` lists them",
+                self._left_out,
+                extra={"queues": self._left_out},
+            )
+            self._left_out, self._sum_up_at = 0, now + PERIOD
+
+
+def _shown(name: str) -> str:
+    """What people call the queue of this shard."""
+    return QueueKeys.of("", name).shown if name.startswith("{") else name
+
+
+def _log_one(name: str, waiting: int, known: list[str]) -> None:
+    keys = QueueKeys.of("", name)
+    if keys.failures:
+        hint, remedy = "", f"a worker that serves {keys.queue!r} and has a failure handler for it"
+    else:
+        hint, remedy = did_you_mean(name, known), "a worker that declares it"
+    logger.warning(
+        "queue.unserved: %s in queue %r and no worker serves it%s Start %s, or delete the queue.",
+        "1 task waits" if waiting == 1 else f"{waiting:,} tasks wait",
+        name,
+        f"; {hint}" if hint else ".",
+        remedy,
+        extra={"queue": name, "waiting": waiting},
+    )
