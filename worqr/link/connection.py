@@ -327,8 +327,8 @@ def _login(settings: LinkSettings, address: Address, *, sentinel: bool) -> list[
         who = (address.username, address.password)
     else:
         who = (address.password,) if address.password else ()
-    select = [("SELECT", str(address.db))] if address.db else []
-    return [("AUTH", *who), *select] if who else select
+    login: list[tuple[str, ...]] = [("AUTH", *who)] if who else []
+    return [*login, ("SELECT", str(address.db))] if address.db else login
 
 
 def _enter(wire: Wire, login: list[tuple[str, ...]]) -> None:

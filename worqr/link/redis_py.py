@@ -40,7 +40,7 @@ class RedisPy:
 
             def _wrap_socket_with_ssl(self, sock: Any) -> Any:
                 sock.settimeout(self.socket_connect_timeout)
-                wrapped: Any = super()._wrap_socket_with_ssl(sock)  # pyright: ignore[reportUnknownMemberType]
+                wrapped: Any = super()._wrap_socket_with_ssl(sock)  # type: ignore[no-untyped-call]  # pyright: ignore[reportUnknownMemberType]
                 wrapped.settimeout(self.socket_timeout)
                 return wrapped
 

@@ -196,7 +196,9 @@ class Topology:
         if refusals and len(refusals) == len(errors):
             raise refusals[0]
         errors.sort(key=is_unknown_host)  # that a name is unknown is the reason only if none of them is known
-        raise Unavailable(str(errors[0]) if errors else "the link was closed") from (errors or [None])[0]
+        if not errors:
+            raise Unavailable("the link was closed")
+        raise Unavailable(str(errors[0])) from errors[0]
 
     def _whom_to_ask(self) -> Sequence[Endpoint | None]:
         """None: over the connection that stands; then the nodes in any order, then those we were told at first."""
