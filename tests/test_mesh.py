@@ -19,6 +19,7 @@ import trio
 
 import worqr
 from tests.children import Child
+from tests.leaks import dump
 from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - fixtures
 from tests.peer.tools import Runs, at_most, eventually, serving, until
 from tests.servers import Server
@@ -290,6 +291,36 @@ async def test_a_wrong_password_is_refused_at_once(guarded_server: Server, caplo
     assert "pa55" not in caplog.text
     async with worqr.Mesh(f"redis://:{SECRET.replace(':', '%3A')}@127.0.0.1:{port}").connect():
         pass
+
+
+async def test_a_producer_writes_nothing_into_a_mesh_of_another_wire_version(
+    mesh: worqr.Mesh, server: Server, prefix: str
+) -> None:
+    """However it comes; and once it is connected it pays no more for it."""
+    client = server.client()
+    client.set(f"{{{prefix}}}:version", "2")
+    before = dump(client, prefix)
+
+    def blocking() -> None:
+        mesh.blocking.queue("Q1").enqueue(b"a")
+
+    async def connected() -> None:
+        async with mesh.connect():
+            await mesh.queue("Q1").enqueue(b"a")
+
+    for produce in (connected, partial(trio.to_thread.run_sync, blocking)):
+        with pytest.raises(
+            worqr.WrongVersion, match=rf"'{prefix}' on this server speaks wire version 2, this worqr speaks 1"
+        ):
+            await produce()
+    with pytest.raises(worqr.WrongVersion):
+        await trio.to_thread.run_sync(asyncio.run, connected())
+    assert dump(client, prefix) == before
+    client.delete(f"{{{prefix}}}:version")
+    await trio.to_thread.run_sync(blocking)  # on an empty mesh, and the same connection
+    await connected()
+    assert not client.exists(f"{{{prefix}}}:version"), "workers say which it is"
+    await trio.to_thread.run_sync(mesh.blocking.close)
 
 
 async def test_a_mesh_of_another_wire_version_cannot_be_joined(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
