@@ -760,8 +760,8 @@ async def test_a_missing_right_is_one_clear_error_when_connecting_or_at_the_call
     await refused(without(rules, "+llen"), "refused enqueue: .*(in script|executing the script).*" + log)
     await refused(without(rules, "~worqr:{*}*:counts"), "refused enqueue: .*key.*" + log)
     await refused(["reset", "on", ">secret"], "refused (list_shards|to load)")
-    await refused(rules, "refuses us: .*select.*check the rights of the user", url_end="/1")
-    await refused(["reset", "off", ">secret"], "refuses us: .*check user and password")
+    await refused(rules, "refused the connection: .*select.*check the rights of the user", url_end="/1")
+    await refused(["reset", "off", ">secret"], "refused the connection: .*check user and password")
     assert users.denied() != []
 
 

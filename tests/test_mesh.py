@@ -19,6 +19,7 @@ import trio
 
 import worqr
 from tests.children import Child
+from tests.leaks import dump
 from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - fixtures
 from tests.peer.tools import Runs, at_most, eventually, serving, until
 from tests.servers import Server
@@ -232,17 +233,17 @@ async def refused(mesh: worqr.Mesh, error: type[Exception], words: str, within: 
         ("localhost:6379", "must begin with redis://"),
         (
             "redis://localhost/?socket_timeout=3",
-            "unknown option 'socket_timeout'; redis:// takes db. Options of redis-py's client do not belong into the URL",
+            "unknown URL option 'socket_timeout' in .*; redis:// accepts: db. Options of redis-py's client do not belong into",
         ),
         (
             "redis://localhost/?ssl_ca_certs=ca.pem",
-            "unknown option 'ssl_ca_certs': it is for TLS, so write rediss:// instead of redis://",
+            "unknown URL option 'ssl_ca_certs' in .*: it is for TLS, so write rediss:// instead of redis://",
         ),
         (
             "redis+cluster://localhost/?ssl_ca_certs=ca.pem",
             "so write rediss\\+cluster:// instead of redis\\+cluster://",
         ),
-        ("unix:///tmp/x?ssl_ca_certs=ca.pem", "unknown option 'ssl_ca_certs': a unix socket has no TLS"),
+        ("unix:///tmp/x?ssl_ca_certs=ca.pem", "unknown URL option 'ssl_ca_certs' in .*: a unix socket has no TLS"),
         (
             "redis://localhost/?sentinel_username=a",
             "it is for Sentinels, so write redis\\+sentinel:// instead of redis://",
@@ -292,6 +293,36 @@ async def test_a_wrong_password_is_refused_at_once(guarded_server: Server, caplo
         pass
 
 
+async def test_a_producer_writes_nothing_into_a_mesh_of_another_wire_version(
+    mesh: worqr.Mesh, server: Server, prefix: str
+) -> None:
+    """However it comes; and once it is connected it pays no more for it."""
+    client = server.client()
+    client.set(f"{{{prefix}}}:version", "2")
+    before = dump(client, prefix)
+
+    def blocking() -> None:
+        mesh.blocking.queue("Q1").enqueue(b"a")
+
+    async def connected() -> None:
+        async with mesh.connect():
+            await mesh.queue("Q1").enqueue(b"a")
+
+    for produce in (connected, partial(trio.to_thread.run_sync, blocking)):
+        with pytest.raises(
+            worqr.WrongVersion, match=rf"'{prefix}' on this server speaks wire version 2, this worqr speaks 1"
+        ):
+            await produce()
+    with pytest.raises(worqr.WrongVersion):
+        await trio.to_thread.run_sync(asyncio.run, connected())
+    assert dump(client, prefix) == before
+    client.delete(f"{{{prefix}}}:version")
+    await trio.to_thread.run_sync(blocking)  # on an empty mesh, and the same connection
+    await connected()
+    assert not client.exists(f"{{{prefix}}}:version"), "workers say which it is"
+    await trio.to_thread.run_sync(mesh.blocking.close)
+
+
 async def test_a_mesh_of_another_wire_version_cannot_be_joined(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
     server.client().set(f"{{{prefix}}}:version", "2")
     with pytest.raises(worqr.WrongVersion, match=r"2.*1"):
@@ -315,7 +346,7 @@ async def test_enqueueing_while_the_server_is_away(
         await q.enqueue(b"a")
         own_server.stop()
         start = time.monotonic()
-        with pytest.raises(worqr.Unavailable, match=r"enqueue waited 2\.0 s, it was withdrawn") as caught:
+        with pytest.raises(worqr.Unavailable, match=r"enqueue waited 2\.0 s and was withdrawn") as caught:
             await q.enqueue(b"b")
             await q.enqueue(b"b")
         assert caught.value.sent is False

@@ -231,7 +231,7 @@ async def test_an_encrypted_key(tls: TlsServer, caplog: pytest.LogCaptureFixture
 async def test_a_server_of_an_unknown_authority_is_refused(tls: TlsServer) -> None:
     for changes in ({"ssl_ca_certs": "stranger.pem"}, {"ssl_ca_certs": None}, {"ssl_cert_reqs": "optional"}):
         said = await refused(tls.address(**{"ssl_ca_certs": "stranger.pem", **changes}))
-        assert said.startswith(f"the server at rediss://127.0.0.1:{tls.tls_port}/0 refuses us: ")
+        assert said.startswith(f"the server at rediss://127.0.0.1:{tls.tls_port}/0 refused the connection: ")
         assert "CERTIFICATE_VERIFY_FAILED" in said
         assert said.endswith("; name the certificate authority: rediss://...?ssl_ca_certs=/path/to/ca.pem")
 
@@ -363,9 +363,35 @@ async def test_a_server_that_comes_back_as_somebody_else_is_not_spoken_to(
 # Where no TLS is spoken, or nothing else
 
 
-async def test_a_plain_url_at_a_tls_port_is_not_there(tls: TlsServer) -> None:
-    said = await refused(f"redis://127.0.0.1:{tls.tls_port}/0", worqr.Unavailable, patience=1)
-    assert "has not been there" in said
+async def test_a_plain_url_at_a_tls_port_is_told_to_be_rediss(tls: TlsServer) -> None:
+    for user in ("", "ada:hunter2@"):
+        said = await refused(f"redis://{user}127.0.0.1:{tls.tls_port}/0")
+        assert said.endswith(" speaks TLS at this port, and hung up without it; write rediss:// instead of redis://")
+
+
+async def test_a_tls_url_at_a_plain_port_is_told_to_be_redis(own_server: Server) -> None:
+    said = await refused(own_server.tcp_url.replace("redis://", "rediss://"))
+    assert "speaks no TLS at this port (it replied '+PONG' in plain text); write redis:// instead of rediss://" in said
+
+
+async def test_a_tls_server_that_restarts_is_not_asked_whether_it_speaks_tls(
+    own_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a connection stood before, who hangs up is a server, or a proxy, that is just not there."""
+    asked: list[object] = []
+    monkeypatch.setattr("worqr.link.connection.speaks_tls", asked.append)
+    mesh = mesh_at(own_server.tcp_url)
+    async with mesh.connect():
+        own_server.stop()
+        hanging_up = socket.create_server(("127.0.0.1", own_server.port))
+        thread = threading.Thread(target=lambda: hanging_up.accept()[0].close())
+        thread.start()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(mesh.queue("Q1").enqueue, b"a")
+            await trio.to_thread.run_sync(thread.join)
+            hanging_up.close()
+            await trio.to_thread.run_sync(own_server.start)
+    assert asked == []
 
 
 async def test_a_port_that_answers_something_else_is_refused() -> None:

@@ -19,7 +19,17 @@ from worqr import ops
 from worqr.embedded import EmbeddedServer, shared_server
 from worqr.errors import Unavailable, UsageError
 from worqr.keys import RegistryKeys
-from worqr.link import Link, LinkSettings, answer_timeout, loop_here, loop_name_here, mailbox_here, run_blocking
+from worqr.link import (
+    DEFAULT,
+    GIVEN,
+    Link,
+    LinkSettings,
+    answer_timeout,
+    loop_here,
+    loop_name_here,
+    mailbox_here,
+    run_blocking,
+)
 from worqr.peer.children.naming import refuse_while_importing
 from worqr.sharding import Sharding
 
@@ -327,7 +337,17 @@ def _end(connection: Connection) -> None:
 
 def _url(mesh: Mesh[Any]) -> str:
     refuse_while_importing("connection")
-    return mesh.url or os.environ.get("WORQR_URL") or os.environ.get("REDIS_URL") or "redis://localhost:6379/0"
+    url = mesh.url or os.environ.get("WORQR_URL") or os.environ.get("REDIS_URL") or "redis://localhost:6379/0"
+    if url == EMBEDDED and mesh.credentials is not None:
+        raise UsageError("the embedded server has no users: remove credentials=, or name a server")
+    return url
+
+
+def _source(mesh: Mesh[Any]) -> str:
+    """Where the URL comes from, for messages."""
+    if mesh.url:
+        return GIVEN
+    return next((name for name in ("WORQR_URL", "REDIS_URL") if os.environ.get(name)), DEFAULT)
 
 
 def _connection(mesh: Mesh[Any], link: Link, server: AbstractContextManager[EmbeddedServer] | None) -> Connection:
@@ -336,7 +356,15 @@ def _connection(mesh: Mesh[Any], link: Link, server: AbstractContextManager[Embe
 
 def _settings(mesh: Mesh[Any], url: str) -> LinkSettings:
     slowest = 0.0 if mesh.keepalive is None else answer_timeout(mesh.keepalive)
-    return LinkSettings(url, prefix=mesh.prefix, app=mesh.app, patience=mesh.patience, slowest=slowest)
+    return LinkSettings(
+        url,
+        prefix=mesh.prefix,
+        app=mesh.app,
+        patience=mesh.patience,
+        slowest=slowest,
+        source=_source(mesh),
+        credentials=mesh.credentials,
+    )
 
 
 async def _start(server: AbstractContextManager[EmbeddedServer]) -> str:

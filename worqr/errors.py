@@ -34,7 +34,9 @@ class PayloadTooLarge(UsageError):
 
 
 class Unavailable(WorqrError):
-    """The server could not be reached, or did not answer, within ``patience``.
+    """The server could not be reached, or did not answer, within ``patience``. The message has the cause and the remedy.
+
+    Raised at once if the host name of the first connection does not resolve.
 
     Attributes:
         sent: False if the request was never written (it was withdrawn and has no effect), None if it was on its way
@@ -49,9 +51,10 @@ class Unavailable(WorqrError):
 
 
 class RefusedByServer(WorqrError):
-    """The server answers, but will not let us work: wrong password, missing rights, too old, a foreign key type.
+    """The server rejected the connection or the request: authentication failed, a permission is missing, protected mode is on, a
+    key has another type. Also: something else answers at its port.
 
-    Waiting does not help. The message holds the server's own words (never a payload or a password) and the remedy.
+    Waiting does not help. The message has the server's own words (never a payload or a password) and the remedy.
     """
 
 

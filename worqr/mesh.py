@@ -20,7 +20,7 @@ from worqr.cron import Schedule
 from worqr.errors import UsageError, did_you_mean
 from worqr.job import Job
 from worqr.keys import QueueKeys, RegistryKeys, check_name
-from worqr.link import Link
+from worqr.link import Credentials, GivenCredentials, Link, checked_credentials
 from worqr.looking import all_infos
 from worqr.options import check_replicas
 from worqr.peer.late import serving_late
@@ -89,6 +89,8 @@ class Mesh(Registry, Generic[S]):
             ``current().state`` there. Like the functions, it is found by its name, so it stands at the top of a module.
         runs_in: where ``async def`` handlers run unless they have a ``runs_in`` of their own. ``"loop"``: on the peer's Trio
             loop; ``"asyncio"``: on an asyncio loop, in a thread of the peer. Plain functions run in threads.
+        credentials: a function that returns ``(username, password)``, or a ``CredentialProvider`` of redis-py. It is called for
+            each new connection, in the thread that connects, and may block; several connections may call it at once.
     """
 
     def __init__(
@@ -108,9 +110,11 @@ class Mesh(Registry, Generic[S]):
         process_lifespan: Callable[[], AbstractContextManager[object]] | None = None,
         runs_in: AsyncRunsIn = "loop",
         asyncio_lifespan: Callable[[], AbstractAsyncContextManager[object]] | None = None,
+        credentials: GivenCredentials | None = None,
     ) -> None:
         super().__init__()
         self.url: str | None = checked_url(url)
+        self.credentials: Credentials | None = checked_credentials(credentials, self.url)
         self.prefix: str = check_name(prefix, "prefix")
         self.app = app
         self.patience: float = checked_patience(patience)
@@ -118,12 +122,10 @@ class Mesh(Registry, Generic[S]):
         self.stall_limit: float = seconds(stall_limit, "stall_limit", positive=True)
         self.max_payload: int = check_count(max_payload, "max_payload")
         self.replicas: int = check_replicas(replicas)
-        self.lifespan = lifespan
+        self.lifespan, self.asyncio_lifespan = lifespan, asyncio_lifespan
         self.middleware: tuple[Middleware, ...] = checked_middleware(middleware)
         self.runs_in: AsyncRunsIn = check_default_place(runs_in)
-        self.around_thread = around_thread
-        self.process_lifespan = process_lifespan
-        self.asyncio_lifespan = asyncio_lifespan
+        self.around_thread, self.process_lifespan = around_thread, process_lifespan
         for name in ("lifespan", "asyncio_lifespan", "around_thread", "process_lifespan"):
             check_lifespan(name, getattr(self, name))
         self.sender: Sender = Sender(self)
@@ -145,8 +147,9 @@ class Mesh(Registry, Generic[S]):
 
         Raises:
             UsageError: no loop runs here; the URL is wrong, or there is no server for ``embedded:``.
-            RefusedByServer: wrong password or rights; WrongVersion: a server older than Redis 7.0 or Valkey 7.2.
-            Unavailable: nothing answered within `patience`.
+            RefusedByServer: wrong password or rights, protected mode, something else at the port.
+            WrongVersion: a server older than Redis 7.0 or Valkey 7.2; the mesh on it has another wire version.
+            Unavailable: nothing answered within `patience`; at once, if the host name does not resolve.
         """
         async with self.connections.open(self):
             yield

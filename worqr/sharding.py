@@ -62,6 +62,7 @@ class Sharding:
         """Ask what is known of all queues.
 
         Raises:
+            WrongVersion: the mesh has another wire version. It is the first request of a connection: nothing was written.
             RefusedByServer, Unavailable: as any request.
         """
         self._believe(await self._link.call(ops.list_shards(self._keys)))

@@ -18,6 +18,7 @@ import worqr
 from tests.children import ROOT
 from tests.cli.conftest import Answer, Command
 from tests.peer.tools import eventually
+from tests.servers import Server
 
 Beside = Callable[..., Awaitable[Answer]]
 
@@ -352,3 +353,14 @@ def test_who_may_not_look_is_told_nothing(cli: Command, mesh: worqr.Mesh, monkey
     monkeypatch.setattr(worqr.Queue, "info", refuse)
     assert cli("enqueue", "mails", "x") == Answer(0, "1 enqueued\n", "")
     assert len(waiting(mesh, "mails")) == 1
+
+
+def test_nothing_is_put_into_a_mesh_of_another_wire_version(cli: Command, server: Server, prefix: str) -> None:
+    client = server.client()
+    client.set(f"{{{prefix}}}:version", "2")
+    for arguments in (("enqueue", "mails", "a"), ("dispatch", "mails", "a"), ("call", "send", "n=1"), ("queues",)):
+        answer = cli(*arguments)
+        assert answer.code == 1
+        assert "speaks wire version 2, this worqr speaks 1" in answer.err
+    assert client.keys(f"*{prefix}*") == [f"{{{prefix}}}:version".encode()]
+    client.delete(f"{{{prefix}}}:version")

@@ -113,7 +113,10 @@ async def test_one_seed_is_enough_whichever_it_is(cluster: Cluster, link_to: Lin
 
 async def test_nobody_answers(link_to: LinkTo) -> None:
     link = await link_to("redis+cluster://127.0.0.1:1,127.0.0.1:2", ready=False, patience=0.5)
-    with pytest.raises(Unavailable, match=r"no node of redis\+cluster://127\.0\.0\.1:1,127\.0\.0\.1:2 answers"):
+    with pytest.raises(
+        Unavailable,
+        match=r"^Could not connect to redis\+cluster://127\.0\.0\.1:1,127\.0\.0\.1:2.*refused",
+    ):
         await link.wait_ready()
     with pytest.raises(Unavailable) as caught:
         await link.call(echo("a"))

@@ -432,7 +432,9 @@ async def test_a_slot_that_nobody_has_is_waited_for(fakes: Fakes, link_to: LinkT
     fakes.give((HALVES[1], first))
     link = await link_to(fakes.url)
     await link.call(append("t", "x", HIGH))
-    with pytest.raises(Unavailable, match="no node of .* is known to have the slot; append waited 0.2 s") as caught:
+    with pytest.raises(
+        Unavailable, match="No node of .* is known to have the slot. The request append waited 0.2 s"
+    ) as caught:
         await link.call(append("t", "x", LOW), patience=0.2)
     assert caught.value.sent is False
     outcomes = Outcomes()
@@ -635,7 +637,7 @@ async def test_one_node_that_refuses_us_costs_its_own_queues_only(fakes: Fakes, 
     fakes.give((HALVES[0], first), (HALVES[1], second))
     link = await link_to(fakes.url)
     await link.call(append("t", "x", HIGH))
-    with pytest.raises(Unavailable, match=r"refuses us: .*check user and password"):
+    with pytest.raises(Unavailable, match=r"check user and password"):
         await link.call(append("t", "x", LOW), patience=1)
     await link.call(append("t", "x", HIGH))
 

@@ -205,7 +205,7 @@ async def test_a_call_while_nobody_is_there_is_withdrawn_in_time(
     await notice(link)
     began = time.monotonic()
     with pytest.raises(
-        Unavailable, match=r"has not been there for .* append waited 0\.3 s, it was withdrawn"
+        Unavailable, match=r"^No connection to .* for .*The request append waited 0\.3 s and was withdrawn\.$"
     ) as caught:
         await link.call(append(prefix, "withdrawn"), patience=0.3)
     assert caught.value.sent is False

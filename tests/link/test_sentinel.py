@@ -139,7 +139,9 @@ async def test_nobody_there_at_the_start_ends_with_patience_and_who_comes_later_
     late = says(server)
     late.close()
     link = await link_to(late.url, ready=False, patience=1)
-    with pytest.raises(Unavailable, match=rf"the server at redis\+sentinel://.*127\.0\.0\.1:{late.port}.*refused"):
+    with pytest.raises(
+        Unavailable, match=rf"Could not connect to redis\+sentinel://.*127\.0\.0\.1:{late.port}.*refused"
+    ):
         await link.wait_ready()
     late.open()
     await until(lambda: link.connections == 1)

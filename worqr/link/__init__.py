@@ -4,6 +4,7 @@
 
 * `settings`, `tls`, `checks`, `faults`: an address, its certificates, a server, an error, each turned into something we can
   decide on;
+* `reasons`, `strangers`, `credentials`: why a server cannot be reached, what else is at its port, and who logs in;
 * `connection`: one checked connection that raises nothing but our own errors;
 * `request`, `backlog`: calls on their way, in their order; pure;
 * `exchange`, `uplink`, `pipe`: a batch, the connection it goes over, the thread that does it;
@@ -13,17 +14,22 @@
 """
 
 from worqr.link.clocks import boottime
+from worqr.link.credentials import Credentials, GivenCredentials
 from worqr.link.heart import Heart, answer_timeout
 from worqr.link.link import Link
 from worqr.link.loops import loop_here, loop_name_here, mailbox_here
 from worqr.link.mailbox import Mailbox, Signal, TrioMailbox, Waiter
 from worqr.link.request import Owner, Request
-from worqr.link.settings import Address, LinkSettings
+from worqr.link.settings import DEFAULT, GIVEN, Address, LinkSettings, checked_credentials
 from worqr.link.subscriptions import Subscription, Subscriptions
 from worqr.link.threads import ThreadMailbox, run_blocking
 
 __all__ = [
+    "DEFAULT",
+    "GIVEN",
     "Address",
+    "Credentials",
+    "GivenCredentials",
     "Heart",
     "Link",
     "LinkSettings",
@@ -38,6 +44,7 @@ __all__ = [
     "Waiter",
     "answer_timeout",
     "boottime",
+    "checked_credentials",
     "loop_here",
     "loop_name_here",
     "mailbox_here",

@@ -25,6 +25,7 @@ from worqr.link.backlog import Backlog
 from worqr.link.dialect import slot_of
 from worqr.link.mailbox import Mailbox, Waiter, wake_all
 from worqr.link.pipe import Pipe, Posted, give_up
+from worqr.link.reasons import is_unknown_host
 from worqr.link.request import Numbers, Request, fail_all
 from worqr.link.scribe import Scribe
 from worqr.link.settings import Endpoint, LinkSettings
@@ -269,10 +270,11 @@ class ClusterPipes:
         self._fail(tired, Unavailable(self._outage()))
 
     def looked(self, error: WorqrError | None) -> None:
-        if error is not None and not isinstance(error, Unavailable):  # every node refuses us
+        unknown = error is not None and is_unknown_host(error) and not self.topology.view.primaries
+        if error is not None and (unknown or not isinstance(error, Unavailable)):  # no node will ever let us in
             with self._lock:
                 waiters, self._ready_waiters = [waiter for waiter, _ in self._ready_waiters], []
-            self._fail(waiters, error)
+            self._fail(waiters, Unavailable(self._outage()) if unknown else error)
         self.meanwhile()
         if error is None:
             self._leave_lobby()
@@ -302,8 +304,8 @@ class ClusterPipes:
         """For the message of an Unavailable."""
         cluster = self._settings.address.redacted
         if self.topology.view.primaries:
-            return f"no node of {cluster} is known to have the slot"
-        return f"no node of {cluster} answers ({self.topology.why or 'none was asked yet'})"
+            return f"No node of {cluster} is known to have the slot."
+        return self.topology.outage.text(time.monotonic())
 
     def _fail(self, waiters: Collection[Waiter], error: WorqrError) -> None:
         if waiters:

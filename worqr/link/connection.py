@@ -23,18 +23,21 @@ from typing import Any, Final, Protocol, cast
 
 import hiredis
 
-from worqr.errors import Unavailable, WorqrError
+from worqr.errors import RefusedByServer, Unavailable, WorqrError
 from worqr.link.checks import INFO_SECTIONS, Facts, check_facts
 from worqr.link.faults import Lost, Refused, loss, refusal, refused_at_the_door
+from worqr.link.reasons import cause_of
 from worqr.link.redis_py import redis_py
-from worqr.link.routes import Route
+from worqr.link.routes import Fixed, Route
 from worqr.link.settings import Address, Endpoint, LinkSettings
-from worqr.link.tls import check_tls_files
+from worqr.link.strangers import no_server, plain_reply, speaks_tls
+from worqr.link.tls import check_tls_files, is_silent_handshake
 from worqr.lua import Script
 
 MOVED = "the primary is another server now"
 _PROTOCOL = 2
 _SLICE: Final = 0.1  # seconds: how late an expiry may be noticed while the server is silent
+_HEARD = 200  # bytes of something that is no reply
 _JOINED = 64 * 1024  # bytes: smaller pieces are sent together
 _PIECE = (
     256 * 1024
@@ -164,7 +167,11 @@ class Wire:
         return refused
 
     def exchange(self, commands: Sequence[tuple[bytes | str, ...]]) -> list[Any]:
-        """Some commands at once, and their replies in order. A refusal is a reply here; raises `Lost`."""
+        """Some commands at once, and their replies in order. A refusal is a reply here; raises `Lost`.
+
+        Raises:
+            Refused: it was all that the server said before it hung up, as in protected mode.
+        """
         self.send([pack(command) for command in commands])
         replies: list[Any] = []
         for _ in commands:
@@ -172,7 +179,16 @@ class Wire:
                 replies.append(self.read())
             except Refused as refused:
                 replies.append(refused)
+            except Lost:
+                if replies and all(isinstance(reply, Refused) for reply in replies):
+                    raise replies[0] from replies[0].__cause__
+                raise
         return replies
+
+    def heard(self) -> bytes:
+        """Return the beginning of what came last, as far as redis-py still has it; for messages about what is no reply."""
+        buffer: object = getattr(getattr(self._raw, "_parser", None), "_buffer", b"")
+        return bytes(buffer[:_HEARD]).partition(b"\0")[0] if isinstance(buffer, bytearray) else b""
 
     def interrupt(self) -> None:
         """From another thread: whoever reads or writes gets an error at once. Closing is left to that thread.
@@ -213,6 +229,7 @@ def open_connection(
     on_silence: Callable[[], None] | None = None,
     replica: bool = False,
     sentinel: bool = False,
+    first: bool = False,
 ) -> Wire:
     """Connect, authenticate, check the server and load those scripts that it does not have.
 
@@ -225,16 +242,19 @@ def open_connection(
         on_silence: see `Wire`; in force from the first answer on. Before it we look whether the route leads elsewhere by now.
         replica: a replica will do.
         sentinel: it is a Sentinel, where other users are known, and nothing is checked.
+        first: nothing has ever answered there: if nothing does, find out whether it is TLS that is missing, or too much.
 
     Raises:
-        UsageError: a file that the URL names for TLS cannot be used; nothing was sent.
+        UsageError: a file that the URL names for TLS cannot be used, or what `credentials` returned; nothing was sent.
         RefusedByServer, WrongVersion: waiting does not help.
         Unavailable: try again; the text is the cause alone.
     """
     if settings.address.kind == "tls":
         check_tls_files(dict(settings.address.tls), settings.address.redacted)
     endpoint = route.find(on_silence)
-    raw = _raw(settings, settings.address.of_sentinels if sentinel else settings.address, endpoint, timeout)
+    address = settings.address.of_sentinels if sentinel else settings.address
+    login = _login(settings, address, sentinel=sentinel)
+    raw = _raw(settings, address, endpoint, timeout)
     wire = Wire(raw, timeout or settings.socket_timeout, endpoint)
     wire.on_silence = partial(_while_silent, route, endpoint, on_silence)
     try:
@@ -242,6 +262,7 @@ def open_connection(
         if settings.address.kind == "tls":
             with suppress(BlockingIOError):
                 wire.read_nowait()  # why the server refuses our certificate, lost once we have written to what it has closed
+        _enter(wire, login)
         if sentinel:
             wire.exchange([("CLIENT", "SETNAME", settings.client_name(purpose))])
         else:
@@ -249,7 +270,7 @@ def open_connection(
     except BaseException as exc:
         wire.close()
         route.doubt()
-        error = _why_not(exc, route.name)
+        error = _stranger(wire, exc, settings, route.name, first=first) or _why_not(exc, settings, route, endpoint)
         if error is None:
             raise
         raise error from exc
@@ -263,14 +284,58 @@ def _while_silent(route: Route, endpoint: Endpoint, on_silence: Callable[[], Non
         on_silence()
 
 
-def _why_not(error: BaseException, name: str) -> WorqrError | None:
+def _why_not(error: BaseException, settings: LinkSettings, route: Route, endpoint: Endpoint) -> WorqrError | None:
     """Our own error for what ended the attempt to connect; None: it is one already, or none of the server's."""
-    if isinstance(error, Lost):
-        refused = refused_at_the_door(error.__cause__, name) if error.__cause__ else None
-        return refused or Unavailable(error.cause)
+    ours = settings.credentials is not None
+    if isinstance(error, Lost | Refused):
+        refused = refused_at_the_door(error.__cause__, route.name, ours=ours) if error.__cause__ else None
+        return refused or Unavailable(str(error))
+    if cause := cause_of(error, endpoint):
+        return Unavailable(cause if isinstance(route, Fixed) else f"{endpoint}: {cause}")
     if isinstance(error, redis_py().errors):
-        return refused_at_the_door(error, name) or Unavailable(loss(error).cause)
+        return refused_at_the_door(error, route.name) or Unavailable(loss(error).cause)
     return None
+
+
+def _stranger(
+    wire: Wire, error: BaseException, settings: LinkSettings, name: str, *, first: bool
+) -> RefusedByServer | None:
+    """The error for something that is no server, or speaks TLS where none is expected, or none where it is."""
+    if isinstance(error.__cause__, redis_py().exceptions.InvalidResponse):
+        return RefusedByServer(no_server(name, wire.heard(), str(error)))
+    kind = settings.address.kind
+    if not first or kind == "unix":
+        return None
+    if kind == "tls" and is_silent_handshake(error) and (reply := plain_reply(wire.endpoint)):
+        return RefusedByServer(
+            f"the server at {name} speaks no TLS at this port (it replied {reply!r} in plain text); write redis:// instead of "
+            "rediss://"
+        )
+    hung_up = isinstance(error, Lost) and error.__cause__ is not None and not wire.heard()
+    if kind == "tcp" and hung_up and speaks_tls(wire.endpoint):
+        return RefusedByServer(
+            f"the server at {name} speaks TLS at this port, and hung up without it; write rediss:// instead of redis://"
+        )
+    return None
+
+
+def _login(settings: LinkSettings, address: Address, *, sentinel: bool) -> list[tuple[str, ...]]:
+    """The commands with which a connection begins, if any."""
+    if settings.credentials is not None and not sentinel:
+        who = settings.credentials.get(address.redacted)
+    elif address.username:
+        who = (address.username, address.password)
+    else:
+        who = (address.password,) if address.password else ()
+    login: list[tuple[str, ...]] = [("AUTH", *who)] if who else []
+    return [*login, ("SELECT", str(address.db))] if address.db else login
+
+
+def _enter(wire: Wire, login: list[tuple[str, ...]]) -> None:
+    """Log in, and choose the database. Raises `Lost`, `Refused`."""
+    for reply in wire.exchange(login) if login else ():
+        if isinstance(reply, Refused):
+            raise reply from reply.__cause__
 
 
 def _greet(wire: Wire, client_name: str, name: str, scripts: Iterable[Script], *, replica: bool) -> list[Script]:
@@ -293,9 +358,6 @@ def _greet(wire: Wire, client_name: str, name: str, scripts: Iterable[Script], *
 
 def _raw(settings: LinkSettings, address: Address, endpoint: Endpoint, timeout: float | None) -> _Raw:
     options: dict[str, Any] = {
-        "db": address.db,
-        "username": address.username or None,
-        "password": address.password or None,
         "socket_connect_timeout": min(timeout or settings.connect_timeout, settings.connect_timeout),
         "socket_timeout": timeout or settings.socket_timeout,
         "decode_responses": False,

@@ -50,6 +50,8 @@ _WRAPPED = re.compile(rf"(?:^|[\s:])-({'|'.join(_KINDS)})\b")
 _ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
 _SCRIPT_PLACE = re.compile(r"\s*script:[ 0-9a-f,]*on @user_script:\d+\.?")
 _DENIED = re.compile(r"ACL failure in script|The user executing the script can't ")
+_PASSWORD = "check user and password in its URL"  # noqa: S105 - not one
+_PROTECTED = "give the server a password (requirepass) and put it into the URL, as redis://:PASSWORD@HOST:PORT/0"
 _LONGEST_TEXT = 300  # more than any of the server's own messages; a payload that got in is cut
 
 
@@ -113,19 +115,21 @@ def loss(error: BaseException) -> Lost:
     return Lost(f"{word} {text}" if word else text, innocent=innocent)
 
 
-def refused_at_the_door(error: BaseException, address: str) -> WorqrError | None:
-    """RefusedByServer, if what ended the attempt to connect is one that waiting does not mend; else None."""
+def refused_at_the_door(error: BaseException, address: str, *, ours: bool = False) -> WorqrError | None:
+    """RefusedByServer, if what ended the attempt to connect is one that waiting does not mend; else None.
+
+    `ours`: user and password come from the application's ``credentials=``, not from the URL.
+    """
     redis_errors = redis_py().exceptions
     if isinstance(error, redis_errors.AuthenticationError | redis_errors.AuthorizationError):
-        hint: str | None = "check user and password in its URL"
+        hint: str | None = "check what credentials= returns" if ours else _PASSWORD
     elif isinstance(error, redis_errors.ResponseError):
-        kind = refusal(error).kind
-        if kind in (Kind.DROP, Kind.HOLD):
+        if refusal(error).kind in (Kind.DROP, Kind.HOLD):
             return None
-        hint = "check the rights of the user and the database number"
+        hint = _PROTECTED if refusal(error).word == "DENIED" else "check the rights of the user and the database number"
     elif (hint := tls_hint(error)) is None:
         return None
-    return RefusedByServer(f"the server at {address} refuses us: {loss(error).cause}; {hint}")
+    return RefusedByServer(f"the server at {address} refused the connection: {loss(error).cause}; {hint}")
 
 
 def _clean(text: str) -> str:

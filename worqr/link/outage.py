@@ -11,10 +11,14 @@ import random
 import time
 from dataclasses import dataclass, field
 
+from worqr.errors import Unavailable, WorqrError
+from worqr.link.reasons import is_unknown_host, remedy_for
 from worqr.link.scribe import Scribe
+from worqr.link.settings import LinkSettings
 
 _FIRST_PAUSE = 0.05  # seconds before the third attempt in a row; the second is made at once
 _LONGEST_PAUSE = 1.0
+_WORTH_TELLING = 0.1  # seconds
 _REFUSED_PAUSE = 2.0  # a wrong password: trying often fills the server's log and mends nothing
 
 
@@ -28,27 +32,70 @@ def pause_after(attempts: int, *, refused: bool = False) -> float:
 
 @dataclass(slots=True)
 class Outage:
-    """At most one is open at a time. `attempts` in a row that failed; `cause`, the last one."""
+    """At most one is open at a time.
+
+    Attributes:
+        address: of the server, for messages.
+        since: when it began (monotonic); None: the server works.
+        cause, remedy: of the last attempt.
+        stood: there has been a connection.
+        answers: there is one, and the server replies that it cannot work.
+        attempts: that failed in a row.
+        next_try: not before (monotonic).
+    """
 
     scribe: Scribe
     logger: logging.Logger
     address: str
     since: float | None = None
     cause: str = ""
+    remedy: str = ""
+    stood: bool = False
+    answers: bool = False
     attempts: int = 0
     next_try: float = 0.0
     _told: bool = field(default=False)
 
-    def begin(self, cause: str, *, waiting: int = 0, quiet: bool = False) -> None:
-        """The server is not there, or still not. `quiet`: perhaps it only closed an idle connection; see first."""
+    def begin(
+        self, cause: str, *, waiting: int = 0, quiet: bool = False, remedy: str = "", answers: bool = False
+    ) -> None:
+        """The server cannot be used, or still not.
+
+        Args:
+            cause: why.
+            waiting: requests that are pending.
+            quiet: perhaps it only closed an idle connection; see first.
+            remedy: sentences about what to do.
+            answers: it is connected, and replies that it cannot work.
+        """
         now = time.monotonic()
         if self.since is None:
             self.since = now
-        self.cause = cause
+        self.cause, self.remedy, self.answers = cause.removesuffix("."), remedy, answers
         if not self._told and not quiet:
             self._told = True
-            text = "link.lost: the server at %s is not there (%s); trying until it is, %d requests wait"
-            self.scribe.log(self.logger, logging.WARNING, text, self.address, cause, waiting)
+            pending = f", {waiting} requests pending" if waiting or self.stood else ""
+            self.scribe.log(
+                self.logger, logging.WARNING, "link.lost: %s", f"{self._what()}; retrying{pending}.{self._hint()}"
+            )
+
+    def failed_to_connect(self, error: WorqrError, settings: LinkSettings, *, waiting: int) -> WorqrError | None:
+        """An attempt failed: wait before the next one. Requests wait for as long as they want.
+
+        Returns:
+            What to raise at once for those who are just connecting, because waiting does not help; None: they wait, too.
+        """
+        refused = not isinstance(error, Unavailable)
+        cause = str(error).removeprefix(f"the server at {self.address} refused the connection: ")
+        self.begin(cause, waiting=waiting, remedy=remedy_for(error, settings, stood=self.stood))
+        self.failed(refused=refused)
+        if refused:
+            return error
+        if self.stood or settings.clustered or not is_unknown_host(error):
+            return None  # a name that was known comes back; the nodes of a cluster name each other
+        unknown = Unavailable(self.text(time.monotonic()))
+        unknown.__cause__ = error.__cause__
+        return unknown
 
     def failed(self, *, refused: bool = False) -> None:
         """An attempt failed: wait before the next one."""
@@ -59,13 +106,22 @@ class Outage:
         """The server works again."""
         if self.since is not None and self._told:
             gone = time.monotonic() - self.since
-            self.scribe.log(
-                self.logger, logging.INFO, "link.back: the server at %s is back after %.1f s", self.address, gone
-            )
-        self.since, self.cause, self.attempts, self.next_try, self._told = None, "", 0, 0.0, False
+            self.scribe.log(self.logger, logging.INFO, "link.back: connected to %s after %.1f s", self.address, gone)
+        self.since, self.cause, self.remedy, self.attempts, self.next_try = None, "", "", 0, 0.0
+        self.answers = self._told = False
 
     def text(self, now: float) -> str:
-        """For the message of an Unavailable: which server, since when, why."""
+        """For the message of an Unavailable: which server, for how long, why, and what to do. Ends with a full stop."""
         if self.since is None:
-            return f"the server at {self.address} has not answered"
-        return f"the server at {self.address} has not been there for {now - self.since:.1f} s ({self.cause})"
+            return f"The server at {self.address} has not replied."
+        gone = now - self.since
+        what = self._what(f" for {gone:.1f} s" if gone >= _WORTH_TELLING else "", lost="no connection")
+        return f"{what[0].upper()}{what[1:]}.{self._hint()}"
+
+    def _what(self, how_long: str = "", *, lost: str = "lost connection") -> str:
+        if self.answers:
+            return f"the server at {self.address} has not been able to work{how_long}: {self.cause}"
+        return f"{lost if self.stood else 'could not connect'} to {self.address}{how_long}: {self.cause}"
+
+    def _hint(self) -> str:
+        return f" {self.remedy}" if self.remedy else ""

@@ -371,8 +371,8 @@ class Pipe:
 def give_up(late: Iterable[Request], orphans: Iterable[Request], outage: str) -> None:
     """Say why to those whose patience has ended, and to those whose owner is dead."""
     for request in late:
-        fate = "it was sent, and may have taken effect" if request.written else "it was withdrawn"
-        text = f"{outage}; {request.call.script.name} waited {request.patience:.1f} s, {fate}"
+        fate = "was sent and may have taken effect" if request.written else "was withdrawn"
+        text = f"{outage} The request {request.call.script.name} waited {request.patience:.1f} s and {fate}."
         request.error = Unavailable(text, sent=None if request.written else False)
     for request in orphans:
         name = request.owner.name if request.owner else ""

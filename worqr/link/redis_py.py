@@ -35,13 +35,22 @@ class RedisPy:
         from redis.maint_notifications import MaintNotificationsConfig
         from redis.retry import Retry
 
+        class TlsConnection(SSLConnection):
+            """The handshake has the timeout of connecting, not the longer one of an answer: without TLS a server is silent."""
+
+            def _wrap_socket_with_ssl(self, sock: Any) -> Any:
+                sock.settimeout(self.socket_connect_timeout)
+                wrapped: Any = super()._wrap_socket_with_ssl(sock)  # type: ignore[no-untyped-call]  # pyright: ignore[reportUnknownMemberType]
+                wrapped.settimeout(self.socket_timeout)
+                return wrapped
+
         self.exceptions: ModuleType = exceptions
         self.errors: tuple[type[Exception], ...] = (exceptions.RedisError, OSError)
         self.timeout: type[Exception] = exceptions.TimeoutError
         self.response_error: type[Exception] = exceptions.ResponseError
         self.connections: dict[str, Callable[..., Any]] = {
             "tcp": Connection,
-            "tls": SSLConnection,
+            "tls": TlsConnection,
             "unix": UnixDomainSocketConnection,
         }
         self.options: dict[str, Any] = {

@@ -24,6 +24,7 @@ from typing import Any, cast
 from worqr.errors import RefusedByServer, Unavailable, WorqrError
 from worqr.link.connection import Wire, open_connection
 from worqr.link.faults import Lost, Refused
+from worqr.link.reasons import is_unknown_host
 from worqr.link.routes import Fixed, Silence
 from worqr.link.scribe import Scribe
 from worqr.link.settings import Endpoint, LinkSettings
@@ -211,8 +212,15 @@ class SentinelRoute:
             self._blind_since = None
             return
         refusals = [error for error in errors if not isinstance(error, Unavailable)]
-        first = str((refusals or errors)[0]) if errors else "the link was closed"
-        self._error = refusals[0] if refusals and len(refusals) == len(errors) else Unavailable(first)
+        silent = sorted(
+            errors, key=is_unknown_host
+        )  # that a name is unknown is the reason only if none of them is known
+        first = str((refusals or silent)[0]) if errors else "the link was closed"
+        if refusals and len(refusals) == len(errors):
+            self._error = refusals[0]
+        else:
+            self._error = Unavailable(first)
+            self._error.__cause__ = None if refusals or not errors else silent[0]
         if self.primary is not None and self._blind_since is None and not self._ended.is_set():
             self._blind_since = time.monotonic()
             text = "link.blind: no Sentinel of %s answers (%s); going on with the primary at %s, wherever it may have moved"
@@ -253,8 +261,8 @@ class Sentinel:
             self.close()
             self.silences += 1
             self.not_before = time.monotonic() + _TRY_AGAIN
-            if isinstance(error, Lost):
-                raise Unavailable(f"Sentinel {self._endpoint}: {error.cause}") from error
+            if isinstance(error, Lost | Unavailable):
+                raise Unavailable(f"Sentinel {self._endpoint}: {error}") from error
             raise
         self.silences = 0
 
@@ -262,7 +270,13 @@ class Sentinel:
         self._learned_at = 0.0
         route = Fixed(f"{self._endpoint} (a Sentinel)", self._endpoint)
         try:
-            return open_connection(settings, route, "sentinel", timeout=_TIMEOUT, on_silence=on_silence, sentinel=True)
+            return open_connection(
+                *(settings, route, "sentinel"),
+                timeout=_TIMEOUT,
+                on_silence=on_silence,
+                sentinel=True,
+                first=self.view is None,
+            )
         except RefusedByServer as error:
             if not any(word in str(error) for word in ("NOAUTH", "WRONGPASS", "AUTH <password>")):
                 raise

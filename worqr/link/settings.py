@@ -17,6 +17,7 @@ from typing import Literal
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from worqr.errors import UsageError
+from worqr.link.credentials import Credentials, GivenCredentials
 
 Kind = Literal["tcp", "tls", "unix"]
 Topology = Literal["single", "sentinel", "cluster"]
@@ -39,6 +40,10 @@ _SENTINEL_OPTIONS = frozenset({"sentinel_username", "sentinel_password"})
 _SECRET = "***"  # noqa: S105 - what stands in a message where the password was
 _PORT = 6379
 _SENTINEL_PORT = 26379
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+GIVEN = "the URL of the mesh"
+DEFAULT = "the default URL"
+"""Sources of a URL: the application, and nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +205,7 @@ def _options(query: str, kind: Kind, topology: Topology, shown: str) -> dict[str
     known |= _SENTINEL_OPTIONS if topology == "sentinel" else set()
     for name in options:
         if name not in known:
-            raise UsageError(f"the server's URL {shown} has an unknown option {name!r}{_why_not(name, known, shown)}")
+            raise UsageError(f"unknown URL option {name!r} in {shown}{_why_not(name, known, shown)}")
     if options.get("ssl_cert_reqs", "required") not in ("none", "optional", "required"):
         raise UsageError(f"the server's URL {shown}: ssl_cert_reqs must be required, optional or none")
     return options
@@ -215,7 +220,7 @@ def _why_not(name: str, known: set[str], shown: str) -> str:
         return f": it is for TLS, so write {scheme.replace('redis', 'rediss', 1)}:// instead of {scheme}://"
     if name in _SENTINEL_OPTIONS:
         return f": it is for Sentinels, so write redis+sentinel:// instead of {scheme}://"
-    return f"; {scheme}:// takes {', '.join(sorted(known))}. Options of redis-py's client do not belong into the URL"
+    return f"; {scheme}:// accepts: {', '.join(sorted(known))}. Options of redis-py's client do not belong into the URL"
 
 
 def _database(text: str, option: str | None, topology: Topology, shown: str) -> int:
@@ -229,6 +234,29 @@ def _database(text: str, option: str | None, topology: Topology, shown: str) -> 
     if topology == "cluster" and int(text):
         raise UsageError(f"the server's URL {shown} names database {int(text)}: a cluster has database 0 only")
     return int(text)
+
+
+def checked_credentials(given: GivenCredentials | None, url: str | None) -> Credentials | None:
+    """What a mesh asks for user and password.
+
+    Raises:
+        UsageError: it cannot be asked, or `url` has a user or a password, too.
+    """
+    if given is None:
+        return None
+    credentials = Credentials(given)
+    if url is not None and _SCHEMES.get(
+        url.partition(":")[0]
+    ):  # a wrong one, or embedded:, is an error when it connects
+        _check_only_one(Address.parse(url), credentials)
+    return credentials
+
+
+def _check_only_one(address: Address, credentials: Credentials | None) -> None:
+    if credentials is not None and (address.username or address.password):
+        raise UsageError(
+            f"the server's URL {address.redacted} has a user or a password, and the mesh has credentials=: remove one of them"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +273,12 @@ class LinkSettings:
         ping_every: how long a subscription's connection may be silent before it is tried.
         pong_timeout: and how long after that until it is given up (any traffic counts as an answer).
         slowest: answers may take so long: none of the timeouts above is shorter.
+        source: where the URL comes from, for messages: ``WORQR_URL``, say.
+        credentials: who is asked for user and password at each new connection.
         address: the parsed `url`.
+
+    Raises:
+        UsageError: something in it is wrong, or there are credentials in the URL as well.
     """
 
     url: str = field(repr=False)
@@ -257,10 +290,13 @@ class LinkSettings:
     ping_every: float = 2.5
     pong_timeout: float = 2.0
     slowest: float = 0.0
+    source: str = GIVEN
+    credentials: Credentials | None = None
     address: Address = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "address", Address.parse(self.url))
+        _check_only_one(self.address, self.credentials)
         for name in ("patience", "connect_timeout", "socket_timeout", "ping_every", "pong_timeout"):
             value: float = getattr(self, name)
             if not value > 0 or (math.isinf(value) and name != "patience"):
@@ -272,6 +308,18 @@ class LinkSettings:
     def clustered(self) -> bool:
         """The server is a cluster of several."""
         return self.address.topology == "cluster"
+
+    @property
+    def is_default(self) -> bool:
+        """Nobody has named a server."""
+        return self.source == DEFAULT
+
+    @property
+    def can_be_started_here(self) -> bool:
+        """``worqr server`` can be the server that is meant: on this machine, without password or TLS."""
+        address = self.address
+        secret = address.username or address.password or self.credentials
+        return not secret and address.kind == "tcp" and address.topology == "single" and address.host in _LOCAL
 
     def client_name(self, purpose: str) -> str:
         """What CLIENT LIST shows: ``worqr:APP:PURPOSE``. The server takes printable ASCII without blanks."""

@@ -19,7 +19,8 @@ from worqr.errors import RefusedByServer, Unavailable, WorqrBug, WorqrError
 from worqr.link.connection import Wire, open_connection
 from worqr.link.dialect import SLOTS
 from worqr.link.faults import Kind, Lost, Refused
-from worqr.link.outage import pause_after
+from worqr.link.outage import Outage, pause_after
+from worqr.link.reasons import is_unknown_host, remedy_for
 from worqr.link.routes import Fixed, Silence
 from worqr.link.scribe import Scribe
 from worqr.link.settings import Endpoint, LinkSettings
@@ -72,11 +73,13 @@ class Topology:
     Attributes:
         view: who has what. Replaced, never changed, so that whoever asks it twice gets answers that fit.
         why: what stood in the way of the last look; empty if nothing did.
+        outage: the time until something is known for the first time.
     """
 
     def __init__(self, settings: LinkSettings, scribe: Scribe, hooks: Hooks) -> None:
         self.view: View = View([None] * SLOTS)
         self.why: str = ""
+        self.outage: Outage = Outage(scribe, logger, settings.address.redacted)
         self._settings = settings
         self._scribe = scribe
         self._hooks = hooks
@@ -142,13 +145,21 @@ class Topology:
                 self._scribe.log(logger, logging.ERROR, "link.topology: a bug; looking again", error=exc)
                 self._drop()
             attempts = 0 if error is None else attempts + 1
-            self.why = "" if error is None else str(error)
+            self._tell(error)
             self._hooks.looked(error)
             refused = error is not None and not isinstance(error, Unavailable)
             self._ended.wait(max(_LOOK_AGAIN, pause_after(attempts, refused=refused)))
             if attempts == 0:
                 self._doubted.wait(_LOOK_EVERY)
         self._drop()
+
+    def _tell(self, error: WorqrError | None) -> None:
+        """Say why nobody knows. In the log, too, until it is known for the first time; later each node's own link does."""
+        self.why = "" if error is None else str(error)
+        if error is None:
+            self.outage.end()
+        elif not (self.view.primaries or self._ended.is_set()):
+            self.outage.begin(self.why, remedy=remedy_for(error, self._settings))
 
     def look_once(self) -> WorqrError | None:
         """Ask, and believe the answer. Answers why nobody could tell."""
@@ -184,7 +195,10 @@ class Topology:
         refusals = [error for error in errors if not isinstance(error, Unavailable)]
         if refusals and len(refusals) == len(errors):
             raise refusals[0]
-        raise Unavailable(str(errors[0]) if errors else "the link was closed")
+        errors.sort(key=is_unknown_host)  # that a name is unknown is the reason only if none of them is known
+        if not errors:
+            raise Unavailable("the link was closed")
+        raise Unavailable(str(errors[0])) from errors[0]
 
     def _whom_to_ask(self) -> Sequence[Endpoint | None]:
         """None: over the connection that stands; then the nodes in any order, then those we were told at first."""
@@ -199,17 +213,18 @@ class Topology:
                 assert self._wire is not None
             else:
                 self._drop()
+                self._asked = endpoint
                 self._wire = open_connection(
                     *(self._settings, Fixed(str(endpoint), endpoint), "topology"),
                     timeout=_TIMEOUT,
                     on_silence=self._while_silent,
                     replica=True,
+                    first=not self.view.primaries,
                 )
-                self._asked = endpoint
             slots, info = self._wire.exchange([("CLUSTER", "SLOTS"), ("CLUSTER", "INFO")])
-        except Lost as lost:
+        except (Lost, Unavailable) as error:
             self._drop()
-            raise Unavailable(lost.cause) from lost
+            raise Unavailable(f"{self._asked}: {error}") from error
         if isinstance(slots, Refused):
             self._drop()
             if slots.kind is not Kind.REFUSED:

@@ -249,7 +249,7 @@ class Uplink:
     def _hold(self, cause: str) -> None:
         """The server answers, but cannot work for the moment."""
         self._holds += 1
-        self.outage.begin(cause, waiting=len(self._backlog.pending))
+        self.outage.begin(cause, waiting=len(self._backlog.pending), answers=True)
         self.held_until = time.monotonic() + pause_after(self._holds + 1)
 
     def _lose(self, cause: str, *, quiet: bool = False) -> None:
@@ -296,7 +296,8 @@ class Uplink:
         error: WorqrError | None = None
         try:
             scripts = list(self.scripts.values())
-            wire = open_connection(self._settings, self.route, "data", scripts=scripts, on_silence=self._give_up)
+            look, first = self._give_up, not self.outage.stood
+            wire = open_connection(*(self._settings, self.route, "data"), scripts=scripts, on_silence=look, first=first)
         except WorqrError as exc:
             error = exc
         except BaseException as exc:
@@ -321,14 +322,12 @@ class Uplink:
             else:
                 self._connected(wire)
         elif error is not None and not self._closed:
-            refused = not isinstance(error, Unavailable)
-            cause = str(error).removeprefix(f"the server at {self.outage.address} ")
-            self.outage.begin(cause, waiting=len(self._backlog.pending))
-            self.outage.failed(refused=refused)
-            if refused:
-                self._hooks.connected(error)
+            hopeless = self.outage.failed_to_connect(error, self._settings, waiting=len(self._backlog.pending))
+            if hopeless is not None:
+                self._hooks.connected(hopeless)
 
     def _connected(self, wire: Wire) -> None:
+        self.outage.stood = True
         wire.on_silence = self._hooks.while_silent
         self.run_id = wire.facts.run_id
         self.connected_at = self._last_used = time.monotonic()

@@ -59,17 +59,22 @@ class QueuesPage:
     next: tuple[bytes, bytes] | None
 
 
+def _check_version(keys: RegistryKeys, reply: Reply) -> None:
+    """Raise WrongVersion if that is the reply."""
+    if word_of(reply) == "version":
+        raise WrongVersion(
+            f"the mesh {keys.prefix!r} on this server speaks wire version {text(reply[1])}, this worqr speaks "
+            f"{WIRE_VERSION}: upgrade the older side, or use another prefix"
+        )
+
+
 def start_worker(
     keys: RegistryKeys, worker: str, *, keepalive_ms: int, facts: Sequence[tuple[str, str | int]]
 ) -> Call[str]:
     """Register a worker; keepalive_ms 0: it never counts as dead."""
 
     def read(reply: Reply) -> str:
-        if word_of(reply) == "version":
-            raise WrongVersion(
-                f"the mesh {keys.prefix!r} on this server speaks wire version {text(reply[1])}, this worqr speaks "
-                f"{WIRE_VERSION}: upgrade the older side, or use another prefix"
-            )
+        _check_version(keys, reply)
         return done(reply)
 
     names = (keys.registered, keys.worker(worker), keys.version, keys.info(worker))
@@ -203,12 +208,13 @@ def declare_shards(keys: RegistryKeys, declared: Mapping[str, int]) -> Call[dict
 
 
 def list_shards(keys: RegistryKeys) -> Call[dict[str, int]]:
-    """How many shards each queue has that has several."""
+    """How many shards each queue has that has several. Every connection asks it first, and raises WrongVersion by it."""
 
     def read(reply: Reply) -> dict[str, int]:
+        _check_version(keys, reply)
         return {text(name): int(number) for name, number in pairs(reply[1:])}
 
-    return new_call("list_shards", keys.base, (keys.shards,), (), read)
+    return new_call("list_shards", keys.base, (keys.shards, keys.version), (WIRE_VERSION,), read)
 
 
 def drop_shards(keys: RegistryKeys, queue: str, known: int) -> Call[str]:

@@ -58,10 +58,12 @@ def staged(
         raise UsageError(f"{mesh!r} is on a bench, or in a recording, already")
     if mesh.connections.any:
         raise UsageError(f"{mesh!r} is connected: a test takes a mesh before anything connects it")
-    own = mesh.sender, mesh.connections, mesh.url, mesh.prefix, mesh.onlooker
+    own = mesh.sender, mesh.connections, mesh.url, mesh.prefix, mesh.onlooker, mesh.credentials
     mesh.sender, mesh.connections, mesh.onlooker = sender, connections, onlooker
     mesh.url, mesh.prefix = url or mesh.url, prefix or mesh.prefix
+    if url is not None:  # another server, which does not know the users of the mesh's own
+        mesh.credentials = None
     try:
         yield
     finally:
-        mesh.sender, mesh.connections, mesh.url, mesh.prefix, mesh.onlooker = own
+        mesh.sender, mesh.connections, mesh.url, mesh.prefix, mesh.onlooker, mesh.credentials = own
