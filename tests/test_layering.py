@@ -42,6 +42,7 @@ LAYERS = (
         "listening",
         "looking",
         "peer",
+        "fleet",
         "function",
         "cron",
         "timetable",
