@@ -42,6 +42,7 @@ LAYERS = (
         "listening",
         "looking",
         "peer",
+        "events",
         "fleet",
         "function",
         "cron",

@@ -14,7 +14,7 @@
 local queue, list = KEYS[2], KEYS[3]
 
 check_types(queue)
-local count, ready = 0, 0
+local count, ready, ids = 0, 0, {}
 local fence, now = next_fence(queue)
 for i = 3, #ARGV do
   local retried = ARGV[i]
@@ -38,12 +38,12 @@ for i = 3, #ARGV do
       redis.call('SADD', queue .. ':twins:' .. kept.twin, id)
     end
     local _, put = create(queue, id, {id = id, fields = kept}, fields.task, dispatched, now, now, seen)
-    count, ready = count + 1, ready + put
+    count, ready, ids[#ids + 1] = count + 1, ready + put, id
   end
 end
 if count > 0 then
   note_fence(queue, fence + count - 1)
 end
-tally(queue, 'enqueued', count)
+tally(queue, 'enqueued', count, ids)
 wake(queue, ready)
 return {'ok', count}
