@@ -22,7 +22,7 @@ QUEUE = QueueKeys("worqr", "Q1")
 REGISTRY = RegistryKeys("worqr")
 FAILURES = QueueKeys("worqr", "Q1", failures=True)
 NAMES = {"name", "shown", "mark"}
-CHANNELS = {"cancel_channel", "cancelled_channel", "events_channel", "wake_channel", "due_channel"}
+CHANNELS = {"cancel_channel", "cancelled_channel", "events_channel", "event_ids_channel", "wake_channel", "due_channel"}
 
 
 def plain(keys: QueueKeys | RegistryKeys) -> dict[str, str]:
@@ -63,6 +63,7 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "cancel_channel": "worqr:{Q1}_cancel",
         "cancelled_channel": "worqr:{Q1}_cancelled",
         "events_channel": "worqr:{Q1}:events",
+        "event_ids_channel": "worqr:{Q1}:event_ids",
     }
     assert {name: make("X") for name, make in makers(QUEUE).items()} == {
         "claims": "worqr:{Q1}:claims:X",

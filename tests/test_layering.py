@@ -42,6 +42,8 @@ LAYERS = (
         "listening",
         "looking",
         "peer",
+        "events",
+        "fleet",
         "function",
         "cron",
         "timetable",

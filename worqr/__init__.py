@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         WorqrError,
         WrongVersion,
     )
+    from worqr.events import Event
     from worqr.function import AsyncFunction, Bound, Call, Function, SyncFunction
     from worqr.job import Job
     from worqr.mesh import Mesh
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from worqr.registry import Registry, TaskDecorator
     from worqr.task import (
         CancelCount,
-        Event,
         Failed,
         Health,
         QueueInfo,
@@ -69,6 +69,7 @@ _HOMES = {
         "ClaimLost ClaimSettled Duplicate JobCancelled JobFailed NoResult NotReplicated PayloadTooLarge QueueFull "
         "RefusedByServer ResultTimeout Unavailable UsageError WorqrBug WorqrError WrongVersion"
     ),
+    "worqr.events": "Event",
     "worqr.function": "AsyncFunction Bound Call Function SyncFunction",
     "worqr.job": "Job",
     "worqr.mesh": "Mesh",
@@ -81,7 +82,7 @@ _HOMES = {
     "worqr.policy": "Broken ChildError Failure Retry RetryPolicy",
     "worqr.queue": "Queue",
     "worqr.registry": "Registry TaskDecorator",
-    "worqr.task": "CancelCount Event Failed Health QueueInfo RemoteError Seconds Status TaskInfo WorkerInfo",
+    "worqr.task": "CancelCount Failed Health QueueInfo RemoteError Seconds Status TaskInfo WorkerInfo",
     "worqr.thread_peer": "ThreadPeer",
     "worqr.timetable": "ScheduleOptions",
 }

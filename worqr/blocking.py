@@ -15,7 +15,7 @@ from worqr.foreign import CALLS, no_such_method
 from worqr.job import Outcome
 from worqr.link import loop_name_here
 from worqr.options import RAW_OPTIONS, JobOptions, check_id, encode_options
-from worqr.task import CancelCount, QueueInfo, Seconds, Status
+from worqr.task import CancelCount, QueueInfo, Seconds, Status, WorkerInfo
 
 if TYPE_CHECKING:
     from worqr.function import Call, Declared
@@ -81,6 +81,23 @@ class BlockingMesh:
     def queues(self) -> list[QueueInfo]:
         """All queues that hold something or are served, by name."""
         return _run(self._mesh, self._mesh.queues())
+
+    def workers(self) -> list[WorkerInfo]:
+        """All registered workers, by id. See ``mesh.workers``."""
+        return _run(self._mesh, self._mesh.workers())
+
+    def evict(self, worker_id: str) -> None:
+        """Declare a worker dead and give its tasks back, now. See ``mesh.evict``.
+
+        Args:
+            worker_id: as in ``mesh.workers()``.
+
+        Raises:
+            UsageError: no worker has this id: it was mistyped, or the worker has left or was evicted before.
+            RefusedByServer: your user lacks the rights of a peer; or a key of a queue has another type.
+            Unavailable: no answer within `patience`. With a note: it is evicted, but some of its tasks are not back yet.
+        """
+        _run(self._mesh, self._mesh.evict(worker_id))
 
     def close(self) -> None:
         """Disconnect. Threads that wait for an answer get Unavailable; the next call, of any thread, connects anew.

@@ -245,10 +245,11 @@ class Function(Bound[P, R]):
         """The queues that a peer serves it from, its aliases' among them, each with its handler; for worqr itself.
 
         Raises:
-            UsageError: an annotation names what is not there.
+            UsageError: an annotation names what is not there; options of a failure handler, and there is none.
         """
         declared = self._declared
         declared.signature.ready()
+        declared.how.check_failing(declared.name)
         return [(name, self.__worqr_handler__, declared.how) for name in (declared.name, *declared.aliases)]
 
     @property

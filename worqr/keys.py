@@ -197,6 +197,11 @@ class QueueKeys:
         """Channel: ``counter n``, published only while somebody listens."""
         return f"{self.base}:events"
 
+    @property
+    def event_ids_channel(self) -> str:
+        """Channel: ``counter n`` and then one id a line, right before that event, if some of its tasks have an id."""
+        return f"{self.base}:event_ids"
+
     def claims(self, worker: str) -> str:
         """SET of the claims that `worker` holds."""
         return f"{self.base}:claims:{worker}"

@@ -5,7 +5,7 @@ latest of what was heard, for one who comes for them later.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Generic, Self, TypeVar
@@ -27,13 +27,26 @@ async def listening(link: Link, channel: str, hear: Callable[[bytes], None]) -> 
     Raises:
         Unavailable: no confirmation within the link's patience.
     """
-    subscription = link.subscriptions.open([channel], lambda _channel, message: hear(message), lambda: None)
+    async with listening_to(link, [channel], lambda _channel, message: hear(message), lambda: None):
+        yield
+
+
+@asynccontextmanager
+async def listening_to(
+    link: Link, channels: Sequence[str], hear: Callable[[str, bytes], None], confirmed: Callable[[], None]
+) -> AsyncGenerator[None]:
+    """Hear several channels of one slot, in the order in which the server publishes. `confirmed` is called each time that they
+    have been subscribed: at first, and after each reconnect.
+
+    Raises: as `listening`.
+    """
+    subscription = link.subscriptions.open(channels, hear, confirmed)
     try:
         patience = link.settings.patience
         with link.mailbox.move_on_after(patience) as waiting:
             await subscription.wait_confirmed()
         if waiting.cancelled_caught:
-            raise Unavailable(f"{channel}: the server confirmed no subscription within {patience:g} s", sent=False)
+            raise Unavailable(f"{channels[0]}: the server confirmed no subscription within {patience:g} s", sent=False)
         yield
     finally:
         subscription.close()

@@ -18,6 +18,7 @@ from worqr.call import Call
 from worqr.connecting import Connections, check_trio
 from worqr.cron import Schedule
 from worqr.errors import UsageError, did_you_mean
+from worqr.fleet import Fleet
 from worqr.job import Job
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.link import Credentials, GivenCredentials, Link, checked_credentials
@@ -48,8 +49,8 @@ from worqr.registry import Registry
 from worqr.sending import Sender
 from worqr.sharding import Sharding
 from worqr.shards import check_shards
-from worqr.summing import queue_names, worker_of
-from worqr.task import QueueInfo, Seconds, WorkerInfo, check_count, check_text, seconds
+from worqr.summing import queue_names
+from worqr.task import QueueInfo, Seconds, check_count, check_text, seconds
 from worqr.thread_peer import ThreadPeer
 
 T = TypeVar("T")
@@ -62,7 +63,7 @@ else:
     S = TypeVar("S")
 
 
-class Mesh(Registry, Generic[S]):
+class Mesh(Registry, Fleet, Generic[S]):
     """A mesh of peers around one Redis or Valkey server.
 
     Args:
@@ -73,7 +74,7 @@ class Mesh(Registry, Generic[S]):
         app: the application's name, shown in lists of workers and of the server's clients.
         patience: seconds a call waits for a server that is away before it raises `Unavailable`.
         keepalive: seconds without a beat after which a worker counts as dead. None: never; dangerous, because the tasks of
-            such a worker that dies come back only when somebody removes it by hand.
+            such a worker that dies come back only when somebody evicts it (`evict`).
         stall_limit: seconds the event loop may be blocked before the peer stops beating and loses its work.
         max_payload: bytes of the largest task.
         replicas: how many replicas must have a task before an enqueue or a dispatch answers, else `NotReplicated`; 0: none, and
@@ -327,11 +328,6 @@ class Mesh(Registry, Generic[S]):
             for i in infos
             if i.waiting or i.running or i.due or i.blocked or i.failed or i.broken or i.workers or i.paused is not None
         ]
-
-    async def workers(self) -> list[WorkerInfo]:
-        """All registered workers, by id; one that died is listed until it is swept (within 5 s)."""
-        rows = await self.ask(ops.list_workers(RegistryKeys(self.prefix)))
-        return sorted([worker_of(*row) for row in rows], key=lambda info: info.id)
 
     # Functions and schedules
 

@@ -7,9 +7,8 @@ one; none holds a lock, none polls unless it says so.
 from __future__ import annotations
 
 import hashlib
-import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
@@ -18,24 +17,21 @@ from worqr.aside import Aside
 from worqr.call import Call
 from worqr.cancelling import cancel_and_wait
 from worqr.errors import Duplicate, NotReplicated, QueueFull, UsageError, WorqrError
+from worqr.events import Event, events_of
 from worqr.job import Job, Outcome, Results
 from worqr.keys import QueueKeys
-from worqr.listening import Latest, listening
 from worqr.looking import LISTED, ask_each, info_at, list_jobs
 from worqr.ops import MAX_BYTES, MAX_ITEMS, Cancelled, Dispatched
 from worqr.ops.replies import in_pieces
 from worqr.options import JobOptions, check_choice, check_id, check_replicas, encode_options, without_replicas
 from worqr.summing import in_turn, info_of, running_of
-from worqr.task import CancelCount, Event, QueueInfo, Seconds, TaskInfo, check_count, check_task, check_text, seconds
+from worqr.task import CancelCount, QueueInfo, Seconds, TaskInfo, check_count, check_task, check_text, seconds
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
 
 T = TypeVar("T")
 
-logger: logging.Logger = logging.getLogger(__name__)
-
-EVENTS_BUFFERED = 1000
 MAX_LISTED = 10_000
 
 
@@ -376,25 +372,11 @@ class Queue:
         while await self._mesh.ask(ops.purge_queue(keys)):
             pass
 
-    @asynccontextmanager
-    async def events(self) -> AsyncGenerator[AsyncIterator[Event]]:
-        """What happens to this queue, as it happens: an iterator of `Event`. Published only while somebody listens.
+    def events(self) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
+        """Return a block in which you hear what happens to this queue: an iterator of `Event`. Published only while somebody
+        listens.
 
         Never a promise: events are lost while the connection is, and the oldest when you are over 1,000 behind. The iterator ends
         with the block; of several tasks that share it each event goes to one.
         """
-        link = self._mesh.link
-        latest = Latest[Event](link, EVENTS_BUFFERED)
-
-        def hear(message: bytes) -> None:
-            kind, _, count = message.decode("utf-8", "replace").partition(" ")
-            try:
-                latest.put(Event(self.name, kind, int(count)))
-            except ValueError:
-                logger.warning("events: queue %r: a message nobody of us sent: %r", self.name, message[:100])
-
-        async with AsyncExitStack() as stack:
-            stack.enter_context(latest)
-            for keys in await self._mesh.sharding.of(self._keys):
-                await stack.enter_async_context(listening(link, keys.events_channel, hear))
-            yield latest
+        return events_of(self._mesh, self._keys)

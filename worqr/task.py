@@ -389,12 +389,3 @@ class Health:
     running: int
     room: int
     loop_lag: float
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that happened to `count` tasks of a queue: enqueued, claimed, finished, stopped, retried, failed, ..."""
-
-    queue: str
-    type: str
-    count: int

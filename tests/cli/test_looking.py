@@ -12,6 +12,9 @@ import trio
 
 import worqr
 from tests.cli.conftest import Answer, Command
+from tests.ops.driver import Desk
+from tests.peer.tools import until
+from tests.servers import Server
 
 Beside = Callable[..., Awaitable[Answer]]
 
@@ -89,6 +92,37 @@ async def test_workers_are_listed_with_what_they_serve(beside: Beside, mesh: wor
         assert worker["beat_age"] >= 0
         assert set(worker) == {"id", "host", "pid", "app", "version", "queues", "running", "room", "beat_age"}
         nursery.cancel_scope.cancel()
+
+
+async def test_workers_are_evicted_by_the_beginning_of_their_ids(beside: Beside, mesh: worqr.Mesh) -> None:
+    async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
+        await nursery.start(partial(peer.serve, "mails", _nothing))
+        first = peer.id
+        answer = await beside("workers", "evict", first[:-8])
+        assert answer == Answer(0, f"{first} is evicted; its tasks are back in their queues\n", "")
+        await until(lambda: peer.id != first)  # it joins again
+        assert (await beside("workers", "list", "--json")).json[0]["id"] == peer.id
+        again = await beside("workers", "evict", first)
+        assert (again.code, again.out) == (1, "")
+        assert again.err.startswith(f"worqr: there is no worker {first!r}: it has left, or was evicted before; did you")
+        nursery.cancel_scope.cancel()
+
+
+def test_of_several_ids_none_is_evicted_if_one_is_wrong(cli: Command, server: Server, prefix: str) -> None:
+    desk = Desk(server.client(), prefix)
+    desk.register("shop:ab12", "shop:ab34", "shop:cd")
+    with desk.nothing_changes():
+        assert cli("workers", "evict", "shop:cd", "shop:ab") == Answer(
+            1, "", "worqr: 2 workers have an id that begins with 'shop:ab': shop:ab12, shop:ab34; evicted none\n"
+        )
+        wrong = cli("workers", "evict", "shop:cd", "shop:ef")
+        assert (wrong.code, wrong.out) == (1, "")
+        assert "no worker 'shop:ef'" in wrong.err
+        assert cli("workers", "evict").code == 2
+    done = cli("workers", "evict", "shop:c", "shop:ab34", "shop:cd")
+    assert [line.split()[0] for line in done.lines] == ["shop:ab34", "shop:cd"]
+    assert cli("workers", "--json").json[0]["id"] == "shop:ab12"
+    desk.wipe()
 
 
 async def _nothing(_task: bytes) -> None:

@@ -64,7 +64,8 @@ async def by_hand(peer: worqr.Peer, queue: str) -> None:
 
 
 async def main(url: str, prefix: str, queue: str) -> None:
-    mesh = worqr.Mesh(url, prefix=prefix, keepalive=float(os.environ.get("KEEPALIVE", "1")), patience=20)
+    keepalive = os.environ.get("KEEPALIVE", "1")
+    mesh = worqr.Mesh(url, prefix=prefix, keepalive=None if keepalive == "none" else float(keepalive), patience=20)
     grace = float(os.environ.get("GRACE", "0"))
     async with mesh.join(grace=grace, concurrency=int(os.environ.get("CONCURRENCY", "100"))) as peer:
         async with trio.open_nursery() as nursery:

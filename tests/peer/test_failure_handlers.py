@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from tests.peer.test_claims import lose
 from tests.peer.tools import QUICK, Held, Runs, eventually, serving
 from tests.servers import Server
 from worqr import Broken, Failed, Failure, Retry, RetryPolicy
+from worqr.peer.options import PATIENT
 
 ASIDE = ("{Q1}:failed", "{Q1}:broken", "{Q1}:aside*")
 OF_FAILURES = ("{Q1}-fail:*",)
@@ -265,6 +267,86 @@ async def test_its_own_policy_is_patient(mesh: worqr.Mesh, server: Server, prefi
         await told.wait(3)
         await eventually(partial(empty, q), (0, 0, 0))
         assert told.contexts[-1]._policy.max_failures == 100
+
+
+@pytest.mark.leaves(*OF_FAILURES)
+async def test_it_may_have_a_policy_of_its_own(mesh: worqr.Mesh) -> None:
+    told, own = Told(ValueError(1), ValueError(2), ValueError(3)), RetryPolicy(max_failures=3, min_backoff=0)
+    async with mesh.connect(), told_by(mesh, failing, told, on_failure_retry=own):
+        q = mesh.queue("Q1")
+        await q.enqueue(b"a")
+        await eventually(lambda: failed_count(q.failures), 1)
+        (record,) = await q.failures.failed.list()
+        assert (record.reason, record.failures, record.error.message) == ("failed", 3, "3")
+        assert [context.failures for context in told.contexts] == [0, 1, 2]
+        policy = told.contexts[0]._policy  # what was not given is as patient as ever
+        assert (policy.max_timeouts, policy.max_backoff, policy.timeout) == (100, 900, None)
+
+
+@pytest.mark.leaves(*OF_FAILURES)
+async def test_a_failure_handler_that_takes_too_long_is_called_again_then_set_aside(mesh: worqr.Mesh) -> None:
+    reasons: list[str | None] = []
+
+    async def slow(record: Failed) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            reasons.append(worqr.current().cancel_reason)
+
+    own = RetryPolicy(max_timeouts=2, min_backoff=0)
+    given: dict[str, Any] = {"on_failure_retry": own, "on_failure_timeout": 0.05}
+    async with mesh.connect(), told_by(mesh, failing, slow, **given):
+        q = mesh.queue("Q1")
+        await q.enqueue(b"a")
+        await eventually(lambda: failed_count(q.failures), 1)
+        assert reasons == ["timeout"] * 2
+        (record,) = await q.failures.failed.list()
+        assert (record.reason, record.timeouts, record.failures) == ("timeout", 2, 0)
+        assert record.error.message == "it ran longer than 0.05 s"
+
+
+async def test_with_a_timeout_alone_it_is_as_patient_as_without(mesh: worqr.Mesh) -> None:
+    told = Told()
+    async with mesh.connect(), told_by(mesh, failing, told, on_failure_timeout=30):
+        await mesh.queue("Q1").enqueue(b"a")
+        await told.wait(1)
+        assert told.contexts[0]._policy == replace(PATIENT, timeout=30.0)
+        await eventually(partial(empty, mesh.queue("Q1")), (0, 0, 0))
+
+
+async def test_the_function_and_its_failure_handler_keep_their_policies_apart(mesh: worqr.Mesh) -> None:
+    told, runs = Told(), Runs()
+    own = RetryPolicy(max_failures=7)
+
+    @mesh.task(name="Q1", retry=ONCE, timeout=9, keep_failed=0, on_failure_retry=own, on_failure_timeout=5)
+    async def send(to: str) -> None:
+        runs.begin(to.encode())
+        raise LookupError(to)
+
+    send.on_failure(told)
+    async with mesh.join():
+        await send.enqueue("ada")
+        await told.wait(1)
+        q = mesh.queue("Q1")
+        assert (runs.contexts[0]._policy.max_failures, runs.contexts[0]._policy.timeout) == (1, 9)
+        assert (told.contexts[0]._policy.max_failures, told.contexts[0]._policy.timeout) == (7, 5)
+        await eventually(partial(empty, q), (0, 0, 0))
+
+
+@pytest.mark.parametrize("options", [{"on_failure_retry": ONCE}, {"on_failure_timeout": 5}])
+async def test_options_of_a_failure_handler_need_one(mesh: worqr.Mesh, options: Any) -> None:
+    words = "on_failure_retry and on_failure_timeout are options of a failure handler, and 'Q1' has none"
+    async with mesh.join() as peer:
+        with pytest.raises(worqr.UsageError, match=words):
+            await peer.serve("Q1", failing, **options)
+        assert (await mesh.workers())[0].queues == frozenset()
+
+    @mesh.task(name="Q1", **options)  # it may get one later, by its decorator
+    async def send(to: str) -> None: ...
+
+    with pytest.raises(worqr.UsageError, match=words):
+        async with mesh.join():
+            pytest.fail("it must not join")
 
 
 @pytest.mark.leaves(*OF_FAILURES)

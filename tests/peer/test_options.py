@@ -51,6 +51,8 @@ def test_the_policy_of_a_handler_is_what_it_was_given_over_the_defaults() -> Non
         *(({"timeout": bad}, "timeout must be") for bad in (0, -1, float("nan"), float("inf"), "5", True)),
         *(({"result_ttl": bad}, "result_ttl must be") for bad in (-1, float("nan"), float("inf"), "5", True)),
         *(({"on_failure": bad}, "handler") for bad in (7, "told", b"")),
+        *(({"on_failure_retry": bad}, "on_failure_retry must be a worqr.RetryPolicy") for bad in (3, {}, "never")),
+        *(({"on_failure_timeout": bad}, "on_failure_timeout must be") for bad in (0, -1, float("inf"), "5", True)),
         *(({"size": bad}, "size of serve") for bad in (0, -1, 1.5, "2", True, None)),
         *(({"priority": bad}, "priority of serve") for bad in (0, -1, 1.5, "2", True, None)),
         *(({"runs_in": bad}, "runs_in must be one of") for bad in ("threads", 1, b"loop", "")),

@@ -53,7 +53,7 @@ GROUPS: Final = {
     },
     "Looking": {
         "queues": ("worqr.cli.looking:queues", "List the queues that hold something or are served."),
-        "workers": ("worqr.cli.looking:workers", "List the workers: one registration of a peer each."),
+        "workers": ("worqr.cli.looking:workers", "List the workers, or evict one that hangs or is gone."),
         "running": (
             "worqr.cli.tasks:running",
             "List the tasks that run now: which, on which worker, since when.\n\nOf one queue, or of all.",

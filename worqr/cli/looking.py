@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
+from worqr.cli.failing import Unhappy
 from worqr.cli.text import complain, escape, moment, print_json, print_table
 from worqr.cli.where import HERE, Where, ask, flag
 
@@ -65,7 +67,12 @@ def _is_unserved(info: QueueInfo) -> bool:
     return info.waiting > 0 and not info.workers
 
 
-def workers(*, json: Json = False, where: Where = HERE) -> None:
+workers: App = App(name="workers", help="List the workers of the mesh, or evict one that hangs or is gone.")
+
+
+@workers.default
+@workers.command(name="list", help="List them: the same as without a word.")
+def list_workers(*, json: Json = False, where: Where = HERE) -> None:
     """List the workers: one registration of a peer each."""
 
     async def command(mesh: Mesh) -> list[WorkerInfo]:
@@ -85,6 +92,41 @@ def _worker_row(info: WorkerInfo) -> tuple[object, ...]:
     beat = "never" if math.isinf(info.beat_age) else f"{info.beat_age:.1f} s"
     queues = ", ".join(sorted(info.queues))
     return (info.id, info.host, info.pid, info.app or "-", info.running, info.room, beat, queues)
+
+
+@workers.command(name="evict")
+def evict_workers(
+    ids: Annotated[tuple[str, ...], Parameter(name="ID", help="A worker's id, or the beginning of it.")],
+    /,
+    *,
+    where: Where = HERE,
+) -> None:
+    """Declare workers dead, and give their tasks back at once.
+
+    A worker that is alive joins again, with a new id: to stop it for good, stop its process.
+    """
+
+    async def command(mesh: Mesh) -> None:
+        known = [info.id for info in await mesh.workers()]
+        found = {_worker_called(each, known) for each in ids}
+        for worker in [
+            *sorted(found.difference(known)),
+            *sorted(found.intersection(known)),
+        ]:  # an unknown one fails first
+            await mesh.evict(worker)
+            print(f"{escape(worker)} is evicted; its tasks are back in their queues")
+
+    ask(where, command)
+
+
+def _worker_called(word: str, known: Sequence[str]) -> str:
+    """The one of `known` that begins with `word`; `word` itself if there is none, so that the error is that of the mesh."""
+    found = [word] if word in known else [each for each in known if each.startswith(word)]
+    if len(found) > 1:
+        raise Unhappy(
+            f"{len(found)} workers have an id that begins with {word!r}: {', '.join(found[:5])}; evicted none"
+        )
+    return found[0] if found else word
 
 
 schedules: App = App(name="schedules", help="List the schedules of the mesh, or let the firings of one pass.")

@@ -60,6 +60,6 @@ local function cancel_one(base, id, reason)
   local last = blocked and redis.call('HGET', base .. ':job:' .. id, 'last')
   local waiting = cancel_waiting(base, id, any_result_ttl(base), reason)
   redis.call('DEL', base .. ':taken:' .. id)
-  tally(base, 'cancelled', waiting)
+  tally(base, 'cancelled', waiting, {id})
   return waiting, cancel_running(base, id, reason, last)
 end

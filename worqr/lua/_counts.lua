@@ -6,8 +6,10 @@ local function keep_counts(base)
   end
 end
 
--- Adds `n` to the counter `field` of the queue and tells those who listen to its events.
-local function tally(base, field, n)
+-- Adds `n` to the counter `field` of the queue and tells those who listen to its events. `ids`: of those among them that have
+-- one, the first 100 are told (nil: none); or, instead, `reply`: what a start answers, where the entry of a job ends with its
+-- id. `heard`: what NUMSUB answers for the events of the queue, if a script asked before it collected ids (nil: ask).
+local function tally(base, field, n, ids, heard, reply)
   if n == 0 then
     return
   end
@@ -15,10 +17,19 @@ local function tally(base, field, n)
     redis.call('EXPIRE', base .. ':counts', 2592000)
   end
   local events = base .. ':events'
-  local heard = redis.pcall('PUBSUB', 'NUMSUB', events)
-  if heard[2] and heard[2] > 0 then
-    redis.pcall('PUBLISH', events, field .. ' ' .. string.format('%.0f', n))
+  heard = heard or redis.pcall('PUBSUB', 'NUMSUB', events)
+  if not heard[2] or heard[2] == 0 then
+    return
   end
+  local event, named = field .. ' ' .. string.format('%.0f', n), {}
+  for _, entry in ipairs(reply or ids or named) do
+    local id = not reply and entry or type(entry) == 'table' and entry[#entry]
+    named[#named + 1] = id and #named < 100 and id or nil
+  end
+  if #named > 0 then -- first, on a channel of its own: whoever knows of no ids hears the event as ever
+    redis.pcall('PUBLISH', base .. ':event_ids', event .. '\n' .. table.concat(named, '\n'))
+  end
+  redis.pcall('PUBLISH', events, event)
 end
 
 -- Adds `n` to the number of references in the lists whose record is gone (n may be negative); no event. Never below 0: there

@@ -1,4 +1,4 @@
--- USES own reference counts line result twins
+-- USES own reference line result twins
 -- Forgets the active job `id`: its record, and its place among the twins of its payload; a blocked twin goes in line. `how`:
 -- outcome (finished, cancelled, or gone: nothing is kept), ttl, facts, now, no_twins (nothing is blocked on this queue).
 -- Answers how many can be taken now.
@@ -21,23 +21,23 @@ local function end_job(base, id, how)
   return how.no_twins and 0 or unblock(base, id, how.now)
 end
 
--- Deletes what lies under `claim`; false if nothing does, else how many twins can be taken now. Its place in the worker's set
--- of claims is the caller's to remove.
+-- Deletes what lies under `claim`; false if nothing does, else how many twins can be taken now, and the id, if it is a job. Its
+-- place in the worker's set of claims is the caller's to remove.
 local function end_claim(base, claim, how)
   local item = own(redis.pcall('LPOP', base .. ':claim:' .. claim))
   if not item then
     return false
   end
   local id = job_id(item)
-  return id and end_job(base, id, how) or 0
+  return id and end_job(base, id, how) or 0, id
 end
 
--- True if the cancellation of `claim` was asked for: takes the mark away and tells whoever waits for it.
+-- True if the cancellation of `claim` was asked for: takes the mark away and tells whoever waits for it. To count it is the
+-- caller's.
 local function take_mark(base, claim)
   if redis.call('SREM', base .. ':cancelling', claim) == 0 then
     return false
   end
-  tally(base, 'cancelled', 1)
   redis.pcall('PUBLISH', base .. '_cancelled', claim)
   return true
 end

@@ -3,18 +3,19 @@
 -- limit (the job's own, or a default, of that counter), max_stalls, back (true: to the back), run_at (ms, nil: at once), retried_at
 -- (ms as text, nil: run_at is no delay), now,
 -- ttl, and what set_aside needs. A claim whose cancel mark stands ends as cancelled, one of a queue cleared since is dropped.
--- Answers given, cancelled, dropped, aside or gone, and how many can be taken now.
+-- Answers given, cancelled, dropped, aside or gone, how many can be taken now, and of what was given the id, if it has one.
 -- The claim's place in the worker's set of claims is the caller's to remove.
 local function give_back(base, claim, how)
   local record = read_claim(base, claim)
   if take_mark(base, claim) then
+    tally(base, 'cancelled', 1, {record and record.job})
     return 'cancelled', end_claim(base, claim, {outcome = 'cancelled', ttl = how.ttl, now = how.now}) or 0
   end
   if not record then
     return 'gone', end_claim(base, claim, {outcome = 'gone', now = how.now}) or 0
   end
   if tonumber(claim) <= (tonumber(redis.call('HGET', base .. ':counts', 'cleared')) or 0) then
-    tally(base, 'dropped', 1)
+    tally(base, 'dropped', 1, {record.job})
     return 'dropped', end_claim(base, claim, {outcome = 'cancelled', ttl = how.ttl, now = how.now}) or 0
   end
   if how.counter ~= '' then

@@ -8,7 +8,7 @@ local function post_failure(base, claim, task, facts)
   write_hash(failures .. ':job:' .. id, {task = task, failed = cmsgpack.pack(facts), run_at = facts.at,
     queued = number, first = number, last = number})
   put_in_line(failures, id, 0, 0)
-  tally(failures, 'enqueued', 1)
+  tally(failures, 'enqueued', 1, {id})
   wake(failures, 1)
 end
 
@@ -29,7 +29,7 @@ local function set_aside(base, claim, record, how)
     forget_twin(base, record.fields.twin, record.id)
   end
   redis.call('DEL', base .. ':active:' .. record.id, base .. ':claim:' .. claim)
-  tally(base, how.kind, 1)
+  tally(base, how.kind, 1, {record.id})
   if not record.job then
     return 0
   end

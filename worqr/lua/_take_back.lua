@@ -23,15 +23,15 @@ local function take_back(base, worker, limit, counter)
     how.error_type, how.error_traceback, how.retry_message = 'Stalled', '', 'its worker died while it ran'
     how.error_message = 'its workers died while it ran, as often as max_stalls allows'
   end
-  local ended, ready = {given = 0, cancelled = 0, dropped = 0, aside = 0, gone = 0}, 0
+  local ended, ready, ids = {given = 0, cancelled = 0, dropped = 0, aside = 0, gone = 0}, 0, {}
   for _, claim in ipairs(newest_first(base, worker, limit)) do
     if redis.call('SREM', claims, claim) == 1 then
-      local word, put = give_back(base, claim, how)
-      ended[word], ready = ended[word] + 1, ready + put
+      local word, put, id = give_back(base, claim, how)
+      ended[word], ready, ids[#ids + 1] = ended[word] + 1, ready + put, id
     end
   end
   redis.call('SREM', base .. ':hungry', worker)
-  tally(base, counter == '' and 'stopped' or 'stalled', ended.given) -- the others are counted where they end
+  tally(base, counter == '' and 'stopped' or 'stalled', ended.given, ids) -- the others are counted where they end
   local anything_left = redis.call('LLEN', base) + redis.call('LLEN', base .. ':suspects') > 0
   wake(base, math.max(ready, anything_left and 1 or 0)) -- it may take a wake-up along
   if redis.call('EXISTS', claims) == 1 then

@@ -28,7 +28,7 @@ end
 -- Makes the task under `claim` wait again, in line or until `how.run_at` (nil: at once), with the counter that this return
 -- costs and the error of the try that ended. A raw task about which something must be remembered becomes a job. `queued` is
 -- the fence number of its place: one that is not above the number of the last clearing lies in the trash. Answers how many can
--- be taken now.
+-- be taken now, and the id of the job, if it is one.
 local function wait_again(base, claim, record, how, now)
   redis.call('DEL', base .. ':claim:' .. claim)
   local front, run_at, remembers = not how.back, how.run_at or now, how.counter ~= ''
@@ -64,5 +64,5 @@ local function wait_again(base, claim, record, how, now)
     note_twin(base, changes.twin, record.id)
   end
   write_hash(job, changes)
-  return put_in_line(base, record.id, run_at, now, front, changes.suspect)
+  return put_in_line(base, record.id, run_at, now, front, changes.suspect), record.id
 end

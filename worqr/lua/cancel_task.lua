@@ -29,7 +29,7 @@ local function note(claim, worker)
   marked[#marked + 1], marked[#marked + 2], reply[#reply + 1] = claim, worker, claim
 end
 
-local first, raw, jobs = cursor == '0' and after == '-', 0, 0
+local first, raw, jobs, ids = cursor == '0' and after == '-', 0, 0, {}
 local twins = queue .. ':twins:' .. redis.sha1hex(task)
 if cursor ~= '-' then
   local found = redis.call('SSCAN', twins, cursor, 'COUNT', page)
@@ -41,7 +41,8 @@ if cursor ~= '-' then
     elseif redis.call('EXISTS', queue .. ':job:' .. id) == 0 then
       redis.call('SREM', twins, id)
     else
-      jobs = jobs + cancel_waiting(queue, id, ttl, reason)
+      local waited = cancel_waiting(queue, id, ttl, reason)
+      jobs, ids[#ids + 1] = jobs + waited, waited == 1 and id or nil
     end
   end
 end
@@ -57,6 +58,6 @@ local last = cursor == '-' and after == '-'
 if (first or last) and not job_id(task) then -- in between it would only take time, and be done again
   raw = redis.call('LREM', queue, 0, task)
 end
-tally(queue, 'cancelled', raw + jobs)
+tally(queue, 'cancelled', raw + jobs, ids)
 reply[1], reply[2], reply[3], reply[4], reply[5] = last and 'ok' or 'more', raw + jobs, #reply - 5, cursor, after
 return reply

@@ -45,7 +45,7 @@ for i = 4, #ARGV, 2 do
   jobs[#jobs + 1] = {o, task, seen}
 end
 
-local created, ready = 0, 0
+local created, ready, heard, ids = 0, 0, nil, nil
 local fence, now = next_fence(queue)
 note_fence(queue, fence + #jobs - 1)
 reply = {'ok'}
@@ -57,9 +57,16 @@ for i, job in ipairs(jobs) do
   end
   local outcome, id, last, put, made = upsert(queue, o, task, digits(fence + i - 1), now, seen)
   done[id], created, ready = true, created + made, ready + put
+  if made == 1 then
+    heard = heard or redis.pcall('PUBSUB', 'NUMSUB', queue .. ':events')
+    ids = ids or heard[2] and heard[2] > 0 and {}
+    if ids then
+      ids[#ids + 1] = id
+    end
+  end
   reply[#reply + 1] = {outcome, id, last}
 end
 keep_counts(queue)
-tally(queue, 'enqueued', created)
+tally(queue, 'enqueued', created, ids, heard)
 wake(queue, ready)
 return reply

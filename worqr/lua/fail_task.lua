@@ -13,7 +13,7 @@
 -- ARGV[7] error_fields JSON, empty: none
 -- RETURNS aside | cancelled | gone | mine | lost
 -- RESEND safe: fenced by the claim
--- USES end_claim record result serving set_aside types wake_for_suspects
+-- USES counts end_claim record result serving set_aside types wake_for_suspects
 local queue, workers, claims = KEYS[1], KEYS[2], KEYS[3]
 local worker, claim, kind = ARGV[1], ARGV[2], ARGV[3]
 local error_type, error_message, error_traceback, error_fields = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
@@ -29,6 +29,7 @@ how.error_type, how.error_message, how.error_traceback = error_type, error_messa
 how.error_fields = error_fields ~= '' and error_fields or nil
 local word, ready
 if take_mark(queue, claim) then
+  tally(queue, 'cancelled', 1, {record and record.job})
   word, ready = 'cancelled', end_claim(queue, claim, {outcome = 'cancelled', ttl = how.ttl, now = how.now}) or 0
 elseif record then
   if kind == 'failed' then

@@ -11,7 +11,7 @@
 -- RETURNS ok [claim word]...: only those that did not end as finished: cancelled, mine (settled before by this worker,
 --   a resend), lost (the worker was swept: the task runs elsewhere)
 -- RESEND safe: fenced by the claim
--- USES end_claim serving types wake
+-- USES counts end_claim serving types wake
 local queue, workers, claims, policy = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local worker, results = ARGV[1], tonumber(ARGV[2])
 
@@ -27,6 +27,8 @@ local why_not = why_not_held(workers, worker)
 local nothing = {'kind', 'none', 'value', ''}
 local how = {ttl = tonumber(redis.call('HGET', policy, 'result_ttl')) or 0, no_twins = no_twins}
 how.now = not no_twins and now_ms()
+local heard = redis.pcall('PUBSUB', 'NUMSUB', queue .. ':events')
+local ids = heard[2] and heard[2] > 0 and {}
 
 local results_of = {}
 for i = 3, 2 + 3 * results, 3 do
@@ -45,24 +47,29 @@ for from = 3 + 3 * results, #ARGV, 1000 do
   local held = redis.call('SMISMEMBER', claims, unpack(named))
   redis.call('SREM', claims, unpack(named))
   for i, claim in ipairs(named) do
-    local word = held[i] == 1 and 'finished' or why_not
+    local word, put, id = held[i] == 1 and 'finished' or why_not, nil, nil
     if held[i] == 1 then
       word = anything_marked and take_mark(queue, claim) and 'cancelled' or word
       how.outcome, how.facts = word, results_of[claim] or nothing
-      local put = end_claim(queue, claim, how)
-      if not put and word == 'finished' then
+      put, id = end_claim(queue, claim, how)
+      if word == 'cancelled' then
+        tally(queue, 'cancelled', 1, {id})
+      elseif not put then
         word = why_not
       end
       ready = ready + (put or 0)
     end
     if word == 'finished' then
       finished = finished + 1
+      if ids then
+        ids[#ids + 1] = id
+      end
     else
       reply[#reply + 1] = claim
       reply[#reply + 1] = word
     end
   end
 end
-tally(queue, 'finished', finished)
+tally(queue, 'finished', finished, ids, heard)
 wake(queue, math.max(ready, suspects_wait and 1 or 0))
 return reply

@@ -54,7 +54,7 @@ else
   local o = {id = id, run_at = run_at, scheduled_for = digits(nominal)}
   local _, _, _, ready, more = upsert(queue, o, task, digits(number), now, seen)
   redis.call('EXPIRE', queue .. ':counts', 2592000)
-  tally(queue, 'enqueued', more)
+  tally(queue, 'enqueued', more, {id})
   wake(queue, ready)
 end
 redis.call('HSET', fired, name, digits(nominal) .. ' ' .. word)

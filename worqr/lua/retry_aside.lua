@@ -20,7 +20,7 @@ local function is_free(id)
 end
 
 check_types(queue)
-local count, ready, taken_over = 0, 0, nil
+local count, ready, ids, taken_over = 0, 0, {}, nil
 local fence, now = next_fence(queue)
 for i = 3, #ARGV do
   local retried = ARGV[i]
@@ -46,7 +46,7 @@ for i = 3, #ARGV do
       note_twin(queue, kept.twin, id)
     end
     local _, put = create(queue, id, {id = id, fields = kept}, fields.task, dispatched, now, now, seen)
-    count, ready = count + 1, ready + put
+    count, ready, ids[#ids + 1] = count + 1, ready + put, id
   end
 end
 if count == 0 and taken_over then
@@ -54,6 +54,6 @@ if count == 0 and taken_over then
 elseif count > 0 then
   note_fence(queue, fence + count - 1)
 end
-tally(queue, 'enqueued', count)
+tally(queue, 'enqueued', count, ids)
 wake(queue, ready)
 return {'ok', count}

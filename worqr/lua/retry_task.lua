@@ -34,9 +34,9 @@ how.retried_at = not run_at and digits(how.now) or nil
 how.reason = ({stalls = 'stalled', timeouts = 'timeout'})[counter] or 'failed'
 how.error_type, how.error_message, how.error_traceback = error_type, error_message, error_traceback
 how.error_fields = error_fields ~= '' and error_fields or nil
-local word, ready = give_back(queue, claim, how)
+local word, ready, id = give_back(queue, claim, how)
 if word == 'given' then
-  tally(queue, counter == 'stalls' and 'stalled' or 'retried', 1)
+  tally(queue, counter == 'stalls' and 'stalled' or 'retried', 1, {id})
 end
 wake(queue, ready)
 wake_for_suspects(queue)

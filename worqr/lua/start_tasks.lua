@@ -70,7 +70,7 @@ if taken > 0 then
   note_fence(queue, next_claim + taken - 1)
   keep_counts(queue)
 end
-tally(queue, 'claimed', taken)
+tally(queue, 'claimed', taken, nil, nil, reply)
 left = left - taken - skipped
 untally_stale(queue, skipped, left)
 -- Dry with something left: those are suspects, and this worker runs one. Others may take them.

@@ -21,14 +21,14 @@ table.sort(newest_first, function(a, b) return tonumber(a) > tonumber(b) end)
 check_types(queue)
 local how = policy_of(queue, worker)
 how.counter, how.now = '', now_ms()
-local reply, given, ready = {'ok'}, 0, 0
+local reply, given, ready, ids = {'ok'}, 0, 0, {}
 for _, claim in ipairs(newest_first) do
   local word
   local put = 0
   if redis.call('SREM', claims, claim) == 0 then
     word = why_not_held(workers, worker)
   else
-    word, put = give_back(queue, claim, how)
+    word, put, ids[#ids + 1] = give_back(queue, claim, how)
   end
   ready = ready + put
   if word == 'given' then
@@ -38,7 +38,7 @@ for _, claim in ipairs(newest_first) do
     reply[#reply + 1] = word
   end
 end
-tally(queue, 'stopped', given)
+tally(queue, 'stopped', given, ids)
 wake(queue, ready)
 if ready == 0 then
   wake_for_suspects(queue)

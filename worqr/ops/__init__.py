@@ -48,6 +48,7 @@ from worqr.ops.reading import (
     list_tasks,
 )
 from worqr.ops.registry import (
+    ANY_BEAT,
     FORGET_AT_ONCE,
     INFO_EXPIRE_S,
     MANY_DYING,
@@ -123,6 +124,7 @@ from worqr.ops.tasks import (
 )
 
 __all__ = [
+    "ANY_BEAT",
     "CANCEL_PAGE",
     "FIRED_EXPIRE_S",
     "FORGET_AT_ONCE",

@@ -22,6 +22,8 @@ MANY_DYING: Final = 20
 """Workers that are being swept, above which no name is forgotten: each of them costs forget_queues a look."""
 UNUSED_MS: Final = 3_600_000
 """How long a name must not have been noted before it may be forgotten. Whoever uses a queue notes it every NOTE_EVERY seconds."""
+ANY_BEAT: Final = b"*"
+"""For condemn_worker: the worker is evicted, whatever its beat is."""
 NOTE_EVERY: Final = 600.0
 """Seconds after which producers and peers note the names of the queues that they use again."""
 
@@ -140,7 +142,7 @@ def look_at_workers(keys: RegistryKeys) -> Call[Look]:
 
 
 def condemn_worker(keys: RegistryKeys, worker: str, seen: bytes | None) -> Call[str]:
-    """Declare the worker dead if its beat is still `seen` (None: missing): ok, alive or gone."""
+    """Declare the worker dead if its beat is still `seen` (None: missing; ANY_BEAT: whatever it is): ok, alive or gone."""
     names = (keys.registered, keys.dying, keys.worker(worker))
     return new_call("condemn_worker", keys.base, names, (worker, seen or b""), expect("ok", "alive", "gone"))
 

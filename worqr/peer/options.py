@@ -38,7 +38,10 @@ class HandlerOptions(TypedDict, total=False):
         priority: the weight of its queue while several want more room than there is (100): each gets turns and a share of the
             room in proportion, and among equals the higher number comes first.
         on_failure: called with one `Failed` for each task that is set aside, at least once. It is a job itself, in the queue's
-            failure queue, made in the same step; it has up to 100 runs, 10 s to 15 minutes apart.
+            failure queue, made in the same step.
+        on_failure_retry: the `RetryPolicy` of the failure handler's own runs. What it leaves out is as without it: up to 100
+            runs, 10 s to 15 minutes apart. A failure handler whose last run fails is set aside in the failure queue.
+        on_failure_timeout: seconds that a run of the failure handler may take; None: no limit.
         runs_in: "loop": the peer's Trio loop; "asyncio": an asyncio loop in a thread of the peer, for async functions whose
             libraries need it; "thread": for plain functions, their default; "process": a process of its own for plain functions
             that use the CPU, which is killed if the run is cancelled. The default of async functions is ``Mesh(runs_in=...)``.
@@ -55,6 +58,8 @@ class HandlerOptions(TypedDict, total=False):
     size: int
     priority: int
     on_failure: Callable[[Failed], object] | None
+    on_failure_retry: RetryPolicy
+    on_failure_timeout: Seconds | None
     runs_in: RunsIn
     result_ttl: Seconds | None
     max_length: int | None
@@ -82,15 +87,18 @@ class JoinOptions(TypedDict, total=False):
     only: Collection[str]
 
 
-PATIENT = Policy(max_failures=100, min_backoff=10.0, max_backoff=900.0)
-"""The policy of failure handlers: what they look after shall not get lost because a mail server is down for a day."""
+PATIENT = Policy(max_failures=100, max_timeouts=100, min_backoff=10.0, max_backoff=900.0)
+"""The policy of failure handlers, unless they have their own: what they look after shall not get lost because a mail server is
+down for a day.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Handling:
-    """`HandlerOptions`, checked."""
+    """`HandlerOptions`, checked. `failing`: the policy of the failure handler's runs, if one was given."""
 
     policy: Policy
+    failing: Policy | None = None
     concurrency: int | None = None
     size: int = 1
     priority: int = 100
@@ -98,6 +106,14 @@ class Handling:
     runs_in: RunsIn | None = None
     max_length: int | None = None
     shards: int = 1
+
+    def check_failing(self, name: str) -> None:
+        """UsageError if options of a failure handler were given, and `name` has none."""
+        if self.failing is not None and self.on_failure is None:
+            raise UsageError(
+                f"on_failure_retry and on_failure_timeout are options of a failure handler, and {name!r} has none: give it "
+                "one with on_failure=, or leave them out"
+            )
 
 
 def handling(where: str, options: Mapping[str, Any]) -> Handling:
@@ -129,7 +145,25 @@ def handling(where: str, options: Mapping[str, Any]) -> Handling:
         result_ttl=options.get("result_ttl"),
         on_failure=on_failure is not None,
     )
-    return Handling(policy, on_failure=on_failure, runs_in=runs_in, **found)
+    return Handling(policy, _failing(options), on_failure=on_failure, runs_in=runs_in, **found)
+
+
+def _failing(options: Mapping[str, Any]) -> Policy | None:
+    """The policy of the failure handler's runs; None if nothing was said of it."""
+    retry, timeout = options.get("on_failure_retry"), options.get("on_failure_timeout")
+    if retry is None and timeout is None:
+        return None
+    policy = PATIENT if retry is None else PATIENT.over(_check_retry(retry, "on_failure_retry").to_fields())
+    return policy if timeout is None else replace(policy, timeout=seconds(timeout, "on_failure_timeout", positive=True))
+
+
+def _check_retry(retry: object, what: str) -> RetryPolicy:
+    """`retry`, if it is a policy, else UsageError naming `what`."""
+    if not isinstance(retry, RetryPolicy):
+        raise UsageError(
+            f"{what} must be a worqr.RetryPolicy, not {retry!r}: write {what}=worqr.RetryPolicy(max_failures=3)"
+        )
+    return retry
 
 
 def policy_for(
@@ -141,13 +175,9 @@ def policy_for(
     on_failure: bool = False,
 ) -> Policy:
     """The policy of a handler, checked: what is not given is the default."""
-    if retry is not None and not isinstance(retry, RetryPolicy):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise UsageError(
-            f"retry must be a worqr.RetryPolicy, not {retry!r}: write retry=worqr.RetryPolicy(max_failures=3)"
-        )
     if isinstance(keep_failed, bool) or not isinstance(keep_failed, int) or keep_failed < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"keep_failed must be a whole number, at least 0, not {keep_failed!r}")
-    policy = Policy() if retry is None else Policy().over(retry.to_fields())
+    policy = Policy() if retry is None else Policy().over(_check_retry(retry, "retry").to_fields())
     return replace(
         policy,
         timeout=None if timeout is None else seconds(timeout, "timeout", positive=True),

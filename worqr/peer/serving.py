@@ -80,7 +80,9 @@ class Serving:
             raise UsageError(
                 f"serve() takes no shards: say mesh.queue({queue!r}, shards=...), where it is enqueued too"
             )
-        await self.serve_as(queue, handler, handling("serve", options), task_status=task_status)
+        how = handling("serve", options)
+        how.check_failing(queue)
+        await self.serve_as(queue, handler, how, task_status=task_status)
 
     async def serve_as(
         self,
@@ -154,7 +156,7 @@ class Serving:
         note = ops.note_queues(self.membership.keys, [failures.name for failures in shards])
         self._link.post(note, lambda _word, _failure: None, patience=self._link.settings.patience)
         place = self._runners.place_of(on_failure, loop)
-        return self._new_stations(shards, named_after(on_failure, run), pool, Handling(PATIENT), place)
+        return self._new_stations(shards, named_after(on_failure, run), pool, Handling(how.failing or PATIENT), place)
 
     @asynccontextmanager
     async def work(self, queue: str, *, retry: RetryPolicy | None = None) -> AsyncGenerator[Claims]:

@@ -1,0 +1,214 @@
+"""The ids that events carry, of all scripts: which, how many, and that they cost nothing while nobody listens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.ops.driver import BOOM, FUTURE, Desk, job
+from worqr import ops
+from worqr.keys import MARKER, QueueKeys
+
+Heard = list[tuple[str, int, list[str]]]
+
+
+@contextmanager
+def events(desk: Desk, keys: QueueKeys | None = None) -> Iterator[Heard]:
+    """Fills the list with (type, count, ids) when the block ends. What an older listener hears is the same without the ids."""
+    keys = keys or desk.q
+    told: Heard = []
+    with desk.listening(keys.events_channel, keys.event_ids_channel) as heard:
+        yield told
+    ids: list[str] = []
+    before = ""
+    for channel, message in heard:
+        text = message.decode()
+        if channel.endswith(":event_ids"):
+            before, *ids = text.split("\n")
+            assert ids
+        else:
+            assert before in ("", text)  # the ids are told right before
+            kind, count = text.split(" ")
+            told.append((kind, int(count), ids))
+            before, ids = "", []
+
+
+def dispatch(desk: Desk, *ids: str, **options: Any) -> None:
+    desk.call(ops.dispatch_jobs(desk.q, [job(each, **options) for each in ids]))
+
+
+def test_dispatched_claimed_and_finished_jobs_are_named_and_plain_tasks_are_not(desk: Desk) -> None:
+    desk.enter("A")
+    with events(desk) as heard:
+        dispatch(desk, "x", "y")
+        desk.put(b"plain")
+        first = desk.start("A", 3).first
+        desk.call(ops.finish_tasks(desk.q, "A", [first + n for n in range(3)], {first: ("json", b"1")}))
+    assert heard == [
+        ("enqueued", 2, ["x", "y"]),
+        ("enqueued", 1, []),
+        ("claimed", 3, ["x", "y"]),
+        ("finished", 3, ["x", "y"]),
+    ]
+
+
+def test_generated_ids_are_told_too(desk: Desk) -> None:
+    with events(desk) as heard:
+        done = desk.call(ops.dispatch_jobs(desk.q, [job(None), job(None, delay=60_000)]))
+    assert heard == [("enqueued", 2, [each.id for each in done])]
+
+
+def test_only_new_jobs_count_as_enqueued(desk: Desk) -> None:
+    desk.enter("A")
+    dispatch(desk, "waits", "runs")
+    desk.start("A", 2)
+    dispatch(desk, "waits")
+    with events(desk) as heard:
+        dispatch(desk, "waits", "runs", "new")
+        dispatch(desk, "waits", "runs")
+    assert heard == [("enqueued", 2, ["runs", "new"])]
+
+
+@pytest.mark.parametrize("counter", ["failures", "timeouts", "stalls"])
+def test_what_is_tried_again_has_an_id_by_then(desk: Desk, counter: Any) -> None:
+    desk.enter("A")
+    dispatch(desk, "x")
+    desk.put(b"plain")
+    first = desk.start("A", 2).first
+    with events(desk) as heard:
+        for claim in (first, first + 1):
+            desk.call(ops.retry_task(desk.q, "A", claim, BOOM, counter=counter, limit=5, delay_ms=60_000))
+    kind = "stalled" if counter == "stalls" else "retried"
+    assert heard == [(kind, 1, ["x"]), (kind, 1, [f"@{first + 1}"])]
+    assert desk.client.exists(desk.q.job(f"@{first + 1}"))
+
+
+@pytest.mark.parametrize(("kind", "on_failure"), [("failed", False), ("failed", True), ("broken", False)])
+def test_what_is_set_aside_is_named_as_in_the_list(desk: Desk, kind: Any, on_failure: bool) -> None:
+    desk.enter("A", on_failure=on_failure)
+    dispatch(desk, "x")
+    desk.put(b"plain")
+    first = desk.start("A", 2).first
+    failures = QueueKeys(desk.prefix, "Q1", failures=True)
+    with events(desk) as heard, events(desk, failures) as of_failures:
+        for claim in (first, first + 1):
+            desk.call(ops.fail_task(desk.q, "A", claim, BOOM, broken=kind == "broken"))
+    assert heard == [(kind, 1, ["x"]), (kind, 1, [f"@{first + 1}"])]
+    assert [type_ for type_, _, _ in of_failures] == ["enqueued"] * (2 if on_failure else 0)
+    assert all(desk.client.exists(failures.job(name)) for _, _, (name,) in of_failures)
+    assert desk.state()[":aside"].keys() == {f"@{first + 1}", "x"}
+
+
+def test_what_is_given_back_is_named_if_it_is_a_job(desk: Desk) -> None:
+    desk.register("A", "B", queues=["Q1"])
+    desk.enter("A", "B")
+    dispatch(desk, "x", "y")
+    desk.put(b"plain", b"plain too")
+    ours = desk.start("A", 3).first
+    desk.start("B", 1)
+    with events(desk) as heard:
+        desk.call(ops.stop_tasks(desk.q, "A", [ours, ours + 2]))
+        desk.call(ops.stop_work(desk.q, "A"))
+        desk.call(ops.fail_worker(desk.q, "B"))
+    assert heard == [
+        ("stopped", 2, ["x"]),
+        ("stopped", 1, ["y"]),
+        ("stalled", 1, [f"@{ours + 3}"]),  # a plain task that is remembered is a job
+    ]
+
+
+def test_what_is_cancelled_is_named_if_it_is_a_job(desk: Desk) -> None:
+    desk.enter("A")
+    desk.put(b"runs")
+    dispatch(desk, "runs", "waits", "due", "other")
+    dispatch(desk, "due", run_at=FUTURE)
+    first = desk.start("A", 2).first
+    with events(desk) as heard:
+        desk.call(ops.cancel_job(desk.q, "waits", ""))
+        desk.call(ops.cancel_job(desk.q, "due", ""))
+        desk.call(ops.cancel_job(desk.q, "runs", ""))
+        desk.call(ops.cancel_task(desk.q, b"runs"))
+        desk.call(ops.finish_tasks(desk.q, "A", [first, first + 1]))
+        desk.call(ops.cancel_job(desk.q, "other", ""))
+    assert heard == [
+        *(("cancelled", 1, ["waits"]), ("cancelled", 1, ["due"])),
+        *(("cancelled", 1, []), ("cancelled", 1, ["runs"])),
+        ("cancelled", 1, ["other"]),
+    ]
+
+
+def test_jobs_that_are_cancelled_by_their_payload_are_named(desk: Desk) -> None:
+    desk.enter("A")
+    desk.put(b"a")
+    first = desk.start("A", 1).first
+    desk.call(ops.retry_task(desk.q, "A", first, BOOM, counter="failures", limit=5))
+    desk.put(b"a")
+    with events(desk) as heard:
+        desk.call(ops.cancel_task(desk.q, b"a"))
+    assert heard == [("cancelled", 2, [f"@{first}"])]
+
+
+def test_what_is_put_back_and_what_a_schedule_fires_is_named(desk: Desk) -> None:
+    desk.enter("A")
+    desk.put(b"a")
+    first = desk.start("A", 1).first
+    desk.call(ops.fail_task(desk.q, "A", first, BOOM))
+    with events(desk) as heard:
+        desk.call(ops.retry_aside(desk.q, "failed", [first]))
+        desk.call(ops.fire_schedule(desk.q, "nightly", 1, judged_at=1, run_at=1, overlap="skip", task=b"n"))
+    assert heard == [("enqueued", 1, [f"@{first}"]), ("enqueued", 1, ["cron:nightly"])]
+
+
+def test_what_is_done_to_all_is_only_counted(desk: Desk) -> None:
+    dispatch(desk, "x", "y")
+    with events(desk) as heard:
+        desk.call(ops.pause(desk.q, ""))
+        desk.call(ops.resume(desk.q))
+        desk.call(ops.delete_queue(desk.q))
+    assert heard == [("paused", 1, []), ("resumed", 1, []), ("deleted", 2, [])]
+
+
+def test_the_first_hundred_are_named_and_all_are_counted(desk: Desk) -> None:
+    desk.enter("A")
+    ids = [f"{n:0200}" for n in range(250)]
+    with events(desk) as heard:
+        dispatch(desk, *ids)
+        first = desk.start("A", 250).first
+        desk.call(ops.finish_tasks(desk.q, "A", [first + n for n in range(250)]))
+    assert heard == [(kind, 250, ids[:100]) for kind in ("enqueued", "claimed", "finished")]
+
+
+def test_an_id_of_any_characters_comes_whole(desk: Desk) -> None:
+    ids = ['a "quoted" id', "back\\slash", "ä/ö", "[1, 2]", "日本", " "]
+    with events(desk) as heard:
+        dispatch(desk, *ids)
+    assert heard == [("enqueued", len(ids), ids)]
+
+
+@pytest.mark.parametrize("jobs", [True, False])
+def test_nobody_pays_for_ids_while_nobody_listens(desk: Desk, jobs: bool) -> None:
+    def calls(doing: Callable[[], Any]) -> dict[str, int]:
+        def seen() -> dict[str, int]:
+            stats = desk.client.info("commandstats")
+            return {name.removeprefix("cmdstat_"): each["calls"] for name, each in stats.items()}
+
+        before = seen()
+        doing()
+        return {name: n - before.get(name, 0) for name, n in seen().items() if n != before.get(name, 0)}
+
+    desk.enter("A")
+    asked = {"pubsub|numsub": 1}  # once a script, as before there were ids
+    put = calls(lambda: dispatch(desk, "x", "y", "z") if jobs else desk.put(b"x", b"y", b"z"))
+    start = calls(lambda: desk.start("A", 2))
+    first = int(desk.client.smembers(desk.q.claims("A")).pop())
+    finish = calls(lambda: desk.call(ops.finish_tasks(desk.q, "A", [first])))
+    for each in (put, start, finish):
+        assert {name: n for name, n in each.items() if name.startswith("pubsub")} == asked
+        assert each.get("lindex", 0) == 0
+    if jobs:
+        assert calls(lambda: dispatch(desk, "z")).get("pubsub|numsub") is None  # an update is no event
+    assert calls(lambda: desk.start("A", 0)).get("pubsub|numsub") is None
+    desk.put(MARKER + b"looks like a reference")

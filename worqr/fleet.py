@@ -1,0 +1,89 @@
+"""The workers of a mesh, as an operator sees them: who is registered, and how one is evicted. `Mesh` is a `Fleet`.
+
+How a worker registers, and how the leader finds out by itself who is dead, is in `peer.membership` and `peer.leading`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+
+from worqr import ops
+from worqr.connecting import Connections
+from worqr.errors import UsageError, WorqrError
+from worqr.keys import QueueKeys, RegistryKeys
+from worqr.link import Link
+from worqr.summing import worker_of
+from worqr.task import WorkerInfo, check_text
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+NEAREST = 3
+"""Ids that the error about an unknown one names."""
+
+
+class Fleet:
+    """What a mesh can tell of its workers, and do to them. Its calls need ``mesh.connect()`` or ``join()`` around."""
+
+    prefix: str
+    connections: Connections
+
+    async def workers(self) -> list[WorkerInfo]:
+        """All registered workers, by id; one that died is listed until it is swept (within 5 s)."""
+        rows = await self.connections.here().link.call(ops.list_workers(RegistryKeys(self.prefix)))
+        return sorted([worker_of(*row) for row in rows], key=lambda info: info.id)
+
+    async def evict(self, worker_id: str) -> None:
+        """Declare a worker dead and give its tasks back to the front of their queues, now, without waiting for its keepalive.
+
+        Use it for a worker that hangs, or that is gone and has ``keepalive=None``. Returns when all of its tasks are back; no
+        other worker has to be running for that. Each of the tasks counts one stall more. A worker that is alive
+        notices within a second: it cancels what it runs (`cancel_reason` is ``lost``) and joins again with a new id. What it
+        does not stop in time runs twice. To stop a worker for good, stop its process.
+
+        Args:
+            worker_id: as in ``mesh.workers()``.
+
+        Raises:
+            UsageError: no worker has this id: it was mistyped, or the worker has left or was evicted before.
+            RefusedByServer: your user lacks the rights of a peer; or a key of a queue has another type.
+            Unavailable: no answer within `patience`. With a note: the worker is evicted, but some of its tasks are not back
+                yet. Call it again, or leave them to the leader, which goes on trying.
+        """
+        link, registry = self.connections.here().link, RegistryKeys(self.prefix)
+        worker = check_text(worker_id, "worker_id")
+        if await link.call(ops.condemn_worker(registry, worker, ops.ANY_BEAT)) == "gone":
+            look = await link.call(ops.look_at_workers(registry))
+            raise UsageError(_unknown(worker, [*look.beats, *look.dying]))
+        logger.warning("condemn_worker: %s is dead (it was evicted)", worker)
+        await _sweep(link, registry, worker)
+
+
+async def _sweep(link: Link, registry: RegistryKeys, worker: str) -> None:
+    """Give back what a condemned worker held, and forget it. A leader may be doing the same: each step can be repeated.
+
+    Raises: the first error of a queue, when all the others are done.
+    """
+    seen: set[str] = set()
+    failed: WorqrError | None = None
+    while todo := set(await link.call(ops.forget_worker(registry, worker))) - seen:
+        seen |= todo
+        for queue in sorted(todo):
+            try:
+                while (await link.call(ops.fail_worker(QueueKeys.of(registry.prefix, queue), worker))).more:
+                    pass
+                await link.call(ops.unmap_work(registry, worker, queue))
+            except WorqrError as error:
+                failed = failed or error
+                failed.add_note(f"worker {worker} is evicted, but its tasks on queue {queue!r} are not back yet")
+    if failed is not None:
+        raise failed
+
+
+def _unknown(worker: str, known: list[str]) -> str:
+    """Why `worker` cannot be evicted, and who may have been meant."""
+    near = [each for each in known if each.startswith(worker)] or difflib.get_close_matches(worker, known, NEAREST, 0.3)
+    there = "`mesh.workers()` and `worqr workers` list those that are registered" if known else "none is registered"
+    if near:
+        there = f"did you mean {' or '.join(map(repr, near[:NEAREST]))}?"
+    return f"there is no worker {worker!r}: it has left, or was evicted before; {there}"
