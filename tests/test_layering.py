@@ -50,6 +50,7 @@ LAYERS = (
         "sharding",
         "summing",
         "connecting",
+        "blocks",
         "blocking",
         "service",
         "thread_life",

@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+CONNECT: Final = (
+    "mesh.connect() needs `async with`: write `async with mesh.connect():` inside trio.run(...) or asyncio.run(...). "
+    "Where no event loop runs, use mesh.blocking and fn.blocking, which connect by themselves"
+)
+JOIN: Final = (
+    "mesh.join() needs `async with`: write `async with mesh.join():` inside trio.run(...). "
+    "Where no event loop runs, use mesh.run() or `with mesh.join_in_thread():`"
+)
 EMBEDDED: Final = "embedded:"
 MANY_NAMES: Final = 10_000
 """Names of queues that one connection remembers to have noted. A program that uses more of them notes them more often."""

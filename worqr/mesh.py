@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
 
 from worqr import function, ops, service
 from worqr.blocking import BlockingMesh
+from worqr.blocks import async_block
 from worqr.call import Call
-from worqr.connecting import Connections, check_trio
+from worqr.connecting import CONNECT, JOIN, Connections, check_trio
 from worqr.cron import Schedule
 from worqr.errors import UsageError, did_you_mean
+from worqr.foreign import explain_options
 from worqr.job import Job
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.link import Link
@@ -131,12 +133,15 @@ class Mesh(Registry, Generic[S]):
         self.connections: Connections = Connections()
         self.onlooker: Onlooker | None = None
 
+    if not TYPE_CHECKING:
+        __init__ = explain_options(__init__)
+
     def __repr__(self) -> str:
         return f"<Mesh {self.prefix!r}>"
 
     # Connecting
 
-    @asynccontextmanager
+    @async_block(CONNECT)
     async def connect(self) -> AsyncGenerator[None]:
         """Connect to the server for the length of a block, under Trio or asyncio.
 
@@ -181,7 +186,7 @@ class Mesh(Registry, Generic[S]):
 
     # Joining
 
-    @asynccontextmanager
+    @async_block(JOIN)
     async def join(self, **options: Unpack[JoinOptions]) -> AsyncGenerator[Peer]:
         """Join the mesh as a peer for the length of a block, under Trio; connects as well.
 
@@ -226,8 +231,7 @@ class Mesh(Registry, Generic[S]):
         Raises:
             UsageError: an option that does not exist or cannot be.
         """
-        Only(options.get("only"))
-        self._peer_settings(options)
+        self._check_join(options)
         return ThreadPeer(self, options)
 
     def run(self, **options: Unpack[JoinOptions]) -> None:
@@ -242,7 +246,12 @@ class Mesh(Registry, Generic[S]):
             UsageError: nothing to serve, an option that cannot be, not the main thread, inside a running loop.
             RefusedByServer, WrongVersion: waiting would not help.
         """
+        self._check_join(options)
         service.run(self, **options)
+
+    def _check_join(self, options: Mapping[str, Any]) -> None:
+        Only(options.get("only"))
+        self._peer_settings(options)
 
     def _peer_settings(self, options: Mapping[str, Any]) -> PeerSettings:
         refuse_unknown("join", options, tuple(JoinOptions.__annotations__))

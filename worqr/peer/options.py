@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -120,8 +121,8 @@ def handling(where: str, options: Mapping[str, Any]) -> Handling:
     if runs_in is not None and runs_in not in RUNS_IN:
         raise UsageError(f"runs_in must be one of {', '.join(map(repr, RUNS_IN))}, not {runs_in!r}")
     on_failure = options.get("on_failure")
-    if on_failure is not None and not callable(on_failure):
-        raise UsageError(f"on_failure must be a handler that can be called with a worqr.Failed, not {on_failure!r}")
+    if on_failure is not None:
+        check_failure_handler(on_failure)
     policy = policy_for(
         options.get("retry"),
         timeout=options.get("timeout"),
@@ -130,6 +131,23 @@ def handling(where: str, options: Mapping[str, Any]) -> Handling:
         on_failure=on_failure is not None,
     )
     return Handling(policy, on_failure=on_failure, runs_in=runs_in, **found)
+
+
+def check_failure_handler(handler: object) -> None:
+    """UsageError for what cannot be called with a `Failed`."""
+    if not callable(handler):
+        raise UsageError(f"on_failure must be a handler that can be called with a worqr.Failed, not {handler!r}")
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return  # some builtins have none
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise UsageError(
+            f"the failure handler {handler!r} is called with one argument, a worqr.Failed ({error}): declare it as "
+            "def on_failure(failed: worqr.Failed)"
+        ) from None
 
 
 def policy_for(
