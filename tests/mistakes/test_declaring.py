@@ -119,13 +119,14 @@ def test_a_process_of_a_script_without_a_guard(program: Callable[..., Ended]) ->
     ended = program(
         "import worqr\n"
         "mesh = worqr.Mesh()\n"
-        "@mesh.task(runs_in='process', retry=worqr.RetryPolicy(max_stalls=1), result_ttl=60)\n"
+        "@mesh.task(runs_in='process', retry=worqr.RetryPolicy(max_failures=1), result_ttl=60)\n"
         "def work() -> None: ...\n"
         "with mesh.join_in_thread():\n"
         "    work.blocking.dispatch().result(timeout=60)\n"
     )
     assert ended.code == 1
-    assert "if __name__ == '__main__':" in ended.err.replace('"', "'")
+    assert "worqr.errors.JobFailed: <Job" in ended.err
+    assert 'put what starts the application under `if __name__ == "__main__":`' in ended.err
 
 
 def test_a_failure_handler_that_takes_nothing() -> None:
