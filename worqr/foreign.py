@@ -80,10 +80,11 @@ def no_such_method(kind: str, function: str, name: str, own: dict[str, str] | No
 
 def not_bytes(task: object) -> str:
     """The text of an error about a task of a raw queue that is not bytes."""
+    kind = type(task).__name__
     hint = "to pass Python values, declare a function with @mesh.task and enqueue calls of it"
     if isinstance(task, str):
         hint = f"use text.encode(); {hint}"
-    elif type(task).__name__ == "Call":
+    elif kind == "Call":
         hint = "pass calls to mesh.enqueue_many([...]) or mesh.dispatch_many([...])"
     elif isinstance(task, list | tuple):
         found = list(cast("list[object]", task))
@@ -91,7 +92,7 @@ def not_bytes(task: object) -> str:
         hint = "pass several tasks as arguments, as in queue.enqueue(*tasks)" if each else _as_json(hint)
     elif isinstance(task, dict | int | float | None):
         hint = _as_json(hint)
-    return f"a task must be bytes, bytearray or memoryview, not {type(cast('object', task)).__name__}: {hint}"
+    return f"a task must be bytes, bytearray or memoryview, not {kind}: {hint}"
 
 
 def _as_json(hint: str) -> str:

@@ -132,11 +132,15 @@ def test_a_payload_of_17_mb() -> None:
         function.call("x" * 17_000_000)
 
 
-def test_calling_the_function_in_place_of_naming_the_call() -> None:
+async def test_calling_the_function_in_place_of_naming_the_call(server: Server, prefix: str) -> None:
+    mesh = worqr.Mesh(server.url, prefix=prefix)
+    run_here = function("ada")
     with pytest.raises(
         worqr.UsageError, match=re.escape("write send.call(...), not send(...), which runs the function")
     ):
-        mesh.blocking.enqueue_many([function("ada")])
+        async with mesh.connect():
+            await mesh.enqueue_many([run_here])
+    run_here.close()
 
 
 # Raw queues
@@ -181,5 +185,5 @@ async def test_a_call_from_a_thread_says_what_to_use(server: Server, prefix: str
 
         await trio.to_thread.run_sync(in_a_thread)
         assert (await add.queue.info()).waiting == 1
-        await add.queue.purge()
+        await add.queue.delete()
     await trio.to_thread.run_sync(mesh.blocking.close)

@@ -157,7 +157,7 @@ def test_a_failure_handler_may_take_its_record_in_any_way() -> None:
         mesh.task(name="told")(Handler().method),
     ]
     for handler in handlers:
-        worqr.Registry().task(name="x", on_failure=handler)(send)
+        _ = worqr.Registry().task(name="x", on_failure=handler)(send)
 
 
 # Declared twice
