@@ -135,7 +135,11 @@ def test_a_failure_handler_that_takes_nothing() -> None:
     def tell() -> None: ...
 
     handler: Any = tell
-    for mistake in (lambda: function.on_failure(handler), lambda: declare(name="y", on_failure=handler)):
+    mistakes: list[Callable[[], object]] = [
+        lambda: function.on_failure(handler),
+        lambda: declare(name="y", on_failure=handler),
+    ]
+    for mistake in mistakes:
         with pytest.raises(worqr.UsageError) as error:
             mistake()
         assert "tell" in str(error.value)
