@@ -52,6 +52,7 @@ LAYERS = (
         "sharding",
         "summing",
         "connecting",
+        "blocks",
         "blocking",
         "service",
         "thread_life",

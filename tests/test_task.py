@@ -60,7 +60,7 @@ def test_a_task_is_measured_in_bytes() -> None:
 
 @pytest.mark.parametrize("task", ["text", 3, None, [1]])
 def test_a_task_that_is_not_bytes_is_refused_without_showing_it(task: Any) -> None:
-    with pytest.raises(worqr.UsageError, match=f"not {type(task).__name__}$"):
+    with pytest.raises(worqr.UsageError, match=f"not {type(task).__name__}: "):
         check_task(task, 100)
 
 

@@ -38,6 +38,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+CONNECT: Final = (
+    "mesh.connect() needs `async with`: write `async with mesh.connect():` inside trio.run(...) or asyncio.run(...). "
+    "Where no event loop runs, use mesh.blocking and fn.blocking, which connect by themselves"
+)
+JOIN: Final = (
+    "mesh.join() needs `async with`: write `async with mesh.join():` inside trio.run(...). "
+    "Where no event loop runs, use mesh.run() or `with mesh.join_in_thread():`"
+)
 EMBEDDED: Final = "embedded:"
 MANY_NAMES: Final = 10_000
 """Names of queues that one connection remembers to have noted. A program that uses more of them notes them more often."""
@@ -117,6 +125,8 @@ class Connections:
         self._by_loop: dict[object, Connection] = {}
         self._hosted: dict[object, Connection] = {}
         self._driven = _Driven()
+        self._of_parents: dict[object, Connection] = {}
+        _all_connections.add(self)
 
     @property
     def any(self) -> bool:
@@ -138,6 +148,11 @@ class Connections:
                 return connection
         elif self._driven.mesh is not None:
             return self.of_threads.get(self._driven.mesh, self.new_link)
+        if loop in self._of_parents:
+            raise UsageError(
+                "this mesh was connected before a fork, and the connection belongs to the parent: "
+                "use `async with mesh.connect():` in the child"
+            )
         raise UsageError(
             "this mesh is not connected here: use it inside `async with mesh.connect():` (or mesh.join()); "
             "where no event loop runs, use mesh.blocking and fn.blocking"
@@ -228,6 +243,14 @@ class Connections:
         connection = self._by_loop[loop] = Connection(link, None, peers.sharding.copy_for(link), users=1)
         return connection
 
+    def forget(self) -> None:
+        """In a forked child: the connections are the parent's. Even a request that fails would wait for a lock of Trio's that
+        a thread of the parent may have held.
+        """
+        self._of_parents |= self._by_loop
+        self._by_loop.clear()
+        self.of_threads.forget()
+
     def new_link(self, settings: LinkSettings) -> Link:
         """A link, not started, of the running loop or else of plain threads. A test's may be another one."""
         return Link(settings, mailbox_here())
@@ -258,7 +281,6 @@ class SharedConnection:
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._end: weakref.finalize[[Connection], SharedConnection] | None = None
-        _shared_connections.add(self)
 
     def get(self, mesh: Mesh[Any], new_link: Callable[[LinkSettings], Link]) -> Connection:
         """The connection. As long as it never stood, this waits for it.
@@ -309,14 +331,14 @@ class SharedConnection:
         self._end = self._connection = None
 
 
-_shared_connections: weakref.WeakSet[SharedConnection] = weakref.WeakSet()
+_all_connections: weakref.WeakSet[Connections] = weakref.WeakSet()
 _of_parents: list[object] = []
 """What a forked child must not drop: that would let go of a server, under a lock that nobody may be there to release."""
 
 
 def _after_fork_in_child() -> None:
-    for shared in _shared_connections:
-        shared.forget()
+    for connections in _all_connections:
+        connections.forget()
 
 
 if hasattr(os, "register_at_fork"):
@@ -325,8 +347,8 @@ if hasattr(os, "register_at_fork"):
 
 @atexit.register  # when this is imported, so that what an application registers runs before it, and may still produce
 def _at_exit() -> None:
-    for shared in list(_shared_connections):
-        shared.close()
+    for connections in list(_all_connections):
+        connections.of_threads.close()
 
 
 def _end(connection: Connection) -> None:

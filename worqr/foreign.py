@@ -1,4 +1,4 @@
-"""The words of other task queues, and what worqr calls the same thing. Pure: for the texts of errors only.
+"""What people know from other task queues, and how worqr does the same thing. Pure: for the texts of errors only.
 
 Celery, RQ, arq, Dramatiq, taskiq and SAQ taught people these words. A name that is here is answered with the spelling that
 works; a typing mistake is answered by `did_you_mean`.
@@ -6,10 +6,12 @@ works; a typing mistake is answered by `did_you_mean`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+import inspect
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, Final, cast
 
-from worqr.errors import did_you_mean
+from worqr.errors import UsageError, did_you_mean
 
 _LATER: Final = "use delay, as in fn.options(delay=60).dispatch(...)"
 _AT: Final = "use run_at, as in fn.options(run_at=datetime.now(UTC) + timedelta(hours=1)).dispatch(...)"
@@ -31,9 +33,26 @@ OPTIONS: Final = {
     **dict.fromkeys(("result_expires", "keep_result", "ttl"), _RESULT),
     **dict.fromkeys(("retry_backoff", "default_retry_delay", "retry_delay"), _BACKOFF),
     **dict.fromkeys(("autoretry_for", "retry_for"), _RETRY_ON),
+    **dict.fromkeys(("workers", "max_jobs", "max_workers"), "use concurrency, as in mesh.run(concurrency=50)"),
+    "acks_late": "worqr always acknowledges a task after its run; leave the option out",
+    "bind": "leave it out: worqr.current() is the running task, in any handler",
+    "ignore_result": "leave it out: results are not kept unless you set result_ttl",
+    "queues": "use only, as in mesh.run(only=['mail.*'])",
+    "rate_limit": "worqr has no rate limit; concurrency limits how many run at once in one process",
     "tz": "use timezone, as in mesh.cron('0 7 * * *', timezone='Europe/Berlin')",
 }
 """Options: what to write instead."""
+
+_URL: Final = "give the server's URL as the first argument, as in worqr.Mesh('redis://localhost:6379/0')"
+MESH: Final = {
+    **dict.fromkeys(("redis_url", "broker", "broker_url", "dsn", "redis_dsn", "connection", "redis", "host"), _URL),
+    **dict.fromkeys(("backend", "result_backend"), "leave it out: results are kept in the same server as the tasks"),
+    **dict.fromkeys(
+        ("name", "app_name", "main"), "use app='shop' for the name in lists of workers, prefix= for the keys"
+    ),
+    **dict.fromkeys(("namespace", "key_prefix", "queue_name"), "use prefix, the first part of all keys"),
+}
+"""Options of a mesh: what to write instead."""
 
 _ENQUEUE: Final = "use `await {fn}.enqueue(...)`, or `{fn}.blocking.enqueue(...)` where no event loop runs"
 _DISPATCH: Final = (
@@ -57,3 +76,39 @@ def no_such_method(kind: str, function: str, name: str, own: dict[str, str] | No
     hint = (own or {}).get(name) or CALLS.get(name, "")
     short = function.rpartition(".")[2]
     return f"{kind!r} object has no attribute {name!r}" + (f": {hint.format(fn=short)}" if hint else "")
+
+
+def not_bytes(task: object) -> str:
+    """The text of an error about a task of a raw queue that is not bytes."""
+    kind = type(task).__name__
+    hint = "to pass Python values, declare a function with @mesh.task and enqueue calls of it"
+    if isinstance(task, str):
+        hint = f"use text.encode(); {hint}"
+    elif kind == "Call":
+        hint = "pass calls to mesh.enqueue_many([...]) or mesh.dispatch_many([...])"
+    elif isinstance(task, list | tuple):
+        found = list(cast("list[object]", task))
+        each = bool(found) and all(isinstance(one, bytes | bytearray | memoryview) for one in found)
+        hint = "pass several tasks as arguments, as in queue.enqueue(*tasks)" if each else _as_json(hint)
+    elif isinstance(task, dict | int | float | None):
+        hint = _as_json(hint)
+    return f"a task must be bytes, bytearray or memoryview, not {kind}: {hint}"
+
+
+def _as_json(hint: str) -> str:
+    return f"use json.dumps(value).encode(); {hint}"
+
+
+def explain_options(init: Callable[..., None]) -> Callable[..., None]:
+    """A constructor that names the right option when somebody passes one that it does not have."""
+    known = [name for name in inspect.signature(init).parameters if name != "self"]
+
+    @wraps(init)
+    def checked(self: object, *args: Any, **options: Any) -> None:
+        for name in options:
+            if name not in known:
+                hint = MESH.get(name) or did_you_mean(name, known, f"it takes {', '.join(known)}")
+                raise UsageError(f"{type(self).__name__}() has no option {name!r}; {hint}")
+        init(self, *args, **options)
+
+    return checked

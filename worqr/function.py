@@ -22,7 +22,7 @@ from worqr.foreign import CALLS, no_such_method
 from worqr.job import Job, Results
 from worqr.keys import check_name
 from worqr.options import JobOptions, check_id, encode_options
-from worqr.peer.options import Handling
+from worqr.peer.options import Handling, check_failure_handler
 from worqr.signature import Signature
 from worqr.task import Failed, check_task, encode_json
 
@@ -144,8 +144,7 @@ class Declared:
         """Set the failure handler; there is one."""
         if self.how.on_failure is not None:
             raise UsageError(f"{self.name!r} has a failure handler already: {self.how.on_failure!r}")
-        if not callable(handler):
-            raise UsageError(f"on_failure must be a handler that can be called with a worqr.Failed, not {handler!r}")
+        check_failure_handler(handler)
         self.how = replace(self.how, on_failure=handler, policy=replace(self.how.policy, on_failure=True))
 
     def handler(self) -> Callable[[bytes], Any]:

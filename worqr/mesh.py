@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
 
 from worqr import function, ops, service
 from worqr.blocking import BlockingMesh
+from worqr.blocks import async_block
 from worqr.call import Call
-from worqr.connecting import Connections, check_trio
+from worqr.connecting import CONNECT, JOIN, Connections, check_trio
 from worqr.cron import Schedule
 from worqr.errors import UsageError, did_you_mean
 from worqr.fleet import Fleet
+from worqr.foreign import explain_options
 from worqr.job import Job
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.link import Credentials, GivenCredentials, Link, checked_credentials
@@ -135,12 +137,15 @@ class Mesh(Registry, Fleet, Generic[S]):
         self.connections: Connections = Connections()
         self.onlooker: Onlooker | None = None
 
+    if not TYPE_CHECKING:
+        __init__ = explain_options(__init__)
+
     def __repr__(self) -> str:
         return f"<Mesh {self.prefix!r}>"
 
     # Connecting
 
-    @asynccontextmanager
+    @async_block(CONNECT)
     async def connect(self) -> AsyncGenerator[None]:
         """Connect to the server for the length of a block, under Trio or asyncio.
 
@@ -186,7 +191,7 @@ class Mesh(Registry, Fleet, Generic[S]):
 
     # Joining
 
-    @asynccontextmanager
+    @async_block(JOIN)
     async def join(self, **options: Unpack[JoinOptions]) -> AsyncGenerator[Peer]:
         """Join the mesh as a peer for the length of a block, under Trio; connects as well.
 
@@ -233,8 +238,7 @@ class Mesh(Registry, Fleet, Generic[S]):
         Raises:
             UsageError: an option that does not exist or cannot be.
         """
-        Only(options.get("only"))
-        self._peer_settings(options)
+        self._check_join(options)
         return ThreadPeer(self, options)
 
     def run(self, **options: Unpack[JoinOptions]) -> None:
@@ -249,7 +253,12 @@ class Mesh(Registry, Fleet, Generic[S]):
             UsageError: nothing to serve, an option that cannot be, not the main thread, inside a running loop.
             RefusedByServer, WrongVersion: waiting would not help.
         """
+        self._check_join(options)
         service.run(self, **options)
+
+    def _check_join(self, options: Mapping[str, Any]) -> None:
+        Only(options.get("only"))
+        self._peer_settings(options)
 
     def _peer_settings(self, options: Mapping[str, Any]) -> PeerSettings:
         refuse_unknown("join", options, tuple(JoinOptions.__annotations__))

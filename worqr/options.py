@@ -86,41 +86,44 @@ class Update:
 
 
 class JobOptions(TypedDict, total=False):
-    """The options of a dispatch; the same words for ``queue.dispatch`` and functions.
-
-    Keys:
-        id: 1 to 200 bytes of UTF-8 without control characters, not beginning with ``@``; default: a new one.
-        delay, run_at: seconds from now, or an aware datetime, before which it does not run; not both.
-        result_ttl: seconds that its result, failure or cancellation is kept; default: the handler's.
-        timeout: seconds a run may take; default: the handler's.
-        retry: what it gives overrides the handler's.
-        if_exists: what to do if the id is taken, because its job waits, is due, is blocked or runs. "update" (default): the
-            one that does not run is changed as `update` says; if there is none, this one is blocked until the run has
-            ended. "skip": nothing. "raise": `Duplicate`.
-        update: what an update changes.
-        replicas: how many replicas must have it before the dispatch answers, else `NotReplicated`; default: the mesh's.
-        expires: a datetime, or seconds from the due time, after which it is set aside instead of started; a job that once
-            started does not expire.
-        unique_for: seconds from now that the id stays taken, also past the job's end. A cancel frees it.
-        meta: names and texts that travel with the job (trace, tenant), at most 4 KiB.
-        max_length: refuse a new job if so many tasks wait, are due or blocked.
-        front: to be taken next, if it is due at once.
-    """
+    """The options of a dispatch; the same words for ``queue.dispatch`` and functions."""
 
     id: str
+    """1 to 200 bytes of UTF-8 without control characters, not beginning with ``@``. Default: a new id."""
     delay: Seconds
+    """Seconds from now before which the job does not run; not together with ``run_at``. Default: 0."""
     run_at: datetime
+    """A timezone-aware datetime before which the job does not run; not together with ``delay``. Default: now."""
     result_ttl: Seconds
+    """Seconds to keep its result, failure or cancellation. Default: the handler's."""
     timeout: Seconds
+    """Seconds a run may take. Default: the handler's."""
     retry: RetryPolicy
+    """What it gives overrides the handler's. Default: the handler's."""
     update: Update
+    """What an update changes, see ``if_exists``. Default: ``Update()``, the payload and the time, not the retry settings."""
     replicas: int
+    """How many replicas must have the job before the dispatch returns, else `NotReplicated`. Default: the mesh's."""
     expires: Seconds | datetime
+    """A datetime, or seconds from the due time, after which the job is given up instead of started. A job that has
+    started once does not expire. Default: never.
+    """
     if_exists: Literal["update", "skip", "raise"]
+    """What to do if a job with this id waits or runs. "update": change the waiting one as ``update`` says; if it only
+    runs, block this one until the run has ended. "skip": nothing. "raise": `Duplicate`. Default: "update".
+    """
     unique_for: Seconds
+    """Seconds from now that the id stays taken, also past the end of the job. A cancel frees it. Default: while the
+    job waits or runs.
+    """
     meta: Mapping[str, str]
+    """Names and texts that travel with the job (trace, tenant), at most 4 KiB as JSON. Default: none."""
     max_length: int
+    """Raise `QueueFull` for a new job if this many tasks wait, are due later or are blocked. Default: the function's,
+    or no limit.
+    """
     front: bool
+    """True: take it before all that wait, if it is due at once. Default: False, to the back."""
 
 
 def check_id(id: object, *, generated: bool = False) -> str:

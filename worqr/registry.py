@@ -31,6 +31,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class UseRetryPolicy:
+    """The type of options that ``@mesh.task`` does not have: write ``retry=worqr.RetryPolicy(max_failures=3)`` instead."""
+
+
 class TaskDecorator(Protocol):
     """What ``@mesh.task(...)`` with options is: takes a function, answers it as a `Function`."""
 
@@ -65,6 +69,10 @@ class Registry(Timetable):
     def task(
         self, /, *, name: str = ..., aliases: Collection[str] = ..., **options: Unpack[HandlerOptions]
     ) -> TaskDecorator: ...
+    @overload  # without these two, a type checker says no more than that no overload fits
+    def task(self, /, *, retries: UseRetryPolicy, **options: Unpack[HandlerOptions]) -> TaskDecorator: ...
+    @overload
+    def task(self, /, *, max_retries: UseRetryPolicy, **options: Unpack[HandlerOptions]) -> TaskDecorator: ...
     def task(
         self,
         fn: Any = None,

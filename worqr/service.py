@@ -27,7 +27,7 @@ import trio
 
 from worqr.errors import Unavailable, UsageError
 from worqr.link import loop_name_here
-from worqr.peer.options import GRACE, AsyncRunsIn
+from worqr.peer.options import GRACE, AsyncRunsIn, Only
 from worqr.task import seconds
 from worqr.version import __version__
 
@@ -79,9 +79,11 @@ def run(mesh: Mesh[Any], **options: Any) -> None:
             command line imports this module.
         RefusedByServer, WrongVersion: waiting would not help.
     """
+    service = Service(mesh, options)
+    service.check()
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format=LINE, stream=sys.stderr)
-    Service(mesh, options).run()
+    service.run()
 
 
 class Service:
@@ -100,14 +102,19 @@ class Service:
         self._peer: Peer | None = None
         self._watch = _Watch(self._describe_running, self._grace)
 
-    def run(self) -> None:
-        """Block until it has ended; see the function `run`."""
+    def check(self) -> None:
+        """UsageError if this mesh cannot run here, or has nothing to serve. Changes nothing."""
         _check_place()
         if not (self._mesh.functions or self._mesh.declared_schedules):
             raise UsageError(
                 f"there is nothing to serve: no function is declared on {self._mesh!r} with @mesh.task, nor a schedule; "
                 "import the modules that declare them before it runs"
             )
+        Only(self._options.get("only")).check(self._mesh.functions)
+
+    def run(self) -> None:
+        """Block until it has ended; see the function `run`."""
+        self.check()
         before = [
             (number, signal.signal(number, self._hear))
             for number in SIGNALS

@@ -191,7 +191,7 @@ class Signature:
         except MemoryError:
             raise  # no fault of the payload
         except Exception as error:  # msgspec's, or of a type with checks of its own
-            raise Broken(f"{self.name}: {type(error).__name__}: {error}") from error
+            raise Broken(f"{self.name}: {type(error).__name__}: {error}{_remedy(error)}") from error
         if self.whole:
             return (value,), {}
         values = msgspec.structs.astuple(value)
@@ -217,6 +217,17 @@ class Signature:
                 f"{self.name}: the result is not what it is said to return ({error}): it returned something else, or "
                 "another version of it ran"
             ) from error
+
+
+def _remedy(error: Exception) -> str:
+    """What to do about a payload that does not decode."""
+    if not isinstance(error, msgspec.MsgspecError):
+        return ""
+    if not isinstance(error, msgspec.ValidationError):
+        return ". A function takes JSON: enqueue calls of it, or an object with its arguments by name"
+    if "missing required field" in str(error):
+        return ". Give a new parameter a default, so that calls from older programs still run"
+    return ". Compare the signature of the function in the program that enqueued it"
 
 
 class _Codec:

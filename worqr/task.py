@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, cast
 import msgspec
 
 from worqr.errors import PayloadTooLarge, UsageError
+from worqr.foreign import not_bytes
 from worqr.tracebacks import format_error
 
 Seconds = float | timedelta
@@ -100,7 +101,7 @@ def check_task(task: object, max_payload: int) -> bytes:
     """
     if not isinstance(task, bytes):
         if not isinstance(task, bytearray | memoryview):
-            raise UsageError(f"a task must be bytes, bytearray or memoryview, not {type(task).__name__}")
+            raise UsageError(not_bytes(task))
         task = bytes(cast("bytearray", task))
     if len(task) > max_payload:
         raise PayloadTooLarge(
@@ -278,8 +279,6 @@ def to_ms(moment: object, what: str) -> int:
 
 def check_count(value: object, what: str) -> int:
     """`value` as a whole number of at least 1."""
-    if value == "auto":
-        raise UsageError(f"{what} does not know 'auto' yet; it takes a whole number of at least 1")
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(f"{what} must be a whole number of at least 1, not {value!r}")
     return value

@@ -30,10 +30,19 @@ class ScheduleOptions(TypedDict, total=False):
     """What `cron` and `every` take beside the time and the call."""
 
     name: str
+    """The name of the schedule. Default: the name of the function."""
     timezone: str | tzinfo
+    """Of `cron`: an IANA name, or a ``zoneinfo.ZoneInfo``. Default: "UTC"."""
     misfire: Literal["skip", "once"] | int
+    """Of the firings that were missed: "skip" all, make up for "once", or for the last n (up to 100). Default:
+    "once".
+    """
     overlap: Overlap
+    """While the firing before still waits or runs: "skip" this one, "queue" it, or "cancel" the one before. Default:
+    "skip".
+    """
     jitter: Seconds
+    """Seconds: the job becomes due at a random moment up to this long after its nominal time. Default: 0."""
 
 
 class Callable0(Protocol):

@@ -245,7 +245,8 @@ async def test_what_cannot_be_decoded_is_broken_byte_for_byte(
         said = {record.task: (record.error.type, record.error.message) for record in broken}
         assert said[payloads[0]] == (
             "worqr.policy.Broken",
-            "mail.send: ValidationError: Expected `str`, got `int` - at `$.to`",
+            "mail.send: ValidationError: Expected `str`, got `int` - at `$.to`. Compare the signature of the function in the "
+            "program that enqueued it",
         )
         assert SECRET in said[payloads[1]][1]  # the record may say all of it
         assert (await q.info()).counts["broken"] == len(payloads)

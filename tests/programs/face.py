@@ -77,6 +77,8 @@ async def untyped(data: dict[str, object]) -> dict[str, Any]:
 
 
 mesh.task(tiemout=5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+mesh.task(retries=3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+mesh.task(timeout=5, max_retries=3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 mesh.task(runs_in="cloud")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 mesh.every(5)(add)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
 mesh.every(5, add.call(1), name="adding")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import os
 import pkgutil
 import sys
@@ -31,7 +32,7 @@ class NotImported(Unhappy):
 
 def find_mesh(target: str) -> Mesh[Any]:
     """The mesh that ``package.module:name`` means; without a name the only one of the module. The module is imported, from the
-    current folder first.
+    current folder first, and Django is set up before if ``DJANGO_SETTINGS_MODULE`` is set.
 
     Raises:
         NotImported: the module itself failed.
@@ -45,8 +46,27 @@ def find_mesh(target: str) -> Mesh[Any]:
         raise Unhappy(f"{target!r} names no mesh: write package.module:mesh")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
+    _set_up_django()
     module = _import(name)
     return _attribute(module, attribute) if colon else _only_mesh(module)
+
+
+def _set_up_django() -> None:
+    """Load Django's applications, which the models that a module imports need, if this process is one of a Django project.
+
+    Raises:
+        NotImported: Django's settings, or an application, failed.
+    """
+    settings = os.environ.get("DJANGO_SETTINGS_MODULE")
+    if not settings or importlib.util.find_spec("django") is None:
+        return
+    try:
+        with importing():
+            importlib.import_module("django").setup()
+    except (Exception, SystemExit) as error:
+        raise NotImported(
+            f"Django's settings DJANGO_SETTINGS_MODULE={settings}, or an application that they name,", error
+        ) from None
 
 
 def _import(name: str) -> ModuleType:

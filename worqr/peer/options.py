@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -27,64 +28,69 @@ MAX_PATIENCE: Final = 1800.0
 
 
 class HandlerOptions(TypedDict, total=False):
-    """The options of a handler; the same words for ``@mesh.task`` and ``peer.serve``.
-
-    Keys:
-        timeout: seconds a run may take. Then it is cancelled, which counts apart from failures; None: for ever.
-        retry: what differs from the defaults of `RetryPolicy`; a job's own retry overrides it.
-        keep_failed: how many of the queue's failed tasks are kept for people to see, 0: none (1000).
-        concurrency: how many of its tasks run at once in one peer; None: as many as the peer has room for.
-        size: units of the peer's concurrency that a run takes (1).
-        priority: the weight of its queue while several want more room than there is (100): each gets turns and a share of the
-            room in proportion, and among equals the higher number comes first.
-        on_failure: called with one `Failed` for each task that is set aside, at least once. It is a job itself, in the queue's
-            failure queue, made in the same step.
-        on_failure_retry: the `RetryPolicy` of the failure handler's own runs. What it leaves out is as without it: up to 100
-            runs, 10 s to 15 minutes apart. A failure handler whose last run fails is set aside in the failure queue.
-        on_failure_timeout: seconds that a run of the failure handler may take; None: no limit.
-        runs_in: "loop": the peer's Trio loop; "asyncio": an asyncio loop in a thread of the peer, for async functions whose
-            libraries need it; "thread": for plain functions, their default; "process": a process of its own for plain functions
-            that use the CPU, which is killed if the run is cancelled. The default of async functions is ``Mesh(runs_in=...)``.
-        result_ttl: seconds that what the handler returned for a job is kept; None: it is not.
-        max_length: an enqueue or dispatch of the function is refused if so many tasks wait; only for ``@mesh.task``, because it
-            is the producer who is refused.
-        shards: how many lists the function's queue has, as in ``mesh.queue(name, shards=...)``; only for ``@mesh.task`` (1).
-    """
+    """The options of a handler; the same words for ``@mesh.task`` and ``peer.serve``."""
 
     timeout: Seconds | None
+    """Seconds a run may take. Then it is cancelled, which is counted apart from failures. Default: None, no limit."""
     retry: RetryPolicy
+    """What differs from the defaults of `RetryPolicy`; a job's own ``retry`` overrides it. Default: 10 failed runs,
+    then it is given up.
+    """
     keep_failed: int
+    """How many failed tasks of the queue are kept for people to see. 0: none. Default: 1000."""
     concurrency: int | None
+    """How many tasks of the queue run at once in one peer. Default: None, as many as the peer has room for."""
     size: int
+    """How many units of the peer's concurrency a run takes. Default: 1."""
     priority: int
+    """The weight of the queue while several queues want more room than there is: each gets a share of the room in
+    proportion. Ties go to the higher number. Default: 100.
+    """
     on_failure: Callable[[Failed], object] | None
+    """Called with one `Failed` for each task that is given up, at least once. It is a job of its own, in the queue's failure
+    queue, made in the same step. Default: None.
+    """
     on_failure_retry: RetryPolicy
+    """The `RetryPolicy` of the failure handler's runs. What it leaves out keeps its default: up to 100 runs, 10 s to
+    15 minutes apart. If the last run fails too, the job moves to the dead-letter list of the failure queue.
+    """
     on_failure_timeout: Seconds | None
+    """Seconds that a run of the failure handler may take. Default: None, no limit."""
     runs_in: RunsIn
+    """"loop": the peer's Trio loop. "asyncio": an asyncio loop in a thread of the peer. "thread": for plain
+    functions. "process": for plain functions that use the CPU; the process is killed if the run is cancelled.
+    Default: a thread for plain functions, ``Mesh(runs_in=...)`` for async functions.
+    """
     result_ttl: Seconds | None
+    """Seconds to keep the result of a job. Default: None, it is not kept."""
     max_length: int | None
+    """An enqueue or dispatch raises `QueueFull` if this many tasks wait. Only for ``@mesh.task``. Default: None, no
+    limit.
+    """
     shards: int
+    """How many lists the queue has, as in ``mesh.queue(name, shards=...)``. Only for ``@mesh.task``. Default: 1."""
 
 
 class JoinOptions(TypedDict, total=False):
-    """The options of a peer: of ``join``, ``join_in_thread`` and ``run``.
-
-    Keys:
-        concurrency: units of work that the peer holds at once (100); "auto": as many as its CPU and its loop can take, from 1 to
-            1000, judged each second.
-        grace: seconds that what runs may go on when the block has ended (25, which fits into Kubernetes's 30).
-        threads: how many plain functions run at once (40).
-        processes: how many functions with ``runs_in="process"`` run at once; default: as many as there are CPUs for us.
-        process_memory: bytes of address space that such a process may have; what is more is a MemoryError there (no limit).
-        only: names or globs (``"mail.*"``) of the functions to serve; default: all.
-    """
+    """The options of a peer: of ``join``, ``join_in_thread`` and ``run``."""
 
     concurrency: int | Literal["auto"]
+    """How many units of work the peer holds at once. "auto": as many as its CPU and its loop can take, from 1 to
+    1000, judged each second. Default: 100.
+    """
     grace: Seconds
+    """Seconds that running handlers may go on when the block has ended. Default: 25, which fits into Kubernetes's 30.
+    """
     threads: int
+    """How many plain functions run at once. Default: 40."""
     processes: int
+    """How many functions with ``runs_in="process"`` run at once. Default: the number of usable CPUs."""
     process_memory: int | None
+    """Bytes of address space that such a process may have; a run that needs more gets a MemoryError. Default: None,
+    no limit.
+    """
     only: Collection[str]
+    """Names or globs (``"mail.*"``) of the functions to serve. Default: all."""
 
 
 PATIENT = Policy(max_failures=100, max_timeouts=100, min_backoff=10.0, max_backoff=900.0)
@@ -136,8 +142,8 @@ def handling(where: str, options: Mapping[str, Any]) -> Handling:
     if runs_in is not None and runs_in not in RUNS_IN:
         raise UsageError(f"runs_in must be one of {', '.join(map(repr, RUNS_IN))}, not {runs_in!r}")
     on_failure = options.get("on_failure")
-    if on_failure is not None and not callable(on_failure):
-        raise UsageError(f"on_failure must be a handler that can be called with a worqr.Failed, not {on_failure!r}")
+    if on_failure is not None:
+        check_failure_handler(on_failure)
     policy = policy_for(
         options.get("retry"),
         timeout=options.get("timeout"),
@@ -164,6 +170,23 @@ def _check_retry(retry: object, what: str) -> RetryPolicy:
             f"{what} must be a worqr.RetryPolicy, not {retry!r}: write {what}=worqr.RetryPolicy(max_failures=3)"
         )
     return retry
+
+
+def check_failure_handler(handler: object) -> None:
+    """UsageError for what cannot be called with a `Failed`."""
+    if not callable(handler):
+        raise UsageError(f"on_failure must be a handler that can be called with a worqr.Failed, not {handler!r}")
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return  # some builtins have none
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise UsageError(
+            f"the failure handler {handler!r} is called with one argument, a worqr.Failed ({error}): declare it as "
+            "def on_failure(failed: worqr.Failed)"
+        ) from None
 
 
 def policy_for(

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import trio
 
@@ -51,6 +51,10 @@ def _inner(handler: Any) -> Any:
     while isinstance(handler, partial):
         handler = handler.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     return handler
+
+
+NOT_BLOCKING: Final = 'declare what blocks as a plain def, which runs in a thread, or with runs_in="process"'
+"""What to do with a handler that blocks the loop."""
 
 
 def check_handler(handler: Callable[..., object]) -> bool:
@@ -145,7 +149,9 @@ class Slots:
                 where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
             if frame.f_code is Slots._run_until_odd.__code__:
                 context = frame.f_locals["slot"].context
-                return f"handler of queue {context.queue!r}, claim {context.fence}, at {where}" if context else where
+                if context is None:
+                    return where
+                return f"handler of queue {context.queue!r}, claim {context.fence}, at {where} ({NOT_BLOCKING})"
             frame = frame.f_back
         return f"code outside the handlers, at {where}" if where else "unknown code"
 

@@ -1,0 +1,189 @@
+"""Mistakes in a call: all are found in the caller, before anything is sent."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+
+import worqr
+from tests.servers import Server
+
+mesh = worqr.Mesh("redis://nowhere.invalid")
+
+
+@mesh.task(name="mails.send")
+async def send(to: str, copies: int = 1) -> None: ...
+
+
+@mesh.task(name="mails.plain")
+def plain(what, more=None) -> None: ...  # type: ignore[no-untyped-def]
+
+
+function: Any = send
+untyped: Any = plain
+
+
+# Words of other libraries
+
+
+@pytest.mark.parametrize(
+    ("mistake", "why"),
+    [
+        (
+            lambda: function.delay("ada"),
+            "use `await send.enqueue(...)`, or `send.blocking.enqueue(...)` where no event",
+        ),
+        (lambda: function.send("ada"), "use `await send.enqueue(...)`"),
+        (lambda: function.kiq("ada"), "use `await send.enqueue(...)`"),
+        (lambda: function.apply_async(("ada",)), "use `await send.options(delay=60).dispatch(...)`"),
+        (lambda: function.s("ada"), "use `send.call(...)`, which is a call as a value"),
+        (lambda: function.blocking.delay("ada"), "use `send.blocking.enqueue(...)`"),
+        (lambda: function.blocking.apply_async(("ada",)), "use `send.blocking.options(delay=60).dispatch(...)`"),
+        (lambda: function.options(delay=5).enqueue("ada"), "use `await send.options(...).dispatch(...)`"),
+        (lambda: function.options(delay=5).delay("ada"), "use `await send.options(...).dispatch(...)`"),
+    ],
+)
+def test_a_method_of_another_library(mistake: Callable[[], object], why: str) -> None:
+    with pytest.raises(AttributeError, match=re.escape(why)):
+        mistake()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (
+            {"eta": dt.datetime.now(dt.UTC)},
+            "use run_at, as in fn.options(run_at=datetime.now(UTC) + timedelta(hours=1))",
+        ),
+        ({"countdown": 60}, "use delay, as in fn.options(delay=60).dispatch(...)"),
+        ({"task_id": "1"}, "use id, as in fn.options(id='report-7').dispatch(...)"),
+        ({"retry": 3}, "write retry=worqr.RetryPolicy(max_failures=3)"),
+        ({"dely": 3}, "dispatch() has no option 'dely'; did you mean 'delay'?"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_an_option_of_another_library(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(worqr.UsageError, match=re.escape(why)):
+        function.options(**options)
+
+
+def test_options_with_enqueue_where_no_loop_runs() -> None:
+    with pytest.raises(worqr.UsageError, match=r"with options is a job: use dispatch\(\) instead of enqueue\(\)"):
+        function.blocking.options(delay=5).enqueue("ada")
+
+
+def test_a_datetime_without_a_timezone() -> None:
+    with pytest.raises(worqr.UsageError, match=r"run_at must know its timezone: .* use datetime\.now\(UTC\)"):
+        function.options(run_at=dt.datetime.now())
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("mistake", "error", "why"),
+    [
+        (
+            partial(function.call, object()),
+            worqr.UsageError,
+            "JSON cannot carry these arguments: JSON does not know object",
+        ),
+        (
+            partial(function.call, lambda: 1),
+            worqr.UsageError,
+            "JSON cannot carry these arguments: JSON does not know function",
+        ),
+        (partial(untyped.call, float("nan")), worqr.UsageError, "JSON has neither NaN nor infinity"),
+        (partial(function.call, 7), worqr.UsageError, "Expected `str`, got `int` - at `$.to`"),
+        (partial(function.call), TypeError, "mails.send(): missing a required argument: 'to'"),
+        (partial(function.call, "ada", 1, 2), TypeError, "mails.send(): too many positional arguments"),
+        (
+            partial(function.call, "ada", copeis=2),
+            TypeError,
+            "mails.send(): got an unexpected keyword argument 'copeis'",
+        ),
+    ],
+    ids=["not JSON", "a lambda", "NaN", "a wrong type", "one is missing", "too many", "misspelt"],
+)
+def test_arguments_that_its_handler_would_not_take(
+    mistake: Callable[[], object], error: type[Exception], why: str
+) -> None:
+    with pytest.raises(error, match=re.escape(why)):
+        mistake()
+
+
+@pytest.mark.parametrize("value", [dt.datetime.now(dt.UTC), (1, 2), b"raw"], ids=["datetime", "tuple", "bytes"])
+def test_an_argument_that_would_arrive_as_another_type(value: object) -> None:
+    kind = type(value).__name__
+    with pytest.raises(worqr.UsageError, match=f"annotate it, as in `what: {kind}`"):
+        untyped.call(value)
+
+
+def test_a_payload_of_17_mb() -> None:
+    with pytest.raises(
+        worqr.PayloadTooLarge, match=r"17,000,0.. bytes is over the limit of 16,777,216 .*: store the data"
+    ):
+        function.call("x" * 17_000_000)
+
+
+async def test_calling_the_function_in_place_of_naming_the_call(server: Server, prefix: str) -> None:
+    mesh = worqr.Mesh(server.url, prefix=prefix)
+    run_here = function("ada")
+    with pytest.raises(
+        worqr.UsageError, match=re.escape("write send.call(...), not send(...), which runs the function")
+    ):
+        async with mesh.connect():
+            await mesh.enqueue_many([run_here])
+    run_here.close()
+
+
+# Raw queues
+
+
+@pytest.mark.parametrize(
+    ("task", "hint"),
+    [
+        ("ada", "use text.encode(); to pass Python values, declare a function with @mesh.task"),
+        ({"to": "ada"}, "use json.dumps(value).encode(); to pass Python values, declare a function with @mesh.task"),
+        ([1, 2], "use json.dumps(value).encode(); to pass Python values, declare a function with @mesh.task"),
+        (7, "use json.dumps(value).encode()"),
+        ([b"a", b"b"], "pass several tasks as arguments, as in queue.enqueue(*tasks)"),
+        (send.call("ada"), "pass calls to mesh.enqueue_many([...]) or mesh.dispatch_many([...])"),
+        (object(), "to pass Python values, declare a function with @mesh.task"),
+    ],
+    ids=["str", "dict", "list", "int", "list of bytes", "call", "object"],
+)
+def test_something_else_than_bytes_in_a_raw_queue(task: Any, hint: str) -> None:
+    queue = mesh.blocking.queue("mails")
+    for mistake in (queue.enqueue, queue.dispatch):
+        with pytest.raises(worqr.UsageError) as error:
+            mistake(task)
+        wanted = f"a task must be bytes, bytearray or memoryview, not {type(task).__name__}: {hint}"
+        assert str(error.value).startswith(wanted)
+
+
+# Threads
+
+
+async def test_a_call_from_a_thread_says_what_to_use(server: Server, prefix: str) -> None:
+    mesh = worqr.Mesh(server.url, prefix=prefix)
+    add = mesh.task(name="add")(lambda: None)
+    async with mesh.connect():
+
+        def in_a_thread() -> None:
+            with pytest.raises(
+                worqr.UsageError, match=r"where no event loop runs, use mesh\.blocking and fn\.blocking"
+            ):
+                add.enqueue().send(None)
+            add.blocking.enqueue()
+
+        await trio.to_thread.run_sync(in_a_thread)
+        assert (await add.queue.info()).waiting == 1
+        await add.queue.delete()
+    await trio.to_thread.run_sync(mesh.blocking.close)
