@@ -21,6 +21,7 @@ from worqr.errors import Duplicate, NotReplicated, QueueFull, UsageError, WorqrE
 from worqr.job import Job, Outcome, Results
 from worqr.keys import QueueKeys
 from worqr.listening import Latest, listening
+from worqr.log_events import emit
 from worqr.looking import LISTED, ask_each, list_jobs
 from worqr.ops import MAX_BYTES, MAX_ITEMS, Cancelled, Dispatched
 from worqr.ops.replies import in_pieces
@@ -383,15 +384,14 @@ class Queue:
         Never a promise: events are lost while the connection is, and the oldest when you are over 1,000 behind. The iterator ends
         with the block; of several tasks that share it each event goes to one.
         """
-        link = self._mesh.link
-        latest = Latest[Event](link, EVENTS_BUFFERED)
+        link, latest = self._mesh.link, Latest[Event](self._mesh.link, EVENTS_BUFFERED)
 
         def hear(message: bytes) -> None:
             kind, _, count = message.decode("utf-8", "replace").partition(" ")
             try:
                 latest.put(Event(self.name, kind, int(count)))
             except ValueError:
-                logger.warning("events: queue %r: a message nobody of us sent: %r", self.name, message[:100])
+                emit(logger, "events", "queue %(queue)r: ignored a message of another program", queue=self.name)
 
         async with AsyncExitStack() as stack:
             stack.enter_context(latest)

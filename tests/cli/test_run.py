@@ -190,7 +190,7 @@ async def test_every_line_of_the_log_is_an_object(run: Run, connected: worqr.Mes
     assert start["level"] == "info"
     assert start["prefix"] == prefix
     assert "tests.cli.app.nap" in start["functions"]
-    assert [record for record in records if record["message"].startswith("handler.failed:")]
+    assert [record for record in records if record["message"].startswith("task.failed:")]
     assert "\x1b" not in peer.errors
 
 
@@ -198,7 +198,7 @@ async def test_every_line_of_the_log_is_an_object(run: Run, connected: worqr.Mes
 async def test_a_payload_in_an_error_does_not_reach_the_terminal(run: Run, connected: worqr.Mesh) -> None:
     peer = await run()
     await enqueue(connected, "fail", text="evil \x1b[31m")
-    await until(lambda: "handler.failed" in peer.errors, LONG)
+    await until(lambda: "task.failed" in peer.errors, LONG)
     assert "evil \\x1b[31m" in peer.errors
     peer.signal(TERM)
     assert await peer.ended(LONG) == 0

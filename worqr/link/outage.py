@@ -47,8 +47,8 @@ class Outage:
         self.cause = cause
         if not self._told and not quiet:
             self._told = True
-            text = "link.lost: the server at %s is not there (%s); trying until it is, %d requests wait"
-            self.scribe.log(self.logger, logging.WARNING, text, self.address, cause, waiting)
+            text = "lost connection to %(server)s (%(error)s); retrying, %(pending)d requests pending"
+            self.scribe.emit(self.logger, "link.lost", text, server=self.address, error=cause, pending=waiting)
 
     def failed(self, *, refused: bool = False) -> None:
         """An attempt failed: wait before the next one."""
@@ -59,9 +59,8 @@ class Outage:
         """The server works again."""
         if self.since is not None and self._told:
             gone = time.monotonic() - self.since
-            self.scribe.log(
-                self.logger, logging.INFO, "link.back: the server at %s is back after %.1f s", self.address, gone
-            )
+            text = "connected to %(server)s again after %(duration).1f s"
+            self.scribe.emit(self.logger, "link.back", text, server=self.address, duration=gone)
         self.since, self.cause, self.attempts, self.next_try, self._told = None, "", 0, 0.0, False
 
     def text(self, now: float) -> str:
