@@ -310,7 +310,7 @@ class Heart(Generic[R]):
 
     def _tell(self) -> None:
         for event, text, seconds, where in self._loop.lines():
-            if where:
-                self._scribe.emit(logger, event, text, duration=seconds, where=where)
-            else:
+            if where is None:
                 self._scribe.emit(logger, event, text, duration=seconds)
+            else:
+                self._scribe.emit(logger, event, text, duration=seconds, where=where)

@@ -18,8 +18,8 @@ from worqr.link.mailbox import Mailbox
 _TURNING = 1.0  # a loop that answers within this turns
 _LATE = 1.0  # seconds; we ourselves did not run for so long
 
-Line = tuple[str, str, float, str]
-"""An event of the log, its text, the seconds that it took, and the code that the loop was busy with."""
+Line = tuple[str, str, float, str | None]
+"""An event of the log, its text, the seconds that it took, and the code that the loop is busy with; None: with none."""
 
 
 class LoopWatch:
@@ -72,7 +72,7 @@ class LoopWatch:
             return
         if self._blocked_since is not None:
             gone = now - self._blocked_since
-            self._lines.append(("loop.turns", "the event loop turns again, after %(duration).1f s", gone, ""))
+            self._lines.append(("loop.turns", "the event loop turns again, after %(duration).1f s", gone, None))
         self.turning, self.stalled, self._blocked_since = True, False, None
         self._asked += 1
         self._asked_at = now
