@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import signal
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from tests.children import Child
 from tests.leaks import assert_no_leaks, delete_all
 from tests.proxy import FaultProxy
 from tests.servers import Server, chosen, started
+from worqr.log_events import EVENTS
 from worqr.testing.servers import let_go
 
 # An example may take as long as the machine does; each run tries the same ones, so that it fails for what was changed.
@@ -59,6 +61,32 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     # A test run that is spread over processes sends each report as UTF-8; what a test has logged may not be.
     report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]  # type: ignore[attr-defined]
     return report  # type: ignore[return-value]
+
+
+class LoggedEvents(logging.Handler):
+    """Notes each line of worqr that is none of its log events, or has another level or other fields than the registry says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wrong: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        name = str(record.__dict__.get("event"))
+        event = EVENTS.get(name)
+        if event is None or record.levelno not in event.levels:
+            self.wrong.append(f"{record.levelname}: {record.getMessage()}")
+        elif isinstance(record.args, dict) and (more := record.args.keys() - set(event.fields)):
+            self.wrong.append(f"{name} has the fields {more}")
+
+
+@pytest.fixture(autouse=True)
+def _only_log_events() -> Iterator[None]:
+    """What worqr logs in any test is in the registry of log events."""
+    logger, handler = logging.getLogger("worqr"), LoggedEvents()
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
+    assert handler.wrong == []
 
 
 @pytest.fixture(scope="session")

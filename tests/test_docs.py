@@ -292,15 +292,6 @@ def words(cells: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cells)
 
 
-def test_the_words_of_the_log_are_those_of_the_code() -> None:
-    source = "\n".join(path.read_text("utf-8") for path in (ROOT / "worqr").rglob("*.py"))
-    for row in rows("operating.md", "Logs"):
-        for word in words(row[0]):
-            kind, _, verb = word.partition(".")
-            composed = f'"{kind}.%s:' in source and f'"{verb}"' in source
-            assert f'"{word}:' in source or f'"{word}"' in source or composed, word
-
-
 def test_the_errors_are_those_there_are() -> None:
     named = {word for row in rows("operating.md", "Errors") for word in words(row[0])}
     public = {name: getattr(worqr, name) for name in worqr.__all__}

@@ -31,6 +31,7 @@ LAYERS = (
         "shards",
         "foreign",
         "tracebacks",
+        "log_events",
     ),  # pure
     ("ops",),  # pure
     ("link", "embedded"),

@@ -378,7 +378,7 @@ def test_its_death_is_told_once(
     until(lambda: not peer.health().alive)
     assert peer.health().why.startswith("it has ended: WorqrBug: ")
     assert [each.message for each in caplog.records if each.levelname == "ERROR"] == [
-        "peer.ended: the peer in a thread has ended by an error"
+        "peer.ended: the worker in a thread has ended by an error"
     ]
     with pytest.raises(worqr.WorqrBug):
         peer.stop()

@@ -27,6 +27,7 @@ import trio
 
 from worqr.errors import Unavailable, UsageError
 from worqr.link import loop_name_here
+from worqr.log_events import emit, emit_fields
 from worqr.peer.options import GRACE, AsyncRunsIn, Only
 from worqr.task import seconds
 from worqr.version import __version__
@@ -57,8 +58,8 @@ class Urgency(enum.IntEnum):
 
 
 _MEANS: Final = {
-    Urgency.DRAIN: "leaving: what runs may end in %g s; once more, and it is cancelled",
-    Urgency.CANCEL: "what runs is cancelled, and its tasks go back; once more, and the process ends at once",
+    Urgency.DRAIN: "shutting down: waiting up to %(grace)g s for running tasks (Ctrl-C again to cancel them)",
+    Urgency.CANCEL: "cancelling the running tasks, which go back to their queues (Ctrl-C again to end the process at once)",
 }
 
 
@@ -147,7 +148,7 @@ class Service:
         if self._urgency > self._told:
             self._told = self._urgency
             text = _MEANS[Urgency(self._urgency)]
-            logger.info("stop: " + text, *([self._grace] if "%g" in text else []))
+            emit(logger, "stop", text, grace=self._grace)
         if self._urgency:
             self._quiet.set()
         if self._urgency >= Urgency.CANCEL or (self._urgency and self._peer is None):
@@ -163,13 +164,14 @@ class Service:
                 except Unavailable as error:
                     if self._peer is not None:
                         raise
-                    logger.warning("start: %s; trying on until it is there", error)
+                    emit(logger, "start", "%(error)s; retrying", level=logging.WARNING, error=str(error))
 
     async def _serve(self) -> None:
         async with self._mesh.join(**self._options) as peer:
             self._peer = peer
             served = _served(self._mesh, peer)
-            logger.info("start: %s", _banner(self._mesh, peer, served), extra=_facts(self._mesh, peer, served))
+            banner = _banner(self._mesh, peer, served).replace("%", "%%")
+            emit_fields(logger, "start", banner, _facts(self._mesh, peer, served))
             try:
                 await self._wait_quiet(peer)
             except BaseException:
@@ -231,8 +233,8 @@ class _Watch:
                 told = self._told.get(timeout=wait)
             except queue.Empty:
                 if warned:
-                    end_now(logging.ERROR, "stuck: %s; the process ends without it", self._describe())
-                logger.warning("stuck: %s; the process ends in some seconds", self._describe())
+                    end_now("stuck", "%(reason)s; the process ends without it", self._describe())
+                emit(logger, "stuck", "%(reason)s; the process ends in some seconds", reason=self._describe())
                 warned = True
                 continue
             if not told:
@@ -241,11 +243,11 @@ class _Watch:
             cancelled_at = due if cancelled_at is None else min(cancelled_at, due)
 
 
-def end_now(level: int, text: str, *arguments: object) -> NoReturn:
-    """Log why, if that is possible at all, and end the process with code 1."""
+def end_now(event: str, text: str, reason: str) -> NoReturn:
+    """Log why, as an error, if that is possible at all, and end the process with code 1."""
 
     def speak() -> None:
-        logger.log(level, text, *arguments)
+        emit(logger, event, text, level=logging.ERROR, reason=reason)
         logging.shutdown()
 
     last_words = threading.Thread(target=speak, daemon=True)
@@ -260,7 +262,9 @@ def end_within(patience: float) -> None:
     def wait() -> None:
         time.sleep(patience)
         names = [each.name for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
-        end_now(logging.ERROR, "stuck: these threads have not ended, the process does: %s", ", ".join(names))
+        end_now(
+            "stuck", "these threads have not ended, and the process ends without them: %(reason)s", ", ".join(names)
+        )
 
     threading.Thread(target=wait, name="worqr-end", daemon=True).start()
 
@@ -314,7 +318,9 @@ def _banner(mesh: Mesh[Any], peer: Peer, served: list[Function[..., Any]]) -> st
         "prefix": [settings.prefix],
         "app": [settings.app] if settings.app else [],
         "worker": [peer.id],
-        "room": [f"{settings.concurrency}, {settings.threads} threads, {settings.processes} processes"],
+        "capacity": [
+            f"{settings.concurrency} concurrent tasks, {settings.threads} threads, {settings.processes} processes"
+        ],
         "functions": functions or ["none"],
         "schedules": sorted(settings.schedules),
     }

@@ -15,7 +15,7 @@ import msgspec
 
 from worqr.errors import PayloadTooLarge, UsageError
 from worqr.foreign import not_bytes
-from worqr.tracebacks import format_error
+from worqr.tracebacks import format_error, text_of
 
 Seconds = float | timedelta
 """A duration: seconds as a number, or a timedelta."""
@@ -144,10 +144,7 @@ class RemoteError:
         remote = getattr(error, "__worqr_remote__", None)
         if isinstance(remote, RemoteError):
             return remote
-        try:
-            message = str(error)
-        except BaseException as unprintable:  # also a SystemExit: it is the text of an error, not an error
-            message = f"<its __str__ raised {type(unprintable).__name__}>"
+        message = text_of(error)
         lines = clean_text(format_error(error))[-16384:]
         return cls(name_of(type(error)), clean_text(message)[:4096], lines, _fields_of(error))
 

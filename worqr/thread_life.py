@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from worqr.errors import Unavailable, UsageError
+from worqr.log_events import emit
 from worqr.task import Health
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class Life:
             self._error = error
             self._why = f"it has ended: {type(error).__name__}: {error}"
             if self._peer is not None:  # else `start` raises it
-                logger.error("peer.ended: the peer in a thread has ended by an error", exc_info=error)
+                emit(logger, "peer.ended", "the worker in a thread has ended by an error", exc_info=error)
         else:
             self._why = "stopped"
         self._end()
@@ -222,7 +223,8 @@ def _at_exit() -> None:
     until = time.monotonic() + EXIT_PATIENCE
     for life in lives:
         if not life.wait_ended(max(0.0, until - time.monotonic())):
-            logger.warning(
-                "stuck: a peer has not left within %g s, the process ends without it; its tasks are back some seconds later",
-                EXIT_PATIENCE,
+            text = (
+                "a worker has not left within %(duration)g s, and the process ends without it; other workers give back its tasks "
+                "some seconds later"
             )
+            emit(logger, "stuck", text, duration=EXIT_PATIENCE)

@@ -1,30 +1,84 @@
-"""An error's traceback as text, quickly: what fails by the thousand mostly fails in the same place. Pure."""
+"""An error as text, for logs and records: in one line, or with a traceback that begins at the user's first frame. Pure.
+
+Quickly: what fails by the thousand mostly fails in the same place.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import traceback
+from pathlib import Path
 from types import CodeType, TracebackType
-from typing import Final
+from typing import Final, cast
 
 FRAMES: Final = 30
 """Frames of a traceback that are kept: the last ones."""
 MANY_PLACES: Final = 100
 TRACEBACK: Final = "Traceback (most recent call last):\n"
+OURS: Final = f"{Path(__file__).parent}{os.sep}"
+"""What the names of our own source files begin with."""
+ONE_LINE: Final = 500
+"""Characters of an error's text in a log line; a traceback has all of it."""
+MANY_ERRORS: Final = 3
+"""Errors of a group that are named in one line."""
 
+_RUNNERS: Final = re.compile(r"[/\\](?:trio[/\\](?:_core[/\\]|_threads\.py)|asyncio[/\\]\w+\.py$)")
+"""Source files of the event loops, which run what we give them."""
 _frames: dict[tuple[tuple[int, int], ...], tuple[str, list[CodeType]]] = {}
 """Where errors were raised, and how that reads; the code is kept so that no other gets its id."""
 
 
+def one_line(error: BaseException) -> str:
+    """The type and text of an error, in one line of bounded length; of a group, of the first errors in it as well."""
+    text = " ".join(text_of(error).split())
+    found = f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
+    if isinstance(error, BaseExceptionGroup):
+        inner = cast("BaseExceptionGroup[BaseException]", error).exceptions
+        more = "; ..." if len(inner) > MANY_ERRORS else ""
+        found += f" ({'; '.join(one_line(each) for each in inner[:MANY_ERRORS])}{more})"
+    return shortened(found)
+
+
+def shortened(text: str) -> str:
+    """`text` in the length that a log line bears."""
+    return text if len(text) <= ONE_LINE else f"{text[: ONE_LINE - 3]}..."
+
+
+def text_of(error: BaseException) -> str:
+    """``str(error)``, also of an error whose ``__str__`` raises."""
+    try:
+        return str(error)
+    except BaseException as unprintable:  # also a SystemExit: it is the text of an error, not an error
+        return f"<its __str__ raised {type(unprintable).__name__}>"
+
+
+def users_traceback(error: BaseException) -> TracebackType | None:
+    """The traceback of an error from the first frame on that is neither worqr's nor an event loop's; all of it if none is."""
+    at = error.__traceback__
+    while at is not None and _is_ours(at.tb_frame.f_code.co_filename):
+        at = at.tb_next
+    return at or error.__traceback__
+
+
+def _is_ours(path: str) -> bool:
+    return path.startswith(OURS) or _RUNNERS.search(path) is not None
+
+
 def format_error(error: BaseException) -> str:
-    """As ``traceback.format_exception``, which looks at every source file anew and parses its lines, in the loop's thread. What
-    fails by the thousand mostly fails in the same place: of an error without a chain the frames are formatted but once.
+    """As ``traceback.format_exception``, from the user's first frame on.
+
+    That looks at every source file anew and parses its lines, in the loop's thread. What fails by the thousand mostly fails in
+    the same place: of an error without a chain the frames are formatted but once.
     """
     chained = error.__cause__ is not None or (error.__context__ is not None and not error.__suppress_context__)
     if chained or issubclass(type(error), BaseExceptionGroup) or error.__traceback__ is None:
-        return "".join(traceback.format_exception(error, limit=-FRAMES))
+        whole = traceback.TracebackException.from_exception(error, limit=-FRAMES, compact=True)
+        _cut(whole, set())
+        return "".join(whole.format())
     codes: list[CodeType] = []
     path: list[tuple[int, int]] = []
-    at: TracebackType | None = error.__traceback__
+    first = at = users_traceback(error)
     while at is not None:
         codes.append(at.tb_frame.f_code)
         path.append((id(at.tb_frame.f_code), at.tb_lasti))
@@ -34,5 +88,17 @@ def format_error(error: BaseException) -> str:
     if known is None:
         if len(_frames) >= MANY_PLACES:
             _frames.clear()
-        known = _frames[place] = "".join(traceback.format_tb(error.__traceback__, limit=-FRAMES)), codes[-FRAMES:]
+        known = _frames[place] = "".join(traceback.format_tb(first, limit=-FRAMES)), codes[-FRAMES:]
     return "".join((TRACEBACK, known[0], *traceback.format_exception_only(error)))
+
+
+def _cut(error: traceback.TracebackException, seen: set[int]) -> None:
+    """Cut the frames above the user's first one, of an error and of all in its chain or group."""
+    if id(error) in seen:
+        return
+    seen.add(id(error))
+    first = next((i for i, frame in enumerate(error.stack) if not _is_ours(frame.filename)), 0)
+    del error.stack[:first]
+    for each in (error.__cause__, error.__context__, *(error.exceptions or ())):
+        if each is not None:
+            _cut(each, seen)

@@ -84,7 +84,7 @@ async def test_a_change_starts_the_peer_again(supervisor: Child, app: trio.Path,
         assert await supervisor.line(LONG) == "mended, and that is three"
 
         supervisor.signal(signal.SIGINT)
-        await until(lambda: "stop: leaving" in supervisor.errors, LONG)
+        await until(lambda: "stop: shutting down" in supervisor.errors, LONG)
         supervisor.signal(signal.SIGINT)
         assert await supervisor.line(LONG) == "let go: leaving"
         assert await supervisor.ended(LONG) == 0
@@ -96,9 +96,9 @@ async def test_ctrl_c_on_their_terminal_counts_once(supervisor: Child, mesh: wor
         await mesh.queue("hold").enqueue(b"{}")
         assert await supervisor.line(LONG) == "holding"
         os.killpg(supervisor.pid, signal.SIGINT)
-        await until(lambda: "stop: leaving" in supervisor.errors, LONG)
+        await until(lambda: "stop: shutting down" in supervisor.errors, LONG)
         await trio.sleep(0.5)  # whatever came twice would have come by now
-        assert "stop: what runs is cancelled" not in supervisor.errors
+        assert "stop: cancelling the running tasks" not in supervisor.errors
         os.killpg(supervisor.pid, signal.SIGINT)
         assert await supervisor.line(LONG) == "let go: leaving"
         assert await supervisor.ended(LONG) == 0

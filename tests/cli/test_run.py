@@ -71,7 +71,7 @@ async def test_the_first_signal_lets_what_runs_end(run: Run, connected: worqr.Me
     peer.signal(number)
     assert await peer.line(LONG) == "awake"
     assert await peer.ended(LONG) == 0
-    assert "stop: leaving: what runs may end in 25 s" in peer.errors
+    assert "stop: shutting down: waiting up to 25 s for running tasks" in peer.errors
     assert "Traceback" not in peer.errors
     assert await connected.workers() == []
 
@@ -91,11 +91,11 @@ async def test_the_second_signal_cancels_what_runs_and_gives_it_back(run: Run, c
     await enqueue(connected, "hold")
     assert await peer.line(LONG) == "holding"
     peer.signal(INT)
-    await until(lambda: "stop: leaving" in peer.errors, LONG)
+    await until(lambda: "stop: shutting down" in peer.errors, LONG)
     peer.signal(TERM)
     assert await peer.line(LONG) == "let go: leaving"
     assert await peer.ended(LONG) == 0
-    assert "stop: what runs is cancelled" in peer.errors
+    assert "stop: cancelling the running tasks" in peer.errors
     assert await connected.queue("tests.cli.app.hold").count() == 1
     assert await connected.workers() == []
 
@@ -142,7 +142,7 @@ async def test_a_thread_that_lingers_does_not_keep_the_process(run: Run, connect
     assert await peer.line(LONG) == "lingering"
     peer.signal(TERM)
     assert await peer.ended(LONG) == 1
-    assert "stuck: these threads have not ended, the process does: lingering" in peer.errors
+    assert "stuck: these threads have not ended, and the process ends without them: lingering" in peer.errors
     assert await connected.workers() == []
 
 
@@ -151,7 +151,12 @@ async def test_a_thread_that_lingers_does_not_keep_the_process(run: Run, connect
 
 async def test_the_start_says_what_is_served_where_and_how(run: Run, server: Server, prefix: str) -> None:
     peer = await run("--concurrency", "7", "--threads", "3", "--processes", "1", "--queues", "*.fail,*.nap")
-    for fact in (server.url, prefix, "7, 3 threads, 1 processes", "thread, timeout 30 s, concurrency 5, also old.fail"):
+    for fact in (
+        server.url,
+        prefix,
+        "7 concurrent tasks, 3 threads, 1 processes",
+        "thread, timeout 30 s, concurrency 5, also old.fail",
+    ):
         assert fact in peer.errors
     assert "tests.cli.app.nap" in peer.errors
     assert "tests.cli.app.hold" not in peer.errors
@@ -190,7 +195,10 @@ async def test_every_line_of_the_log_is_an_object(run: Run, connected: worqr.Mes
     assert start["level"] == "info"
     assert start["prefix"] == prefix
     assert "tests.cli.app.nap" in start["functions"]
-    assert [record for record in records if record["message"].startswith("handler.failed:")]
+    (failed_line,) = [record for record in records if record.get("event") == "task.failed"]
+    assert failed_line["message"].startswith("task.failed: queue 'tests.cli.app.fail', job ")
+    assert {"queue", "job", "attempt", "attempts", "worker", "error"} <= failed_line.keys()
+    assert [record for record in records if "event" not in record] == []
     assert "\x1b" not in peer.errors
 
 
@@ -198,7 +206,7 @@ async def test_every_line_of_the_log_is_an_object(run: Run, connected: worqr.Mes
 async def test_a_payload_in_an_error_does_not_reach_the_terminal(run: Run, connected: worqr.Mesh) -> None:
     peer = await run()
     await enqueue(connected, "fail", text="evil \x1b[31m")
-    await until(lambda: "handler.failed" in peer.errors, LONG)
+    await until(lambda: "task.failed" in peer.errors, LONG)
     assert "evil \\x1b[31m" in peer.errors
     peer.signal(TERM)
     assert await peer.ended(LONG) == 0

@@ -322,8 +322,8 @@ async def test_an_evicting_policy_is_warned_of_once(
         await kill_connections(link, client)
     await link.call(echo("a"))
     await until(lambda: link.connections == 2)
-    link._scribe.log(logging.getLogger("worqr.link"), logging.INFO, "the last line")
-    await until(lambda: lines(caplog, "the last line"))
+    link._scribe.emit(logging.getLogger("worqr.link"), "link.back", "the last line")
+    await until(lambda: lines(caplog, "link.back: the last line"))
     [line] = lines(caplog, "link.eviction")
     assert "allkeys-lru" in line
     assert "CONFIG SET maxmemory-policy noeviction" in line

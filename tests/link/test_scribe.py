@@ -16,11 +16,13 @@ logger = logging.getLogger("worqr.test.scribe")
 
 def test_lines_come_in_order_and_before_the_end(caplog: pytest.LogCaptureFixture) -> None:
     scribe = Scribe()
+    caplog.set_level(logging.INFO)
     scribe.start()
     for i in range(100):
-        scribe.log(logger, logging.WARNING, "line %d", i)
+        scribe.emit(logger, "link.back", "line %(duration)d", duration=i)
     scribe.stop()
-    assert [record.getMessage() for record in caplog.records] == [f"line {i}" for i in range(100)]
+    assert [record.getMessage() for record in caplog.records] == [f"link.back: line {i}" for i in range(100)]
+    assert caplog.records[7].__dict__["duration"] == 7
 
 
 def test_a_handler_that_blocks_blocks_neither_the_line_nor_the_end() -> None:
@@ -36,7 +38,7 @@ def test_a_handler_that_blocks_blocks_neither_the_line_nor_the_end() -> None:
         scribe.start()
         began = time.monotonic()
         for _ in range(10):
-            scribe.log(logger, logging.WARNING, "line")
+            scribe.emit(logger, "link.lost", "line")
         scribe.stop()
         assert time.monotonic() - began < PATIENCE
     finally:
@@ -58,9 +60,9 @@ def test_a_handler_that_raises_costs_only_its_line(caplog: pytest.LogCaptureFixt
     logger.addFilter(broken)
     try:
         scribe.start()
-        scribe.log(logger, logging.WARNING, "bad")
-        scribe.log(logger, logging.WARNING, "good")
+        scribe.emit(logger, "link.lost", "bad")
+        scribe.emit(logger, "link.lost", "good")
         scribe.stop()
     finally:
         logger.removeFilter(broken)
-    assert [record.getMessage() for record in caplog.records] == ["good"]
+    assert [record.getMessage() for record in caplog.records] == ["link.lost: good"]

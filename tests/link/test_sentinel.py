@@ -370,7 +370,7 @@ async def test_when_all_are_away_the_known_primary_is_worked_with_and_the_log_ha
     await until(lambda: lines(caplog, "link.sighted"))
     assert len(lines(caplog, "link.blind")) == len(lines(caplog, "link.sighted")) == 1
     [moved] = lines(caplog, "link.moved")
-    assert moved.endswith(f"is at 127.0.0.1:{own_server.port} now; it was at 127.0.0.1:{server.port}")
+    assert moved.endswith(f" is 127.0.0.1:{own_server.port} now; it was 127.0.0.1:{server.port}")
 
 
 async def test_a_closed_link_ends_while_a_sentinel_is_silent(

@@ -198,7 +198,7 @@ async def test_an_error_of_the_block_comes_first_and_the_other_is_logged(
     with pytest.raises(ValueError, match="of the block"):
         async with new_mesh(asyncio_lifespan=lifespan).join():
             raise ValueError("of the block")
-    assert "asyncio.raised: asyncio_lifespan, while its peer left" in caplog.text
+    assert "asyncio.raised: asyncio_lifespan raised an error while its worker left" in caplog.text
     assert "cannot close" in caplog.text
 
 

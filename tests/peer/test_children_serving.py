@@ -67,7 +67,7 @@ async def test_a_failure_is_counted_and_its_record_has_what_was_written_to_stder
     assert record.error.type == "tests.peer.process_jobs.Down"
     assert record.error.fields == {"text": "refused"}
     assert record.error.traceback.endswith("stderr:\nit went wrong\n")
-    assert "handler.failed: queue 'Q1'" in caplog.text
+    assert "task.failed: queue 'Q1'" in caplog.text
     assert "raise Down(task.decode())" in caplog.text  # the traceback over there
 
 
@@ -93,7 +93,8 @@ async def test_a_crash_is_a_stall_and_the_last_one_is_final(mesh: worqr.Mesh, ca
         assert record.error.traceback.startswith("stderr:\nabout to crash\n")
         counts = (await queue.info()).counts
         assert counts == {"enqueued": 1, "claimed": 3, "stalled": 2, "failed": 1}
-    assert caplog.text.count("handler.stalled: queue 'Q1'") == 3
+    assert caplog.text.count("task.crashed: queue 'Q1'") == 2
+    assert f"task.failed: queue 'Q1', job {job.id}: gave up after 3 attempts: " in caplog.text
 
 
 @pytest.mark.leaves(*FAILED)

@@ -416,7 +416,7 @@ async def test_an_error_ends_the_block_and_counts_as_a_failure(
             assert (claim.task, claim.failures) == (b"a", 1)
             raise error
         assert (await mesh.queue("Q1").info()).counts["retried"] == 2
-        assert caplog.text.count("handler.failed") == 2
+        assert caplog.text.count("task.failed") == 2
 
 
 async def test_a_cancel_from_elsewhere_ends_the_block(mesh: worqr.Mesh, other: worqr.Mesh) -> None:

@@ -35,34 +35,35 @@ def test_the_same_error_is_logged_once_per_minute(
     clock: Clock, lines: Complaints, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(120):
-        lines.error("q", "queue %r: %s", "q", "WRONGTYPE")
+        lines.error("q", "map_work", "queue %(queue)r: %(error)s", queue="q", error="WRONGTYPE")
         clock.now += 0.5
-    assert [record.message for record in caplog.records] == ["queue 'q': WRONGTYPE"]
-    lines.error("q", "queue %r: %s", "q", "WRONGTYPE")
-    assert caplog.records[1].message == "queue 'q': WRONGTYPE (and 119 times since the last such line)"
+    assert [record.message for record in caplog.records] == ["map_work: queue 'q': WRONGTYPE"]
+    lines.error("q", "map_work", "queue %(queue)r: %(error)s", queue="q", error="WRONGTYPE")
+    assert caplog.records[1].message == "map_work: queue 'q': WRONGTYPE (and 119 times since the last such line)"
+    assert [record.__dict__.get("repeated") for record in caplog.records] == [None, 119]
 
 
 def test_another_text_and_another_subject_are_logged_at_once(
     clock: Clock, lines: Complaints, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert lines.error("q", "%s", "a")
-    assert lines.error("q", "%s", "b")
-    assert lines.error("r", "%s", "b")
-    assert not lines.error("r", "%s", "b")
+    assert lines.error("q", "map_work", "%(error)s", error="a")
+    assert lines.error("q", "map_work", "%(error)s", error="b")
+    assert lines.error("r", "map_work", "%(error)s", error="b")
+    assert not lines.error("r", "map_work", "%(error)s", error="b")
     assert len(caplog.records) == 3
 
 
 def test_a_resolved_error_is_logged_anew(clock: Clock, lines: Complaints, caplog: pytest.LogCaptureFixture) -> None:
-    lines.error("q", "%s", "a")
+    lines.error("q", "map_work", "%(error)s", error="a")
     assert lines.resolve("q")
     assert not lines.resolve("q")
-    lines.error("q", "%s", "a")
+    lines.error("q", "map_work", "%(error)s", error="a")
     assert len(caplog.records) == 2
 
 
 def test_subjects_are_bounded(clock: Clock, lines: Complaints, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(complaints, "MANY_SUBJECTS", 10)
     for n in range(100):
-        lines.error(n, "%s", "a")
-    assert not lines.error(99, "%s", "a")
-    assert lines.error(0, "%s", "a")
+        lines.error(n, "map_work", "%(error)s", error="a")
+    assert not lines.error(99, "map_work", "%(error)s", error="a")
+    assert lines.error(0, "map_work", "%(error)s", error="a")

@@ -251,7 +251,7 @@ async def test_what_cannot_be_decoded_is_broken_byte_for_byte(
         assert SECRET in said[payloads[1]][1]  # the record may say all of it
         assert (await q.info()).counts["broken"] == len(payloads)
     lines = [record.getMessage() for record in caplog.records]
-    assert any("handler.broken: queue 'mail.send'" in line and "ValidationError" in line for line in lines)
+    assert any("task.broken: queue 'mail.send'" in line and "ValidationError" in line for line in lines)
     assert SECRET not in caplog.text
 
 
@@ -452,7 +452,7 @@ async def test_arguments_and_results_of_a_process_are_typed_too(
         (record,) = await tax.queue.broken.list()
         assert record.task == payload
         assert record.error.message.startswith("tax: ValidationError: ")
-    assert "handler.broken: queue 'tax'" in caplog.text
+    assert "task.broken: queue 'tax'" in caplog.text
     assert SECRET not in caplog.text
 
 

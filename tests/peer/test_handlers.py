@@ -279,7 +279,7 @@ async def test_a_handler_that_raises_has_failed_and_the_peer_lives_on(
         info = await q.info()
         assert (info.counts["retried"], info.counts["finished"], info.failed) == (2, 2, 0)
         assert (peer.id, peer.health().ready, peer.capacity.running) == (worker, True, 0)
-    logged = [record for record in caplog.records if record.getMessage().startswith("handler.failed")]
+    logged = [record for record in caplog.records if record.getMessage().startswith("task.failed")]
     assert len(logged) == 2
     assert all("Q1" in record.getMessage() and record.levelno == logging.WARNING for record in logged)
 
@@ -345,7 +345,7 @@ async def test_a_thousand_handlers_that_raise_leave_the_peer_healthy(
     mesh: worqr.Mesh, caplog: pytest.LogCaptureFixture
 ) -> None:
     runs = Runs()
-    caplog.set_level(logging.CRITICAL, "worqr.peer.settling")
+    caplog.set_level(logging.CRITICAL, "worqr.peer.task_log")
 
     async def handler(task: bytes) -> None:
         runs.begin(task)

@@ -253,7 +253,7 @@ async def test_an_error_of_its_own_fails_the_run(new_mesh: NewMesh, caplog: pyte
         async with mesh.join():
             with pytest.raises(worqr.JobFailed, match="LookupError: in the middleware"):
                 await (await run.dispatch()).result(timeout=30)
-    assert caplog.text.count("handler.failed: queue 'Q1'") == 2
+    assert caplog.text.count("task.failed: queue 'Q1'") == 2
 
 
 @pytest.mark.leaves(*FAILED)

@@ -461,6 +461,6 @@ async def test_what_is_logged_of_a_retry(mesh: worqr.Mesh, caplog: pytest.LogCap
             await mesh.queue("Q1").enqueue(b"secret")
             await handler.wait(2)
             await eventually(mesh.queue("Q1").running, [])
-    (line,) = [record for record in caplog.records if record.getMessage().startswith("handler.retry")]
+    (line,) = [record for record in caplog.records if record.getMessage().startswith("task.retry")]
     assert "not yet" in line.getMessage() and "attempt 1" in line.getMessage() and line.exc_info is None
     assert "secret" not in caplog.text

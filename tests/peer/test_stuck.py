@@ -146,18 +146,18 @@ async def test_a_stuck_handler_is_reported_once_and_its_slot_given_to_another_ta
             peer.stuck.look_once()
         stubborn.go.set()
         await eventually(q.running, [])
-        await until(lambda: lines(caplog, "handler.unstuck"))
+        await until(lambda: lines(caplog, "task.unstuck"))
         assert (await q.info()).counts == {"enqueued": 2, "claimed": 2, "finished": 1, "cancelled": 1}
         await until(lambda: (peer.health().running, peer.capacity.room, peer.health().ready) == (0, 1, True))
-    (report,) = lines(caplog, "handler.stuck")
+    (report,) = lines(caplog, "task.stuck")
     assert "queue 'Q1'" in report
-    assert f"claim {stubborn.contexts[0].fence}" in report
-    assert f"handler tests.peer.test_stuck.Stubborn.{stubborn.handler.__name__}" in report
+    assert f"job {stubborn.contexts[0].id}, attempt 1 of 10" in report
+    assert f"tests.peer.test_stuck.Stubborn.{stubborn.handler.__name__}" in report
     assert "(cancel)" in report
     assert f"in {stubborn.handler.__name__}" in report  # its stack
     assert "worqr/peer/" not in report
-    (end,) = lines(caplog, "handler.unstuck")
-    assert f"claim {stubborn.contexts[0].fence}" in end
+    (end,) = lines(caplog, "task.unstuck")
+    assert f"job {stubborn.contexts[0].id}" in end
 
 
 @everywhere
@@ -172,8 +172,8 @@ async def test_a_stuck_handler_that_ends_at_last_is_settled_as_its_cancellation_
     async with mesh.connect(), serving_it(mesh, stubborn, timeout=0.1, retry=policy):
         q = mesh.queue("Q1")
         job = await q.dispatch(b"stuck", result_ttl=60)
-        await until(lambda: lines(caplog, "handler.stuck"))
-        assert "(timeout)" in lines(caplog, "handler.stuck")[0]
+        await until(lambda: lines(caplog, "task.stuck"))
+        assert "(timeout)" in lines(caplog, "task.stuck")[0]
         assert await running(q) == 1
         stubborn.go.set()
         if raised is None:
@@ -195,8 +195,8 @@ async def test_a_stuck_handler_whose_claim_was_lost_is_reported_too(
         await q.enqueue(b"stuck")
         await until(stubborn.begun.is_set)
         peer.membership.lost(peer.membership.registration, "as a test has it")  # type: ignore[arg-type]
-        await until(lambda: lines(caplog, "handler.stuck"))
-        assert "(lost)" in lines(caplog, "handler.stuck")[0]
+        await until(lambda: lines(caplog, "task.stuck"))
+        assert "(lost)" in lines(caplog, "task.stuck")[0]
         await q.enqueue(b"next")
         await until(lambda: b"next" in stubborn.tasks)
         assert peer.id != worker
@@ -247,7 +247,7 @@ async def test_a_blocked_asyncio_loop_blocks_neither_the_peer_nor_its_reports(
         await mesh.queue("Q2").enqueue(b"blocks")
         await until(begun[0].is_set)
         assert await mesh.queue("Q1").cancel(b"waits") == worqr.CancelCount(0, 1, 0)
-        await until(lambda: lines(caplog, "handler.stuck"))
+        await until(lambda: lines(caplog, "task.stuck"))
         await mesh.queue("Q3").enqueue(b"a")
         await runs.wait(1)
         assert (peer.id, peer.health().ready) == (worker, True)
@@ -255,7 +255,7 @@ async def test_a_blocked_asyncio_loop_blocks_neither_the_peer_nor_its_reports(
         for name in ("Q1", "Q2"):
             await eventually(mesh.queue(name).running, [])
         nursery.cancel_scope.cancel()
-    (report,) = lines(caplog, "handler.stuck")
+    (report,) = lines(caplog, "task.stuck")
     ours, _, blocker = report.partition("busy with another task")
     assert "in waits" in ours
     assert "in blocks" in blocker
@@ -264,7 +264,7 @@ async def test_a_blocked_asyncio_loop_blocks_neither_the_peer_nor_its_reports(
 async def test_a_thousand_plain_handlers_that_raise_leave_the_peer_healthy(
     mesh: worqr.Mesh, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.CRITICAL, "worqr.peer.settling")
+    caplog.set_level(logging.CRITICAL, "worqr.peer.task_log")
 
     def raising(task: bytes) -> None:
         if worqr.current().failures == 0:
@@ -314,7 +314,7 @@ async def test_a_peer_leaves_without_a_stuck_handler_whose_task_then_runs_elsewh
                     nursery.cancel_scope.cancel()
                     await nothing.wait()
         assert stubborn.contexts[0].cancel_reason == "lost"  # as its handler can see, which still runs
-        (report,) = lines(caplog, "handler.unending")
+        (report,) = lines(caplog, "task.unending")
         assert f"in {stubborn.handler.__name__}" in report
         assert "left without it" in report
         assert lines(caplog, "worker.vanished")
@@ -384,7 +384,7 @@ async def test_a_queue_is_left_without_a_stuck_handler_which_is_settled_when_it_
             await q.enqueue(b"stuck")
             await until(stubborn.begun.is_set)
             nursery.cancel_scope.cancel()
-        assert lines(caplog, "handler.unending")
+        assert lines(caplog, "task.unending")
         assert [len(await q.running()), await q.count()] == [1, 0]
         stubborn.go.set()
         await eventually(q.running, [])
@@ -491,7 +491,7 @@ async def test_what_was_being_claimed_goes_back_although_the_queue_lingers(
                 await until(lambda: peer._stations.get("Q1").hurry.is_set())  # type: ignore[union-attr]
             if not late:
                 held.release()
-        assert lines(caplog, "handler.unending")
+        assert lines(caplog, "task.unending")
         held.release()
         await eventually(q.tasks, [b"b", b"a"])
         assert await running(q) == 1
@@ -554,7 +554,7 @@ async def test_a_coroutine_that_swallows_its_cancellation_keeps_the_peer_and_is_
 
     async def release() -> None:
         nonlocal go
-        await until(lambda: len(lines(caplog, "handler.unending")) >= 3)
+        await until(lambda: len(lines(caplog, "task.unending")) >= 3)
         go = True
 
     async with mesh.connect(), trio.open_nursery() as nursery:
@@ -562,7 +562,7 @@ async def test_a_coroutine_that_swallows_its_cancellation_keeps_the_peer_and_is_
             await mesh.queue("Q1").enqueue(b"a")
             await runs.wait(1)
             nursery.start_soon(release)
-    report = lines(caplog, "handler.unending")[0]
+    report = lines(caplog, "task.unending")[0]
     assert "in swallowing" in report
     assert "cannot leave" in report
     async with mesh.connect():

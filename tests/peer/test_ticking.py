@@ -365,7 +365,7 @@ async def test_too_many_that_wait_are_dropped_the_oldest_first(
         owed = registry.row().owed
     assert len(owed) == 3
     assert owed[0] > nominals(held)[0] + 100
-    assert re.search(r"'s': \d+ firings wait for the one before: the oldest are dropped", caplog.text)
+    assert re.search(r"'s': \d+ firings wait for the one before; the oldest are dropped", caplog.text)
 
 
 # Jitter

@@ -44,7 +44,16 @@ async def test_the_third_timeout_is_final(mesh: worqr.Mesh, caplog: pytest.LogCa
         assert (record.reason, record.failures, record.stalls, record.timeouts) == ("timeout", 0, 0, 3)
         assert record.error.type == "Timeout"
         assert (peer.capacity.running, peer.health().ready) == (0, True)
-    assert caplog.text.count("handler.timeout: queue 'Q1'") == 3
+    said = [r for r in caplog.records if r.getMessage().startswith("task.")]
+    assert [(r.__dict__["event"], r.levelname) for r in said] == [
+        ("task.timeout", "WARNING"),
+        ("task.timeout", "WARNING"),
+        ("task.failed", "ERROR"),
+    ]
+    assert said[0].getMessage() == (
+        f"task.timeout: queue 'Q1', job {job.id}, attempt 1 of 3: ran longer than its timeout of 0.1 s; next attempt in 0 s"
+    )
+    assert "gave up after 3 attempts: Timeout: it ran longer than 0.1 s" in said[2].getMessage()
 
 
 async def test_a_timeout_is_when_it_says(mesh: worqr.Mesh) -> None:

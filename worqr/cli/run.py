@@ -19,8 +19,10 @@ from worqr.cli.where import flag, time
 from worqr.cli.words import duration
 from worqr.errors import UsageError, WorqrBug, WorqrError
 from worqr.keys import check_name
+from worqr.log_events import emit
 from worqr.peer.options import Only
 from worqr.service import ENDS_AFTER, Service, end_within
+from worqr.tracebacks import one_line
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
@@ -92,13 +94,14 @@ def _run_with_json(program: _Program, level: Level | None) -> int:
     try:
         program.run(lambda: set_up_logging(level, as_json=True))
     except NotImported as error:
-        logger.error("run: %s", error, exc_info=error.exc_info)
+        emit(logger, "run", "%(error)s", exc_info=error.exc_info, error=str(error))
         return FAILED
     except (Unhappy, WorqrError) as error:
-        logger.error("run: %s", error, exc_info=error if isinstance(error, WorqrBug) else None)
+        bug = error if isinstance(error, WorqrBug) else None
+        emit(logger, "run", "%(error)s", exc_info=bug, error=str(error))
         return FAILED
-    except Exception:
-        logger.exception("run: the program failed")
+    except Exception as error:
+        emit(logger, "run", "the program failed: %(error)s", exc_info=error, error=one_line(error))
         return FAILED
     return 0
 

@@ -209,7 +209,7 @@ class ClusterPipes:
             del self._endpoints[pipe], self._pipes[endpoint]
             self._order.forget(pipe)
             self._past_connections += pipe.connections
-        self._scribe.log(logger, logging.INFO, "link.moved: the server at %s has no slots any more", str(endpoint))
+        self._scribe.emit(logger, "link.moved", "%(server)s has no slots of the cluster any more", server=str(endpoint))
         return True
 
     def passed(self, pipe: Pipe, waiting: Collection[str]) -> bool:

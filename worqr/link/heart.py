@@ -309,5 +309,8 @@ class Heart(Generic[R]):
             self._route.doubt()
 
     def _tell(self) -> None:
-        for level, message, seconds, what in self._loop.lines():
-            self._scribe.log(logger, level, message, seconds, what)
+        for event, text, seconds, where in self._loop.lines():
+            if where is None:
+                self._scribe.emit(logger, event, text, duration=seconds)
+            else:
+                self._scribe.emit(logger, event, text, duration=seconds, where=where)

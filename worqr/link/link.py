@@ -117,9 +117,10 @@ class Link:
             ) from exc
         if ("ssl_cert_reqs", "none") in self.settings.address.tls:
             text = (
-                "link.insecure: the server at %s may be anybody: ssl_cert_reqs=none; better name its CA in ssl_ca_certs"
+                "TLS certificate verification is disabled by ssl_cert_reqs=none: %(server)s is not authenticated; name its CA "
+                "with ssl_ca_certs"
             )
-            self._scribe.log(logger, logging.WARNING, text, self.settings.address.redacted)
+            self._scribe.emit(logger, "link.insecure", text, server=self.settings.address.redacted)
 
     async def wait_ready(self) -> None:
         """Return when a connection stands.

@@ -9,7 +9,6 @@ Nothing here logs: a handler that blocks would stop the keepalive. Lines are col
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +17,9 @@ from worqr.link.mailbox import Mailbox
 
 _TURNING = 1.0  # a loop that answers within this turns
 _LATE = 1.0  # seconds; we ourselves did not run for so long
+
+Line = tuple[str, str, float, str | None]
+"""An event of the log, its text, the seconds that it took, and the code that the loop is busy with; None: with none."""
 
 
 class LoopWatch:
@@ -39,7 +41,7 @@ class LoopWatch:
         self._answered = 0  # changed only in the loop, like:
         self._last_lag = 0.0
         self._blocked_since: float | None = None
-        self._lines: list[tuple[int, str, float, str]] = []
+        self._lines: list[Line] = []
 
     @property
     def lag(self) -> float:
@@ -54,22 +56,23 @@ class LoopWatch:
             if not self.turning and self._blocked_since is None:
                 self._blocked_since = self._asked_at
                 self._line(
-                    logging.WARNING,
-                    "loop.blocked: the event loop has not turned for %.1f s; it is busy with %s",
+                    "loop.blocked",
+                    "the event loop has not turned for %(duration).1f s; it is busy with %(where)s; let blocking code run in a "
+                    "thread, as the handlers do that are declared with a plain def",
                     waited,
                 )
             if waited > self._stall_limit and not self.stalled:
                 self.stalled = True
                 self._line(
-                    logging.ERROR,
-                    "loop.stalled: the event loop has not turned for %.1f s: no more beats until it does; %s",
+                    "loop.stalled",
+                    "the event loop has not turned for %(duration).1f s, and this worker sends no heartbeats until it does: "
+                    "it is busy with %(where)s",
                     waited,
                 )
             return
         if self._blocked_since is not None:
-            self._line(
-                logging.WARNING, "loop.turns: the event loop turns again, after %.1f s%s", now - self._blocked_since, ""
-            )
+            gone = now - self._blocked_since
+            self._lines.append(("loop.turns", "the event loop turns again, after %(duration).1f s", gone, None))
         self.turning, self.stalled, self._blocked_since = True, False, None
         self._asked += 1
         self._asked_at = now
@@ -80,22 +83,21 @@ class LoopWatch:
         if late > _LATE:
             self._asked_at += late
             self._line(
-                logging.WARNING,
-                "heart.late: the keepalive's thread could not run for %.1f s; the process was frozen, or held up by %s",
+                "heart.late",
+                "the heartbeat thread could not run for %(duration).1f s; the process was frozen, or held up by %(where)s",
                 late,
             )
 
-    def lines(self) -> list[tuple[int, str, float, str]]:
+    def lines(self) -> list[Line]:
         lines, self._lines = self._lines, []
         return lines
 
-    def _line(self, level: int, message: str, seconds: float, what: str | None = None) -> None:
-        if what is None:
-            try:
-                what = self._describe()
-            except Exception as exc:
-                what = f"(unknown: {type(exc).__name__})"
-        self._lines.append((level, message, seconds, what))
+    def _line(self, event: str, text: str, seconds: float) -> None:
+        try:
+            where = self._describe()
+        except Exception as exc:
+            where = f"(unknown: {type(exc).__name__})"
+        self._lines.append((event, text, seconds, where))
 
     def _tick(self, number: int) -> None:
         """In the loop: it turns."""

@@ -22,9 +22,13 @@ from typing import Protocol, TypeVar
 
 import trio
 
+from worqr.log_events import emit
+
 T = TypeVar("T")
 
 logger: logging.Logger = logging.getLogger(__name__)
+
+BUG = "a callback failed, the others go on; this is a bug of worqr, please report it"
 
 
 class Waiter:
@@ -164,8 +168,8 @@ def guarded(deliver: Callable[[], object]) -> None:
     """Run `deliver`; log what it raises, also a BaseException: it would end the whole run, from a callback of ours."""
     try:
         deliver()
-    except BaseException:
-        logger.exception("link.deliver: a callback failed; this is a bug, the loop goes on")
+    except BaseException as error:
+        emit(logger, "link.deliver", BUG, exc_info=error)
 
 
 def wake_all(waiters: Iterable[Waiter]) -> None:
@@ -176,5 +180,5 @@ def wake_all(waiters: Iterable[Waiter]) -> None:
             waiter.wake = None
             try:
                 wake()
-            except BaseException:
-                logger.exception("link.deliver: a callback failed; this is a bug, the loop goes on")
+            except BaseException as error:
+                emit(logger, "link.deliver", BUG, exc_info=error)

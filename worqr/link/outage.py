@@ -75,9 +75,9 @@ class Outage:
         if not self._told and not quiet:
             self._told = True
             pending = f", {waiting} requests pending" if waiting or self.stood else ""
-            self.scribe.log(
-                self.logger, logging.WARNING, "link.lost: %s", f"{self._what()}; retrying{pending}.{self._hint()}"
-            )
+            text = f"{self._what()}; retrying{pending}.{self._hint()}".replace("%", "%%")
+            fields = {"server": self.address, "error": self.cause, "pending": waiting}
+            self.scribe.emit(self.logger, "link.lost", text, **fields)
 
     def failed_to_connect(self, error: WorqrError, settings: LinkSettings, *, waiting: int) -> WorqrError | None:
         """An attempt failed: wait before the next one. Requests wait for as long as they want.
@@ -106,7 +106,8 @@ class Outage:
         """The server works again."""
         if self.since is not None and self._told:
             gone = time.monotonic() - self.since
-            self.scribe.log(self.logger, logging.INFO, "link.back: connected to %s after %.1f s", self.address, gone)
+            text = "connected to %(server)s after %(duration).1f s"
+            self.scribe.emit(self.logger, "link.back", text, server=self.address, duration=gone)
         self.since, self.cause, self.remedy, self.attempts, self.next_try = None, "", "", 0, 0.0
         self.answers = self._told = False
 

@@ -209,7 +209,8 @@ class Pipe:
         except BaseException as exc:
             bug = WorqrBug(f"the link's thread died ({type(exc).__name__}: {exc}); please report this")
             bug.__cause__ = exc
-            self._scribe.log(logger, logging.ERROR, "link.died: everything that waits gets an error", error=exc)
+            text = "the thread of a connection died, and waiting calls get an error; this is a bug of worqr, please report it"
+            self._scribe.emit(logger, "link.died", text, exc_info=exc)
             self._end(bug)
             if self._cluster is not None:
                 self._cluster.died(bug)

@@ -12,6 +12,8 @@ import queue
 import threading
 from collections.abc import Callable
 
+from worqr.log_events import emit_fields
+
 _FLUSH = 0.2  # seconds that closing waits for the last lines; a blocked handler gets no more
 
 Line = Callable[[], None]
@@ -27,11 +29,19 @@ class Scribe:
     def start(self) -> None:
         self._thread.start()
 
-    def log(
-        self, logger: logging.Logger, level: int, message: str, *args: object, error: BaseException | None = None
+    def emit(
+        self,
+        logger: logging.Logger,
+        event: str,
+        text: str,
+        /,
+        *,
+        level: int | None = None,
+        exc_info: BaseException | None = None,
+        **fields: object,
     ) -> None:
-        """Have a line logged soon; never blocks. Arguments are formatted later: give values that stay as they are."""
-        self._lines.put(lambda: logger.log(level, message, *args, exc_info=error))
+        """Have an event logged soon, as `log_events.emit` does; never blocks. Give fields whose values stay as they are."""
+        self._lines.put(lambda: emit_fields(logger, event, text, fields, level=level, exc_info=exc_info))
 
     def stop(self) -> None:
         """Write what is there and end; does not wait for a handler that blocks."""

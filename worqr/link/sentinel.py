@@ -131,7 +131,8 @@ class SentinelRoute:
             try:
                 self.look_once()
             except Exception as exc:  # a bug must cost a look, not every look from now on
-                self._scribe.log(logger, logging.ERROR, "link.sentinel: a bug; looking again", error=exc)
+                text = "asking the Sentinels failed, trying again; this is a bug of worqr, please report it"
+                self._scribe.emit(logger, "link.sentinel", text, exc_info=exc)
             self._looked.set()
             self._ended.wait(_LOOK_AGAIN)
             if not self._failing_over:
@@ -198,8 +199,9 @@ class SentinelRoute:
             self.primary = best
             self._looked.set()
             if before is not None:
-                text = "link.moved: the primary of %s is at %s now; it was at %s"
-                self._scribe.log(logger, logging.INFO, text, self.name, str(best), str(before))
+                text = "the primary of %(service)s is %(server)s now; it was %(before)s"
+                server = str(best)
+                self._scribe.emit(logger, "link.moved", text, service=self.name, server=server, before=str(before))
                 self._moved()
 
     def _tell(self, errors: list[WorqrError], *, answered: bool) -> None:
@@ -207,8 +209,8 @@ class SentinelRoute:
         if answered:
             if self._blind_since is not None:
                 gone = time.monotonic() - self._blind_since
-                text = "link.sighted: the Sentinels of %s answer again after %.1f s"
-                self._scribe.log(logger, logging.INFO, text, self.name, gone)
+                text = "the Sentinels of %(service)s answer again after %(duration).1f s"
+                self._scribe.emit(logger, "link.sighted", text, service=self.name, duration=gone)
             self._blind_since = None
             return
         refusals = [error for error in errors if not isinstance(error, Unavailable)]
@@ -223,8 +225,11 @@ class SentinelRoute:
             self._error.__cause__ = None if refusals or not errors else silent[0]
         if self.primary is not None and self._blind_since is None and not self._ended.is_set():
             self._blind_since = time.monotonic()
-            text = "link.blind: no Sentinel of %s answers (%s); going on with the primary at %s, wherever it may have moved"
-            self._scribe.log(logger, logging.WARNING, text, self.name, first, str(self.primary))
+            text = (
+                "no Sentinel of %(service)s answers (%(error)s); continuing with %(server)s, which was the primary, and may not "
+                "be any more"
+            )
+            self._scribe.emit(logger, "link.blind", text, service=self.name, error=first, server=str(self.primary))
 
 
 class Sentinel:

@@ -26,11 +26,12 @@ from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrError
 from worqr.link.channels import Channels, Command, Listener
 from worqr.link.connection import MOVED, Wire, open_connection, pack
 from worqr.link.faults import Kind, Lost, Refused
-from worqr.link.mailbox import Mailbox, Waiter, wake_all
+from worqr.link.mailbox import BUG, Mailbox, Waiter, wake_all
 from worqr.link.outage import pause_after
 from worqr.link.routes import Route, route_to
 from worqr.link.scribe import Scribe
 from worqr.link.settings import LinkSettings
+from worqr.log_events import emit
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -254,8 +255,7 @@ class Subscriptions:
         while self.ended is None:
             refused, before = False, self.connections
             try:
-                timeout = self._settings.pong_timeout
-                look = self._while_silent
+                timeout, look = self._settings.pong_timeout, self._while_silent
                 self._wire = open_connection(
                     *(self._settings, self._route, "subscribe"), timeout=timeout, on_silence=look
                 )
@@ -265,7 +265,7 @@ class Subscriptions:
             except WorqrError as exc:
                 refused = isinstance(exc, RefusedByServer)
             except Exception as exc:  # a bug must cost a connection, not every message from now on
-                self._scribe.log(logger, logging.ERROR, "link.subscriptions: a bug; connecting again", error=exc)
+                self._scribe.emit(logger, "link.subscriptions", "a bug of worqr; connecting again", exc_info=exc)
             attempts = 1 if self.connections > before and self._served else attempts + 1
             self._drop()
             self._rest(selector, listener, pause_after(attempts, refused=refused))
@@ -334,7 +334,7 @@ class Subscriptions:
         for ear, name in failures:
             error = RefusedByServer(f"the server will not let us subscribe to {name}: {refused}")
             self.mailbox.post(partial(ear.subscription.fail, error))
-            self._scribe.log(logger, logging.WARNING, "link.refused: %s", error)
+            self._scribe.emit(logger, "link.refused", "%(error)s", error=str(error))
 
     def _send(self, wire: Wire, commands: list[Command]) -> None:
         """Send what is to be sent, and deliver what there is to deliver."""
@@ -396,5 +396,5 @@ def _receive_all(news: list[tuple[Ear, str | None, bytes]]) -> None:
         try:
             if ear.subscription.ear is ear:
                 ear.subscription.receive(channel, data)
-        except Exception:
-            logger.exception("link.deliver: a subscription's callback failed; the others go on")
+        except Exception as error:
+            emit(logger, "link.deliver", BUG, exc_info=error)

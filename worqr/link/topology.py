@@ -142,7 +142,8 @@ class Topology:
                 error = self.look_once()
             except Exception as exc:  # a bug must cost a look, not every look from now on
                 error = WorqrBug(f"the nodes cannot be asked ({type(exc).__name__}: {exc}); please report this")
-                self._scribe.log(logger, logging.ERROR, "link.topology: a bug; looking again", error=exc)
+                text = "asking the cluster failed, trying again; this is a bug of worqr, please report it"
+                self._scribe.emit(logger, "link.topology", text, exc_info=exc)
                 self._drop()
             attempts = 0 if error is None else attempts + 1
             self._tell(error)

@@ -34,9 +34,9 @@ from worqr.lua import Script
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-_EVICTION = (
-    "link.eviction: the server at %s has maxmemory-policy %s and may throw tasks away; "
-    "CONFIG SET maxmemory-policy noeviction"
+EVICTS = (
+    "%(server)s has the maxmemory-policy %(policy)s, and may evict tasks when its memory is full: run CONFIG SET "
+    "maxmemory-policy noeviction"
 )
 _IDLE_CHECK = 0.05  # seconds without a request, after which a connection is looked at before it is used (5 us)
 WHILE_MOVING = 0.05  # seconds until a request is sent again whose keys are being moved
@@ -337,7 +337,7 @@ class Uplink:
             self._works()
         if wire.facts.evicts and not self._warned_of_eviction:
             self._warned_of_eviction = True
-            self._scribe.log(logger, logging.WARNING, _EVICTION, self.outage.address, wire.facts.eviction)
+            self._scribe.emit(logger, "link.eviction", EVICTS, server=self.outage.address, policy=wire.facts.eviction)
         self._hooks.connected(None)
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from worqr.log_events import emit
 from worqr.peer.elsewhere import Elsewhere
 from worqr.peer.running import Handler, name_of, named_after
 from worqr.peer.stacks import awaited_frames, describe, thread_frames
@@ -114,9 +115,8 @@ class AsyncioLoop:
         with trio.move_on_after(END_WAIT) as patience:
             await self._gone.wait()
         if patience.cancelled_caught:
-            logger.error(
-                "asyncio.stuck: the asyncio loop does not end, the peer leaves without it\n%s", self._describe(loop)
-            )
+            text = "the asyncio loop has not ended within %(duration)g s, and the worker leaves without it; it is at\n%(where)s"
+            emit(logger, "asyncio.stuck", text, duration=END_WAIT, where=self._describe(loop))
 
     def _describe(self, loop: asyncio.AbstractEventLoop) -> str:
         """What keeps the loop: what it is busy with, or what its tasks wait for."""
@@ -151,14 +151,13 @@ class AsyncioLoop:
             while not self._ending:
                 try:
                     loop.run_forever()
-                except BaseException:  # SystemExit and KeyboardInterrupt of a task that a handler left behind
-                    logger.exception(
-                        "asyncio.raised: something that a handler left on the asyncio loop; the loop goes on"
-                    )
+                except BaseException as error:  # SystemExit and KeyboardInterrupt of a task that a handler left behind
+                    text = "a task that a handler left on the asyncio loop raised an error; the loop goes on"
+                    emit(logger, "asyncio.raised", text, exc_info=error)
             try:
                 _wind_up(loop)
-            except BaseException:
-                logger.exception("asyncio.raised: while the asyncio loop ended")
+            except BaseException as error:
+                emit(logger, "asyncio.raised", "ending the asyncio loop raised an error", exc_info=error)
         self.post(self._gone.set)
 
     def post(self, callback: Callable[[], None]) -> None:
@@ -212,6 +211,11 @@ class _AsyncioRun(Elsewhere):
     __slots__ = (
         *("_begun", "_cancelled", "_handler", "_name", "_owner", "_raise_cancel", "_running", "_task"),
         *("_variables",),
+    )
+
+    overdue_remedy = (
+        "it swallows asyncio.CancelledError, or blocks its event loop: let that error pass, and run blocking code in a "
+        "thread"
     )
 
     def __init__(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from worqr.errors import UsageError
+from worqr.log_events import emit
 from worqr.peer.aio import AsyncioLoop
 from worqr.peer.lifespans import ASYNCIO_LIFESPAN, entered
 
@@ -100,12 +101,11 @@ class _Life:
         with trio.move_on_after(LEAVE_WITHIN):
             await self._ended.wait()
             if self._error is not None and not self.raises:
-                logger.error("asyncio.raised: %s, while its peer left", ASYNCIO_LIFESPAN, exc_info=self._error)
+                text = f"{ASYNCIO_LIFESPAN} raised an error while its worker left"
+                emit(logger, "asyncio.raised", text, exc_info=self._error)
             return
-        logger.error(
-            "asyncio.stuck: %s has not ended within %g s after its peer has left; the peer ends without it",
-            *(ASYNCIO_LIFESPAN, LEAVE_WITHIN),
-        )
+        text = f"{ASYNCIO_LIFESPAN} has not ended within %(duration)g s after its worker had left; the worker ends without it"
+        emit(logger, "asyncio.stuck", text, duration=LEAVE_WITHIN)
 
     def raise_error(self) -> None:
         """Raise what ended the lifespan, if it was an error; once."""
@@ -122,7 +122,8 @@ class _Life:
         self._entered.set()
         self._ended.set()
         if broke:
-            logger.error("asyncio.ended: %s has ended by itself; its peer leaves", ASYNCIO_LIFESPAN)
+            text = f"{ASYNCIO_LIFESPAN} has ended by itself, and the worker leaves; let it run until its block ends"
+            emit(logger, "asyncio.ended", text)
             self._broke()
 
     # In the asyncio loop

@@ -21,8 +21,10 @@ import trio
 from worqr import ops
 from worqr.errors import Unavailable, UsageError
 from worqr.link import Link
+from worqr.log_events import emit, emit_fields
 from worqr.ops import MAX_ITEMS
 from worqr.peer.in_step import next_step
+from worqr.peer.task_log import RUN, run_fields
 
 if TYPE_CHECKING:
     from worqr.peer.claiming import Station
@@ -146,19 +148,23 @@ class Cancelling:
         if failure is not None:
             if station not in self._complained:  # once, not each second
                 self._complained.add(station)
-                logger.error("reconcile: queue %r: %s", station.queue, failure)
+                text = "queue %(queue)r: the server does not say which tasks are cancelled, trying again: %(error)s"
+                emit(logger, "reconcile", text, queue=station.queue, error=str(failure))
         elif answer is None:
-            self._peer.membership.lost(registration, f"it stands no longer in the fence of queue {station.queue!r}")
+            self._peer.membership.lost(registration, f"it was removed from the workers of queue {station.queue!r}")
         else:
             self._complained.discard(station)
             marked, gone = answer
             for claim in marked:
                 if context := station.running.get(claim):
-                    logger.info("claim.cancelling: queue %r, claim %d", station.queue, claim)
+                    emit_fields(logger, "task.cancelling", f"{RUN}: cancelled on request", run_fields(context))
                     context._cancel("cancel")
             for claim in gone:
                 if (context := station.running.get(claim)) and not context._settled:
-                    logger.warning("claim.lost: queue %r, claim %d is gone", station.queue, claim)
+                    text = (
+                        "queue %(queue)r, job %(job)s: the task was reassigned to another worker; this run is cancelled"
+                    )
+                    emit(logger, "claim.lost", text, queue=station.queue, job=context.id)
                     context._cancel("lost")
         if again:
             self.reconcile(station)

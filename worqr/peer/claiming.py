@@ -27,10 +27,13 @@ import trio
 from worqr import ops
 from worqr.errors import ClaimLost
 from worqr.keys import QueueKeys
+from worqr.log_events import emit
 from worqr.ops import MAX_ITEMS, Started
 from worqr.peer.capacity import BRIEF, Capacity, Pool
 from worqr.peer.context import Context
 from worqr.peer.running import Handler
+from worqr.peer.task_log import Began, note_started
+from worqr.peer.task_log import logger as task_log
 from worqr.policy import Policy
 from worqr.task import CancelReason
 
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 PolicyFields = tuple[tuple[bytes, bytes], ...]
+REFUSED = "queue %(queue)r: the server refuses to hand out tasks; the next scan tries again: %(error)s"
 MANY_POLICIES = 100
 """Policies of jobs that are remembered; of a queue whose jobs all bring others, none is needed twice."""
 
@@ -71,6 +75,7 @@ class Station:
     """
 
     handler: Handler
+    begun: dict[int, Began]
     state: object = None
     turn: float = 0.0
     overtaken: int = 0
@@ -260,7 +265,7 @@ class Station:
             self._refused(failure)
             return
         if started.word == "not_serving":
-            self._membership.lost(registration, f"it stands no longer in the fence of queue {self.queue!r}")
+            self._membership.lost(registration, f"it was removed from the workers of queue {self.queue!r}")
             return
         self.workers_waiting = inf if started.word == "paused" else started.hungry
         if wanted:
@@ -288,7 +293,7 @@ class Station:
         """The server will not do it (a key of a wrong type, say); the next scan tries again."""
         self._wants = False
         if not isinstance(failure, ClaimLost):
-            logger.error("start_tasks: queue %r: %s", self.queue, failure)
+            emit(logger, "start_tasks", REFUSED, queue=self.queue, error=str(failure))
         self._capacity.offer()
 
     # What runs
@@ -371,11 +376,14 @@ class HandlerStation(Station):
     ) -> None:
         super().__init__(keys, membership, capacity, policy, size=size, priority=priority, pool=pool, limit=limit)
         self.handler = handler
+        self.begun = {}  # filled while the log has DEBUG
         self._run = run
 
     def demand(self) -> int:
         return MAX_ITEMS if self.limit is None else self.limit.room + self._reserved
 
     def take_in(self, contexts: Sequence[Context]) -> None:
+        if task_log.isEnabledFor(logging.DEBUG):
+            note_started(contexts)
         for context in contexts:
             self._run(context)

@@ -20,13 +20,15 @@ import trio
 from worqr import ops
 from worqr.call import Call
 from worqr.errors import ClaimLost, ClaimSettled, Unavailable, UsageError
+from worqr.log_events import emit
 from worqr.ops import MAX_ITEMS, Result
 from worqr.peer.claiming import Station
 from worqr.peer.context import Context
 from worqr.peer.desk import Desk, station_of
 from worqr.peer.settles import Make
-from worqr.peer.settling import encode_result, finisher, log_run, settle_call
-from worqr.policy import Policy, Retry, judge
+from worqr.peer.settling import encode_result, finisher, settle_call
+from worqr.peer.task_log import log_failure
+from worqr.policy import Failure, Policy, Retry, Verdict, judge
 from worqr.task import CancelReason, RemoteError, Seconds, check_count, seconds
 
 if TYPE_CHECKING:
@@ -93,6 +95,7 @@ class Claim(Context):
             Retry("given back by hand", delay=delay, run_at=run_at, counted=counted), self._policy, self.failures
         )
         self._check(await self._settle(settle_call(self, verdict)), "retried")
+        log_failure(self, verdict)
 
     async def fail(self, why: str) -> None:
         """Set the task aside as failed, for good, with `why` as its error. Raises as `finish` does."""
@@ -101,6 +104,7 @@ class Claim(Context):
         error = RemoteError.told("Failure", why)
         call = ops.fail_task(self._station.keys, self._registration.worker, self.fence, error)
         self._check(await self._settle(call), "failed")
+        log_failure(self, Verdict("fail", Failure(why)))
 
     async def wait_cancelled(self) -> None:
         """Until somebody cancels this task (`cancel_reason` says why): stop working on it and settle it as you like."""
@@ -133,7 +137,8 @@ class Claim(Context):
                 station_of(self).give_back([self])
                 return False
         except ClaimLost:
-            logger.warning("claim.lost: %r came too late, it runs elsewhere", self)
+            text = "queue %(queue)r, job %(job)s: the task was reassigned to another worker; how it ended here does not count"
+            emit(logger, "claim.lost", text, queue=self.queue, job=self.id)
         return error is not None
 
     async def _end(self, error: Exception | None) -> None:
@@ -142,7 +147,7 @@ class Claim(Context):
             station_of(self).release(self)
         elif error is not None and self.cancel_reason is None:
             verdict = judge(error, self._policy, self.failures)
-            log_run(self, verdict)
+            log_failure(self, verdict)
             self._check(await self._settle(settle_call(self, verdict)), "retried")
         elif self.cancel_reason == "leaving":
             station_of(self).give_back([self])

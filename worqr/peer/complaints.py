@@ -10,6 +10,8 @@ import logging
 import time
 from dataclasses import dataclass
 
+from worqr.log_events import emit_fields
+
 AGAIN_AFTER = 60.0
 """Seconds between two log lines about the same subject with the same text."""
 MANY_SUBJECTS = 1000
@@ -30,21 +32,21 @@ class Complaints:
         self._logger = logger
         self._logged: dict[object, _Logged] = {}
 
-    def error(self, subject: object, message: str, *args: object) -> bool:
-        """Log `message % args` as ERROR, unless it was logged for `subject` less than a minute ago; return True if logged."""
-        text, now = message % args, time.monotonic()
+    def error(self, subject: object, event: str, text: str, /, **fields: object) -> bool:
+        """Log an event as ERROR, unless the same was logged for `subject` less than a minute ago; return True if logged."""
+        whole, now = f"{event}: {text}" % fields, time.monotonic()
         last = self._logged.get(subject)
-        if last is not None and last.text == text and now - last.at < AGAIN_AFTER:
+        if last is not None and last.text == whole and now - last.at < AGAIN_AFTER:
             last.repeated += 1
             return False
-        repeated = last.repeated if last is not None and last.text == text else 0
+        repeated = last.repeated if last is not None and last.text == whole else 0
         if last is None and len(self._logged) >= MANY_SUBJECTS:
             self._logged.pop(next(iter(self._logged)))
-        self._logged[subject] = _Logged(text, now)
+        self._logged[subject] = _Logged(whole, now)
         if repeated:
-            self._logger.error(message + " (and %d times since the last such line)", *args, repeated)
-        else:
-            self._logger.error(message, *args)
+            text += " (and %(repeated)d times since the last such line)"
+            fields["repeated"] = repeated
+        emit_fields(self._logger, event, text, fields, level=logging.ERROR, stacklevel=2)
         return True
 
     def resolve(self, subject: object) -> bool:

@@ -17,6 +17,7 @@ from worqr.cron import Definition
 from worqr.errors import Unavailable, WorqrError
 from worqr.keys import RegistryKeys
 from worqr.link import Link
+from worqr.log_events import emit
 from worqr.ops.replies import in_pieces
 from worqr.peer.complaints import Complaints
 from worqr.peer.in_step import next_step
@@ -65,9 +66,14 @@ class Declarer:
             try:
                 await self.keep_declared()
             except Unavailable as error:
-                logger.info("declare_schedules: not now: %s", error)
+                emit(logger, "declare_schedules", "the server is away, trying again: %(error)s", error=str(error))
             except WorqrError as error:
-                self._complaints.error("", "declare_schedules: %s", error)
+                self._complaints.error(
+                    "",
+                    "declare_schedules",
+                    "the server refuses the schedules, trying again: %(error)s",
+                    error=str(error),
+                )
                 wait = FAILED_AGAIN
             await next_step(wait)
 

@@ -28,6 +28,7 @@ from worqr.call import Call
 from worqr.errors import ClaimLost, Unavailable
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
+from worqr.log_events import emit
 from worqr.peer.complaints import Complaints
 from worqr.peer.settles import FIRST_PAUSE, LONGEST_PAUSE, Settles
 
@@ -132,17 +133,18 @@ class Departures:
             departure.answers += 1
             if value is not None:
                 if self._complaints.resolve(queue):
-                    logger.info("leave.accepted: queue %r: the server accepts again that this worker leaves it", queue)
+                    emit(
+                        logger,
+                        "leave.accepted",
+                        "queue %(queue)r: the server lets this worker leave again",
+                        queue=queue,
+                    )
                 return value
             if departure.registration.dead or isinstance(failure, ClaimLost):
                 raise ClaimLost(f"worker {departure.registration.worker} died while it left queue {queue!r}")
             departure.refused = failure
-            self._complaints.error(
-                queue,
-                "leave.refused: queue %r: the server does not let this worker leave; trying again: %s",
-                queue,
-                failure,
-            )
+            text = "queue %(queue)r: the server does not let this worker leave, trying again: %(error)s"
+            self._complaints.error(queue, "leave.refused", text, queue=queue, error=str(failure))
             await trio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import trio
 
@@ -29,6 +29,11 @@ class Elsewhere:
     """
 
     __slots__ = ("_ended", "_error", "_token", "_value", "_waiting", "raised")
+
+    overdue_remedy: ClassVar[str] = ""
+    """What its author can do about a handler that goes on after its timeout."""
+    stoppable: ClassVar[bool] = True
+    """It can be made to stop from outside, if its handler lets it."""
 
     def __init__(self) -> None:
         context = current_context.get(None)

@@ -22,6 +22,7 @@ from worqr import ops
 from worqr.errors import Unavailable, WorqrError
 from worqr.keys import RegistryKeys
 from worqr.link import Link, boottime
+from worqr.log_events import emit
 from worqr.peer.complaints import Complaints
 from worqr.peer.in_step import next_step
 from worqr.peer.looks import LOOK_EVERY, TWO_LOOKS, LeaseWatch, Looks
@@ -74,7 +75,7 @@ class Leader:
         if time.monotonic() < self._aside_until:
             return  # the beat was sent before we stood aside
         if not self.leads:
-            logger.info("leader: this peer does the chores of the mesh now")
+            emit(logger, "leader", "this worker is the leader of the mesh now")
             lease, since, _ = self._watch.seen
             self._looks.knew(lease, since)
             self._unable_since = None
@@ -128,12 +129,13 @@ class Leader:
             await self.look_once()
             judged = not self._looks.calm
         except Unavailable as error:  # the link has logged it
-            logger.debug("leader: the workers were not looked at: %s", error)
+            text = "the workers were not looked at: %(error)s"
+            emit(logger, "leader", text, level=logging.DEBUG, error=str(error))
         except WorqrError as error:
-            self._complaints.error("look", "leader: the workers cannot be looked at: %s", error)
+            self._complaints.error("look", "leader", "the workers cannot be looked at: %(error)s", error=str(error))
         else:
             if self._complaints.resolve("look"):
-                logger.info("leader: the workers are looked at again")
+                emit(logger, "leader", "the workers are looked at again")
         self._stand_aside_unless(judged)
         return self._looks.next_look(time.monotonic())
 
@@ -145,9 +147,8 @@ class Leader:
         elif self._unable_since is None:
             self._unable_since = now
         elif now - self._unable_since > self._looks.keepalive + UNABLE:
-            logger.info(
-                "leader: this peer cannot tell who is dead, for its connection keeps breaking; another may lead"
-            )
+            text = "this worker cannot tell which workers are dead, because its connection keeps breaking; another may lead"
+            emit(logger, "leader", text)
             self._until, self._aside_until, self._unable_since = 0.0, now + STAND_ASIDE, None
 
     async def look_once(self) -> None:

@@ -23,11 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from worqr.log_events import emit, emit_fields
 from worqr.peer.claiming import Station
 from worqr.peer.claims import HandStation
 from worqr.peer.departures import Departure
 from worqr.peer.membership import Membership
 from worqr.peer.settling import Settler
+from worqr.peer.task_log import RUN
 
 if TYPE_CHECKING:
     from worqr.peer.stuck import Stuck
@@ -109,10 +111,8 @@ class Leaving:
                 await departure.done.wait()
             if departure.answers == answers and not departure.done.is_set():
                 self.heard = False
-                logger.warning(
-                    "leave.unanswered: queue %r: the server has not answered for %g s; its tasks go back when it does",
-                    *(departure.keys.shown, LEAVE_PATIENCE),
-                )
+                text = "queue %(queue)r: the server has not answered for %(duration)g s; its tasks are given back when it does"
+                emit(logger, "leave.unanswered", text, queue=departure.keys.shown, duration=LEAVE_PATIENCE)
                 return
 
     async def _unwind(self, station: Station) -> None:
@@ -142,7 +142,7 @@ class Leaving:
             if free or trio.current_time() >= report_at:
                 report_at = trio.current_time() + REMIND
                 self._report(
-                    station, "the queue is left without it" if free else "the peer cannot leave before it does"
+                    station, "the queue is left without it" if free else "the worker cannot leave before it does"
                 )
             if free:
                 await self._linger(station)
@@ -151,10 +151,9 @@ class Leaving:
     def _report(self, station: Station, what: str) -> None:
         """Tell of each handler that still runs."""
         for context in station.running.values():
-            logger.error(
-                "handler.unending: %s: cancelled, but it does not end; %s; it is at\n%s",
-                *(self._stuck.name(context), what, self._stuck.where(context)),
-            )
+            fields = {**self._stuck.fields(context), "reason": what}
+            text = f"{RUN}: %(handler)s was cancelled, but does not end; %(reason)s; it is at\n%(where)s"
+            emit_fields(logger, "task.unending", text, fields)
 
     async def _linger(self, station: Station) -> None:
         """The queue counts as left, but for what still runs there. Back when that has ended."""

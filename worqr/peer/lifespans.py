@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from worqr.errors import UsageError
+from worqr.log_events import emit
 from worqr.peer.wrong_loop import Wanted, sign_of
 
 if TYPE_CHECKING:
@@ -109,7 +110,8 @@ def warn_if_unused(functions: Iterable[RunsIn | None], default: AsyncRunsIn) -> 
     """Say that no handler will see what ``asyncio_lifespan`` yields. `functions`: where each of them says that it runs."""
     places = list(functions)
     if default == "loop" and places and "asyncio" not in places:
-        logger.warning(
-            "asyncio_lifespan.unused: no function of this mesh runs on asyncio: use Mesh(runs_in='asyncio'), or declare "
-            "functions with runs_in='asyncio'"
+        text = (
+            "no function of this mesh runs on asyncio: use Mesh(runs_in='asyncio'), or declare functions with "
+            "runs_in='asyncio'"
         )
+        emit(logger, "asyncio_lifespan.unused", text)

@@ -74,12 +74,11 @@ class Mapping:
     ) -> None:
         self._asking.discard(station)
         if word == "dead":
-            self._peer.membership.lost(registration, "the registry does not know it")
+            self._peer.membership.lost(registration, "it is not registered any more")
         elif failure is None:
             station.mapped_at = connections
             self._complaints.resolve(station.name)
         elif not isinstance(failure, ClaimLost):
             self._refused = True
-            self._complaints.error(
-                station.name, "map_work: queue %r: the server refuses it; trying again: %s", station.queue, failure
-            )
+            text = "queue %(queue)r: the server does not record that this worker serves it, trying again: %(error)s"
+            self._complaints.error(station.name, "map_work", text, queue=station.queue, error=str(failure))

@@ -22,6 +22,7 @@ from worqr import ops
 from worqr.errors import ClaimLost, WorqrError
 from worqr.keys import RegistryKeys
 from worqr.link import Heart, Link, Owner, answer_timeout, boottime
+from worqr.log_events import emit
 from worqr.ops import Beat
 from worqr.peer.departures import Departure, Departures
 from worqr.peer.settles import Settles
@@ -120,7 +121,7 @@ class Membership:
         heart.start()
         self.registration = registration
         self._changed.set()
-        logger.info("start_worker: %s", registration.worker)
+        emit(logger, "start_worker", "worker %(worker)s has joined the mesh", worker=registration.worker)
         return registration
 
     def _new_heart(self, registration: Registration) -> Heart[Beat]:
@@ -178,9 +179,8 @@ class Membership:
             self.lost(registration, "it was declared dead and its tasks were given back")
             return
         if beat.revived:
-            logger.warning(
-                "keep_worker_alive: the key of %s had lapsed, nobody swept it: it lives on", registration.worker
-            )
+            text = "worker %(worker)s missed its heartbeat deadline but was not reassigned; continuing"
+            emit(logger, "keep_worker_alive", text, worker=registration.worker)
         if self._held and self.beat_is_fresh():
             held, self._held = self._held, []
             for _, go_on in held:
@@ -195,7 +195,8 @@ class Membership:
         """This registration is over: cancel all that runs under it, and register anew."""
         if registration.dead:
             return
-        logger.warning("worker.lost: %s: %s; joining again", registration.worker, why)
+        text = "worker %(worker)s is out of the mesh: %(reason)s; it joins again under a new id"
+        emit(logger, "worker.lost", text, worker=registration.worker, reason=why)
         registration.dead = True
         if registration.heart is not None:
             registration.heart.stop()
@@ -213,7 +214,8 @@ class Membership:
             try:
                 registration = await self.register()
             except WorqrError as error:
-                logger.warning("start_worker: joining again failed, one more try in 1 s: %s", error)
+                text = "this worker could not join again, next try in %(retry_in)s s: %(error)s"
+                emit(logger, "start_worker", text, level=logging.WARNING, retry_in=1, error=str(error))
                 await trio.sleep(1)
             else:
                 async with trio.open_nursery() as nursery:
@@ -229,7 +231,8 @@ class Membership:
             except ClaimLost:
                 return  # lost again: whoever noticed has started another rejoin
             except WorqrError as error:
-                logger.warning("start_work: queue %r: one more try in 1 s: %s", station.name, error)
+                text = "queue %(queue)r could not be entered again, next try in %(retry_in)s s: %(error)s"
+                emit(logger, "start_work", text, queue=station.name, retry_in=1, error=str(error))
                 await trio.sleep(1)
             else:
                 return
@@ -308,8 +311,13 @@ class Membership:
         """Leave the mesh without a word, as a worker that dies, because claims of ours must not be given back yet."""
         registration = self.registration
         if registration is not None and not registration.dead:
-            after = "" if self._keepalive is None else f", about {self._keepalive + 2:g} s from now"
-            logger.warning("worker.vanished: %s: the others give back what it held%s", registration.worker, after)
+            text = "worker %(worker)s leaves without deregistering, because some of its handlers do not end; "
+            if self._keepalive is None:
+                text += "its tasks stay with it, because of keepalive=None"
+            else:
+                text += "other workers give back its tasks in about %(retry_in)s s"
+            after = None if self._keepalive is None else round(self._keepalive + 2, 1)
+            emit(logger, "worker.vanished", text, worker=registration.worker, retry_in=after)
             registration.dead = True
             if registration.heart is not None:
                 registration.heart.stop()
@@ -319,7 +327,10 @@ class Membership:
             if not registration.dead:
                 await self._stop_worker(registration, patience)
         except WorqrError as error:
-            logger.warning("stop_worker: left without saying so, the others will notice: %s", error)
+            text = (
+                "this worker could not deregister: %(error)s; its tasks are given back after its keepalive has expired"
+            )
+            emit(logger, "stop_worker", text, level=logging.WARNING, worker=registration.worker, error=str(error))
         finally:
             registration.dead = True
             if registration.heart is not None:
@@ -332,4 +343,4 @@ class Membership:
                 while (await self.link.call(ops.stop_work(keys, registration.worker), patience=patience)).more:
                     pass
                 await self.link.call(ops.unmap_work(self.keys, registration.worker, queue), patience=patience)
-        logger.info("stop_worker: %s", registration.worker)
+        emit(logger, "stop_worker", "worker %(worker)s has left the mesh", worker=registration.worker)

@@ -22,6 +22,7 @@ import trio
 from worqr.errors import UsageError
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
+from worqr.log_events import emit
 from worqr.peer.cancelling import Cancelling
 from worqr.peer.capacity import Capacity
 from worqr.peer.claiming import Station
@@ -198,11 +199,11 @@ class Peer(Serving):
         queue = self.queue_keys(name).shown
         if queue != name and self._stations.get(queue) is not None:
             self._unserved.add(name)
-            logger.warning(
-                "shards.unserved: queue %r has shards that this peer does not serve, because it joined before they were "
-                "declared: let it join again",
-                queue,
+            text = (
+                "queue %(queue)r has shards that this worker does not serve, because it joined before they were declared: "
+                "restart it"
             )
+            emit(logger, "shards.unserved", text, queue=queue)
 
     def forget_claims(self, registration: Registration) -> None:
         """A registration died: what ran under it is lost."""
@@ -292,7 +293,8 @@ class Peer(Serving):
         """
         wait = self.settings.grace if grace is None else seconds(grace, "grace")
         if not self.leaving:
-            logger.info("drain: %s leaves, within %g s", self.id, wait)
+            text = "worker %(worker)s takes no more tasks, and leaves within %(grace)g s"
+            emit(logger, "drain", text, worker=self.id, grace=wait)
         self._stations.closed = True
         stations = list(self._stations)
         for station in stations:

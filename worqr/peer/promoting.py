@@ -18,6 +18,7 @@ from worqr import ops
 from worqr.errors import Unavailable, WorqrError
 from worqr.keys import RegistryKeys
 from worqr.link import Link, Subscription
+from worqr.log_events import emit
 from worqr.peer.complaints import Complaints
 from worqr.peer.membership import LEASE
 
@@ -98,10 +99,11 @@ class Promoter:
         try:
             _, next_in_ms = await self._link.call(ops.promote_due(self._peer.queue_keys(queue)), patience=LEASE)
         except Unavailable as error:
-            logger.info("promote_due: queue %r: %s; trying again", queue, error)
+            emit(logger, "promote_due", "queue %(queue)r: trying again: %(error)s", queue=queue, error=str(error))
             self.expect(queue, AGAIN)
         except WorqrError as error:
-            self._complaints.error(queue, "promote_due: queue %r: %s; trying again", queue, error)
+            text = "queue %(queue)r: the server refuses to put scheduled jobs in line, trying again: %(error)s"
+            self._complaints.error(queue, "promote_due", text, queue=queue, error=str(error))
             self.expect(queue, AGAIN)
         else:
             self._complaints.resolve(queue)

@@ -23,9 +23,11 @@ from typing import Any, Final, cast
 import trio
 
 from worqr.errors import UsageError
+from worqr.log_events import emit
 from worqr.peer.context import Context, current_context
 from worqr.peer.deadlines import Deadlines
 from worqr.peer.stacks import Frames
+from worqr.tracebacks import one_line
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -175,9 +177,8 @@ class Slots:
             if self._tell_of_interrupt(group):
                 return
             if other is not None and trio.current_effective_deadline() != float("-inf"):
-                logger.warning(
-                    "slot.corrupted: a handler left a nursery or a cancel scope open: %s", other.exceptions[0]
-                )
+                text = "a handler left a nursery or a cancel scope open, close it before it returns: %(error)s"
+                emit(logger, "slot.corrupted", text, error=one_line(other.exceptions[0]))
             elif other is None:
                 raise
 

@@ -18,6 +18,7 @@ import trio
 
 from worqr import ops
 from worqr.link import Link
+from worqr.log_events import emit
 from worqr.ops import MAX_ITEMS
 from worqr.peer.context import Context
 
@@ -79,4 +80,4 @@ class Saying:
     @staticmethod
     def _answered(_noted: int | None, failure: Exception | None) -> None:
         if failure is not None:
-            logger.info("note_progress: %s", failure)
+            emit(logger, "note_progress", "the progress of tasks was not stored: %(error)s", error=str(failure))

@@ -19,6 +19,7 @@ from worqr import ops
 from worqr.errors import Unavailable, WorqrError
 from worqr.keys import RegistryKeys
 from worqr.link import Link
+from worqr.log_events import emit
 from worqr.ops import FORGET_AT_ONCE, Inspected
 from worqr.peer.complaints import Complaints
 from worqr.peer.known_queues import KnownQueues
@@ -97,12 +98,12 @@ class Scanner:
         try:
             await self.scan_once()
         except Unavailable as error:  # the link has logged it
-            logger.debug("leader: a scan was not done: %s", error)
+            emit(logger, "leader", "the queues were not scanned: %(error)s", level=logging.DEBUG, error=str(error))
         except WorqrError as error:
-            self._complaints.error("scan", "leader: a scan of the queues failed: %s", error)
+            self._complaints.error("scan", "leader", "the queues cannot be scanned: %(error)s", error=str(error))
         else:
             if self._complaints.resolve("scan"):
-                logger.info("leader: the queues are scanned again")
+                emit(logger, "leader", "the queues are scanned again")
 
     async def scan_once(self) -> None:
         """Read new names, look at the queues whose turn it is, and do what they need."""
@@ -145,10 +146,11 @@ class Scanner:
             found[name] = await self._link.call(ops.inspect(self._peer.queue_keys(name)), patience=self._patience)
         except Unavailable as error:
             self._unreached.add(name)
-            logger.info("leader: queue %r was not scanned: %s", name, error)
+            emit(logger, "leader", "queue %(queue)r was not scanned: %(error)s", queue=name, error=str(error))
         except WorqrError as error:
             self._known.tried(name)
-            self._complaints.error(name, "leader: queue %r cannot be scanned: %s", name, error)
+            text = "queue %(queue)r cannot be scanned: %(error)s"
+            self._complaints.error(name, "leader", text, queue=name, error=str(error))
         else:
             self._known.tried(name)
             self._complaints.resolve(name)
@@ -157,9 +159,10 @@ class Scanner:
         try:
             await self._link.call(ops.purge_queue(self._peer.queue_keys(name)), patience=self._patience)
         except Unavailable as error:
-            logger.info("purge_queue: queue %r: %s; trying again", name, error)
+            emit(logger, "purge_queue", "queue %(queue)r: trying again: %(error)s", queue=name, error=str(error))
         except WorqrError as error:
-            self._complaints.error(("purge", name), "purge_queue: queue %r: %s; trying again", name, error)
+            text = "queue %(queue)r: the server refuses to remove it, trying again: %(error)s"
+            self._complaints.error(("purge", name), "purge_queue", text, queue=name, error=str(error))
 
     async def _audit(self, fences: set[tuple[str, str]]) -> None:
         """Find workers that stand in a fence and in no registry. Ids are registered before they enter a fence, and only once.
@@ -175,7 +178,8 @@ class Scanner:
                 continue
             again = await self._link.call(ops.inspect(self._peer.queue_keys(queue)), patience=self._patience)
             if worker in again.workers:
-                logger.warning("adopt_worker: %s stands in the fence of queue %r and in no registry", worker, queue)
+                text = "worker %(worker)s serves queue %(queue)r but is not registered; its tasks are given back"
+                emit(logger, "adopt_worker", text, worker=worker, queue=queue)
                 await self._link.call(ops.adopt_worker(self._keys, worker, queue), patience=LEASE)
 
     async def _forget(self, names: Sequence[str]) -> None:

@@ -25,6 +25,7 @@ from worqr.call import Call
 from worqr.errors import ClaimLost
 from worqr.keys import QueueKeys
 from worqr.link import Link, Owner
+from worqr.log_events import emit
 from worqr.ops import MAX_ITEMS
 from worqr.peer.complaints import Complaints
 
@@ -159,7 +160,8 @@ class Settles:
         name = settle.keys.name
         if name not in self._refused and not any(other.pause for other in self._sent[name]):
             self._complaints.resolve(name)
-            logger.info("settle.accepted: queue %r: the server has recorded how all tasks ended", settle.keys.shown)
+            text = "queue %(queue)r: the server has recorded how all tasks ended"
+            emit(logger, "settle.accepted", text, queue=settle.keys.shown)
 
     def _refuse(self, settle: Settle, failure: Exception) -> None:
         """Keep each of its claims, to be tried again by itself."""
@@ -176,11 +178,8 @@ class Settles:
                 refused.add(one)
         if len(refused) >= CROWDED:
             self.crowded.add(name)
-        self._complaints.error(
-            name,
-            "settle.refused: queue %r: the server refuses to record how tasks ended; trying again: %s",
-            *(settle.keys.shown, failure),
-        )
+        text = "queue %(queue)r: the server refuses to record how tasks ended, trying again: %(error)s"
+        self._complaints.error(name, "settle.refused", text, queue=settle.keys.shown, error=str(failure))
         self._earlier.set()
 
     def _take_out(self, name: str, settles: list[Settle]) -> None:

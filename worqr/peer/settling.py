@@ -21,11 +21,13 @@ from worqr import ops
 from worqr.call import Call
 from worqr.errors import UsageError
 from worqr.link import Link
+from worqr.log_events import emit
 from worqr.ops import MAX_ITEMS, Result
 from worqr.ops.replies import in_pieces
 from worqr.peer.context import Context
 from worqr.peer.settles import Make, Settles
-from worqr.policy import Broken, ChildError, Failure, Retry, Verdict, judge
+from worqr.peer.task_log import log_failure, log_finished, log_late, log_timeout
+from worqr.policy import Failure, Verdict, judge
 from worqr.task import RemoteError, encode_json
 
 if TYPE_CHECKING:
@@ -67,6 +69,8 @@ class Settler:
         if reason == "lost" or context._registration.dead:
             context._settled = True
         elif returned:
+            if reason == "timeout":
+                log_late(context)
             self.finish(context)
         elif reason == "timeout":
             self.time_out(context)
@@ -119,6 +123,8 @@ class Settler:
             dirty, self._dirty = self._dirty, {}
             results, self._results = self._results, {}
             for station, claims in dirty.items():
+                if station.begun:
+                    log_finished(station, claims)
                 self._send_finishes(station, claims, results.get(station))
         if self._stopped:
             for station in [station for station in self._stopped if not station.unwinding]:
@@ -130,10 +136,7 @@ class Settler:
         registration = station.registration
         if registration is None or registration.dead:
             return
-        make, answered = (
-            partial(settle, station.keys, registration.worker),
-            partial(_answered, station, settle.__name__),
-        )
+        make, answered = partial(settle, station.keys, registration.worker), partial(_answered, station)
         for start in range(0, len(claims), MAX_ITEMS):
             self._settles.send(station.keys, registration, claims[start : start + MAX_ITEMS], make, answered)
 
@@ -142,7 +145,7 @@ class Settler:
         if not results:
             self._send(station, claims, ops.finish_tasks)
         elif registration is not None and not registration.dead:
-            make, answered = finisher(station, registration, results), partial(_answered, station, "finish_tasks")
+            make, answered = finisher(station, registration, results), partial(_answered, station)
             for some in in_pieces(claims, lambda claim: len(results[claim][1]) if claim in results else 0):
                 self._settles.send(station.keys, registration, some, make, answered)
 
@@ -171,41 +174,44 @@ class Settler:
         """A run raised: the task is tried again, or set aside, as the policy says."""
         verdict = judge(error, context._policy, context.failures, context.stalls)
         context._settled = True
-        log_run(context, verdict)
-        if self._onlooker is not None:
-            self._onlooker(context, error)
         self._send_one(context, settle_call(context, verdict))
         self.touch()
+        log_failure(context, verdict)
+        if self._onlooker is not None:
+            self._onlooker(context, error)
 
     def time_out(self, context: Context) -> None:
         """A run took too long: the task is tried again, until that has happened too often."""
         context._settled = True
-        timeout = context._policy.timeout or 0.0
-        logger.warning(
-            "handler.timeout: queue %r, claim %d, attempt %d: over %g s",
-            *(context.queue, context.fence, context.attempt, timeout),
-        )
-        if self._onlooker is not None:
-            self._onlooker(context, TimeoutError(f"it ran longer than {timeout:g} s"))
-        self._send_one(context, timeout_call(context))
+        error, delay = f"it ran longer than {context._policy.timeout:g} s", context._policy.delay(context.timeouts)
+        self._send_one(context, timeout_call(context, error, delay))
         self.touch()
+        log_timeout(context, delay, error)
+        if self._onlooker is not None:
+            self._onlooker(context, TimeoutError(error))
 
     def _send_one(self, context: Context, call: Call[str]) -> None:
         def answered(word: str | None, _failure: Exception | None) -> None:
-            _answered(context._station, call.script.name, None if word is None else {context.fence: word}, None)
+            _answered(context._station, None if word is None else {context.fence: word}, None)
 
         self._settles.send(context._station.keys, context._registration, [context.fence], lambda _: call, answered)
 
 
-def _answered(station: Station, verb: str, ended: dict[int, str] | None, _failure: Exception | None) -> None:
+def _answered(station: Station, ended: dict[int, str] | None, _failure: Exception | None) -> None:
     """Log how claims ended that did not end as asked; `Settles` logs what is refused."""
     for claim, word in (ended or {}).items():
         if word == "lost":
-            logger.warning(
-                "claim.lost: queue %r, claim %d: %s came too late, it runs elsewhere", station.queue, claim, verb
+            text = (
+                "queue %(queue)r, claim %(claim)d: the task was reassigned to another worker, because this one missed its "
+                "heartbeat or left the queue; how it ended here does not count"
             )
-        elif word in {"cancelled", "dropped", "aside"}:
-            logger.info("claim.%s: queue %r, claim %d", word, station.queue, claim)
+            emit(logger, "claim.lost", text, queue=station.queue, claim=claim)
+        elif word == "cancelled":
+            text = "queue %(queue)r, claim %(claim)d: the task was cancelled"
+            emit(logger, "task.cancelled", text, queue=station.queue, claim=claim)
+        elif word == "dropped":
+            text = "queue %(queue)r, claim %(claim)d: the task was not given back, because the queue was deleted"
+            emit(logger, "task.dropped", text, queue=station.queue, claim=claim)
 
 
 def finisher(station: Station, registration: Registration, results: Mapping[int, Result]) -> Make:
@@ -264,27 +270,6 @@ def encode_result(value: object, max_result: int) -> Result:
     return kind, encoded
 
 
-def log_run(context: Context, verdict: Verdict) -> None:
-    """Say how a run ended; a traceback only for what nobody raised on purpose."""
-    error = verdict.error
-    word = {"retry": "retry" if isinstance(error, Retry) else "failed", "fail": "failed", "broken": "broken"}
-    what: object = type(error).__qualname__
-    shown: BaseException | None = error
-    if isinstance(error, Retry | Failure | Broken):
-        what, shown = error, None
-        if isinstance(error, Broken) and (error.__cause__ is not None or hasattr(error, "__worqr_remote__")):
-            what = type(error.__cause__ or error).__qualname__  # what decoders say quotes the payload
-    elif isinstance(error, ChildError):
-        what, shown = f"{error}\n{error.remote.traceback}".rstrip(), None
-    logger.log(
-        logging.INFO if isinstance(error, Retry) else logging.WARNING,
-        "handler.%s: queue %r, claim %d, attempt %d: %s",
-        "stalled" if verdict.stalled else word[verdict.kind],
-        *(context.queue, context.fence, context.attempt, what),
-        exc_info=shown,
-    )
-
-
 def settle_call(context: Context, verdict: Verdict) -> Call[str]:
     """The call that ends a claim whose run raised."""
     keys, worker, error = context._station.keys, context._registration.worker, RemoteError.of(verdict.error)
@@ -299,15 +284,14 @@ def settle_call(context: Context, verdict: Verdict) -> Call[str]:
     )
 
 
-def timeout_call(context: Context) -> Call[str]:
-    """The call that ends a claim whose run took too long."""
-    policy = context._policy
-    error = RemoteError.told("Timeout", f"it ran longer than {policy.timeout:g} s")
+def timeout_call(context: Context, why: str, delay: float) -> Call[str]:
+    """The call that ends a claim whose run took too long, and whose task is tried again after `delay` seconds."""
+    error = RemoteError.told("Timeout", why)
     if isinstance(context._value, LastWords):
         error = error.with_stderr(context._value.stderr)
     return ops.retry_task(
         *(context._station.keys, context._registration.worker, context.fence, error),
         counter="timeouts",
-        limit=policy.max_timeouts,
-        delay_ms=round(policy.delay(context.timeouts) * 1000),
+        limit=context._policy.max_timeouts,
+        delay_ms=round(delay * 1000),
     )

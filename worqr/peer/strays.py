@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from worqr import ops
 from worqr.link import Link
+from worqr.log_events import emit
 from worqr.peer.in_step import next_step
 
 if TYPE_CHECKING:
@@ -80,17 +81,17 @@ class Strays:
         if registration.dead or registration is not station.registration:
             return
         if failure is not None:
-            logger.debug(
-                "list_own_claims: queue %r: %s", station.queue, failure
-            )  # `cancelling` tells, of its own request
+            # `cancelling` logs the same refusal, of its own request, as an error
+            emit(logger, "list_own_claims", "queue %(queue)r: %(error)s", queue=station.queue, error=str(failure))
             return
         if held is None:
-            self._peer.membership.lost(registration, f"it stands no longer in the fence of queue {station.queue!r}")
+            self._peer.membership.lost(registration, f"it was removed from the workers of queue {station.queue!r}")
             return
         strange = set(held) - self._peer.claims_of(station.name)
         if not strange:
             station.compared_at = connections
         elif strays := strange & seen:
-            logger.warning("claim.stray: queue %r: the server forgot how %d runs ended", station.queue, len(strays))
+            text = "queue %(queue)r: the server forgot how %(count)d runs ended; their tasks are given back, and run once more"
+            emit(logger, "claim.stray", text, queue=station.queue, count=len(strays))
             self._settler.give_back(station, strays)
         self._seen[station] = strange

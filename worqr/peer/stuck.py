@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from worqr.log_events import emit_fields
 from worqr.peer.claiming import HandlerStation
 from worqr.peer.context import Context
 from worqr.peer.in_step import next_step
 from worqr.peer.running import name_of
 from worqr.peer.stacks import describe
+from worqr.peer.task_log import RUN, run_fields
 
 if TYPE_CHECKING:
     from worqr.peer.claiming import Station
@@ -31,6 +33,9 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 LOOK_EVERY = 1.0
 """Seconds, at most, between two looks at what was cancelled."""
+OVERDUE_AFTER = 1.0
+"""Seconds after its timeout at which a coroutine that was cancelled should have ended; a thread cannot be stopped at all."""
+TRIO_REMEDY = "it swallows trio.Cancelled, or shields itself from it: let it pass, and put a deadline on each shield"
 
 
 class Stuck:
@@ -42,6 +47,7 @@ class Stuck:
         self._slots = slots
         self._since: dict[Context, float] = {}
         self._reported: set[Context] = set()
+        self._overdue: set[Context] = set()
 
     async def watch_forever(self) -> None:
         """Look again and again."""
@@ -63,28 +69,50 @@ class Stuck:
         for context, since in tuple(self._since.items()):
             if context._station.running.get(context.fence) is not context:
                 self._forget(context, now - since)
-            elif now - since >= self.after and context not in self._reported:
-                self._report(context, now - since)
+            else:
+                self._look_at(context, now - since)
+
+    def _look_at(self, context: Context, seconds: float) -> None:
+        if context.cancel_reason == "timeout" and context not in self._overdue:
+            elsewhere = context._elsewhere
+            if seconds >= OVERDUE_AFTER or (elsewhere is not None and not elsewhere.stoppable and elsewhere.where()):
+                self._overdue.add(context)
+                self._tell_overdue(context)
+        if seconds >= self.after and context not in self._reported:
+            self._report(context, seconds)
+
+    def _tell_overdue(self, context: Context) -> None:
+        remedy = TRIO_REMEDY if context._elsewhere is None else context._elsewhere.overdue_remedy
+        fields = {**self.fields(context), "timeout": context._policy.timeout}
+        text = f"{RUN}: %(handler)s still runs after its timeout of %(timeout)g s; {remedy}; it is at\n%(where)s"
+        emit_fields(logger, "task.overdue", text, fields)
 
     def _report(self, context: Context, seconds: float) -> None:
         self._reported.add(context)
-        logger.error(
-            "handler.stuck: %s: still runs %.1f s after it was cancelled (%s); another task gets its slot; it is at\n%s",
-            *(self.name(context), seconds, context.cancel_reason, self.where(context)),
+        text = (
+            f"{RUN}: %(handler)s still runs %(duration)s s after it was cancelled (%(reason)s); another task gets its slot; "
+            "it is at\n%(where)s"
         )
+        fields = {**self.fields(context), "duration": round(seconds, 1), "reason": context.cancel_reason}
+        emit_fields(logger, "task.stuck", text, fields)
         elsewhere = context._elsewhere
         context._station.give_slot_away(context, place=elsewhere is not None and elsewhere.replace())
 
     def _forget(self, context: Context, seconds: float) -> None:
         del self._since[context]
+        self._overdue.discard(context)
         if context in self._reported:
             self._reported.discard(context)
-            logger.info("handler.unstuck: %s: ended %.1f s after it was cancelled", self.name(context), seconds)
+            fields = {**run_fields(context), "handler": self._name(context), "duration": round(seconds, 1)}
+            text = f"{RUN}: %(handler)s ended %(duration)s s after it was cancelled"
+            emit_fields(logger, "task.unstuck", text, fields)
 
-    def name(self, context: Context) -> str:
-        """Which run it is, for people."""
-        handler = name_of(context._station.handler)
-        return f"queue {context.queue!r}, claim {context.fence}, handler {handler}"
+    def fields(self, context: Context) -> dict[str, object]:
+        """Which run it is, and where its handler is at this moment: fields for the log."""
+        return {**run_fields(context), "handler": self._name(context), "where": self.where(context)}
+
+    def _name(self, context: Context) -> str:
+        return name_of(context._station.handler)
 
     def where(self, context: Context) -> str:
         """Where its handler is at this moment, as in a traceback."""

@@ -18,6 +18,7 @@ from worqr import ops
 from worqr.errors import Unavailable, WorqrError
 from worqr.keys import RegistryKeys
 from worqr.link import Link
+from worqr.log_events import emit
 from worqr.peer.complaints import Complaints
 from worqr.peer.membership import LEASE
 
@@ -113,17 +114,19 @@ class Sweeper:
             if seen is None or await self._condemn(worker, seen[0]):
                 await self._sweep(worker)
         except Unavailable as error:  # the link has logged it; the next look finds the worker again
-            logger.debug("forget_worker: %s was not swept: %s", worker, error)
+            text = "worker %(worker)s is dead and was not removed, trying again: %(error)s"
+            emit(logger, "forget_worker", text, level=logging.DEBUG, worker=worker, error=str(error))
         except WorqrError as error:
             self._put_off(worker)
-            self._complaints.error("registry", "forget_worker: a dead worker cannot be swept: %s; trying again", error)
+            text = "a dead worker cannot be removed, trying again: %(error)s"
+            self._complaints.error("registry", "forget_worker", text, error=str(error))
 
     async def _condemn(self, worker: str, seen: bytes | None) -> bool:
         if await self._link.call(ops.condemn_worker(self._keys, worker, seen), patience=LEASE) != "ok":
             return False
-        logger.warning(
-            "condemn_worker: %s is dead (%s)", worker, "no beat" if seen is None else "its beat stands still"
-        )
+        reason = "its heartbeat key has expired" if seen is None else "its heartbeat does not change any more"
+        text = "worker %(worker)s is dead, because %(reason)s; its tasks are given back"
+        emit(logger, "condemn_worker", text, worker=worker, reason=reason)
         return True
 
     async def _sweep(self, worker: str) -> None:
@@ -142,7 +145,7 @@ class Sweeper:
                     for queue in todo[start : start + QUEUES_AT_ONCE]:
                         nursery.start_soon(self._fail_on, worker, queue, refused)
         self._later.pop(worker, None)
-        logger.info("forget_worker: %s", worker)
+        emit(logger, "forget_worker", "worker %(worker)s was removed; all that it held was given back", worker=worker)
 
     def _put_off(self, worker: str) -> None:
         _, pause = self._later.get(worker, (0.0, 0.5))
@@ -159,19 +162,25 @@ class Sweeper:
                 given, aside = given + step.given, aside + step.aside
                 if not step.more:
                     break
-            logger.info("fail_worker: %s on queue %r: %d given back, %d set aside", worker, queue, given, aside)
+            _log_given_back(worker, queue, given, aside)
             await self._link.call(ops.unmap_work(self._keys, worker, queue), patience=LEASE)
         except Unavailable as error:
             self._away[queue] = time.monotonic() + AWAY
-            logger.info("fail_worker: %s on queue %r: %s; trying again", worker, queue, error)
+            text = "worker %(worker)s is dead, queue %(queue)r cannot be reached, trying again: %(error)s"
+            emit(logger, "fail_worker", text, worker=worker, queue=queue, error=str(error))
         except WorqrError as error:
             refused.append(queue)
-            self._complaints.error(
-                queue,
-                "fail_worker: the tasks of dead workers on queue %r cannot be given back: %s; trying again",
-                queue,
-                error,
-            )
+            text = "the tasks of dead workers on queue %(queue)r cannot be given back, trying again: %(error)s"
+            self._complaints.error(queue, "fail_worker", text, queue=queue, error=str(error))
         else:
             self._away.pop(queue, None)
             self._complaints.resolve(queue)
+
+
+def _log_given_back(worker: str, queue: str, returned: int, failed: int) -> None:
+    """Tell what became of a dead worker's tasks; as an error if some of them are not tried again."""
+    text, level = "worker %(worker)s is dead: %(returned)d tasks were given back to queue %(queue)r", logging.INFO
+    if failed:
+        text += ", %(failed)d moved to its dead-letter queue, because too many workers died with them: worqr failed %(queue)r"
+        level = logging.ERROR
+    emit(logger, "fail_worker", text, level=level, worker=worker, queue=queue, returned=returned, failed=failed)

@@ -81,6 +81,12 @@ class _ThreadRun(Elsewhere):
 
     __slots__ = ("_begun", "_call", "_ident", "_replaced", "_task", "_threads")
 
+    overdue_remedy = (
+        "Python cannot stop a thread: call worqr.current().check_cancelled() in the handler now and then, or declare it with "
+        'runs_in="process"'
+    )
+    stoppable = False
+
     def __init__(self, threads: Threads, call: Callable[[Any], object], task: bytes) -> None:
         super().__init__()
         self._threads = threads

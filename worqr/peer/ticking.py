@@ -23,6 +23,7 @@ from worqr.cron import Definition, Plan, Schedule, at, jitter_ms, judge
 from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.keys import RegistryKeys
 from worqr.link import Link
+from worqr.log_events import emit, emit_fields
 from worqr.ops import Due, ScheduleRow, Tick
 from worqr.peer.complaints import Complaints
 from worqr.peer.declaring import REDECLARE, Declarer
@@ -95,10 +96,11 @@ class Ticker:
         try:
             return await self.tick_once()
         except Unavailable as error:
-            logger.info("tick_schedules: not now: %s", error)
+            emit(logger, "tick_schedules", "the schedules are read late, trying again: %(error)s", error=str(error))
             return trio.current_time() + IDLE
         except WorqrError as error:
-            self._complaints.error("", "tick_schedules: %s", error)
+            text = "the schedules cannot be read, trying again: %(error)s"
+            self._complaints.error("", "tick_schedules", text, error=str(error))
             return trio.current_time() + RELOAD
 
     async def tick_once(self) -> float:
@@ -141,10 +143,8 @@ class Ticker:
             rewound += some
             if cursor == "0":
                 break
-        logger.warning(
-            "rewind_schedules: the clock of the server was set back by more than a minute: %d schedules go on from now",
-            rewound,
-        )
+        text = "the clock of the server was set back by more than a minute: %(count)d schedules go on from the new time"
+        emit(logger, "rewind_schedules", text, count=rewound)
 
     async def _drop(self, now: float) -> None:
         """Forget what nobody declares any more."""
@@ -152,7 +152,8 @@ class Ticker:
             return
         while names := await self._link.call(ops.drop_schedules(self._keys, UNSEEN_MS), patience=LEASE):
             for name in names:
-                logger.info("drop_schedules: %r: no peer has declared it for a day", name)
+                text = "schedule %(schedule)r was removed, because no worker has declared it for a day"
+                emit(logger, "drop_schedules", text, schedule=name)
 
     # One schedule
 
@@ -161,13 +162,15 @@ class Ticker:
             plan = self._plan_of(row)
             tick = None if plan is None or self._is_away(plan) else await self._tick(row, plan, now)
         except Unavailable as error:
-            logger.info("fire_schedule: %r: not now: %s", row.name, error)
+            text = "schedule %(schedule)r is fired late, trying again: %(error)s"
+            emit(logger, "fire_schedule", text, level=logging.INFO, schedule=row.name, error=str(error))
             tick = None
         except (
             WorqrError,
             ArithmeticError,
         ) as error:  # a time that no calendar has: nobody else's schedule must suffer
-            self._complaints.error(row.name, "fire_schedule: %r cannot be fired: %s", row.name, error)
+            text = "schedule %(schedule)r cannot be fired, trying again: %(error)s"
+            self._complaints.error(row.name, "fire_schedule", text, schedule=row.name, error=str(error))
             tick = None
         self._ticks.append(tick or Tick(row, row.last, row.next, now + PUT_OFF_MS, row.owed))
 
@@ -178,7 +181,8 @@ class Ticker:
         except UsageError as error:
             if row.name not in self._unread:
                 self._unread.add(row.name)
-                logger.warning("tick_schedules: %r is not fired while this peer leads: %s", row.name, error)
+                text = "schedule %(schedule)r is not fired while this worker is the leader: %(error)s"
+                emit(logger, "tick_schedules", text, level=logging.WARNING, schedule=row.name, error=str(error))
             return None
 
     def _is_away(self, plan: Plan) -> bool:
@@ -189,9 +193,11 @@ class Ticker:
         """Enqueue what is to be fired now; returns how far it got."""
         verdict = judge(plan, row.last, now)
         if verdict.missed:
-            logger.warning(
-                "tick_schedules: %r: nobody fired it between %s and now: %d firings are made up for",
-                *(row.name, at(row.last).isoformat(timespec="seconds"), verdict.made_up),
+            text = "schedule %(schedule)r was not fired between %(since)s and now: %(count)d missed firings are made up for"
+            since = at(row.last).isoformat(timespec="seconds")
+            emit_fields(
+                *(logger, "tick_schedules", text, {"schedule": row.name, "since": since, "count": verdict.made_up}),
+                level=logging.WARNING,
             )
         owed: Sequence[int] = [*row.owed, *verdict.fire]
         fired, look_at = None, verdict.next
@@ -227,15 +233,14 @@ class Ticker:
                 raise
             if word == "busy":
                 return nominals[n:], fired
-            logger.debug("fire_schedule: %r, nominal time %d: %s", definition.name, nominal, word)
+            _log_fired(definition.name, nominal, word)
             fired = nominal if word == "ok" else fired
         return [], fired
 
     def _bounded(self, name: str, owed: Sequence[int]) -> Sequence[int]:
         if len(owed) > MAX_OWED:
-            logger.warning(
-                "fire_schedule: %r: %d firings wait for the one before: the oldest are dropped", name, len(owed)
-            )
+            text = "schedule %(schedule)r: %(count)d firings wait for the one before; the oldest are dropped"
+            emit(logger, "fire_schedule", text, schedule=name, count=len(owed))
         return owed[-MAX_OWED:]
 
 
@@ -258,3 +263,8 @@ def schedule_of(row: ScheduleRow, now: int) -> Schedule:
         except (UsageError, ArithmeticError):
             following = row.last if following is None else following
     return Schedule(row.name, at(following), None if row.fired is None else at(row.fired), row.paused)
+
+
+def _log_fired(schedule: str, nominal: int, outcome: str) -> None:
+    text = "schedule %(schedule)r, nominal time %(nominal)d: %(outcome)s"
+    emit(logger, "fire_schedule", text, level=logging.DEBUG, schedule=schedule, nominal=nominal, outcome=outcome)

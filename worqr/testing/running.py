@@ -18,6 +18,7 @@ import trio
 from worqr import ops
 from worqr.errors import UsageError
 from worqr.keys import QueueKeys, RegistryKeys
+from worqr.log_events import emit
 from worqr.mesh import Mesh
 from worqr.ops import Inspected
 from worqr.peer.options import JoinOptions, Only
@@ -126,7 +127,7 @@ class Run:
             if trio.current_time() >= said_at:
                 said_at += SAY_AFTER
                 held = [f"{name!r}: {each.waiting} waiting, {each.running} running" for name, each in busy.items()]
-                logger.warning("bench: still waiting for %s", ", ".join(held))
+                emit(logger, "bench", "still waiting for %(reason)s", reason=", ".join(held))
             await trio.sleep(pause)
             pause = min(2 * pause, LOOK_LATER)
 

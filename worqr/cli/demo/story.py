@@ -69,7 +69,7 @@ class _News(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        gave_back = text.startswith("fail_worker") and not text.endswith(": 0 given back, 0 set aside")
+        gave_back = getattr(record, "event", "") == "fail_worker" and getattr(record, "returned", 0) > 0
         if record.levelno >= logging.WARNING or gave_back:
             self.board.tell("the mesh's log: " + WORKER_ID.sub("", text))
 

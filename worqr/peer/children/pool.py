@@ -22,6 +22,7 @@ from typing import Final
 import trio
 
 from worqr.errors import WorqrBug
+from worqr.log_events import emit
 from worqr.peer.children.frames import Extended, Raised, Returned, Run, Said, Setup
 from worqr.peer.children.naming import (
     STAND_IN,
@@ -174,7 +175,7 @@ class Children:
         await _wait_gone(self._alive, KILLED_WITHIN)
         for child in self._alive:
             if not child.gone.is_set():
-                logger.error("process.stuck: process %d was killed and does not end", child.pid)
+                emit(logger, "process.stuck", "process %(pid)d was killed and does not end", pid=child.pid)
                 child.tending.cancel()
 
     def _start(self) -> Child:
@@ -183,7 +184,7 @@ class Children:
         child = start_child(self._setup, self._writers, self._max_result + SLACK)
         self._alive.append(child)
         self._nursery.start_soon(self._tend, child)
-        logger.debug("process.started: process %d", child.pid)
+        emit(logger, "process.started", "process %(pid)d", pid=child.pid)
         return child
 
     async def _tend(self, child: Child) -> None:
@@ -192,7 +193,7 @@ class Children:
                 await child.tend()
         finally:
             self._alive.remove(child)
-            logger.debug("process.ended: process %d %s", child.pid, child.epitaph())
+            emit(logger, "process.ended", "process %(pid)d %(reason)s", pid=child.pid, reason=child.epitaph())
             child.output.close()
             if child in self._idle:
                 self._idle.remove(child)

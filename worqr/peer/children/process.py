@@ -22,6 +22,7 @@ import msgspec
 import trio
 
 from worqr.errors import UsageError
+from worqr.log_events import emit
 from worqr.peer.children.frames import LENGTH, Extended, Raised, Reply, Returned, Run, Said, Setup, packed, replies
 from worqr.peer.children.output import Output
 
@@ -91,7 +92,8 @@ class Child:
             self.unread = not heard
             return None
         except msgspec.MsgspecError as error:
-            logger.error("process.garbled: process %d: not a reply: %s", self.pid, error)
+            text = "process %(pid)d wrote something else than a reply to its pipe, and is killed: %(error)s"
+            emit(logger, "process.garbled", text, pid=self.pid, error=str(error))
             self._garbled = True
             return None
 

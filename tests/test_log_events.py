@@ -1,0 +1,190 @@
+"""The registry of log events, the code that emits them, and the tables in the documents say the same.
+
+After a change of the registry, ``python -m tests.test_log_events`` writes the tables anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from worqr.log_events import EVENTS, FIELDS, emit
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "operating.md"
+SOURCES = {
+    path.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."): ast.parse(path.read_text("utf-8"))
+    for path in sorted((ROOT / "worqr").rglob("*.py"))
+}
+EMITTERS = {"emit": 1, "emit_fields": 1, "error": 1, "_line": 0, "end_now": 0}
+"""What logs an event, and which of its arguments, behind `self`, is the event's name."""
+PASSED_ON = {"worqr.log_events", "worqr.link.scribe", "worqr.peer.complaints", "worqr.link.heart", "worqr.service"}
+"""Modules in which a call may pass on an event that it was given."""
+METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    """Every call, with the last part of what is called."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Attribute):
+                yield node.func.attr, node
+            elif isinstance(node.func, ast.Name):
+                yield node.func.id, node
+
+
+def emitted() -> Iterator[tuple[str, str, ast.Call]]:
+    """(module, event, call) of every line of the code that logs an event."""
+    for module, tree in SOURCES.items():
+        for name, call in calls(tree):
+            arguments = [arg for arg in call.args if not isinstance(arg, ast.Starred)]
+            for arg in call.args:
+                if isinstance(arg, ast.Starred) and isinstance(arg.value, ast.Tuple):
+                    arguments += arg.value.elts
+            if name in EMITTERS and len(arguments) > EMITTERS[name]:
+                given = arguments[EMITTERS[name]]
+                if isinstance(given, ast.Name) and given.id == "event":
+                    assert module in PASSED_ON | {"worqr.peer.task_log"}, f"{module}:{call.lineno}"
+                yield from ((module, event, call) for event in strings(given))
+            if name == "append" and module == "worqr.link.loop_watch":
+                yield module, "loop.turns", call
+
+
+def strings(node: ast.AST) -> set[str]:
+    return {each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+
+
+def assigned_events() -> set[str]:
+    """Names of events that are chosen before the call."""
+    return {
+        text
+        for tree in SOURCES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "event" for t in node.targets)
+        for text in strings(node.value)
+    }
+
+
+def test_every_event_that_is_logged_is_in_the_registry_and_no_other() -> None:
+    assert {event for _, event, _ in emitted()} | assigned_events() == set(EVENTS)
+
+
+def test_nothing_is_logged_but_events() -> None:
+    for module, tree in SOURCES.items():
+        for name, call in calls(tree):
+            of = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+            assert not (name in METHODS and of in {"logger", "logging", "log", "self._logger"}), (
+                f"{module}:{call.lineno}"
+            )
+
+
+def test_events_carry_the_fields_that_the_registry_says() -> None:
+    given: dict[str, set[str]] = {name: set() for name in EVENTS}
+    for module, event, call in emitted():
+        names = {keyword.arg for keyword in call.keywords if keyword.arg} - {"level", "exc_info", "stacklevel"}
+        assert names <= set(EVENTS[event].fields), f"{module}:{call.lineno}: {event}"
+        given[event] |= names
+    assert all(given[event] for event in ("link.lost", "claim.lost", "settle.refused"))
+
+
+def test_levels_are_those_of_the_registry() -> None:
+    for module, event, call in emitted():
+        for keyword in call.keywords:
+            if keyword.arg == "level" and isinstance(keyword.value, ast.Attribute):
+                assert getattr(logging, keyword.value.attr) in EVENTS[event].levels, f"{module}:{call.lineno}: {event}"
+
+
+def test_every_field_is_explained_and_no_attribute_of_log_records_is_one() -> None:
+    used = {field for event in EVENTS.values() for field in event.fields} | {"event"}
+    assert used == set(FIELDS)
+    own = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+    assert not used & own
+
+
+# What `emit` does
+
+
+def test_a_line_begins_with_its_event_and_its_facts_are_fields(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("worqr.test.events")
+    emit(logger, "claim.lost", "queue %(queue)r, claim %(claim)d: lost", queue="a%b", claim=7)
+    (record,) = caplog.records
+    assert record.getMessage() == "claim.lost: queue 'a%b', claim 7: lost"
+    assert (record.levelno, record.funcName) == (
+        logging.WARNING,
+        "test_a_line_begins_with_its_event_and_its_facts_are_fields",
+    )
+    found = record.__dict__
+    assert (found["event"], found["queue"], found["claim"]) == ("claim.lost", "a%b", 7)
+
+
+def test_a_line_without_fields_is_taken_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    emit(logging.getLogger("worqr.test.events"), "asyncio.raised", "100 %", exc_info=ValueError("why"))
+    assert caplog.records[0].getMessage() == "asyncio.raised: 100 %"
+    assert "ValueError: why" in caplog.text
+
+
+def test_a_record_factory_that_sets_such_a_field_itself_costs_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    before = logging.getLogRecordFactory()
+
+    def factory(*args: object, **kwargs: object) -> logging.LogRecord:
+        record = before(*args, **kwargs)  # type: ignore[arg-type]
+        record.worker = "of the application"
+        return record
+
+    logging.setLogRecordFactory(factory)
+    try:
+        emit(logging.getLogger("worqr.test.events"), "worker.lost", "worker %(worker)s", worker="w1", reason="r")
+    finally:
+        logging.setLogRecordFactory(before)
+    (record,) = caplog.records
+    assert record.getMessage() == "worker.lost: worker w1"
+    assert (record.__dict__["worker"], record.__dict__["reason"]) == ("of the application", "r")
+
+
+# The tables
+
+
+def tables() -> dict[str, str]:
+    """What stands on the page between ``<!-- NAME -->`` and ``<!-- end -->``."""
+    lines = ["| event | level | meaning | fields |", "|---|---|---|---|"]
+    for name, event in EVENTS.items():
+        levels = ", ".join(logging.getLevelName(level) for level in event.levels)
+        fields = ", ".join(f"`{field}`" for field in event.fields)
+        lines.append(f"| `{name}` | {levels} | {event.meaning} | {fields} |")
+    fields = [f"| `{name}` | {meaning} |" for name, meaning in FIELDS.items()]
+    loggers = [f"`{module}`" for module, tree in SOURCES.items() if has_logger(tree)]
+    return {
+        "log events": "\n".join(lines),
+        "log fields": "\n".join(["| field | holds |", "|---|---|", *fields]),
+        "loggers": ",\n".join(loggers),
+    }
+
+
+def has_logger(tree: ast.Module) -> bool:
+    return any(isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "logger" for node in tree.body)
+
+
+def written(text: str) -> str:
+    """The page with the tables as they should be."""
+    for name, table in tables().items():
+        text = re.sub(
+            rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m, t=table: f"{m[1]}{t}\n{m[2]}", text, flags=re.S
+        )  # type: ignore[misc]
+    return text
+
+
+@pytest.mark.parametrize("name", ["log events", "log fields", "loggers"])
+def test_the_page_has_the_table(name: str) -> None:
+    """Write it with ``python -m tests.test_log_events``."""
+    text = PAGE.read_text("utf-8")
+    (found,) = re.findall(rf"<!-- {name} -->\n(.*?)\n<!-- end -->", text, re.S)
+    assert found == tables()[name]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text("utf-8")), "utf-8")

@@ -1,0 +1,345 @@
+"""Every event that worqr logs: its name, its levels, its meaning, and the fields that its records carry. Pure.
+
+`EVENTS` is the registry, `FIELDS` says what each field holds. The tables of docs/operating.md are made from them. `emit` logs one
+event: the line begins with the event's name, and the facts that it states are fields of the record as well.
+
+Not here: which event happened. Modules call `emit` where it happens, or `Scribe.emit` and `Complaints.error`, which pass it on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from logging import DEBUG, ERROR, INFO, WARNING
+from types import TracebackType
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class LogEvent:
+    """One kind of log line. The first of `levels` is the usual one; `fields` are those that its records may carry."""
+
+    levels: tuple[int, ...]
+    meaning: str
+    fields: tuple[str, ...]
+
+
+def _event(levels: int | tuple[int, ...], meaning: str, fields: str = "") -> LogEvent:
+    return LogEvent(levels if isinstance(levels, tuple) else (levels,), meaning, tuple(fields.split()))
+
+
+_RUN: Final = "queue job attempt attempts worker"
+"""The fields of every line about one run of one task."""
+
+EVENTS: Final[dict[str, LogEvent]] = {
+    # One run of one task
+    "task.started": _event(DEBUG, "a handler begins to run a task", _RUN),
+    "task.finished": _event(
+        (DEBUG, WARNING), "a handler has returned; WARNING: after its timeout", f"{_RUN} duration timeout late"
+    ),
+    "task.failed": _event(
+        (WARNING, ERROR),
+        "a handler raised, and the task is tried again; ERROR: worqr gave up, and moved the task to the dead-letter queue",
+        f"{_RUN} error retry_in run_at timeout late traceback",
+    ),
+    "task.retry": _event(INFO, "a handler raised `Retry`", f"{_RUN} error retry_in run_at traceback"),
+    "task.timeout": _event(
+        WARNING, "a run took longer than its timeout, and the task is tried again", f"{_RUN} timeout late retry_in"
+    ),
+    "task.crashed": _event(
+        WARNING, "the process that ran a task ended, and the task is tried again", f"{_RUN} error retry_in traceback"
+    ),
+    "task.broken": _event(
+        ERROR,
+        "a payload cannot be decoded, or a handler raised `Broken`; the task is kept in `queue.broken`",
+        f"{_RUN} error traceback",
+    ),
+    "task.overdue": _event(
+        WARNING,
+        "a handler still runs after its timeout; the line says what you can do, and where the handler is",
+        f"{_RUN} timeout handler where",
+    ),
+    "task.stuck": _event(
+        ERROR,
+        "a handler was cancelled and does not end; another task gets its slot",
+        f"{_RUN} handler duration reason where",
+    ),
+    "task.unstuck": _event(INFO, "a handler that was stuck has ended", f"{_RUN} handler duration"),
+    "task.unending": _event(ERROR, "a queue is being left, and a handler does not end", f"{_RUN} handler reason where"),
+    "task.cancelling": _event(INFO, "a running task is being cancelled", _RUN),
+    "task.cancelled": _event(INFO, "a running task was cancelled", "queue claim"),
+    "task.dropped": _event(INFO, "a task of a deleted queue was not given back", "queue claim"),
+    "slot.corrupted": _event(WARNING, "a handler left a nursery or a cancel scope open", "error"),
+    # Claims, and the requests that end them
+    "claim.lost": _event(
+        WARNING,
+        "a task was reassigned to another worker while it ran; its outcome here is discarded",
+        "queue claim job",
+    ),
+    "claim.stray": _event(
+        WARNING, "the server lost its last writes and forgot how runs ended; their tasks run once more", "queue count"
+    ),
+    "start_tasks": _event(
+        ERROR, "the server refuses to hand out tasks of a queue; the worker tries again", "queue error"
+    ),
+    "settle.refused": _event(
+        ERROR,
+        "the server refuses to record how tasks ended; the worker tries again, after 1 s and at most every 30 s. Once per "
+        "minute and queue",
+        "queue error repeated",
+    ),
+    "settle.accepted": _event(INFO, "the server accepts again how tasks ended, and has recorded all of it", "queue"),
+    "reconcile": _event(
+        ERROR, "the server does not say which tasks are cancelled; the worker tries again", "queue error"
+    ),
+    "list_own_claims": _event(DEBUG, "the server does not say which tasks this worker holds", "queue error"),
+    "note_progress": _event(INFO, "the progress that a handler reported was not stored", "error"),
+    # This worker
+    "start_worker": _event(
+        (INFO, WARNING),
+        "this worker has joined the mesh; WARNING: it could not join again, and tries once more",
+        "worker error retry_in",
+    ),
+    "stop_worker": _event(
+        (INFO, WARNING), "this worker has left the mesh; WARNING: it could not deregister", "worker error"
+    ),
+    "drain": _event(INFO, "this worker begins to leave", "worker grace"),
+    "worker.lost": _event(WARNING, "this worker was declared dead; it joins again under a new id", "worker reason"),
+    "worker.vanished": _event(
+        WARNING, "this worker leaves without deregistering, because some handlers do not end", "worker retry_in"
+    ),
+    "keep_worker_alive": _event(
+        WARNING, "this worker missed its heartbeat deadline, but its tasks were not reassigned", "worker"
+    ),
+    "start_work": _event(
+        WARNING, "this worker could not enter a queue again, and tries once more", "queue error retry_in"
+    ),
+    "map_work": _event(
+        ERROR,
+        "the server does not record that this worker serves a queue; it tries again. Once per minute and queue",
+        "queue error repeated",
+    ),
+    "leave.unanswered": _event(
+        WARNING,
+        "the server does not answer while a queue is being left; its tasks are given back as soon as it does",
+        "queue duration",
+    ),
+    "leave.refused": _event(
+        ERROR,
+        "the server does not let this worker leave a queue; it tries again, after 1 s and at most every 30 s",
+        "queue error repeated",
+    ),
+    "leave.accepted": _event(INFO, "the server lets this worker leave the queue again", "queue"),
+    "shards.unserved": _event(
+        WARNING,
+        "a queue has shards that this worker does not serve, because they were declared after it joined",
+        "queue",
+    ),
+    "heart.late": _event(
+        WARNING,
+        "the heartbeat thread could not run: the process was frozen, or some code holds the interpreter",
+        "duration where",
+    ),
+    "loop.blocked": _event(
+        WARNING,
+        "the event loop has not turned for over a second; `where` names the code that blocks it",
+        "duration where",
+    ),
+    "loop.turns": _event(WARNING, "the event loop turns again", "duration"),
+    "loop.stalled": _event(
+        ERROR, "the event loop has not turned for `stall_limit`: this worker sends no more heartbeats", "duration where"
+    ),
+    # Where handlers run
+    "asyncio.stuck": _event(
+        ERROR,
+        "the asyncio loop of a worker, or `asyncio_lifespan`, did not end in time; the worker ended without it",
+        "duration where",
+    ),
+    "asyncio.ended": _event(
+        ERROR, "`asyncio_lifespan` ended while its worker ran; the worker leaves, and `join` raises the error"
+    ),
+    "asyncio.raised": _event(ERROR, "an error on the asyncio loop that no handler raised; the loop goes on"),
+    "asyncio_lifespan.unused": _event(
+        WARNING, "the mesh has an `asyncio_lifespan`, and no function that runs on asyncio"
+    ),
+    "process.started": _event(DEBUG, "a process that runs handlers was started", "pid"),
+    "process.ended": _event(DEBUG, "a process that runs handlers has ended", "pid reason"),
+    "process.stuck": _event(ERROR, "a process was killed and does not end", "pid"),
+    "process.garbled": _event(
+        ERROR, "a process wrote something else than a reply to its pipe; it is killed", "pid error"
+    ),
+    # The leader's duties
+    "leader": _event(
+        (INFO, DEBUG, ERROR),
+        "this worker is the leader now, or no longer; DEBUG, ERROR: it could not look at the workers or the queues",
+        "queue error repeated",
+    ),
+    "condemn_worker": _event(WARNING, "a worker was declared dead", "worker reason"),
+    "fail_worker": _event(
+        (INFO, ERROR),
+        "a dead worker's tasks were given back: how many, of which queue; ERROR: some were moved to the dead-letter queue, "
+        "or the server refuses to give them back, which is logged once per minute",
+        "worker queue returned failed error repeated",
+    ),
+    "forget_worker": _event(
+        (INFO, DEBUG, ERROR),
+        "a dead worker was removed; DEBUG, ERROR: removing a dead worker failed, and is tried again",
+        "worker error repeated",
+    ),
+    "adopt_worker": _event(
+        WARNING, "a queue names a worker that is not registered; its tasks are given back", "worker queue"
+    ),
+    "purge_queue": _event(
+        (INFO, ERROR), "a deleted queue was not removed yet; the leader tries again", "queue error repeated"
+    ),
+    "promote_due": _event(
+        (INFO, ERROR),
+        "scheduled jobs could not be put in line; the leader tries again in a second",
+        "queue error repeated",
+    ),
+    "tick_schedules": _event(
+        (INFO, WARNING, ERROR),
+        "schedules are read late; WARNING: a schedule is fired by another leader only, or has missed firings",
+        "schedule since count error repeated",
+    ),
+    "fire_schedule": _event(
+        (WARNING, DEBUG, INFO, ERROR),
+        "firings wait for the one before; DEBUG: a firing was enqueued; INFO, ERROR: a schedule cannot be fired now",
+        "schedule count nominal outcome error repeated",
+    ),
+    "rewind_schedules": _event(WARNING, "the clock of the server was set back by more than a minute", "count"),
+    "declare_schedules": _event(
+        (INFO, ERROR), "the schedules of this worker could not be declared; the worker tries again", "error repeated"
+    ),
+    "drop_schedules": _event(INFO, "no worker has declared a schedule for a day; it is removed", "schedule"),
+    # The link to the server
+    "link.lost": _event(WARNING, "the server cannot be reached; once per outage", "server error pending"),
+    "link.back": _event(INFO, "the server can be reached again", "server duration"),
+    "link.moved": _event(
+        INFO,
+        "the Sentinels name another server as the primary; or a cluster node has no slots any more",
+        "server before service",
+    ),
+    "link.blind": _event(
+        WARNING, "no Sentinel answers; worqr goes on with the primary that it knows", "service server error"
+    ),
+    "link.sighted": _event(INFO, "the Sentinels answer again", "service duration"),
+    "link.insecure": _event(WARNING, "TLS certificates are not verified", "server"),
+    "link.eviction": _event(WARNING, "the server may evict tasks when its memory is full", "server policy"),
+    "link.refused": _event(WARNING, "the server refuses a subscription", "error"),
+    "link.deliver": _event(ERROR, "a callback failed; this is a bug of worqr, please report it"),
+    "link.died": _event(
+        ERROR, "the thread of a connection died; waiting calls get an error. This is a bug of worqr, please report it"
+    ),
+    "link.sentinel": _event(ERROR, "asking the Sentinels failed; this is a bug of worqr, please report it"),
+    "link.subscriptions": _event(
+        ERROR, "the subscriptions failed, and worqr connects again; this is a bug of worqr, please report it"
+    ),
+    "link.topology": _event(ERROR, "asking the cluster failed; this is a bug of worqr, please report it"),
+    "events": _event(WARNING, "somebody else published a message on the channel of `queue.events()`", "queue"),
+    # Programs
+    "start": _event(
+        (INFO, WARNING),
+        "`worqr run` or `mesh.run()` has joined the mesh; WARNING: the program cannot reach the server, and tries again",
+        "server prefix app worker concurrency functions error",
+    ),
+    "stop": _event(INFO, "the program was told to stop, and shuts down", "grace"),
+    "stuck": _event(
+        (WARNING, ERROR), "a handler or a thread does not end, and the process ends without it", "reason duration"
+    ),
+    "run": _event(ERROR, "`worqr run --log-json` failed", "error"),
+    "peer.ended": _event(ERROR, "a worker in a thread has ended by an error, which its `stop` raises"),
+    "bench": _event(WARNING, "a test bench of `worqr.testing` waits for tasks that do not end", "reason"),
+}
+
+FIELDS: Final[dict[str, str]] = {
+    "event": "the name of the event; every line has it",
+    "queue": "the name of the queue",
+    "job": "the id of the job; of a plain task, the id that it has in `queue.failed`",
+    "claim": "the number of one run of one task: `Context.fence`",
+    "attempt": "the number of this run: 1 is the first",
+    "attempts": "how many runs the task gets if this one and all further ones end alike",
+    "error": "the type and text of an error, in one line of at most 500 characters",
+    "traceback": "of an error in a process: its traceback there",
+    "retry_in": "seconds until the next attempt",
+    "run_at": "the time of the next attempt, in ISO 8601, if `Retry(run_at=...)` gave one",
+    "timeout": "the timeout of the task, in seconds",
+    "late": "seconds after its timeout at which a run ended",
+    "duration": "how long it took, in seconds",
+    "worker": "the id of a worker",
+    "handler": "the handler, as `module.function`",
+    "where": "the frames at which some code is",
+    "reason": "why, in words",
+    "repeated": "how often it happened since it was last logged",
+    "grace": "how long running tasks may go on, in seconds",
+    "count": "how many",
+    "returned": "how many tasks were given back to their queue",
+    "failed": "how many tasks were moved to the dead-letter queue",
+    "schedule": "the name of the schedule",
+    "since": "the last firing before firings were missed, in ISO 8601",
+    "nominal": "the nominal time of a firing, in milliseconds since 1970",
+    "outcome": "what the server made of a firing",
+    "server": "the server, without its password",
+    "before": "the server that was the primary before",
+    "service": "the name that the Sentinels know the primary by",
+    "pending": "how many requests wait for the server",
+    "policy": "the server's `maxmemory-policy`",
+    "pid": "the id of a process",
+    "prefix": "the prefix of the mesh",
+    "app": "`join(app=...)`",
+    "concurrency": "how many units of work the worker holds at once",
+    "functions": "the names of the functions that the worker serves",
+}
+
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
+
+
+def emit(
+    logger: logging.Logger,
+    event: str,
+    text: str,
+    /,
+    *,
+    level: int | None = None,
+    exc_info: BaseException | ExcInfo | None = None,
+    **fields: object,
+) -> None:
+    """Log one event; its record gets `fields` as attributes, and `event`.
+
+    Args:
+        logger: that of the module.
+        event: a name in `EVENTS`.
+        text: what happened, with the fields in it as ``%(queue)r``. Without fields it is taken as it is.
+        level: one of the levels of the event; None: the first of them.
+        exc_info: an error whose traceback is logged.
+        fields: the facts, by the names in `FIELDS`.
+    """
+    emit_fields(logger, event, text, fields, level=level, exc_info=exc_info, stacklevel=2)
+
+
+def emit_fields(
+    logger: logging.Logger,
+    event: str,
+    text: str,
+    fields: Mapping[str, object],
+    *,
+    level: int | None = None,
+    exc_info: BaseException | ExcInfo | None = None,
+    stacklevel: int = 1,
+) -> None:
+    """As `emit`, with the fields in a mapping.
+
+    An attribute of the same name that the application's own record factory has set is left as it is, where ``extra`` would raise.
+    """
+    number = EVENTS[event].levels[0] if level is None else level
+    if not logger.isEnabledFor(number):
+        return
+    path, line, function, _ = logger.findCaller(stacklevel=stacklevel + 1)
+    error = (type(exc_info), exc_info, exc_info.__traceback__) if isinstance(exc_info, BaseException) else exc_info
+    record = logger.makeRecord(
+        *(logger.name, number, path, line, f"{event}: {text}", (fields,) if fields else (), error, function)
+    )
+    for name, value in (("event", event), *fields.items()):
+        record.__dict__.setdefault(name, value)
+    logger.handle(record)

@@ -1,0 +1,208 @@
+"""What the log says of a task's runs: started, finished, failed, and when it is tried again.
+
+A failed run is one line, with the queue, the id of the job, the attempt, the error and the time until the next attempt. When
+worqr gives up, because that was the last attempt or the error is final, the line is ``task.failed`` with the level ERROR, also
+after a timeout or a crash. Payloads are never logged: what decoders say may quote them, and is reduced to what does not.
+
+Runs that end well are logged at DEBUG. `note_started` is called only if that is enabled, and what it notes is what `log_finished`
+looks for, so that a run costs nothing while it is not.
+"""
+
+# The private fields of Context are hidden from users, not from its neighbours.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from worqr.log_events import ExcInfo, emit_fields
+from worqr.peer.context import Context
+from worqr.policy import Broken, ChildError, Failure, Retry, Verdict
+from worqr.task import RemoteError, from_ms
+from worqr.tracebacks import one_line, shortened, text_of, users_traceback
+
+if TYPE_CHECKING:
+    from worqr.peer.claiming import Station
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+RUN: Final = "queue %(queue)r, job %(job)s, attempt %(attempt)d of %(attempts)d"
+"""How a line about a run begins; `run_fields` has what it needs."""
+LATE: Final = 1.0
+"""Seconds after its timeout from which on it is worth a word that a run ended late."""
+
+_DECODERS_SAY: Final = re.compile(
+    r"Expected `|Object missing required field `|(?:JSON|MessagePack|Input) (?:is|data) |[\w ]+ out of range"
+)
+"""How msgspec begins what quotes nothing of a payload."""
+_PATH: Final = re.compile(r" - at `[^`]*`$")
+_FROM_DECODER: Final = "The above exception was the direct cause"
+
+Began = tuple[float, dict[str, object]]
+"""When a run began, and its fields."""
+
+
+def run_fields(context: Context, left: int | None = None) -> dict[str, object]:
+    """The fields of a run; `left`: how many attempts the task has after this one, by default if it fails."""
+    if left is None:
+        left = context._policy.max_failures - context.failures - 1
+    return {
+        "queue": context.queue,
+        "job": context.id,
+        "attempt": context.attempt,
+        "attempts": context.attempt + max(left, 0),
+        "worker": context._registration.worker,
+    }
+
+
+# Runs that end well
+
+
+def note_started(contexts: Iterable[Context]) -> None:
+    """Log that these runs begin, and note it for `log_finished`."""
+    for context in contexts:
+        fields = run_fields(context)
+        context._station.begun[context.fence] = time.monotonic(), fields
+        emit_fields(logger, "task.started", RUN, fields)
+
+
+def log_finished(station: Station, claims: Sequence[int]) -> None:
+    """Log that these runs have ended well, and forget those that have ended in another way."""
+    now, begun = time.monotonic(), station.begun
+    for claim in claims:
+        if (found := begun.pop(claim, None)) is not None:
+            fields = {**found[1], "duration": round(now - found[0], 6)}
+            emit_fields(logger, "task.finished", f"{RUN}: returned after %(duration)s s", fields)
+    for claim in [claim for claim in begun if claim not in station.running]:
+        del begun[claim]
+
+
+def log_late(context: Context) -> None:
+    """Log that a handler has returned after its timeout; the result counts all the same."""
+    late = _late(context)
+    if late >= LATE:
+        fields = {**run_fields(context), "timeout": context._policy.timeout, "late": late}
+        text = f"{RUN}: finished %(late)s s after its timeout of %(timeout)g s"
+        emit_fields(logger, "task.finished", text, fields, level=logging.WARNING)
+
+
+def _late(context: Context) -> float:
+    """Seconds since the deadline of a run."""
+    return 0.0 if context.deadline is None else round(max(0.0, time.monotonic() - context.deadline), 1)
+
+
+# Runs that fail
+
+
+def log_failure(context: Context, verdict: Verdict) -> None:
+    """Log how a run ended that raised, and what comes next; with a traceback only of what nobody raised on purpose."""
+    error, policy = verdict.error, context._policy
+    if isinstance(error, Broken):
+        _log_broken(context, error)
+        return
+    left = policy.max_stalls - context.stalls if verdict.stalled else policy.max_failures - context.failures
+    fields = {**run_fields(context, left - 1), "error": _error_of(error)}
+    trace = None if isinstance(error, Retry | Failure | ChildError) else _users(error)
+    if verdict.kind == "fail":
+        _log_given_up(context, fields, error, trace, " (such an error is not retried)")
+    elif verdict.counted and left <= 1:
+        _log_given_up(context, fields, error, trace)
+    else:
+        event = "task.retry" if isinstance(error, Retry) else "task.crashed" if verdict.stalled else "task.failed"
+        text = f"{RUN}: %(error)s; {_next(verdict, fields)}{_remote(error, fields)}"
+        emit_fields(logger, event, text, fields, exc_info=trace)
+
+
+def log_timeout(context: Context, delay: float, error: str) -> None:
+    """Log that a run took too long, and what comes next."""
+    policy, late = context._policy, _late(context)
+    left = policy.max_timeouts - context.timeouts
+    fields = {**run_fields(context, left - 1), "timeout": policy.timeout}
+    ended = ""
+    if late >= LATE:
+        fields["late"] = late
+        ended = ", and ended %(late)s s after it"
+    if left <= 1:
+        _log_given_up(context, {**fields, "error": f"Timeout: {error}"}, None, None)
+        return
+    fields["retry_in"] = _seconds(delay)
+    text = f"{RUN}: ran longer than its timeout of %(timeout)g s{ended}; next attempt in %(retry_in)s s"
+    emit_fields(logger, "task.timeout", text, fields)
+
+
+def _log_given_up(
+    context: Context, fields: dict[str, object], error: BaseException | None, trace: ExcInfo | None, why: str = ""
+) -> None:
+    runs = "1 attempt" if context.attempt == 1 else "%(attempt)d attempts"
+    text = (
+        f"queue %(queue)r, job %(job)s: gave up after {runs}{why}: %(error)s; it is in the dead-letter queue: "
+        f"worqr failed %(queue)r{_remote(error, fields)}"
+    )
+    emit_fields(logger, "task.failed", text, fields, level=logging.ERROR, exc_info=trace)
+
+
+def _log_broken(context: Context, error: Broken) -> None:
+    fields = {**run_fields(context), "error": _undecodable(error)}
+    text = f"{RUN}: %(error)s; the task is kept in queue.broken: worqr broken %(queue)r"
+    emit_fields(logger, "task.broken", text, fields)
+
+
+def _next(verdict: Verdict, fields: dict[str, object]) -> str:
+    """When the next attempt is, for the text; and as a field."""
+    if verdict.run_at_ms is not None:
+        fields["run_at"] = from_ms(verdict.run_at_ms).isoformat(timespec="seconds")
+        return "next attempt at %(run_at)s"
+    fields["retry_in"] = _seconds(verdict.delay)
+    return "next attempt in %(retry_in)s s"
+
+
+def _seconds(delay: float) -> float:
+    """In the precision that people need; whole seconds without a fraction."""
+    found = round(delay, 1 if delay >= 0.1 else 3)
+    return int(found) if found == int(found) else found
+
+
+def _users(error: BaseException) -> ExcInfo:
+    """An error with the part of its traceback that begins in the user's code."""
+    return type(error), error, users_traceback(error)
+
+
+def _error_of(error: BaseException) -> str:
+    """An error in one line; of one in a process, what was told of it."""
+    return shortened(" ".join(str(error).split())) if isinstance(error, ChildError) else one_line(error)
+
+
+def _remote(error: BaseException | None, fields: dict[str, object]) -> str:
+    """The lines of a traceback in a process, for the text; and as a field."""
+    if not isinstance(error, ChildError) or not error.remote.traceback:
+        return ""
+    fields["traceback"] = error.remote.traceback.rstrip()
+    return "\n%(traceback)s"
+
+
+# What cannot be decoded
+
+
+def _undecodable(error: Broken) -> str:
+    """What is wrong with a payload, without what it says: the user's own words, or those of a decoder that quote nothing."""
+    remote: object = getattr(error, "__worqr_remote__", None)
+    if isinstance(remote, RemoteError):
+        if _FROM_DECODER not in remote.traceback:
+            return shortened(f"Broken: {remote.message}")
+        _, _, told = remote.message.partition(": ")
+        kind, _, text = told.partition(": ")
+        return _without_values(kind, text)
+    cause = error.__cause__
+    return one_line(error) if cause is None else _without_values(type(cause).__name__, text_of(cause))
+
+
+def _without_values(kind: str, text: str) -> str:
+    """What a decoder says: all of it if it quotes nothing, else what kind of an error it is, and where."""
+    if _DECODERS_SAY.match(text):
+        return shortened(f"{kind}: {text}")
+    where = _PATH.search(text)
+    return f"{kind}{where[0] if where else ''}"
