@@ -57,7 +57,7 @@ LAYERS = (
     ),
     ("mesh",),
     ("",),  # worqr/__init__.py: the public names
-    ("cli", "dashboard", "testing", "__main__"),
+    ("cli", "testing", "__main__"),
 )
 """A module imports from its own layer and from those above it in this list."""
 
