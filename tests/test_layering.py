@@ -22,6 +22,7 @@ LAYERS = (
         "version",
         "task",
         "keys",
+        "ids",
         "lua",
         "call",
         "policy",

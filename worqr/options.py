@@ -89,7 +89,8 @@ class JobOptions(TypedDict, total=False):
     """The options of a dispatch; the same words for ``queue.dispatch`` and functions.
 
     Keys:
-        id: 1 to 200 bytes of UTF-8 without control characters, not beginning with ``@``; default: a new one.
+        id: 1 to 200 bytes of UTF-8 without control characters, not beginning with ``@``; default: a new one,
+            which sorts by time and contains 128 random bits.
         delay, run_at: seconds from now, or an aware datetime, before which it does not run; not both.
         result_ttl: seconds that its result, failure or cancellation is kept; default: the handler's.
         timeout: seconds a run may take; default: the handler's.
