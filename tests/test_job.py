@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -21,6 +22,7 @@ from tests.servers import Server
 from worqr import Duplicate, QueueFull, Update
 
 JOBS = ("{Q1}:job:*", "{Q1}:due", "{Q1}:twins:*")
+GENERATED = re.compile(r"@\d{16}-([0-9a-f]{32})")
 FAILED = ("{Q1}:failed", "{Q1}:aside", "{Q1}:aside:*")
 
 
@@ -43,9 +45,27 @@ async def test_a_dispatch_answers_a_handle_with_the_id(mesh: worqr.Mesh) -> None
         assert (await q.tasks(), await state(job)) == ([b"a"], "waiting")
         one, two = await q.dispatch(b"a"), await q.dispatch(b"a")
         assert one.id != two.id
-        assert one.id.startswith("@") and two.id.startswith("@")
+        assert all(GENERATED.fullmatch(each.id) for each in (one, two))
         assert (await q.info()).waiting == 3
         await q.delete()
+
+
+async def test_a_generated_id_cannot_be_guessed_and_sorts_by_time(mesh: worqr.Mesh, other: worqr.Mesh) -> None:
+    """The number of the dispatch, which is nearly the time, and 128 random bits; whichever way it was dispatched."""
+    f = mesh.task(name="Q1")(lambda: None)
+    async with mesh.connect(), other.connect():
+        found = [await q.dispatch(b"a") for _ in range(3) for q in (mesh.queue("Q1"), other.queue("Q1"))]
+        found += [await f.dispatch(), await f.options(delay=60).dispatch()]
+        found += await mesh.dispatch_many([f.call() for _ in range(20)])
+        found.append(await trio.to_thread.run_sync(f.blocking.dispatch))
+        parsed = [GENERATED.fullmatch(job.id) for job in found]
+        assert all(parsed)
+        assert len({match[1] for match in parsed if match}) == len(found)
+        assert sorted(job.id for job in found) == [job.id for job in found]
+        for job in found:
+            assert await state(other.queue("Q1").job(job.id)) in {"waiting", "due"}
+        await mesh.queue("Q1").delete()
+    await trio.to_thread.run_sync(mesh.blocking.close)
 
 
 async def test_a_handle_can_be_made_from_any_id_without_asking(mesh: worqr.Mesh) -> None:

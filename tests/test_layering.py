@@ -22,6 +22,7 @@ LAYERS = (
         "version",
         "task",
         "keys",
+        "ids",
         "lua",
         "call",
         "policy",
@@ -61,7 +62,7 @@ LAYERS = (
     ),
     ("mesh",),
     ("",),  # worqr/__init__.py: the public names
-    ("cli", "dashboard", "testing", "__main__"),
+    ("cli", "testing", "__main__"),
 )
 """A module imports from its own layer and from those above it in this list."""
 

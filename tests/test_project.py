@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import signal
@@ -49,14 +50,58 @@ def test_the_wheel_says_what_it_is(wheel: zipfile.ZipFile) -> None:
 
 def test_every_extra_is_there_and_all_has_all() -> None:
     extras = PROJECT["optional-dependencies"]
-    assert set(extras) == {"cli", "cron", "process", "dashboard", "metrics", "otel", "embedded", "all"}
+    assert set(extras) == {"cron", "embedded", "all"}
     (everything,) = extras["all"]
     assert set(re.findall(r"\w+", everything)) - {"worqr"} == set(extras) - {"all"}
 
 
-def test_the_core_needs_four_packages() -> None:
-    names = {re.split(r"[>=\[]", requirement)[0] for requirement in PROJECT["dependencies"]}
-    assert names == {"redis", "trio", "trio-util", "msgspec"}
+def requirements(name: str) -> set[str]:
+    """The packages of an extra; of ``""``, those of the core."""
+    listed = PROJECT["optional-dependencies"][name] if name else PROJECT["dependencies"]
+    return {re.split(r"[>=\[]", requirement)[0] for requirement in listed}
+
+
+def imported() -> set[str]:
+    """Every package that some module of worqr imports, or looks for by its name."""
+    trees = [ast.parse(path.read_text("utf-8")) for path in (ROOT / "worqr").rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    names |= {
+        node.args[0].value
+        for node in nodes
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "find_spec"
+        and isinstance(node.args[0], ast.Constant)
+    }
+    return {name.partition(".")[0] for name in names}
+
+
+def test_the_core_needs_six_packages() -> None:
+    assert requirements("") == {"redis", "trio", "trio-util", "msgspec", "cyclopts", "rich"}
+
+
+@pytest.mark.parametrize("extra", [name for name in PROJECT["optional-dependencies"] if name != "all"])
+def test_every_package_that_is_installed_is_used(extra: str) -> None:
+    assert requirements(extra), "an extra that installs nothing"
+    assert {name.replace("-", "_") for name in requirements(extra)} - imported() == set()
+
+
+def test_every_pip_install_of_the_documents_works_in_a_clone() -> None:
+    """The project is not on PyPI: `pip install worqr` would not find it. Messages are read where worqr is installed."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.md")]
+    found = [
+        (page, what) for page in pages for what in re.findall(r"pip install '?([^\s'`]+)", page.read_text("utf-8"))
+    ]
+    modules = [*(ROOT / "worqr").rglob("*.py"), ROOT / "noxfile.py"]
+    found += [
+        (path, w)
+        for path in modules
+        for w in re.findall(r"['\"]((?:worqr|\.)\[[\w,]+\])['\"]", path.read_text("utf-8"))
+    ]
+    extras = {name for _, what in found for name in re.findall(r"\w+", what.partition("[")[2])}
+    assert extras == set(PROJECT["optional-dependencies"])
+    assert [(page, what) for page, what in found if page.suffix == ".md" and what.startswith("worqr")] == []
 
 
 def test_the_version_has_its_place_in_the_changelog() -> None:
@@ -101,11 +146,11 @@ def test_the_command_line_answers_for_the_module_too() -> None:
     assert run(sys.executable, "-m", "worqr", "no-such-command").returncode != 0
 
 
-def test_a_missing_extra_is_one_sentence(tmp_path: Path) -> None:
+def test_a_missing_package_of_the_command_line_is_one_sentence(tmp_path: Path) -> None:
     hide = "import sys; sys.modules.update(dict.fromkeys(['cyclopts', 'rich']))"
     answer = run(sys.executable, "-c", f"{hide}; from worqr.cli import main; sys.exit(main(['demo']))")
     assert answer.returncode == 1
-    assert answer.stderr == "worqr: cyclopts and rich not found: run `pip install 'worqr[cli]'`\n"
+    assert answer.stderr == "worqr: cyclopts and rich not found: run `pip install cyclopts rich`\n"
 
 
 # run.py, with pip and nox played by scripts

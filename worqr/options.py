@@ -89,7 +89,9 @@ class JobOptions(TypedDict, total=False):
     """The options of a dispatch; the same words for ``queue.dispatch`` and functions."""
 
     id: str
-    """1 to 200 bytes of UTF-8 without control characters, not beginning with ``@``. Default: a new id."""
+    """1 to 200 bytes of UTF-8 without control characters, not beginning with ``@``. Default: a new id, which sorts by time and
+    contains 128 random bits.
+    """
     delay: Seconds
     """Seconds from now before which the job does not run; not together with ``run_at``. Default: 0."""
     run_at: datetime

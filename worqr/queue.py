@@ -18,6 +18,7 @@ from worqr.call import Call
 from worqr.cancelling import cancel_and_wait
 from worqr.errors import Duplicate, NotReplicated, QueueFull, UsageError, WorqrError
 from worqr.events import Event, events_of
+from worqr.ids import with_random_ids
 from worqr.job import Job, Outcome, Results
 from worqr.keys import QueueKeys
 from worqr.looking import LISTED, ask_each, info_at, list_jobs
@@ -188,14 +189,13 @@ class Queue:
             QueueFull: over `max_length`, or the server is out of memory. Nothing was stored.
             NotReplicated: it was stored, but fewer `replicas` had it within 2 s; has the handle.
             Unavailable: no answer within `patience`; with ``sent=None`` it may have been stored.
-
-        From Queasy's dispatch.
         """
         checked = check_task(task, self._mesh.max_payload)
         encoded, replicas = without_replicas(encode_options(options), self._mesh.replicas)
         keys = await self._mesh.sharding.place_of(self._keys, encoded)
         encoded = await self._mesh.sharding.options_for(keys, encoded)
-        return await self.send(ops.dispatch_jobs(keys, [(encoded, checked)], replicas=replicas), keys)
+        jobs = with_random_ids([(encoded, checked)])
+        return await self.send(ops.dispatch_jobs(keys, jobs, replicas=replicas), keys)
 
     async def send(self, call: Call[list[Dispatched]], at: QueueKeys, results: Results | None = None) -> Job[Any]:
         """Send a dispatch of this queue; answers the handle of its last job, the one that was refused if one was. Raises as

@@ -11,6 +11,7 @@ from worqr import ops
 from worqr.call import Call as Request
 from worqr.errors import NotReplicated, UsageError
 from worqr.function import Call, Function
+from worqr.ids import with_random_ids
 from worqr.keys import QueueKeys
 from worqr.ops import MAX_ITEMS, Dispatched, NewJob
 from worqr.ops.replies import in_pieces
@@ -131,7 +132,7 @@ class Sender:
             options, wanted = without_replicas(call.options, self._mesh.replicas)
             jobs.append((await sharding.options_for(keys, options), call.task))
             replicas = max(replicas, wanted)
-        return ops.dispatch_jobs(keys, jobs, replicas=replicas)
+        return ops.dispatch_jobs(keys, with_random_ids(jobs), replicas=replicas)
 
     def _thousands(self, calls: Iterable[Call[R]]) -> Iterator[list[Call[R]]]:
         self._mesh.check_connected()

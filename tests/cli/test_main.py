@@ -107,7 +107,7 @@ def test_wrong_use_is_said_without_a_traceback(arguments: tuple[str, ...], sente
 def test_a_missing_package_is_one_sentence_with_the_remedy(missing: tuple[str, ...]) -> None:
     answer = worqr("demo", code=f"import sys; sys.modules.update(dict.fromkeys({missing!r}))")
     assert answer.returncode == 1
-    assert answer.stderr == f"worqr: {' and '.join(missing)} not found: run `pip install 'worqr[cli]'`\n"
+    assert answer.stderr == f"worqr: {' and '.join(missing)} not found: run `pip install {' '.join(missing)}`\n"
 
 
 def test_a_missing_server_is_one_sentence_with_the_remedy() -> None:

@@ -94,6 +94,19 @@ def test_without_an_id_each_gets_one_of_its_own(desk: Desk) -> None:
     assert desk.state()["waiting"] == [reference(f"@{FENCE + n}") for n in (3, 2, 1)]
 
 
+def test_the_id_ends_with_what_its_producer_made_of_chance(desk: Desk) -> None:
+    parts = ["0123456789abcdef" * 2, "Z" * 16, "y" * 64]
+    made = dispatch(desk, *[job(None, random=part) for part in parts], job("x", random=parts[0]))
+    assert [each.id for each in made] == [*(f"@{FENCE + n}-{part}" for n, part in enumerate(parts, 1)), "x"]
+    assert desk.state()[f":job:{made[0].id}"] == record("a", FENCE + 1, run_at=PAST)
+
+
+@pytest.mark.parametrize("wrong", ["a" * 15, "a" * 65, "a" * 31 + "~", "a" * 31 + "\n", "a" * 31 + "é", "", 17, True])
+def test_chance_is_letters_and_digits_and_enough_of_them(desk: Desk, wrong: object) -> None:
+    with desk.nothing_happens(), pytest.raises(redis.ResponseError, match="option random of a dispatch cannot be that"):
+        desk.send(ops.dispatch_jobs(desk.q, [({"random": wrong}, b"a")]))
+
+
 @pytest.mark.parametrize("task", [b"", b"\xff\x00\r\n", MARKER, MARKER + b"x", bytes(range(256)) * 65536])
 def test_a_payload_is_taken_byte_for_byte(desk: Desk, task: bytes) -> None:
     desk.dispatch("x", task)
@@ -558,8 +571,11 @@ def test_an_update_leaves_an_older_result_where_it_is(desk: Desk) -> None:
 # Again, late, elsewhere
 
 
+NAMELESS = job(None, random="0123456789abcdef" * 2)
+
+
 def every_kind() -> list[Any]:
-    return [job("new"), job("waits", b"b"), job("due", run_at=PAST), job("runs", b"b"), job(None), job("new", b"c")]
+    return [job("new"), job("waits", b"b"), job("due", run_at=PAST), job("runs", b"b"), NAMELESS, job("new", b"c")]
 
 
 def everywhere(desk: Desk) -> None:

@@ -101,6 +101,12 @@ def test_a_copy_goes_on_and_then_finds_nothing(desk: Desk) -> None:
     assert desk.waiting() == [b"a", b"b", b"c"]
 
 
+def test_equal_tasks_of_a_dead_worker_all_go_back(desk: Desk) -> None:
+    desk.hold("A", b"a", b"a", b"b", b"a")
+    desk.call(ops.fail_worker(desk.q, "A"))
+    assert desk.waiting() == [b"a", b"a", b"b", b"a"]
+
+
 def test_the_others_are_not_touched(desk: Desk) -> None:
     desk.enter("A", "B")
     desk.put(b"a", b"b")

@@ -1,7 +1,7 @@
 """The command line: ``worqr COMMAND``. What lives here is the choice of the command, and how it ends when it fails.
 
-The command line needs the extra ``cli``. Its packages, and the module of a command, are imported when the command runs: so
-that their absence is one sentence and not a traceback, and that nobody waits for what he does not use.
+cyclopts, rich and the module of a command are imported when the command runs. So `import worqr` does not pay for them, and
+an installation that lacks them gets one sentence instead of a traceback.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
-        print(f"worqr: {' and '.join(missing)} not found: run `pip install 'worqr[cli]'`", file=sys.stderr)
+        print(f"worqr: {' and '.join(missing)} not found: run `pip install {' '.join(missing)}`", file=sys.stderr)
         return 1
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):

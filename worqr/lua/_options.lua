@@ -1,7 +1,7 @@
 -- USES policy text
 -- The options of a dispatch may come from anywhere. What they must be is looked at before anything is written, so that nobody
 -- who claims or lists the job later stumbles over them.
-local KINDS = {id = 'id', delay = 'whole', run_at = 'whole', unique_for = 'positive', max_length = 'whole',
+local KINDS = {id = 'id', random = 'random', delay = 'whole', run_at = 'whole', unique_for = 'positive', max_length = 'whole',
   data = 'boolean', counts = 'boolean', front = 'boolean', policy = 'string', when = ' set keep later earlier ',
   exists = ' update skip raise ', expires = 'digits', expires_at = 'digits', scheduled_for = 'digits', meta = 'meta',
   fields = 'fields'}
@@ -22,7 +22,9 @@ local function are_fields(fields)
 end
 
 local function fits(kind, value)
-  if kind == 'whole' or kind == 'positive' then
+  if kind == 'random' then
+    return type(value) == 'string' and #value >= 16 and #value <= 64 and not string.find(value, '%W')
+  elseif kind == 'whole' or kind == 'positive' then
     local least = kind == 'whole' and 0 or 1
     return type(value) == 'number' and value >= least and value < 1e15 and value == math.floor(value)
   elseif kind == 'digits' then

@@ -2,11 +2,13 @@
 -- A new job. If the same id runs (`seen.active`) it is blocked, and remembers what its dispatch would have changed, should that
 -- run come back instead of ending.
 local function create(base, id, o, task, number, asked, now, seen)
-  local job, lower, upper = base .. ':job:' .. id, bounds_of(o.when, asked)
+  local job = base .. ':job:' .. id
   local fields = {task = task, run_at = digits(asked), queued = number, first = number, last = number, meta = o.meta,
     scheduled_for = o.scheduled_for, expires = o.expires, expires_at = o.expires_at}
-  for name, value in pairs(o.fields or {}) do
-    fields[name] = value
+  if o.fields then
+    for name, value in pairs(o.fields) do
+      fields[name] = value
+    end
   end
   if seen.trashed then
     forget_job(base, id, any_result_ttl(base), seen.trashed)
@@ -15,6 +17,7 @@ local function create(base, id, o, task, number, asked, now, seen)
     retire_result(base, id)
   end
   if seen.active then
+    local lower, upper = bounds_of(o.when, asked)
     fields.state, fields.update_low, fields.update_high = 'blocked', digits(lower), digits(upper)
     fields.update_data, fields.update_policy = o.data ~= false and '1' or nil, forced_names(o, '')
     fields.update_counts = resets_counts(o) and '1' or nil
@@ -28,13 +31,13 @@ local function create(base, id, o, task, number, asked, now, seen)
   return 'created', stand(base, id, asked, now, o.front)
 end
 
--- One dispatch: a new job, or a change of the one that has its id. `o`: id (nil: a new one), delay or run_at (ms), when (set,
--- keep, later, earlier), exists (update, skip, raise), data, counts, policy (names of fields to replace), fields, meta,
--- expires, expires_at, scheduled_for, unique_for, max_length, front; `number` is its fence number, as text. `seen`: what
--- look_for found just now. Answers the outcome, the id, the dispatch that its handle waits for, how many can be taken now, and
--- how many jobs there are more (0 or 1).
+-- One dispatch: a new job, or a change of the one that has its id. `o`: id (nil: a new one, made
+-- with `random`), delay or run_at (ms), when (set, keep, later, earlier), exists (update, skip, raise), data, counts, policy
+-- (names of fields to replace), fields, meta, expires, expires_at, scheduled_for, unique_for, max_length, front; `number` is its
+-- fence number, as text. `seen`: what look_for found just now. Answers the outcome, the id, the dispatch that its handle waits
+-- for, how many can be taken now, and how many jobs there are more (0 or 1).
 local function upsert(base, o, task, number, now, seen)
-  local id = o.id or new_id(base, number)
+  local id = o.id or new_id(base, number, o.random)
   seen = seen or o.id and look_for(base, id) or {last = number}
   local outcome = refusal(base, o, seen, 0)
   if outcome then
