@@ -50,11 +50,11 @@ def family(mesh: worqr.Mesh[Any], place: str, **child: Any) -> tuple[Any, Any]:
 
         return waits, done
 
-    @mesh.task(name="parent", result_ttl=60, runs_in=place)  # type: ignore[call-overload]
     async def awaits() -> int:
         return await (await done.dispatch()).result()
 
-    return awaits, done
+    runs_in: Any = place
+    return mesh.task(name="parent", result_ttl=60, runs_in=runs_in)(awaits), done
 
 
 @pytest.mark.parametrize("place", ["loop", "thread", "asyncio"])

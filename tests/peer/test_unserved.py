@@ -197,9 +197,14 @@ async def test_the_leader_says_so(
     monkeypatch.setattr(scanning, "SCAN_EVERY", 0.5)
     monkeypatch.setattr(unserved, "GRACE", 0.5)
     q, said = mesh.queue("shop.sned"), list[str]()
+
+    def told() -> bool:
+        said.extend(lines())
+        return bool(said)
+
     async with serving(mesh, "shop.send", Runs()):
         await q.enqueue(b"x", b"y")
-        await until(lambda: said.extend(lines()) or said)
+        await until(told)
         assert said == [
             "queue.unserved: 2 tasks wait in queue 'shop.sned' and no worker serves it; did you mean 'shop.send'? "
             "Start a worker that declares it, or delete the queue."

@@ -8,7 +8,7 @@ not exchanged, because runs of the older one may be under way: that is logged, a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -17,7 +17,7 @@ import trio
 
 from worqr.errors import WorqrError
 from worqr.peer.complaints import Complaints
-from worqr.peer.options import Handling
+from worqr.peer.options import Handling, Only
 
 if TYPE_CHECKING:
     from worqr.peer.peer import Peer
@@ -52,7 +52,7 @@ class Declaring(Protocol):
 
 
 @contextmanager
-def serving_late(peer: Peer, mesh: Declaring, only: Container[str], known: Mapping[str, Served]) -> Generator[None]:
+def serving_late(peer: Peer, mesh: Declaring, only: Only, known: Mapping[str, Served]) -> Generator[None]:
     """Serve what is declared on `mesh` for the length of the block, and was not before.
 
     Args:
@@ -71,7 +71,7 @@ def serving_late(peer: Peer, mesh: Declaring, only: Container[str], known: Mappi
 class _Late:
     """Serves them, for one peer. `tell` is called from any thread, all else in the loop."""
 
-    def __init__(self, peer: Peer, mesh: Declaring, only: Container[str], known: Mapping[str, Served]) -> None:
+    def __init__(self, peer: Peer, mesh: Declaring, only: Only, known: Mapping[str, Served]) -> None:
         self._peer = peer
         self._mesh = mesh
         self._only = only
