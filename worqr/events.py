@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from worqr.keys import QueueKeys
 from worqr.listening import Latest, listening_to
+from worqr.log_events import emit
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
@@ -56,7 +57,7 @@ class _Reader:
         try:
             told = Event(self._name, kind, int(count), tuple(ids))
         except ValueError:
-            logger.warning("events: queue %r: a message nobody of us sent: %r", self._name, message[:100])
+            emit(logger, "events", "queue %(queue)r: ignored a message of another program", queue=self._name)
             return
         named, self._named = self._named, None
         if channel == self._keys.event_ids_channel:

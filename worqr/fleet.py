@@ -13,6 +13,7 @@ from worqr.connecting import Connections
 from worqr.errors import UsageError, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
+from worqr.log_events import emit
 from worqr.summing import worker_of
 from worqr.task import WorkerInfo, check_text
 
@@ -55,7 +56,8 @@ class Fleet:
         if await link.call(ops.condemn_worker(registry, worker, ops.ANY_BEAT)) == "gone":
             look = await link.call(ops.look_at_workers(registry))
             raise UsageError(_unknown(worker, [*look.beats, *look.dying]))
-        logger.warning("condemn_worker: %s is dead (it was evicted)", worker)
+        text = "worker %(worker)s was declared dead: %(reason)s"
+        emit(logger, "condemn_worker", text, worker=worker, reason="it was evicted")
         await _sweep(link, registry, worker)
 
 

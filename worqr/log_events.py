@@ -136,6 +136,21 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "a queue has shards that this worker does not serve, because they were declared after it joined",
         "queue",
     ),
+    "function.served": _event(INFO, "a function that was declared after the join is served now", "function"),
+    "function.unserved": _event(
+        ERROR,
+        "such a function cannot be served; the worker tries again every 3 s. Once per minute and function",
+        "function error repeated",
+    ),
+    "function.replaced": _event(
+        WARNING, "a function was declared again; the worker runs the older one until it joins again", "function"
+    ),
+    "result.no_slot": _event(
+        WARNING,
+        "a handler has waited 10 s for the result of a job that still waits, and its worker has no free slot to run that job. "
+        "Raise the concurrency, or let another worker serve that queue. Once per worker and queue",
+        "queue awaited_queue awaited_job duration",
+    ),
     "heart.late": _event(
         WARNING,
         "the heartbeat thread could not run: the process was frozen, or some code holds the interpreter",
@@ -175,7 +190,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "this worker is the leader now, or no longer; DEBUG, ERROR: it could not look at the workers or the queues",
         "queue error repeated",
     ),
-    "condemn_worker": _event(WARNING, "a worker was declared dead", "worker reason"),
+    "condemn_worker": _event(WARNING, "a worker was declared dead, by the leader or by `evict`", "worker reason"),
     "fail_worker": _event(
         (INFO, ERROR),
         "a dead worker's tasks were given back: how many, of which queue; ERROR: some were moved to the dead-letter queue, "
@@ -189,6 +204,13 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "adopt_worker": _event(
         WARNING, "a queue names a worker that is not registered; its tasks are given back", "worker queue"
+    ),
+    "queue.unserved": _event(
+        WARNING,
+        "tasks wait in a queue, and for 10 s no worker has served it; with the nearest name that is served. Once per queue, and "
+        "again after a worker has served it or the leader has changed. At most 20 queues a minute are named, the others "
+        "counted. Start a worker that declares it, or delete the queue",
+        "queue waiting count",
     ),
     "purge_queue": _event(
         (INFO, ERROR), "a deleted queue was not removed yet; the leader tries again", "queue error repeated"
@@ -214,7 +236,16 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "drop_schedules": _event(INFO, "no worker has declared a schedule for a day; it is removed", "schedule"),
     # The link to the server
-    "link.lost": _event(WARNING, "the server cannot be reached; once per outage", "server error pending"),
+    "link.lost": _event(
+        WARNING,
+        "the server cannot be reached, or cannot work: the cause, and what to do; once per outage",
+        "server error pending",
+    ),
+    "link.credentials": _event(
+        WARNING,
+        "the function of `Mesh(credentials=...)` raised an error, or returned something else; once until it works again",
+        "server error",
+    ),
     "link.back": _event(INFO, "the server can be reached again", "server duration"),
     "link.moved": _event(
         INFO,
@@ -274,6 +305,10 @@ FIELDS: Final[dict[str, str]] = {
     "repeated": "how often it happened since it was last logged",
     "grace": "how long running tasks may go on, in seconds",
     "count": "how many",
+    "waiting": "how many tasks wait in the queue",
+    "function": "the name of a function",
+    "awaited_queue": "the queue of the job whose result a handler waits for",
+    "awaited_job": "the id of that job",
     "returned": "how many tasks were given back to their queue",
     "failed": "how many tasks were moved to the dead-letter queue",
     "schedule": "the name of the schedule",

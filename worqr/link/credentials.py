@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from worqr.errors import Unavailable, UsageError, WorqrError
+from worqr.log_events import emit
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -88,8 +89,8 @@ class Credentials:
         with self._lock:
             told, self._failing = self._failing, True
         if not told:
-            text = "link.credentials: could not connect to %s: %s; asking again for the next attempt"
-            logger.warning(text, address, cause)
+            text = "could not connect to %(server)s: %(error)s; asking again for the next attempt"
+            emit(logger, "link.credentials", text, server=address, error=cause)
 
 
 def _parts(found: object) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import trio
 
 from worqr.errors import WorqrError
+from worqr.log_events import emit
 from worqr.peer.complaints import Complaints
 from worqr.peer.options import Handling, Only
 
@@ -104,11 +105,8 @@ class _Late:
     async def _serve(self, name: str, function: Served) -> None:
         if name in self._known:
             self._known[name] = function
-            logger.warning(
-                "function.replaced: %r was declared again; this peer runs the older one until it joins again",
-                name,
-                extra={"function": name},
-            )
+            text = "%(function)r was declared again; this worker runs the older one until it joins again"
+            emit(logger, "function.replaced", text, function=name)
             return
         here = {station.queue for station in self._peer.entered_stations()}
         try:
@@ -116,10 +114,9 @@ class _Late:
         except WorqrError as error:
             if not self._peer.leaving:
                 self._missing = True
-                self._complaints.error(
-                    name, "function.unserved: %r, declared after the join, is not served: %s; trying again", name, error
-                )
+                text = "%(function)r, declared after the join, is not served: %(error)s; trying again"
+                self._complaints.error(name, "function.unserved", text, function=name, error=error)
             return
         self._known[name] = function
         self._complaints.resolve(name)
-        logger.info("function.served: %r, declared after the join, is served now", name, extra={"function": name})
+        emit(logger, "function.served", "%(function)r, declared after the join, is served now", function=name)

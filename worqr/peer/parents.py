@@ -9,6 +9,7 @@ import logging
 import time
 from typing import Final
 
+from worqr.log_events import emit
 from worqr.peer.capacity import Capacity
 from worqr.peer.context import current_context
 
@@ -43,14 +44,14 @@ class Parent:
             self._capacity.told_full.setdefault(self._queue, self) is not self
         ):  # one step: others may wait in other threads
             return
-        logger.warning(
-            "result.no_slot: a handler of queue %r has waited %g s for the result of job %r of queue %r, and this worker has no "
-            "free slot to run that job. A handler keeps its slot while it waits. Raise the concurrency of the worker or of "
-            "the function, or let another worker serve %r.",
-            self._context.queue,
-            WAITED,
-            id,
-            self._queue,
-            self._queue,
-            extra={"queue": self._context.queue, "awaited_queue": self._queue, "awaited_job": id},
+        emit(
+            logger,
+            "result.no_slot",
+            "a handler of queue %(queue)r has waited %(duration)g s for the result of job %(awaited_job)r of queue "
+            "%(awaited_queue)r, and this worker has no free slot to run that job. A handler keeps its slot while it waits. "
+            "Raise the concurrency of the worker or of the function, or let another worker serve %(awaited_queue)r.",
+            queue=self._context.queue,
+            duration=WAITED,
+            awaited_queue=self._queue,
+            awaited_job=id,
         )

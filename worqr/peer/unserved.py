@@ -16,6 +16,7 @@ from typing import Final
 
 from worqr.errors import did_you_mean
 from worqr.keys import QueueKeys
+from worqr.log_events import emit
 from worqr.ops import Inspected
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -96,11 +97,8 @@ class Unserved:
             else:
                 self._left_out += 1
         if self._left_out and now >= self._sum_up_at:
-            logger.warning(
-                "queue.unserved: tasks wait in %d more queues and no worker serves them; `worqr queues` lists them",
-                self._left_out,
-                extra={"queues": self._left_out},
-            )
+            text = "tasks wait in %(count)d more queues and no worker serves them; `worqr queues` lists them"
+            emit(logger, "queue.unserved", text, count=self._left_out)
             self._left_out, self._sum_up_at = 0, now + PERIOD
 
 
@@ -115,11 +113,7 @@ def _log_one(name: str, waiting: int, known: list[str]) -> None:
         hint, remedy = "", f"a worker that serves {keys.queue!r} and has a failure handler for it"
     else:
         hint, remedy = did_you_mean(name, known), "a worker that declares it"
-    logger.warning(
-        "queue.unserved: %s in queue %r and no worker serves it%s Start %s, or delete the queue.",
-        "1 task waits" if waiting == 1 else f"{waiting:,} tasks wait",
-        name,
-        f"; {hint}" if hint else ".",
-        remedy,
-        extra={"queue": name, "waiting": waiting},
-    )
+    what = "1 task waits" if waiting == 1 else f"{waiting:,} tasks wait"
+    why = f"no worker serves it; {hint}" if hint else "no worker serves it."
+    text = f"{what} in queue %(queue)r and {why.replace('%', '%%')} Start {remedy.replace('%', '%%')}, or delete the queue."
+    emit(logger, "queue.unserved", text, queue=name, waiting=waiting)
