@@ -12,7 +12,6 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from worqr import ops
@@ -30,6 +29,7 @@ from worqr.link import (
     mailbox_here,
     run_blocking,
 )
+from worqr.noted import Noted
 from worqr.peer.children.naming import refuse_while_importing
 from worqr.sharding import Sharding
 
@@ -47,43 +47,6 @@ JOIN: Final = (
     "Where no event loop runs, use mesh.run() or `with mesh.join_in_thread():`"
 )
 EMBEDDED: Final = "embedded:"
-MANY_NAMES: Final = 10_000
-"""Names of queues that one connection remembers to have noted. A program that uses more of them notes them more often."""
-
-
-class Noted:
-    """Decides when the name of a queue is noted in the server: at its first use, then every NOTE_EVERY seconds while it is used.
-
-    From any thread.
-
-    Attributes:
-        until: when each name is to be noted again, on the monotonic clock, the earliest first.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.until: dict[str, float] = {}
-
-    def __len__(self) -> int:
-        return len(self.until)
-
-    def is_due(self, queue: str) -> bool:
-        """Return True if the name is to be noted now; it counts as noted then."""
-        now = time.monotonic()
-        if now < self.until.get(queue, now):
-            return False
-        with self._lock:
-            self.until.pop(queue, None)
-            self.until[queue] = now + ops.NOTE_EVERY
-            for oldest in list(islice(self.until, 2)):  # each name that comes lets up to two go
-                if self.until[oldest] <= now or len(self.until) > MANY_NAMES:
-                    del self.until[oldest]
-        return True
-
-    def forget(self, queue: str) -> None:
-        """The name could not be noted: the next use tries again."""
-        with self._lock:
-            self.until.pop(queue, None)
 
 
 @dataclass(slots=True)

@@ -76,8 +76,7 @@ class Outage:
             self._told = True
             pending = f", {waiting} requests pending" if waiting or self.stood else ""
             text = f"{self._what()}; retrying{pending}.{self._hint()}".replace("%", "%%")
-            fields = {"server": self.address, "error": self.cause, "pending": waiting}
-            self.scribe.emit(self.logger, "link.lost", text, **fields)
+            self.scribe.emit(self.logger, "link.lost", text, server=self.address, error=self.cause, pending=waiting)
 
     def failed_to_connect(self, error: WorqrError, settings: LinkSettings, *, waiting: int) -> WorqrError | None:
         """An attempt failed: wait before the next one. Requests wait for as long as they want.

@@ -139,9 +139,8 @@ class Uplink:
             self._hooks.settle(too_old(backlog))
         if batch:
             scripts, self._load_first = self._load_first, {}
-            result = exchange(
-                wire, backlog, self._producer, batch, scripts.values(), clustered=self._settings.clustered
-            )
+            clustered = self._settings.clustered
+            result = exchange(wire, backlog, self._producer, batch, scripts.values(), clustered=clustered)
             self._hooks.settle(result.done)
             if result.answered:
                 backlog.replication.add(result.answered, time.monotonic())
