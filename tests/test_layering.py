@@ -53,6 +53,7 @@ LAYERS = (
         "sending",
         "sharding",
         "summing",
+        "noted",
         "connecting",
         "blocks",
         "blocking",
