@@ -11,6 +11,7 @@ import trio
 
 from tests.patience import PATIENCE
 from worqr.call import Call
+from worqr.errors import UsageError
 from worqr.link import Link
 from worqr.lua import Script
 
@@ -90,3 +91,20 @@ async def notice(link: Link) -> None:
 
 async def kill_connections(link: Link, client: Any, kind: str = "normal") -> None:
     client.execute_command("CLIENT", "KILL", "TYPE", kind)
+
+
+def tries_in_a_child(link: Link, channel: str) -> list[str]:
+    """What a forked child is told when it calls, starts and subscribes by its parent's link: fork, or whatever else."""
+    said: list[str] = []
+    tries: tuple[Callable[[], object], ...] = (
+        lambda: link.call(echo("a")).send(None),
+        link.start,
+        lambda: link.subscriptions.open([channel], print, print),  # type: ignore[arg-type]
+    )
+    for attempt in tries:
+        try:
+            attempt()
+            said.append("nothing")
+        except UsageError as error:
+            said.append("fork" if "fork" in str(error) else str(error))
+    return said

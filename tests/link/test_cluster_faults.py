@@ -881,8 +881,7 @@ async def test_slots_wander_under_load_and_every_number_is_used_once(fakes: Fake
 CHILD = """
 import os, sys
 import trio
-from tests.link.scripts import echo
-from worqr.errors import UsageError
+from tests.link.scripts import echo, tries_in_a_child
 from worqr.link import Link, LinkSettings, TrioMailbox
 
 async def main():
@@ -898,14 +897,7 @@ async def main():
     pid = os.fork()
     if pid == 0:
         import threading
-        said = []
-        listen = lambda: link.subscriptions.open(["t:{Q}"], print, print)
-        for attempt in (lambda: link.call(echo("a")).send(None), link.start, listen):
-            try:
-                attempt()
-                said.append("nothing")
-            except UsageError as error:
-                said.append("fork" if "fork" in str(error) else str(error))
+        said = tries_in_a_child(link, "t:{Q}")
         link.close()
         print("child", *said, threading.active_count(), flush=True)
         os._exit(0)

@@ -187,8 +187,7 @@ async def test_no_thread_to_dial_in_is_no_reason_not_to_dial(
 
 CHILD = """
 import os, sys, trio
-from tests.link.scripts import echo
-from worqr.errors import UsageError
+from tests.link.scripts import echo, tries_in_a_child
 from worqr.link import Link, LinkSettings, TrioMailbox
 
 async def main():
@@ -199,14 +198,7 @@ async def main():
     await subscription.wait_confirmed()
     pid = os.fork()
     if pid == 0:
-        said = []
-        listen = lambda: link.subscriptions.open(["b"], print, print)
-        for attempt in (lambda: link.call(echo("a")).send(None), link.start, listen):
-            try:
-                attempt()
-                said.append("nothing")
-            except UsageError as error:
-                said.append("fork" if "fork" in str(error) else str(error))
+        said = tries_in_a_child(link, "b")
         link.close()
         print("child", *said, flush=True)
         os._exit(0)

@@ -53,6 +53,15 @@ async def waits_for_replicas(link: Link, count: int = 1) -> None:
     await until(lambda: len(link._pipe._backlog.replication.waiting) == count, what="requests that wait")  # type: ignore[union-attr]
 
 
+async def post_unreplicated(link: Link, pair: Pair, mine: str) -> Outcomes:
+    """Pause the replica, enqueue ``a``, and wait until the primary has stored it."""
+    pair.replica.pause()
+    outcomes = Outcomes()
+    link.post(enqueue(mine, b"a"), outcomes)
+    await waits_for_replicas(link)
+    return outcomes
+
+
 # Met
 
 
@@ -204,10 +213,7 @@ async def test_others_on_the_link_go_on_meanwhile_and_a_replica_that_comes_back_
 ) -> None:
     proxy = proxy_to(pair.primary)
     link = await link_to(proxy.url)
-    pair.replica.pause()
-    outcomes = Outcomes()
-    link.post(enqueue(mine, b"a"), outcomes)
-    await waits_for_replicas(link)
+    outcomes = await post_unreplicated(link, pair, mine)
     slowest = 0.0
     for n in range(20):
         began = time.monotonic()
@@ -252,10 +258,7 @@ async def test_a_steady_stream_of_others_does_not_hide_that_a_replica_has_it(
     async with trio.open_nursery() as nursery:
         for n in range(5):
             nursery.start_soon(stream, f"S{n}")
-        pair.replica.pause()
-        outcomes = Outcomes()
-        link.post(enqueue(mine, b"a"), outcomes)
-        await waits_for_replicas(link)
+        outcomes = await post_unreplicated(link, pair, mine)
         pair.replica.resume()
         await outcomes.wait(1)
         done = True
@@ -279,10 +282,7 @@ async def test_the_end_of_the_link_is_told(pair: Pair, mine: str) -> None:
     link = Link(LinkSettings(pair.primary.tcp_url, app="test"), TrioMailbox())
     link.start()
     await link.wait_ready()
-    pair.replica.pause()
-    outcomes = Outcomes()
-    link.post(enqueue(mine, b"a"), outcomes)
-    await waits_for_replicas(link)
+    outcomes = await post_unreplicated(link, pair, mine)
     link.close()
     await outcomes.wait(1)
     error = outcomes.all[0][1]
@@ -311,10 +311,7 @@ async def test_a_new_connection_does_not_believe_in_replicas_that_are_not_there(
     """A WAIT on a connection that wrote nothing would count them all."""
     proxy = proxy_to(pair.primary)
     link = await link_to(proxy.url)
-    pair.replica.pause()
-    outcomes = Outcomes()
-    link.post(enqueue(mine, b"a"), outcomes)
-    await waits_for_replicas(link)
+    outcomes = await post_unreplicated(link, pair, mine)
     wait_for_replicas(1)
     proxy.cut()
     await outcomes.wait(1)
@@ -351,10 +348,7 @@ async def test_memory_that_is_full_meanwhile_is_not_taken_for_nothing_stored(
 ) -> None:
     proxy = proxy_to(pair.primary)
     link = await link_to(proxy.url)
-    pair.replica.pause()
-    outcomes = Outcomes()
-    link.post(enqueue(mine, b"a"), outcomes)
-    await waits_for_replicas(link)
+    outcomes = await post_unreplicated(link, pair, mine)
     pair.primary.look.config_set("maxmemory", 1)
     proxy.cut()
     await until(lambda: link._pipe.uplink.held_until != -math.inf)  # type: ignore[union-attr]
