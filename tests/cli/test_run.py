@@ -247,7 +247,7 @@ async def test_it_tries_on_when_its_patience_is_over_and_leaves_when_it_is_told(
         "import worqr\nmesh = worqr.Mesh('redis://127.0.0.1:1/0', patience=0.2)\n@mesh.task\nasync def f() -> None: ...\n"
     )
     peer = spawn(f"import os; os.chdir({str(tmp_path)!r})\n{RUN}", "hasty:mesh")
-    await until(lambda: peer.errors.count("trying on until it is there") >= 2, LONG)
+    await until(lambda: peer.errors.count("; retrying") >= 2, LONG)
     peer.signal(TERM)
     assert await peer.ended(LONG) == 0
     assert "Traceback" not in peer.errors
@@ -334,7 +334,7 @@ async def test_a_script_runs_its_mesh(
     peer.signal(INT)
     assert await peer.line(LONG) == "over"
     assert await peer.ended(LONG) == 0
-    assert "may end in 5 s" in peer.errors
+    assert "waiting up to 5 s for running tasks" in peer.errors
 
 
 async def test_a_script_that_runs_when_it_is_imported_is_told_so(

@@ -79,7 +79,7 @@ async def test_what_the_server_refuses_is_tried_again_with_growing_pauses_and_lo
     assert link.asked["fail_worker", "p:{Q0}"] == len(WORKERS), "not once for each look"
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert errors == [
-        "fail_worker: the tasks of dead workers on queue 'Q0' cannot be given back: WRONGTYPE; trying again"
+        "fail_worker: the tasks of dead workers on queue 'Q0' cannot be given back, trying again: WRONGTYPE"
     ]
 
 

@@ -42,7 +42,7 @@ async def test_a_claim_whose_end_was_forgotten_is_given_back_after_the_next_conn
         assert await runs.wait(2) == [b"a", b"a"]
         assert runs.contexts[1].attempt == 1, "an uncounted one"
         [line] = [record for record in caplog.records if record.getMessage().startswith("claim.stray")]
-        assert (line.levelno, line.args) == (logging.WARNING, ("Q1", 1))
+        assert (line.levelno, line.args) == (logging.WARNING, {"queue": "Q1", "count": 1})
 
 
 async def test_what_runs_over_a_new_connection_is_nobodys_stray(mesh: worqr.Mesh, server: Server, prefix: str) -> None:

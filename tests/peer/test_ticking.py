@@ -585,7 +585,7 @@ async def test_a_leader_without_the_extra_says_so_once_and_fires_the_others(
     ]
     assert record.levelno == logging.WARNING
     assert record.getMessage() == (
-        "tick_schedules: 'cron' is not fired while this peer leads: "
+        "tick_schedules: schedule 'cron' is not fired while this worker is the leader: "
         "cron expressions need cronsim: run `pip install 'worqr[cron]'`"
     )
 
