@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Callable, Generator
@@ -10,14 +11,17 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
+import trio
 
 from tests.link.conftest import LinkTo
 from tests.link.scripts import echo, lines, notice, until
 from tests.patience import PATIENCE
 from tests.servers import Server, free_port
 from worqr.errors import RefusedByServer, Unavailable
+from worqr.link.outage import Outage
 from worqr.link.reasons import cause_of, is_unknown_host
-from worqr.link.settings import Endpoint
+from worqr.link.scribe import Scribe
+from worqr.link.settings import Endpoint, LinkSettings
 from worqr.mesh import Mesh
 
 pytestmark = pytest.mark.one_server
@@ -55,8 +59,8 @@ def port_with(serve: Callable[[socket.socket], object]) -> Generator[int]:
 
 
 async def refused(link_to: LinkTo, url: str, kind: type[Exception] = RefusedByServer) -> str:
-    """What is said at once: there is patience for much longer than a test may take."""
-    with pytest.raises(kind) as caught:
+    """What is said at once: there is patience for much longer."""
+    with trio.fail_after(PATIENCE), pytest.raises(kind) as caught:
         await link_to(url, patience=100 * PATIENCE)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -199,9 +203,12 @@ async def test_a_name_that_was_known_is_waited_for(
     await until(lambda: lines(caplog, "link.lost"))
     with pytest.raises(Unavailable, match="does not resolve"):
         await link.call(echo("a"), patience=1)
-    own_server.start()
-    del names["db.invalid"]
-    await link.wait_ready()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.wait_ready)  # whoever connects meanwhile waits, too
+        attempts = link._pipe.uplink.outage.attempts  # type: ignore[union-attr]
+        await until(lambda: link._pipe.uplink.outage.attempts > attempts + 1)  # type: ignore[union-attr]
+        own_server.start()
+        del names["db.invalid"]
     assert await link.call(echo("b")) == "b"
 
 
@@ -212,6 +219,15 @@ def test_one_host_that_is_known_is_a_reason_to_wait() -> None:
     assert sorted([unknown, known], key=is_unknown_host)[0] is known
     assert not is_unknown_host(socket.gaierror(socket.EAI_AGAIN, "later"))
     assert cause_of(ValueError("x"), Endpoint("h", 1)) == ""
+
+
+def test_a_node_of_a_cluster_may_have_a_name_that_is_not_known_yet() -> None:
+    """Another node has just told of it: a container that is starting."""
+    unknown = Unavailable("x")
+    unknown.__cause__ = socket.gaierror(socket.EAI_NONAME, "no such host")
+    for url, told in (("redis://h", True), ("redis+cluster://h", False)):
+        outage = Outage(Scribe(), logging.getLogger("test"), "h:1")
+        assert bool(outage.failed_to_connect(unknown, LinkSettings(url), waiting=0)) is told
 
 
 # Something else at the port
