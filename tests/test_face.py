@@ -34,7 +34,7 @@ PROGRAMS = ROOT / "tests" / "programs"
 FACE = (ROOT / "tests" / "face.txt").read_text("utf-8")
 BESIDES = {
     *("ChildError", "ClaimSettled", "PayloadTooLarge", "RefusedByServer", "UsageError", "WorqrBug", "WrongVersion"),
-    *("Event", "__version__"),
+    *("ConnectionEvent", "Event", "__version__"),
 }
 """Public names that were not promised."""
 UNTOLD = "..."

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         WorqrError,
         WrongVersion,
     )
-    from worqr.events import Event
+    from worqr.events import ConnectionEvent, Event
     from worqr.function import AsyncFunction, Bound, Call, Function, SyncFunction
     from worqr.job import Job
     from worqr.mesh import Mesh
@@ -69,7 +69,7 @@ _HOMES = {
         "ClaimLost ClaimSettled Duplicate JobCancelled JobFailed NoResult NotReplicated PayloadTooLarge QueueFull "
         "RefusedByServer ResultTimeout Unavailable UsageError WorqrBug WorqrError WrongVersion"
     ),
-    "worqr.events": "Event",
+    "worqr.events": "ConnectionEvent Event",
     "worqr.function": "AsyncFunction Bound Call Function SyncFunction",
     "worqr.job": "Job",
     "worqr.mesh": "Mesh",
@@ -104,6 +104,7 @@ __all__ = [
     "ClaimLost",
     "ClaimSettled",
     "Claims",
+    "ConnectionEvent",
     "Context",
     "Duplicate",
     "Event",

@@ -1,4 +1,5 @@
-"""What happens to a queue, for those who listen: `Event`, and the iterator behind ``queue.events()``.
+"""What happens to a queue, for those who listen: `Event`, and the iterator behind ``queue.events()``; and what happens to the
+connection: `ConnectionEvent`, behind ``mesh.connection_events()``.
 
 The scripts publish an event after they have counted it, and only while somebody listens. The ids come first, on a channel of
 their own, so that a listener of an older version reads the event itself as ever; the two messages of one event come one
@@ -11,13 +12,17 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from worqr.keys import QueueKeys
-from worqr.listening import Latest, listening_to
+from worqr import ops
+from worqr.keys import QueueKeys, RegistryKeys
+from worqr.link import Change, Link
+from worqr.listening import LOOK_AGAIN, Latest, listening_to
 from worqr.log_events import emit
 
 if TYPE_CHECKING:
+    from worqr.connecting import Connections
     from worqr.mesh import Mesh
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -39,6 +44,24 @@ class Event:
     type: str
     count: int
     ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionEvent:
+    """The connection to a server was lost, or is back.
+
+    Attributes:
+        type: ``lost``: the server cannot be reached, or replies that it cannot work; worqr connects again by itself. ``back``: it
+            can be used again; of a cluster also: this node does not belong to it any more.
+        server: its address, without the password. A cluster has one connection for each node.
+        cause: why the connection was lost, in the words of the log.
+        seconds: for how long the server has been lost, or was.
+    """
+
+    type: Literal["lost", "back"]
+    server: str
+    cause: str
+    seconds: float
 
 
 class _Reader:
@@ -83,3 +106,43 @@ async def events_of(mesh: Mesh[Any], queue: QueueKeys) -> AsyncGenerator[AsyncIt
             channels = (keys.events_channel, keys.event_ids_channel)
             await stack.enter_async_context(listening_to(link, channels, reader.hear, reader.begin))
         yield latest
+
+
+class _Looking(AsyncIterator[ConnectionEvent]):
+    """The iterator of connection events. An idle connection shows only when it is used that it is lost: so whoever waits for an
+    event looks at the server now and then.
+    """
+
+    def __init__(self, link: Link, prefix: str, latest: Latest[ConnectionEvent]) -> None:
+        self._link = link
+        self._registry = RegistryKeys(prefix)
+        self._latest = latest
+        self._asking = False
+
+    async def __anext__(self) -> ConnectionEvent:
+        while True:
+            with self._link.mailbox.move_on_after(LOOK_AGAIN):
+                return await anext(self._latest)
+            if not self._asking:
+                self._asking = True
+                self._link.post(ops.list_shards(self._registry), self._answered)
+
+    def _answered(self, _shards: object, _failure: Exception | None) -> None:
+        self._asking = False
+
+
+@asynccontextmanager
+async def connection_events_of(connections: Connections, prefix: str) -> AsyncGenerator[AsyncIterator[ConnectionEvent]]:
+    """What happens to the connection of the running loop, beginning with the servers that are lost already."""
+    link = connections.here().link
+    latest = Latest[ConnectionEvent](link, BUFFERED)
+
+    def tell(change: Change) -> None:
+        link.mailbox.post(partial(latest.put, ConnectionEvent(*change)))
+
+    with latest:
+        link.watchers.add(tell)
+        try:
+            yield _Looking(link, prefix, latest)
+        finally:
+            link.watchers.remove(tell)

@@ -1,4 +1,5 @@
-"""The workers of a mesh, as an operator sees them: who is registered, and how one is evicted. `Mesh` is a `Fleet`.
+"""The workers of a mesh, as an operator sees them: who is registered, and how one is evicted; and whether the server is there.
+`Mesh` is a `Fleet`.
 
 How a worker registers, and how the leader finds out by itself who is dead, is in `peer.membership` and `peer.leading`.
 """
@@ -7,10 +8,13 @@ from __future__ import annotations
 
 import difflib
 import logging
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 
 from worqr import ops
 from worqr.connecting import Connections
 from worqr.errors import UsageError, WorqrError
+from worqr.events import ConnectionEvent, connection_events_of
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
@@ -59,6 +63,20 @@ class Fleet:
         text = "worker %(worker)s was declared dead: %(reason)s"
         emit(logger, "condemn_worker", text, worker=worker, reason="it was evicted")
         await _sweep(link, registry, worker)
+
+    def connection_events(self) -> AbstractAsyncContextManager[AsyncIterator[ConnectionEvent]]:
+        """Return a block in which you hear when the connection to the server is lost and when it is back: an iterator of
+        `ConnectionEvent`.
+
+        It begins with a ``lost`` if the server is away already. Each ``lost`` is followed by one ``back`` of the same server.
+        worqr connects again by itself: use the events to report, not to reconnect. While you wait for the next event, worqr looks
+        at the server once a second. A connection that breaks while it is idle, and stands again by then, is no event. The
+        iterator ends with the block.
+
+        Raises:
+            UsageError: on entry, outside of ``mesh.connect()`` and ``join()``.
+        """
+        return connection_events_of(self.connections, self.prefix)
 
 
 async def _sweep(link: Link, registry: RegistryKeys, worker: str) -> None:

@@ -10,7 +10,8 @@
 * `exchange`, `uplink`, `pipe`: a batch, the connection it goes over, the thread that does it;
 * `subscriptions`, `heart`: a thread and a connection each, for messages and for the keepalive; `loop_watch`: does the loop turn;
 * `mailbox`, `aio`, `threads`: how results get back into a loop, Trio's or asyncio's, or to plain threads; `loops` knows
-  which of them it is here; `scribe`: how lines get into the log.
+  which of them it is here; `scribe`: how lines get into the log; `watchers`: who is told of
+  lost connections.
 """
 
 from worqr.link.clocks import boottime
@@ -23,11 +24,13 @@ from worqr.link.request import Owner, Request
 from worqr.link.settings import DEFAULT, GIVEN, Address, LinkSettings, checked_credentials
 from worqr.link.subscriptions import Subscription, Subscriptions
 from worqr.link.threads import ThreadMailbox, run_blocking
+from worqr.link.watchers import Change
 
 __all__ = [
     "DEFAULT",
     "GIVEN",
     "Address",
+    "Change",
     "Credentials",
     "GivenCredentials",
     "Heart",

@@ -35,6 +35,7 @@ from worqr.link.sentinel import SentinelRoute
 from worqr.link.settings import LinkSettings
 from worqr.link.subscriptions import Subscriptions
 from worqr.link.topology import ShardRoute
+from worqr.link.watchers import Watchers
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -58,6 +59,7 @@ class Link:
         settings: what it was made from.
         mailbox: how whoever waits for it waits.
         subscriptions: channels to listen to.
+        watchers: who is told when the server is lost and when it is back.
     """
 
     def __init__(self, settings: LinkSettings, mailbox: Mailbox) -> None:
@@ -65,6 +67,7 @@ class Link:
         self.settings = settings
         self.mailbox: Mailbox = mailbox
         self._scribe = Scribe()
+        self.watchers: Watchers = self._scribe.watchers
         self._route: Route = route_to(settings)
         self._sentinels: SentinelRoute | None = None
         if settings.address.topology == "sentinel":

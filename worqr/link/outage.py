@@ -74,6 +74,7 @@ class Outage:
         self.cause, self.remedy, self.answers = cause.removesuffix("."), remedy, answers
         if not self._told and not quiet:
             self._told = True
+            self.scribe.watchers.lost(id(self), self.address, cause)
             pending = f", {waiting} requests pending" if waiting or self.stood else ""
             text = f"{self._what()}; retrying{pending}.{self._hint()}".replace("%", "%%")
             self.scribe.emit(self.logger, "link.lost", text, server=self.address, error=self.cause, pending=waiting)
@@ -103,6 +104,7 @@ class Outage:
 
     def end(self) -> None:
         """The server works again."""
+        self.scribe.watchers.back(id(self))
         if self.since is not None and self._told:
             gone = time.monotonic() - self.since
             text = "connected to %(server)s after %(duration).1f s"

@@ -350,6 +350,7 @@ class Pipe:
     def _end(self, error: WorqrError) -> None:
         """Nobody may be left waiting: neither who is known, nor who comes later."""
         self.uplink.close()  # first: from then on a connection that has just been made is closed, not kept
+        self._scribe.watchers.back(id(self.uplink.outage))  # a node that left the cluster is not missed any more
         self.ended = error
         self._fail(self._backlog.clear(), error)
         self._ready(error)

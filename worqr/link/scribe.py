@@ -12,6 +12,7 @@ import queue
 import threading
 from collections.abc import Callable
 
+from worqr.link.watchers import Watchers
 from worqr.log_events import emit_fields
 
 _FLUSH = 0.2  # seconds that closing waits for the last lines; a blocked handler gets no more
@@ -20,9 +21,10 @@ Line = Callable[[], None]
 
 
 class Scribe:
-    """One daemon thread and its queue."""
+    """One daemon thread and its queue; and the watchers, to whom it is told what is logged of the connection."""
 
     def __init__(self) -> None:
+        self.watchers: Watchers = Watchers()
         self._lines: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="worqr-scribe", daemon=True)
 

@@ -1,0 +1,53 @@
+"""Who is told when a server of the link is lost, and when it is back: what the log says of it, for programs.
+
+The link's threads call `lost` and `back`; a listener must return at once, as `Mailbox.post` does.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal
+
+Change = tuple[Literal["lost", "back"], str, str, float]
+"""``lost`` or ``back``, the server's address without its password, why it was lost, and for how many seconds."""
+
+
+class Watchers:
+    """The listeners of one link, and its servers that are lost now, by the outage. From any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lost: dict[int, tuple[str, str, float]] = {}
+        self._listeners: list[Callable[[Change], None]] = []
+
+    def add(self, listener: Callable[[Change], None]) -> None:
+        """Tell `listener` of each change from now on, and first of the servers that are lost already."""
+        with self._lock:
+            for server, cause, since in self._lost.values():
+                listener(("lost", server, cause, time.monotonic() - since))
+            self._listeners.append(listener)
+
+    def remove(self, listener: Callable[[Change], None]) -> None:
+        """Tell it nothing more."""
+        with self._lock:
+            self._listeners.remove(listener)
+
+    def lost(self, outage: int, server: str, cause: str) -> None:
+        """The server cannot be used. `outage` tells it from the link's other servers."""
+        with self._lock:
+            self._lost[outage] = server, cause, time.monotonic()
+            self._tell(("lost", server, cause, 0.0))
+
+    def back(self, outage: int) -> None:
+        """It can be used again, or is not needed any more. Nothing happens if it was not lost."""
+        with self._lock:
+            known = self._lost.pop(outage, None)
+            if known is not None:
+                server, cause, since = known
+                self._tell(("back", server, cause, time.monotonic() - since))
+
+    def _tell(self, change: Change) -> None:
+        for listener in self._listeners:
+            listener(change)
