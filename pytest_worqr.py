@@ -21,6 +21,19 @@ if TYPE_CHECKING:
     from worqr.testing import Bench, BlockingBench, OpenBench, OpenBlockingBench, Record, Sent
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Name the right fixture to a test of pytest-asyncio that asks for the one of tests on Trio."""
+    if "worqr_bench" not in getattr(item, "fixturenames", ()) or item.get_closest_marker("asyncio") is None:
+        return
+    mode = item.config.getoption("asyncio_mode", None) or item.config.getini("asyncio_mode")
+    if str(mode) != "auto":  # else pytest-asyncio runs every async fixture
+        pytest.fail(
+            "worqr_bench is for tests on Trio: on asyncio write `bench = await worqr_asyncio_bench(mesh)`",
+            pytrace=False,
+        )
+
+
 @pytest.fixture(scope="session")
 def worqr_server() -> EmbeddedServer:
     """The embedded server of all benches of this process: ``worqr.Mesh(worqr_server.url, prefix=...)`` is a mesh on it."""

@@ -124,10 +124,10 @@ def test_links_lead_somewhere(path: str) -> None:
 async def test_the_quick_look_does_what_it_says(spawn: Callable[..., Child]) -> None:
     (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
     child = spawn(snippet)
-    assert {await child.line(), await child.line()} == {"hello, Ada", "hello, Grace"}
+    assert await child.line() == "hello, Ada"
     child.signal(signal.SIGINT)
-    await child.ended()
-    assert child.errors.rstrip().endswith("KeyboardInterrupt")
+    assert await child.ended() == 0
+    assert "Traceback" not in child.errors
 
 
 # The command line
