@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import trio
+from trio_util import periodic
 
 from worqr import ops
 from worqr.errors import Unavailable, UsageError
@@ -164,8 +165,7 @@ class Cancelling:
 
     async def reconcile_forever(self) -> None:
         """Once a second, whatever the messages say, for every queue on which something runs."""
-        while True:
-            await trio.sleep(RECONCILE_EVERY)
+        async for _ in periodic(RECONCILE_EVERY):
             for station in self._peer.entered_stations():
                 if station.running:
                     self.reconcile(station)

@@ -16,7 +16,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-import trio
+from trio_util import periodic
 
 from worqr import ops
 from worqr.link import Link
@@ -44,8 +44,7 @@ class Strays:
 
     async def look_forever(self) -> None:
         """Until all is well on every queue, after each new connection."""
-        while True:
-            await trio.sleep(LOOK_EVERY)
+        async for _ in periodic(LOOK_EVERY):
             stations = self._peer.entered_stations()
             self._seen = {station: seen for station, seen in self._seen.items() if station in stations}
             for station in stations:

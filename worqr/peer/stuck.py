@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import trio
+from trio_util import periodic
 
 from worqr.peer.claiming import HandlerStation
 from worqr.peer.context import Context
@@ -44,8 +45,7 @@ class Stuck:
 
     async def watch_forever(self) -> None:
         """Look again and again."""
-        while True:
-            await trio.sleep(min(LOOK_EVERY, self.after / 4))
+        async for _ in periodic(min(LOOK_EVERY, self.after / 4)):
             self.look_once()
 
     def look_once(self) -> None:
