@@ -81,7 +81,7 @@ def test_the_core_needs_six_packages() -> None:
     assert requirements("") == {"redis", "trio", "trio-util", "msgspec", "cyclopts", "rich"}
 
 
-@pytest.mark.parametrize("extra", [name for name in PROJECT["optional-dependencies"] if name != "all"])
+@pytest.mark.parametrize("extra", ["", *(name for name in PROJECT["optional-dependencies"] if name != "all")])
 def test_every_package_that_is_installed_is_used(extra: str) -> None:
     assert requirements(extra), "an extra that installs nothing"
     assert {name.replace("-", "_") for name in requirements(extra)} - imported() == set()

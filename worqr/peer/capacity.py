@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from math import ceil
 from typing import Final, Literal, Protocol
 
-import trio
+from trio_util import AsyncValue
 
 from worqr.errors import UsageError
 
@@ -103,23 +103,30 @@ class Capacity:
 
     Attributes:
         concurrency: units that may be held at once; of what is held already nothing is taken away.
-        auto: True while `pacing` chooses it.
         used: units that are held; whoever makes them fewer sees to it that there is an `offer` soon.
         peak: the most that were held since somebody set this back.
     """
 
     def __init__(self, concurrency: int | Literal["auto"]) -> None:
         self.concurrency: int = AUTO_START if concurrency == "auto" else concurrency
-        self.auto: bool = concurrency == "auto"
+        self._auto = AsyncValue(concurrency == "auto")
         self.used: int = 0
         self.peak: int = 0
         self._reserved = 0
         self._reached = 0.0
         self._stations: list[Consumer] = []
-        self._auto_began = trio.Event()
         self.told_full: dict[str, object] = {}
         """Queues of which it was logged that a handler waits for a job there, and no run of it finds a place; by whom."""
         self.offer_soon: Callable[[], None] = self.offer
+
+    @property
+    def auto(self) -> bool:
+        """True while `pacing` chooses the concurrency."""
+        return self._auto.value
+
+    @auto.setter
+    def auto(self, chosen: bool) -> None:
+        self._auto.value = chosen
 
     @property
     def room(self) -> int:
@@ -158,7 +165,6 @@ class Capacity:
         """
         if n == "auto":
             self.auto = True
-            self._auto_began.set()
             self.resize(min(self.concurrency, AUTO_MOST))
             return
         for station in self._stations:
@@ -168,9 +174,7 @@ class Capacity:
 
     async def wait_auto(self) -> None:
         """Until somebody wants its concurrency to be chosen."""
-        while not self.auto:
-            self._auto_began = trio.Event()
-            await self._auto_began.wait()
+        await self._auto.wait_value(True)
 
     def resize(self, n: int) -> None:
         """From now on `n` units, but no fewer than the largest run takes."""

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import trio
+from trio_util import RepeatedEvent
 
 from worqr import ops
 from worqr.errors import ClaimLost, WorqrError
@@ -87,7 +88,7 @@ class Membership:
         self._label = label
         self._keepalive = keepalive
         self._held: list[tuple[Registration, Callable[[], None]]] = []
-        self._changed = trio.Event()
+        self._changed = RepeatedEvent()
 
     # Registering
 
@@ -200,7 +201,6 @@ class Membership:
         registration.dead = True
         if registration.heart is not None:
             registration.heart.stop()
-        self._changed = trio.Event()
         held, self._held = self._held, []
         for _, go_on in held:
             go_on()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import trio
+from trio_util import periodic
 
 from worqr import ops
 from worqr.keys import RegistryKeys
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 async def note_forever(link: Link, keys: RegistryKeys, stations: Callable[[], Sequence[Station]]) -> None:
     """Note them every NOTE_EVERY seconds, also those that the peer is still entering. `map_work` noted each of them first."""
-    while True:
-        await trio.sleep(NOTE_EVERY)
+    async for _ in periodic(NOTE_EVERY):
         note_once(link, keys, [station.name for station in stations()])
 
 

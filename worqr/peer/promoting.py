@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
+from trio_util import RepeatedEvent
 
 from worqr import ops
 from worqr.errors import Unavailable, WorqrError
@@ -44,7 +45,7 @@ class Promoter:
         self._keys = keys
         self._missed = missed
         self._due: dict[str, float] = {}
-        self._earlier = trio.Event()
+        self._earlier = RepeatedEvent()
         self._complaints = Complaints(logger)
         self._subscription: Subscription | None = None
 
@@ -77,7 +78,6 @@ class Promoter:
     async def promote_forever(self) -> None:
         """Promote, queue by queue, whenever something is due."""
         while True:
-            self._earlier = trio.Event()
             with trio.move_on_at(min(self._due.values(), default=math.inf)):
                 await self._earlier.wait()
                 continue

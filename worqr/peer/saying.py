@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import trio
+from trio_util import RepeatedEvent
 
 from worqr import ops
 from worqr.link import Link
@@ -38,7 +39,7 @@ class Saying:
         self._token = trio.lowlevel.current_trio_token()
         self._thread = threading.get_ident()
         self._said: dict[Context, None] = {}
-        self._news = trio.Event()
+        self._news = RepeatedEvent()
 
     def says(self, context: Context) -> None:
         """`context` has something new to say. Adding to a dict is one step, in whichever thread.
@@ -56,12 +57,10 @@ class Saying:
     async def send_forever(self) -> None:
         """Send what was said, wait a while, and send what was said meanwhile."""
         while True:
-            await self._news.wait()
-            self._news = trio.Event()
+            if not self._said:
+                await self._news.wait()
             self.send_once()
             await trio.sleep(SAY_EVERY)
-            if self._said:
-                self._news.set()
 
     def send_once(self) -> None:
         """Send the last word of each; that of a run which has ended went with it."""

@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
+from trio_util import RepeatedEvent
 
 from worqr import ops
 from worqr.call import Call
@@ -74,7 +75,7 @@ class Settles:
         self._sent: dict[str, set[Settle]] = {}
         self._refused: dict[str, set[Settle]] = {}
         self._complaints = Complaints(logger)
-        self._earlier = trio.Event()
+        self._earlier = RepeatedEvent()
         self._some_answered = trio.Event()
 
     def send(
@@ -124,7 +125,6 @@ class Settles:
     async def try_again_forever(self) -> None:
         """Send refused settles again when their pause is over."""
         while True:
-            self._earlier = trio.Event()
             with trio.move_on_at(min((s.at for refused in self._refused.values() for s in refused), default=math.inf)):
                 await self._earlier.wait()
             now = trio.current_time()

@@ -20,6 +20,7 @@ from time import monotonic
 from typing import Final
 
 import trio
+from trio_util import periodic
 
 from worqr.errors import WorqrBug
 from worqr.log_events import emit
@@ -139,8 +140,7 @@ class Children:
             self._nursery = nursery
             task_status.started()
             try:
-                while True:
-                    await trio.sleep(KEEP_IDLE / 4)
+                async for _ in periodic(KEEP_IDLE / 4):
                     self.let_go(KEEP_IDLE)
             finally:
                 self._nursery = None
