@@ -35,6 +35,8 @@ from worqr.lua import all_scripts
 
 logger: logging.Logger = logging.getLogger(__name__)
 
+DIED = "the thread of a connection died, and waiting calls get an error; this is a bug of worqr, please report it"
+
 _LONGEST_SLEEP = 3600.0  # seconds; the system's own limit would end the thread of somebody with endless patience
 _END_WAIT = 1.0  # seconds that closing waits for the thread, which needs a few milliseconds
 
@@ -209,8 +211,7 @@ class Pipe:
         except BaseException as exc:
             bug = WorqrBug(f"the link's thread died ({type(exc).__name__}: {exc}); please report this")
             bug.__cause__ = exc
-            text = "the thread of a connection died, and waiting calls get an error; this is a bug of worqr, please report it"
-            self._scribe.emit(logger, "link.died", text, exc_info=exc)
+            self._scribe.emit(logger, "link.died", DIED, exc_info=exc)
             self._end(bug)
             if self._cluster is not None:
                 self._cluster.died(bug)
