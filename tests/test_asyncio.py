@@ -180,7 +180,7 @@ def test_functions(run: Run, app: App) -> None:
             later = await app.add.options(id="sum", delay=3600, meta={"who": "ada"}).dispatch(3, 4)
             assert (later.id, later.outcome) == ("sum", "created")
             assert app.add.job("sum") == later
-            assert (await app.add.job("sum").status()).state == "due"
+            assert (await app.add.job("sum").status()).state == "scheduled"
             again = await app.add.options(id="sum", delay=0).dispatch(5, 6)
             assert again.outcome == "updated"
             assert await again.result(PATIENCE) == 11

@@ -257,7 +257,7 @@ def test_jobs_are_handled(mesh: worqr.Mesh) -> None:
     assert found != queue.job("y")
     assert found != "x"
     assert found.outcome is None
-    assert found.status().state == "due"
+    assert found.status().state == "scheduled"
     assert found.cancel(reason="why", wait=0.1) == worqr.CancelCount(waiting=1, running=0, acknowledged=0)
     assert found.status().state == "gone"
 
@@ -276,7 +276,7 @@ def test_functions_are_enqueued(mesh: worqr.Mesh, server: Server, prefix: str) -
     with pytest.raises(worqr.QueueFull):
         mail.blocking.options(max_length=2).enqueue("Tony")
     job = mail.blocking.options(id="x").options(delay=60).dispatch("Edsger", copies=3)
-    assert (job.id, job.queue, job.status().state) == ("x", "mail", "due")
+    assert (job.id, job.queue, job.status().state) == ("x", "mail", "scheduled")
     assert mail.blocking.job("x") == job
     with pytest.raises(worqr.QueueFull):
         mail.blocking.enqueue("one too many")
@@ -324,7 +324,7 @@ def test_many_calls_are_dispatched(mesh: worqr.Mesh) -> None:
     add = mesh.task(name="Q1")(lambda n: n)
     jobs = mesh.blocking.dispatch_many([add.options(id=f"job-{n}", delay=60).call(n) for n in range(3)])
     assert [(job.id, job.outcome, job.status().state) for job in jobs] == [
-        (f"job-{n}", "created", "due") for n in range(3)
+        (f"job-{n}", "created", "scheduled") for n in range(3)
     ]
     with pytest.raises(worqr.Duplicate) as caught:
         mesh.blocking.dispatch_many([add.options(id="job-1", if_exists="raise").call(1)])
@@ -373,7 +373,7 @@ def test_threads_at_once_store_everything_once(mesh: worqr.Mesh, server: Server,
         assert own == [b"%d-%d" % (n, i) for i in range(50)]  # those of one thread in their order
     found = Counter(int(task) for task in waiting(server, prefix, "f"))
     assert found == Counter(1000 * n + i for n in range(8) for i in range(100))
-    assert queue.info().due == 400
+    assert queue.info().scheduled == 400
     trio.run(clear, mesh)
 
 

@@ -90,7 +90,7 @@ class Load:
 
     async def left_in(self, queue: str) -> int:
         info = await self.mesh.queue(queue).info()
-        return info.waiting + info.running + info.due
+        return info.waiting + info.running + info.scheduled
 
     def lost(self) -> list[bytes]:
         return [task for task in self.acknowledged if task not in self.runs]

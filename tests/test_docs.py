@@ -230,7 +230,7 @@ async def use_everything(mesh: worqr.Mesh, peer: worqr.Peer, nursery: trio.Nurse
             if event.type == "failed":
                 break
     job = await queue.dispatch(b"job", id="job", delay=60, result_ttl=60)
-    assert (await job.status()).state == "due"
+    assert (await job.status()).state == "scheduled"
     await queue.dispatch(b"job", id="job", delay=0.1)
     async with job.watch() as states:
         assert [status.state async for status in states][-1] == "finished"
@@ -305,7 +305,7 @@ def test_the_times_are_those_of_the_code() -> None:
     assert numbers == [
         *(membership.BEAT_EVERY, answer_timeout(mesh.keepalive), mesh.keepalive),
         *(leading.LOOK_EVERY, leading.TWO_LOOKS, membership.LEASE),
-        *(leading.SCAN_EVERY, unserved.GRACE, cancelling.RECONCILE_EVERY, mesh.stall_limit, settings.patience),
+        *(leading.SCAN_EVERY, unserved.GRACE, cancelling.RECONCILE_EVERY, mesh.block_limit, settings.patience),
         *(GRACE, peer_module.LEAVE_PATIENCE, promoting.AT_MOST_EVERY),
         *(
             task_module.MAX_FAILURES,

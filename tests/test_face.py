@@ -217,7 +217,7 @@ async def test_the_mail_service(load: Callable[[str], Any], post: list[str], cap
         assert record.reason == "failed"
 
         job = await p01.send_mail.dispatch("later@example.org", "hi")
-        await eventually(lambda: state_of(job), "due", within=30)
+        await eventually(lambda: state_of(job), "scheduled", within=30)
         assert (await job.status()).failures == 0
         assert (await job.cancel()).waiting == 1
         await eventually(p01.send_mail.queue.failures.running, [])

@@ -63,7 +63,7 @@ async def test_a_generated_id_cannot_be_guessed_and_sorts_by_time(mesh: worqr.Me
         assert len({match[1] for match in parsed if match}) == len(found)
         assert sorted(job.id for job in found) == [job.id for job in found]
         for job in found:
-            assert await state(other.queue("Q1").job(job.id)) in {"waiting", "due"}
+            assert await state(other.queue("Q1").job(job.id)) in {"waiting", "scheduled"}
         await mesh.queue("Q1").delete()
     await trio.to_thread.run_sync(mesh.blocking.close)
 
@@ -290,9 +290,9 @@ async def test_an_update_moves_the_due_time_as_its_flag_says(
             job = await q.dispatch(b"a", id=name, run_at=start + timedelta(seconds=50))
             await q.dispatch(b"a", id=name, run_at=start + timedelta(seconds=asked), update=Update(run_at=flag))
             status = await job.status()
-            assert status.state == "due" and status.run_at is not None
+            assert status.state == "scheduled" and status.run_at is not None
             assert abs((status.run_at - start).total_seconds() - wanted) < 0.01
-        assert (await q.info()).due == 2
+        assert (await q.info()).scheduled == 2
         await q.delete()
 
 
@@ -307,9 +307,9 @@ async def test_an_update_brings_a_due_job_into_line_and_one_in_line_among_the_du
     async with mesh.connect():
         job = await q.dispatch(b"a", id="x")
         await q.dispatch(b"b", id="x", delay=60)
-        assert await state(job) == "due"  # each handle of the one job means it
+        assert await state(job) == "scheduled"  # each handle of the one job means it
         info = await q.info()
-        assert (info.waiting, info.due) == (0, 1)
+        assert (info.waiting, info.scheduled) == (0, 1)
         await q.delete()
 
 
@@ -346,7 +346,7 @@ async def test_if_exists_raise_refuses_and_names_the_job(mesh: worqr.Mesh) -> No
             ) as caught:
                 await q.dispatch(b"b", id=job.id, if_exists="raise")
             assert caught.value.job == job
-            assert await state(caught.value.job) in {"due", "active"}
+            assert await state(caught.value.job) in {"scheduled", "active"}
             assert (await q.dispatch(b"b", id=job.id, if_exists="skip")).outcome == "unchanged"
         assert (await q.info()).blocked == 0
         held.gate.set()
@@ -480,7 +480,7 @@ async def test_the_states_of_a_job(mesh: worqr.Mesh) -> None:
         soon = now() + timedelta(seconds=60)
         job = await q.dispatch(b"a", id="x", run_at=soon, result_ttl=60)
         status = await job.status()
-        assert (status.state, status.worker, status.since, status.failures) == ("due", None, None, 0)
+        assert (status.state, status.worker, status.since, status.failures) == ("scheduled", None, None, 0)
         assert status.run_at is not None and abs((status.run_at - soon).total_seconds()) < 0.01
         await q.dispatch(b"a", id="x")
         job = q.job("x")
@@ -533,12 +533,12 @@ async def test_a_job_is_followed_from_its_present_state_to_its_end(mesh: worqr.M
         async with at_most(60), job.watch() as states:
             async for status in states:
                 seen.append(status.state)
-                if seen == ["due"]:
+                if seen == ["scheduled"]:
                     await q.dispatch(b"a", id="x")  # and its time has come
                 if status.state == "active":
                     held.gate.set()
-        assert seen[0] == "due" and seen[-2:] == ["active", "finished"]
-        assert seen in (["due", "active", "finished"], ["due", "waiting", "active", "finished"])
+        assert seen[0] == "scheduled" and seen[-2:] == ["active", "finished"]
+        assert seen in (["scheduled", "active", "finished"], ["scheduled", "waiting", "active", "finished"])
         async with at_most(60), job.watch() as states:
             assert [status.state async for status in states] == ["finished"]
         async with at_most(60), q.job("nobody").watch() as states:
@@ -573,7 +573,7 @@ async def test_a_follower_whose_messages_are_lost_looks_by_itself(
         q = mesh.queue("Q1")
         job = await q.dispatch(b"a", id="x", delay=60)
         async with at_most(60), job.watch() as states:
-            assert (await anext(states)).state == "due"
+            assert (await anext(states)).state == "scheduled"
             server.client().delete(f"{prefix}:{{Q1}}:job:x", f"{prefix}:{{Q1}}:due")  # nobody is told
             assert (await anext(states)).state == "gone"
             with pytest.raises(StopAsyncIteration):
@@ -583,7 +583,7 @@ async def test_a_follower_whose_messages_are_lost_looks_by_itself(
 # Cancelling by id
 
 
-@pytest.mark.parametrize("options", [{}, {"delay": 60}], ids=["waiting", "due"])
+@pytest.mark.parametrize("options", [{}, {"delay": 60}], ids=["waiting", "scheduled"])
 async def test_a_job_that_does_not_run_is_cancelled_at_once(mesh: worqr.Mesh, options: Any) -> None:
     runs = Runs()
     async with mesh.connect():
@@ -624,7 +624,7 @@ async def test_a_running_job_is_cancelled_and_acknowledged(mesh: worqr.Mesh, oth
         with pytest.raises(worqr.JobCancelled, match="stop"):
             await job.result(0)
         info = await q.info()
-        assert (info.waiting, info.due, info.running, info.counts["cancelled"]) == (0, 0, 0, 1)
+        assert (info.waiting, info.scheduled, info.running, info.counts["cancelled"]) == (0, 0, 0, 1)
 
 
 async def test_a_cancel_takes_the_run_and_its_blocked_twin(mesh: worqr.Mesh) -> None:
@@ -703,7 +703,7 @@ async def test_a_cancel_by_id_that_was_asked_for_holds_however_the_run_ends(
         with pytest.raises(worqr.JobCancelled, match="r"):
             await job.result(0)
         info = await q.info()
-        assert (info.waiting, info.due, info.running, info.failed) == (0, 0, 0, 0)
+        assert (info.waiting, info.scheduled, info.running, info.failed) == (0, 0, 0, 0)
         assert info.counts["cancelled"] == 1
 
 
@@ -713,11 +713,11 @@ async def test_a_cancel_by_id_of_what_was_retried_just_now_takes_it_out_of_the_d
         await q.enqueue(b"a")
         (claim,) = await claims.take(1)
         await claim.retry(delay=60)
-        assert await state(q.job(claim.id)) == "due"
+        assert await state(q.job(claim.id)) == "scheduled"
         assert (await q.job(claim.id).status()).failures == 1
         assert await q.job(claim.id).cancel() == worqr.CancelCount(1, 0, 0)
         info = await q.info()
-        assert (info.waiting, info.due) == (0, 0)
+        assert (info.waiting, info.scheduled) == (0, 0)
 
 
 async def test_a_cancel_meets_jobs_that_come_back_at_any_moment(mesh: worqr.Mesh, other: worqr.Mesh) -> None:
@@ -742,7 +742,7 @@ async def test_a_cancel_meets_jobs_that_come_back_at_any_moment(mesh: worqr.Mesh
             for job in jobs:
                 nursery.start_soon(cancel, job)
         info = await q.info()
-        assert (info.waiting, info.due, info.blocked, info.running) == (0, 0, 0, 0)
+        assert (info.waiting, info.scheduled, info.blocked, info.running) == (0, 0, 0, 0)
         assert ran == stopped and min(ran.values()) >= 1
         assert {await state(job) for job in jobs} == {"cancelled"}
 
@@ -766,7 +766,7 @@ async def test_a_cancel_meets_the_sweep_of_the_worker(
                 nursery.start_soon(cancel, job)
             lose(server, prefix, peer.id)
         info = await q.info()
-        assert (info.waiting, info.due, info.blocked, info.running, info.failed) == (0, 0, 0, 0, 0)
+        assert (info.waiting, info.scheduled, info.blocked, info.running, info.failed) == (0, 0, 0, 0, 0)
         assert {await state(job) for job in jobs} == {"cancelled"}
         assert info.counts["cancelled"] == 60
 
@@ -779,4 +779,4 @@ async def test_a_deleted_queue_cancels_its_jobs(mesh: worqr.Mesh) -> None:
         for job in jobs:
             with pytest.raises(worqr.JobCancelled):
                 await job.result(30)
-        assert (await q.info()).due == 0
+        assert (await q.info()).scheduled == 0

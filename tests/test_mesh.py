@@ -59,7 +59,7 @@ async def test_making_a_mesh_does_nothing() -> None:
         ({"patience": 3600}, "patience must be at most 1800 s, not 3600"),
         ({"keepalive": 0.5}, "keepalive must be at least 1 s .* not 0.5"),
         ({"keepalive": 0}, "keepalive must be above 0"),
-        ({"stall_limit": 0}, "stall_limit must be above 0"),
+        ({"block_limit": 0}, "block_limit must be above 0"),
         ({"max_payload": 0}, "max_payload must be a whole number of at least 1, not 0"),
         ({"max_payload": 1.5}, "max_payload must be a whole number"),
         ({"url": 7}, "url must be a str, not int"),

@@ -246,7 +246,7 @@ async def test_jobs_are_listed_by_their_state_page_by_page(mesh: worqr.Mesh) -> 
         await q.enqueue(b"plain")
         expected: dict[Any, list[str | None]] = {
             "waiting": [*(f"waits {n}" for n in range(5)), None],
-            "due": [f"due {n}" for n in range(5)],
+            "scheduled": [f"due {n}" for n in range(5)],
             "blocked": ["runs 0", "runs 1"],
             "active": ["runs 0", "runs 1", None],
         }
@@ -261,12 +261,17 @@ async def test_jobs_are_listed_by_their_state_page_by_page(mesh: worqr.Mesh) -> 
         (one, *_) = await q.jobs(state="active")
         assert one.worker is not None
         assert one.since is not None
-        (first, *_) = await q.jobs(state="due")
+        (first, *_) = await q.jobs(state="scheduled")
         assert first.next_run == first.run_at is not None
-        for state, wrong in (("waiting", first.cursor), ("due", "due"), ("due", "due 7 1 x"), ("due", "due x 1")):
+        for state, wrong in (
+            ("waiting", first.cursor),
+            ("scheduled", "scheduled"),
+            ("scheduled", "scheduled 7 1 x"),
+            ("scheduled", "scheduled x 1"),
+        ):
             with pytest.raises(worqr.UsageError, match=r"after= must be the cursor of an entry of jobs\(state="):
                 await q.jobs(state=state, after=wrong)  # type: ignore[arg-type]
-        with pytest.raises(worqr.UsageError, match="state must be one of 'waiting', 'due', 'blocked', 'active'"):
+        with pytest.raises(worqr.UsageError, match="state must be one of 'waiting', 'scheduled', 'blocked', 'active'"):
             await q.jobs(state="failed")  # type: ignore[arg-type]
         await q.cancel_all()
         held.gate.set()
@@ -307,7 +312,7 @@ async def test_info_counts_what_waits_runs_and_failed(mesh: worqr.Mesh) -> None:
         await held.wait(2)
         await q.pause("to look at it")
         info = await q.info()
-        assert (info.waiting, info.running, info.failed, info.broken, info.due) == (3, 2, 1, 0, 0)
+        assert (info.waiting, info.running, info.failed, info.broken, info.scheduled) == (3, 2, 1, 0, 0)
         assert (info.paused, info.workers, info.name) == ("to look at it", 1, "Q1")
         assert info.counts == {"enqueued": 6, "claimed": 12, "retried": 9, "failed": 1, "paused": 1}
         await q.resume()
@@ -603,7 +608,7 @@ async def test_delete_drops_jobs_with_their_records(mesh: worqr.Mesh, server: Se
             await q.enqueue(b"a", b"b")
             for delay, claim in enumerate(await claims.take(2)):
                 await claim.retry(delay=delay * 60)
-        assert ((await q.info()).waiting, (await q.info()).due) == (1, 1)
+        assert ((await q.info()).waiting, (await q.info()).scheduled) == (1, 1)
         await q.delete()
         left = dump(server.client(), prefix)
         assert not [key for key in left if b":job:" in key or b":twins:" in key or b":due" in key]

@@ -264,7 +264,7 @@ async def test_options_and_types_go_with_each_call(mesh: worqr.Mesh, other: worq
         kept = double.options(id="kept", result_ttl=60, meta={"tenant": "x"}).call(2)
         by_name = mesh.call("Q1", n=3)
         jobs = await mesh.dispatch_many([later, kept, by_name])
-        assert (await jobs[0].status()).state == "due"
+        assert (await jobs[0].status()).state == "scheduled"
         assert await jobs[1].result(timeout=30) == 4
         assert jobs[2].outcome == "created"
         assert (await jobs[0].cancel()).waiting == 1

@@ -112,7 +112,7 @@ class Load:
 
     async def left(self) -> int:
         info = await self.meshes[0].queue("Q1").info()
-        return info.waiting + info.running + info.due
+        return info.waiting + info.running + info.scheduled
 
     def lost(self) -> set[bytes]:
         return self.acknowledged.keys() - self.runs.keys()

@@ -201,7 +201,7 @@ async def test_looking(mesh: worqr.Mesh) -> None:
             await queue.pause("repairs")
         infos = [replace(await queue.info(), name="") for queue in queues]
         assert infos[0] == infos[1]
-        assert (infos[0].waiting, infos[0].due, infos[0].paused) == (12, 4, "repairs")
+        assert (infos[0].waiting, infos[0].scheduled, infos[0].paused) == (12, 4, "repairs")
         assert [set(await queue.tasks()) for queue in queues] == [{b"%d" % n for n in range(12)}] * 2
         assert [len(await queue.tasks(5)) for queue in queues] == [5, 5]
         assert {await queue.peek() for queue in queues} <= {b"%d" % n for n in range(12)}
@@ -211,7 +211,7 @@ async def test_looking(mesh: worqr.Mesh) -> None:
             assert (await queue.info()).paused is None
             await queue.delete()
             assert replace(await queue.info(), counts={}, name="") == replace(
-                infos[0], waiting=0, due=0, paused=None, counts={}
+                infos[0], waiting=0, scheduled=0, paused=None, counts={}
             )
 
 
@@ -432,7 +432,7 @@ async def _serve(
 
 async def _all_idle(queue: worqr.Queue) -> tuple[int, int, int, int]:
     info = await queue.info()
-    return info.waiting, info.due, info.blocked, info.running
+    return info.waiting, info.scheduled, info.blocked, info.running
 
 
 async def test_a_handlers_concurrency_is_that_of_all_shards(mesh: worqr.Mesh, hot: worqr.Queue) -> None:

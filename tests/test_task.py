@@ -192,7 +192,7 @@ def test_a_message_that_was_told_is_clean_and_short() -> None:
     [
         worqr.CancelCount(1, 2, 3),
         worqr.Event("Q1", "finished", 2),
-        worqr.Status("due", run_at=datetime(2030, 1, 1, tzinfo=UTC)),
+        worqr.Status("scheduled", run_at=datetime(2030, 1, 1, tzinfo=UTC)),
         RemoteError("a", "b", "c"),
         worqr.Failed.of("Q1", b"a", {}),
     ],

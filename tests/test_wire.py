@@ -310,7 +310,7 @@ async def test_scripts_are_called_from_the_shell(shell: Shell, mesh: worqr.Mesh,
         said = (await shell(printed + calls)).split()
         assert said[:3] == ["ok", "2", "ok"]
         assert said[3:5] == ["created", "welcome-ada"]
-        assert (await q.tasks(), (await q.info()).due) == ([b"grace@example.org", b"ada@example.org"], 1)
+        assert (await q.tasks(), (await q.info()).scheduled) == ([b"grace@example.org", b"ada@example.org"], 1)
         (run_at,) = dict(server.client().zrange("worqr:{mails}:due", 0, -1, withscores=True)).values()
         seconds, _ = server.client().time()
         assert 0 < run_at / 1000 - seconds < 61
@@ -332,7 +332,7 @@ async def test_the_same_request_of_the_shell_is_done_once(shell: Shell, mesh: wo
     assert said[7:] == said[2:6], "the second one was answered the same"
     async with mesh.connect():
         info = await mesh.queue("mails").info()
-        assert (info.waiting, info.due) == (2, 1)
+        assert (info.waiting, info.scheduled) == (2, 1)
 
 
 # Node
@@ -571,7 +571,7 @@ async def test_references_to_nothing_are_skipped(server: Server, mesh: worqr.Mes
         await eventually(mesh.queue("Q1").running, [])
         push(server, "Q1", *forged, b"b")
         assert await runs.wait(2) == [b"a", b"b"]
-        assert (await job.status()).state == "due"
+        assert (await job.status()).state == "scheduled"
         await job.cancel()
     assert len(runs.tasks) == 2
     left = {key for key in dump(client, "worqr") if b":{Q1}" in key}

@@ -157,14 +157,12 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "duration where",
     ),
     "loop.blocked": _event(
-        WARNING,
-        "the event loop has not turned for over a second; `where` names the code that blocks it",
+        (WARNING, ERROR),
+        "the event loop has not turned for over a second; `where` names the code that blocks it. ERROR: it has not for "
+        "`block_limit`, and this worker sends no more heartbeats",
         "duration where",
     ),
     "loop.turns": _event(WARNING, "the event loop turns again", "duration"),
-    "loop.stalled": _event(
-        ERROR, "the event loop has not turned for `stall_limit`: this worker sends no more heartbeats", "duration where"
-    ),
     # Where handlers run
     "asyncio.stuck": _event(
         ERROR,

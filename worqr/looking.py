@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Listed = Unstarted | Literal["active"]
+Listed = Literal["waiting", "scheduled", "blocked", "active"]
 """The states whose jobs can be listed."""
-LISTED: Final[tuple[str, ...]] = ("waiting", "due", "blocked", "active")
+LISTED: Final[tuple[str, ...]] = ("waiting", "scheduled", "blocked", "active")
 LEAST: Final = 100
 """Places that a request looks at, at least: some may hold nothing."""
 COMPARED: Final = 1000
@@ -75,7 +75,8 @@ async def _page(
         return len(held) == most, [
             (f"{each.worker} {each.claim}", info) for each, info in zip(held, infos, strict=True)
         ]
-    page = await mesh.ask(ops.list_jobs(keys, state, min(max(limit, LEAST), MAX_ITEMS), after=cursor))
+    unstarted: Unstarted = "due" if state == "scheduled" else state
+    page = await mesh.ask(ops.list_jobs(keys, unstarted, min(max(limit, LEAST), MAX_ITEMS), after=cursor))
     return page.more, [(place, None if seen is None else task_info_of(seen)) for place, seen in page.places]
 
 

@@ -77,7 +77,7 @@ class Mesh(Registry, Fleet, Generic[S]):
         patience: seconds a call waits for a server that is away before it raises `Unavailable`.
         keepalive: seconds without a beat after which a worker counts as dead. None: never; dangerous, because the tasks of
             such a worker that dies come back only when somebody evicts it (`evict`).
-        stall_limit: seconds the event loop may be blocked before the peer stops beating and loses its work.
+        block_limit: seconds the event loop may be blocked before the peer stops beating and loses its work.
         max_payload: bytes of the largest task.
         replicas: how many replicas must have a task before an enqueue or a dispatch answers, else `NotReplicated`; 0: none, and
             a failover can lose the last ones.
@@ -104,7 +104,7 @@ class Mesh(Registry, Fleet, Generic[S]):
         app: str = "",
         patience: Seconds = 30,
         keepalive: Seconds | None = 3,
-        stall_limit: Seconds = 15,
+        block_limit: Seconds = 15,
         max_payload: int = 16 * 1024 * 1024,
         replicas: int = 0,
         lifespan: Callable[[], AbstractAsyncContextManager[S]] | None = None,
@@ -122,7 +122,7 @@ class Mesh(Registry, Fleet, Generic[S]):
         self.app = app
         self.patience: float = checked_patience(patience)
         self.keepalive: float | None = None if keepalive is None else checked_keepalive(keepalive)
-        self.stall_limit: float = seconds(stall_limit, "stall_limit", positive=True)
+        self.block_limit: float = seconds(block_limit, "block_limit", positive=True)
         self.max_payload: int = check_count(max_payload, "max_payload")
         self.replicas: int = check_replicas(replicas)
         self.lifespan, self.asyncio_lifespan = lifespan, asyncio_lifespan
@@ -269,7 +269,7 @@ class Mesh(Registry, Fleet, Generic[S]):
             concurrency=check_concurrency(options.get("concurrency", CONCURRENCY)),
             grace=seconds(options.get("grace", GRACE), "grace"),
             keepalive=self.keepalive,
-            stall_limit=self.stall_limit,
+            block_limit=self.block_limit,
             max_payload=self.max_payload,
             schedules=self.declared_schedules,
             threads=check_count(options.get("threads", THREADS), "threads"),
@@ -335,7 +335,8 @@ class Mesh(Registry, Fleet, Generic[S]):
         return [
             i
             for i in infos
-            if i.waiting or i.running or i.due or i.blocked or i.failed or i.broken or i.workers or i.paused is not None
+            if any((i.waiting, i.running, i.scheduled, i.blocked, i.failed, i.broken, i.workers))
+            or i.paused is not None
         ]
 
     # Functions and schedules

@@ -257,7 +257,7 @@ class Queue:
     async def jobs(
         self,
         *,
-        state: Literal["waiting", "due", "blocked", "active"] = "waiting",
+        state: Literal["waiting", "scheduled", "blocked", "active"] = "waiting",
         limit: int = 100,
         after: str = "",
     ) -> list[TaskInfo]:
@@ -267,9 +267,9 @@ class Queue:
         that moves meanwhile may be listed twice, or not at all.
 
         Args:
-            state: ``waiting``: in the order in which they will be taken. ``due``: those whose time is still to come, the next
-                one first. ``blocked``: those that wait until the run of their id ends, by id. ``active``: those that run, by
-                worker. Of several shards one after the other.
+            state: ``waiting``: in the order in which they will be taken. ``scheduled``: those whose time is still to come, the
+                next one first. ``blocked``: those that wait until the run of their id ends, by id. ``active``: those that run,
+                by worker. Of several shards one after the other.
             limit: the size of the page, at most 10,000.
             after: the `cursor` of the last entry of the page before; empty: the first page.
 
@@ -365,7 +365,7 @@ class Queue:
     async def _forget_shards(self, shards: tuple[QueueKeys, ...]) -> None:
         every = [*shards, *(replace(keys, failures=True) for keys in shards)]
         seen = info_of(self.name, await ask_each(self._mesh, every, ops.inspect))
-        if not (seen.workers or seen.running or seen.waiting or seen.due or seen.failed or seen.broken):
+        if not (seen.workers or seen.running or seen.waiting or seen.scheduled or seen.failed or seen.broken):
             await self._mesh.sharding.forget(self.name)
 
     async def _purge(self, keys: QueueKeys) -> None:

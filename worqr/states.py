@@ -24,6 +24,8 @@ nothing is known of it any more.
 
 LIVE: Final[tuple[State, ...]] = ("waiting", "due", "blocked", "active")
 """What a record's field ``state`` may say."""
+SHOWN: Final[Mapping[str, str]] = {"due": "scheduled"}
+"""States that people read by another name than the one that records and scripts have."""
 ENDS: Final[tuple[State, ...]] = ("finished", "failed", "broken", "cancelled", "gone")
 
 By = Literal["producer", "worker", "leader", "operator"]
@@ -90,5 +92,6 @@ def as_table() -> str:
             same.setdefault((transaction.by, before, targets), []).append(f"`{name}`")
     rows = ["| transaction | taken by | from | to |", "|---|---|---|---|"]
     for (by, before, targets), names in same.items():
-        rows.append(f"| {', '.join(names)} | {by} | {before} | {', '.join(targets)} |")
+        shown = [SHOWN.get(state, state) for state in (before, *targets)]
+        rows.append(f"| {', '.join(names)} | {by} | {shown[0]} | {', '.join(shown[1:])} |")
     return "\n".join(rows) + "\n"

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 from worqr.call import Call
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import Glance, Held, Inspected, JobState, QueuesPage, list_queues
+from worqr.states import SHOWN
 from worqr.task import QueueInfo, Status, TaskInfo, WorkerInfo, from_ms
 
 T = TypeVar("T")
@@ -52,7 +53,7 @@ def info_of(name: str, seen: Sequence[Inspected]) -> QueueInfo:
     return QueueInfo(
         name=name,
         waiting=sum(each.waiting for each in seen),
-        due=sum(each.due for each in seen),
+        scheduled=sum(each.due for each in seen),
         blocked=sum(each.blocked for each in seen),
         running=sum(each.running for each in seen),
         failed=sum(each.failed for each in seen),
@@ -68,7 +69,7 @@ def _facts(seen: JobState) -> dict[str, Any]:
     """The fields of a `Status`."""
     run_at = None if seen.run_at_ms is None else from_ms(seen.run_at_ms)
     return {
-        "state": seen.word,
+        "state": SHOWN.get(seen.word, seen.word),
         "worker": seen.worker,
         "since": None if seen.claim is None else from_ms(seen.claim / 1000),
         "run_at": run_at,
@@ -77,7 +78,7 @@ def _facts(seen: JobState) -> dict[str, Any]:
         "failures": seen.failures,
         "attempts": seen.attempts,
         "error": seen.error,
-        "next_run": run_at if seen.word == "due" else None,
+        "next_run": run_at if seen.word == "scheduled" else None,
     }
 
 

@@ -295,7 +295,7 @@ class Status:
     """The state of a task, and what is known of its tries. Of a plain task only `state`, `worker` and `since` are known.
 
     Attributes:
-        state: where it is. ``due``: its time is still to come. ``gone``: nothing is known of it any more.
+        state: where it is. ``scheduled``: its time is still to come. ``gone``: nothing is known of it any more.
         worker: of a running task, the worker that runs it.
         since: of a running task, when this run began, by the server's clock.
         run_at: when it was, or will be, due; None if it has ended.
@@ -305,10 +305,10 @@ class Status:
         attempts: how many tries have begun, the present one among them. Tries that were given back uncounted do not count.
         error: what the last try raised: its type, and the first 500 bytes of its message. A job has it while it waits for its
             next try, during that try, and if it has failed. The traceback is empty here; see ``queue.failed``.
-        next_run: of a job in the state ``due``, when it will be run next, at the earliest; else None.
+        next_run: of a job in the state ``scheduled``, when it will be run next, at the earliest; else None.
     """
 
-    state: Literal["waiting", "due", "blocked", "active", "finished", "failed", "cancelled", "gone"]
+    state: Literal["waiting", "scheduled", "blocked", "active", "finished", "failed", "cancelled", "gone"]
     worker: str | None = None
     since: datetime | None = None
     run_at: datetime | None = None
@@ -346,7 +346,7 @@ class QueueInfo:
 
     name: str
     waiting: int
-    due: int
+    scheduled: int
     blocked: int
     running: int
     failed: int

@@ -42,7 +42,7 @@ async def test_queues_are_listed_with_all_there_is_to_know(beside: Beside, mesh:
         answer = await beside("queues")
         assert answer.err == ""
         header, first, second = answer.lines
-        assert header.split()[:4] == ["queue", "waiting", "due", "blocked"]
+        assert header.split()[:4] == ["queue", "waiting", "scheduled", "blocked"]
         assert first.split() == ["paused", "0", "1", "0", "0", "0", "0", "0", "-", "-", "\\x1b[31mwhy", "[bold]"]
         assert second.split()[:2] == [long, "2"]
         paused, other = (await beside("queues", "--json")).json
@@ -51,7 +51,7 @@ async def test_queues_are_listed_with_all_there_is_to_know(beside: Beside, mesh:
         assert paused == {
             **numbers,
             "name": "paused",
-            "due": 1,
+            "scheduled": 1,
             "paused": "\x1b[31mwhy [bold]",
             "oldest_job": None,
             "unserved": False,
@@ -104,7 +104,7 @@ async def test_workers_are_evicted_by_the_beginning_of_their_ids(beside: Beside,
         assert (await beside("workers", "list", "--json")).json[0]["id"] == peer.id
         again = await beside("workers", "evict", first)
         assert (again.code, again.out) == (1, "")
-        assert again.err.startswith(f"worqr: there is no worker {first!r}: it has left, or was evicted before; did you")
+        assert again.err.startswith(f"worqr: there is no worker {first!r}: it has left, or was evicted before; ")
         nursery.cancel_scope.cancel()
 
 

@@ -217,7 +217,7 @@ def test_a_job_takes_all_options(cli: Command, mesh: worqr.Mesh) -> None:
             return await job.status(), await job.cancel()
 
     status, count = trio.run(look)
-    assert status.state == "due"
+    assert status.state == "scheduled"
     assert count.waiting == 1
 
 

@@ -26,10 +26,10 @@ async def test_one_job_is_shown_while_it_waits_runs_and_after_its_end(beside: Be
         q = mesh.queue("mails")
         job = await q.dispatch(b"a", id="mail-7", result_ttl=60)
         async with serving(mesh, "mails", handler, retry=worqr.RetryPolicy(min_backoff=3600, max_backoff=3600)):
-            await eventually(lambda: state(job), "due")
+            await eventually(lambda: state(job), "scheduled")
             told = dict(line.split(maxsplit=1) for line in (await beside("status", "mails", "mail-7")).lines)
             assert told["error"] == "ValueError: smtp: \\x1b[31mconnection refused"
-            assert (told["state"], told["attempts"], told["failures"]) == ("due", "1", "1")
+            assert (told["state"], told["attempts"], told["failures"]) == ("scheduled", "1", "1")
             assert "next" in told
             (found,) = (await beside("status", "mails", "mail-7", "--json")).json
             assert found["error"] == {"type": "ValueError", "message": "smtp: \x1b[31mconnection refused"}
@@ -105,11 +105,11 @@ async def test_jobs_are_listed_by_state_page_by_page(beside: Beside, mesh: worqr
         header, row = (await beside("jobs", "mails")).lines
         assert header.split() == ["id", "run", "at", "attempts", "error", "task"]
         assert row.split() == ["-", "-", "0", "-", "plain"]
-        answer = await beside("jobs", "mails", "--state", "due", "--limit", "2")
+        answer = await beside("jobs", "mails", "--state", "scheduled", "--limit", "2")
         assert [row.split()[1] for row in answer.lines[1:]] == ["0", "1"]
         cursor = answer.err.partition("--after ")[2].strip().strip("'")
-        (last,) = (await beside("jobs", "mails", "--state", "due", "--after", cursor, "--json")).json
-        assert (last["id"], last["task"], last["state"]) == ("mail 2", "m2", "due")
+        (last,) = (await beside("jobs", "mails", "--state", "scheduled", "--after", cursor, "--json")).json
+        assert (last["id"], last["task"], last["state"]) == ("mail 2", "m2", "scheduled")
         assert last["next_run"] is not None
         assert (
             await beside("jobs", "mails", "--state", "blocked")

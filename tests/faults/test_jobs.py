@@ -62,7 +62,7 @@ async def nothing_left(mesh: worqr.Mesh) -> None:
 
     async def look() -> tuple[int, ...]:
         info, failures = await mesh.queue("Q1").info(), await mesh.queue("Q1").failures.info()
-        of_both = [(each.waiting, each.due, each.blocked, each.running) for each in (info, failures)]
+        of_both = [(each.waiting, each.scheduled, each.blocked, each.running) for each in (info, failures)]
         return len(await mesh.workers()), *of_both[0], *of_both[1]
 
     await eventually(look, (1, *([0] * 8)))
@@ -314,7 +314,7 @@ async def test_a_retry_that_waits_survives_its_worker_and_a_restart_of_the_serve
             await eventually(q.running, [])
             nursery.cancel_scope.cancel()
         own_server.restart()
-        assert (await job.status()).state == "due"
+        assert (await job.status()).state == "scheduled"
         async with mesh.join() as peer, trio.open_nursery() as nursery:
             await nursery.start(partial(peer.serve, "Q1", handler, result_ttl=60))
             assert await job.result(PATIENCE) == "at last"  # type: ignore[comparison-overlap]

@@ -340,7 +340,7 @@ async def test_a_beat_follows_its_slot(cluster: Cluster, link_to: LinkTo) -> Non
         Script("beat", "#!lua\nreturn {'ok', redis.call('INCR', KEYS[1])}"), "{worqr}", ("{worqr}:beat",), (), str
     )
     heart = link.heart(
-        make=lambda _number, _turning: call, replied=beats.append, every=0.1, stall_limit=60, describe=lambda: ""
+        make=lambda _number, _turning: call, replied=beats.append, every=0.1, block_limit=60, describe=lambda: ""
     )
     heart.start()
     await until(lambda: len(beats) > 2)

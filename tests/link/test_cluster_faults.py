@@ -400,7 +400,7 @@ async def test_a_beat_that_is_redirected_has_the_nodes_asked(
     monkeypatch.setattr(ShardRoute, "doubt", lambda self: doubted.set() or doubt(self))
     call, beats = Call(ECHO_CALL.script, "{worqr}", ("{worqr}:beat",), ("a",), str), list[str]()
     heart = link.heart(
-        make=lambda _number, _turning: call, replied=beats.append, every=0.05, stall_limit=60, describe=lambda: ""
+        make=lambda _number, _turning: call, replied=beats.append, every=0.05, block_limit=60, describe=lambda: ""
     )
     heart.start()
     await until(lambda: beats)

@@ -57,19 +57,19 @@ async def test_endless_patience_is_no_overflow(link_to: LinkTo, own_server: Serv
 async def test_stopped_hearts_are_forgotten(link_to: LinkTo, server: Server) -> None:
     link = await link_to(server.url)
     for _ in range(5):
-        heart = link.heart(make=lambda *_: echo("a"), replied=str, every=1, stall_limit=60, describe=str)
+        heart = link.heart(make=lambda *_: echo("a"), replied=str, every=1, block_limit=60, describe=str)
         heart.start()
         heart.stop()
     assert len(link._hearts) == 1
     link.close()
     with pytest.raises(Unavailable, match="closed"):
-        link.heart(make=lambda *_: echo("a"), replied=str, every=1, stall_limit=60, describe=str)
+        link.heart(make=lambda *_: echo("a"), replied=str, every=1, block_limit=60, describe=str)
 
 
 async def test_connections_are_named_after_the_application(link_to: LinkTo, server: Server) -> None:
     link = await link_to(server.url)
     await link.subscriptions.open(["a"], lambda *_: None, lambda: None).wait_confirmed()
-    heart = link.heart(make=lambda n, turning: echo("a"), replied=lambda _: None, every=1, stall_limit=60, describe=str)
+    heart = link.heart(make=lambda n, turning: echo("a"), replied=lambda _: None, every=1, block_limit=60, describe=str)
     heart.start()
     with server.client() as client:
         names = {"worqr:test:data", "worqr:test:subscribe", "worqr:test:beat"}
@@ -89,7 +89,7 @@ async def test_a_database_of_its_own(link_to: LinkTo, server: Server, prefix: st
 async def test_the_end_is_prompt_and_told_to_all_who_wait(link_to: LinkTo, proxy: FaultProxy) -> None:
     link = await link_to(proxy.url)
     await link.subscriptions.open(["a"], lambda *_: None, lambda: None).wait_confirmed()
-    heart = link.heart(make=lambda n, turning: echo("a"), replied=lambda _: None, every=1, stall_limit=60, describe=str)
+    heart = link.heart(make=lambda n, turning: echo("a"), replied=lambda _: None, every=1, block_limit=60, describe=str)
     heart.start()
     proxy.blackhole()
     fates: list[bool | None] = []

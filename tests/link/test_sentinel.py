@@ -159,7 +159,7 @@ async def test_every_connection_goes_to_a_new_primary_at_once(
     confirmed: list[int] = []
     link.subscriptions.open(("channel",), lambda *_: None, lambda: confirmed.append(1))
     heart = link.heart(
-        make=lambda n, _turning: echo(str(n)), replied=lambda _: None, every=0.2, stall_limit=ENDLESS, describe=str
+        make=lambda n, _turning: echo(str(n)), replied=lambda _: None, every=0.2, block_limit=ENDLESS, describe=str
     )
     heart.start()
     await until(lambda: confirmed and heart.acked_at)

@@ -87,7 +87,7 @@ async def test_jobs_that_come_due_together_run_in_the_order_of_their_times(mesh:
                 break
             await q.delete()  # it took so long here that some were due at once
             ahead *= 2
-        assert (await q.info()).due == 9
+        assert (await q.info()).scheduled == 9
         await trio.sleep(max(0, (soon - datetime.now(UTC)).total_seconds()) + 0.02)
         async with serving(mesh, "Q1", runs, room=1):
             assert await runs.wait(9) == [b"%d" % n for n in range(1, 10)]
@@ -208,7 +208,7 @@ async def test_a_periodic_job_dispatches_its_own_id(mesh: worqr.Mesh) -> None:
         await mesh.queue("Q1").dispatch(b"a", id="tick")
         await runs.wait(6)
         await eventually(mesh.queue("Q1").running, [])
-        assert (await mesh.queue("Q1").info()).due == 0
+        assert (await mesh.queue("Q1").info()).scheduled == 0
 
 
 # Nobody there, hints lost, leaders gone
@@ -220,7 +220,7 @@ async def test_what_came_due_while_nobody_was_there_runs_at_once(mesh: worqr.Mes
     async with mesh.connect():
         await mesh.queue("Q1").dispatch(b"a", delay=0.1)
         await trio.sleep(0.2)
-        assert (await mesh.queue("Q1").info()).due == 1
+        assert (await mesh.queue("Q1").info()).scheduled == 1
         async with serving(mesh, "Q1", runs):
             await runs.wait(1)
             await eventually(mesh.queue("Q1").running, [])

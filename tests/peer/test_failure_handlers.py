@@ -57,7 +57,7 @@ async def told_by(
 
 async def empty(q: worqr.Queue) -> tuple[int, ...]:
     info = await q.failures.info()
-    return info.waiting, info.due, info.running
+    return info.waiting, info.scheduled, info.running
 
 
 # What is told
@@ -399,7 +399,7 @@ async def test_it_is_told_of_what_failed_before_anybody_served_it(mesh: worqr.Me
         async with told_by(mesh, failing, first):
             await q.dispatch(b"a", id="x")
             await first.wait(1)
-        assert (await q.failures.info()).due == 1
+        assert (await q.failures.info()).scheduled == 1
         async with told_by(other, failing, second):
             await second.wait(1)
             assert second.records == first.records

@@ -244,7 +244,7 @@ async def test_a_job_that_waits_for_its_next_try_says_why_and_when(mesh: worqr.M
         job = await mesh.queue("Q1").dispatch(b"a")
         before = await job.status()
         assert before.error is None
-        await eventually(partial(state, job), "due")
+        await eventually(partial(state, job), "scheduled")
         status = await job.status()
         assert (status.failures, status.attempts) == (1, 1)
         assert status.error is not None
@@ -410,10 +410,10 @@ async def test_a_result_that_does_not_come_says_where_the_job_is(mesh: worqr.Mes
             assert await job.result(30) is None
         async with serving(other, "shop.sned", fail):
             job = await q.dispatch(b"a", id="x", result_ttl=60)
-            await eventually(lambda: state(job), "due")
+            await eventually(lambda: state(job), "scheduled")
             text, *facts = await late(job)
-            assert facts == ["due", 0, 1]
-            assert text.startswith("its state is 'due'; its last try raised ")
+            assert facts == ["scheduled", 0, 1]
+            assert text.startswith("its state is 'scheduled'; its last try raised ")
         await job.cancel()
 
 

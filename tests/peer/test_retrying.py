@@ -78,7 +78,7 @@ async def test_the_backoff_is_doubled_up_to_its_maximum_and_the_tenth_failure_is
             after = server_time(server)
             status = await job.status()
             if run < 10:
-                assert status.state == "due" and status.run_at is not None and status.failures == run
+                assert status.state == "scheduled" and status.run_at is not None and status.failures == run
                 wait, ms = timedelta(seconds=[2, 4, 8, 16, 32, 64, 128, 256, 300][run - 1]), timedelta(milliseconds=1)
                 assert before - ms <= status.run_at - wait <= after + ms
                 await q.dispatch(b"", id="x", update=Update(data=False))  # now, with its counts as they are
@@ -347,7 +347,7 @@ async def test_a_plain_handler_raises_the_same_words(mesh: worqr.Mesh, error: Ex
 
 @pytest.mark.parametrize(
     ("error", "state", "failures"),
-    [(Retry(delay=60), "due", 1), (Retry(delay=0, counted=False), "waiting", 0), (ValueError(), "due", 1)],
+    [(Retry(delay=60), "scheduled", 1), (Retry(delay=0, counted=False), "waiting", 0), (ValueError(), "scheduled", 1)],
 )
 async def test_the_block_of_a_claim_that_raises_is_settled_by_the_policy(
     mesh: worqr.Mesh, error: Exception, state: str, failures: int
@@ -423,7 +423,7 @@ async def test_a_dispatch_onto_a_job_that_failed_resets_its_counts_as_it_says(
     async with mesh.connect(), serving(mesh, "Q1", handler, retry=RetryPolicy(min_backoff=60)):
         q = mesh.queue("Q1")
         job = await q.dispatch(b"old", id="x")
-        await eventually(lambda: state(job), "due")
+        await eventually(lambda: state(job), "scheduled")
         await q.dispatch(b"new", id="x", update=update)
         await handler.wait(2)
         await eventually(q.running, [])

@@ -90,7 +90,7 @@ async def test_whatever_is_dispatched_an_id_runs_once_at_a_time(mesh: worqr.Mesh
 
         async def idle() -> tuple[int, ...]:
             info = await q.info()
-            return info.waiting, info.due, info.blocked, info.running
+            return info.waiting, info.scheduled, info.blocked, info.running
 
         async with serving(mesh, "Q1", handler, retry=quick, keep_failed=0):
             await eventually(idle, (0, 0, 0, 0))
@@ -129,7 +129,7 @@ async def test_a_twin_with_a_delay_waits_for_both(mesh: worqr.Mesh) -> None:
         start = trio.current_time()
         twin = await q.dispatch(b"b", id="x", delay=2)
         twins.gate.set()
-        await eventually(lambda: state(twin), "due")
+        await eventually(lambda: state(twin), "scheduled")
         await twins.wait(2)
         assert 2 <= trio.current_time() - start < 20
         await eventually(q.running, [])
@@ -175,7 +175,7 @@ async def test_a_twin_runs_as_soon_as_the_run_ends_by_itself(
         assert (twins.tasks, twins.contexts[1].attempt) == ([b"a", runs_next], 1)
         assert twins.contexts[1].meta == {"n": "2"}
         info = await q.info()
-        assert (info.waiting, info.due, info.blocked) == (0, 0, 0)
+        assert (info.waiting, info.scheduled, info.blocked) == (0, 0, 0)
         if isinstance(ends, Retry):
             assert await job.result(0) == runs_next  # it never ended: it was merged with its twin
         elif ends is None:
@@ -201,7 +201,7 @@ async def test_a_twin_runs_as_soon_as_the_run_is_cancelled_by_its_peer_leaving(
             assert await runs.wait(1) == [b"b"]
             await eventually(q.running, [])
         info = await q.info()
-        assert (info.waiting, info.due, info.blocked) == (0, 0, 0)
+        assert (info.waiting, info.scheduled, info.blocked) == (0, 0, 0)
 
 
 async def test_a_twin_runs_as_soon_as_the_run_has_timed_out(mesh: worqr.Mesh) -> None:
@@ -233,7 +233,7 @@ async def test_a_twin_runs_as_soon_as_the_worker_of_the_run_is_swept(
         await eventually(q.running, [])
         assert twins.contexts[1].stalls == (0 if last else 1)
         info = await q.info()
-        assert (info.waiting, info.due, info.blocked, info.counts.get("failed", 0)) == (0, 0, 0, int(last))
+        assert (info.waiting, info.scheduled, info.blocked, info.counts.get("failed", 0)) == (0, 0, 0, int(last))
 
 
 async def test_a_twin_of_a_run_that_is_cancelled_is_cancelled_with_it_but_a_later_one_is_not(
@@ -283,7 +283,7 @@ async def merged(
             assert (await q.dispatch(id="x", **twin)).outcome == "blocked"
         await (retry(claim) if retry else claim.retry(delay=3600))
         status = await job.status()
-        assert status.state in {"due", "waiting"}
+        assert status.state in {"scheduled", "waiting"}
         await q.dispatch(b"", id="x", update=Update(data=False))  # now
         async with at_most():
             (claim,) = await claims.take(1)
@@ -308,7 +308,7 @@ async def test_by_default_a_twin_replaces_all_but_the_policy(mesh: worqr.Mesh) -
 async def test_a_twin_that_keeps_everything_changes_nothing(mesh: worqr.Mesh) -> None:
     claim, status = await merged(mesh, {"task": b"b", "meta": {"n": "b"}, "update": Update(data=False, run_at=False)})
     assert (claim.task, claim.meta, claim.failures) == (b"a", {"n": "a"}, 2)
-    assert status.state == "due" and abs(due_in(status) - 3600) < 10
+    assert status.state == "scheduled" and abs(due_in(status) - 3600) < 10
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ async def test_a_twin_moves_the_due_time_as_its_flag_says(
     mesh: worqr.Mesh, flag: Any, asked: float, wanted: float
 ) -> None:
     _, status = await merged(mesh, {"task": b"b", "delay": asked, "update": Update(run_at=flag)})
-    assert status.state == "due" and abs(due_in(status) - wanted) < 10
+    assert status.state == "scheduled" and abs(due_in(status) - wanted) < 10
 
 
 @pytest.mark.parametrize(("counts", "failures"), [(True, 0), (False, 2), (None, 0)])
@@ -366,4 +366,4 @@ async def test_a_later_dispatch_onto_a_blocked_job_says_what_the_first_did_not(m
 async def test_a_twin_is_merged_with_a_run_that_is_stopped(mesh: worqr.Mesh) -> None:
     claim, status = await merged(mesh, {"task": b"b", "delay": 60}, retry=lambda claim: claim.stop())
     assert claim.task == b"b"
-    assert status.state == "due" and abs(due_in(status) - 60) < 10
+    assert status.state == "scheduled" and abs(due_in(status) - 60) < 10

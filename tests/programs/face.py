@@ -151,7 +151,7 @@ def run() -> None:
 
 async def looking() -> None:
     queue = mesh.queue("mails")
-    for task in await queue.jobs(state="due", limit=10, after=""):
+    for task in await queue.jobs(state="scheduled", limit=10, after=""):
         assert_type(task, worqr.TaskInfo)
         assert_type(task.id, str | None)
         assert_type(task.error, worqr.RemoteError | None)

@@ -85,7 +85,7 @@ async def test_two_meshes_have_two_benches_and_two_clocks(mesh: worqr.Mesh, serv
             await each.queue("Q1").dispatch(b"T1", delay=60)
         await bench.advance(60)
         assert (await mesh.queue("Q1").info()).waiting == 1
-        assert (await other.queue("Q1").info()).due == 1
+        assert (await other.queue("Q1").info()).scheduled == 1
 
 
 async def test_a_mesh_that_is_taken_already_is_refused(mesh: worqr.Mesh, server: Server) -> None:

@@ -88,7 +88,7 @@ async def test_keys_of_a_bench_do_not_move_the_clock_of_others(server: Server, p
             info = await mesh.queue("Q1").info()
             await mesh.queue("Q1").delete()
         client.delete(f"{{{prefix}}}:clock")
-    assert (info.due, info.waiting) == (1, 0)
+    assert (info.scheduled, info.waiting) == (1, 0)
 
 
 # What goes by it

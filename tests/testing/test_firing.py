@@ -172,7 +172,7 @@ async def test_the_mesh_says_what_fired_and_what_comes(
 async def test_running_what_is_due_fires_nothing(bench: testing.Bench, mesh: worqr.Mesh, reports: Reports) -> None:
     mesh.every(HOUR, reports.function.call())
     await reports.function.options(delay=DAY).dispatch("us")
-    assert (await bench.run_until_empty(due=True)).finished == 1
+    assert (await bench.run_until_empty(scheduled=True)).finished == 1
     assert reports.moments == [None]
     await bench.advance(HOUR)
     assert (await bench.run_until_empty()).finished == 1

@@ -49,7 +49,7 @@ def failing(mesh: worqr.Mesh, **options: Any) -> worqr.Function[[str], None]:
 async def test_an_empty_mesh_is_empty(bench: testing.Bench, mesh: worqr.Mesh) -> None:
     assert await bench.run_until_empty() == Summary(0, 0, 0, 0)
     failing(mesh)
-    assert await bench.run_until_empty(due=True) == Summary(0, 0, 0, 0)
+    assert await bench.run_until_empty(scheduled=True) == Summary(0, 0, 0, 0)
 
 
 async def test_everything_runs_also_what_handlers_enqueue(bench: testing.Bench, mesh: worqr.Mesh) -> None:
@@ -314,7 +314,7 @@ async def test_retry_is_no_error(bench: testing.Bench, mesh: worqr.Mesh, what: s
     fail = failing(mesh)
     await fail.enqueue(what)
     assert await bench.run_until_empty() == Summary(0, 0, 1, 0)
-    assert (await fail.queue.info()).due == 1
+    assert (await fail.queue.info()).scheduled == 1
 
 
 async def test_the_last_retry_is_an_error(bench: testing.Bench, mesh: worqr.Mesh) -> None:
@@ -322,7 +322,7 @@ async def test_the_last_retry_is_an_error(bench: testing.Bench, mesh: worqr.Mesh
     await fail.enqueue("later")
     assert await bench.run_until_empty() == Summary(0, 0, 1, 0)
     with pytest.raises(worqr.Retry, match="not yet"):
-        await bench.run_until_empty(due=True)
+        await bench.run_until_empty(scheduled=True)
     assert len(await fail.queue.failed.list()) == 1
 
 
@@ -401,7 +401,7 @@ async def test_what_is_due_later_stays(bench: testing.Bench, mesh: worqr.Mesh) -
     await fail.enqueue("value")
     assert await bench.run_until_empty(raise_errors=False) == Summary(0, 0, 1, 0)
     assert await bench.run_until_empty(raise_errors=False) == Summary(0, 0, 0, 0)
-    assert (await fail.queue.info()).due == 1
+    assert (await fail.queue.info()).scheduled == 1
 
 
 async def test_the_clock_stands_still_while_it_runs(bench: testing.Bench, mesh: worqr.Mesh) -> None:
@@ -437,7 +437,7 @@ async def test_with_due_everything_ends(bench: testing.Bench, mesh: worqr.Mesh) 
         return "done"
 
     job = await third.options(delay=3600).dispatch()
-    assert await bench.run_until_empty(due=True, raise_errors=False) == Summary(1, 0, 2, 0)
+    assert await bench.run_until_empty(scheduled=True, raise_errors=False) == Summary(1, 0, 2, 0)
     assert attempts == [1, 2, 3]
     assert await job.result() == "done"
 
@@ -446,9 +446,9 @@ async def test_with_due_an_error_ends_the_run_at_its_first_try(bench: testing.Be
     fail = failing(mesh)
     await fail.options(delay=60).dispatch("value")
     with pytest.raises(ValueError, match="on purpose"):
-        await bench.run_until_empty(due=True)
-    assert (await fail.queue.info()).due == 1
-    summary = await bench.run_until_empty(due=True, raise_errors=False)
+        await bench.run_until_empty(scheduled=True)
+    assert (await fail.queue.info()).scheduled == 1
+    summary = await bench.run_until_empty(scheduled=True, raise_errors=False)
     assert summary == Summary(finished=0, failed=1, retried=8, cancelled=0)
 
 
@@ -461,7 +461,7 @@ async def test_with_due_jobs_run_in_the_order_of_their_times(bench: testing.Benc
 
     for n in (3, 1, 2):
         await note.options(delay=n * 3600).dispatch(n)
-    assert (await bench.run_until_empty(due=True)).finished == 3
+    assert (await bench.run_until_empty(scheduled=True)).finished == 3
     assert seen == [1, 2, 3]
 
 
@@ -476,7 +476,7 @@ async def test_what_is_due_again_and_again_ends_with_an_error(
 
     await again.enqueue()
     with pytest.raises(worqr.UsageError, match="after 5 due times"):
-        await bench.run_until_empty(due=True)
+        await bench.run_until_empty(scheduled=True)
 
 
 # What does not count
@@ -487,7 +487,7 @@ async def test_what_nobody_serves_does_not_count(bench: testing.Bench, mesh: wor
     await mesh.enqueue_many([mesh.call("elsewhere", n=1)])
     await mesh.queue("elsewhere").dispatch(b"T1", delay=60)
     with trio.fail_after(30):
-        assert await bench.run_until_empty(due=True) == Summary(0, 0, 0, 0)
+        assert await bench.run_until_empty(scheduled=True) == Summary(0, 0, 0, 0)
     assert await mesh.queue("elsewhere").count() == 1
 
 
@@ -497,7 +497,7 @@ async def test_a_paused_queue_does_not_count(bench: testing.Bench, mesh: worqr.M
     await fail.options(delay=60).dispatch("value")
     await fail.queue.pause("for the test")
     with trio.fail_after(30):
-        assert await bench.run_until_empty(due=True) == Summary(0, 0, 0, 0)
+        assert await bench.run_until_empty(scheduled=True) == Summary(0, 0, 0, 0)
     await fail.queue.resume()
     with pytest.raises(ValueError, match="on purpose"):
         await bench.run_until_empty()
@@ -558,7 +558,7 @@ async def test_peers_of_the_test_are_waited_for(bench: testing.Bench, mesh: worq
         await queue.enqueue(*[b"%d" % n for n in range(10)])
         await queue.dispatch(b"later", delay=60)
         await queue.resume()
-        await bench.run_until_empty(due=True)
+        await bench.run_until_empty(scheduled=True)
         nursery.cancel_scope.cancel()
     assert sorted(seen) == sorted([*[b"%d" % n for n in range(10)], b"later"])
 

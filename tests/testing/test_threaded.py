@@ -123,7 +123,7 @@ def test_the_clock_is_moved(run: Run, shop: Shop) -> None:
             assert (await bench.run_until_empty()).finished == 1
             assert shop.tidied == 1
             await shop.note.options(delay=60).dispatch(2)
-            assert (await bench.run_until_empty(due=True)).finished == 1
+            assert (await bench.run_until_empty(scheduled=True)).finished == 1
 
     run(main)
 
@@ -262,7 +262,7 @@ def test_a_blocking_bench_does_the_same(shop: Shop) -> None:
         assert bench.run_until_empty(only=["note"]).finished == 1
         assert bench.run_until_empty().finished == 1  # which the schedule has enqueued
         shop.note.blocking.options(delay=60).dispatch(2)
-        assert bench.run_until_empty(due=True).finished == 1
+        assert bench.run_until_empty(scheduled=True).finished == 1
         shop.fail.blocking.enqueue("on purpose")
         with pytest.raises(ValueError, match="on purpose"):
             bench.run_until_empty()

@@ -37,7 +37,7 @@ def queues(*, json: Json = False, where: Where = HERE) -> None:
         header = (
             "queue",
             "waiting",
-            "due",
+            "scheduled",
             "blocked",
             "running",
             "failed",
@@ -51,7 +51,7 @@ def queues(*, json: Json = False, where: Where = HERE) -> None:
 
 
 def _queue_row(info: QueueInfo) -> tuple[object, ...]:
-    counts = (info.waiting, info.due, info.blocked, info.running, info.failed, info.broken, info.workers)
+    counts = (info.waiting, info.scheduled, info.blocked, info.running, info.failed, info.broken, info.workers)
     oldest = "-" if info.oldest_job is None else f"{info.oldest_job:.1f} s"
     return (
         info.name,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from worqr.mesh import Mesh
     from worqr.task import RemoteError, Status, TaskInfo
 
-State = Literal["waiting", "due", "blocked", "active"]
+State = Literal["waiting", "scheduled", "blocked", "active"]
 
 
 def status(queue: str, id: str, /, *, json: Json = False, where: Where = HERE) -> None:

@@ -7,7 +7,7 @@ Each `every` seconds a beat is sent, also while answers to earlier ones are stil
 is overloaded, the keepalive key is renewed as often as on a fast one. A connection on which a beat has waited `timeout` seconds
 for its answer is given up, and the next beat goes out on a new one at once.
 
-Every half of `every` (at most 0.5 s) the thread looks at the loop. One that has not turned for `stall_limit` gets no beats any
+Every half of `every` (at most 0.5 s) the thread looks at the loop. One that has not turned for `block_limit` gets no beats any
 more: a wedged peer must lose its work.
 
 Nothing here logs: a handler that blocks would stop the beat. Lines go to the scribe, after the beat was sent. A beat
@@ -90,7 +90,7 @@ class Heart(Generic[R]):
         make: Callable[[int, bool], Call[R]],
         replied: Callable[[R], None],
         every: float,
-        stall_limit: float,
+        block_limit: float,
         describe: Callable[[], str],
         timeout: float = 1.5,
         scribe: Scribe | None = None,
@@ -110,7 +110,7 @@ class Heart(Generic[R]):
         self._timeout = timeout
         self._scribe = scribe or Scribe()
         self._own_scribe = scribe is None
-        self._loop = LoopWatch(mailbox, describe, stall_limit)
+        self._loop = LoopWatch(mailbox, describe, block_limit)
         self._wire: Wire | None = None
         self._sent: deque[_Sent[R]] = deque()
         self._next_beat = self._looked = time.monotonic()  # at the clock, while an answer is awaited
@@ -309,8 +309,8 @@ class Heart(Generic[R]):
             self._route.doubt()
 
     def _tell(self) -> None:
-        for event, text, seconds, where in self._loop.lines():
+        for event, text, seconds, where, level in self._loop.lines():
             if where is None:
                 self._scribe.emit(logger, event, text, duration=seconds)
             else:
-                self._scribe.emit(logger, event, text, duration=seconds, where=where)
+                self._scribe.emit(logger, event, text, level=level, duration=seconds, where=where)

@@ -256,7 +256,7 @@ class Link:
         make: Callable[[int, bool], Call[R]],
         replied: Callable[[R], None],
         every: float,
-        stall_limit: float,
+        block_limit: float,
         describe: Callable[[], str],
         timeout: float = 1.5,
     ) -> Heart[R]:
@@ -268,7 +268,7 @@ class Link:
             make=make,
             replied=replied,
             every=every,
-            stall_limit=stall_limit,
+            block_limit=block_limit,
             describe=describe,
             timeout=timeout,
             scribe=self._scribe,

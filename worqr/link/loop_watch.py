@@ -1,6 +1,6 @@
 """Does the event loop turn? It answers ticks; another thread looks how long the last one has waited. No sockets, no threads.
 
-A loop that has not run a tick for over a second is named in the log, with what it is busy with; one that has not for the stall
+A loop that has not run a tick for over a second is named in the log, with what it is busy with; one that has not for the block
 limit counts as stalled. When the watching thread itself was kept from running (a frozen process, a C call that holds the GIL),
 that time is not held against the loop.
 
@@ -9,17 +9,26 @@ Nothing here logs: a handler that blocks would stop the keepalive. Lines are col
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from worqr.link.mailbox import Mailbox
 
 _TURNING = 1.0  # a loop that answers within this turns
 _LATE = 1.0  # seconds; we ourselves did not run for so long
 
-Line = tuple[str, str, float, str | None]
-"""An event of the log, its text, the seconds that it took, and the code that the loop is busy with; None: with none."""
+
+class Line(NamedTuple):
+    """A line for the log: the arguments of `emit`."""
+
+    event: str
+    text: str
+    seconds: float
+    where: str | None = None
+    level: int | None = None
 
 
 class LoopWatch:
@@ -27,15 +36,15 @@ class LoopWatch:
 
     Attributes:
         turning: the last tick was answered, or has not waited for long.
-        stalled: it has waited for longer than the stall limit.
+        stalled: it has waited for longer than the block limit.
     """
 
-    def __init__(self, mailbox: Mailbox, describe: Callable[[], str], stall_limit: float) -> None:
+    def __init__(self, mailbox: Mailbox, describe: Callable[[], str], block_limit: float) -> None:
         self.turning: bool = True
         self.stalled: bool = False
         self._mailbox = mailbox
         self._describe = describe
-        self._stall_limit = stall_limit
+        self._block_limit = block_limit
         self._asked = 0  # changed only by the thread
         self._asked_at = 0.0
         self._answered = 0  # changed only in the loop, like:
@@ -61,18 +70,19 @@ class LoopWatch:
                     "thread, as the handlers do that are declared with a plain def",
                     waited,
                 )
-            if waited > self._stall_limit and not self.stalled:
+            if waited > self._block_limit and not self.stalled:
                 self.stalled = True
                 self._line(
-                    "loop.stalled",
+                    "loop.blocked",
                     "the event loop has not turned for %(duration).1f s, and this worker sends no heartbeats until it does: "
                     "it is busy with %(where)s",
                     waited,
+                    logging.ERROR,
                 )
             return
         if self._blocked_since is not None:
             gone = now - self._blocked_since
-            self._lines.append(("loop.turns", "the event loop turns again, after %(duration).1f s", gone, None))
+            self._lines.append(Line("loop.turns", "the event loop turns again, after %(duration).1f s", gone))
         self.turning, self.stalled, self._blocked_since = True, False, None
         self._asked += 1
         self._asked_at = now
@@ -92,12 +102,12 @@ class LoopWatch:
         lines, self._lines = self._lines, []
         return lines
 
-    def _line(self, event: str, text: str, seconds: float) -> None:
+    def _line(self, event: str, text: str, seconds: float, level: int | None = None) -> None:
         try:
             where = self._describe()
         except Exception as exc:
             where = f"(unknown: {type(exc).__name__})"
-        self._lines.append((event, text, seconds, where))
+        self._lines.append(Line(event, text, seconds, where, level))
 
     def _tick(self, number: int) -> None:
         """In the loop: it turns."""

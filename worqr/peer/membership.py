@@ -143,7 +143,7 @@ class Membership:
             replied=lambda beat: self._beat(registration, beat),
             every=BEAT_EVERY if self._keepalive is None else min(BEAT_EVERY, self._keepalive / 3),
             timeout=answer_timeout(self._keepalive),
-            stall_limit=peer.stall_limit,
+            block_limit=peer.block_limit,
             describe=peer.describe_running,
         )
 

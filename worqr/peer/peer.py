@@ -113,8 +113,8 @@ class Peer(Serving):
         return self.settings.app
 
     @property
-    def stall_limit(self) -> float:
-        return self.settings.stall_limit
+    def block_limit(self) -> float:
+        return self.settings.block_limit
 
     def set_concurrency(self, n: int | Literal["auto"]) -> None:
         """Change how many units of work the peer holds at once; with fewer, what runs goes on."""
@@ -135,7 +135,7 @@ class Peer(Serving):
             deaf = [s.queue for s in self._stations if s.entered and not s.listening]
             why = f"not subscribed to queue {deaf[0]!r}" if deaf else ""
         return Health(
-            alive=lag < self.settings.stall_limit,
+            alive=lag < self.settings.block_limit,
             ready=not why,
             why=why,
             running=self.capacity.running,

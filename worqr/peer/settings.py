@@ -30,7 +30,7 @@ class PeerSettings:
     concurrency: int | Literal["auto"]
     grace: float
     keepalive: float | None
-    stall_limit: float
+    block_limit: float
     max_payload: int
     schedules: Mapping[str, Definition]
     stuck_after: float = 30.0

@@ -66,7 +66,7 @@ class Bench:
         return self._sent.calls(fn)
 
     async def run_until_empty(
-        self, *, due: bool = False, raise_errors: bool = True, **options: Unpack[JoinOptions]
+        self, *, scheduled: bool = False, raise_errors: bool = True, **options: Unpack[JoinOptions]
     ) -> Summary:
         """Join as a peer that serves all functions of the mesh, run until nothing waits or runs any more, and leave.
 
@@ -74,8 +74,8 @@ class Bench:
         Queues that nobody serves, and paused ones, do not count; those that peers of the test serve do.
 
         Args:
-            due: run what is due later as well: when nothing waits any more the clock is moved to the next due time, again and
-                again until nothing is due. Schedules do not fire by that.
+            scheduled: run what is scheduled for later as well: when nothing waits, the clock is moved to the next due time, until
+                nothing is scheduled. Schedules do not fire by that.
             raise_errors: raise what handlers raised, unless it is `Retry`: when nothing waits or runs any more, and before the
                 clock is moved, so that an error ends the run at its first try. Several errors are an ExceptionGroup. A run
                 that took too long is a TimeoutError. False: errors are only counted.
@@ -94,7 +94,7 @@ class Bench:
         """
         self._errors.clear()
         run = Run(self._mesh, self._clock, self._firing, options)
-        summary = await run.until_empty(due=due, enough=lambda: raise_errors and bool(self._errors))
+        summary = await run.until_empty(scheduled=scheduled, enough=lambda: raise_errors and bool(self._errors))
         if raise_errors:
             self._raise_errors()
         return summary

@@ -81,13 +81,13 @@ class Run:
         self._peer: Peer | None = None
         self._stack = AsyncExitStack()
 
-    async def until_empty(self, *, due: bool, enough: Callable[[], bool]) -> Summary:
-        """Run until nothing waits or runs; with `due`, move the clock on and on until nothing is due, or it is `enough`."""
+    async def until_empty(self, *, scheduled: bool, enough: Callable[[], bool]) -> Summary:
+        """Run until nothing waits or runs; with `scheduled`, move the clock on until nothing is scheduled, or it is `enough`."""
         await self._note_foreign()
         before = after = await look(self._mesh)
-        if any(_has_work(each, due=due) for each in before.values()):
+        if any(_has_work(each, scheduled=scheduled) for each in before.values()):
             async with self._clock.stopped(), self._stack:
-                after = await self._steps(due=due, enough=enough)
+                after = await self._steps(scheduled=scheduled, enough=enough)
         return _summary(before, after)
 
     async def _note_foreign(self) -> None:
@@ -98,7 +98,7 @@ class Run:
         for name in names:
             self._mesh.link_to(name)
 
-    async def _steps(self, *, due: bool, enough: Callable[[], bool]) -> Seen:
+    async def _steps(self, *, scheduled: bool, enough: Callable[[], bool]) -> Seen:
         for _ in range(MOST_STEPS):
             seen = await self._until_quiet()
             if enough():
@@ -107,7 +107,7 @@ class Run:
                 continue
             times = [each.next_in_ms for name, each in seen.items() if self._is_served(name, each)]
             later = [ms for ms in times if ms is not None]
-            if not due or not later:
+            if not scheduled or not later:
                 return seen
             await self._clock.move(min(later))
         raise UsageError(
@@ -178,9 +178,9 @@ async def promote(mesh: Mesh[Any], seen: Seen) -> bool:
     return bool(ready)
 
 
-def _has_work(queue: Inspected, *, due: bool) -> bool:
+def _has_work(queue: Inspected, *, scheduled: bool) -> bool:
     later = queue.next_in_ms
-    return queue.waiting > 0 or queue.running > 0 or (later is not None and (due or later <= SOON_MS))
+    return queue.waiting > 0 or queue.running > 0 or (later is not None and (scheduled or later <= SOON_MS))
 
 
 def _summary(before: Seen, after: Seen) -> Summary:

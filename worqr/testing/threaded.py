@@ -137,10 +137,12 @@ class AsyncioBench(Bench):
         self._sent = thread.bench._sent
 
     async def run_until_empty(
-        self, *, due: bool = False, raise_errors: bool = True, **options: Unpack[JoinOptions]
+        self, *, scheduled: bool = False, raise_errors: bool = True, **options: Unpack[JoinOptions]
     ) -> Summary:
         """As `Bench.run_until_empty`."""
-        return await self._ask(lambda bench: bench.run_until_empty(due=due, raise_errors=raise_errors, **options))
+        return await self._ask(
+            lambda bench: bench.run_until_empty(scheduled=scheduled, raise_errors=raise_errors, **options)
+        )
 
     async def advance(self, seconds: Seconds) -> None:
         """As `Bench.advance`."""
@@ -176,14 +178,14 @@ class BlockingBench:
         return self._thread.bench.sent(fn)
 
     def run_until_empty(
-        self, *, due: bool = False, raise_errors: bool = True, **options: Unpack[JoinOptions]
+        self, *, scheduled: bool = False, raise_errors: bool = True, **options: Unpack[JoinOptions]
     ) -> Summary:
         """Run all functions of the mesh until nothing waits or runs any more; see `Bench.run_until_empty`.
 
         Handlers run in other threads meanwhile.
 
         Args:
-            due: run what is scheduled for later as well, and move the clock for it.
+            scheduled: run what is scheduled for later as well, and move the clock for it.
             raise_errors: raise what handlers raised; False: errors are only counted.
             options: as for ``mesh.join``.
 
@@ -194,7 +196,7 @@ class BlockingBench:
             Exception: what handlers raised, the object itself.
             UsageError: over 1,000 due times one after the other.
         """
-        return self._ask(lambda bench: bench.run_until_empty(due=due, raise_errors=raise_errors, **options))
+        return self._ask(lambda bench: bench.run_until_empty(scheduled=scheduled, raise_errors=raise_errors, **options))
 
     def advance(self, seconds: Seconds) -> None:
         """Let time pass for the mesh; see `Bench.advance`.
