@@ -71,6 +71,8 @@ class LoggedEvents(logging.Handler):
         self.wrong: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.name.startswith("worqr.test") and not record.name.startswith("worqr.testing"):
+            return  # the logger of a test
         name = str(record.__dict__.get("event"))
         event = EVENTS.get(name)
         if event is None or record.levelno not in event.levels:

@@ -585,17 +585,23 @@ async def test_errors_of_peers_of_the_test_are_raised_too(bench: testing.Bench, 
 
 
 async def test_the_log_says_what_it_waits_for(
-    bench: testing.Bench, mesh: worqr.Mesh, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    bench: testing.Bench,
+    mesh: worqr.Mesh,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.setattr(running, "SAY_AFTER", 0.05)
     said = trio.Event()
 
-    def warning(text: str, held: str) -> None:
-        logging.getLogger("x").warning(text, held)
-        if "1 running" in held:
-            said.set()
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "1 running" in record.__dict__["reason"]:
+                said.set()
 
-    monkeypatch.setattr(running.logger, "warning", warning)
+    listener = Listener()
+    running.logger.addHandler(listener)
+    request.addfinalizer(lambda: running.logger.removeHandler(listener))
 
     @mesh.task(name="hang")
     async def hang() -> None:

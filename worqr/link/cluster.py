@@ -305,6 +305,8 @@ class ClusterPipes:
         cluster = self._settings.address.redacted
         if self.topology.view.primaries:
             return f"No node of {cluster} is known to have the slot."
+        if self.topology.outage.since is None:
+            return f"No node of {cluster} has replied yet."
         return self.topology.outage.text(time.monotonic())
 
     def _fail(self, waiters: Collection[Waiter], error: WorqrError) -> None:
