@@ -340,7 +340,7 @@ async def produce(mesh: worqr.Mesh, hands: Hands) -> None:
         assert await job.result(timeout=PATIENCE) == b"did x"
     assert (await job.status()).state == "finished"
     due = await idle.dispatch(b"x", id="due", delay=60, unique_for=60)
-    assert (await due.status()).state == "due"
+    assert (await due.status()).state == "scheduled"
     assert (await idle.dispatch(b"y", id="due", delay=90, update=worqr.Update(run_at="if_later"))).outcome == "updated"
     assert (await idle.dispatch(b"y", id="due", if_exists="skip")).outcome == "unchanged"
     assert (await idle.dispatch(b"y", id="due", front=True)).outcome == "updated"

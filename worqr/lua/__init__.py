@@ -2,6 +2,8 @@
 
 A file begins with a shebang and a header (guarantee, KEYS, ARGV, RETURNS, RESEND). The line ``-- USES a b`` puts the shared
 pieces ``_a.lua`` and ``_b.lua`` (and what they use) between the shebang and the body, each once, in the order of need.
+The line ``-- LATER a`` does so with a piece that is needed rarely: `a` and what only `a` uses are made when `a` is called. Each
+function that a script makes costs server time, also if it is never called.
 The line ``-- NUMBERED`` is for scripts that must take effect once however often they are sent: the loader makes their body a
 function, and `numbered` in ``_producer.lua`` looks for the stored reply before it and stores the reply after it.
 Comments are left out of what is sent: they are a third of the text, and each server would keep them.
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 _FOLDER = Path(__file__).parent
-_USES = re.compile(r"^-- USES (.+)$", re.MULTILINE)
+_USES = re.compile(r"^-- (USES|LATER) (.+)$", re.MULTILINE)
 _COMMENT = re.compile(
     r"""('(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*"|\[\[.*?\]\])|[ \t]*--[^\n]*|\n(?:[ \t]*(?:--[^\n]*)?\n)+""", re.DOTALL
 )
@@ -93,11 +95,15 @@ def _without_comments(source: str) -> str:
 
 def _pieces(source: str, seen: dict[str, str]) -> None:
     """Collect the pieces that `source` uses into `seen`, dependencies first."""
-    for line in _USES.findall(source):
-        for name in line.split():
+    for when, names in sorted(_USES.findall(source), reverse=True):  # USES first: what is there anyway is not made twice
+        for name in names.split():
             if name not in seen:
                 piece = _read(f"_{name}")
-                _pieces(piece, seen)
+                inner = seen if when == "USES" else dict(seen)
+                _pieces(piece, inner)
+                if when == "LATER":
+                    parts = [text for each, text in inner.items() if each not in seen]
+                    piece = f"local function {name}(...)\n{''.join([*parts, piece])}return {name}(...)\nend\n"
                 seen[name] = piece
 
 

@@ -24,8 +24,9 @@ end
 -- Deletes what lies under `claim`; false if nothing does, else how many twins can be taken now, and the id, if it is a job. Its
 -- place in the worker's set of claims is the caller's to remove.
 local function end_claim(base, claim, how)
-  local item = own(redis.pcall('LPOP', base .. ':claim:' .. claim))
-  if not item then
+  local item = redis.pcall('LPOP', base .. ':claim:' .. claim)
+  if not item or item.err then
+    own(item)
     return false
   end
   local id = job_id(item)

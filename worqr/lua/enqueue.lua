@@ -11,7 +11,7 @@
 -- RETURNS ok stored | full waiting | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
--- USES reference record counts fence twins wake id
+-- USES reference counts fence own wake id
 local queue = KEYS[2]
 local max_length, front = tonumber(ARGV[3]), ARGV[4] == '1'
 local tasks_from, tasks = 5, #ARGV - 4
@@ -33,9 +33,10 @@ local function stored_item(task)
   local fence = next_fence(queue)
   note_fence(queue, fence)
   local id, digest = new_id(queue, digits(fence)), redis.sha1hex(task)
-  write_hash(queue .. ':job:' .. id, {task = task, twin = digest, queued = digits(fence), state = 'waiting',
-    first = digits(fence), last = digits(fence)})
-  note_twin(queue, digest, id)
+  redis.call('DEL', queue .. ':job:' .. id) -- a value of another application, if there is any
+  redis.call('HSET', queue .. ':job:' .. id, 'task', task, 'twin', digest, 'queued', digits(fence),
+    'state', 'waiting', 'first', digits(fence), 'last', digits(fence))
+  own(redis.pcall('SADD', queue .. ':twins:' .. digest, id)) -- likewise: then the job has no place among its twins
   return MARKER .. id
 end
 
