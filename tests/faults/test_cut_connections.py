@@ -27,7 +27,7 @@ from worqr.lua import all_scripts, script
 async def _whole_life(url: str, prefix: str) -> Counter[bytes]:
     """Everything a mesh does: join, work, fail, cancel, stop, pause, look, sweep somebody, delete, fire, leave; and jobs."""
     ran: Counter[bytes] = Counter()
-    mesh, news = worqr.Mesh(url, prefix=prefix, keepalive=1), trio.Event()
+    mesh, news = worqr.Mesh(url, prefix=prefix, keepalive=3), trio.Event()
     mesh.every(0.2, mesh.call("Q4", b"tick"), name="often")
 
     async def handler(task: bytes) -> None:

@@ -133,12 +133,12 @@ async def test_the_lease_of_a_dead_leader_is_taken_when_the_servers_clock_was_se
 async def test_a_lease_that_is_renewed_is_not_taken(
     server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looks, "STANDS_AFTER", 1.0)
+    monkeypatch.setattr(looks, "STANDS_AFTER", 2.5)
     desk = Desk(server.client(), prefix)
     desk.register("leader", keepalive_ms=3_600_000)
     desk.beat("leader", 0, lease_ms=3_600_000, keepalive_ms=3_600_000)
     async with worqr.Mesh(server.url, prefix=prefix, keepalive=1).join() as peer:
-        for beat in range(1, 20):
+        for beat in range(1, 25):
             await trio.sleep(0.2)
             desk.beat("leader", beat, lease_ms=3_600_000, keepalive_ms=3_600_000)
             assert not peer.leader.leads
