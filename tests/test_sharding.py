@@ -807,7 +807,7 @@ async def test_a_peer_that_joined_before_says_that_it_does_not_serve_all(
         await until(lambda: len([each for each in caplog.messages if "shards.unserved" in each]) == FOUR - 1)
         async with serving(mesh, "hot", runs):
             await runs.wait(FOUR)
-    assert "shards.unserved: queue 'hot' has shards that this peer does not serve" in caplog.text
+    assert "shards.unserved: queue 'hot' has shards that this worker does not serve" in caplog.text
 
 
 async def test_a_program_that_was_there_before_asks_now_and_then(
