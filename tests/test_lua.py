@@ -359,14 +359,19 @@ def test_a_piece_that_is_needed_later_is_made_by_a_function_with_what_only_it_ne
         == """#!lua
 local function a()
 end
-local function b(...)
+local made_b
+local function make_b()
 local function c(x)
   return x
 end
 local function b(x)
   return c(x)
 end
-return b(...)
+return b
+end
+local function b(...)
+  made_b = made_b or make_b()
+  return made_b(...)
 end
 return b(a())
 """

@@ -2,7 +2,7 @@
 
 A file begins with a shebang and a header (guarantee, KEYS, ARGV, RETURNS, RESEND). The line ``-- USES a b`` puts the shared
 pieces ``_a.lua`` and ``_b.lua`` (and what they use) between the shebang and the body, each once, in the order of need.
-The line ``-- LATER a`` does so with a piece that is needed rarely: `a` and what only `a` uses are made when `a` is called. Each
+The line ``-- LATER a`` does so with a piece that is needed rarely: `a` and what only `a` uses are made when `a` is called first. Each
 function that a script makes costs server time, also if it is never called.
 The line ``-- NUMBERED`` is for scripts that must take effect once however often they are sent: the loader makes their body a
 function, and `numbered` in ``_producer.lua`` looks for the stored reply before it and stores the reply after it.
@@ -21,6 +21,15 @@ from typing import Any
 
 _FOLDER = Path(__file__).parent
 _USES = re.compile(r"^-- (USES|LATER) (.+)$", re.MULTILINE)
+_LATER = """local made_{name}
+local function make_{name}()
+{pieces}return {name}
+end
+local function {name}(...)
+  made_{name} = made_{name} or make_{name}()
+  return made_{name}(...)
+end
+"""
 _COMMENT = re.compile(
     r"""('(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*"|\[\[.*?\]\])|[ \t]*--[^\n]*|\n(?:[ \t]*(?:--[^\n]*)?\n)+""", re.DOTALL
 )
@@ -93,18 +102,39 @@ def _without_comments(source: str) -> str:
     return kept.lstrip("\n")
 
 
-def _pieces(source: str, seen: dict[str, str]) -> None:
-    """Collect the pieces that `source` uses into `seen`, dependencies first."""
-    for when, names in sorted(_USES.findall(source), reverse=True):  # USES first: what is there anyway is not made twice
+def _used(source: str, found: dict[str, None]) -> dict[str, None]:
+    """Add to `found` the names of the pieces that `source` uses, and that they use, dependencies first."""
+    for when, names in _USES.findall(source):
         for name in names.split():
-            if name not in seen:
-                piece = _read(f"_{name}")
-                inner = seen if when == "USES" else dict(seen)
-                _pieces(piece, inner)
-                if when == "LATER":
-                    parts = [text for each, text in inner.items() if each not in seen]
-                    piece = f"local function {name}(...)\n{''.join([*parts, piece])}return {name}(...)\nend\n"
+            if when == "USES" and name not in found:
+                _used(_read(f"_{name}"), found)
+                found[name] = None
+    return found
+
+
+def _pieces(source: str, seen: dict[str, str], used: dict[str, None] | None = None) -> None:
+    """Collect the pieces that `source` needs into `seen`, dependencies first.
+
+    `used`: those that the script needs in any case, which no piece that is made later needs to make itself.
+    """
+    used = _used(source, {}) if used is None else used
+    for when, names in _USES.findall(source):
+        for name in names.split():
+            if name in seen:
+                continue
+            piece = _read(f"_{name}")
+            if when == "USES" or name in used:
+                _pieces(piece, seen, used)
                 seen[name] = piece
+                continue
+            own = _used(piece, {})
+            for each in own:
+                if each in used and each not in seen:
+                    _pieces(f"-- USES {each}", seen, used)
+            inner = dict(seen)
+            _pieces(piece, inner, used | own)
+            parts = [text for each, text in inner.items() if each not in seen]
+            seen[name] = _LATER.format(name=name, pieces="".join([*parts, piece]))
 
 
 @cache

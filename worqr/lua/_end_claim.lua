@@ -1,26 +1,5 @@
--- USES own reference line result twins
--- Forgets the active job `id`: its record, and its place among the twins of its payload; a blocked twin goes in line. `how`:
--- outcome (finished, cancelled, or gone: nothing is kept), ttl, facts, now, no_twins (nothing is blocked on this queue).
--- Answers how many can be taken now.
-local function end_job(base, id, how)
-  local active = base .. ':active:' .. id
-  local kept = own(redis.pcall('HMGET', active, 'twin', 'first', 'last', 'result_ttl', 'cancel_reason')) or {}
-  if kept[1] then
-    forget_twin(base, kept[1], id)
-  end
-  local result
-  if how.outcome == 'cancelled' then
-    result = keep_result(base, id, kept[2], kept[3], kept[4], how.ttl, 'cancelled', {'reason', kept[5] or ''})
-  elseif how.outcome == 'finished' then
-    result = keep_result(base, id, kept[2], kept[3], kept[4], how.ttl, 'finished', how.facts)
-  else
-    tell(base, id, 'gone')
-  end
-  keep_tries(result, active, 1)
-  redis.call('DEL', active)
-  return how.no_twins and 0 or unblock(base, id, how.now)
-end
-
+-- USES own reference
+-- LATER end_job
 -- Deletes what lies under `claim`; false if nothing does, else how many twins can be taken now, and the id, if it is a job. Its
 -- place in the worker's set of claims is the caller's to remove.
 local function end_claim(base, claim, how)
