@@ -855,7 +855,7 @@ async def test_an_interrupt_ends_a_wait(server: Server, prefix: str, spawn: Spaw
         await child.line_with("waits")
         await trio.sleep(0.2)  # or it has not begun to wait, which must do as well
         child.signal(signal.SIGINT)
-        assert await child.line() == "interrupted due"
+        assert await child.line() == "interrupted scheduled"
     assert await child.line() == "1"
     assert await child.ended() == 0, child.errors
 

@@ -78,7 +78,7 @@ def _facts(seen: JobState) -> dict[str, Any]:
         "failures": seen.failures,
         "attempts": seen.attempts,
         "error": seen.error,
-        "next_run": run_at if seen.word == "scheduled" else None,
+        "next_run": run_at if seen.word == "due" else None,
     }
 
 

@@ -211,7 +211,7 @@ async def test_a_function_that_is_declared_again_is_not_exchanged_and_that_is_lo
         declare(2)
         await until(lambda: lines(caplog))
         assert lines(caplog) == [
-            "function.replaced: 'late' was declared again; this peer runs the older one until it joins again"
+            "function.replaced: 'late' was declared again; this worker runs the older one until it joins again"
         ]
         await mesh.queue("late").enqueue(b"{}")
         await until(lambda: ran)

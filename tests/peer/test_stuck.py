@@ -461,7 +461,9 @@ async def test_a_run_that_was_left_behind_is_no_stray_where_the_queue_is_served_
             await eventually(q.running, [])
             nursery.cancel_scope.cancel()
     assert (stubborn.tasks, runs.tasks) == ([b"stuck"], [b"old"])
-    assert [record.args for record in caplog.records if record.getMessage().startswith("claim.stray")] == [("Q1", 1)]
+    assert [record.args for record in caplog.records if record.getMessage().startswith("claim.stray")] == [
+        {"queue": "Q1", "count": 1}
+    ]
 
 
 @pytest.mark.parametrize("place", ["thread"])

@@ -51,8 +51,8 @@ class HandlerOptions(TypedDict, total=False):
     queue, made in the same step. Default: None.
     """
     on_failure_retry: RetryPolicy
-    """The `RetryPolicy` of the failure handler's runs. What it leaves out keeps its default: up to 100 runs, 10 s to
-    15 minutes apart. If the last run fails too, the job moves to the dead-letter list of the failure queue.
+    """What differs for the failure handler's own runs. If the last one fails too, the job moves to the dead-letter queue of the
+    failure queue. Default: up to 100 runs, 10 s to 15 minutes apart.
     """
     on_failure_timeout: Seconds | None
     """Seconds that a run of the failure handler may take. Default: None, no limit."""
