@@ -17,7 +17,7 @@ import worqr
 from tests.leaks import dump
 from tests.peer.conftest import mesh, new_mesh, other  # noqa: F401 - fixtures
 from tests.peer.test_claims import lose
-from tests.peer.tools import Held, Runs, at_most, eventually, serving, spying
+from tests.peer.tools import Held, Runs, at_most, eventually, serving, spying, until
 from tests.servers import Server
 from worqr import Duplicate, QueueFull, Update
 
@@ -738,6 +738,7 @@ async def test_a_cancel_meets_jobs_that_come_back_at_any_moment(mesh: worqr.Mesh
     async with mesh.connect(), serving(mesh, "Q1", handler, room=20), serving(other, "Q1", handler, room=20):
         q = mesh.queue("Q1")
         jobs = [await q.dispatch(b"a", id=f"{n}", result_ttl=60) for n in range(100)]
+        await until(lambda: len(ran) == 100)
         async with trio.open_nursery() as nursery:
             for job in jobs:
                 nursery.start_soon(cancel, job)
