@@ -67,17 +67,20 @@ LEAVING = [
     Crash("stop_worker", (b"hold-1", b"ok-2"), then="leave"),
 ]
 SWEEPING = [
-    Crash(name, (b"hold-1", b"ok-2"), dead_worker=True)
-    for name in (
-        "look_at_workers",
-        "condemn_worker",
-        "forget_worker",
-        "fail_worker",
-        "unmap_work",
-        "list_queues",
-        "inspect",
-        "post_waiting",
-    )
+    *(
+        Crash(name, (b"hold-1", b"ok-2"), dead_worker=True)
+        for name in (
+            "look_at_workers",
+            "condemn_worker",
+            "forget_worker",
+            "fail_worker",
+            "unmap_work",
+            "list_queues",
+            "inspect",
+        )
+    ),
+    # One task of the three is held by the dead worker, one by the killed peer: so a scan finds one that waits.
+    Crash("post_waiting", (b"hold-1", b"hold-2", b"ok-3"), dead_worker=True, env={"CONCURRENCY": "1"}),
 ]
 GROUPS = {"joining": JOINING, "claiming": CLAIMING, "settling": SETTLING, "leaving": LEAVING, "sweeping": SWEEPING}
 
