@@ -2,8 +2,8 @@
 
 A file begins with a shebang and a header (guarantee, KEYS, ARGV, RETURNS, RESEND). The line ``-- USES a b`` puts the shared
 pieces ``_a.lua`` and ``_b.lua`` (and what they use) between the shebang and the body, each once, in the order of need.
-The line ``-- LATER a`` does so with a piece that is needed rarely: `a` and what only `a` uses are made when `a` is called first. Each
-function that a script makes costs server time, also if it is never called.
+The line ``-- LATER a`` does so with a piece that is needed rarely: `a` and what only `a` uses are made at the first call of `a`.
+Each function that a script makes costs server time, also if it is never called.
 The line ``-- NUMBERED`` is for scripts that must take effect once however often they are sent: the loader makes their body a
 function, and `numbered` in ``_producer.lua`` looks for the stored reply before it and stores the reply after it.
 Comments are left out of what is sent: they are a third of the text, and each server would keep them.

@@ -47,10 +47,11 @@ for from = 3 + 3 * results, #ARGV, 1000 do
   local held = redis.call('SMISMEMBER', claims, unpack(named))
   redis.call('SREM', claims, unpack(named))
   for i, claim in ipairs(named) do
-    local word, put, id = held[i] == 1 and 'finished' or why_not, nil, nil
+    local word, id = held[i] == 1 and 'finished' or why_not, nil
     if held[i] == 1 then
       word = anything_marked and take_mark(queue, claim) and 'cancelled' or word
       how.outcome, how.facts = word, results_of[claim] or nothing
+      local put
       put, id = end_claim(queue, claim, how)
       if word == 'cancelled' then
         tally(queue, 'cancelled', 1, {id})
