@@ -79,14 +79,12 @@ class Mesh(Registry, Fleet, Generic[S]):
             such a worker that dies come back only when somebody evicts it (`evict`).
         block_limit: seconds the event loop may be blocked before the peer stops beating and loses its work.
         max_payload: bytes of the largest task.
-        replicas: how many replicas must have a task before an enqueue or a dispatch answers, else `NotReplicated`; 0: none, and
-            a failover can lose the last ones.
+        replicas: how many must have a task before an enqueue or dispatch returns. 0: none; a failover can lose the last tasks.
         lifespan: an async context manager around each `join`, entered before the peer takes anything and left when it has left;
             what it gives is `state`, and ``current().state`` in handlers (connection pools, models).
         asyncio_lifespan: the same for handlers on asyncio: it is entered on their loop, after `lifespan`, and what it gives is
             ``current().state`` in those handlers.
-        middleware: ``async def each(context, call_next)`` around every run, on the loop, the first one outermost; ``await
-            call_next()`` runs the handler and gives its result.
+        middleware: ``async def each(context, call_next)`` around every run, the first outermost; ``await call_next()`` runs it.
         around_thread: a context manager around each call of a plain function, in its thread or process.
         process_lifespan: a context manager around the life of each process of ``runs_in="process"``; what it gives is
             ``current().state`` there. Like the functions, it is found by its name, so it stands at the top of a module.
@@ -125,10 +123,12 @@ class Mesh(Registry, Fleet, Generic[S]):
         self.block_limit: float = seconds(block_limit, "block_limit", positive=True)
         self.max_payload: int = check_count(max_payload, "max_payload")
         self.replicas: int = check_replicas(replicas)
-        self.lifespan, self.asyncio_lifespan = lifespan, asyncio_lifespan
+        self.lifespan: Callable[[], AbstractAsyncContextManager[S]] | None = lifespan
+        self.asyncio_lifespan: Callable[[], AbstractAsyncContextManager[object]] | None = asyncio_lifespan
         self.middleware: tuple[Middleware, ...] = checked_middleware(middleware)
         self.runs_in: AsyncRunsIn = check_default_place(runs_in)
-        self.around_thread, self.process_lifespan = around_thread, process_lifespan
+        self.around_thread: Callable[[], AbstractContextManager[object]] | None = around_thread
+        self.process_lifespan: Callable[[], AbstractContextManager[object]] | None = process_lifespan
         for name in ("lifespan", "asyncio_lifespan", "around_thread", "process_lifespan"):
             check_lifespan(name, getattr(self, name))
         self.sender: Sender = Sender(self)

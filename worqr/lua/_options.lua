@@ -2,9 +2,9 @@
 -- The options of a dispatch may come from anywhere. What they must be is looked at before anything is written, so that nobody
 -- who claims or lists the job later stumbles over them.
 local KINDS = {id = 'id', random = 'random', delay = 'whole', run_at = 'whole', unique_for = 'positive',
-  max_length = 'whole', data = 'boolean', counts = 'boolean', front = 'boolean', policy = 'string', when = ' set keep later earlier ',
-  exists = ' update skip raise ', expires = 'digits', expires_at = 'digits', scheduled_for = 'digits', meta = 'meta',
-  fields = 'fields'}
+  max_length = 'whole', data = 'boolean', counts = 'boolean', front = 'boolean', policy = 'string',
+  when = ' set keep later earlier ', exists = ' update skip raise ', expires = 'digits', expires_at = 'digits',
+  scheduled_for = 'digits', meta = 'meta', fields = 'fields'}
 
 local function are_fields(fields)
   if type(fields) ~= 'table' then

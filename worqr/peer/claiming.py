@@ -376,7 +376,7 @@ class HandlerStation(Station):
     ) -> None:
         super().__init__(keys, membership, capacity, policy, size=size, priority=priority, pool=pool, limit=limit)
         self.handler = handler
-        self.begun = {}  # filled while the log has DEBUG
+        self.begun: dict[int, Began] = {}  # filled while the log has DEBUG
         self._run = run
 
     def demand(self) -> int:
