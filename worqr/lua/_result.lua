@@ -1,4 +1,4 @@
--- USES line own
+-- USES line own retire_result
 -- What a sweep, or whoever else speaks for a worker, must know of its handler.
 local function policy_of(base, worker)
   local kept = redis.call('HMGET', base .. ':policy:' .. worker, 'max_stalls', 'keep_failed', 'on_failure',
@@ -11,14 +11,6 @@ end
 -- read, however many workers there are.
 local function any_result_ttl(base)
   return tonumber(redis.call('ZRANGE', base .. ':result_ttls', -1, -1, 'WITHSCORES')[2]) or 0
-end
-
--- Makes room for the result of a newer dispatch; that of an earlier one stays for whoever is about to read it.
-local function retire_result(base, id)
-  local result = base .. ':result:' .. id
-  if redis.call('EXISTS', result) == 1 then
-    redis.call('RENAME', result, base .. ':older_result:' .. id)
-  end
 end
 
 -- Notes in a result what was known of the tries: failures if there were any, attempts if it is not 1, and how far the last one

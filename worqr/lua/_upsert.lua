@@ -1,6 +1,6 @@
--- USES look rules update line record result cancel fence id
--- A new job. If the same id runs (`seen.active`) it is blocked, and remembers what its dispatch would have changed, should that
--- run come back instead of ending.
+-- USES look line record retire_result fence id
+-- LATER block forget_trashed update
+-- A new job. It is blocked if the same id runs (`seen.active`).
 local function create(base, id, o, task, number, asked, now, seen)
   local job = base .. ':job:' .. id
   local fields = {task = task, run_at = digits(asked), queued = number, first = number, last = number, meta = o.meta,
@@ -11,20 +11,13 @@ local function create(base, id, o, task, number, asked, now, seen)
     end
   end
   if seen.trashed then
-    forget_job(base, id, any_result_ttl(base), seen.trashed)
+    forget_trashed(base, id, seen.trashed)
   end
   if o.id then
     retire_result(base, id)
   end
   if seen.active then
-    local lower, upper = bounds_of(o.when, asked)
-    fields.state, fields.update_low, fields.update_high = 'blocked', digits(lower), digits(upper)
-    fields.update_data, fields.update_policy = o.data ~= false and '1' or nil, forced_names(o, '')
-    fields.update_counts = resets_counts(o) and '1' or nil
-    write_hash(job, fields)
-    redis.call('SADD', base .. ':blocked', id)
-    tell(base, id, 'blocked')
-    return 'blocked', 0
+    return block(base, id, o, fields, asked)
   end
   fields.state = state_at(asked, now)
   write_hash(job, fields)

@@ -1,0 +1,12 @@
+-- USES fence line record rules
+-- Stores a job whose id runs. It remembers what its dispatch would have changed, should that run come back instead of ending.
+local function block(base, id, o, fields, asked)
+  local lower, upper = bounds_of(o.when, asked)
+  fields.state, fields.update_low, fields.update_high = 'blocked', digits(lower), digits(upper)
+  fields.update_data, fields.update_policy = o.data ~= false and '1' or nil, forced_names(o, '')
+  fields.update_counts = resets_counts(o) and '1' or nil
+  write_hash(base .. ':job:' .. id, fields)
+  redis.call('SADD', base .. ':blocked', id)
+  tell(base, id, 'blocked')
+  return 'blocked', 0
+end

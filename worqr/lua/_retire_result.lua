@@ -1,0 +1,7 @@
+-- Makes room for the result of a newer dispatch; that of an earlier one stays for whoever is about to read it.
+local function retire_result(base, id)
+  local result = base .. ':result:' .. id
+  if redis.call('EXISTS', result) == 1 then
+    redis.call('RENAME', result, base .. ':older_result:' .. id)
+  end
+end
