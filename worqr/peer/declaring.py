@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-LOOK_EVERY = 1.0
+LOOK_EVERY = 2.0
 """Seconds between two looks for schedules that were declared after the join."""
 REDECLARE = 600.0
 FAILED_AGAIN = 3.0

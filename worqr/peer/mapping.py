@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-LOOK_EVERY = 1.0
+LOOK_EVERY = 2.0
 LONGEST_PAUSE = 30.0
 """Seconds between looks for a new connection; twice as many after each look at which a request was refused, up to this."""
 

@@ -27,6 +27,7 @@ from worqr.log_events import emit, emit_fields
 from worqr.ops import Due, ScheduleRow, Tick
 from worqr.peer.complaints import Complaints
 from worqr.peer.declaring import REDECLARE, Declarer
+from worqr.peer.in_step import next_step
 from worqr.peer.membership import LEASE
 from worqr.peer.sweeping import NODE_PATIENCE
 from worqr.shards import shard_of
@@ -85,12 +86,13 @@ class Ticker:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.declarer.declare_forever)
             while True:
-                until = trio.current_time() + IDLE
                 if self._peer.leader.leads:
                     until = await self._tick_or_complain()
-                elif self._leads_since is not None:
+                    await trio.sleep(max(0.0, until - trio.current_time()))
+                    continue
+                if self._leads_since is not None:
                     self._forget()
-                await trio.sleep(max(0.0, until - trio.current_time()))
+                await next_step(IDLE)
 
     async def _tick_or_complain(self) -> float:
         try:
