@@ -15,7 +15,7 @@ import trio
 
 import worqr
 from tests.children import Child
-from tests.clusters import Cluster, Node, cluster, cluster_of, cluster_of_module, move_slot
+from tests.clusters import Cluster, Node, cluster, cluster_of, cluster_of_module, fail_over, move_slot
 from tests.patience import PATIENCE
 from tests.peer.tools import Held, Runs, eventually, serving, until
 from worqr.link import uplink
@@ -189,8 +189,7 @@ async def test_a_failover_of_each_node_is_survived_by_all(cluster: Cluster) -> N
     async with load.going_on():
         for queue in QUEUES:
             replica = cluster.replica_of(cluster.owner(f"worqr:{{{queue}}}"))
-            await trio.to_thread.run_sync(replica.ask, "CLUSTER", "FAILOVER")
-            await until(lambda: replica.role == "master", what="a failover")  # noqa: B023
+            await trio.to_thread.run_sync(fail_over, replica)
             await trio.to_thread.run_sync(cluster.settle)
             await load.more(50)
         assert [peer.id for peer in load.peers] == load.ids, "nobody was swept"

@@ -75,8 +75,7 @@ class Mesh(Registry, Fleet, Generic[S]):
         prefix: first part of all keys; two meshes on one server need two (channels ignore the database number).
         app: the application's name, shown in lists of workers and of the server's clients.
         patience: seconds a call waits for a server that is away before it raises `Unavailable`.
-        keepalive: seconds without a beat after which a worker counts as dead. None: never; dangerous, because the tasks of
-            such a worker that dies come back only when somebody evicts it (`evict`).
+        keepalive: seconds without a beat after which a worker counts as dead. None: never; its tasks then wait for `evict`.
         block_limit: seconds the event loop may be blocked before the peer stops beating and loses its work.
         max_payload: bytes of the largest task.
         replicas: how many must have a task before an enqueue or dispatch returns. 0: none; a failover can lose the last tasks.
@@ -88,11 +87,15 @@ class Mesh(Registry, Fleet, Generic[S]):
         around_thread: a context manager around each call of a plain function, in its thread or process.
         process_lifespan: a context manager around the life of each process of ``runs_in="process"``; what it gives is
             ``current().state`` there. Like the functions, it is found by its name, so it stands at the top of a module.
-        runs_in: where ``async def`` handlers run unless they have a ``runs_in`` of their own. ``"loop"``: on the peer's Trio
-            loop; ``"asyncio"``: on an asyncio loop, in a thread of the peer. Plain functions run in threads.
+        runs_in: where ``async def`` handlers run by default. ``"loop"``: the peer's Trio loop; ``"asyncio"``: a loop in a thread.
         credentials: a function that returns ``(username, password)``, or a ``CredentialProvider`` of redis-py. It is called for
             each new connection, in the thread that connects, and may block; several connections may call it at once.
     """
+
+    lifespan: Callable[[], AbstractAsyncContextManager[S]] | None
+    asyncio_lifespan: Callable[[], AbstractAsyncContextManager[object]] | None
+    around_thread: Callable[[], AbstractContextManager[object]] | None
+    process_lifespan: Callable[[], AbstractContextManager[object]] | None
 
     def __init__(
         self,
@@ -123,12 +126,10 @@ class Mesh(Registry, Fleet, Generic[S]):
         self.block_limit: float = seconds(block_limit, "block_limit", positive=True)
         self.max_payload: int = check_count(max_payload, "max_payload")
         self.replicas: int = check_replicas(replicas)
-        self.lifespan: Callable[[], AbstractAsyncContextManager[S]] | None = lifespan
-        self.asyncio_lifespan: Callable[[], AbstractAsyncContextManager[object]] | None = asyncio_lifespan
+        self.lifespan, self.asyncio_lifespan = lifespan, asyncio_lifespan
         self.middleware: tuple[Middleware, ...] = checked_middleware(middleware)
         self.runs_in: AsyncRunsIn = check_default_place(runs_in)
-        self.around_thread: Callable[[], AbstractContextManager[object]] | None = around_thread
-        self.process_lifespan: Callable[[], AbstractContextManager[object]] | None = process_lifespan
+        self.around_thread, self.process_lifespan = around_thread, process_lifespan
         for name in ("lifespan", "asyncio_lifespan", "around_thread", "process_lifespan"):
             check_lifespan(name, getattr(self, name))
         self.sender: Sender = Sender(self)

@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.clusters import Cluster, Node, cluster, cluster_of_module, move_slot
+from tests.clusters import Cluster, Node, cluster, cluster_of_module, fail_over, move_slot
 from tests.link.conftest import LinkTo
 from tests.link.scripts import append, echo, lines, until
 from tests.link.test_subscriptions import ear
@@ -201,7 +201,7 @@ async def test_a_failover_under_load_loses_nothing(cluster: Cluster, link_to: Li
     before = cluster.owner("t:{Q0}")
     replica = cluster.replica_of(before)
     async with load.going_on():
-        await trio.to_thread.run_sync(replica.ask, "CLUSTER", "FAILOVER")
+        await trio.to_thread.run_sync(fail_over, replica)
         await until(lambda: cluster.owner("t:{Q0}") is replica, what="a failover")
         await load.more(500)
     assert load.check(cluster) == 0
@@ -345,7 +345,7 @@ async def test_a_beat_follows_its_slot(cluster: Cluster, link_to: LinkTo) -> Non
     heart.start()
     await until(lambda: len(beats) > 2)
     replica = cluster.replica_of(home)
-    await trio.to_thread.run_sync(replica.ask, "CLUSTER", "FAILOVER")
+    await trio.to_thread.run_sync(fail_over, replica)
     await until(lambda: cluster.owner("{worqr}") is replica)
     seen = len(beats)
     await until(lambda: len(beats) > seen + 2, what="beats on the new primary")
