@@ -52,6 +52,19 @@ def chosen() -> list[str]:
     return names
 
 
+def keep_one_kind(config: pytest.Config, items: list[pytest.Item], folder: Path) -> None:
+    """Drop the tests of `folder` on all kinds of server but the first: what they test does not depend on the kind."""
+    first = chosen()[0]
+    dropped = [
+        item
+        for item in items
+        if folder in item.path.parents and getattr(item, "callspec", None) is not None
+        if item.callspec.params.get("server_kind", first) != first  # type: ignore[attr-defined]
+    ]
+    items[:] = [item for item in items if item not in dropped]
+    config.hook.pytest_deselected(items=dropped)
+
+
 @dataclass
 class Server:
     """One server process on a unix socket and a TCP port of 127.0.0.1. Both stay over restarts, and so do its data.

@@ -113,7 +113,7 @@ class ResultTimeout(WorqrError, TimeoutError):
     Attributes:
         state: where the job was when the time was over, as in `Status`.
         waiting: how many tasks waited in its queue.
-        workers: how many workers served its queue; with 0 nobody will run the job until one does.
+        workers: how many workers served its queue; with 0 the job waits until a worker serves it.
 
     The attributes are None if the server did not say, and with ``timeout=0``, which only looks. Ask again later.
     """

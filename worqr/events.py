@@ -1,7 +1,7 @@
 """What happens to a queue, for those who listen: `Event`, and the iterator behind ``queue.events()``; and what happens to the
 connection: `ConnectionEvent`, behind ``mesh.connection_events()``.
 
-The scripts publish an event after they have counted it, and only while somebody listens. The ids come first, on a channel of
+The scripts publish an event after they have counted it, and only while a client listens. The ids come first, on a channel of
 their own, so that a listener of an older version reads the event itself as ever; the two messages of one event come one
 right after the other, because one script publishes both.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 BUFFERED: Final = 1000
-"""Events that an iterator keeps for somebody who is slow."""
+"""Events that an iterator keeps for a slow reader; then the oldest are dropped."""
 
 
 @dataclass(frozen=True, slots=True)

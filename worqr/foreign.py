@@ -100,7 +100,7 @@ def _as_json(hint: str) -> str:
 
 
 def explain_options(init: Callable[..., None]) -> Callable[..., None]:
-    """A constructor that names the right option when somebody passes one that it does not have."""
+    """A constructor that names the right option when the caller passes an unknown one."""
     known = [name for name in inspect.signature(init).parameters if name != "self"]
 
     @wraps(init)

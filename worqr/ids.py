@@ -1,7 +1,7 @@
 """The random part of the ids that worqr makes for jobs. Pure.
 
 A job that is dispatched without an id gets one from the script: ``@``, the number of the dispatch, so that ids sort by time
-and no two are alike, ``-``, and this random part, so that nobody can guess them. It is an argument of the request: a request
+and no two are alike, ``-``, and this random part, which cannot be guessed. It is an argument of the request: a request
 that is sent again makes the same id.
 """
 
@@ -32,7 +32,7 @@ def with_random_ids(jobs: Sequence[_Job]) -> list[_Job]:
 
 
 def random_part() -> str:
-    """Return 32 hexadecimal digits that nobody has seen; from any thread."""
+    """Return 32 new random hexadecimal digits. Safe from any thread."""
     while True:
         try:
             return _drawn.pop()

@@ -266,14 +266,14 @@ EVENTS: Final[dict[str, LogEvent]] = {
         ERROR, "the subscriptions failed, and worqr connects again; this is a bug of worqr, please report it"
     ),
     "link.topology": _event(ERROR, "asking the cluster failed; this is a bug of worqr, please report it"),
-    "events": _event(WARNING, "somebody else published a message on the channel of `queue.events()`", "queue"),
+    "events": _event(WARNING, "another program published a message on the channel of `queue.events()`", "queue"),
     # Programs
     "start": _event(
         (INFO, WARNING),
         "`worqr run` or `mesh.run()` has joined the mesh; WARNING: the program cannot reach the server, and tries again",
         "server prefix app worker concurrency functions error",
     ),
-    "stop": _event(INFO, "the program was told to stop, and shuts down", "grace"),
+    "stop": _event(INFO, "the program received a signal to stop, and shuts down", "grace"),
     "stuck": _event(
         (WARNING, ERROR), "a handler or a thread does not end, and the process ends without it", "reason duration"
     ),

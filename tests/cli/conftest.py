@@ -14,22 +14,13 @@ import pytest
 import trio
 
 import worqr
-from tests.servers import Server, chosen
+from tests.servers import Server, keep_one_kind
 from worqr.cli import main
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What servers differ in is the library's business: commands are tested on one."""
-    first = chosen()[0]
-    here = Path(__file__).parent
-    dropped = [
-        item
-        for item in items
-        if here in item.path.parents and getattr(item, "callspec", None) is not None
-        if item.callspec.params.get("server_kind", first) != first  # type: ignore[attr-defined]
-    ]
-    items[:] = [item for item in items if item not in dropped]
-    config.hook.pytest_deselected(items=dropped)
+    keep_one_kind(config, items, Path(__file__).parent)
 
 
 @pytest.fixture(autouse=True)

@@ -15,23 +15,14 @@ import pytest
 import worqr
 from tests.children import ROOT
 from tests.patience import PATIENCE
-from tests.servers import Server, chosen
+from tests.servers import Server, keep_one_kind
 
 NewMesh = Callable[..., worqr.Mesh]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What a message says does not depend on the kind of server."""
-    first = chosen()[0]
-    here = Path(__file__).parent
-    dropped = [
-        item
-        for item in items
-        if here in item.path.parents and getattr(item, "callspec", None) is not None
-        if item.callspec.params.get("server_kind", first) != first  # type: ignore[attr-defined]
-    ]
-    items[:] = [item for item in items if item not in dropped]
-    config.hook.pytest_deselected(items=dropped)
+    keep_one_kind(config, items, Path(__file__).parent)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@
 * `exchange`, `uplink`, `pipe`: a batch, the connection it goes over, the thread that does it;
 * `subscriptions`, `heart`: a thread and a connection each, for messages and for the keepalive; `loop_watch`: does the loop turn;
 * `mailbox`, `aio`, `threads`: how results get back into a loop, Trio's or asyncio's, or to plain threads; `loops` knows
-  which of them it is here; `scribe`: how lines get into the log; `watchers`: who is told of
+  which of them it is here; `scribe`: how lines get into the log; `watchers`: the listeners for
   lost connections.
 """
 

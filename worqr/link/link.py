@@ -59,7 +59,7 @@ class Link:
         settings: what it was made from.
         mailbox: how whoever waits for it waits.
         subscriptions: channels to listen to.
-        watchers: who is told when the server is lost and when it is back.
+        watchers: the listeners for a lost server and its return.
     """
 
     def __init__(self, settings: LinkSettings, mailbox: Mailbox) -> None:
