@@ -23,9 +23,9 @@ local function rewind(name, last)
   local at = redis.call('ZSCORE', schedules_due, name)
   local put_off = ahead(at) and tonumber(at) ~= tonumber(kept[1])
   if ahead(last) then
-    local owed = {} -- those that are over by the clock as it is now
+    local owed = {} -- without those whose time comes again: they would be owed twice
     for nominal in string.gmatch(kept[2] or '', '%d+') do
-      owed[#owed + 1] = not ahead(nominal) and nominal or nil
+      owed[#owed + 1] = tonumber(nominal) <= now and nominal or nil
     end
     redis.call('HSET', schedules, 'last ' .. name, digits(now), 'owed ' .. name, table.concat(owed, ' '))
     redis.call('HDEL', schedules, 'next ' .. name)
