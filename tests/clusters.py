@@ -192,6 +192,13 @@ def cluster_of(kind: str, primaries: int = 3, replicas: int = 1) -> Iterator[Clu
         cluster.close()
 
 
+@contextmanager
+def open_node(kind: str) -> Iterator[Node]:
+    """A cluster of one node, which has all slots, for the length of a block."""
+    with cluster_of(kind, primaries=1, replicas=0) as cluster:
+        yield cluster.nodes[0]
+
+
 def move_slot(cluster: Cluster, slot: int, target: Node) -> None:
     """Move a slot key by key, as resharding tools do; the keys stay for a while where one would not look."""
     [source] = [

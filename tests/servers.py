@@ -82,6 +82,12 @@ class Server:
     _clients: list[redis.Redis] = field(default_factory=list)
     _look: redis.Redis | None = None
 
+    def __post_init__(self) -> None:
+        if (
+            "cluster-enabled" in self.settings
+        ):  # its bus would listen at port + 10000, which the system may have given away
+            self.settings = {"cluster-port": str(free_port()), **self.settings}
+
     @property
     def url(self) -> str:
         return f"unix://{self.folder}/s"
@@ -192,12 +198,24 @@ def started(make: Callable[[], S]) -> S:
     raise AssertionError("it was tried three times")
 
 
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    """A port that stays free while its server is down: the system gives none below 32768 to whoever asks for any."""
+    """A port that stays free while its server is down.
+
+    The system gives none below 32768 to whoever asks for any. Each of the processes that run tests side by side has
+    ports of its own, and gives none twice.
+    """
+    mine = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     while True:
-        port = random.randrange(20_000, 32_000)
+        port = random.randrange(20_000 + mine, 32_000, workers)
+        if port in _given:
+            continue
         try:
             with socket.create_server(("127.0.0.1", port)):
+                _given.add(port)
                 return port
         except OSError:
             continue  # taken

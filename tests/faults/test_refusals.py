@@ -14,7 +14,7 @@ import worqr
 from tests.patience import PATIENCE
 from tests.peer.tools import until
 from tests.sentinels import raw
-from tests.servers import SETTINGS, Server
+from tests.servers import SETTINGS, Server, started
 from tests.troubles import TROUBLES, Trouble, have_slots
 
 pytestmark = pytest.mark.one_server
@@ -45,8 +45,7 @@ class Work:
 
 @pytest.fixture
 def troubled(server_kind: str, trouble: Trouble) -> Iterator[Server]:
-    server = Server(server_kind, settings={**SETTINGS, **trouble.settings})
-    server.start()
+    server = started(lambda: Server(server_kind, settings={**SETTINGS, **trouble.settings}))
     if "cluster-enabled" in trouble.settings:
         have_slots(server)
     yield server

@@ -12,7 +12,7 @@ import trio
 from tests.link.conftest import LinkTo
 from tests.link.scripts import Outcomes, append, echo, lines, script, until
 from tests.sentinels import raw
-from tests.servers import SETTINGS, Server
+from tests.servers import SETTINGS, Server, started
 from tests.troubles import TROUBLES, Trouble, have_slots
 from worqr.call import Call
 from worqr.errors import RefusedByServer, Unavailable
@@ -26,8 +26,7 @@ PEEK = Call(script("peek", "return ARGV[1]", " flags=no-writes"), "t:{Q}", ("t:{
 @pytest.fixture
 def troubled(server_kind: str, trouble: Trouble) -> Iterator[Server]:
     """A server of this test alone, that can have the trouble."""
-    server = Server(server_kind, settings={**SETTINGS, **trouble.settings})
-    server.start()
+    server = started(lambda: Server(server_kind, settings={**SETTINGS, **trouble.settings}))
     if "cluster-enabled" in trouble.settings:
         have_slots(server)
     yield server

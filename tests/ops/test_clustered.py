@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
+from tests.clusters import open_node
 from tests.ops.driver import Desk
 from tests.ops.scene import CALLS, next_call, reset_scene, set_scene
 from tests.patience import PATIENCE
-from tests.servers import programs
 from worqr.call import Call
-from worqr.embedded import EmbeddedServer
 from worqr.keys import NEVER
 from worqr.link.dialect import as_sent, slot_of
 from worqr.lua import all_scripts
@@ -36,18 +33,10 @@ class ClusterDesk(Desk):
 
 
 @pytest.fixture
-def node(server_kind: str, tmp_path: Path) -> Iterator[redis.Redis]:
+def node(server_kind: str) -> Iterator[redis.Redis]:
     """The only node of a cluster."""
-    settings = {"cluster-enabled": "yes", "cluster-config-file": str(tmp_path / "nodes.conf")}
-    with EmbeddedServer(program=programs()[server_kind], settings=settings) as server:
-        client = redis.Redis.from_url(server.url, protocol=2)
-        client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-        end = time.monotonic() + PATIENCE
-        while "cluster_state:ok" not in str(client.execute_command("CLUSTER", "INFO")):
-            assert time.monotonic() < end
-            time.sleep(0.02)
-        yield client
-        client.close()
+    with open_node(server_kind) as node:
+        yield node.client()
 
 
 def calls_of(node: redis.Redis) -> dict[str, dict[str, int]]:

@@ -3,21 +3,18 @@ full (or refuses, if it is there to fill it), it may come again, and it keeps to
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
+from tests.clusters import open_node
 from tests.ops.driver import KEEPALIVE, Desk, job
 from tests.ops.scene import CALLS, Scene, fingerprint, next_call, reset_scene, set_scene
 from tests.ops.schedules import declared
-from tests.servers import programs
 from worqr import ops
 from worqr.call import Call
-from worqr.embedded import EmbeddedServer
 from worqr.keys import QueueKeys
 from worqr.lua import all_scripts, script
 
@@ -201,16 +198,10 @@ def test_an_error_is_not_stored_so_the_same_number_may_have_an_effect_later(desk
 
 
 @pytest.fixture
-def cluster(server_kind: str, tmp_path: Path) -> Iterator[redis.Redis]:
+def cluster(server_kind: str) -> Iterator[redis.Redis]:
     """A cluster of one node, which has all slots."""
-    settings = {"cluster-enabled": "yes", "cluster-config-file": str(tmp_path / "nodes.conf")}
-    with EmbeddedServer(program=programs()[server_kind], settings=settings) as server:
-        client = redis.Redis.from_url(server.url, protocol=2)
-        client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-        while "cluster_state:ok" not in str(client.execute_command("CLUSTER", "INFO")):
-            time.sleep(0.02)
-        yield client
-        client.close()
+    with open_node(server_kind) as node:
+        yield node.client()
 
 
 def test_every_script_keeps_to_one_slot_of_a_cluster(cluster: redis.Redis) -> None:
