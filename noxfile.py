@@ -54,10 +54,11 @@ def workers() -> int:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check the form of Python and Lua."""
+    """Check the form of Python, Lua and prose."""
     session.install("-e", ".", *group("lint"))
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
+    session.run("python", "-m", "tools.prose")
     lint_lua(session)
 
 
@@ -91,6 +92,17 @@ def types(session: nox.Session) -> None:
     session.run("mypy", "--strict", "--explicit-package-bases", PROGRAMS, env={"MYPYPATH": PROGRAMS})
     session.chdir(session.create_tmp())  # the installed copy, as users' type checkers see it
     session.run("pyright", "--verifytypes", "worqr", "--ignoreexternal")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation in .site, and fail on a broken link; with --serve: show it, and build it again at each change."""
+    session.install("-e", ".[all]", *group("docs"))
+    session.env["NO_MKDOCS_2_WARNING"] = "1"  # of its theme, about a version that is not out
+    if "--serve" in session.posargs:
+        session.run("mkdocs", "serve", *[each for each in session.posargs if each != "--serve"])
+    else:
+        session.run("mkdocs", "build", "--clean", *session.posargs)
 
 
 @nox.session

@@ -1,0 +1,138 @@
+"""Checks the sentences of the documentation: ``python -m tools.prose``. Exit code 1: there is something to rewrite.
+
+Two rules are checked: a sentence has at most 25 words, and some words of the project's early shorthand are not used.
+Code, tables, headings and link targets do not count as sentences. `EXCEPTIONS` lists pages that are not held to the rules,
+each with its reason.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+LONGEST = 25
+"""Words in a sentence."""
+EXCEPTIONS = {
+    "docs/changelog.md": "it includes CHANGELOG.md, which is checked where it is",
+}
+WORDS = (
+    r"whoever",
+    r"whatever",
+    r"nobody",
+    r"somebody",
+    r"so long",
+    r"set aside",
+    r"is told",
+    r"are told",
+    r"is said to",
+    r"there it is",
+    r"its own business",
+    r"as it does",
+    r"the same holds",
+    r"lives on",
+    r"sweeps?",
+    r"swept",
+    r"hungry",
+    r"owes?",
+    r"heed(?:s|ed)?",
+    r"linger(?:s|ed)?",
+    r"answers? (?:with|that|for)",
+    r"utilis\w+",
+    r"simply",
+    r"obviously",
+    r"of course",
+)
+"""Regular expressions, which match whole words in any case."""
+UNWANTED = re.compile(rf"\b(?:{'|'.join(WORDS)})\b", re.IGNORECASE)
+
+
+class Finding(NamedTuple):
+    """One sentence to rewrite."""
+
+    page: str
+    line: int
+    reason: str
+    sentence: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}: {self.reason}: {self.sentence}"
+
+
+def pages() -> list[Path]:
+    """The pages that are checked."""
+    top = [
+        ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "examples/README.md")
+    ]
+    return [*(page for page in top if page.exists()), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def findings(page: Path, text: str) -> Iterator[Finding]:
+    """The sentences of one page that break a rule."""
+    name = page.relative_to(ROOT).as_posix()
+    for line, sentence in sentences(text):
+        count = len(sentence.split())
+        if count > LONGEST:
+            yield Finding(name, line, f"{count} words", sentence)
+        for match in UNWANTED.finditer(re.sub(r"`[^`]*`", "", sentence)):
+            yield Finding(name, line, f"unwanted: {match[0]!r}", sentence)
+
+
+def sentences(text: str) -> Iterator[tuple[int, str]]:
+    """Every sentence of a Markdown text, with the line on which its paragraph begins."""
+    for line, paragraph in paragraphs(text):
+        plain = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", paragraph)  # a link is its text
+        plain = re.sub(
+            r"`([^`]*)`", lambda code: "`" + re.sub(r"[\s.!?]+", "_", code[1]) + "`", plain
+        )  # code is one word
+        plain = re.sub(r"<[^>]+>|\{[^}]*\}|[*_]{2,}", "", plain)
+        for sentence in re.split(r"(?<=[.!?])[\"')*]*\s+(?=[\"'(*`A-Z0-9])|(?<=:)\s+(?=[A-Z])", plain):
+            if re.search(r"\w", sentence):
+                yield line, " ".join(sentence.split())
+
+
+def paragraphs(text: str) -> Iterator[tuple[int, str]]:
+    """Every paragraph and list item, without code, tables, headings, comments and front matter."""
+    text = re.sub(r"\A---\n.*?\n---\n", lambda match: "\n" * match[0].count("\n"), text, flags=re.DOTALL)
+    text = re.sub(r"^( *)(`{3,}).*?^\1\2 *$", _blank, text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"<!--.*?-->", _blank, text, flags=re.DOTALL)
+    start, kept = 0, list[str]()
+    for number, line in enumerate([*text.splitlines(), ""], start=1):
+        content = line.strip()
+        starts_anew = bool(re.match(r"(?:[-*+]|\d+\.) ", content))
+        is_prose = bool(content) and not re.match(r"#|\||!!!|\?\?\?|===|:::|--8<--|> *\||<", content)
+        if kept and (starts_anew or not is_prose):
+            yield start, " ".join(kept)
+            kept = []
+        if is_prose:
+            start = start if kept else number
+            kept.append(re.sub(r"^(?:[-*+]|\d+\.|>|:) +", "", content))
+
+
+def _blank(match: re.Match[str]) -> str:
+    return "\n" * match[0].count("\n")
+
+
+def main(arguments: list[str]) -> int:
+    """Check the pages that are named, or all; print what was found, and how many sentences there are."""
+    chosen = [Path(name).resolve() for name in arguments] or pages()
+    checked = [page for page in chosen if page.relative_to(ROOT).as_posix() not in EXCEPTIONS]
+    found, total = list[Finding](), 0
+    for page in checked:
+        text = page.read_text("utf-8")
+        found += findings(page, text)
+        total += sum(1 for _ in sentences(text))
+    for finding in found:
+        print(finding)
+    long = sum(1 for finding in found if finding.reason.endswith("words"))
+    print(
+        f"{len(checked)} pages, {total} sentences, {long} with more than {LONGEST} words, {len(found) - long} unwanted words"
+    )
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
