@@ -4,7 +4,8 @@
   run or imported by a later block.
 * ```` ```python ```` without a title is a program, which runs at once.
 * ```` ```sh ```` is run line by line. A title that starts with ``Terminal`` lets it run beside the blocks that follow, until
-  the page ends. A `text` block with the same title is what it prints next. A line that starts `worqr server` is left out, because there is a server already.
+  the page ends. A `text` block with the same title is what it prints by then. A line that starts `worqr server` is left
+  out, because there is a server already.
 * ```` ```text title="Output" ```` after one of these: its lines are printed, in this order; ``...`` stands for any text.
   A program that goes on when it has printed them gets Ctrl-C. Without this block, a program must end by itself.
 * ```` ```yaml ````, ``toml`` and ``json`` are parsed. All other blocks, such as ``bash``, are not run: they install software,
