@@ -66,6 +66,12 @@ def test_each_arrow_runs_from_the_edge_of_its_state_to_the_edge_of_the_other() -
             assert inside and at_an_edge, (edge["data-from"], edge["data-to"], state)
 
 
+def test_the_timeline_keeps_the_promise_with_the_times_of_the_code() -> None:
+    seconds = re.findall(r">([\d.]+) s: ", diagrams.death_of_a_worker())
+    assert [float(second) for second in seconds] == sorted({diagrams.MISSED, diagrams.DEAD})
+    assert diagrams.DEAD < diagrams.BOUND == 5
+
+
 def test_a_move_that_is_not_drawn_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(diagrams.ROUTES, ("waiting", "active"))
     with pytest.raises(ValueError, match="waiting"):
