@@ -62,7 +62,9 @@ def chart(title: str, note: str, unit: str, rows: list[Row]) -> str:
     ]
     for number, row in enumerate(rows):
         top = TOP + ROW * number
-        parts.append(f'<text class="text" x="{LEFT - 12}" y="{top + BAR + 6}" text-anchor="end">{escape(row.label)}</text>')
+        parts.append(
+            f'<text class="text" x="{LEFT - 12}" y="{top + BAR + 6}" text-anchor="end">{escape(row.label)}</text>'
+        )
         for kind, value, y in (("worqr", row.worqr, top), ("limit", row.limit, top + BAR + 3)):
             length = max(value * scale, 2)
             parts += [
