@@ -98,7 +98,9 @@ class Newcomer:
     def _command(self, code: str) -> list[str]:
         activate = self.home / "worqr" / ".venv" / "bin" / "activate"
         first = f". {shlex.quote(str(activate))}; " if activate.exists() else ""
-        code = code.replace("git clone https://github.com/worqr/worqr", f"git clone --quiet {shlex.quote(str(ROOT))} worqr")
+        code = code.replace(
+            "git clone https://github.com/worqr/worqr", f"git clone --quiet {shlex.quote(str(ROOT))} worqr"
+        )
         code = re.sub(r"^worqr server$", f"worqr server --port {self._port}", code, flags=re.MULTILINE)
         return ["/bin/bash", "-ec", first + code]
 
