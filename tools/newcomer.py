@@ -14,32 +14,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 from pathlib import Path
-from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
-LESSONS = (ROOT / "docs" / "tutorial" / "install.md", ROOT / "docs" / "tutorial" / "first-task.md")
-FENCE = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+from tools.pages import DOCS, ROOT, Block, blocks_of
+
+LESSONS = (DOCS / "tutorial" / "install.md", DOCS / "tutorial" / "first-task.md")
 PATIENCE = 600.0
-
-
-class Block(NamedTuple):
-    """One fenced block of a page."""
-
-    language: str
-    title: str
-    code: str
-
-
-def blocks(page: Path) -> list[Block]:
-    """Return the blocks of a page, in order."""
-    found: list[Block] = []
-    for _, language, attributes, code in FENCE.findall(page.read_text("utf-8")):
-        title = re.search(r'title="([^"]*)"', attributes)
-        found.append(Block(language, title[1] if title else "", textwrap.dedent(code)))
-    return found
 
 
 def free_port() -> int:
@@ -123,7 +104,7 @@ class Newcomer:
 
 def main() -> int:
     """Paste both pages."""
-    install, first_task = (blocks(page) for page in LESSONS)
+    install, first_task = (blocks_of(page) for page in LESSONS)
     with tempfile.TemporaryDirectory(prefix="newcomer-") as home:
         newcomer = Newcomer(Path(home), free_port())
         try:

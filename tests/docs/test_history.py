@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tests.children import ROOT
-from tests.docs.pages import DOCS
+from tools.pages import DOCS
 
 TABLES = {
     "Features of Worqr": [f"W{n}" for n in range(1, 46)],
