@@ -116,6 +116,11 @@ def test_the_readme_begins_with_the_two_commands() -> None:
     assert "python3 run.py tests" in (ROOT / ".ci" / "run").read_text("utf-8")
 
 
+def links_of(path: str) -> list[str]:
+    """What a page links to, and the pictures that it shows."""
+    return re.findall(r'(?<=\]\()[^)]+(?=\))|(?<=src=")[^"]+(?=")', (ROOT / path).read_text("utf-8"))
+
+
 def target_of(link: str) -> Path | None:
     """The file of this repository that a link to the site, or to the repository, shows; None: it leads elsewhere."""
     page = link.partition("#")[0]
@@ -132,15 +137,16 @@ def target_of(link: str) -> Path | None:
 @pytest.mark.parametrize("path", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"])
 def test_links_lead_somewhere_from_wherever_the_page_is_shown(path: str) -> None:
     """On GitHub, on a package index, and in the documentation, which includes all of these but the README."""
-    links = re.findall(r"\]\(([^)]+)\)", (ROOT / path).read_text("utf-8"))
+    links = links_of(path)
     assert [link for link in links if not link.startswith("https://")] == []
     assert [link for link in links if (file := target_of(link)) and not file.exists()] == []
 
 
 def test_the_links_of_the_readme_are_those_of_the_project() -> None:
     urls = PROJECT["urls"]
-    links = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text("utf-8"))
-    assert [link for link in links if not link.startswith((urls["Documentation"], urls["Source"]))] == []
+    assert [
+        link for link in links_of("README.md") if not link.startswith((urls["Documentation"], urls["Source"]))
+    ] == []
     assert set(urls) == {"Documentation", "Source", "Issues", "Changelog"}
     site = re.search(r"^site_url: (.*)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
     assert site is not None
