@@ -413,32 +413,6 @@ def test_every_script_is_on_the_page_and_no_other() -> None:
     assert {name for name in named if not hasattr(ops, name)} == set()
 
 
-# Coming from Worqr, hworker or Queasy
-
-
-def test_every_feature_of_the_predecessors_has_its_row() -> None:
-    features = [row[0] for row in rows("coming-from.md", "Features")]
-    defects = [row[0] for row in rows("coming-from.md", "Defects")]
-    assert features == [f"W{n}" for n in range(1, 46)]
-    assert defects == [f"B-W{n}" for n in range(1, 27)]
-    assert [row[0] for row in rows("coming-from.md", "hworker")] == [f"H{n}" for n in range(1, 28)]
-    assert [row[0] for row in rows("coming-from.md", "Queasy")] == [f"Q{n}" for n in range(1, 36)]
-    assert [row[0] for row in rows("coming-from.md", "Queasy", 1)] == [f"R{n}" for n in range(1, 22)]
-    assert [row[0] for row in rows("coming-from.md", "Defects of hworker")] == [f"B-H{n}" for n in range(1, 19)]
-    assert [row[0] for row in rows("coming-from.md", "Defects of Queasy")] == [f"B-Q{n}" for n in range(1, 34)]
-
-
-def test_every_row_names_a_test_that_would_fail_without_it() -> None:
-    """Tests that run whatever stands on a page, or check another thing, prove nothing of one feature."""
-    tables = ("Features", "Defects", "hworker", "Defects of hworker", "Queasy", "Defects of Queasy")
-    found = [row for title in tables for row in rows("coming-from.md", title)]
-    found += rows("coming-from.md", "Queasy", 1)
-    unshown = {row[0] for row in found if not row[3].startswith("`test_")}
-    assert unshown <= {"B-W17", "W37"}
-    weak = {"test_a_piece_of_the_documents_runs", "test_the_rights_are_enough", "test_the_protocol_keeps_its_promises"}
-    assert {row[0] for row in found if weak & set(words(row[3]))} <= {"W24"}
-
-
 def test_every_test_that_the_documents_name_exists() -> None:
     files = list((ROOT / "tests").rglob("test_*.py"))
     source = "\n".join(path.read_text("utf-8") for path in files)

@@ -89,7 +89,7 @@ def test_every_package_that_is_installed_is_used(extra: str) -> None:
 
 def test_every_pip_install_of_the_documents_works_in_a_clone() -> None:
     """The project is not on PyPI: `pip install worqr` would not find it. Messages are read where worqr is installed."""
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.md")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")]
     found = [
         (page, what) for page in pages for what in re.findall(r"pip install '?([^\s'`]+)", page.read_text("utf-8"))
     ]
@@ -100,7 +100,8 @@ def test_every_pip_install_of_the_documents_works_in_a_clone() -> None:
         for w in re.findall(r"['\"]((?:worqr|\.)\[[\w,]+\])['\"]", path.read_text("utf-8"))
     ]
     extras = {name for _, what in found for name in re.findall(r"\w+", what.partition("[")[2])}
-    assert extras == set(PROJECT["optional-dependencies"])
+    assert "all" in extras
+    assert extras <= set(PROJECT["optional-dependencies"])
     assert [(page, what) for page, what in found if page.suffix == ".md" and what.startswith("worqr")] == []
 
 
@@ -115,10 +116,41 @@ def test_the_readme_begins_with_the_two_commands() -> None:
     assert "python3 run.py tests" in (ROOT / ".ci" / "run").read_text("utf-8")
 
 
-@pytest.mark.parametrize("path", ["README.md", "CHANGELOG.md"])
-def test_links_lead_somewhere(path: str) -> None:
-    targets = re.findall(r"\]\(([^)#]+)", (ROOT / path).read_text("utf-8"))
-    assert [t for t in targets if not t.startswith("https://") and not (ROOT / t).exists()] == []
+def links_of(path: str) -> list[str]:
+    """What a page links to, and the pictures that it shows."""
+    return re.findall(r'(?<=\]\()[^)]+(?=\))|(?<=src=")[^"]+(?=")', (ROOT / path).read_text("utf-8"))
+
+
+def target_of(link: str) -> Path | None:
+    """The file of this repository that a link to the site, or to the repository, shows; None: it leads elsewhere."""
+    page = link.partition("#")[0]
+    site, source = PROJECT["urls"]["Documentation"], PROJECT["urls"]["Source"]
+    if page.startswith(site):
+        name = page.removeprefix(site)
+        folder = ROOT / "docs" / name
+        return folder.with_suffix(".md") if name and folder.with_suffix(".md").exists() else folder / "index.md"
+    if match := re.match(rf"{re.escape(source)}/(?:blob|raw|tree)/main/(.+)", page):
+        return ROOT / match[1]
+    return None
+
+
+@pytest.mark.parametrize("path", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"])
+def test_links_lead_somewhere_from_wherever_the_page_is_shown(path: str) -> None:
+    """On GitHub, on a package index, and in the documentation, which includes all of these but the README."""
+    links = links_of(path)
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert [link for link in links if (file := target_of(link)) and not file.exists()] == []
+
+
+def test_the_links_of_the_readme_are_those_of_the_project() -> None:
+    urls = PROJECT["urls"]
+    assert [
+        link for link in links_of("README.md") if not link.startswith((urls["Documentation"], urls["Source"]))
+    ] == []
+    assert set(urls) == {"Documentation", "Source", "Issues", "Changelog"}
+    site = re.search(r"^site_url: (.*)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    assert site is not None
+    assert site[1] == urls["Documentation"]
 
 
 async def test_the_quick_look_does_what_it_says(spawn: Callable[..., Child]) -> None:
