@@ -74,7 +74,7 @@ def notes(table: Table) -> list[str]:
 
 
 def write_markdown(path: Path, heading: Sequence[str], tables: Iterable[Table]) -> None:
-    """All tables as one, as ``docs/benchmarks.md`` has it, and below it what a reader must know of each."""
+    """All tables as one, as ``docs/explain/benchmarks.md`` has it, and below it what a reader must know of each."""
     shown = [at for at, head in enumerate(HEADS) if head not in {"worst", "runs"}]
     lines = [*heading, "", "| " + " | ".join(HEADS[at] for at in shown) + " |", "|---|---|--:|--:|--:|--:|--:|---|"]
     remarks: list[str] = []

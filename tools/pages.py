@@ -217,12 +217,13 @@ class Reader:
 
     def close(self) -> None:
         """Stop what runs beside the page: Ctrl-C, then SIGKILL."""
-        for process in self._beside.values():
-            if process.is_running():
-                process.interrupt()
+        running = [process for process in self._beside.values() if process.is_running()]
+        for process in running:
+            process.interrupt()
         try:
             for process in self._beside.values():
-                process.ended()
+                code = process.ended()
+                assert process in running or code == 0, f"`{process.command}` ended with {code}:\n{process.output}"
         finally:
             for process in self._beside.values():
                 process.close()

@@ -117,8 +117,9 @@ def _blank(match: re.Match[str]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Check the pages that are named, or all; print what was found, and how many sentences there are."""
-    chosen = [Path(name).resolve() for name in arguments] or pages()
+    """Check the pages and folders that are named, or all; print what was found, and how many sentences there are."""
+    named = [Path(name).resolve() for name in arguments]
+    chosen = [page for path in named for page in (sorted(path.rglob("*.md")) if path.is_dir() else [path])] or pages()
     checked = [page for page in chosen if page.relative_to(ROOT).as_posix() not in EXCEPTIONS]
     found, total = list[Finding](), 0
     for page in checked:

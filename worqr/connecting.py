@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from worqr import ops
-from worqr.embedded import EmbeddedServer, shared_server
+from worqr.embedded import EmbeddedServer, server_of_parent, shared_server
 from worqr.errors import Unavailable, UsageError
 from worqr.keys import RegistryKeys
 from worqr.link import (
@@ -325,7 +325,7 @@ def _url(mesh: Mesh[Any]) -> str:
     url = mesh.url or os.environ.get("WORQR_URL") or os.environ.get("REDIS_URL") or "redis://localhost:6379/0"
     if url == EMBEDDED and mesh.credentials is not None:
         raise UsageError("the embedded server has no users: remove credentials=, or name a server")
-    return url
+    return server_of_parent() or url if url == EMBEDDED else url
 
 
 def _source(mesh: Mesh[Any]) -> str:

@@ -321,6 +321,27 @@ class _Shared:
 
 _shared: dict[int, _Shared] = {}
 """By process id: a forked child begins with nothing of its own."""
+_of_parent: list[str] = []
+"""The URL of the server that a worker process shares with its parent."""
+
+
+def use_embedded(url: str | None) -> None:
+    """Let this process use its parent's server for ``embedded:``, so that what it enqueues is found; None: one of its own."""
+    _of_parent[:] = [] if url is None else [url]
+
+
+def server_of_parent() -> str | None:
+    """The URL of that server."""
+    return _of_parent[0] if _of_parent else None
+
+
+def embedded_url() -> str | None:
+    """The URL of the server that is behind ``embedded:`` now, here or in the parent; None: there is none."""
+    shared = _shared.get(os.getpid())
+    if _of_parent or shared is None:
+        return server_of_parent()
+    with shared.lock:
+        return None if shared.server is None else shared.server.url
 
 
 @contextmanager

@@ -10,7 +10,17 @@ from typing import Final
 
 from benchmarks.chaos.case import Case, Rule, Violation, violation
 from benchmarks.chaos.history import History, Run, Subject
-from benchmarks.chaos.workload import HAND, MAX_FAILURES, MAX_STALLS, MAX_TIMEOUTS, OWED, PREFIX, SCHEDULES, result_of
+from benchmarks.chaos.workload import (
+    HAND,
+    MAX_FAILURES,
+    MAX_STALLS,
+    MAX_TIMEOUTS,
+    OWED,
+    PREFIX,
+    SCHEDULES,
+    WAITING,
+    result_of,
+)
 
 LONGEST_EXPIRY: Final = 31 * 24 * 3600.0
 """Seconds: counters and lists of names are kept for 30 days."""
@@ -81,25 +91,26 @@ def _is_due(history: History, reason: str, queue: str, runs: list[Run]) -> bool:
 
 def schedules(case: Case) -> Iterator[Violation]:
     """Every moment fires once (`ended_twice` knows who fires twice), from the first one on, until the calm phase."""
-    fired: dict[str, set[int]] = defaultdict(set)
+    fired: dict[str, dict[int, float]] = defaultdict(dict)
     for runs in case.history.runs.values():
         nominal = runs[0].nominal
         if nominal is not None:
-            fired[runs[0].id.removeprefix("cron:")].add(nominal)
+            fired[runs[0].id.removeprefix("cron:")][nominal] = min(run.began for run in runs)
     for name, moments in fired.items():
         beat = SCHEDULES.get(name)
         period = 0 if beat is None else round(beat.period * 1000)
         if beat is None or any(moment % period for moment in moments):
             yield violation("a schedule fired at a moment that it does not have", name, f"cron:{name}")
         elif beat.complete:
-            yield from _missed(case, name, sorted(moments), period)
+            yield from _missed(case, name, moments, period)
     for name in SCHEDULES.keys() - fired.keys():
         yield violation("a schedule never fired", name)
 
 
-def _missed(case: Case, name: str, moments: list[int], period: int) -> Iterator[Violation]:
+def _missed(case: Case, name: str, began: dict[int, float], period: int) -> Iterator[Violation]:
+    """The moments between those that fired. `began`: when the first run of each began."""
     rule = "a moment of a schedule did not fire"
-    for before, after in pairwise(moments):
+    for before, after in pairwise(sorted(began)):
         missing = (after - before) // period - 1
         if missing <= 0:
             continue
@@ -107,6 +118,8 @@ def _missed(case: Case, name: str, moments: list[int], period: int) -> Iterator[
         why = "failover" if case.excuses.in_failover(at - 10, at + 10) else None
         if missing >= OWED:
             why = "more moments than are made up for"
+        if case.excuses.latest_clock(began[before], began[after]) - after / 1000 >= (WAITING - 1) * period / 1000:
+            why = "more firings waited than are kept"
         if not case.explain(rule, why):
             yield violation(rule, f"{name}: {missing} between {before} and {after}", f"cron:{name}")
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import Final
 
 from benchmarks.chaos.history import History, Run, Span
-from benchmarks.chaos.workload import HAND
+from benchmarks.chaos.workload import HAND, PROCESS, THREAD
 
 FROZEN: Final = 1.5
 """Seconds without the CPU after which a worker may have missed its keepalive: 3 s less the beat's period and some latency."""
@@ -46,6 +46,8 @@ class Excuses:
 
     def __init__(self, history: History) -> None:
         self._history = history
+        epoch = history.calm.get("epoch", 0.0)
+        self._epoch = epoch - (history.offsets[-1] if history.offsets else 0.0)  # of a clock that is right
         self._frozen = _by_name(history.frozen)
         self._away = _by_name([*history.trouble, *history.frozen])
         spans = [
@@ -75,6 +77,8 @@ class Excuses:
             or self._registered_again(run, until)
             or self._left(run, until)
             or self._left_in_outage(run, until)
+            or self._left_before_it_knew(run, until)
+            or self._ended_after_grace(run, until)
             or ("failover" if self.failed_over(run, until) else None)
         )
 
@@ -94,18 +98,25 @@ class Excuses:
         """Why a schedule may have fired the same moment again: the server's clock was set back by more than a minute, to before
         that moment. Schedules go on by the new time then, as documented.
         """
-        epoch = self._history.calm.get("epoch")
-        if epoch is not None and self._history.offsets:
-            epoch -= self._history.offsets[-1]  # of a clock that is right
         latest, offset = 0.0, 0.0
         for t, to in zip(self._history.clock_jumps, self._history.offsets, strict=True):
             latest, offset = max(latest, t + offset), to
             if latest - (t + to) <= REWINDS_AFTER:
                 continue
             latest = t + to
-            if begin <= t <= end and (epoch is None or nominal / 1000 >= epoch + latest - SLACK):
+            if begin <= t <= end and (not self._history.calm or nominal / 1000 >= self._epoch + latest - SLACK):
                 return "clock set back by more than a minute"
         return None
+
+    def latest_clock(self, begin: float, end: float) -> float:
+        """The latest time that the server's clock showed between two moments, in seconds."""
+        offset, latest = 0.0, 0.0
+        for t, to in zip(self._history.clock_jumps, self._history.offsets, strict=True):
+            if begin < t <= end:
+                latest = max(latest, t + offset)
+            if t <= end:
+                offset = to
+        return self._epoch + max(latest, end + offset)
 
     def trouble(self, who: str, begin: float, end: float) -> float:
         """Seconds between the two moments in which the process or the server did not work."""
@@ -167,6 +178,27 @@ class Excuses:
             return None
         away = sum(span.overlap(run.ended, at) for name in (run.peer, None) for span in self._unreachable.get(name, ()))
         return "left while the server was away" if at - run.ended - away <= SLACK + SAID_WITHIN else None
+
+    def _left_before_it_knew(self, run: Run, until: float) -> str | None:
+        """Its worker was declared dead while the server was away for it, and its peer left without a new registration."""
+        at = self._history.left.get(run.peer)
+        if at is None or not until <= at <= until + NOTICED_WITHIN:
+            return None
+        begin = run.began if run.ended is None else run.ended
+        away = max(
+            (span.overlap(begin, until) for who in (run.peer, None) for span in self._away.get(who, ())), default=0
+        )
+        return "declared dead, and left" if away >= FROZEN and self._unsettled(run, until) else None
+
+    def _ended_after_grace(self, run: Run, until: float) -> str | None:
+        """What a thread or a process has not ended when its leaving peer's grace is over is given back. The peer hears of their
+        end later than the ledger.
+        """
+        at = self._history.leaving.get(run.peer)
+        if at is None or run.queue not in {THREAD, PROCESS} or run.answer == "ok":
+            return None
+        at += self._history.grace[run.peer]
+        return "ended after its peer's grace" if at <= until and self._unsettled(run, at) else None
 
 
 def _by_name(spans: list[Span]) -> dict[str | None, list[Span]]:

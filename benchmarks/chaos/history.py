@@ -126,6 +126,8 @@ class History:
     buried: set[Subject] = field(default_factory=set[Subject])
     killed: dict[str, float] = field(default_factory=dict[str, float])
     leaving: dict[str, float] = field(default_factory=dict[str, float])
+    grace: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds that the runs of a leaving peer had to end."""
     left: dict[str, float] = field(default_factory=dict[str, float])
     registered: dict[str, list[float]] = field(default_factory=lambda: defaultdict[str, list[float]](list))
     frozen: list[Span] = field(default_factory=list[Span])
@@ -185,6 +187,7 @@ class _Reader:
                 history.buried.add((facts["queue"], facts["task"]))
             case "leaving":
                 history.leaving[entry.source] = t
+                history.grace[entry.source] = facts.get("grace", 0.0)
             case "left":
                 history.left[entry.source] = t
             case "gap":

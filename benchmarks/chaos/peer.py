@@ -74,12 +74,13 @@ class Peer:
         with trio.open_signal_receiver(signal.SIGTERM) as signals:
             task_status.started()
             async for _ in signals:
-                self._ledger.write("leaving")
+                grace = self._rng.choice([0, 0.2, 1])
+                self._ledger.write("leaving", grace=grace)
                 self._leaving = True
                 if self._joined is None:
                     nursery.cancel_scope.cancel()
                     return
-                nursery.start_soon(self._joined.drain, self._rng.choice([0, 0.2, 1]))
+                nursery.start_soon(self._joined.drain, grace)
 
     async def _tell_worker(self, peer: worqr.Peer) -> None:
         """Write each worker id: a new one means that the last was declared dead."""

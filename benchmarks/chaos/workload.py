@@ -44,6 +44,8 @@ SCHEDULES: Final = {
 }
 OWED: Final = 100
 """Missed firings that worqr makes up for, at most; a fault never lasts as long as so many periods."""
+WAITING: Final = 100
+"""Firings of one schedule that wait for the one before, at most: above that, worqr drops the oldest."""
 
 
 SLOW: Final = "slow"

@@ -276,6 +276,26 @@ def test_a_peer_that_left_while_the_server_was_away_is_an_excuse_but_not_while_a
         assert rules_broken(story) == broken
 
 
+def test_a_worker_that_was_cut_off_and_left_before_it_knew_is_an_excuse() -> None:
+    for end, left, broken in ((44, 46.0, False), (40.9, 46.0, True), (44, 70.0, True)):
+        story = twice(again=44)
+        story.world(end, "trouble", begin=40.05, end=end, who="peer-2", why="half-open connections")
+        story.add("peer-2", left, "left")
+        assert rules_broken(story) == ({"a task ran again after its end"} if broken else set())
+
+
+@pytest.mark.parametrize(
+    ("queue", "ended", "broken"), [("thread", 41.1, False), ("thread", 38.0, True), ("raw", 41.1, True)]
+)
+def test_what_a_thread_ends_after_the_grace_of_its_peer_is_given_back(queue: str, ended: float, broken: bool) -> None:
+    story = correct()
+    story.send(35, queue, "twice")
+    story.run(37, queue, "twice", peer="peer-3", lasts=ended - 37)
+    story.add("peer-3", 40, "leaving", grace=1)
+    story.run(41.3, queue, "twice")
+    assert rules_broken(story) == ({"a task ran again after its end"} if broken else set())
+
+
 def test_a_failover_that_may_lose_writes_is_an_excuse() -> None:
     story = twice()
     story.world(47, "failover", begin=39.5, end=46)
@@ -363,3 +383,17 @@ def test_a_clock_set_back_does_not_bring_moments_from_before_its_new_time() -> N
     story.world(30.5, "clock", offset=100)
     story.world(59, "clock", offset=0)
     assert "a task ran again after its end" in rules_broken(story)
+
+
+@pytest.mark.parametrize(("waited", "broken"), [(99.2, False), (97.0, True)])
+def test_moments_may_be_dropped_when_a_hundred_wait_and_not_before(waited: float, broken: bool) -> None:
+    """The clock jumps ahead; then five moments are left out, and the next fires this late."""
+    story, period, missing, drop_at = correct(), 1.0, 5, 30
+    began = [e for e in story.entries if e.what == "began" and e.facts["task"] == "brisk" and e.t >= drop_at]
+    gone = {e.facts["fence"] for e in began[:missing]}
+    late = [*began[missing:]]
+    story.entries = [e for e in story.entries if e.facts.get("fence") not in gone or e.what not in {"began", "ended"}]
+    after = late[0].facts["nominal"] / 1000 - EPOCH
+    story.world(drop_at + missing - 0.5, "clock", offset=after + waited * period - late[0].t)
+    story.world(late[0].t + 0.1, "clock", offset=0)
+    assert rules_broken(story) == ({"a moment of a schedule did not fire"} if broken else set())

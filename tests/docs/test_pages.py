@@ -72,6 +72,7 @@ WRONG = {
     "a command beside the others that says something else": [
         *(fence('sh title="Terminal 1"', "echo a; sleep 600"), output("b", "Terminal 1")),
     ],
+    "a command beside the others that fails": [fence('sh title="Terminal 1"', "exit 3"), fence("sh", "sleep 0.5")],
     "a file that cannot be imported": [fence('python title="part.py"', "1 / 0")],
     "a test that fails": [fence('python title="test_it.py"', "def test() -> None:\n    assert False")],
     "a manifest with a mistake": [fence("yaml", "a: [1, 2")],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import trio
 
 import worqr
+from tests.children import Child
 from tests.peer import process_jobs as jobs
 from tests.peer.processes import FENCE, LONG, Desk, open_pool
 from worqr import Broken, Failure, Retry, UsageError
@@ -358,3 +360,10 @@ async def test_what_is_around_must_be_importable_only_where_there_is_a_process()
     async with open_pool(1, process_lifespan=jobs.with_local(), around_thread=jobs.with_local()) as pool:
         with pytest.raises(UsageError, match=r"^process_lifespan .* made inside a function"):
             pool.children.prepare(jobs.nothing)
+
+
+async def test_what_a_process_enqueues_goes_to_the_embedded_server_of_its_parent(spawn: Callable[..., Child]) -> None:
+    """A server of its own would acknowledge the task, and take it along when the process ends."""
+    parent = spawn("import trio; from tests.peer import embedding; trio.run(embedding.main)")
+    assert await parent.line() == "the leaf ran"
+    assert await parent.ended() == 0, parent.errors

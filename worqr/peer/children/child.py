@@ -24,6 +24,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import copy_context
 from typing import Any, Final, cast
 
+from worqr.embedded import use_embedded
 from worqr.errors import UsageError
 from worqr.peer.children.frames import (
     LENGTH,
@@ -205,6 +206,7 @@ class Runs:
     def _enter(self, stack: ExitStack) -> Raised | None:
         """Limit the memory, and enter the lifespan; what that raises is every run's failure."""
         setup = self._setup
+        use_embedded(setup.embedded)
         try:
             if setup.memory_limit is not None:
                 _limit_memory(setup.memory_limit)

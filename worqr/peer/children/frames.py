@@ -20,12 +20,15 @@ LENGTH: Final = struct.Struct("!I")
 
 
 class Setup(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """What holds for all runs. `memory_limit`, `max_result`: bytes."""
+    """What holds for all runs. `memory_limit`, `max_result`: bytes. `embedded`: URL of the
+    parent's embedded server, if it has one.
+    """
 
     lifespan: Name | None
     around: Name | None
     memory_limit: int | None
     max_result: int
+    embedded: str | None
 
 
 class Run(msgspec.Struct, tag=True, array_like=True, frozen=True):

@@ -22,6 +22,7 @@ from typing import Final
 import trio
 from trio_util import periodic
 
+from worqr.embedded import embedded_url
 from worqr.errors import WorqrBug
 from worqr.log_events import emit
 from worqr.peer.children.frames import Extended, Raised, Returned, Run, Said, Setup
@@ -123,6 +124,7 @@ class Children:
                 None if around is None else name_for_process(around, "around_thread"),
                 self._memory_limit,
                 self._max_result,
+                embedded_url(),
             )
 
         async def in_process(_task: bytes) -> object:
