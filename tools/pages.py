@@ -220,6 +220,9 @@ class Reader:
         running = [process for process in self._beside.values() if process.is_running()]
         for process in running:
             process.interrupt()
+        for process in running:
+            if not _ends_soon(process, within=10):
+                process.interrupt()  # Python loses the first one while it starts
         try:
             for process in self._beside.values():
                 code = process.ended()
@@ -280,10 +283,10 @@ class Reader:
             process.close()
 
 
-def _ends_soon(process: Process) -> bool:
+def _ends_soon(process: Process, within: float = 2.0) -> bool:
     """A program that has printed everything may be about to end by itself, and must then end well."""
     try:
-        process.ended(within=2)
+        process.ended(within)
     except AssertionError:
         return False
     return True
