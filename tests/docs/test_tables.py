@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import fields
+from datetime import UTC, datetime
 from typing import Any, get_args
 
 import pytest
@@ -15,8 +16,9 @@ import worqr
 from tests.children import ROOT
 from tests.docs.tables import REFERENCE, columns, rows, section, words
 from tests.servers import Server
-from worqr import listening, ops, policy, service
+from worqr import cron, listening, ops, policy, service, timetable
 from worqr import task as task_module
+from worqr.cron import Definition, Plan, at, ms_of
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import answer_timeout, checks
 from worqr.link import settings as link_settings
@@ -26,6 +28,7 @@ from worqr.lua import all_scripts
 from worqr.peer import (
     asyncio_lifespan,
     cancelling,
+    declaring,
     leading,
     leaving,
     membership,
@@ -219,3 +222,30 @@ def test_every_script_is_on_the_page_and_no_other() -> None:
     named = {word for row in rows("wire.md", "Scripts") for word in words(row[0])}
     assert named == {script.name for script in all_scripts()}
     assert {name for name in named if not hasattr(ops, name)} == set()
+
+
+# schedules.md
+
+
+@pytest.mark.parametrize("row", rows("schedules.md", "Cron expressions", 1), ids=lambda row: row[0].strip("`"))
+def test_a_cron_expression_fires_when_the_page_says(row: list[str]) -> None:
+    plan = Plan(Definition(name="x", queue="x", task=b"", cron=words(row[0])[0], timezone=row[1]))
+    moment, found = ms_of(datetime(2031, 1, 1, tzinfo=UTC)), list[str]()
+    for _ in range(3):
+        moment = plan.next_after(moment)
+        found.append(f"{at(moment):%Y-%m-%d %H:%M}")
+    assert ", ".join(found) == row[2]
+
+
+def test_the_bounds_of_schedules_are_those_of_the_code() -> None:
+    bounds = {row[0]: row[1] for row in rows("schedules.md", "Bounds")}
+    assert bounds["period of `every`"] == f"at least {timetable.MIN_PERIOD:g} s"
+    assert bounds["payload of a scheduled call"] == f"{timetable.MAX_TASK // 1024} KiB"
+    assert bounds["missed firings that are made up for"] == f"{timetable.MAX_CATCH_UP}"
+    assert bounds['firings that wait with `overlap="queue"`'].startswith(f"{ticking.MAX_OWED};")
+    text = section("schedules.md", "Missed firings")
+    assert f"up to {cron.ON_TIME_MS // 1000} s late" in text
+    for heading, words_of_code in (("Missed firings", [*timetable.MISFIRES]), ("Overlap", [*timetable.OVERLAPS])):
+        assert [words(row[0])[0].strip('"') for row in rows("schedules.md", heading) if "`" in row[0]] == words_of_code
+    assert declaring.REDECLARE == 600
+    assert cron.AHEAD_MS == 60_000
