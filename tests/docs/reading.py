@@ -1,4 +1,4 @@
-"""One test per page of folders of the documentation: see `tests.docs.pages`."""
+"""One test per page of folders of the documentation: see `tools.pages`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import Reader, name_of, pages_of
 from tests.leaks import delete_all
-from tests.servers import Server
+from tests.servers import Server, free_port
+from tools.pages import Reader, name_of, pages_of
 
 
 def read_pages(*folders: str) -> Callable[..., None]:
@@ -20,7 +20,7 @@ def read_pages(*folders: str) -> Callable[..., None]:
     def test_the_page_does_what_it_says(page: Path, server: Server, tmp_path: Path) -> None:
         with server.client() as client:
             delete_all(client, "worqr")
-            reader = Reader(page, tmp_path, server.tcp_url)
+            reader = Reader(page, tmp_path, server.tcp_url, free_port())
             try:
                 reader.read()
             finally:

@@ -8,10 +8,15 @@
   out, because there is a server already.
 * ```` ```text title="Output" ```` after one of these: its lines are printed, in this order; ``...`` stands for any text.
   A program that goes on when it has printed them gets Ctrl-C. Without this block, a program must end by itself.
+* ```` ```js title="NAME.mjs" ```` is a file as well.
 * ```` ```yaml ````, ``toml`` and ``json`` are parsed. All other blocks, such as ``bash``, are not run: they install software,
   or need another machine.
 
 Port 8000 on the page stands for a free port.
+
+Pages about migration have programs of another library in sections whose headings start with ``Before``. They need an
+environment in which that library is installed, so they are read apart: `Reader.read` takes the sections to read. For this
+reason the module needs nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -28,16 +33,16 @@ import textwrap
 import threading
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import IO
 
-from tests.children import ROOT
-from tests.patience import PATIENCE
-from tests.servers import free_port
-
+ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+PATIENCE = 60.0
+"""Seconds in which a program prints its next line, or ends."""
 FENCE = re.compile(
     r"^(?P<indent> *)(?P<ticks>`{3,})(?P<language>\w+)(?P<attributes>[^\n]*)\n(?P<code>.*?)^(?P=indent)(?P=ticks)$",
     re.DOTALL | re.MULTILINE,
@@ -47,16 +52,17 @@ PORT = "8000"
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block."""
+    """One fenced block, and the heading of its section (of the second level)."""
 
     page: Path
     line: int
+    section: str
     language: str
     title: str
     code: str
 
     def __str__(self) -> str:
-        return f"{self.page.relative_to(ROOT)}:{self.line}"
+        return f"{name_of(self.page)}:{self.line}"
 
 
 def blocks_of(page: Path) -> list[Block]:
@@ -64,9 +70,16 @@ def blocks_of(page: Path) -> list[Block]:
     found: list[Block] = []
     for match in FENCE.finditer(text):
         title = re.search(r'title="([^"]*)"', match["attributes"])
-        line = text.count("\n", 0, match.start()) + 1
-        found.append(Block(page, line, match["language"], title[1] if title else "", textwrap.dedent(match["code"])))
+        headings = re.findall(r"^## (.*)$", text[: match.start()], re.MULTILINE)
+        section, line = headings[-1] if headings else "", text.count("\n", 0, match.start()) + 1
+        code = textwrap.dedent(match["code"])
+        found.append(Block(page, line, section, match["language"], title[1] if title else "", code))
     return found
+
+
+def is_before(section: str) -> bool:
+    """The section shows a program of another library."""
+    return section.startswith("Before")
 
 
 def pages_of(folder: str) -> list[Path]:
@@ -120,17 +133,16 @@ class Process:
         with self._grown:
             while not pattern.search(self.output):
                 left = deadline - time.monotonic()
-                assert left > 0 and not self._closed, f"`{self.command}` did not print {lines}, but:\n{self.output}"
+                is_over = left <= 0 or self._closed
+                assert not is_over, f"`{self.command}` did not print {lines}, but:\n{self.output}"
                 self._grown.wait(left)
 
-    def ended(self, within: float = PATIENCE) -> int:
+    def ended(self, within: float | None = None) -> int:
         """Its exit code, once it has ended."""
         try:
-            code = self._process.wait(within)
+            code = self._process.wait(within or PATIENCE)
         except subprocess.TimeoutExpired:
-            raise AssertionError(
-                f"`{self.command}` still runs after {within:g} s; its output:\n{self.output}"
-            ) from None
+            raise AssertionError(f"`{self.command}` did not end; its output:\n{self.output}") from None
         self._reader.join()
         return code
 
@@ -160,10 +172,11 @@ def _pattern(line: str) -> str:
 class Reader:
     """Reads one page, and does what it says."""
 
-    def __init__(self, page: Path, folder: Path, url: str) -> None:
-        self._blocks = blocks_of(page)
+    def __init__(self, page: Path, folder: Path, url: str, port: int) -> None:
+        self._page = page
+        self._blocks: list[Block] = []
         self._folder = folder
-        self._port = str(free_port())
+        self._port = str(port)
         self._beside: dict[str, Process] = {}
         self._unused: dict[str, Block] = {}
         programs = folder / ".programs"
@@ -181,7 +194,9 @@ class Reader:
             "WORQR_URL": url,
         }
 
-    def read(self) -> None:
+    def read(self, takes: Callable[[str], bool] = lambda section: not is_before(section)) -> None:
+        """Do what the sections say that `takes` takes."""
+        self._blocks = [block for block in blocks_of(self._page) if takes(block.section)]
         for block, output in self._with_outputs():
             if block.language == "text" and block.title in self._beside and output is None:
                 self._beside[block.title].wait_for(block.code.strip().splitlines())
@@ -193,6 +208,8 @@ class Reader:
                 path = self._folder / "example.py"
                 path.write_text(self._own(block.code), "utf-8")
                 self._run([sys.executable, path.name], block, output)
+            elif block.language == "js" and block.title:
+                (self._folder / block.title).write_text(self._own(block.code), "utf-8")
             elif block.language == "sh":
                 self._run_lines(block, output)
         for block in self._unused.values():
@@ -211,7 +228,7 @@ class Reader:
                 process.close()
 
     def _with_outputs(self) -> Iterator[tuple[Block, list[str] | None]]:
-        for block, after in zip(self._blocks, [*self._blocks[1:], None], strict=True):
+        for block, after in zip_longest(self._blocks, self._blocks[1:]):
             if block.language == "text" and block.title == "Output":
                 continue
             has_output = after is not None and after.language == "text" and after.title == "Output"
