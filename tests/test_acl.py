@@ -922,7 +922,7 @@ async def test_a_day_on_a_cluster(node: Server) -> None:
 # One user for everything
 
 
-async def test_one_user_can_do_everything(own_server: Server, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_rights_are_enough(own_server: Server, caplog: pytest.LogCaptureFixture) -> None:
     with own_server.client() as client:
         client.execute_command("ACL", "SETUSER", EVERYTHING, *all_lines()[EVERYTHING])
     url = own_server.tcp_url.replace("redis://", f"redis://{EVERYTHING}:secret@")

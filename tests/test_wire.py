@@ -31,7 +31,6 @@ import trio
 
 import worqr
 from tests.children import ROOT
-from tests.docs.pages import DOCS, blocks_of
 from tests.docs.tables import rows, words
 from tests.leaks import delete_all, dump
 from tests.ops.driver import desk_on
@@ -41,6 +40,7 @@ from tests.peer.conftest import without_scans
 from tests.peer.tools import QUICK, Held, Runs, eventually, serving, until
 from tests.proxy import FaultProxy
 from tests.servers import Server
+from tools.pages import DOCS, blocks_of
 from worqr import ops
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
 from worqr.lua import script

@@ -27,7 +27,9 @@ def test_the_options_of_all_commands_are_those_there_are(command: Command) -> No
 
 
 def test_the_commands_without_these_options_are_named(command: Command) -> None:
-    exempt = {name for commands in GROUPS.values() for name in commands if "--prefix" not in command(name, "--help").out}
+    exempt = {
+        name for commands in GROUPS.values() for name in commands if "--prefix" not in command(name, "--help").out
+    }
     assert exempt == {"server", "demo", "script"}, "worqr run has options of its own with these names"
 
 

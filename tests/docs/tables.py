@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.docs.pages import DOCS
+from tools.pages import DOCS
 
 REFERENCE = DOCS / "reference"
 

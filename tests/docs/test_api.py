@@ -13,7 +13,7 @@ import pytest_worqr
 import worqr
 import worqr.testing
 from tests.children import ROOT
-from tests.docs.pages import DOCS
+from tools.pages import DOCS
 
 FACE = (ROOT / "tests" / "face.txt").read_text("utf-8")
 PAGES = sorted((DOCS / "reference" / "api").glob("*.md"))
