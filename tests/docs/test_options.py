@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import worqr
-from tests.docs.tables import columns, rows, section
+from tests.docs.tables import columns, rows, section, words
 from worqr.cron import Definition
 from worqr.options import MAX_ID, MAX_META, MAX_REPLICAS, encode_options
 from worqr.peer.capacity import AUTO_MOST
@@ -61,10 +61,12 @@ def test_the_options_of_a_function() -> None:
 
 
 def test_where_an_option_of_a_function_can_be_given() -> None:
-    served = {name for name, row in FUNCTION.items() if row["`serve`"]}
-    assert served == set(worqr.HandlerOptions.__annotations__) - {"max_length", "shards"}
-    per_call = {name for name, row in FUNCTION.items() if row["per call"]}
-    assert per_call == set(FUNCTION) & set(worqr.JobOptions.__annotations__)
+    text = section(PAGE, "Options of a function")
+    [per_call] = re.findall(r"^- Override (.*) for one job", text, re.MULTILINE)
+    assert set(words(per_call)) == set(FUNCTION) & set(worqr.JobOptions.__annotations__)
+    [not_served] = re.findall(r"^- `peer.serve.* except (.*)", text, re.MULTILINE)
+    assert set(words(not_served)) == {"name", "aliases", "max_length", "shards"}
+    assert set(words(not_served)) <= set(FUNCTION)
 
 
 def test_the_options_of_a_dispatch() -> None:
