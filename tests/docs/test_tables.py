@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import tomllib
 from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any, get_args
@@ -132,6 +133,11 @@ def test_the_environment_variables_are_those_that_are_read() -> None:
 def test_the_oldest_servers_are_those_that_are_let_in() -> None:
     found = {row[0]: tuple(map(int, row[1].split("."))) for row in rows("settings.md", "Server versions")}
     assert found == checks._OLDEST  # pyright: ignore[reportPrivateUsage]
+
+
+def test_the_extras_are_those_there_are() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert set(columns("settings.md", "Extras")) == set(project["optional-dependencies"])
 
 
 # job-states.md
