@@ -38,7 +38,6 @@ from worqr.peer import (
     ticking,
     unserved,
 )
-from worqr.peer import peer as peer_module
 from worqr.peer.options import GRACE, MAX_PATIENCE, PATIENT
 
 SOURCE = "\n".join(path.read_text("utf-8") for path in sorted((ROOT / "worqr").rglob("*.py")))
@@ -86,7 +85,7 @@ def test_the_times_are_those_of_the_code() -> None:
         *(membership.BEAT_EVERY, answer_timeout(mesh.keepalive), mesh.keepalive),
         *(leading.LOOK_EVERY, leading.TWO_LOOKS, membership.LEASE),
         *(leading.SCAN_EVERY, unserved.GRACE, cancelling.RECONCILE_EVERY, mesh.block_limit, settings.patience),
-        *(GRACE, peer_module.LEAVE_PATIENCE, promoting.AT_MOST_EVERY),
+        *(GRACE, leaving.LEAVE_PATIENCE, promoting.AT_MOST_EVERY),
         *(task_module.MAX_FAILURES, task_module.MAX_STALLS, policy.MAX_TIMEOUTS),
         *(policy.MIN_BACKOFF, policy.MAX_BACKOFF),
         *(PATIENT.max_failures, PATIENT.min_backoff, PATIENT.max_backoff, saying.SAY_EVERY, listening.LOOK_AGAIN),
