@@ -98,7 +98,7 @@ def test_the_options_of_run_are_those_there_are(command: Command) -> None:
 
 
 def test_the_options_of_all_commands_are_those_there_are(command: Command) -> None:
-    there = command("queues", "--help").out.partition("Which mesh:")[2]
+    there = command("queues", "--help").out.partition("Connection:")[2]
     assert [words(row[0])[0] for row in rows(PAGE, "Which mesh")] == re.findall(r"^  (--[a-z]+)", there, re.MULTILINE)
 
 
