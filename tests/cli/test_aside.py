@@ -49,7 +49,7 @@ async def test_what_failed_is_listed_newest_first(beside: Beside, mesh: worqr.Me
     await set_aside(mesh, b"ada", b"value")
     answer = await beside("failed", "mails")
     header, newest, oldest = answer.lines
-    assert header.split()[:4] == ["id", "set", "aside", "reason"]
+    assert header.split()[:4] == ["id", "failed", "at", "reason"]
     assert newest.startswith("value ")
     assert newest.split("  ")[-2:] == ["ValueError: bad [bold]value\\nin \\x1b[2Jtwo lines", "value"]
     assert oldest.startswith("ada ")
@@ -147,3 +147,16 @@ def test_wrong_use_is_one_line(command: Command, words: tuple[str, ...], why: st
     assert (answer.code, answer.out) == (2, "")
     assert why in answer.err
     assert answer.err.count("\n") == 1
+
+
+async def test_without_a_queue_those_of_all_are_listed(beside: Beside, mesh: worqr.Mesh) -> None:
+    assert await beside("failed") == Answer(0, "", "worqr: no failed tasks\n")
+    assert await beside("broken") == Answer(0, "", "worqr: no undecodable tasks\n")
+    await set_aside(mesh, b"ada", b"value")
+    header, newest, oldest = (await beside("failed")).lines
+    assert header.split()[:2] == ["queue", "id"]
+    assert [newest.split()[:2], oldest.split()[:2]] == [["mails", "value"], ["mails", "ada"]]
+    assert [row["queue"] for row in (await beside("failed", "--json")).json] == ["mails", "mails"]
+    assert (await beside("failed", "--limit", "1")).lines[1:] == [newest]
+    assert (await beside("failed", "--traceback")).lines[0].startswith("mails  value  ")
+    assert (await beside("failed", "drop", "mails", "--all")).code == 0

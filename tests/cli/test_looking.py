@@ -13,7 +13,7 @@ import trio
 import worqr
 from tests.cli.conftest import Answer, Command
 from tests.ops.driver import Desk
-from tests.peer.tools import until
+from tests.peer.tools import eventually, until
 from tests.servers import Server
 
 Beside = Callable[..., Awaitable[Answer]]
@@ -157,3 +157,34 @@ def test_a_wrong_url_is_one_line_without_its_password(command: Command) -> None:
     assert answer.code == 1
     assert "hush" not in answer.err
     assert answer.err.count("\n") == 1
+
+
+@pytest.mark.leaves("*")
+async def test_a_schedule_is_run_now(beside: Beside, mesh: worqr.Mesh) -> None:
+    held, runs = trio.Event(), list[datetime | None]()
+
+    async def report(_task: bytes) -> None:
+        runs.append(worqr.current().scheduled_for)
+        await held.wait()
+
+    mesh.every(86400, mesh.call("report", b"x"), name="daily")
+    async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
+        await mesh.pause_schedule("daily")
+        said = "Enqueued schedule daily on queue report\n"
+        first = await beside("schedules", "run", "daily")
+        assert (first.code, first.out) == (0, said)
+        assert "no worker serves queue 'report' now" in first.err
+        again = await beside("schedules", "run", "daily")
+        why = "the previous run of schedule 'daily' has not ended; see `worqr status 'report' 'cron:daily'`"
+        assert again == Answer(1, "", f"worqr: {why}\n")
+        await nursery.start(partial(peer.serve, "report", report))
+        await until(lambda: runs == [None])
+        assert (await beside("schedules", "run", "daily")).code == 1
+        held.set()
+        await eventually(mesh.queue("report").running, [])
+        assert await beside("schedules", "run", "daily") == Answer(0, said, "")
+        await until(lambda: len(runs) == 2)
+        wrong = await beside("schedules", "run", "dayli")
+        assert wrong == Answer(1, "", "worqr: there is no schedule 'dayli' in this mesh; did you mean 'daily'?\n")
+        await eventually(mesh.queue("report").running, [])
+        nursery.cancel_scope.cancel()

@@ -93,3 +93,20 @@ def test_a_queue_is_paused_and_goes_on(cli: Command) -> None:
     assert cli("queues").lines[1].split()[-1] == "yes"
     cli("resume", "mails")
     cli("cancel", "mails", "--all")
+
+
+@pytest.mark.leaves("*")
+async def test_a_queue_is_deleted_once_that_is_confirmed(beside: Beside, mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        queue = mesh.queue("mails")
+        await queue.enqueue(b"a", b"b")
+        await queue.dispatch(b"c", delay=3600)
+        what = "2 waiting, 1 scheduled and 0 blocked tasks"
+        unsure = await beside("delete", "mails")
+        assert unsure == Answer(2, "", f"worqr: queue 'mails' has {what}: add --yes to delete them\n")
+        assert (await queue.info()).waiting == 2
+        assert await beside("delete", "mails", "--yes") == Answer(0, f"Deleted {what} of queue mails\n", "")
+        info = await queue.info()
+        assert (info.waiting, info.scheduled) == (0, 0)
+        wrong = await beside("delete", "mials")
+        assert (wrong.code, wrong.err) == (2, "worqr: no queue 'mials' is in use; did you mean 'mails'?\n")

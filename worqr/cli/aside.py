@@ -56,13 +56,13 @@ class Choice:
 BY_ID: Final = Choice()
 COLUMNS: Final = (
     Column("id", fit="fold"),
-    Column("set aside", "when", plain=moment, shown=shown.clock),
+    Column("failed at", "when", plain=moment, shown=shown.clock),
     Column("reason", always=True),
     number("failures", "fails"),
     number("stalls"),
     number("timeouts", "t/o"),
     Column("error", style="red", fit="cut", least=30, spare=True),
-    Column("task", fit="cut", least=16, spare=True),
+    Column("task", style="dim", fit="cut", least=16, spare=True),
 )
 QUEUE: Final = Column("queue", fit="fold")
 

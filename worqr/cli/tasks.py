@@ -28,7 +28,7 @@ def _or_dash(text: str | None) -> str:
     return text or "-"
 
 
-TASK: Final = Column("task", fit="cut", least=16, spare=True)
+TASK: Final = Column("task", style="dim", fit="cut", least=16, spare=True)
 
 
 def status(
@@ -60,8 +60,8 @@ def status(
 
 
 RUNNING: Final = (
-    Column("queue", fit="fold"),
-    Column("id", plain=_or_dash, fit="fold"),
+    Column("queue", fit="fold", least=11),
+    Column("id", plain=_or_dash, fit="fold", least=11),
     Column("worker", plain=_or_dash, shown=shown.worker, fit="fold", least=13),
     Column("since", plain=moment, shown=shown.clock),
     Column("attempt", "try", style=lambda attempt: "yellow" if attempt > 1 else "", right=True),

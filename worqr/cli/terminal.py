@@ -29,6 +29,7 @@ GAP: Final = "  "
 NARROWEST: Final = 20
 NOTE: Final = "yellow"
 _NOTE_WIDTH: Final = 24
+_SEPARATORS: Final = "._-/:"
 _EMPTY: Final = (None, "", "-", 0, "0")
 
 
@@ -257,7 +258,9 @@ def _below(apart: Sequence[tuple[Column, Sequence[object]]], note: _Cell | None,
     lines = [Text(GAP + each, note.style) for each in _wrap(note.text, room)] if note and note.text else []
     for column, values in apart:
         if values[n] not in _EMPTY:
-            lines.append(Text(GAP + cut(column.text(values[n]), room), column.colour(values[n])))
+            text = column.text(values[n])
+            broken = [cut(text, room)] if column.fit == "cut" else _wrap(text, room)
+            lines += [Text(GAP + each, column.colour(values[n])) for each in broken]
     return lines
 
 
@@ -315,13 +318,17 @@ def _wrap(text: str, width: int) -> list[str]:
 
 
 def _fold(text: str, width: int) -> list[str]:
-    """Return `text` in lines of at most `width`, broken anywhere."""
+    """Return `text` in lines of at most `width`, broken behind a dot or the like in the second half, else anywhere."""
     lines, used = [""], 0
     for character in text:
         wide = _width(character)
         if used + wide > width and lines[-1]:
-            lines.append("")
-            used = 0
+            full = lines[-1]
+            end = max(map(full.rfind, _SEPARATORS)) + 1
+            kept = full[end:] if len(full) // 2 < end < len(full) else ""
+            lines[-1] = full[: len(full) - len(kept)]
+            lines.append(kept)
+            used = _width(kept)
         lines[-1] += character
         used += wide
     return lines
