@@ -58,9 +58,9 @@ async def test_what_does_not_end_in_time_is_said(beside: Beside, mesh: worqr.Mes
         answer = await beside("cancel", "films", "--task", "film", "--within", "10ms")
         assert answer.code == 1
         assert answer.out == "0 removed, 1 running cancelled (0 ended)\n"
-        assert (
-            answer.err
-            == "worqr: 1 cancelled runs have not ended within 0.01 s; they will not be retried. `worqr running 'films'` shows their workers\n"
+        assert answer.err == (
+            "worqr: 1 cancelled runs have not ended within 0.01 s; they will not be retried. "
+            "`worqr running 'films'` shows their workers\n"
         )
         gate.set()
         nursery.cancel_scope.cancel()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib.util import find_spec
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Final
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from worqr.version import __version__
 
 if TYPE_CHECKING:
-    from cyclopts import App
+    from cyclopts import App, Group
 
 _NEEDED = ("cyclopts", "rich")
 
@@ -129,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def make_app() -> App:
     """Return the cyclopts app with all commands; their modules are imported when they are needed."""
-    from cyclopts import App, Group, Parameter
+    from cyclopts import App, Parameter
 
     app = App(
         name="worqr",
@@ -139,11 +140,18 @@ def make_app() -> App:
         version=__version__,
         default_parameter=Parameter(negative=()),
     )
-    for rank, (title, commands) in enumerate(GROUPS.items()):
-        group = Group(title, sort_key=rank)
+    for group, commands in zip(_groups(), GROUPS.values(), strict=True):
         for place, (name, (path, line)) in enumerate(commands.items()):
             app.command(path, name=name, group=group, help=line, sort_key=place)
     return app
+
+
+@cache
+def _groups() -> tuple[Group, ...]:
+    """Return the headings of the list of commands; always the same ones, because some commands are shared by all apps."""
+    from cyclopts import Group
+
+    return tuple(Group(title, sort_key=rank) for rank, title in enumerate(GROUPS))
 
 
 def _run(arguments: Sequence[str]) -> int:

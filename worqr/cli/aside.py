@@ -12,7 +12,7 @@ from worqr.cli import shown
 from worqr.cli.failing import Unhappy, WrongUse
 from worqr.cli.terminal import Column, number, show_table
 from worqr.cli.text import complain, escape, escape_bytes, moment, payload_fields, print_json, shorten
-from worqr.cli.where import HERE, Where, ask, flag, hint_at, queue_of, time
+from worqr.cli.where import HERE, QueueName, Where, ask, flag, hint_at, queue_of, time
 from worqr.cli.words import moment as moment_of
 
 if TYPE_CHECKING:
@@ -104,11 +104,11 @@ class _Commands:
             of = "" if queue is None else f" in queue {queue!r}"
             complain(hint or f"no {NAMES[self._which]} tasks{of}")
 
-    def retry(self, queue: str, /, *ids: Ids, choice: Choice = BY_ID, where: Where = HERE) -> None:
+    def retry(self, queue: QueueName, /, *ids: Ids, choice: Choice = BY_ID, where: Where = HERE) -> None:
         """Move tasks to the back of their queue, with all counters at zero."""
         self._change("retry", queue, ids, choice, where)
 
-    def drop(self, queue: str, /, *ids: Ids, choice: Choice = BY_ID, where: Where = HERE) -> None:
+    def drop(self, queue: QueueName, /, *ids: Ids, choice: Choice = BY_ID, where: Where = HERE) -> None:
         """Delete tasks for good."""
         self._change("drop", queue, ids, choice, where)
 

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from worqr.cli.failing import Unhappy, WrongUse
 from worqr.cli.text import complain, escape, print_json
-from worqr.cli.where import HERE, Where, ask, flag, hint_at, queue_of, time
+from worqr.cli.where import HERE, QueueName, Where, ask, flag, hint_at, queue_of, time
 from worqr.cli.words import duration
 from worqr.task import CancelCount
 
@@ -52,7 +52,7 @@ NOTHING: Final = Target()
 
 
 def cancel(
-    queue: str,
+    queue: QueueName,
     /,
     *,
     target: Target = NOTHING,
@@ -94,7 +94,7 @@ def cancel(
 
 
 def pause(
-    queue: str,
+    queue: QueueName,
     reason: Annotated[str, Parameter(show_default=False, help="Reason, as `worqr queues` shows it.")] = "",
     /,
     *,
@@ -116,7 +116,7 @@ def pause(
         complain(hint)
 
 
-def resume(queue: str, /, *, where: Where = HERE) -> None:
+def resume(queue: QueueName, /, *, where: Where = HERE) -> None:
     """Resume a paused queue."""
 
     async def command(mesh: Mesh) -> str:
@@ -130,7 +130,7 @@ def resume(queue: str, /, *, where: Where = HERE) -> None:
 
 
 def delete(
-    queue: str,
+    queue: QueueName,
     /,
     *,
     yes: Annotated[bool, flag("Confirm. Without it, nothing is deleted.")] = False,

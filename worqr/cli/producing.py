@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from worqr.cli import STDIN
 from worqr.cli.failing import WrongUse
 from worqr.cli.text import complain, escape, escape_bytes, payload_fields, print_json
-from worqr.cli.where import HERE, Where, ask, flag, queue_of, time, warn_if_unserved
+from worqr.cli.where import HERE, QueueName, Where, ask, flag, queue_of, time, warn_if_unserved
 from worqr.cli.words import arguments, duration, moment, pairs
 from worqr.errors import Duplicate, WorqrError
 from worqr.task import encode_json
@@ -34,7 +34,7 @@ Within = Annotated[str | None, time("Wait up to this long. Implies --wait.")]
 
 
 def enqueue(
-    queue: str,
+    queue: QueueName,
     /,
     *payloads: Annotated[
         str, Parameter(help="Payloads, one task each. A single - reads one payload from the standard input.")
@@ -170,7 +170,7 @@ NONE: Final = Options()
 
 
 def dispatch(
-    queue: str,
+    queue: QueueName,
     payload: Annotated[str, Parameter(help="Payload of the job. - reads it from the standard input.")],
     /,
     *,
@@ -195,7 +195,7 @@ def dispatch(
 
 
 def call(
-    name: str,
+    name: Annotated[str, Parameter(help="Name of the function.")],
     /,
     *given: Annotated[str, Parameter(metavar="NAME=TEXT|NAME:=JSON", help="Arguments of the function.")],
     args: Annotated[str | None, Parameter(metavar="JSON", help="All arguments as one JSON object.")] = None,

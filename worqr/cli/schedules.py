@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from worqr.cli import shown
 from worqr.cli.failing import Unhappy
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from worqr.cron import Schedule
     from worqr.mesh import Mesh
 
+ScheduleName = Annotated[str, Parameter(help="Name of the schedule.")]
 COLUMNS: Final = (
     Column("schedule", fit="fold"),
     Column("next run", plain=moment, shown=shown.clock),
@@ -61,14 +62,14 @@ def _row(schedule: Schedule) -> Sequence[object]:
 
 
 @schedules.command(name="pause")
-def pause_schedule(name: str, /, *, where: Where = HERE) -> None:
+def pause_schedule(name: ScheduleName, /, *, where: Where = HERE) -> None:
     """Pause a schedule: skip its runs until you resume it."""
     _pause(name, where, paused=True)
     print(f"Paused schedule {escape(name)}")
 
 
 @schedules.command(name="resume")
-def resume_schedule(name: str, /, *, where: Where = HERE) -> None:
+def resume_schedule(name: ScheduleName, /, *, where: Where = HERE) -> None:
     """Resume a schedule. Runs that were skipped are not made up for."""
     _pause(name, where, paused=False)
     print(f"Resumed schedule {escape(name)}")
@@ -82,7 +83,7 @@ def _pause(name: str, where: Where, *, paused: bool) -> None:
 
 
 @schedules.command(name="run")
-def run_schedule(name: str, /, *, where: Where = HERE) -> None:
+def run_schedule(name: ScheduleName, /, *, where: Where = HERE) -> None:
     """Enqueue the task of a schedule now, even if the schedule is paused.
 
     The schedule itself does not change. Exit code 1 if the previous run is still waiting or running.

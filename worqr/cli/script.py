@@ -24,7 +24,7 @@ DOES: Final = Column("does", fit="fold", words=True, least=24)
 
 def script(
     name: Annotated[
-        str | None, Parameter(help="Print the source of this script, for SCRIPT LOAD. Default: list all scripts.")
+        str | None, Parameter(help="Name of the script whose source is printed. Default: list all scripts.")
     ] = None,
     /,
     *,

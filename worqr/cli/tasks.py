@@ -13,7 +13,7 @@ from worqr.cli.failing import Unhappy
 from worqr.cli.looking import Json
 from worqr.cli.terminal import Column, is_terminal, show_facts, show_table
 from worqr.cli.text import complain, escape_bytes, moment, payload_fields, print_json, shorten
-from worqr.cli.where import HERE, Where, ask, hint_at, queue_of
+from worqr.cli.where import HERE, QueueName, Where, ask, hint_at, queue_of
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
@@ -32,7 +32,7 @@ TASK: Final = Column("task", style="dim", fit="cut", least=16, spare=True)
 
 
 def status(
-    queue: str,
+    queue: QueueName,
     id: Annotated[str, Parameter(help="Id of the job.")],
     /,
     *,
@@ -111,7 +111,7 @@ JOBS: Final = (
 
 
 def jobs(
-    queue: str,
+    queue: QueueName,
     /,
     *,
     state: Annotated[State, Parameter(help="List tasks in this state.")] = "waiting",

@@ -52,6 +52,7 @@ class Where:
     patience: Annotated[str, time("Give up if the server does not respond for this long.")] = "5s"
 
 
+QueueName = Annotated[str, Parameter(help="Name of the queue.")]
 HERE: Final = Where()
 """The mesh that the environment names: no option was given."""
 
