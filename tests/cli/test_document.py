@@ -1,6 +1,7 @@
-"""docs/reference/cli.md is true: the options and fields that it names exist, and all of them are there.
+"""docs/reference/cli.md is true: the commands, options and fields that it names exist, and all of them are there.
 
-Its commands are run by tests/docs/test_others.py.
+Its commands are run by tests/docs/test_others.py. Below its last heading it is generated: after a change of the command line,
+``python -m tests.cli.test_document`` writes that part anew.
 """
 
 from __future__ import annotations
@@ -9,28 +10,34 @@ import re
 from dataclasses import fields
 
 import worqr
-from tests.cli.conftest import Command
-from tests.docs.tables import REFERENCE, columns, rows, words
+from tests.docs.tables import REFERENCE, rows, words
+from tools.cli_reference import reference
 from worqr.cli import GROUPS
 
 PAGE = "cli.md"
-TEXT = (REFERENCE / PAGE).read_text("utf-8")
+PATH = REFERENCE / PAGE
+GENERATED = re.compile(r"(?<=<!-- commands -->\n).*(?=<!-- end -->)", re.DOTALL)
+
+
+def generated() -> str:
+    """What the program says of itself, as a part of the page: one level lower, without its examples being run."""
+    lines = list(reference())
+    table = next(i for i, line in enumerate(lines) if line.startswith("| command"))
+    text = "\n".join(lines[table:])
+    text = re.sub(r"^## Exit codes$.*?(?=^## )", "", text, flags=re.DOTALL | re.MULTILINE)  # the page has its own
+    text = re.sub(r"^## ", "### ", text, flags=re.MULTILINE)
+    return re.sub(r"^```sh$", "```bash", text, flags=re.MULTILINE).rstrip() + "\n"
+
+
+def test_the_generated_part_is_that_of_the_program() -> None:
+    """Write it with ``python -m tests.cli.test_document``."""
+    [found] = GENERATED.findall(PATH.read_text("utf-8"))
+    assert found == generated()
 
 
 def test_every_command_is_named() -> None:
-    assert {name for commands in GROUPS.values() for name in commands if f"worqr {name}" not in TEXT} == set()
-
-
-def test_the_options_of_all_commands_are_those_there_are(command: Command) -> None:
-    there = re.split(r"^(?:Which mesh|Connection):$", command("queues", "--help").out, flags=re.MULTILINE)[1]
-    assert list(columns(PAGE, "Options of all commands")) == re.findall(r"^  (--[a-z]+)", there, re.MULTILINE)
-
-
-def test_the_commands_without_these_options_are_named(command: Command) -> None:
-    exempt = {
-        name for commands in GROUPS.values() for name in commands if "--prefix" not in command(name, "--help").out
-    }
-    assert exempt == {"server", "demo", "script"}, "worqr run has options of its own with these names"
+    text = GENERATED.sub("", PATH.read_text("utf-8"))
+    assert {name for commands in GROUPS.values() for name in commands if f"worqr {name}" not in text} == set()
 
 
 def test_the_fields_are_those_there_are() -> None:
@@ -42,3 +49,7 @@ def test_the_fields_are_those_there_are() -> None:
     assert named["status"] == status | {"queue", "id", "type"}
     error = {field.name for field in fields(worqr.RemoteError)}
     assert named["failed"] == {field.name for field in fields(worqr.Failed)} | error | {"encoding"}
+
+
+if __name__ == "__main__":
+    PATH.write_text(GENERATED.sub(lambda _: generated(), PATH.read_text("utf-8")), "utf-8")
