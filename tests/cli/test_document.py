@@ -1,18 +1,24 @@
 """docs/reference/cli.md is true: the commands, options and fields that it names exist, and all of them are there.
 
-Its commands are run by tests/docs/test_others.py. Below its last heading it is generated: after a change of the command line,
-``python -m tests.cli.test_document`` writes that part anew.
+Some of its commands are run by tests/docs/test_others.py. Below its last heading it is generated: after a change of the
+command line, ``python -m tests.cli.test_document`` writes that part anew.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
+
+import pytest
 
 import worqr
 from tests.docs.tables import REFERENCE, rows, words
 from tools.cli_reference import reference
-from worqr.cli import GROUPS
+from tools.pages import DOCS, blocks_of, name_of
+from worqr.cli import GROUPS, STDIN, make_app
 
 PAGE = "cli.md"
 PATH = REFERENCE / PAGE
@@ -49,6 +55,37 @@ def test_the_fields_are_those_there_are() -> None:
     assert named["status"] == status | {"queue", "id", "type"}
     error = {field.name for field in fields(worqr.RemoteError)}
     assert named["failed"] == {field.name for field in fields(worqr.Failed)} | error | {"encoding"}
+
+
+def commands_of(page: Path) -> Iterator[list[str]]:
+    """What is typed behind ``worqr`` in the shell blocks of a page."""
+    for block in blocks_of(page):
+        if block.language in {"sh", "bash", "console"}:
+            for line in block.code.replace("\\\n", " ").splitlines():
+                if "worqr" not in line:
+                    continue
+                lexer = shlex.shlex(line.removeprefix("$ "), posix=True, punctuation_chars="|&;<>")
+                lexer.whitespace_split = True
+                parts: list[list[str]] = [[]]
+                for word in lexer:
+                    if set(word) <= set("|&;<>"):
+                        parts.append([word])
+                    else:
+                        parts[-1].append(word)
+                for part in parts:
+                    words_of_it = part[1:] if part[:1] and set(part[0]) <= set("|&;") else part
+                    if words_of_it[:1] == ["worqr"]:
+                        yield words_of_it[1:]
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=name_of)
+def test_the_commands_of_a_page_can_be_typed(page: Path) -> None:
+    """Also those that no test runs."""
+    app = make_app()
+    for typed in commands_of(page):
+        typed = [STDIN if word == "-" else word for word in typed]
+        if not {"--help", "--version"} & set(typed):
+            app.parse_args(typed, print_error=False, exit_on_error=False)
 
 
 if __name__ == "__main__":
