@@ -1,4 +1,6 @@
-"""The users of docs/security.md: each may do what its role does, nothing of it is idle, and what a user may not do is told."""
+"""The users of docs/reference/permissions.md: each may do what its role does, no part of its rules is idle, and what a user may
+not do is told.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,11 @@ from worqr.call import Call
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
 from worqr.lua import Script, all_scripts, script
 
-PAGE = Path(__file__).parent.parent / "docs" / "security.md"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "permissions.md"
 SECRET = "s3cret/w0rd"
 QUOTED = "s3cret%2Fw0rd"
+EVERYTHING = "worqr"
+"""The user who may do all that worqr does."""
 
 OPERATORS_ONLY = {
     *("pause", "resume", "pause_schedule", "delete_queue", "cancel_all", "list_tasks", "list_claims", "list_workers"),
@@ -60,14 +64,19 @@ BESIDE = {"evalsha", "script|exists", "script|load", "client|setname", "info", "
 # The lines of the page
 
 
-def lines() -> dict[str, list[str]]:
+def all_lines() -> dict[str, list[str]]:
     """User -> the rules that the page gives it."""
     found: dict[str, list[str]] = {}
-    for code in re.findall(r"```sh\n(redis-cli ACL SETUSER .*?)```", PAGE.read_text("utf-8"), re.DOTALL):
+    for code in re.findall(r"```bash\n(redis-cli ACL SETUSER .*?)```", PAGE.read_text("utf-8"), re.DOTALL):
         words = shlex.split(code.replace("\\\n", " "))
         assert words[:3] == ["redis-cli", "ACL", "SETUSER"]
         found[words[3]] = words[4:]
     return found
+
+
+def lines() -> dict[str, list[str]]:
+    """User -> the rules that the page gives it; without the user who may do everything."""
+    return {user: rules for user, rules in all_lines().items() if user != EVERYTHING}
 
 
 ROLES = ("producer", "peer", "operator")
@@ -908,3 +917,72 @@ async def test_a_day_on_a_cluster(node: Server) -> None:
     async with serving(meshes["peer"], "Q3", hands, on_failure=fail_too), meshes["operator"].connect():
         await operate(meshes["operator"], meshes["peer"], hands, "Q3")
     assert users.denied() == []
+
+
+# One user for everything
+
+
+async def test_the_rights_are_enough(own_server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    with own_server.client() as client:
+        client.execute_command("ACL", "SETUSER", EVERYTHING, *all_lines()[EVERYTHING])
+    url = own_server.tcp_url.replace("redis://", f"redis://{EVERYTHING}:secret@")
+    mesh = worqr.Mesh(url)
+    with trio.fail_after(PATIENCE):
+        async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
+            await use_everything(mesh, peer, nursery)
+            nursery.cancel_scope.cancel()
+    assert "link.refused" not in caplog.text
+    elsewhere = worqr.Mesh(url, prefix="elsewhere")
+    with pytest.raises(worqr.RefusedByServer):
+        async with elsewhere.connect(), elsewhere.join():
+            pass
+
+
+async def use_everything(mesh: worqr.Mesh, peer: worqr.Peer, nursery: trio.Nursery) -> None:
+    """Every script that a single healthy peer can be made to send."""
+    queue, running = mesh.queue("Q1"), trio.Event()
+
+    async def handler(task: bytes) -> bytes:
+        if task == b"fail":
+            raise ValueError("on purpose")
+        if task != b"job":
+            running.set()
+            await trio.sleep_forever()
+        worqr.current().progress(0.5, "half")
+        return b"done"
+
+    twice = worqr.RetryPolicy(max_failures=2, min_backoff=0.05)
+    async with queue.events() as events:
+        await nursery.start(partial(peer.serve, "Q1", handler, retry=twice, on_failure=lambda failed: None))
+        await queue.enqueue(b"fail", b"run")
+        await running.wait()
+        assert (await queue.cancel(b"run", wait=PATIENCE)).acknowledged == 1
+        async for event in events:
+            if event.type == "failed":
+                break
+    job = await queue.dispatch(b"job", id="job", delay=60, result_ttl=60)
+    assert (await job.status()).state == "scheduled"
+    await queue.dispatch(b"job", id="job", delay=0.1)
+    async with job.watch() as states:
+        assert [status.state async for status in states][-1] == "finished"
+    assert await job.result() == b"done"
+    await queue.dispatch(b"job", id="later", delay=60)
+    assert (await queue.job("later").cancel()).waiting == 1
+    (failed,) = await queue.failed.list()
+    assert await queue.failed.retry(failed.id) == 1
+    while not await queue.failed.list():  # it fails again
+        await trio.sleep(0.01)
+    assert await queue.failed.drop_all() == 1
+    await queue.pause("why")
+    await queue.enqueue(b"a", b"b")
+    assert await queue.tasks() == [b"b", b"a"]
+    assert await queue.peek() == b"a"
+    assert await queue.running() == []
+    await queue.cancel_all()
+    await queue.delete()
+    await queue.resume()
+    assert {info.name for info in await mesh.queues()} == {"Q1", "{Q1}-fail"}
+    assert len(await mesh.workers()) == 1
+    await trio.sleep(1.2)  # a beat, and a round of the leader's chores
+    while not peer.health().ready:
+        await trio.sleep(0.01)

@@ -16,7 +16,7 @@ import pytest
 from worqr.log_events import EVENTS, FIELDS, emit
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "operating.md"
+PAGE = ROOT / "docs" / "reference" / "log-events.md"
 SOURCES = {
     path.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."): ast.parse(path.read_text("utf-8"))
     for path in sorted((ROOT / "worqr").rglob("*.py"))
@@ -157,11 +157,11 @@ def tables() -> dict[str, str]:
         fields = ", ".join(f"`{field}`" for field in event.fields)
         lines.append(f"| `{name}` | {levels} | {event.meaning} | {fields} |")
     fields = [f"| `{name}` | {meaning} |" for name, meaning in FIELDS.items()]
-    loggers = [f"`{module}`" for module, tree in SOURCES.items() if has_logger(tree)]
+    loggers = [module for module, tree in SOURCES.items() if has_logger(tree)]
     return {
         "log events": "\n".join(lines),
         "log fields": "\n".join(["| field | holds |", "|---|---|", *fields]),
-        "loggers": ",\n".join(loggers),
+        "loggers": "\n".join(["```text", *loggers, "```"]),
     }
 
 

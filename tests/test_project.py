@@ -77,6 +77,14 @@ def imported() -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
+def test_everything_that_must_hold_is_checked_before_a_change_is_taken() -> None:
+    """`docs` builds the site, and fails on a broken link."""
+    called = re.findall(
+        r"^python3 run\.py (.*?)(?: 2>&1.*| #.*)?$", (ROOT / ".ci" / "run").read_text("utf-8"), re.MULTILINE
+    )
+    assert {session for words in called for session in words.split()} >= {"tests", "migration", "lint", "types", "docs"}
+
+
 def test_the_core_needs_six_packages() -> None:
     assert requirements("") == {"redis", "trio", "trio-util", "msgspec", "cyclopts", "rich"}
 

@@ -892,10 +892,10 @@ async def test_the_command_line_knows_one_queue(beside: Beside, mesh: worqr.Mesh
         for n in range(8):
             await hot.enqueue(b"%d" % n)
         assert [(info["name"], info["waiting"]) for info in (await beside("queues", "--json")).json] == [("hot", 8)]
-        assert await beside("pause", "hot", "repairs") == Answer(0, "hot is paused\n", "")
+        assert await beside("pause", "hot", "repairs") == Answer(0, "Paused queue hot\n", "")
         seen = await mesh.link.call_all([ops.inspect(keys) for keys in shards(prefix)])
         assert [each.paused for each in seen] == ["repairs"] * FOUR
-        assert await beside("resume", "hot") == Answer(0, "hot goes on\n", "")
+        assert await beside("resume", "hot") == Answer(0, "Resumed queue hot\n", "")
         assert (await hot.info()).paused is None
         assert (await beside("cancel", "hot", "--all")).out == "8 removed, 0 running cancelled\n"
         assert await hot.count() == 0

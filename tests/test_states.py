@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
+from tests.children import ROOT
 from tests.ops.job_rules import DELAY, Policy
 from tests.ops.test_job_machine import BOOM, ERROR, FAR, PAST, JobMachine
 from tests.servers import Server
@@ -206,5 +206,5 @@ def test_the_table_names_scripts_and_states() -> None:
 
 
 def test_the_table_stands_in_the_docs() -> None:
-    docs = Path(__file__).parent.parent / "docs" / "jobs.md"
-    assert as_table() in docs.read_text("utf-8")
+    page = ROOT / "docs" / "reference" / "job-states.md"
+    assert as_table() in page.read_text("utf-8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import socket
@@ -252,12 +251,3 @@ def test_commands_of_django_start_no_peer(run: Run, tmp_path: Path) -> None:
     (tmp_path / "manage.py").write_text(COMMAND)
     command = run(tmp_path / "manage.py", "check")
     assert command.process.wait(PATIENCE) == 0, command.errors
-
-
-def test_what_the_documents_show_of_django_is_in_the_example() -> None:
-    shown = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "embedding.md").read_text("utf-8"), re.DOTALL)
-    example = (EXAMPLES / "web_django.py").read_text("utf-8")
-    example = example.replace(', "web_django.py"}', "}").replace('name = "web_django"', 'name = "reports"')
-    assert len(shown) == 2
-    for code in shown:
-        assert code in example

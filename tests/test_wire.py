@@ -1,4 +1,6 @@
-"""docs/wire.md is true of clients that know nothing of worqr: redis-cli, Node's and Python's; what they do wrong is contained.
+"""docs/reference/wire.md and docs/raw/other-languages.md are true of clients that know nothing of worqr.
+
+Such clients are redis-cli, Node's and Python's; what they do wrong is contained.
 
 ``WORQR_TEST_NODE=1`` makes it a failure that Node is not there, or cannot get its packages.
 """
@@ -29,6 +31,7 @@ import trio
 
 import worqr
 from tests.children import ROOT
+from tests.docs.tables import rows, words
 from tests.leaks import delete_all, dump
 from tests.ops.driver import desk_on
 from tests.ops.scene import set_scene
@@ -37,7 +40,7 @@ from tests.peer.conftest import without_scans
 from tests.peer.tools import QUICK, Held, Runs, eventually, serving, until
 from tests.proxy import FaultProxy
 from tests.servers import Server
-from tests.test_docs import BLOCK, DOCS, rows, words
+from tools.pages import DOCS, blocks_of
 from worqr import ops
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
 from worqr.lua import script
@@ -45,7 +48,7 @@ from worqr.lua import script
 pytestmark = [pytest.mark.one_server, pytest.mark.timeout(180)]
 
 PAGE = "wire.md"
-PROGRAMS = [(match[2], match[3]) for match in BLOCK.finditer((DOCS / PAGE).read_text("utf-8"))]
+PROGRAMS = blocks_of(DOCS / "raw" / "other-languages.md")
 MUST_HAVE_NODE = os.environ.get("WORQR_TEST_NODE") == "1"
 NPM_WITHIN, NPM_TRIES = 50, 3
 
@@ -53,8 +56,8 @@ __all__ = ["without_scans"]
 
 
 def program(language: str, with_text: str) -> str:
-    """The one program of the page in this language that has this text in it."""
-    (found,) = [code for kind, code in PROGRAMS if kind == language and with_text in code]
+    """The one program of the page about producers in this language that has this text in it."""
+    (found,) = [block.code for block in PROGRAMS if block.language == language and with_text in block.code]
     return found
 
 
@@ -63,8 +66,8 @@ def program(language: str, with_text: str) -> str:
 
 def test_every_key_has_its_type_in_the_table() -> None:
     types = {"LIST": "list", "HASH": "hash", "SET": "set", "ZSET": "sorted set", "STRING": "string"}
-    told = {key: row[1] for row in rows(PAGE, "The wire") for key in words(row[0])}
-    heard = {channel for row in rows(PAGE, "The wire", 1) for channel in words(row[0])}
+    told = {key: row[1] for row in rows(PAGE, "Keys") for key in words(row[0])}
+    heard = {channel for row in rows(PAGE, "Channels") for channel in words(row[0])}
     arguments = {"worker": "W1", "claim": "P1", "id": "ID", "digest": "DIGEST"}
     spelled: dict[str, str] = {}
     for keys in (QueueKeys("worqr", "Q1"), RegistryKeys("worqr")):
@@ -88,7 +91,7 @@ def test_every_key_has_its_type_in_the_table() -> None:
 
 def test_what_is_in_the_server_is_as_the_table_says(server: Server, prefix: str) -> None:
     """Each key of a mesh that has something of everything: its type, and whether it expires."""
-    told = {key: row[1:3] for row in rows(PAGE, "The wire") for key in words(row[0])}
+    told = {key: row[1:3] for row in rows(PAGE, "Keys") for key in words(row[0])}
     seen: set[str] = set()
     for desk in desk_on(server, prefix):
         set_scene(desk)
@@ -134,7 +137,7 @@ def test_every_option_of_a_dispatch_is_in_the_table() -> None:
     }
     from worqr.options import encode_options
 
-    table = rows(PAGE, "The scripts from other languages")
+    table = rows(PAGE, "Options of dispatch_jobs")
     named = {word for row in table for word in words(row[0])}
     assert set(encode_options(every)) <= named
     read = {name for name in named if re.search(rf"\bo\.{name}\b", script("dispatch_jobs").source)}
@@ -283,6 +286,13 @@ async def joined(mesh: worqr.Mesh) -> AsyncGenerator[None]:
 # redis-cli
 
 
+async def test_two_commands_enqueue(shell: Shell, mesh: worqr.Mesh, without_scans: None) -> None:
+    runs = Runs()
+    async with serving(mesh, "mails", runs):
+        await shell(program("sh", "LPUSH 'worqr:{mails}'"))
+        assert await runs.wait(1) == [b"ada@example.org"]
+
+
 async def test_bytes_from_a_file_arrive_as_they_are(
     shell: Shell, mesh: worqr.Mesh, tmp_path: Path, without_scans: None
 ) -> None:
@@ -290,7 +300,7 @@ async def test_bytes_from_a_file_arrive_as_they_are(
     (tmp_path / "picture.png").write_bytes(picture)
     runs = Runs()
     async with serving(mesh, "thumbnails", runs):
-        await shell(program("sh", "-x LPUSH"))
+        await shell(program("bash", "-x LPUSH"))
         assert await runs.wait(1) == [picture]
 
 

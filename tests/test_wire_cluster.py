@@ -1,4 +1,4 @@
-"""docs/wire.md on a real Redis Cluster: the two commands, and the scripts as ``worqr script NAME --cluster`` prints them."""
+"""docs/reference/wire.md on a real Redis Cluster: the two commands, and what ``worqr script NAME --cluster`` prints."""
 
 from __future__ import annotations
 

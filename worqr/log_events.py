@@ -1,7 +1,7 @@
 """Every event that worqr logs: its name, its levels, its meaning, and the fields that its records carry. Pure.
 
-`EVENTS` is the registry, `FIELDS` says what each field holds. The tables of docs/operating.md are made from them. `emit` logs one
-event: the line begins with the event's name, and the facts that it states are fields of the record as well.
+`EVENTS` is the registry, `FIELDS` says what each field holds. The tables of docs/reference/log-events.md are made from them.
+`emit` logs one event: the line begins with the event's name, and the facts that it states are fields of the record as well.
 
 Not here: which event happened. Modules call `emit` where it happens, or `Scribe.emit` and `Complaints.error`, which pass it on.
 """

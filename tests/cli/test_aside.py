@@ -49,7 +49,7 @@ async def test_what_failed_is_listed_newest_first(beside: Beside, mesh: worqr.Me
     await set_aside(mesh, b"ada", b"value")
     answer = await beside("failed", "mails")
     header, newest, oldest = answer.lines
-    assert header.split()[:4] == ["id", "set", "aside", "reason"]
+    assert header.split()[:4] == ["id", "failed", "at", "reason"]
     assert newest.startswith("value ")
     assert newest.split("  ")[-2:] == ["ValueError: bad [bold]value\\nin \\x1b[2Jtwo lines", "value"]
     assert oldest.startswith("ada ")
@@ -82,9 +82,7 @@ async def test_what_failed_is_listed_newest_first(beside: Beside, mesh: worqr.Me
     assert "\x1b" not in whole.out
     assert (await beside("failed", "mails", "--limit", "1")).lines[1:] == [newest]
     assert [row["id"] for row in (await beside("failed", "mails", "--error", "Failure", "--json")).json] == ["ada"]
-    assert (
-        await beside("failed", "mails", "--before", "1h")
-    ).err == "worqr: nothing of queue 'mails' is set aside as failed\n"
+    assert (await beside("failed", "mails", "--before", "1h")).err == "worqr: no failed tasks in queue 'mails'\n"
 
 
 async def test_what_is_broken_is_listed_apart_with_its_bytes(beside: Beside, mesh: worqr.Mesh) -> None:
@@ -94,18 +92,22 @@ async def test_what_is_broken_is_listed_apart_with_its_bytes(beside: Beside, mes
     (row,) = (await beside("broken", "mails", "--json")).json
     assert row["encoding"] == "base64"
     assert (await beside("failed", "mails")).out == ""
-    assert (await beside("broken", "drop", "mails", "evil")).out == "1 dropped\n"
+    assert (await beside("broken", "drop", "mails", "evil")).out == "1 deleted\n"
     assert (await beside("broken", "mails", "--json")).out == ""
 
 
 async def test_some_are_put_back_or_dropped_by_their_ids(beside: Beside, mesh: worqr.Mesh) -> None:
     await set_aside(mesh, b"ada", b"grace", b"value")
-    assert (await beside("failed", "retry", "mails", "ada", "grace")) == Answer(0, "2 put back\n", "")
+    assert (await beside("failed", "retry", "mails", "ada", "grace")) == Answer(0, "2 requeued\n", "")
     async with mesh.connect():
         assert await mesh.queue("mails").tasks() == [b"grace", b"ada"]
         await mesh.queue("mails").cancel_all()
     partly = await beside("failed", "drop", "mails", "value", "nobody")
-    assert partly == Answer(1, "1 dropped\n", "worqr: 1 of 2 are not among the failed of queue 'mails'\n")
+    again = "(it may have been retried or deleted already); list them with `worqr failed 'mails'`\n"
+    why = "worqr: 1 of 2 ids match no failed task in queue 'mails' "
+    assert partly == Answer(1, "1 deleted\n", why + again)
+    one = await beside("failed", "retry", "mails", "nobody")
+    assert one == Answer(1, "0 requeued\n", "worqr: no failed task with id 'nobody' in queue 'mails' " + again)
 
 
 async def test_all_of_them_or_what_the_options_leave(beside: Beside, mesh: worqr.Mesh) -> None:
@@ -116,10 +118,10 @@ async def test_all_of_them_or_what_the_options_leave(beside: Beside, mesh: worqr
         await beside("failed", "retry", "mails", "--all", "--error", "ValueError", *before, "--limit", "1")
     ).code == 0
     assert [row["id"] for row in (await beside("failed", "mails", "--json")).json] == ["value 3", "value 2", "ada"]
-    assert (await beside("failed", "drop", "mails", "--all", "--limit", "1")).out == "1 dropped\n"
+    assert (await beside("failed", "drop", "mails", "--all", "--limit", "1")).out == "1 deleted\n"
     assert [row["id"] for row in (await beside("failed", "mails", "--json")).json] == ["value 2", "ada"]
-    assert (await beside("failed", "drop", "mails", "--all", *before)).out == "1 dropped\n"
-    assert (await beside("failed", "retry", "mails", "--all")).out == "1 put back\n"
+    assert (await beside("failed", "drop", "mails", "--all", *before)).out == "1 deleted\n"
+    assert (await beside("failed", "retry", "mails", "--all")).out == "1 requeued\n"
     async with mesh.connect():
         assert await mesh.queue("mails").cancel_all() == worqr.CancelCount(2, 0, 0)
 
@@ -133,11 +135,11 @@ async def test_a_failure_queue_is_named_as_it_is_listed(beside: Beside, mesh: wo
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("failed", "retry", "mails"), "say which to retry: their ids, or --all"),
-        (("failed", "drop", "mails", "x", "--all"), "say which to drop"),
-        (("broken", "drop", "mails", "x", "--error", "E"), "--error, --before and --limit go with --all"),
+        (("failed", "retry", "mails"), "name the tasks to retry: either ids, or --all"),
+        (("failed", "drop", "mails", "x", "--all"), "name the tasks to drop"),
+        (("broken", "drop", "mails", "x", "--error", "E"), "--error, --before and --limit need --all"),
         (("broken", "mails", "--before", "soon"), "--before must be a time"),
-        (("failed",), "QUEUE"),
+        (("failed", "retry"), "missing QUEUE; `worqr failed retry --help`"),
     ],
 )
 def test_wrong_use_is_one_line(command: Command, words: tuple[str, ...], why: str) -> None:
@@ -145,3 +147,16 @@ def test_wrong_use_is_one_line(command: Command, words: tuple[str, ...], why: st
     assert (answer.code, answer.out) == (2, "")
     assert why in answer.err
     assert answer.err.count("\n") == 1
+
+
+async def test_without_a_queue_those_of_all_are_listed(beside: Beside, mesh: worqr.Mesh) -> None:
+    assert await beside("failed") == Answer(0, "", "worqr: no failed tasks\n")
+    assert await beside("broken") == Answer(0, "", "worqr: no undecodable tasks\n")
+    await set_aside(mesh, b"ada", b"value")
+    header, newest, oldest = (await beside("failed")).lines
+    assert header.split()[:2] == ["queue", "id"]
+    assert [newest.split()[:2], oldest.split()[:2]] == [["mails", "value"], ["mails", "ada"]]
+    assert [row["queue"] for row in (await beside("failed", "--json")).json] == ["mails", "mails"]
+    assert (await beside("failed", "--limit", "1")).lines[1:] == [newest]
+    assert (await beside("failed", "--traceback")).lines[0].startswith("mails  value  ")
+    assert (await beside("failed", "drop", "mails", "--all")).code == 0

@@ -52,7 +52,7 @@ def test_a_mesh_may_be_an_attribute_of_something() -> None:
 @pytest.mark.parametrize(
     ("target", "why"),
     [
-        ("shop.two", "there are 2 meshes in shop.two; say which: shop.two:a or shop.two:b"),
+        ("shop.two", "there are 2 meshes in shop.two; choose one: shop.two:a or shop.two:b"),
         ("shop.none", r"there is no worqr.Mesh in shop.none \(.*none.py\)"),
         ("shop.tasks:mush", r"there is no 'mush' in shop.tasks \(.*tasks.py\); did you mean 'mesh'\?"),
         ("shop.two:x", r"there is no 'x' in shop.two \(.*two.py\); its meshes: a, b"),
@@ -67,10 +67,10 @@ def test_a_mesh_may_be_an_attribute_of_something() -> None:
         ("shop.tasks.x:mesh", "there is no module 'shop.tasks.x': shop.tasks is a module, not a package"),
         ("shop/tasks.py", "is a path; name the module as Python imports it: shop.tasks:mesh"),
         ("./shop/tasks.py:m", "is a path; name the module as Python imports it: shop.tasks:m"),
-        ("", "names no mesh: write package.module:mesh"),
-        (":mesh", "names no mesh: write package.module:mesh"),
-        ("shop tasks", "names no mesh: write package.module:mesh"),
-        ("shop..tasks", "names no mesh: write package.module:mesh"),
+        ("", "is not the name of a mesh: type package.module:mesh"),
+        (":mesh", "is not the name of a mesh: type package.module:mesh"),
+        ("shop tasks", "is not the name of a mesh: type package.module:mesh"),
+        ("shop..tasks", "is not the name of a mesh: type package.module:mesh"),
         ("shop.tasks:", "there is no '' in shop.tasks"),
     ],
 )

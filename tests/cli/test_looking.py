@@ -13,7 +13,7 @@ import trio
 import worqr
 from tests.cli.conftest import Answer, Command
 from tests.ops.driver import Desk
-from tests.peer.tools import until
+from tests.peer.tools import eventually, until
 from tests.servers import Server
 
 Beside = Callable[..., Awaitable[Answer]]
@@ -22,10 +22,10 @@ Beside = Callable[..., Awaitable[Answer]]
 @pytest.mark.parametrize(
     ("words", "note"),
     [
-        (("queues",), "no queue holds anything or is served"),
-        (("workers",), "no worker is registered"),
-        (("schedules",), "no peer has declared a schedule"),
-        (("schedules", "list"), "no peer has declared a schedule"),
+        (("queues",), "no queue holds tasks or has workers"),
+        (("workers",), "no worker is registered; start one with `worqr run package.module:mesh`"),
+        (("schedules",), "no worker has declared a schedule"),
+        (("schedules", "list"), "no worker has declared a schedule"),
     ],
 )
 def test_nothing_is_a_note_beside_an_empty_list(cli: Command, words: tuple[str, ...], note: str) -> None:
@@ -99,7 +99,7 @@ async def test_workers_are_evicted_by_the_beginning_of_their_ids(beside: Beside,
         await nursery.start(partial(peer.serve, "mails", _nothing))
         first = peer.id
         answer = await beside("workers", "evict", first[:-8])
-        assert answer == Answer(0, f"{first} is evicted; its tasks are back in their queues\n", "")
+        assert answer == Answer(0, f"Evicted worker {first}; its tasks are back in their queues\n", "")
         await until(lambda: peer.id != first)  # it joins again
         assert (await beside("workers", "list", "--json")).json[0]["id"] == peer.id
         again = await beside("workers", "evict", first)
@@ -113,14 +113,17 @@ def test_of_several_ids_none_is_evicted_if_one_is_wrong(cli: Command, server: Se
     desk.register("shop:ab12", "shop:ab34", "shop:cd")
     with desk.nothing_changes():
         assert cli("workers", "evict", "shop:cd", "shop:ab") == Answer(
-            1, "", "worqr: 2 workers have an id that begins with 'shop:ab': shop:ab12, shop:ab34; evicted none\n"
+            1,
+            "",
+            "worqr: 'shop:ab' is ambiguous: 2 worker ids begin with it (shop:ab12, shop:ab34); "
+            "type more characters. No worker was evicted\n",
         )
         wrong = cli("workers", "evict", "shop:cd", "shop:ef")
         assert (wrong.code, wrong.out) == (1, "")
         assert "no worker 'shop:ef'" in wrong.err
         assert cli("workers", "evict").code == 2
     done = cli("workers", "evict", "shop:c", "shop:ab34", "shop:cd")
-    assert [line.split()[0] for line in done.lines] == ["shop:ab34", "shop:cd"]
+    assert [line.split()[2].rstrip(";") for line in done.lines] == ["shop:ab34", "shop:cd"]
     assert cli("workers", "--json").json[0]["id"] == "shop:ab12"
     desk.wipe()
 
@@ -141,9 +144,9 @@ async def test_schedules_are_listed_paused_and_resumed(beside: Beside, mesh: wor
         _, row = (await beside("schedules")).lines
         assert row.split()[0] == "hourly"
         assert row.endswith("-")
-        assert (await beside("schedules", "pause", "hourly")) == Answer(0, "hourly is paused\n", "")
+        assert (await beside("schedules", "pause", "hourly")) == Answer(0, "Paused schedule hourly\n", "")
         assert (await beside("schedules")).lines[1].endswith("yes")
-        assert (await beside("schedules", "resume", "hourly")) == Answer(0, "hourly fires again\n", "")
+        assert (await beside("schedules", "resume", "hourly")) == Answer(0, "Resumed schedule hourly\n", "")
         assert not (await beside("schedules", "list", "--json")).json[0]["paused"]
         wrong = await beside("schedules", "pause", "hourli")
         assert wrong == Answer(1, "", "worqr: there is no schedule 'hourli' in this mesh; did you mean 'hourly'?\n")
@@ -154,3 +157,34 @@ def test_a_wrong_url_is_one_line_without_its_password(command: Command) -> None:
     assert answer.code == 1
     assert "hush" not in answer.err
     assert answer.err.count("\n") == 1
+
+
+@pytest.mark.leaves("*")
+async def test_a_schedule_is_run_now(beside: Beside, mesh: worqr.Mesh) -> None:
+    held, runs = trio.Event(), list[datetime | None]()
+
+    async def report(_task: bytes) -> None:
+        runs.append(worqr.current().scheduled_for)
+        await held.wait()
+
+    mesh.every(86400, mesh.call("report", b"x"), name="daily")
+    async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
+        await mesh.pause_schedule("daily")
+        said = "Enqueued schedule daily on queue report\n"
+        first = await beside("schedules", "run", "daily")
+        assert (first.code, first.out) == (0, said)
+        assert "no worker serves queue 'report' now" in first.err
+        again = await beside("schedules", "run", "daily")
+        why = "the previous run of schedule 'daily' has not ended; see `worqr status 'report' 'cron:daily'`"
+        assert again == Answer(1, "", f"worqr: {why}\n")
+        await nursery.start(partial(peer.serve, "report", report))
+        await until(lambda: runs == [None])
+        assert (await beside("schedules", "run", "daily")).code == 1
+        held.set()
+        await eventually(mesh.queue("report").running, [])
+        assert await beside("schedules", "run", "daily") == Answer(0, said, "")
+        await until(lambda: len(runs) == 2)
+        wrong = await beside("schedules", "run", "dayli")
+        assert wrong == Answer(1, "", "worqr: there is no schedule 'dayli' in this mesh; did you mean 'daily'?\n")
+        await eventually(mesh.queue("report").running, [])
+        nursery.cancel_scope.cancel()

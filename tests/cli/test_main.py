@@ -89,7 +89,7 @@ def test_help_of_the_demo_names_its_options() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("no-such-command",), 'Unknown command "no-such-command"'),
+        (("no-such-command",), "unknown command 'no-such-command'"),
         (("demo", "--no-such-option"), "--no-such-option"),
         (("demo", "--peers", "many"), '--peers: unable to convert "many" into int'),
         (("demo", "--peers", "1"), "worqr: --peers must be 2 (one is killed) to 32, not 1"),

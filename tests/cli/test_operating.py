@@ -37,7 +37,7 @@ async def test_what_runs_is_cancelled_and_waited_for(beside: Beside, mesh: worqr
         job = await mesh.queue("films").dispatch(b"film", id="x", result_ttl=60)
         await held.wait(1)
         answer = await beside("cancel", "films", "--id", "x", "--wait", "--reason", "nobody wants it")
-        assert answer == Answer(0, "0 removed, 1 running cancelled (1 have ended)\n", "")
+        assert answer == Answer(0, "0 removed, 1 running cancelled (1 ended)\n", "")
         with pytest.raises(worqr.JobCancelled, match="nobody wants it"):
             await job.result()
         nursery.cancel_scope.cancel()
@@ -57,8 +57,11 @@ async def test_what_does_not_end_in_time_is_said(beside: Beside, mesh: worqr.Mes
         await begun.wait()
         answer = await beside("cancel", "films", "--task", "film", "--within", "10ms")
         assert answer.code == 1
-        assert answer.out == "0 removed, 1 running cancelled (0 have ended)\n"
-        assert answer.err == "worqr: 1 had not ended within 0.01 s; they will not come back\n"
+        assert answer.out == "0 removed, 1 running cancelled (0 ended)\n"
+        assert answer.err == (
+            "worqr: 1 cancelled runs have not ended within 0.01 s; they will not be retried. "
+            "`worqr running 'films'` shows their workers\n"
+        )
         gate.set()
         nursery.cancel_scope.cancel()
 
@@ -66,13 +69,13 @@ async def test_what_does_not_end_in_time_is_said(beside: Beside, mesh: worqr.Mes
 @pytest.mark.parametrize("words", [(), ("--all", "--id", "x"), ("--task", "a", "--id", "x")])
 def test_a_cancel_says_what_it_means(command: Command, words: tuple[str, ...]) -> None:
     assert command("cancel", "mails", *words) == Answer(
-        2, "", "worqr: say what to cancel: --id, --task or --all, and only one of them\n"
+        2, "", "worqr: name what to cancel by exactly one of --id, --task and --all\n"
     )
 
 
 def test_a_queue_that_nobody_knows_is_noted(cli: Command) -> None:
     cli("enqueue", "mails", "a")
-    hint = "worqr: nobody has used a queue 'mials' lately; did you mean 'mails'?\n"
+    hint = "worqr: no queue 'mials' is in use; did you mean 'mails'?\n"
     for words in (("cancel", "mials", "--all"), ("resume", "mials"), ("failed", "mials"), ("broken", "mials")):
         answer = cli(*words)
         assert (answer.code, answer.err) == (0, hint)
@@ -83,10 +86,27 @@ def test_a_queue_that_nobody_knows_is_noted(cli: Command) -> None:
 
 def test_a_queue_is_paused_and_goes_on(cli: Command) -> None:
     cli("enqueue", "mails", "a")
-    assert cli("pause", "mails", "the mail server is down") == Answer(0, "mails is paused\n", "")
+    assert cli("pause", "mails", "the mail server is down") == Answer(0, "Paused queue mails\n", "")
     assert cli("queues", "--json").json[0]["paused"] == "the mail server is down"
-    assert cli("resume", "mails") == Answer(0, "mails goes on\n", "")
+    assert cli("resume", "mails") == Answer(0, "Resumed queue mails\n", "")
     assert cli("pause", "mails").code == 0
     assert cli("queues").lines[1].split()[-1] == "yes"
     cli("resume", "mails")
     cli("cancel", "mails", "--all")
+
+
+@pytest.mark.leaves("*")
+async def test_a_queue_is_deleted_once_that_is_confirmed(beside: Beside, mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        queue = mesh.queue("mails")
+        await queue.enqueue(b"a", b"b")
+        await queue.dispatch(b"c", delay=3600)
+        what = "2 waiting, 1 scheduled and 0 blocked tasks"
+        unsure = await beside("delete", "mails")
+        assert unsure == Answer(2, "", f"worqr: queue 'mails' has {what}: add --yes to delete them\n")
+        assert (await queue.info()).waiting == 2
+        assert await beside("delete", "mails", "--yes") == Answer(0, f"Deleted {what} of queue mails\n", "")
+        info = await queue.info()
+        assert (info.waiting, info.scheduled) == (0, 0)
+        wrong = await beside("delete", "mials")
+        assert (wrong.code, wrong.err) == (2, "worqr: no queue 'mials' is in use; did you mean 'mails'?\n")

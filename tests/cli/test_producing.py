@@ -129,7 +129,7 @@ def test_what_waits_already_is_refused_with_unique(cli: Command, mesh: worqr.Mes
     assert answer.code == 1
     assert answer.err.startswith("worqr: the id 'sha256:")
     piped_answer = piped(b"ada\ngrace\n", "enqueue", "mails", "--lines", "--unique")
-    assert piped_answer.stdout == b"1 enqueued, 1 waited or ran already\n"
+    assert piped_answer.stdout == b"1 enqueued, 1 refused as duplicates\n"
     assert waiting(mesh, "mails") == [b"ada", b"grace"]
 
 
@@ -145,19 +145,19 @@ def test_a_full_queue_is_one_line(cli: Command, mesh: worqr.Mesh) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("enqueue", "mails"), "there is no payload"),
-        (("enqueue", "mails", "a", "--lines"), "--lines takes the tasks from the standard input"),
-        (("enqueue", "mails", "a", "-"), "the standard input (-) is one payload"),
+        (("enqueue", "mails"), "no payload: add payloads, or -"),
+        (("enqueue", "mails", "a", "--lines"), "--lines reads tasks from the standard input"),
+        (("enqueue", "mails", "a", "-"), "- reads one payload from the standard input"),
         (("enqueue", "mails", "a", "--front=maybe"), "--front"),
         (("enqueue",), "QUEUE"),
         (("enqueue", "mails", "--uniqe", "a"), "--unique"),
-        (("dispatch", "mails", "a", "--delay", "soon"), "--delay must be seconds"),
+        (("dispatch", "mails", "a", "--delay", "soon"), "--delay must be a duration"),
         (("dispatch", "mails", "a", "--run-at", "soon"), "--run-at must be a time"),
         (("dispatch", "mails", "a", "--meta", "x"), "--meta must be name=text"),
         (("dispatch", "mails", "a", "--if-exists", "explode"), "--if-exists"),
-        (("dispatch", "mails", "a", "--within", "x"), "--within must be seconds"),
+        (("dispatch", "mails", "a", "--within", "x"), "--within must be a duration"),
         (("call", "f", "x"), "an argument must be name=text"),
-        (("call", "f", "x=1", "--args", "{}"), "one by one or with --args"),
+        (("call", "f", "x=1", "--args", "{}"), "arguments or --args, not both"),
         (("call", "f", "--args", "{"), "--args must be JSON"),
     ],
 )
@@ -325,7 +325,7 @@ async def test_a_queue_that_no_worker_serves_is_named_on_the_standard_error(besi
 async def test_without_a_name_that_is_close_it_is_said_what_becomes_of_the_tasks(
     beside: Beside, mesh: worqr.Mesh
 ) -> None:
-    said = "worqr: no worker serves queue 'mails' now; what waits there runs when one does\n"
+    said = "worqr: no worker serves queue 'mails' now; its tasks run when a worker serves it\n"
     assert (await beside("enqueue", "mails", "x")).err == said
     piping = partial(piped, b"a\nb\n", "enqueue", "mails", "--lines")
     assert (await trio.to_thread.run_sync(piping)).stderr.decode() == said

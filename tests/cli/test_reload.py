@@ -69,12 +69,12 @@ async def test_a_change_starts_the_peer_again(supervisor: Child, app: trio.Path,
         await app.write_text(APP.format(text="number two"))
         assert await supervisor.line(LONG) == "let go: leaving"
         assert await supervisor.line(LONG) == "holding"  # it was given back, and is taken again
-        assert "worqr: app.py changed: starting again" in supervisor.errors
+        assert "worqr: app.py changed; restarting" in supervisor.errors
         await mesh.queue("say").enqueue(b"{}")
         assert await supervisor.line(LONG) == "number two"
 
         await app.write_text("1 / 0\n")
-        await until(lambda: "it is started again when a file changes" in supervisor.errors, LONG)
+        await until(lambda: "it restarts when a file changes" in supervisor.errors, LONG)
         assert "ZeroDivisionError" in supervisor.errors
         await (app.parent / "helper.py").write_text("")
         await until(lambda: supervisor.errors.count("when a file changes") == 2, LONG)
@@ -122,7 +122,7 @@ async def test_the_peer_leaves_when_its_supervisor_is_killed(supervisor: Child, 
 async def test_it_ends_while_the_peer_is_not_there(supervisor: Child, app: trio.Path) -> None:
     await until(lambda: starts(supervisor) == 1, LONG)
     await app.write_text("1 / 0\n")
-    await until(lambda: "it is started again when a file changes" in supervisor.errors, LONG)
+    await until(lambda: "it restarts when a file changes" in supervisor.errors, LONG)
     supervisor.signal(signal.SIGTERM)
     assert await supervisor.ended(LONG) == 0
 

@@ -56,7 +56,7 @@ def test_the_header_tells_how_to_call_it(command: Command) -> None:
 def test_a_header_is_of_one_script(command: Command, words: tuple[str, ...]) -> None:
     answer = command("script", *words, "--header")
     assert answer.code == 2
-    assert "name it" in answer.err
+    assert "name the script" in answer.err
 
 
 @pytest.mark.parametrize("words", [(), ("--list",)])

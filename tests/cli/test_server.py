@@ -53,8 +53,8 @@ async def test_it_prints_its_url_and_ends_with_a_signal(start: Start, number: si
     server.signal(number)
     assert await server.ended(LONG) == 0
     assert not await trio.Path(url.removeprefix("unix://")).exists()
-    assert "nothing is kept when it ends; Ctrl-C ends it" in server.errors
-    assert server.errors.endswith("worqr: the server has ended\n")
+    assert "data are deleted when it stops; press Ctrl-C to stop it" in server.errors
+    assert server.errors.endswith("worqr: the server has stopped\n")
 
 
 async def test_it_listens_on_a_port_and_keeps_its_data_in_a_folder(start: Start, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ async def test_it_ends_when_its_server_does(start: Start) -> None:
     with redis.Redis.from_url(url) as client:
         os.kill(client.info("server")["process_id"], signal.SIGKILL)
     assert await server.ended(LONG) == 1
-    assert "worqr: the server has ended by itself; the end of its log:" in server.errors
+    assert "worqr: the server stopped unexpectedly; the end of its log:" in server.errors
     assert "Traceback" not in server.errors
 
 
@@ -84,18 +84,17 @@ def test_a_port_that_is_taken_is_one_line(command: Command) -> None:
         answer = command("server", "--port", str(port))
     assert (answer.code, answer.out) == (1, "")
     assert answer.err == (
-        f"worqr: port {port} is taken, perhaps by another server: choose another with --port, "
-        "or --port 0 for a unix socket alone\n"
+        f"worqr: port {port} is already in use; choose another with --port, or use --port 0 for a unix socket only\n"
     )
 
 
 def test_no_port_is_one_line(command: Command) -> None:
-    assert command("server", "--port", "99999").err.startswith("worqr: port 99999 is none: choose another")
+    assert command("server", "--port", "99999").err.startswith("worqr: port 99999 is not a valid port; choose another")
 
 
 def test_a_folder_that_cannot_be_is_one_line(command: Command, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     answer = command("server", "--port", "0", "--dir", str(tmp_path / "file"))
     assert answer.code == 1
-    assert answer.err.startswith("worqr: no folder for the data: ")
+    assert answer.err.startswith("worqr: cannot create the data folder: ")
     assert answer.err.count("\n") == 1

@@ -65,17 +65,17 @@ async def test_an_unknown_id_is_an_error_that_says_what_may_be_wrong(beside: Bes
         await mesh.queue("mails").enqueue(b"a")
         answer = await beside("status", "mails", "mail-7")
         assert (answer.code, answer.out) == (1, "")
-        assert answer.err.startswith("worqr: nothing is known of job 'mail-7' of queue 'mails': the id is unknown, or")
+        assert answer.err.startswith("worqr: no job 'mail-7' in queue 'mails': the id is unknown, or")
         wrong = await beside("status", "mial", "mail-7", "--json")
         assert wrong.code == 1
         assert wrong.json[0]["state"] == "gone"
-        assert wrong.err.endswith("nobody has used a queue 'mial' lately; did you mean 'mails'?\n")
+        assert wrong.err.endswith("no queue 'mial' is in use; did you mean 'mails'?\n")
         await mesh.queue("mails").cancel_all()
 
 
 async def test_what_runs_is_listed_with_its_ids(beside: Beside, mesh: worqr.Mesh) -> None:
     held = Held()
-    assert (await beside("running")) == Answer(0, "", "worqr: nothing runs\n")
+    assert (await beside("running")) == Answer(0, "", "worqr: no task is running\n")
     assert (await beside("running", "--json")) == Answer(0, "", "")
     async with mesh.connect(), serving(mesh, "films", held) as peer:
         q = mesh.queue("films")
@@ -90,10 +90,12 @@ async def test_what_runs_is_listed_with_its_ids(beside: Beside, mesh: worqr.Mesh
         assert (by_id["film-1"]["task"], by_id["film-1"]["worker"]) == ("film", peer.id)
         assert by_id[None]["task"] == "film \N{SNOWMAN}" * 12 + "film"  # 100 bytes, without the half of a letter
         assert by_id[None]["encoding"] == "utf-8"
-        assert (await beside("running", "other")).err == "worqr: nobody has used a queue 'other' lately\n"
+        assert (
+            await beside("running", "other")
+        ).err == "worqr: no queue 'other' is in use; `worqr queues` lists those in use\n"
         held.gate.set()
         await eventually(q.running, [])
-        assert (await beside("running", "films")).err == "worqr: nothing of queue 'films' runs\n"
+        assert (await beside("running", "films")).err == "worqr: no task of queue 'films' is running\n"
 
 
 async def test_jobs_are_listed_by_state_page_by_page(beside: Beside, mesh: worqr.Mesh) -> None:
@@ -114,9 +116,7 @@ async def test_jobs_are_listed_by_state_page_by_page(beside: Beside, mesh: worqr
         assert (
             await beside("jobs", "mails", "--state", "blocked")
         ).err == "worqr: no task of queue 'mails' is blocked\n"
-        assert (
-            await beside("jobs", "mial")
-        ).err == "worqr: nobody has used a queue 'mial' lately; did you mean 'mails'?\n"
+        assert (await beside("jobs", "mial")).err == "worqr: no queue 'mial' is in use; did you mean 'mails'?\n"
         assert (await beside("jobs", "mails", "--state", "failed")).code == 2
         await q.cancel_all()
 

@@ -29,7 +29,7 @@ def test_a_duration_is_seconds_or_has_units(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "-5", "10 m", "1h30", "m", "1e3", "nan"])
 def test_no_duration_is_said_with_the_option(text: str) -> None:
-    with pytest.raises(WrongUse, match="--delay must be seconds, or with units as in 10m or 1h30m"):
+    with pytest.raises(WrongUse, match=r"--delay must be a duration such as 90 \(seconds\), 10m or 1h30m"):
         words.duration(text, "--delay")
 
 
@@ -50,7 +50,7 @@ def test_a_moment_may_be_so_long_ago_where_that_makes_sense() -> None:
     ago = words.moment("2h", "--before", ago=True)
     assert ago is not None
     assert timedelta(0) <= datetime.now(UTC) - timedelta(hours=2) - ago < timedelta(minutes=1)
-    with pytest.raises(WrongUse, match="--run-at must be a time as in 2031-05-01T12:00"):
+    with pytest.raises(WrongUse, match="--run-at must be a time such as 2031-05-01T12:00"):
         words.moment("2h", "--run-at")
 
 
@@ -65,7 +65,7 @@ def test_pairs() -> None:
     for wrong, why in (
         (["a"], "must be name=text"),
         (["=1"], "must be name=text"),
-        (["a=1", "a=2"], "'a' is there twice"),
+        (["a=1", "a=2"], "'a' is given twice"),
     ):
         with pytest.raises(WrongUse, match=why):
             words.pairs(wrong, "--meta")
@@ -85,10 +85,10 @@ def test_arguments_are_texts_or_json() -> None:
 @pytest.mark.parametrize(
     ("texts", "why"),
     [
-        (["to"], "must be name=text or name:=JSON, not 'to'"),
+        (["to"], "must be name=text or name:=JSON, got 'to'"),
         (["a-b=1"], "must be name=text"),
-        (["n:=three"], "what follows n:= must be JSON"),
-        (["a=1", "a:=2"], "'a' is there twice"),
+        (["n:=three"], "the value after n:= must be JSON"),
+        (["a=1", "a:=2"], "'a' is given twice"),
     ],
 )
 def test_no_argument_is_said(texts: list[str], why: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import tomllib
@@ -244,34 +243,6 @@ def run(tmp_path: Path) -> Run:
         )
 
     return run
-
-
-def snippets_of_the_page(*, asyncio: bool) -> str:
-    """Those on asyncio, or the others, as one file: the later ones go on where the first begins."""
-    page = (ROOT / "docs" / "testing.md").read_text("utf-8")
-    found = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    return "\n\n".join(each for each in found if ("pytest.mark.asyncio" in each) is asyncio)
-
-
-def count_tests(code: str) -> int:
-    return len(re.findall(r"^(?:async )?def test_", code, re.MULTILINE))
-
-
-def test_the_tests_of_the_page_run(run: Run) -> None:
-    code = snippets_of_the_page(asyncio=False)
-    answer = run("-W", "error", "-o", "trio_mode=true", test_page=code)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert f"{count_tests(code)} passed" in answer.stdout
-    assert count_tests(code) == 8
-
-
-@needs_pytest_asyncio
-def test_the_tests_of_the_page_run_on_asyncio(run: Run) -> None:
-    code = snippets_of_the_page(asyncio=True)
-    answer = run(*ON_ASYNCIO, test_page=code)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert f"{count_tests(code)} passed" in answer.stdout
-    assert count_tests(code) == 2
 
 
 def test_a_suite_of_an_application_runs(run: Run) -> None:

@@ -1,7 +1,7 @@
-"""The command line: ``worqr COMMAND``. What lives here is the choice of the command, and how it ends when it fails.
+"""The command line: ``worqr COMMAND``. Here are the list of commands, and how a command that fails is reported.
 
 cyclopts, rich and the module of a command are imported when the command runs. So `import worqr` does not pay for them, and
-an installation that lacks them gets one sentence instead of a traceback.
+an installation that lacks them prints one line instead of a traceback.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib.util import find_spec
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Final
@@ -16,84 +17,100 @@ from typing import TYPE_CHECKING, Final
 from worqr.version import __version__
 
 if TYPE_CHECKING:
-    from cyclopts import App
+    from cyclopts import App, Group
 
 _NEEDED = ("cyclopts", "rich")
 
 STDIN: Final = "\0-"
-"""What stands for a single ``-``, which cyclopts takes for an option; no word of a command line can be this."""
+"""Replaces a single ``-``, which cyclopts would read as an option. No argument of a process can contain it."""
 GROUPS: Final = {
-    "Running": {
+    "Run": {
         "run": (
             "worqr.cli.run:run",
-            "Run a peer: serve the functions of a mesh until told to stop.\n\nThe first SIGTERM or Ctrl-C lets what runs end, "
-            "the second cancels it, the third ends the process at once.",
+            "Run a worker for the functions of a mesh, until SIGTERM or Ctrl-C.\n\nThe first signal waits for running tasks, "
+            "the second cancels them, the third ends the process at once.",
         ),
         "server": (
             "worqr.cli.server:server",
-            "Run a server for development in the foreground.\n\nPrints its URL, and runs until Ctrl-C. It listens on this "
-            "machine only, and asks for no password.",
+            "Run a Valkey or Redis server for development, until Ctrl-C.\n\nPrints its URL. The server accepts connections "
+            "from this machine only, without a password.",
         ),
         "demo": (
             "worqr.cli.demo:demo",
-            "Show a mesh at work on this machine: kill a peer, cancel a task, lose nothing.",
+            "Run a demo: kill a worker, cancel a task, lose nothing.",
         ),
     },
-    "Putting work in": {
-        "enqueue": ("worqr.cli.producing:enqueue", "Put tasks into a queue."),
+    "Enqueue": {
+        "enqueue": ("worqr.cli.producing:enqueue", "Enqueue tasks."),
         "dispatch": (
             "worqr.cli.producing:dispatch",
-            "Put a job into a queue: a task with an id, a time, and options of its own.\n\nPrints what became of it, and its "
-            "id; with --wait its result.",
+            "Dispatch a job: a task with an id, a start time and other options.\n\nPrints the outcome (created, updated, "
+            "unchanged or blocked) and the id; with --wait the result.",
         ),
         "call": (
             "worqr.cli.producing:call",
-            "Call a function of the mesh by its name.\n\nArguments have names, too: to=ada@example.org times:=3",
+            "Enqueue a call of a function by its name.\n\nName the arguments: to=ada@example.org times:=3",
         ),
     },
-    "Looking": {
-        "queues": ("worqr.cli.looking:queues", "List the queues that hold something or are served."),
-        "workers": ("worqr.cli.looking:workers", "List the workers, or evict one that hangs or is gone."),
+    "Inspect": {
+        "queues": ("worqr.cli.looking:queues", "List the queues that hold tasks or have workers."),
+        "workers": ("worqr.cli.looking:workers", "List workers, or evict a worker that hangs or has vanished."),
         "running": (
             "worqr.cli.tasks:running",
-            "List the tasks that run now: which, on which worker, since when.\n\nOf one queue, or of all.",
+            "List running tasks: their worker, start time, attempt and progress.\n\nAt most 1,000 per queue.",
         ),
         "jobs": (
             "worqr.cli.tasks:jobs",
-            "List the tasks of a queue that wait, are due later, are blocked, or run.",
+            "List the waiting, scheduled, blocked or running tasks of a queue.",
         ),
         "status": (
             "worqr.cli.tasks:status",
-            "Show one job: its state, its tries, the error of the last one, and when it runs next.",
+            "Show one job: its state, attempts, last error and next run.\n\nExit code 1 if the mesh does not know the id.",
         ),
-        "schedules": ("worqr.cli.looking:schedules", "List the schedules, or let the firings of one pass."),
+        "schedules": (
+            "worqr.cli.schedules:schedules",
+            "List schedules, pause or resume one, or run its task now.",
+        ),
         "script": (
             "worqr.cli.script:script",
-            "Print a script: a transaction of the mesh, for producers in other languages.\n\nWithout a name it lists them.",
+            "Print the Lua scripts, which producers in other languages call.\n\nWithout a name, list them.",
         ),
     },
-    "Operating": {
+    "Operate": {
         "cancel": (
             "worqr.cli.operating:cancel",
-            "Cancel tasks: those that wait are removed, those that run are cancelled wherever they run.",
+            "Cancel waiting and running tasks.\n\nWaiting tasks are removed. Running tasks are stopped on whichever worker "
+            "they run. With --wait, exit code 1 if a run has not ended in time.",
         ),
-        "failed": ("worqr.cli.aside:failed", "List what has failed for good, put it back, or drop it."),
-        "broken": ("worqr.cli.aside:broken", "List what could not be read, put it back, or drop it."),
+        "failed": (
+            "worqr.cli.aside:failed",
+            "List, retry or delete tasks in the dead-letter queue.",
+        ),
+        "broken": (
+            "worqr.cli.aside:broken",
+            "List, retry or delete tasks whose payload could not be decoded.",
+        ),
         "pause": (
             "worqr.cli.operating:pause",
-            "Stop claims on a queue, everywhere.\n\nWhat runs goes on, and so does enqueueing.",
+            "Pause a queue: no worker takes its tasks.\n\nRunning tasks continue, and producers can still enqueue.",
         ),
-        "resume": ("worqr.cli.operating:resume", "Let claims on a queue go on."),
+        "resume": ("worqr.cli.operating:resume", "Resume a paused queue."),
+        "delete": (
+            "worqr.cli.operating:delete",
+            "Delete the waiting, scheduled and blocked tasks of a queue.\n\nRunning tasks continue, but are not retried. "
+            "Dead-letter entries stay: `worqr failed drop` deletes them.",
+        ),
     },
 }
-"""Every command: the function behind it, and its help, of which the list shows the first line."""
+"""Every command: the function or app behind it, and its help. `worqr --help` shows the first line."""
+COMMANDS: Final = tuple(name for commands in GROUPS.values() for name in commands)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; answers the exit code: 0, 1 for an error, 2 for wrong use, 130 after Ctrl-C.
+    """Run one command. Returns its exit code: 0, 1 for an error, 2 for invalid arguments, 130 after Ctrl-C.
 
     Args:
-        arguments: the words after ``worqr``; None: those of this process.
+        arguments: what follows ``worqr``. None: the arguments of this process.
     """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
@@ -101,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # whatever the locale, nothing fails because of a letter
+            stream.reconfigure(errors="backslashreplace")  # a character that the locale lacks is no error
     try:
         code = _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
@@ -111,22 +128,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _app() -> App:
-    from cyclopts import App, Group, Parameter
+def make_app() -> App:
+    """Return the cyclopts app with all commands; their modules are imported when they are needed."""
+    from cyclopts import App, Parameter
 
     app = App(
         name="worqr",
-        help_format="plaintext",  # what others bring is slow to import
+        help_format="plaintext",  # the other formats are slow to import
         help_formatter="default" if sys.stdout.isatty() else "plain",
-        help="A peer-to-peer job mesh: peers share nothing but a Redis or Valkey server. COMMAND --help tells more of each.",
+        help="Manage a worqr mesh: run workers, enqueue tasks, inspect queues. `worqr COMMAND --help` shows the options.",
         version=__version__,
         default_parameter=Parameter(negative=()),
     )
-    for rank, (title, commands) in enumerate(GROUPS.items()):
-        group = Group(title, sort_key=rank)
+    for group, commands in zip(_groups(), GROUPS.values(), strict=True):
         for place, (name, (path, line)) in enumerate(commands.items()):
             app.command(path, name=name, group=group, help=line, sort_key=place)
     return app
+
+
+@cache
+def _groups() -> tuple[Group, ...]:
+    """Return the headings of the list of commands; always the same ones, because some commands are shared by all apps."""
+    from cyclopts import Group
+
+    return tuple(Group(title, sort_key=rank) for rank, title in enumerate(GROUPS))
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -137,16 +162,17 @@ def _run(arguments: Sequence[str]) -> int:
 
     from worqr.cli.failing import FAILED, INTERRUPTED, WRONG_USE, Unhappy, WrongUse
     from worqr.cli.text import complain
+    from worqr.cli.unknown import usage_message
     from worqr.errors import WorqrBug, WorqrError
 
     if arguments[:1] and arguments[0] in ("enqueue", "dispatch"):
         arguments = [STDIN if word == "-" else word for word in arguments]
-    app = _app()
+    app = make_app()
     app.suppress_keyboard_interrupt = False
     try:
         answer = app(arguments, result_action="return_value", print_error=False, exit_on_error=False)
     except (CycloptsError, WrongUse) as error:
-        complain(" ".join(str(error).split()))
+        complain(usage_message(error, COMMANDS) if isinstance(error, CycloptsError) else str(error))
         return WRONG_USE
     except WorqrBug:
         raise

@@ -1,16 +1,18 @@
-"""``worqr failed`` and ``worqr broken``: what was set aside, listed, put back and dropped."""
+"""``worqr failed`` and ``worqr broken``: the dead-letter queue, and payloads that could not be decoded."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import App, Parameter
 
+from worqr.cli import shown
 from worqr.cli.failing import Unhappy, WrongUse
-from worqr.cli.text import complain, escape, escape_bytes, moment, payload_fields, print_json, print_table, shorten
-from worqr.cli.where import HERE, Where, ask, flag, hint_at, queue_of, time
+from worqr.cli.terminal import Column, number, show_table
+from worqr.cli.text import complain, escape, escape_bytes, moment, payload_fields, print_json, shorten
+from worqr.cli.where import HERE, QueueName, Where, ask, flag, hint_at, queue_of, time
 from worqr.cli.words import moment as moment_of
 
 if TYPE_CHECKING:
@@ -23,12 +25,14 @@ Verb = Literal["retry", "drop"]
 
 Error = Annotated[
     str | None,
-    Parameter(metavar="TYPE", help="Only those whose error is of this type: its name, or the last part of it."),
+    Parameter(metavar="TYPE", help="Only tasks with an error of this type: its full name, or the last part of it."),
 ]
 Before = Annotated[
-    str | None, time("Only those set aside before this: 2031-05-01T12:00, or 2h for two hours ago.", metavar="TIME")
+    str | None,
+    time("Only tasks that failed before this time (2031-05-01T12:00), or longer ago than this (2h).", metavar="TIME"),
 ]
-Ids = Annotated[str, Parameter(help="Their ids, as listed.")]
+Ids = Annotated[str, Parameter(help="Ids, as listed.")]
+NAMES: Final = {"failed": "failed", "broken": "undecodable"}
 
 
 @Parameter(name="*")
@@ -36,72 +40,97 @@ Ids = Annotated[str, Parameter(help="Their ids, as listed.")]
 class Choice:
     """Which entries are meant, if not those of some ids."""
 
-    all: Annotated[bool, flag("All of them, or those that the other options leave.")] = False
+    all: Annotated[bool, flag("All tasks, or all that match --error, --before and --limit.")] = False
     error: Error = None
     before: Before = None
-    limit: Annotated[int | None, Parameter(help="The newest so many.")] = None
+    limit: Annotated[int | None, Parameter(help="At most N tasks, newest first.", metavar="N")] = None
 
     def check(self, verb: Verb, ids: tuple[str, ...]) -> None:
         """WrongUse if it is not clear."""
         if bool(ids) == self.all:
-            raise WrongUse(
-                f"say which to {verb}: their ids, or --all (with --error, --before or --limit, if not all of them)"
-            )
+            raise WrongUse(f"name the tasks to {verb}: either ids, or --all (with --error, --before or --limit)")
         if ids and self != Choice():
-            raise WrongUse("--error, --before and --limit go with --all")
+            raise WrongUse("--error, --before and --limit need --all, and no ids")
 
 
 BY_ID: Final = Choice()
+COLUMNS: Final = (
+    Column("id", fit="fold"),
+    Column("failed at", "when", plain=moment, shown=shown.clock),
+    Column("reason", always=True),
+    number("failures", "fails"),
+    number("stalls"),
+    number("timeouts", "t/o"),
+    Column("error", style="red", fit="cut", least=30, spare=True),
+    Column("task", style="dim", fit="cut", least=16, spare=True),
+)
+QUEUE: Final = Column("queue", fit="fold")
 
 
 class _Commands:
-    """The words of ``worqr failed``, or of ``worqr broken``: both have the same."""
+    """The subcommands of ``worqr failed``, or of ``worqr broken``: both have the same."""
 
     def __init__(self, which: Which) -> None:
         self._which: Which = which
 
     def list(
         self,
-        queue: str,
+        queue: Annotated[str | None, Parameter(help="Only tasks of this queue. Default: all queues.")] = None,
         /,
         *,
-        limit: Annotated[int, Parameter(help="At most so many, the newest first.")] = 100,
+        limit: Annotated[int, Parameter(help="List at most N tasks, newest first.", metavar="N")] = 100,
         error: Error = None,
         before: Before = None,
-        traceback: Annotated[bool, flag("With their tracebacks.")] = False,
-        json: Annotated[bool, flag("Print JSON, one object on a line, with everything.")] = False,
+        traceback: Annotated[bool, flag("Print the traceback of each task.")] = False,
+        json: Annotated[bool, flag("Print JSON Lines: one object per task, with all fields.")] = False,
         where: Where = HERE,
     ) -> None:
         moment_before = moment_of(before, "--before", ago=True)
 
         async def command(mesh: Mesh) -> tuple[Sequence[Failed], str]:
-            found = await self._of(mesh, queue).list(limit, error=error, before=moment_before)
-            return found, "" if found else await hint_at(mesh, queue)
+            names = [queue] if queue else await self._queues(mesh)
+            found = [
+                each
+                for name in names
+                for each in await self._of(mesh, name).list(limit, error=error, before=moment_before)
+            ]
+            newest = sorted(found, key=lambda record: record.at, reverse=True) if queue is None else found
+            return newest[:limit], "" if found or queue is None else await hint_at(mesh, queue)
 
         found, hint = ask(where, command)
+        if found:
+            self._print(found, named=queue is None, traceback=traceback, json=json)
+        elif not json:
+            of = "" if queue is None else f" in queue {queue!r}"
+            complain(hint or f"no {NAMES[self._which]} tasks{of}")
+
+    def retry(self, queue: QueueName, /, *ids: Ids, choice: Choice = BY_ID, where: Where = HERE) -> None:
+        """Move tasks to the back of their queue, with all counters at zero."""
+        self._change("retry", queue, ids, choice, where)
+
+    def drop(self, queue: QueueName, /, *ids: Ids, choice: Choice = BY_ID, where: Where = HERE) -> None:
+        """Delete tasks for good."""
+        self._change("drop", queue, ids, choice, where)
+
+    async def _queues(self, mesh: Mesh) -> Iterable[str]:
+        """Return the names of the queues that have entries."""
+        return [info.name for info in await mesh.queues() if getattr(info, self._which)]
+
+    def _of(self, mesh: Mesh, queue: str) -> Aside:
+        there = queue_of(mesh, queue)
+        return there.failed if self._which == "failed" else there.broken
+
+    def _print(self, found: Sequence[Failed], *, named: bool, traceback: bool, json: bool) -> None:
         if json:
             for record in found:
                 print_json(_fields(record))
         elif traceback:
             for record in found:
-                _print_whole(record)
-        elif found:
-            header = ("id", "set aside", "reason", "failures", "stalls", "timeouts", "error", "task")
-            print_table(header, map(_row, found))
-        if not found and not json:
-            complain(hint or f"nothing of queue {queue!r} is set aside as {self._which}")
-
-    def retry(self, queue: str, /, *ids: Ids, choice: Choice = BY_ID, where: Where = HERE) -> None:
-        """Put them to the back of the queue, with all counters at zero."""
-        self._change("retry", queue, ids, choice, where)
-
-    def drop(self, queue: str, /, *ids: Ids, choice: Choice = BY_ID, where: Where = HERE) -> None:
-        """Forget them."""
-        self._change("drop", queue, ids, choice, where)
-
-    def _of(self, mesh: Mesh, queue: str) -> Aside:
-        there = queue_of(mesh, queue)
-        return there.failed if self._which == "failed" else there.broken
+                _print_whole(record, named=named)
+        elif named:
+            show_table((QUEUE, *COLUMNS), [(record.queue, *_row(record)) for record in found])
+        else:
+            show_table(COLUMNS, map(_row, found))
 
     def _change(self, verb: Verb, queue: str, ids: tuple[str, ...], choice: Choice, where: Where) -> None:
         choice.check(verb, ids)
@@ -117,19 +146,24 @@ class _Commands:
             return count, "" if count else await hint_at(mesh, queue)
 
         count, hint = ask(where, command)
-        print(f"{count:,} {'put back' if verb == 'retry' else 'dropped'}")
+        print(f"{count:,} {'requeued' if verb == 'retry' else 'deleted'}")
         if hint:
             complain(hint)
         if ids and count < len(ids):
-            raise Unhappy(f"{len(ids) - count:,} of {len(ids):,} are not among the {self._which} of queue {queue!r}")
+            raise Unhappy(self._missing(queue, ids, len(ids) - count))
+
+    def _missing(self, queue: str, ids: tuple[str, ...], missing: int) -> str:
+        what = f"{NAMES[self._which]} task"
+        if len(ids) == 1:
+            text = f"no {what} with id {ids[0]!r} in queue {queue!r}"
+        else:
+            text = f"{missing:,} of {len(ids):,} ids match no {what} in queue {queue!r}"
+        return f"{text} (it may have been retried or deleted already); list them with `worqr {self._which} {queue!r}`"
 
 
 def _row(record: Failed) -> tuple[object, ...]:
     counts = (record.failures, record.stalls, record.timeouts)
-    return (
-        *(record.id, moment(record.at), record.reason, *counts),
-        *(shorten(_error(record)), shorten(escape_bytes(record.task))),
-    )
+    return (record.id, record.at, record.reason, *counts, shorten(_error(record)), shorten(escape_bytes(record.task)))
 
 
 def _error(record: Failed) -> str:
@@ -142,23 +176,27 @@ def _fields(record: Failed) -> dict[str, Any]:
     return {**fields, **payload_fields(record.task), "meta": dict(record.meta)}
 
 
-def _print_whole(record: Failed) -> None:
-    print(f"{escape(record.id)}  {moment(record.at)}  {record.reason}  worker {escape(record.worker)}")
+def _print_whole(record: Failed, *, named: bool) -> None:
+    queue = f"{escape(record.queue)}  " if named else ""
+    print(f"{queue}{escape(record.id)}  {moment(record.at)}  {record.reason}  worker {escape(record.worker)}")
     print(f"    task: {shorten(escape_bytes(record.task))}")
     for line in (record.error.traceback or _error(record)).split("\n"):
         if line:
             print(f"    {escape(line)}")
 
 
-def _app(which: Which, what: str) -> App:
-    app = App(name=which, help=f"List what was set aside as {which} ({what}), put it back, or drop it.")
+def _app(which: Which, help: str) -> App:
+    app = App(name=which, help=help)
     commands = _Commands(which)
     app.default(commands.list)
-    app.command(commands.list, name="list", help="List them: the same as without a word.")
+    app.command(commands.list, name="list", help="List tasks, newest first. This is the default.")
     app.command(commands.retry)
     app.command(commands.drop)
     return app
 
 
-failed: App = _app("failed", "it failed, stalled or timed out once too often, or came too late")
-broken: App = _app("broken", "its payload could not be read")
+failed: App = _app(
+    "failed",
+    "List, retry or delete the dead-letter queue: tasks that failed, crashed their worker, timed out or expired.",
+)
+broken: App = _app("broken", "List, retry or delete tasks whose payload could not be decoded.")

@@ -1,4 +1,4 @@
-"""How a command fails: exit codes, and the sentence that tells why."""
+"""How a command fails: exit codes, and errors whose text is the message."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ INTERRUPTED: Final = 130
 
 
 class WrongUse(Exception):
-    """The words of the command make no sense together: exit code 2."""
+    """The arguments are invalid: exit code 2."""
 
 
 class Unhappy(Exception):
-    """What was asked for did not come about: exit code 1.
+    """The command failed: exit code 1.
 
     Attributes:
-        detail: what is to be shown below the sentence, on lines of its own.
+        detail: lines to print below the message.
     """
 
     def __init__(self, message: str, detail: str = "") -> None:

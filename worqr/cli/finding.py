@@ -43,7 +43,7 @@ def find_mesh(target: str) -> Mesh[Any]:
         dotted = name.removesuffix(".py").strip("./").replace(os.sep, ".")
         raise Unhappy(f"{target!r} is a path; name the module as Python imports it: {dotted}:{attribute or 'mesh'}")
     if not name or not all(part.isidentifier() for part in name.split(".")):
-        raise Unhappy(f"{target!r} names no mesh: write package.module:mesh")
+        raise Unhappy(f"{target!r} is not the name of a mesh: type package.module:mesh")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     _set_up_django()
@@ -128,9 +128,9 @@ def _only_mesh(module: ModuleType) -> Mesh[Any]:
     if len(found) == 1:
         return next(iter(found.values()))
     if not found:
-        raise Unhappy(f"there is no worqr.Mesh in {module.__name__} ({module.__file__})")
+        raise Unhappy(f"there is no worqr.Mesh in {module.__name__} ({module.__file__}); add one: mesh = worqr.Mesh()")
     which = " or ".join(f"{module.__name__}:{name}" for name in found)
-    raise Unhappy(f"there are {len(found)} meshes in {module.__name__}; say which: {which}")
+    raise Unhappy(f"there are {len(found)} meshes in {module.__name__}; choose one: {which}")
 
 
 def _attribute(module: ModuleType, dotted: str) -> Mesh[Any]:

@@ -1,6 +1,6 @@
-"""What ``worqr run`` does to logging: lines for people, or one JSON object per line for programs, on the standard error.
+"""Logging of ``worqr run``, on the standard error: lines for people, or JSON Lines for programs.
 
-A module that has set up logging by itself keeps what it has set up, unless ``--log-json`` is asked for.
+If the user's module has set up logging, its set-up stays, except with ``--log-json``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OURS: Final = ("time", "level", "logger", "message", "exception", "stack")
 
 
 def set_up_logging(level: Level | None, *, as_json: bool) -> None:
-    """Log to the standard error, if nothing is set up, or as JSON whatever is; worqr from `level` on (default: info)."""
+    """Log to the standard error if nothing is set up; as JSON in any case. worqr logs `level` and above (default: info)."""
     root, own = logging.getLogger(), logging.getLogger("worqr")
     number = logging.getLevelNamesMapping()[(level or "info").upper()]
     if as_json or not root.handlers:
@@ -34,7 +34,7 @@ def set_up_logging(level: Level | None, *, as_json: bool) -> None:
 
 
 class PlainFormatter(logging.Formatter):
-    """Lines for people: what a handler raised may hold a payload, which may not play with the terminal."""
+    """Format lines for people, and escape them: an exception may hold a payload."""
 
     def format(self, record: logging.LogRecord) -> str:
         return escape(super().format(record), keep="\n\t")

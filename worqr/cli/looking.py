@@ -1,28 +1,73 @@
-"""``worqr queues``, ``worqr workers`` and ``worqr schedules``: what there is, as a table or as JSON."""
+"""``worqr queues`` and ``worqr workers``: what there is, as a table or as JSON; and how one of them is evicted."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import App, Parameter
 
-from worqr.cli.failing import Unhappy
-from worqr.cli.text import complain, escape, moment, print_json, print_table
+from worqr.cli import shown
+from worqr.cli.failing import Unhappy, WrongUse
+from worqr.cli.terminal import Column, number, show_table
+from worqr.cli.text import complain, escape, print_json
 from worqr.cli.where import HERE, Where, ask, flag
 
 if TYPE_CHECKING:
-    from worqr.cron import Schedule
     from worqr.mesh import Mesh
     from worqr.task import QueueInfo, WorkerInfo
 
-Json = Annotated[bool, flag("Print JSON, one object on a line.")]
+Json = Annotated[bool, flag("Print JSON Lines: one object per entry, with all fields.")]
+
+LATE: Final = 3.0
+"""Seconds without a heartbeat after which a worker is marked: the default of ``keepalive``."""
 
 
-def queues(*, json: Json = False, where: Where = HERE) -> None:
-    """List the queues that hold something or are served."""
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else "never" if math.isinf(value) else f"{value:.1f} s"
+
+
+QUEUES: Final = (
+    Column("queue", fit="fold"),
+    number("waiting", "wait", always=True),
+    number("scheduled", "sched"),
+    number("blocked", "block"),
+    number("running", "run", always=True),
+    number("failed", "fail", "bold red"),
+    number("broken", "brkn", "bold red"),
+    number("workers", "wrkrs", always=True),
+    Column(
+        "unserved",
+        plain=lambda alone: "yes" if alone else "-",
+        shown=lambda alone: "no worker serves it" if alone else "",
+        note=True,
+    ),
+    Column("oldest job", "oldest", plain=_seconds, shown=shown.age, right=True),
+    Column(
+        "paused",
+        plain=lambda reason: "" if reason is None else reason or "yes",
+        shown=lambda reason: "" if reason is None else f"paused: {reason}" if reason else "paused",
+        note=True,
+    ),
+)
+
+
+def queues(
+    *,
+    watch: Annotated[bool, flag("Redraw the table every second, until Ctrl-C.")] = False,
+    json: Json = False,
+    where: Where = HERE,
+) -> None:
+    """List the queues that hold tasks or have workers."""
+    if watch:
+        if json:
+            raise WrongUse("--watch draws a table: omit --json, or call `worqr queues --json` repeatedly")
+        from worqr.cli.watching import watch_queues
+
+        watch_queues(where)
+        return
 
     async def command(mesh: Mesh) -> list[QueueInfo]:
         return await mesh.queues()
@@ -32,34 +77,15 @@ def queues(*, json: Json = False, where: Where = HERE) -> None:
         for info in found:
             print_json({**asdict(info), "unserved": _is_unserved(info)})
     elif not found:
-        complain("no queue holds anything or is served")
+        complain("no queue holds tasks or has workers")
     else:
-        header = (
-            "queue",
-            "waiting",
-            "scheduled",
-            "blocked",
-            "running",
-            "failed",
-            "broken",
-            "workers",
-            "unserved",
-            "oldest job",
-            "paused",
-        )
-        print_table(header, map(_queue_row, found))
+        show_table(QUEUES, map(queue_row, found))
 
 
-def _queue_row(info: QueueInfo) -> tuple[object, ...]:
+def queue_row(info: QueueInfo) -> Sequence[object]:
+    """Return the values of `QUEUES`."""
     counts = (info.waiting, info.scheduled, info.blocked, info.running, info.failed, info.broken, info.workers)
-    oldest = "-" if info.oldest_job is None else f"{info.oldest_job:.1f} s"
-    return (
-        info.name,
-        *counts,
-        "yes" if _is_unserved(info) else "-",
-        oldest,
-        "" if info.paused is None else info.paused or "yes",
-    )
+    return (info.name, *counts, _is_unserved(info), info.oldest_job, info.paused)
 
 
 def _is_unserved(info: QueueInfo) -> bool:
@@ -67,13 +93,32 @@ def _is_unserved(info: QueueInfo) -> bool:
     return info.waiting > 0 and not info.workers
 
 
-workers: App = App(name="workers", help="List the workers of the mesh, or evict one that hangs or is gone.")
+WORKERS: Final = (
+    Column("worker", shown=shown.worker, fit="fold"),
+    Column("host", fit="fold", least=8, spare=True),
+    Column("pid", right=True),
+    Column("app", plain=lambda app: app or "-", hidden=True),  # the id begins with it
+    number("running", "run", always=True),
+    number("room", always=True),
+    Column(
+        "last beat",
+        "beat",
+        plain=_seconds,
+        shown=shown.age,
+        style=lambda age: "bold red" if age > LATE else "",
+        right=True,
+        always=True,
+    ),
+    Column("queues", fit="fold", least=16, words=True, spare=True),
+)
+
+workers: App = App(name="workers", help="List workers, or evict a worker that hangs or has vanished.")
 
 
 @workers.default
-@workers.command(name="list", help="List them: the same as without a word.")
+@workers.command(name="list", help="List workers. This is the default.")
 def list_workers(*, json: Json = False, where: Where = HERE) -> None:
-    """List the workers: one registration of a peer each."""
+    """List the registered workers."""
 
     async def command(mesh: Mesh) -> list[WorkerInfo]:
         return await mesh.workers()
@@ -83,90 +128,58 @@ def list_workers(*, json: Json = False, where: Where = HERE) -> None:
         for info in found:
             print_json({**asdict(info), "beat_age": None if math.isinf(info.beat_age) else info.beat_age})
     elif not found:
-        complain("no worker is registered")
+        complain("no worker is registered; start one with `worqr run package.module:mesh`")
     else:
-        print_table(("worker", "host", "pid", "app", "running", "room", "last beat", "queues"), map(_worker_row, found))
+        show_table(WORKERS, map(_worker_row, found))
 
 
-def _worker_row(info: WorkerInfo) -> tuple[object, ...]:
-    beat = "never" if math.isinf(info.beat_age) else f"{info.beat_age:.1f} s"
+def _worker_row(info: WorkerInfo) -> Sequence[object]:
     queues = ", ".join(sorted(info.queues))
-    return (info.id, info.host, info.pid, info.app or "-", info.running, info.room, beat, queues)
+    return (info.id, info.host, info.pid, info.app, info.running, info.room, info.beat_age, queues)
 
 
 @workers.command(name="evict")
 def evict_workers(
-    ids: Annotated[tuple[str, ...], Parameter(name="ID", help="A worker's id, or the beginning of it.")],
+    ids: Annotated[
+        tuple[str, ...], Parameter(name="ID", help="Worker id, or the first characters of it or of its hex digits.")
+    ],
     /,
     *,
     where: Where = HERE,
 ) -> None:
-    """Declare workers dead, and give their tasks back at once.
+    """Declare workers dead, and return their tasks to the queues now.
 
-    A worker that is alive joins again, with a new id: to stop it for good, stop its process.
+    A worker that is alive joins again with a new id. To stop a worker, stop its process.
     """
 
     async def command(mesh: Mesh) -> None:
         known = [info.id for info in await mesh.workers()]
-        found = {_worker_called(each, known) for each in ids}
+        found = {worker_called(each, known) for each in ids}
         for worker in [
             *sorted(found.difference(known)),
             *sorted(found.intersection(known)),
         ]:  # an unknown one fails first
             await mesh.evict(worker)
-            print(f"{escape(worker)} is evicted; its tasks are back in their queues")
+            print(f"Evicted worker {escape(worker)}; its tasks are back in their queues")
 
     ask(where, command)
 
 
-def _worker_called(word: str, known: Sequence[str]) -> str:
-    """The one of `known` that begins with `word`; `word` itself if there is none, so that the error is that of the mesh."""
-    found = [word] if word in known else [each for each in known if each.startswith(word)]
+def worker_called(word: str, known: Sequence[str]) -> str:
+    """Return the one of `known` that `word` means: an id, its beginning, or the beginning of its hex digits.
+
+    If there is none, return `word` itself, so that the error is that of the mesh.
+
+    Raises:
+        Unhappy: several ids begin so.
+    """
+    if word in known or not word:
+        return word
+    found = [each for each in known if each.startswith(word) or each.rpartition(":")[2].startswith(word)]
     if len(found) > 1:
+        more = ", ..." if len(found) > 5 else ""
         raise Unhappy(
-            f"{len(found)} workers have an id that begins with {word!r}: {', '.join(found[:5])}; evicted none"
+            f"{word!r} is ambiguous: {len(found)} worker ids begin with it ({', '.join(found[:5])}{more}); "
+            "type more characters. No worker was evicted"
         )
     return found[0] if found else word
-
-
-schedules: App = App(name="schedules", help="List the schedules of the mesh, or let the firings of one pass.")
-
-
-@schedules.default
-@schedules.command(name="list", help="List them: the same as without a word.")
-def list_schedules(*, json: Json = False, where: Where = HERE) -> None:
-    """List the schedules of the mesh."""
-
-    async def command(mesh: Mesh) -> list[Schedule]:
-        return await mesh.schedules()
-
-    found = ask(where, command)
-    if json:
-        for schedule in found:
-            print_json(asdict(schedule))
-    elif not found:
-        complain("no peer has declared a schedule")
-    else:
-        rows = [(s.name, moment(s.next_run), moment(s.last_run), "yes" if s.paused else "") for s in found]
-        print_table(("schedule", "next run", "last run", "paused"), rows)
-
-
-@schedules.command(name="pause")
-def pause_schedule(name: str, /, *, where: Where = HERE) -> None:
-    """Let the firings of a schedule pass, until it is resumed."""
-    _pause(name, where, paused=True)
-    print(f"{escape(name)} is paused")
-
-
-@schedules.command(name="resume")
-def resume_schedule(name: str, /, *, where: Where = HERE) -> None:
-    """Let a schedule fire again; what it has missed is not made up for."""
-    _pause(name, where, paused=False)
-    print(f"{escape(name)} fires again")
-
-
-def _pause(name: str, where: Where, *, paused: bool) -> None:
-    async def command(mesh: Mesh) -> None:
-        await mesh.pause_schedule(name, paused=paused)
-
-    ask(where, command)

@@ -1,4 +1,4 @@
-"""``worqr cancel``, ``pause`` and ``resume``: what operators do to a queue."""
+"""``worqr cancel``, ``pause``, ``resume`` and ``delete``: what operators do to a queue."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from cyclopts import Parameter
 
 from worqr.cli.failing import Unhappy, WrongUse
 from worqr.cli.text import complain, escape, print_json
-from worqr.cli.where import HERE, Where, ask, flag, hint_at, queue_of, time
+from worqr.cli.where import HERE, QueueName, Where, ask, flag, hint_at, queue_of, time
 from worqr.cli.words import duration
 from worqr.task import CancelCount
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
     from worqr.queue import Queue
+    from worqr.task import QueueInfo
 
 WAIT: Final = 30.0
-"""Seconds that ``--wait`` waits for handlers to unwind, if not told otherwise."""
+"""Seconds that ``--wait`` waits for handlers to end, without ``--within``."""
 
 
 @Parameter(name="*")
@@ -27,16 +28,16 @@ WAIT: Final = 30.0
 class Target:
     """What to cancel."""
 
-    id: Annotated[tuple[str, ...], Parameter(show_default=False, help="The job of this id; may be repeated.")] = ()
+    id: Annotated[tuple[str, ...], Parameter(show_default=False, help="Cancel the job with this id. Repeatable.")] = ()
     task: Annotated[
-        tuple[str, ...], Parameter(show_default=False, help="Every task with this payload; may be repeated.")
+        tuple[str, ...], Parameter(show_default=False, help="Cancel every task with this payload. Repeatable.")
     ] = ()
-    all: Annotated[bool, flag("Every task and job of the queue.")] = False
+    all: Annotated[bool, flag("Cancel every task and job of the queue.")] = False
 
     def check(self) -> None:
         """WrongUse if it is not exactly one of them."""
         if (bool(self.id) + bool(self.task) + self.all) != 1:
-            raise WrongUse("say what to cancel: --id, --task or --all, and only one of them")
+            raise WrongUse("name what to cancel by exactly one of --id, --task and --all")
 
     async def cancel(self, queue: Queue, reason: str, wait: float) -> CancelCount:
         """Cancel it."""
@@ -51,19 +52,23 @@ NOTHING: Final = Target()
 
 
 def cancel(
-    queue: str,
+    queue: QueueName,
     /,
     *,
     target: Target = NOTHING,
     reason: Annotated[
-        str, Parameter(show_default=False, help="Why: for people, and for who waits for the result.")
+        str,
+        Parameter(show_default=False, help="Reason, which JobCancelled.reason has for those who wait for the result."),
     ] = "",
-    wait: Annotated[bool, flag("Wait until those that run have really ended; at most 30s.")] = False,
-    within: Annotated[str | None, time("Wait no longer than this; implies --wait.")] = None,
-    json: Annotated[bool, flag("Print JSON.")] = False,
+    wait: Annotated[bool, flag("Wait up to 30s until the cancelled runs have ended.")] = False,
+    within: Annotated[str | None, time("Wait up to this long. Implies --wait.")] = None,
+    json: Annotated[bool, flag("Print one JSON object.")] = False,
     where: Where = HERE,
 ) -> None:
-    """Cancel tasks: those that wait are removed, those that run are cancelled wherever they run."""
+    """Cancel tasks: remove waiting ones, and stop running ones on whichever worker they run.
+
+    With --wait, exit code 1 if a run has not ended in time.
+    """
     target.check()
     limit = duration(within, "--within")
     patience = limit if limit is not None else WAIT if wait else 0.0
@@ -76,23 +81,29 @@ def cancel(
     if json:
         print_json({"queue": queue, **asdict(count)})
     else:
-        ended = f" ({count.acknowledged:,} have ended)" if patience and count.running else ""
+        ended = f" ({count.acknowledged:,} ended)" if patience and count.running else ""
         print(f"{count.waiting:,} removed, {count.running:,} running cancelled{ended}")
     if hint:
         complain(hint)
     if patience and count.acknowledged < count.running:
         left = count.running - count.acknowledged
-        raise Unhappy(f"{left:,} had not ended within {patience:g} s; they will not come back")
+        raise Unhappy(
+            f"{left:,} cancelled runs have not ended within {patience:g} s; they will not be retried. "
+            f"`worqr running {queue!r}` shows their workers"
+        )
 
 
 def pause(
-    queue: str,
-    reason: Annotated[str, Parameter(show_default=False, help="Why: for people.")] = "",
+    queue: QueueName,
+    reason: Annotated[str, Parameter(show_default=False, help="Reason, as `worqr queues` shows it.")] = "",
     /,
     *,
     where: Where = HERE,
 ) -> None:
-    """Stop claims on a queue, everywhere. What runs goes on, and so does enqueueing."""
+    """Pause a queue: no worker takes its tasks until you resume it.
+
+    Running tasks continue, and producers can still enqueue.
+    """
 
     async def command(mesh: Mesh) -> str:
         hint = await hint_at(mesh, queue)  # before: a queue that is paused is noted
@@ -100,19 +111,51 @@ def pause(
         return hint
 
     hint = ask(where, command)
-    print(f"{escape(queue)} is paused")
+    print(f"Paused queue {escape(queue)}")
     if hint:
         complain(hint)
 
 
-def resume(queue: str, /, *, where: Where = HERE) -> None:
-    """Let claims on a queue go on."""
+def resume(queue: QueueName, /, *, where: Where = HERE) -> None:
+    """Resume a paused queue."""
 
     async def command(mesh: Mesh) -> str:
         await queue_of(mesh, queue).resume()
         return await hint_at(mesh, queue)
 
     hint = ask(where, command)
-    print(f"{escape(queue)} goes on")
+    print(f"Resumed queue {escape(queue)}")
     if hint:
         complain(hint)
+
+
+def delete(
+    queue: QueueName,
+    /,
+    *,
+    yes: Annotated[bool, flag("Confirm. Without it, nothing is deleted.")] = False,
+    where: Where = HERE,
+) -> None:
+    """Delete all waiting, scheduled and blocked tasks of a queue.
+
+    Running tasks continue; those that would be retried are deleted, too. Dead-letter entries stay: see `worqr failed drop`.
+    """
+
+    async def command(mesh: Mesh) -> tuple[QueueInfo, str]:
+        there = queue_of(mesh, queue)
+        found = await there.info()
+        if yes:
+            await there.delete()
+        return found, "" if _tasks_of(found) else await hint_at(mesh, queue)
+
+    found, hint = ask(where, command)
+    what = f"{found.waiting:,} waiting, {found.scheduled:,} scheduled and {found.blocked:,} blocked tasks"
+    if not yes:
+        raise WrongUse(hint or f"queue {queue!r} has {what}: add --yes to delete them")
+    print(f"Deleted {what} of queue {escape(queue)}")
+    if hint:
+        complain(hint)
+
+
+def _tasks_of(info: QueueInfo) -> int:
+    return info.waiting + info.scheduled + info.blocked

@@ -1,11 +1,10 @@
-"""``worqr enqueue``, ``dispatch`` and ``call``: work put into queues, and waited for."""
+"""``worqr enqueue``, ``dispatch`` and ``call``: put tasks into queues, and wait for their results."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
@@ -15,10 +14,9 @@ from cyclopts import Parameter
 from worqr.cli import STDIN
 from worqr.cli.failing import WrongUse
 from worqr.cli.text import complain, escape, escape_bytes, payload_fields, print_json
-from worqr.cli.where import HERE, Where, ask, flag, queue_of, time
+from worqr.cli.where import HERE, QueueName, Where, ask, flag, queue_of, time, warn_if_unserved
 from worqr.cli.words import arguments, duration, moment, pairs
 from worqr.errors import Duplicate, WorqrError
-from worqr.looking import nearest_served
 from worqr.task import encode_json
 
 if TYPE_CHECKING:
@@ -28,25 +26,29 @@ if TYPE_CHECKING:
 
 READ_SIZE: Final = 1024 * 1024
 KEEP_RESULT: Final = 300.0
-"""Seconds that a result is kept that somebody waits for at the command line."""
+"""Seconds for which the result of a job is stored if ``--wait`` waits for it."""
 
-Json = Annotated[bool, flag("Print JSON, one object on a line.")]
-Wait = Annotated[bool, flag("Wait until it has ended, and print its result.")]
-Within = Annotated[str | None, time("Wait no longer than this; implies --wait.")]
+Json = Annotated[bool, flag("Print one JSON object.")]
+Wait = Annotated[bool, flag("Wait until the job has ended, and print its result.")]
+Within = Annotated[str | None, time("Wait up to this long. Implies --wait.")]
 
 
 def enqueue(
-    queue: str,
+    queue: QueueName,
     /,
-    *payloads: Annotated[str, Parameter(help="The tasks; a single - is the whole standard input as one.")],
-    lines: Annotated[bool, flag("Each line of the standard input is a task, sent as it comes.")] = False,
-    unique: Annotated[bool, flag("Refuse a payload that waits or runs already.")] = False,
-    front: Annotated[bool, flag("Put them before all that waits.")] = False,
-    max_length: Annotated[int | None, Parameter(help="Refuse them if more than so many tasks would wait.")] = None,
+    *payloads: Annotated[
+        str, Parameter(help="Payloads, one task each. A single - reads one payload from the standard input.")
+    ],
+    lines: Annotated[bool, flag("Enqueue each line of the standard input as a task, as soon as it is read.")] = False,
+    unique: Annotated[bool, flag("Refuse payloads that are already waiting or running.")] = False,
+    front: Annotated[bool, flag("Enqueue at the front of the queue.")] = False,
+    max_length: Annotated[
+        int | None, Parameter(metavar="N", help="Refuse the tasks if more than N would then wait.")
+    ] = None,
     json: Json = False,
     where: Where = HERE,
 ) -> None:
-    """Put tasks into a queue."""
+    """Enqueue tasks."""
     _check_payloads(payloads, lines=lines)
     options: dict[str, Any] = {"front": front, "max_length": max_length}
 
@@ -60,24 +62,24 @@ def enqueue(
         if json:
             print_json({"queue": queue, "enqueued": stored, "refused": refused})
         else:
-            print(f"{stored:,} enqueued" + (f", {refused:,} waited or ran already" if refused else ""))
+            print(f"{stored:,} enqueued" + (f", {refused:,} refused as duplicates" if refused else ""))
         if not lines:
-            await _warn_if_unserved(mesh, queue)
+            await warn_if_unserved(mesh, queue)
 
     ask(where, command)
 
 
 def _check_payloads(payloads: tuple[str, ...], *, lines: bool) -> None:
     if lines and (set(payloads) - {STDIN}):
-        raise WrongUse("--lines takes the tasks from the standard input: give no payloads")
+        raise WrongUse("--lines reads tasks from the standard input: omit the payloads")
     if not lines and not payloads:
-        raise WrongUse("there is no payload: give some, or - for the standard input, or --lines")
+        raise WrongUse("no payload: add payloads, or - to read one from the standard input, or --lines")
     if STDIN in payloads and len(payloads) > 1:
-        raise WrongUse("the standard input (-) is one payload: give no others beside it")
+        raise WrongUse("- reads one payload from the standard input: omit the other payloads")
 
 
 async def _enqueue_lines(mesh: Mesh, queue: Queue, *, unique: bool, options: dict[str, Any]) -> tuple[int, int]:
-    """Enqueue the lines of the standard input as they come; how many were stored, and how many were there already."""
+    """Enqueue the lines of the standard input as they come; return how many were stored, and how many refused."""
     stored = refused = 0
     looked = False
     try:
@@ -91,21 +93,21 @@ async def _enqueue_lines(mesh: Mesh, queue: Queue, *, unique: bool, options: dic
                     refused += 1
             if not looked:  # now, not at the end: the input of `tail -f` has none
                 looked = True
-                await _warn_if_unserved(mesh, queue.name)
+                await warn_if_unserved(mesh, queue.name)
     except WorqrError as error:
         if stored:
-            error.add_note(f"{stored:,} lines were enqueued before")
+            error.add_note(f"the first {stored:,} lines were enqueued")
         raise
     return stored, refused
 
 
 async def _stdin() -> bytes:
-    """All of the standard input."""
+    """Return all of the standard input."""
     return b"".join([chunk async for chunk in _stdin_chunks()])
 
 
 async def _stdin_lines(*, whole: bool) -> AsyncIterator[list[bytes]]:
-    """The lines that have come since the last look, without their ends; with `whole` all of them at once."""
+    """Yield the lines that have come since the last read, without their ends; with `whole` all of them at once."""
     rest = await _stdin() if whole else b""
     if not whole:
         async for chunk in _stdin_chunks():
@@ -117,7 +119,7 @@ async def _stdin_lines(*, whole: bool) -> AsyncIterator[list[bytes]]:
 
 
 async def _stdin_chunks() -> AsyncIterator[bytes]:
-    """What there is, as it comes: a terminal's or a pipe's writer may take its time."""
+    """Yield what there is, as it comes: a terminal's or a pipe's writer may be slow."""
     while chunk := await trio.to_thread.run_sync(os.read, 0, READ_SIZE, abandon_on_cancel=True):
         yield chunk
 
@@ -125,28 +127,32 @@ async def _stdin_chunks() -> AsyncIterator[bytes]:
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a dispatch says of a job, in words."""
+    """Options of a dispatch, as they are typed."""
 
-    id: Annotated[str | None, Parameter(help="The job's id; else a new one.")] = None
-    delay: Annotated[str | None, time("Run it so much later: 90, 10m, 1h30m.")] = None
-    run_at: Annotated[str | None, time("Run it at this time: 2031-05-01T12:00, 2031-05-01T12:00Z.", metavar="TIME")] = (
-        None
-    )
-    expires: Annotated[str | None, time("Set it aside if it has not begun so long after it was due.")] = None
-    timeout: Annotated[str | None, time("How long a run may take.")] = None
-    result_ttl: Annotated[str | None, time("How long its result is kept.")] = None
+    id: Annotated[str | None, Parameter(help="Id of the job. Default: a new one.")] = None
+    delay: Annotated[str | None, time("Run the job this much later: 90, 10m, 1h30m.")] = None
+    run_at: Annotated[
+        str | None, time("Run the job at this time: 2031-05-01T12:00, 2031-05-01T12:00Z.", metavar="TIME")
+    ] = None
+    expires: Annotated[
+        str | None, time("Move the job to the dead-letter queue if it has not started this long after its time.")
+    ] = None
+    timeout: Annotated[str | None, time("Stop a run after this long.")] = None
+    result_ttl: Annotated[str | None, time("Store the result for this long.")] = None
     meta: Annotated[
-        tuple[str, ...], Parameter(show_default=False, help="name=text that travels with it; may be repeated.")
+        tuple[str, ...], Parameter(show_default=False, metavar="NAME=TEXT", help="Metadata of the job. Repeatable.")
     ] = ()
     if_exists: Annotated[
-        Literal["update", "skip", "raise"] | None, Parameter(help="What to do if the id is taken; else update.")
+        Literal["update", "skip", "raise"] | None, Parameter(help="What to do if the id is in use. Default: update.")
     ] = None
-    unique_for: Annotated[str | None, time("The id stays taken for so long.")] = None
-    max_length: Annotated[int | None, Parameter(help="Refuse it if so many tasks wait.")] = None
-    front: Annotated[bool, flag("Put it before all that waits.")] = False
+    unique_for: Annotated[str | None, time("Reserve the id for this long.")] = None
+    max_length: Annotated[int | None, Parameter(metavar="N", help="Refuse the job if N tasks are already waiting.")] = (
+        None
+    )
+    front: Annotated[bool, flag("Enqueue at the front of the queue.")] = False
 
     def as_job_options(self) -> dict[str, Any]:
-        """As ``queue.dispatch`` takes them; WrongUse if they make no sense."""
+        """Return the options of ``queue.dispatch``; WrongUse if one is invalid."""
         found: dict[str, Any] = {
             "id": self.id,
             "run_at": moment(self.run_at, "--run-at"),
@@ -164,8 +170,8 @@ NONE: Final = Options()
 
 
 def dispatch(
-    queue: str,
-    payload: Annotated[str, Parameter(help="The task; - is the whole standard input.")],
+    queue: QueueName,
+    payload: Annotated[str, Parameter(help="Payload of the job. - reads it from the standard input.")],
     /,
     *,
     options: Options = NONE,
@@ -174,9 +180,9 @@ def dispatch(
     json: Json = False,
     where: Where = HERE,
 ) -> None:
-    """Put a job into a queue: a task with an id, a time, and options of its own.
+    """Dispatch a job: a task with an id, a start time and other options.
 
-    Prints what became of it and its id; with --wait its result.
+    Prints the outcome (created, updated, unchanged or blocked) and the id; with --wait the result.
     """
     given = options.as_job_options()
     patience = _patience(wait=wait, within=within)
@@ -189,20 +195,18 @@ def dispatch(
 
 
 def call(
-    name: str,
+    name: Annotated[str, Parameter(help="Name of the function.")],
     /,
-    *given: Annotated[str, Parameter(help="The arguments: name=text, or name:=JSON.")],
-    args: Annotated[
-        str | None, Parameter(help="All arguments as one JSON object, or what a function takes whole.")
-    ] = None,
+    *given: Annotated[str, Parameter(metavar="NAME=TEXT|NAME:=JSON", help="Arguments of the function.")],
+    args: Annotated[str | None, Parameter(metavar="JSON", help="All arguments as one JSON object.")] = None,
     wait: Wait = False,
     within: Within = None,
     json: Json = False,
     where: Where = HERE,
 ) -> None:
-    """Call a function of the mesh by its name, with arguments by theirs: to=ada@example.org times:=3."""
+    """Enqueue a call of a function by its name, with named arguments: to=ada@example.org times:=3."""
     if args is not None and given:
-        raise WrongUse("give the arguments one by one or with --args, not both")
+        raise WrongUse("use either name=text arguments or --args, not both")
     kwargs = arguments(given)
     patience = _patience(wait=wait, within=within)
 
@@ -217,7 +221,7 @@ def call(
             print_json({"queue": queue.name, "enqueued": stored, "refused": 0})
         else:
             print(f"{stored} enqueued")
-        await _warn_if_unserved(mesh, queue.name)
+        await warn_if_unserved(mesh, queue.name)
 
     if args is not None:
         _check_json(args)
@@ -234,7 +238,7 @@ def _check_json(args: str) -> None:
 
 
 def _patience(*, wait: bool, within: str | None) -> float | None:
-    """Seconds to wait for a result; None: it is not waited for."""
+    """Return the seconds to wait for a result; None: do not wait."""
     limit = duration(within, "--within")
     return limit if limit is not None else math.inf if wait else None
 
@@ -250,7 +254,7 @@ async def _dispatch(
         print_json(told) if json else print(f"{job.outcome} {escape(job.id)}")
     elif not json:
         complain(f"{job.outcome} {job.id}")
-    await _warn_if_unserved(mesh, queue.name)
+    await warn_if_unserved(mesh, queue.name)
     if patience is None:
         return
     result = await _result(job, patience)
@@ -258,14 +262,6 @@ async def _dispatch(
         print_json({**told, "result": _result_fields(result)})
     elif result is not None:
         print(escape_bytes(result if isinstance(result, bytes) else encode_json(result)))
-
-
-async def _warn_if_unserved(mesh: Mesh, name: str) -> None:
-    """Say on the standard error that no worker serves the queue. Says nothing if this user may not look."""
-    with suppress(WorqrError):
-        if not (await queue_of(mesh, name).info()).workers:
-            hint = await nearest_served(mesh, name)
-            complain(f"no worker serves queue {name!r} now; {hint or 'what waits there runs when one does'}")
 
 
 async def _result(job: Job[bytes], patience: float) -> object:

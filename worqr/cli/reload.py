@@ -69,7 +69,7 @@ class _Supervisor:
             if self._urgency or (now := look(self._folder)) == seen:
                 continue
             now = self._settled(now)
-            complain(f"{changed(seen, now)} changed: starting again")
+            complain(f"{changed(seen, now)} changed; restarting")
             seen = now
             self._end()
             if self._urgency:
@@ -104,7 +104,7 @@ class _Supervisor:
             return None
         self._let_go()
         if not self._urgency:
-            complain(f"the peer has ended (exit code {code}); it is started again when a file changes")
+            complain(f"the worker ended with exit code {code}; it restarts when a file changes")
         return code if code >= 0 else 1
 
     def _end(self) -> None:
@@ -116,7 +116,9 @@ class _Supervisor:
         try:
             child.wait(LET_GO)
         except subprocess.TimeoutExpired:
-            complain(f"the peer did not end within {LET_GO:g} s: it is killed, and its tasks are back within 5 s")
+            complain(
+                f"the worker did not end within {LET_GO:g} s and was killed; its tasks return to their queues within 5 s"
+            )
             child.kill()
             child.wait()
         self._let_go()

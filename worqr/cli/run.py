@@ -1,4 +1,4 @@
-"""``worqr run package.module:mesh``: a peer as a program of its own. What such a program does is in `worqr.service`."""
+"""``worqr run package.module:mesh``: a worker as a program of its own. What such a program does is in `worqr.service`."""
 
 from __future__ import annotations
 
@@ -33,23 +33,28 @@ logger: logging.Logger = logging.getLogger(__name__)
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What kind of a peer it is, in words."""
+    """Options of a worker, as they are typed."""
 
     concurrency: Annotated[
-        str | None, Parameter(metavar="N|auto", help="How many units of work it holds at once: 100.")
+        str | None, Parameter(metavar="N|auto", help="Concurrent tasks. Default: 100. auto: adapt to the load.")
     ] = None
-    threads: Annotated[int | None, Parameter(help="How many plain functions run at once: 40.")] = None
+    threads: Annotated[int | None, Parameter(metavar="N", help="Threads for plain functions. Default: 40.")] = None
     processes: Annotated[
-        int | None, Parameter(help="How many functions run in processes at once: as many as there are CPUs.")
+        int | None,
+        Parameter(metavar="N", help='Processes for functions with runs_in="process". Default: the number of CPUs.'),
     ] = None
     queues: Annotated[
         tuple[str, ...],
-        Parameter(metavar="NAME", show_default=False, help="Serve only these: names or globs, with commas or again."),
+        Parameter(
+            metavar="NAME",
+            show_default=False,
+            help="Serve only these functions: names or globs. Comma-separated or repeated.",
+        ),
     ] = ()
-    grace: Annotated[str | None, time("How long what runs may go on after the first signal: 25s.")] = None
+    grace: Annotated[str | None, time("Wait this long for running tasks at shutdown. Default: 25s.")] = None
 
     def as_join_options(self) -> dict[str, Any]:
-        """As ``join`` takes them; WrongUse if they make no sense."""
+        """Return the options of ``join``; WrongUse if one is invalid."""
         found: dict[str, Any] = {
             "concurrency": _concurrency(self.concurrency),
             "threads": self.threads,
@@ -64,19 +69,25 @@ DEFAULTS: Final = Options()
 
 
 def run(
-    target: Annotated[str, Parameter(help="package.module:mesh; without :mesh the only mesh of the module.")],
+    target: Annotated[
+        str,
+        Parameter(
+            metavar="MODULE:MESH",
+            help="Mesh to serve, as package.module:mesh. Without :mesh, the only mesh of the module.",
+        ),
+    ],
     /,
     *,
     options: Options = DEFAULTS,
-    reload: Annotated[bool, flag("For development: start again when a .py file of this folder changes.")] = False,
-    log_json: Annotated[bool, flag("Log JSON, one object on a line.")] = False,
-    log_level: Annotated[Level | None, Parameter(help="What is logged: info and above.")] = None,
-    url: Annotated[str | None, Parameter(metavar="URL", help="The server, in place of the mesh's own.")] = None,
-    prefix: Annotated[str | None, Parameter(metavar="NAME", help="The prefix, in place of the mesh's own.")] = None,
+    reload: Annotated[bool, flag("Restart when a .py file below this folder changes. For development.")] = False,
+    log_json: Annotated[bool, flag("Log JSON Lines.")] = False,
+    log_level: Annotated[Level | None, Parameter(help="Log this level and above. Default: info.")] = None,
+    url: Annotated[str | None, Parameter(metavar="URL", help="URL of the server, instead of the mesh's own.")] = None,
+    prefix: Annotated[str | None, Parameter(metavar="NAME", help="Key prefix, instead of the mesh's own.")] = None,
 ) -> int:
-    """Run a peer: serve the functions of a mesh until told to stop.
+    """Run a worker for the functions of a mesh, until SIGTERM or Ctrl-C.
 
-    The first SIGTERM or Ctrl-C lets what runs end, the second cancels it, the third ends the process at once.
+    The first signal waits for running tasks, the second cancels them, the third ends the process at once.
     """
     program = _Program(target, options.as_join_options(), url, prefix)
     if reload:
@@ -110,7 +121,7 @@ def _concurrency(text: str | None) -> int | str | None:
     if text is None or text == "auto":
         return text
     if not text.isdigit():
-        raise WrongUse(f"--concurrency must be a number or auto, not {text!r}")
+        raise WrongUse(f"--concurrency must be a whole number or auto, got {text!r}")
     return int(text)
 
 

@@ -1,4 +1,4 @@
-"""``worqr script``: the transactions as a producer in another language sends them. No server is asked."""
+"""``worqr script``: the Lua scripts, for producers in other languages. No server is needed."""
 
 from __future__ import annotations
 
@@ -9,32 +9,38 @@ from typing import Annotated, Final
 from cyclopts import Parameter
 
 from worqr.cli.failing import Unhappy, WrongUse
-from worqr.cli.text import print_json, print_table
+from worqr.cli.terminal import Column, show_table
+from worqr.cli.text import print_json
 from worqr.cli.where import flag
 from worqr.errors import did_you_mean
 from worqr.lua import Script, all_scripts
 
 _FIELD: Final = re.compile(r"-- (?:KEYS\[|ARGV\[|RETURNS |RESEND |USES )")
 """What ends the part of a script's header that says what it guarantees."""
+SCRIPT: Final = Column("script")
+SHA: Final = Column("sha", fit="fold", least=20)
+DOES: Final = Column("does", fit="fold", words=True, least=24)
 
 
 def script(
-    name: Annotated[str | None, Parameter(help="Its source is printed, ready for SCRIPT LOAD; else a list.")] = None,
+    name: Annotated[
+        str | None, Parameter(help="Name of the script whose source is printed. Default: list all scripts.")
+    ] = None,
     /,
     *,
-    sha: Annotated[bool, flag("Print the SHA-1 that EVALSHA takes, not the source.")] = False,
-    header: Annotated[bool, flag("Print its guarantee, KEYS, ARGV and replies, not the source.")] = False,
-    cluster: Annotated[bool, flag("The variant for a Redis Cluster, where channels of queues are sharded.")] = False,
+    sha: Annotated[bool, flag("Print the SHA-1 for EVALSHA instead of the source.")] = False,
+    header: Annotated[bool, flag("Print the guarantee, KEYS, ARGV and replies instead of the source.")] = False,
+    cluster: Annotated[bool, flag("Print the variant for Redis Cluster, which uses sharded channels.")] = False,
     every: Annotated[
-        bool, Parameter(name="--list", show_default=False, help="List all of them, as without a name.")
+        bool, Parameter(name="--list", show_default=False, help="List all scripts. This is the default.")
     ] = False,
-    json: Annotated[bool, flag("Print the list as JSON, one object on a line.")] = False,
+    json: Annotated[bool, flag("Print the list as JSON Lines.")] = False,
 ) -> None:
-    """Print a script: a transaction of the mesh, for producers in other languages."""
+    """Print the Lua scripts, which producers in other languages call."""
     if name is not None and (every or json):
-        raise WrongUse(f"--{'list' if every else 'json'} is for the list of all scripts: leave {name!r} away")
+        raise WrongUse(f"--{'list' if every else 'json'} lists all scripts: omit {name!r}")
     if header and (name is None or sha):
-        raise WrongUse("--header prints the header of one script: name it, and leave --sha away")
+        raise WrongUse("--header prints the header of one script: name the script, and omit --sha")
     if name is None:
         _print_all([_variant(each, cluster=cluster) for each in all_scripts()], sha=sha, json=json)
         return
@@ -62,13 +68,13 @@ def _print_all(scripts: list[Script], *, sha: bool, json: bool) -> None:
         for each in scripts:
             print_json({"name": each.name, "sha": each.sha, "does": guarantee(each)})
     elif sha:
-        print_table(("script", "sha"), [(each.name, each.sha) for each in scripts])
+        show_table((SCRIPT, SHA), [(each.name, each.sha) for each in scripts])
     else:
-        print_table(("script", "does"), [(each.name, guarantee(each)) for each in scripts])
+        show_table((SCRIPT, DOES), [(each.name, guarantee(each)) for each in scripts])
 
 
 def guarantee(script: Script) -> str:
-    """The first sentence of the script's header."""
+    """Return the first sentence of the script's header."""
     header = script.header.removeprefix(f"-- {script.name}: ")
     words: list[str] = []
     for line in f"-- {header}".splitlines():

@@ -25,19 +25,21 @@ LOOK_EVERY: Final = 0.5
 
 def server(
     *,
-    port: Annotated[int, Parameter(help="The TCP port on 127.0.0.1; 0: none, only a unix socket.")] = PORT,
-    dir: Annotated[Path | None, Parameter(help="Keep the data in this folder; else they go with the server.")] = None,
+    port: Annotated[int, Parameter(metavar="N", help="TCP port on 127.0.0.1. 0: only a unix socket.")] = PORT,
+    dir: Annotated[
+        Path | None, Parameter(help="Store the data in this folder. Default: delete them when the server stops.")
+    ] = None,
 ) -> None:
-    """Run a server for development in the foreground, until Ctrl-C.
+    """Run a Valkey or Redis server for development, until Ctrl-C.
 
-    Prints its URL. It listens on this machine only, and asks for no password.
+    Prints its URL. The server accepts connections from this machine only, without a password.
     """
     _check_free(port)
     if dir is not None:
         try:
             dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise Unhappy(f"no folder for the data: {error}") from None
+            raise Unhappy(f"cannot create the data folder: {error}; choose another with --dir") from None
     told = threading.Event()
 
     def tell(_number: int, _frame: FrameType | None) -> None:
@@ -47,20 +49,20 @@ def server(
         signal.signal(number, tell)
     with EmbeddedServer(port=port, appendonly=dir is not None, dir=dir) as running:
         print(f"redis://127.0.0.1:{port}/0" if port else running.url, flush=True)
-        kept = f"its data are kept in {escape(str(dir))}" if dir is not None else "nothing is kept when it ends"
+        kept = f"data are stored in {escape(str(dir))}" if dir is not None else "data are deleted when it stops"
         print(
-            f"worqr: {find_server().name} runs, also at {running.url}; {kept}; Ctrl-C ends it",
+            f"worqr: {find_server().name} is running, also at {running.url}; {kept}; press Ctrl-C to stop it",
             file=sys.stderr,
             flush=True,
         )
         while not told.wait(LOOK_EVERY):
             if not _is_alive(running.pid):
-                raise Unhappy("the server has ended by itself; the end of its log:", running.log[-1000:])
-    complain("the server has ended")
+                raise Unhappy("the server stopped unexpectedly; the end of its log:", running.log[-1000:])
+    complain("the server has stopped")
 
 
 def _check_free(port: int) -> None:
-    """Unhappy if somebody has the port: the server itself would say so at length."""
+    """Unhappy if the port is in use: the server's own error is long."""
     if not port:
         return
     try:
@@ -68,8 +70,10 @@ def _check_free(port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
     except (OSError, OverflowError) as error:
-        why = "is taken, perhaps by another server" if isinstance(error, OSError) else "is none"
-        raise Unhappy(f"port {port} {why}: choose another with --port, or --port 0 for a unix socket alone") from None
+        why = "is already in use" if isinstance(error, OSError) else "is not a valid port"
+        raise Unhappy(
+            f"port {port} {why}; choose another with --port, or use --port 0 for a unix socket only"
+        ) from None
 
 
 def _is_alive(pid: int) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
+from worqr.cli import shown
 from worqr.cli.failing import Unhappy
 from worqr.cli.looking import Json
-from worqr.cli.text import complain, escape, escape_bytes, moment, payload_fields, print_json, print_table, shorten
-from worqr.cli.where import HERE, Where, ask, hint_at, queue_of
+from worqr.cli.terminal import Column, is_terminal, show_facts, show_table
+from worqr.cli.text import complain, escape_bytes, moment, payload_fields, print_json, shorten
+from worqr.cli.where import HERE, QueueName, Where, ask, hint_at, queue_of
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
@@ -18,9 +21,28 @@ if TYPE_CHECKING:
 
 State = Literal["waiting", "scheduled", "blocked", "active"]
 
+STATE_STYLES: Final = {"failed": "bold red", "cancelled": "yellow", "active": "green", "finished": "green"}
 
-def status(queue: str, id: str, /, *, json: Json = False, where: Where = HERE) -> None:
-    """Show one job: its state, its tries, the error of the last one, and when it runs next."""
+
+def _or_dash(text: str | None) -> str:
+    return text or "-"
+
+
+TASK: Final = Column("task", style="dim", fit="cut", least=16, spare=True)
+
+
+def status(
+    queue: QueueName,
+    id: Annotated[str, Parameter(help="Id of the job.")],
+    /,
+    *,
+    json: Json = False,
+    where: Where = HERE,
+) -> None:
+    """Show one job: its state, its attempts, its last error, and its next run.
+
+    Exit code 1 if the mesh does not know the id.
+    """
 
     async def command(mesh: Mesh) -> tuple[Status, str]:
         found = await queue_of(mesh, queue).job(id).status()
@@ -31,20 +53,38 @@ def status(queue: str, id: str, /, *, json: Json = False, where: Where = HERE) -
         print_json({"queue": queue, "id": id, **_fields(found)})
     elif found.state != "gone":
         told = {name: value for name, value in _told(found).items() if value not in ("", "-")}
-        width = max(map(len, told))
-        for name, value in told.items():
-            print(f"{name:{width}}  {escape(value)}")
+        show_facts(told, {"state": STATE_STYLES.get(found.state, ""), "error": "red"})
     if found.state == "gone":
-        why = "the id is unknown, or its result has expired or was not kept"
-        raise Unhappy(f"nothing is known of job {id!r} of queue {queue!r}: {why}" + (f"; {hint}" if hint else ""))
+        why = "the id is unknown, or its result was not stored or has expired"
+        raise Unhappy(f"no job {id!r} in queue {queue!r}: {why}" + (f"; {hint}" if hint else ""))
 
 
-def running(queue: str | None = None, /, *, json: Json = False, where: Where = HERE) -> None:
-    """List the tasks that run now, of one queue or of all: up to 1,000 of each queue.
+RUNNING: Final = (
+    Column("queue", fit="fold", least=11),
+    Column("id", plain=_or_dash, fit="fold", least=11),
+    Column("worker", plain=_or_dash, shown=shown.worker, fit="fold", least=13),
+    Column("since", plain=moment, shown=shown.clock),
+    Column("attempt", "try", style=lambda attempt: "yellow" if attempt > 1 else "", right=True),
+    Column(
+        "progress",
+        "done",
+        plain=lambda progress: "-" if progress is None else f"{progress:g}",
+        shown=shown.percent,
+        right=True,
+    ),
+    Column("message", fit="cut", spare=True),
+    TASK,
+)
 
-    Args:
-        queue: The queue; all of them if left out.
-    """
+
+def running(
+    queue: Annotated[str | None, Parameter(help="Only tasks of this queue. Default: all queues.")] = None,
+    /,
+    *,
+    json: Json = False,
+    where: Where = HERE,
+) -> None:
+    """List running tasks: their worker, start time, attempt and progress. At most 1,000 per queue."""
 
     async def command(mesh: Mesh) -> tuple[list[tuple[str, TaskInfo]], str]:
         names = [queue] if queue else [info.name for info in await mesh.queues() if info.running]
@@ -56,25 +96,34 @@ def running(queue: str | None = None, /, *, json: Json = False, where: Where = H
         for name, task in found:
             print_json({"queue": name, **_listed(task)})
     elif found:
-        header = ("queue", "id", "worker", "since", "attempt", "progress", "message", "task")
-        print_table(header, [_running_row(name, task) for name, task in found])
+        show_table(RUNNING, [_running_row(name, task) for name, task in found])
     else:
-        complain(hint or ("nothing runs" if queue is None else f"nothing of queue {queue!r} runs"))
+        complain(hint or ("no task is running" if queue is None else f"no task of queue {queue!r} is running"))
+
+
+JOBS: Final = (
+    Column("id", plain=_or_dash, fit="fold", always=True),
+    Column("run at", plain=moment, shown=shown.clock),
+    Column("attempts", "tries", right=True),
+    Column("error", style="red", fit="cut", least=24, spare=True),
+    TASK,
+)
 
 
 def jobs(
-    queue: str,
+    queue: QueueName,
     /,
     *,
-    state: Annotated[State, Parameter(help="Which ones: waiting, due, blocked or active.")] = "waiting",
-    limit: Annotated[int, Parameter(help="At most N entries.", metavar="N")] = 100,
+    state: Annotated[State, Parameter(help="List tasks in this state.")] = "waiting",
+    limit: Annotated[int, Parameter(help="List at most N tasks.", metavar="N")] = 100,
     after: Annotated[
-        str, Parameter(show_default=False, metavar="CURSOR", help="Go on after the entry with this cursor.")
+        str,
+        Parameter(show_default=False, metavar="CURSOR", help="List the next page: the tasks after this cursor."),
     ] = "",
     json: Json = False,
     where: Where = HERE,
 ) -> None:
-    """List the tasks of a queue in one state, in the order in which they will run."""
+    """List the waiting, scheduled, blocked or running tasks of a queue, in the order in which they run."""
 
     async def command(mesh: Mesh) -> tuple[list[TaskInfo], str]:
         found = await queue_of(mesh, queue).jobs(state=state, limit=limit, after=after)
@@ -86,21 +135,20 @@ def jobs(
             print_json({"queue": queue, **_listed(task)})
         return
     if found:
-        print_table(("id", "run at", "attempts", "error", "task"), map(_job_row, found))
+        show_table(JOBS, map(_job_row, found))
     if len(found) == limit:
-        complain(f"there may be more: --after {found[-1].cursor!r}")
+        complain(f"there may be more; for the next page add --after {found[-1].cursor!r}")
     elif not found:
         complain(hint or f"no task of queue {queue!r} is {state}")
 
 
-def _running_row(queue: str, task: TaskInfo) -> tuple[object, ...]:
-    progress = "-" if task.progress is None else f"{task.progress:g}"
-    at = (task.worker or "-", moment(task.since), task.attempts, progress, shorten(task.message))
-    return (queue, task.id or "-", *at, escape_bytes(task.task))
+def _running_row(queue: str, task: TaskInfo) -> Sequence[object]:
+    at = (task.worker, task.since, task.attempts, task.progress, shorten(task.message))
+    return (queue, task.id, *at, escape_bytes(task.task))
 
 
-def _job_row(task: TaskInfo) -> tuple[object, ...]:
-    return (task.id or "-", moment(task.run_at), task.attempts, shorten(_error(task.error)), escape_bytes(task.task))
+def _job_row(task: TaskInfo) -> Sequence[object]:
+    return (task.id, task.run_at, task.attempts, shorten(_error(task.error)), escape_bytes(task.task))
 
 
 def _error(error: RemoteError | None) -> str:
@@ -110,6 +158,7 @@ def _error(error: RemoteError | None) -> str:
 
 
 def _told(found: Status) -> dict[str, str]:
+    progress, worker = (shown.percent, shown.worker) if is_terminal() else ("{:g}".format, str)
     return {
         "state": found.state,
         "attempts": str(found.attempts),
@@ -117,9 +166,9 @@ def _told(found: Status) -> dict[str, str]:
         "error": shorten(_error(found.error)),
         "next run": moment(found.next_run),
         "run at": "-" if found.next_run else moment(found.run_at),
-        "worker": found.worker or "-",
+        "worker": worker(found.worker) if found.worker else "-",
         "since": moment(found.since),
-        "progress": "-" if found.progress is None else f"{found.progress:g}",
+        "progress": "-" if found.progress is None else progress(found.progress),
         "message": shorten(found.message),
     }
 
@@ -139,7 +188,7 @@ def _listed(task: TaskInfo) -> dict[str, Any]:
 
 
 def _whole_letters(task: bytes) -> bytes:
-    """The beginning of a payload, without a letter at its end that was cut."""
+    """Return the beginning of a payload, without a letter at its end that was cut."""
     for cut in range(4):
         some = task[: len(task) - cut]
         try:

@@ -1,7 +1,8 @@
 """What the commands print: text made safe for a terminal, plain tables, and lines of JSON.
 
-Payloads, names, errors and reasons come from anywhere. Nothing of them may move the cursor, change colours or hide what
-stands beside it, so every character that is not printed as itself is written as its escape; nothing here knows any markup.
+Payloads, names, errors and reasons may come from anybody. They must not move the cursor, change colours or hide other text.
+So every character that is not printed as itself is written as its escape. Nothing here reads markup.
+Tables that fit a terminal are in `worqr.cli.terminal`.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from datetime import datetime
 from typing import Any, Final
 
 LONGEST_CELL: Final = 200
-"""Characters of a payload or a message in a table; JSON has all of it."""
+"""Characters of a payload or a message in a table; JSON has the whole of it."""
 _NAMED: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _GAP: Final = "  "
 
 
 def escape(text: str, *, keep: str = "") -> str:
-    """`text` with all that is no plain character as an escape: control and format characters, lone surrogates.
+    """Return `text` with control characters, format characters and lone surrogates as escapes.
 
-    A backslash stays as it is, so that what has none of those can be copied; the exact value is in the JSON.
+    A backslash stays as it is, so that ordinary text can be copied; the exact value is in the JSON.
 
     Args:
         keep: characters that stay as they are.
@@ -44,29 +45,29 @@ def _escaped(character: str) -> str:
 
 
 def escape_bytes(data: bytes) -> str:
-    """A payload as people can read it: its text, and what is none as escapes."""
+    """Return a payload as text, with escapes for what is not UTF-8."""
     return escape(data.decode("utf-8", "backslashreplace"))
 
 
 def shorten(text: str) -> str:
-    """The beginning of a text that is too long for a table."""
+    """Return the beginning of a text that is too long for a table."""
     return text if len(text) <= LONGEST_CELL else text[: LONGEST_CELL - 1] + "…"
 
 
 def moment(when: datetime | None) -> str:
-    """A moment in this machine's time zone, to the second."""
+    """Return a time in this machine's zone, to the second."""
     return "-" if when is None else when.astimezone().isoformat(" ", "seconds")
 
 
 def complain(message: str, detail: str = "") -> None:
-    """A sentence on the standard error, and what is to be shown below it (a log, a traceback)."""
+    """Print a message to the standard error, and below it the `detail` (a log, a traceback)."""
     print("worqr:", escape(message.strip(), keep="\n"), file=sys.stderr, flush=True)
     if detail:
         print(escape(detail.strip("\n"), keep="\n"), file=sys.stderr, flush=True)
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Rows in columns, numbers to the right. Nothing is cut or wrapped, whatever the width of the terminal."""
+    """Print rows in columns, numbers to the right, without cutting or wrapping anything."""
     cells = [[escape(str(value)) for value in row] for row in rows]
     numeric = [all(_is_number(row[i]) for row in cells) for i in range(len(header))]
     lines = [list(header), *cells]
@@ -86,19 +87,19 @@ def _pad(text: str, width: int, *, right: bool) -> str:
 
 
 def _width(text: str) -> int:
-    """How many columns of a terminal it takes."""
+    """Return how many columns of a terminal the text takes."""
     if text.isascii():
         return len(text)
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """One object on a line of its own."""
+    """Print one object on a line of its own."""
     print(json_line(value))
 
 
 def json_line(value: Mapping[str, Any]) -> str:
-    """JSON that has no character in it which a terminal would act upon."""
+    """Return JSON without any character that a terminal would act upon."""
     line = json.dumps(value, ensure_ascii=False, default=_as_json, separators=(",", ":"))
     return line if line.isprintable() else "".join(c if c.isprintable() else _json_escaped(c) for c in line)
 
@@ -116,7 +117,7 @@ def _as_json(value: object) -> object:
 
 
 def payload_fields(data: bytes) -> dict[str, str]:
-    """A payload as JSON has it: as text if it is UTF-8, else as base64; the field ``encoding`` says which."""
+    """Return a payload for JSON: as text if it is UTF-8, else as base64; the field ``encoding`` says which."""
     try:
         return {"task": data.decode(), "encoding": "utf-8"}
     except UnicodeDecodeError:

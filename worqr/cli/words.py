@@ -1,4 +1,4 @@
-"""What people write on a command line, as values: durations, moments, pairs, names of queues. All of it pure."""
+"""What people type on a command line, as values: durations, times, pairs, arguments. Pure."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
 
 
 def duration(text: str | None, what: str) -> float | None:
-    """Seconds: ``90``, ``1.5``, ``10m``, ``1h30m``; ms, s, m, h, d and w are known. WrongUse names `what`."""
+    """Return seconds: ``90``, ``1.5``, ``10m``, ``1h30m``; units are ms, s, m, h, d and w. WrongUse names `what`."""
     if text is None:
         return None
     if re.fullmatch(r"\d+(\.\d+)?", text):
         return float(text)
     parts = _PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise WrongUse(f"{what} must be seconds, or with units as in 10m or 1h30m (ms, s, m, h, d, w), not {text!r}")
+        raise WrongUse(
+            f"{what} must be a duration such as 90 (seconds), 10m or 1h30m (units: ms, s, m, h, d, w), got {text!r}"
+        )
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
 def moment(text: str | None, what: str, *, ago: bool = False) -> datetime | None:
-    """A moment in ISO 8601; without a zone it is this machine's time. With `ago` also a duration before now."""
+    """Return a time in ISO 8601, by default in this machine's zone. With `ago`, it may be a duration before now."""
     if text is None:
         return None
     if ago and re.fullmatch(rf"({_PART.pattern})+", text):
@@ -35,37 +37,37 @@ def moment(text: str | None, what: str, *, ago: bool = False) -> datetime | None
     try:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
-        or_ago = ", or so long ago as in 2h" if ago else ""
+        or_ago = ", or a duration before now such as 2h" if ago else ""
         raise WrongUse(
-            f"{what} must be a time as in 2031-05-01T12:00 or 2031-05-01T12:00Z{or_ago}, not {text!r}"
+            f"{what} must be a time such as 2031-05-01T12:00 or 2031-05-01T12:00Z{or_ago}, got {text!r}"
         ) from None
 
 
 def pairs(texts: Sequence[str], what: str) -> dict[str, str]:
-    """``name=text``, each."""
+    """Return pairs of ``name=text``."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise WrongUse(f"{what} must be name=text, not {text!r}")
+            raise WrongUse(f"{what} must be name=text, got {text!r}")
         if name in found:
-            raise WrongUse(f"{what}: {name!r} is there twice")
+            raise WrongUse(f"{what}: {name!r} is given twice")
         found[name] = value
     return found
 
 
 def arguments(texts: Sequence[str]) -> dict[str, Any]:
-    """Arguments of a function: ``name=text`` or ``name:=JSON``."""
+    """Return the arguments of a function, typed as ``name=text`` or ``name:=JSON``."""
     found: dict[str, Any] = {}
     for text in texts:
         match = re.fullmatch(r"(\w+)(:?=)(.*)", text, re.DOTALL)
         if match is None:
-            raise WrongUse(f"an argument must be name=text or name:=JSON, not {text!r}")
+            raise WrongUse(f"an argument must be name=text or name:=JSON, got {text!r}")
         name, sign, value = match.groups()
         if name in found:
-            raise WrongUse(f"the argument {name!r} is there twice")
+            raise WrongUse(f"the argument {name!r} is given twice")
         try:
             found[name] = value if sign == "=" else json.loads(value)
         except ValueError as error:
-            raise WrongUse(f"what follows {name}:= must be JSON ({error}); for a text write {name}=...") from None
+            raise WrongUse(f"the value after {name}:= must be JSON ({error}); to pass text, type {name}=...") from None
     return found

@@ -5,7 +5,7 @@ at most every 20 ms. For each it decides what to fire (`worqr.cron.judge`), enqu
 its nominal time, and then notes the new cursor together with the next look: compared and set. If the leader dies in between, or
 another one believes that it leads, nothing is enqueued twice, and what was not noted is judged again.
 
-Server clocks jump. What can fire twice and what cannot is told in docs/schedules.md; the rules are in `worqr.cron.judge`,
+Server clocks jump. What can fire twice and what cannot is told in docs/reference/schedules.md; the rules are in `worqr.cron.judge`,
 `fire_schedule` and `rewind_schedules`. How long nobody has declared a schedule is not measured by that clock but by the time for
 which the mesh was led, which the leaders add up.
 """

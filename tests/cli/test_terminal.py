@@ -1,0 +1,338 @@
+"""On a terminal: tables fit its width, worker ids are short, colours mark what needs somebody, and foreign text has no power."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from fcntl import ioctl
+from functools import partial
+from termios import TIOCSWINSZ
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+import worqr
+from tests.children import ROOT
+from tests.cli.conftest import Command
+from tests.cli.test_text import NASTY
+from tests.ops.driver import Desk
+from tests.patience import PATIENCE
+from tests.peer.tools import Held, eventually, serving
+from tests.servers import Server
+from worqr.cli import shown
+from worqr.cli.looking import QUEUES, queue_row
+from worqr.cli.terminal import Column, lay_out, number
+from worqr.cli.text import escape
+
+ESCAPE = "\x1b"
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+RED, YELLOW = "\x1b[1;31m", "\x1b[33m"
+
+
+# The layout
+
+
+def plain(columns: tuple[Column, ...], rows: list[tuple[object, ...]], width: int) -> list[str]:
+    return [line.plain for line in lay_out(columns, rows, width)]
+
+
+TABLE = (
+    Column("name", fit="fold"),
+    number("n", always=True),
+    number("failed", "fail", "bold red"),
+    Column("words", fit="fold", words=True, spare=True),
+    Column("long", fit="cut", spare=True),
+    Column("note", note=True),
+)
+
+
+@given(
+    st.integers(20, 130),
+    st.lists(st.tuples(st.text(), st.integers(0, 10**9), st.integers(0, 10**9), st.text(), st.text(), st.text())),
+)
+def test_no_line_is_wider_than_the_terminal_or_plays_with_it(width: int, rows: list[tuple[object, ...]]) -> None:
+    for line in plain(TABLE, rows, width):
+        assert cell_len(line) <= width
+        assert escape(line) == line
+
+
+def test_a_name_that_is_folded_loses_nothing() -> None:
+    name = "warehouse.inventory.reconcile_all_shelves"
+    lines = plain(TABLE, [(name, 1, 0, "", "", "")], 24)
+    assert lines[0].split() == ["name", "n"]
+    assert "".join(line.split()[0] for line in lines[1:]) == name
+    assert lines[1].split() == ["warehouse.inventory.", "1"]
+
+
+def test_what_has_no_room_beside_a_row_stands_below_it() -> None:
+    rows = [("mails", 5, 2, "", "x" * 50, "paused: the server is down")]
+    assert plain(TABLE, rows, 120) == [
+        "name   n  failed  long",
+        f"mails  5       2  {'x' * 50}  paused: the server is down",
+    ]
+    assert plain(TABLE, rows, 40) == [
+        "name   n  failed  long",
+        f"mails  5       2  {'x' * 21}…",
+        "  paused: the server is down",
+    ]
+    assert plain(TABLE, rows, 28) == [
+        "name   n  failed",
+        "mails  5       2",
+        "  paused: the server is down",
+        f"  {'x' * 25}…",
+    ]
+
+
+def test_on_a_very_narrow_terminal_each_row_is_a_block() -> None:
+    rows = [("mails", 1_000_000, 1_000_000, "", "", "")]
+    assert plain(TABLE, rows, 22) == ["mails", "  n       1,000,000", "  failed  1,000,000"]
+
+
+def test_empty_columns_are_dropped_and_zeros_are_dim() -> None:
+    lines = lay_out(TABLE, [("a", 0, 0, "", "", ""), ("b", 7, 0, "", "", "")], 80)
+    assert [line.plain for line in lines] == ["name  n", "a     0", "b     7"]
+    assert [span.style for span in lines[1].spans if lines[1].plain[span.start : span.end] == "0"] == ["dim"]
+    assert not [span.style for span in lines[2].spans if span.style == "dim"]
+
+
+def test_every_counter_of_a_queue_fits_80_columns() -> None:
+    info = worqr.QueueInfo("shop.send_mail", *[12345] * 6, "the mail server is down", 99.0, 0, {})
+    lines = plain(QUEUES, [tuple(queue_row(info))], 80)
+    assert all(len(line) <= 80 for line in lines)
+    text = "\n".join(lines)
+    assert text.count("12,345") == 6
+    assert "no worker serves it; paused: the mail server is down" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (shown.worker("shop:5192469913ffdb87b2c0a57664731699"), "shop:51924699"),
+        (shown.worker("a:b:5192469913ffdb87b2c0a57664731699"), "a:b:51924699"),
+        (shown.worker("shop:ab12"), "shop:ab12"),
+        (shown.worker(None), "-"),
+        (shown.age(3.44), "3.4 s"),
+        (shown.age(720), "12 min"),
+        (shown.age(7300), "2 h"),
+        (shown.age(200_000), "2 d"),
+        (shown.age(float("inf")), "never"),
+        (shown.percent(0.5), "50%"),
+        (shown.percent(17), "17"),
+        (shown.clock(None), "-"),
+    ],
+)
+def test_values_are_short(value: str, text: str) -> None:
+    assert value == text
+
+
+def test_a_time_of_today_has_no_date() -> None:
+    now = datetime.now(UTC)
+    assert shown.clock(now) == now.astimezone().strftime("%H:%M:%S")
+    other = now + timedelta(days=30)
+    assert shown.clock(other) == other.astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+# The command, on a pseudo-terminal
+
+OnTerminal = Callable[..., str]
+
+
+def read_all(ours: int) -> bytes:
+    data = b""
+    try:
+        while more := os.read(ours, 65536):
+            data += more
+    except OSError:  # how Linux reports that the other end is closed
+        pass
+    return data
+
+
+@pytest.fixture
+def environment(server: Server, prefix: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
+    return {**kept, "WORQR_URL": server.url, "WORQR_PREFIX": prefix, "TERM": "xterm", "PYTHONIOENCODING": "utf-8"}
+
+
+@pytest.fixture
+def on_terminal(environment: dict[str, str]) -> OnTerminal:
+    """`on_terminal(80, "queues")`: what ``worqr queues`` prints on a terminal of 80 columns."""
+
+    def run(width: int, *words: str, **more: str) -> str:
+        ours, its = pty.openpty()
+        ioctl(its, TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "worqr", *words],
+            cwd=ROOT,
+            stdin=its,
+            stdout=its,
+            stderr=subprocess.PIPE,
+            env={**environment, **more},
+        )
+        os.close(its)
+        text = read_all(ours).decode().replace("\r\n", "\n")
+        _, errors = process.communicate(timeout=PATIENCE)
+        os.close(ours)
+        assert process.returncode == 0, errors
+        return text
+
+    return run
+
+
+def lines_of(text: str, width: int) -> list[str]:
+    """The lines without their colours: each fits, and there is no other escape sequence."""
+    lines = COLOURS.sub("", text).splitlines()
+    assert ESCAPE not in "".join(lines)
+    assert all(cell_len(line) <= width for line in lines), lines
+    return lines
+
+
+LONG = "warehouse.inventory.reconcile_all_shelves_with_the_ledger_of_the_other_warehouse"
+
+
+@pytest.mark.leaves("*")
+async def test_a_fleet_on_terminals_of_several_widths(
+    on_terminal: OnTerminal, cli: Command, mesh: worqr.Mesh, server: Server, prefix: str
+) -> None:
+    held = Held()
+
+    async def handler(task: bytes) -> None:
+        if task == b"bad":
+            raise worqr.Failure(NASTY)
+        worqr.current().progress(0.25, NASTY)
+        await held(task)
+
+    async def show(width: int, *words: str, **more: str) -> list[str]:
+        text = await trio.to_thread.run_sync(partial(on_terminal, width, *words, **more))
+        assert more or ESCAPE in text
+        return lines_of(text, width)
+
+    async with mesh.connect(), serving(mesh, LONG, handler) as peer:
+        short = peer.id[:-24]
+        queue = mesh.queue(LONG)
+        await queue.dispatch(b"film " + NASTY.encode("utf-8", "replace") * 5, id="film-1")
+        await held.wait(1)
+        await queue.dispatch(b"bad", id="mail-2")
+        await eventually(lambda: failed(queue), 1)
+        await mesh.queue("orphaned").enqueue(b"a")
+        await mesh.queue("slow").dispatch(b"a", delay=3600)
+        await mesh.queue("slow").pause("\x1b[2J the server is down, and it will be down until Monday; ask Grace")
+        for width in (80, 60, 40):
+            queues = " ".join(await show(width, "queues"))
+            assert "no worker serves it" in queues
+            assert "paused: \\x1b[2J the server" in queues
+            assert "broken" not in queues
+            workers = "\n".join(await show(width, "workers"))
+            assert short in workers
+            assert peer.id not in workers
+            running = "\n".join(await show(width, "running"))
+            assert short in running
+            assert "25%" in running
+            assert "film-1" in running
+            assert "mail-2" in "\n".join(await show(width, "failed"))
+            await show(width, "jobs", "slow", "--state", "scheduled")
+            await show(width, "status", LONG, "film-1")
+        assert len(await show(260, "queues")) == 4
+        text = await trio.to_thread.run_sync(partial(on_terminal, 80, "queues"))
+        assert f"{RED}1{ESCAPE}[0m" in text  # the dead-letter entry
+        assert f"{YELLOW}no worker serves it" in text or f"{YELLOW}  no worker serves it" in text
+        for quiet in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+            text = await trio.to_thread.run_sync(partial(on_terminal, 80, "queues", **quiet))
+            assert ESCAPE not in text
+            lines_of(text, 80)
+        piped = await trio.to_thread.run_sync(partial(cli, "workers"))
+        assert piped.lines[1].split()[0] == peer.id
+        assert piped.lines[0].split() == ["worker", "host", "pid", "app", "running", "room", "last", "beat", "queues"]
+        held.gate.set()
+        await eventually(queue.running, [])
+
+
+async def failed(queue: worqr.Queue) -> int:
+    return (await queue.info()).failed
+
+
+async def test_watching_redraws_until_ctrl_c(environment: dict[str, str], mesh: worqr.Mesh) -> None:
+    ours, its = pty.openpty()
+    ioctl(its, TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    async with mesh.connect():
+        await mesh.queue("mails").enqueue(b"a")
+        process = await trio.lowlevel.open_process(
+            [sys.executable, "-m", "worqr", "queues", "--watch"],
+            stdin=its,
+            stdout=its,
+            stderr=its,
+            cwd=ROOT,
+            env=environment,
+            start_new_session=True,
+        )
+        os.close(its)
+        try:
+            await trio.to_thread.run_sync(read_until, ours, b"mails")
+            await mesh.queue("films").enqueue(b"a")
+            await trio.to_thread.run_sync(read_until, ours, b"films")
+            process.send_signal(2)
+            rest = await trio.to_thread.run_sync(read_all, ours)
+            assert await process.wait() == 0
+            assert b"Traceback" not in rest
+            assert b"\x1b[?1049l" in rest  # the screen from before is back
+        finally:
+            process.kill()
+            os.close(ours)
+        for name in ("mails", "films"):
+            await mesh.queue(name).cancel_all()
+
+
+def read_until(ours: int, wanted: bytes) -> None:
+    data = b""
+    while wanted not in data:
+        data += os.read(ours, 65536)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [(("--watch",), "--watch needs a terminal; in a pipe"), (("--watch", "--json"), "omit --json")],
+)
+def test_what_cannot_be_watched(cli: Command, words: tuple[str, ...], why: str) -> None:
+    answer = cli("queues", *words)
+    assert (answer.code, answer.out) == (2, "")
+    assert why in answer.err
+
+
+# Short ids
+
+
+def test_a_worker_is_evicted_by_its_short_id(cli: Command, server: Server, prefix: str) -> None:
+    desk = Desk(server.client(), prefix)
+    one, two, three = "shop:" + "ab12cd34" * 4, "shop:" + "ab12cd35" * 4, "mail:" + "ff" * 16
+    desk.register(one, two, three)
+    with desk.nothing_changes():
+        wrong = cli("workers", "evict", "ab12cd3")
+        assert (wrong.code, wrong.out) == (1, "")
+        assert wrong.err == (
+            f"worqr: 'ab12cd3' is ambiguous: 2 worker ids begin with it ({one}, {two}); "
+            "type more characters. No worker was evicted\n"
+        )
+        unknown = cli("workers", "evict", "0123abcd")
+        assert unknown.code == 1
+        assert "there is no worker '0123abcd'" in unknown.err
+        assert cli("workers", "evict", "").code == 1
+    assert cli("workers", "evict", "ab12cd34").out == f"Evicted worker {one}; its tasks are back in their queues\n"
+    assert cli("workers", "evict", "shop:ab12cd35").code == 0
+    assert [row["id"] for row in cli("workers", "--json").json] == [three]
+    desk.wipe()
+
+
+def test_a_prefix_of_an_app_and_of_digits_is_ambiguous(cli: Command, server: Server, prefix: str) -> None:
+    desk = Desk(server.client(), prefix)
+    desk.register("cafe:" + "11" * 16, "shop:cafe" + "1" * 28)
+    with desk.nothing_changes():
+        assert "is ambiguous" in cli("workers", "evict", "cafe").err
+    desk.wipe()

@@ -1,0 +1,75 @@
+"""Messages about a command line that cyclopts refuses; for an unknown command, the one that was meant.
+
+Names that other task queues use are known, too. Pure.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Final
+
+from cyclopts import CycloptsError, MissingArgumentError, UnknownCommandError, UnusedCliTokensError
+
+_MEANT: Final = {
+    "status QUEUE ID": "job info result results show get outcome",
+    "jobs QUEUE": "tasks task peek waiting scheduled pending messages inspect",
+    "queues": "list ls stats depth queue",
+    "queues --watch": "top watch monitor dashboard",
+    "running": "ps active",
+    "workers": "peers nodes fleet",
+    "run MODULE:MESH": "worker work start serve consume consumer",
+    "workers evict ID": "evict kill",
+    "schedules": "beat cron crons periodic timetable schedule",
+    "schedules run NAME": "fire trigger",
+    "enqueue QUEUE PAYLOAD": "send publish push add produce put",
+    "cancel QUEUE --id ID": "revoke abort stop terminate",
+    "delete QUEUE --yes": "purge clear flush empty remove rm",
+    "failed": "dead dlq dead-letter deadletter failures errors",
+    "failed retry QUEUE ID": "retry requeue redrive replay",
+    "failed drop QUEUE ID": "drop discard",
+    "resume QUEUE": "unpause continue",
+}
+CLOSE: Final = 0.8
+"""How similar a command must be to the name, if that is one of `FOREIGN`."""
+FOREIGN: Final = {name: command for command, names in _MEANT.items() for name in names.split()}
+"""Names that people try, and the command for each."""
+
+
+def unknown_command(name: str, known: Iterable[str]) -> str:
+    """Return the message about the command `name`, which is none of `known`."""
+    commands = list(known)
+    close = difflib.get_close_matches(name, commands, 1, CLOSE if name in FOREIGN else 0.6)
+    meant = [FOREIGN[name]] if name in FOREIGN else []
+    if close and not any(command.split()[0] == close[0] for command in meant):
+        meant.append(close[0])
+    if not meant:
+        other = difflib.get_close_matches(name, FOREIGN, 1)
+        meant = [FOREIGN[each] for each in other]
+    if meant:
+        hint = f"did you mean {' or '.join(f'`worqr {command}`' for command in meant)}?"
+    else:
+        hint = "`worqr --help` lists the commands"
+    return f"unknown command {name!r}; {hint}"
+
+
+def usage_message(error: CycloptsError, commands: Iterable[str]) -> str:
+    """Return the message about arguments that cyclopts refuses.
+
+    Args:
+        commands: the names of all commands.
+    """
+    chain, unused = error.command_chain or (), error.unused_tokens or []
+    if isinstance(error, UnknownCommandError) and not chain and unused:
+        return unknown_command(unused[0], commands)
+    command = " ".join(("worqr", *chain))
+    if isinstance(error, UnusedCliTokensError) and unused:
+        there = [] if error.app is None else [name for name in error.app if not name.startswith("-")]
+        close = difflib.get_close_matches(unused[0], there, 1)
+        hint = f"did you mean `{command} {close[0]}`?" if close else f"`{command} --help` shows the usage"
+        return f"unexpected argument {unused[0]!r}; {hint}"
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        name = error.argument.name
+        missing = f"{name} needs a value" if name.startswith("-") else f"missing {name}"
+        return f"{missing}; `{command} --help` shows the usage"
+    return " ".join(str(error).split())
