@@ -64,14 +64,14 @@ class PeerProcess:
     def last_words(self) -> str:
         """The end of what it wrote to its standard error."""
         self.log.seek(0)
-        return "\n".join(self.log.read().decode("utf-8", "replace").splitlines()[-LOG_LINES:]) or "(it said nothing)"
+        return "\n".join(self.log.read().decode("utf-8", "replace").splitlines()[-LOG_LINES:]) or "(no output)"
 
     def check(self) -> None:
         """PeerDied if it ended though nobody killed it."""
         code = self.process.poll()
         if code and not self.killed:
             raise PeerDied(
-                f"{self.name} (pid {self.pid}) ended with code {code} though nobody killed it:\n{self.last_words()}"
+                f"{self.name} (pid {self.pid}) ended unexpectedly with exit code {code}:\n{self.last_words()}"
             )
 
 
@@ -106,7 +106,7 @@ async def open_fleet(url: str, number: int) -> AsyncGenerator[Fleet]:
     fleet = Fleet([])
     try:
         for i in range(1, number + 1):
-            fleet.peers.append(await _start(url, f"peer-{i}"))
+            fleet.peers.append(await _start(url, f"worker-{i}"))
         yield fleet
     finally:
         with trio.CancelScope(shield=True):
