@@ -26,7 +26,7 @@ LOG_LINES = 15
 
 
 class PeerDied(WorqrError):
-    """A peer ended that nobody had killed; the message has the end of what it said."""
+    """A worker ended by itself; the message has the end of its output."""
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class PeerProcess:
         return "\n".join(self.log.read().decode("utf-8", "replace").splitlines()[-LOG_LINES:]) or "(no output)"
 
     def check(self) -> None:
-        """PeerDied if it ended though nobody killed it."""
+        """PeerDied if it ended by itself."""
         code = self.process.poll()
         if code and not self.killed:
             raise PeerDied(
@@ -82,7 +82,7 @@ class Fleet:
     peers: list[PeerProcess]
 
     def check(self) -> None:
-        """PeerDied if one ended though nobody killed it."""
+        """PeerDied if one ended by itself."""
         for peer in self.peers:
             peer.check()
 

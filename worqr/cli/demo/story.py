@@ -221,7 +221,7 @@ async def _pull_through(board: Board) -> None:
 
 
 async def _all_settled(mesh: worqr.Mesh) -> dict[str, int]:
-    """Let the last finishes come through; answers how many tasks each queue still has, in whatever state."""
+    """Wait until every task is finished; return how many tasks each queue still has, in any state."""
     left: dict[str, int] = {}
     with trio.move_on_after(CANCEL_WAIT):
         while True:

@@ -137,12 +137,12 @@ def _peers(board: Board) -> Table:
     for line in board.peers:
         style = STATES.get(line.state, "dim")
         table.add_row(
-            line.name, str(line.pid or ""), Text(line.state, style), _hands(line, board.at_once), str(line.files)
+            line.name, str(line.pid or ""), Text(line.state, style), _slots(line, board.at_once), str(line.files)
         )
     return table
 
 
-def _hands(line: PeerLine, at_once: int) -> Text:
+def _slots(line: PeerLine, at_once: int) -> Text:
     return Text("■" * line.running, "green") + Text("·" * max(0, at_once - line.running), "dim")
 
 
