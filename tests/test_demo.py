@@ -162,7 +162,7 @@ def test_whatever_is_wrong_is_said(board: Board, how: str) -> None:
     spoil(board, how)
     lines = summarise(board)
     assert not is_good(lines)
-    assert views.verdict(lines).startswith("NOT AS PROMISED: ")
+    assert views.verdict(lines).startswith("FAILED: ")
 
 
 @pytest.mark.parametrize("good", [True, False])
@@ -189,10 +189,10 @@ def text_of(picture: object) -> str:
 
 
 def test_the_table_shows_peers_queue_and_progress(board: Board) -> None:
-    board.waiting, board.peers[0].running, board.peers[0].state, board.peers[1].state = 7, 3, "at work", "killed"
+    board.waiting, board.peers[0].running, board.peers[0].state, board.peers[1].state = 7, 3, "busy", "killed"
     board.tell("something happened")
     text = text_of(views.picture(board))
-    assert re.search(r"peer-1 .*at work .*■■■· .*2", text)
+    assert re.search(r"peer-1 .*busy .*■■■· .*2", text)
     assert re.search(r"peer-2 .*killed", text)
     assert "7 waiting" in text
     assert "2 of 2" in text
@@ -246,7 +246,7 @@ async def test_a_peer_that_dies_by_itself_is_noticed_with_its_last_words() -> No
     async with fleets.open_fleet("redis://localhost:no-port", 1) as fleet:
         await fleet.peers[0].process.wait()
         with pytest.raises(
-            fleets.PeerDied, match=r"peer-1 \(pid \d+\) ended with code 1 though nobody killed it:\n(.*\n)*.*its port"
+            fleets.PeerDied, match=r"worker-1 \(pid \d+\) ended unexpectedly with exit code 1:\n(.*\n)*.*its port"
         ):
             fleet.check()
         fleet.peers[0].killed = True
@@ -295,7 +295,7 @@ def test_it_runs_to_a_good_end_in_plain_lines() -> None:
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert ESCAPE not in answer.stdout
     assert answer.stderr == ""
-    assert re.search(r"peer-\d was killed \(SIGKILL\) with \d files? in its hands", answer.stdout)
+    assert re.search(r"killed worker-\d with SIGKILL while it ran \d files?", answer.stdout)
     assert re.search(r"^  ok  lost +0 ", answer.stdout, re.MULTILINE)
     assert answer.stdout.endswith("\nNothing was lost.\n")
 
@@ -343,7 +343,7 @@ async def test_on_a_terminal_it_shows_the_table_and_ctrl_c_leaves_nothing_behind
     on_terminal: tuple[subprocess.Popen[bytes], int],
 ) -> None:
     process, ours = on_terminal
-    await trio.to_thread.run_sync(read_until, ours, "at work")
+    await trio.to_thread.run_sync(read_until, ours, "busy")
     children = family(process.pid)
     assert len(children) >= 5
     process.send_signal(signal.SIGINT)

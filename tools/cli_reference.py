@@ -23,7 +23,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "worqr run shop:mesh --reload",
     ),
     "worqr server": ("worqr server", "worqr server --port 6390 --dir ./data"),
-    "worqr demo": ("worqr demo", "worqr demo --peers 8"),
+    "worqr demo": ("worqr demo", "worqr demo --workers 8"),
     "worqr enqueue": (
         "worqr enqueue mails ada@example.org grace@example.org",
         'echo \'{"to": "ada@example.org"}\' | worqr enqueue shop.send_mail -',

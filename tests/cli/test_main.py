@@ -82,7 +82,7 @@ def test_help_of_the_demo_names_its_options() -> None:
     answer = worqr("demo", "--help")
     assert answer.returncode == 0
     assert "--files" in answer.stdout
-    assert "--peers" in answer.stdout
+    assert "--workers" in answer.stdout
     assert "--no-files" not in answer.stdout
 
 
@@ -91,9 +91,9 @@ def test_help_of_the_demo_names_its_options() -> None:
     [
         (("no-such-command",), "unknown command 'no-such-command'"),
         (("demo", "--no-such-option"), "--no-such-option"),
-        (("demo", "--peers", "many"), '--peers: unable to convert "many" into int'),
-        (("demo", "--peers", "1"), "worqr: --peers must be 2 (one is killed) to 32, not 1"),
-        (("demo", "--files", "5"), "worqr: --files must be at least 80 for 4 peers, not 5: "),
+        (("demo", "--workers", "many"), '--workers: unable to convert "many" into int'),
+        (("demo", "--workers", "1"), "worqr: --workers must be from 2 (one is killed) to 32, got 1"),
+        (("demo", "--files", "5"), "worqr: --files must be at least 80 for 4 workers, got 5: "),
     ],
 )
 def test_wrong_use_is_said_without_a_traceback(arguments: tuple[str, ...], sentence: str) -> None:

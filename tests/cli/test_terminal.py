@@ -12,7 +12,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from fcntl import ioctl
 from functools import partial
+from io import StringIO
 from termios import TIOCSWINSZ
+from typing import cast
 
 import pytest
 import trio
@@ -28,7 +30,7 @@ from tests.ops.driver import Desk
 from tests.patience import PATIENCE
 from tests.peer.tools import Held, eventually, serving
 from tests.servers import Server
-from worqr.cli import shown
+from worqr.cli import main, shown
 from worqr.cli.looking import QUEUES, queue_row
 from worqr.cli.terminal import Column, lay_out, number
 from worqr.cli.text import escape
@@ -187,6 +189,31 @@ def on_terminal(environment: dict[str, str]) -> OnTerminal:
     return run
 
 
+class Screen(StringIO):
+    """What the command takes for a terminal, in this process."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def on_screen(cli: Command, monkeypatch: pytest.MonkeyPatch) -> OnTerminal:
+    """The same in this process, which is quicker."""
+
+    def run(width: int, *words: str) -> str:
+        with monkeypatch.context() as patch:
+            patch.setenv("COLUMNS", str(width))
+            patch.setenv("TERM", "xterm")
+            patch.delenv("NO_COLOR", raising=False)
+            patch.setattr(sys, "stdout", Screen())
+            assert main(words) == 0
+            return cast("Screen", sys.stdout).getvalue()
+
+    return run
+
+
 def lines_of(text: str, width: int) -> list[str]:
     """The lines without their colours: each fits, and there is no other escape sequence."""
     lines = COLOURS.sub("", text).splitlines()
@@ -200,7 +227,7 @@ LONG = "warehouse.inventory.reconcile_all_shelves_with_the_ledger_of_the_other_w
 
 @pytest.mark.leaves("*")
 async def test_a_fleet_on_terminals_of_several_widths(
-    on_terminal: OnTerminal, cli: Command, mesh: worqr.Mesh, server: Server, prefix: str
+    on_terminal: OnTerminal, on_screen: OnTerminal, cli: Command, mesh: worqr.Mesh
 ) -> None:
     held = Held()
 
@@ -210,9 +237,9 @@ async def test_a_fleet_on_terminals_of_several_widths(
         worqr.current().progress(0.25, NASTY)
         await held(task)
 
-    async def show(width: int, *words: str, **more: str) -> list[str]:
-        text = await trio.to_thread.run_sync(partial(on_terminal, width, *words, **more))
-        assert more or ESCAPE in text
+    async def show(width: int, *words: str) -> list[str]:
+        text = await trio.to_thread.run_sync(partial(on_screen, width, *words))
+        assert ESCAPE in text
         return lines_of(text, width)
 
     async with mesh.connect(), serving(mesh, LONG, handler) as peer:
@@ -241,9 +268,14 @@ async def test_a_fleet_on_terminals_of_several_widths(
             await show(width, "jobs", "slow", "--state", "scheduled")
             await show(width, "status", LONG, "film-1")
         assert len(await show(260, "queues")) == 4
+        for words in (("workers",), ("running",), ("status", LONG, "film-1")):
+            wide = "\n".join(await show(260, *words))
+            assert short in wide
+            assert peer.id not in wide
         text = await trio.to_thread.run_sync(partial(on_terminal, 80, "queues"))
         assert f"{RED}1{ESCAPE}[0m" in text  # the dead-letter entry
         assert f"{YELLOW}no worker serves it" in text or f"{YELLOW}  no worker serves it" in text
+        assert "no worker serves it" in " ".join(lines_of(text, 80))
         for quiet in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
             text = await trio.to_thread.run_sync(partial(on_terminal, 80, "queues", **quiet))
             assert ESCAPE not in text
@@ -326,6 +358,7 @@ def test_a_worker_is_evicted_by_its_short_id(cli: Command, server: Server, prefi
         assert cli("workers", "evict", "").code == 1
     assert cli("workers", "evict", "ab12cd34").out == f"Evicted worker {one}; its tasks are back in their queues\n"
     assert cli("workers", "evict", "shop:ab12cd35").code == 0
+    assert cli("workers", "evict", "").code == 1
     assert [row["id"] for row in cli("workers", "--json").json] == [three]
     desk.wipe()
 

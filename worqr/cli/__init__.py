@@ -37,7 +37,7 @@ GROUPS: Final = {
         ),
         "demo": (
             "worqr.cli.demo:demo",
-            "Run a demo: kill a worker, cancel a task, lose nothing.",
+            "Run a demo: kill a worker, cancel a task, lose nothing.\n\nExit code 1 if a result is missing.",
         ),
     },
     "Enqueue": {

@@ -63,7 +63,11 @@ class JsonFormatter(logging.Formatter):
                 found[f"extra_{name}" if name in _OURS else name] = value
         try:
             return json.dumps(found, default=str, allow_nan=False)
-        except (TypeError, ValueError, RecursionError):  # keys that are no text, a circle, NaN: of somebody's `extra`
+        except (
+            TypeError,
+            ValueError,
+            RecursionError,
+        ):  # the user's `extra` has keys that are no text, a circle, or NaN
             return json.dumps({name: _plain(value) for name, value in found.items()})
 
 

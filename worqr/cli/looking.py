@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 
 from worqr.cli import shown
 from worqr.cli.failing import Unhappy, WrongUse
-from worqr.cli.terminal import Column, number, show_table
+from worqr.cli.terminal import Column, is_terminal, number, show_table
 from worqr.cli.text import complain, escape, print_json
 from worqr.cli.where import HERE, Where, ask, flag
 
@@ -160,7 +160,8 @@ def evict_workers(
             *sorted(found.intersection(known)),
         ]:  # an unknown one fails first
             await mesh.evict(worker)
-            print(f"Evicted worker {escape(worker)}; its tasks are back in their queues")
+            name = shown.worker(worker) if is_terminal() else worker
+            print(f"Evicted worker {escape(name)}; its tasks are back in their queues")
 
     ask(where, command)
 

@@ -1,4 +1,4 @@
-"""``worqr run --reload``: a supervisor that starts the peer as a child, and anew when a ``.py`` file of the project changes.
+"""``worqr run --reload``: a supervisor that starts the worker as a child, and anew when a ``.py`` file of the project changes.
 
 Supervisor and child share the terminal, so that a debugger works in a handler, and Ctrl-C reaches both. Between them lies
 a pipe, the leash: the supervisor writes into it how urgently the child should leave (see `worqr.service.Urgency`), and its
@@ -77,7 +77,7 @@ class _Supervisor:
             self._start()
 
     def _settled(self, now: Seen) -> Seen:
-        """What is there when nobody writes any more."""
+        """Return the files, once two looks in a row see the same."""
         while True:
             time.sleep(LOOK_EVERY)
             before, now = now, look(self._folder)
@@ -175,7 +175,7 @@ def on_leash(heed: Callable[[int], None]) -> bool:
 def _hold(leash: int, heed: Callable[[int], None]) -> None:
     while told := os.read(leash, 64):
         heed(int(max(told.decode())))
-    heed(2)  # nobody is there any more
+    heed(2)  # the supervisor has ended
 
 
 def command_without_reload() -> list[str]:

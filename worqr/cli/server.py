@@ -20,7 +20,7 @@ from worqr.embedded import EmbeddedServer, find_server
 PORT: Final = 6379
 """Where a mesh without a URL looks."""
 LOOK_EVERY: Final = 0.5
-"""Seconds after which it is noticed that somebody has killed the server."""
+"""Seconds between two checks that the server is alive."""
 
 
 def server(

@@ -1,4 +1,4 @@
-"""Tables on a terminal: they fit its width, leave out what is empty, and mark in colour what needs somebody.
+"""Tables on a terminal: they fit its width, leave out empty columns, and mark in colour what needs attention.
 
 In a pipe, or a file, a table is plain: every column, every character, no colours. `worqr.cli.text` prints that form, and
 escapes what comes from others; here each cell is escaped before it is measured, cut or coloured.

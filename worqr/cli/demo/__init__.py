@@ -1,7 +1,7 @@
-"""``worqr demo``: a mesh at work on this machine, a peer killed, a task cancelled, and a summary that is checked.
+"""``worqr demo``: run workers on this machine, kill one, cancel a task, and check that nothing was lost.
 
-Here is the command. ``story`` has what happens, ``board`` what is known of it, ``view`` how it is shown, ``summary``
-the checks, ``fleet`` and ``peer`` the peers' processes, ``work`` and ``report`` what they do and tell.
+Here is the command. ``story`` has the steps, ``board`` the state, ``view`` the display, ``summary`` the checks, ``fleet`` and
+``peer`` the processes of the workers, ``work`` their handler, ``report`` the messages that they send.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from worqr.cli.demo.work import find_files
 from worqr.errors import WorqrError
 
 FILES_PER_PEER = 20
-"""With fewer there would be nothing left in the queue when the peer is killed."""
+"""With fewer the queue would be empty when the worker is killed."""
 MOST_PEERS = 32
 WRONG_USE = 2
 INTERRUPTED = 130
@@ -27,14 +27,17 @@ INTERRUPTED = 130
 
 def demo(
     *,
-    files: Annotated[int | None, Parameter(help="Count only the N largest files.")] = None,
-    peers: Annotated[int, Parameter(help="How many peers, each a process of its own.")] = 4,
+    files: Annotated[
+        int | None, Parameter(metavar="N", help="Count only the N largest files. Default: all files.")
+    ] = None,
+    peers: Annotated[
+        int, Parameter(name="--workers", metavar="N", help="Number of workers, each in its own process.")
+    ] = 4,
 ) -> int:
-    """Show a mesh at work on this machine: kill a peer, cancel a long task, lose nothing.
+    """Run a demo: kill a worker, cancel a task, lose nothing.
 
-    Starts a private server and some peers, has them tokenise and count every source file of Python's own standard
-    library, kills one of them midway, cancels one long task from another process, and checks that every file has its
-    result. Exit code 1 if anything is missing.
+    Starts a private server and some workers, which count the tokens of every source file in Python's standard library. Kills one
+    worker, cancels a long task from another process, and checks that every file has its result.
     """
     if wrong := _wrong(files, peers):
         print(f"worqr: {wrong}", file=sys.stderr)
@@ -43,7 +46,7 @@ def demo(
         good = _run(find_files(files), peers)
     except BaseException as error:
         if _is_interrupt(error):
-            print("worqr: interrupted; the peers and the server are gone", file=sys.stderr)
+            print("worqr: interrupted; the workers and the server are stopped", file=sys.stderr)
             return INTERRUPTED
         if isinstance(error, WorqrError):
             print(f"worqr: {error}", file=sys.stderr)
@@ -62,11 +65,11 @@ def _run(paths: list[str], peers: int) -> bool:
 def _wrong(files: int | None, peers: int) -> str:
     """What is wrong with the options, if anything is."""
     if not 2 <= peers <= MOST_PEERS:
-        return f"--peers must be 2 (one is killed) to {MOST_PEERS}, not {peers}"
+        return f"--workers must be from 2 (one is killed) to {MOST_PEERS}, got {peers}"
     fewest = FILES_PER_PEER * peers
     if files is not None and files < fewest:
-        why = "some must be left when one of them is killed"
-        return f"--files must be at least {fewest} for {peers} peers, not {files}: {why}"
+        why = "files must be left in the queue when a worker is killed"
+        return f"--files must be at least {fewest} for {peers} workers, got {files}: {why}"
     return ""
 
 

@@ -26,7 +26,7 @@ LOG_LINES = 15
 
 
 class PeerDied(WorqrError):
-    """A peer ended that nobody had killed; the message has the end of what it said."""
+    """A worker ended by itself; the message has the end of its output."""
 
 
 @dataclass(slots=True)
@@ -64,14 +64,14 @@ class PeerProcess:
     def last_words(self) -> str:
         """The end of what it wrote to its standard error."""
         self.log.seek(0)
-        return "\n".join(self.log.read().decode("utf-8", "replace").splitlines()[-LOG_LINES:]) or "(it said nothing)"
+        return "\n".join(self.log.read().decode("utf-8", "replace").splitlines()[-LOG_LINES:]) or "(no output)"
 
     def check(self) -> None:
-        """PeerDied if it ended though nobody killed it."""
+        """PeerDied if it ended by itself."""
         code = self.process.poll()
         if code and not self.killed:
             raise PeerDied(
-                f"{self.name} (pid {self.pid}) ended with code {code} though nobody killed it:\n{self.last_words()}"
+                f"{self.name} (pid {self.pid}) ended unexpectedly with exit code {code}:\n{self.last_words()}"
             )
 
 
@@ -82,7 +82,7 @@ class Fleet:
     peers: list[PeerProcess]
 
     def check(self) -> None:
-        """PeerDied if one ended though nobody killed it."""
+        """PeerDied if one ended by itself."""
         for peer in self.peers:
             peer.check()
 
@@ -106,7 +106,7 @@ async def open_fleet(url: str, number: int) -> AsyncGenerator[Fleet]:
     fleet = Fleet([])
     try:
         for i in range(1, number + 1):
-            fleet.peers.append(await _start(url, f"peer-{i}"))
+            fleet.peers.append(await _start(url, f"worker-{i}"))
         yield fleet
     finally:
         with trio.CancelScope(shield=True):

@@ -19,7 +19,7 @@ from worqr.cli.demo.report import FILES, LONG, RESULTS, Report, encode
 from worqr.cli.demo.work import count_file
 
 AT_ONCE = 4
-"""Files in a peer's hands at a time."""
+"""Files that a worker counts at a time."""
 GRACE = 1.0
 THREADS_TAKE_TURNS = 0.0005
 """Seconds after which the counting thread gives the event loop a turn; Python's own 5 ms would delay a cancellation."""

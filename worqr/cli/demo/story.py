@@ -20,6 +20,7 @@ from worqr.cli.demo.board import Board, Killed, PeerLine
 from worqr.cli.demo.fleet import Fleet, PeerDied, PeerProcess, open_fleet
 from worqr.cli.demo.peer import AT_ONCE
 from worqr.cli.demo.report import FILES, LONG, LONG_TASK, RESULTS, decode
+from worqr.cli.demo.summary import plural
 from worqr.embedded import open_embedded
 
 LOOK_EVERY = 0.2
@@ -38,7 +39,7 @@ NOTHING_NEW = 30.0
 
 async def tell_story(files: list[str], peers: int, show: Callable[[Board], None]) -> Board:
     """The whole demo; `show` is called several times a second, and the board is the outcome."""
-    board = Board(frozenset(files), [PeerLine(f"peer-{i}", 0) for i in range(1, peers + 1)], AT_ONCE)
+    board = Board(frozenset(files), [PeerLine(f"worker-{i}", 0) for i in range(1, peers + 1)], AT_ONCE)
     with _logged(board):
         await _on_a_server(board, show)
     board.ended = time.monotonic()
@@ -71,7 +72,7 @@ class _News(logging.Handler):
         text = record.getMessage()
         gave_back = getattr(record, "event", "") == "fail_worker" and getattr(record, "returned", 0) > 0
         if record.levelno >= logging.WARNING or gave_back:
-            self.board.tell("the mesh's log: " + WORKER_ID.sub("", text))
+            self.board.tell("log: " + WORKER_ID.sub("", text).replace("worker worker-", "worker-"))
 
 
 @contextmanager
@@ -115,19 +116,23 @@ async def _watch(mesh: worqr.Mesh, fleet: Fleet, board: Board, show: Callable[[B
     """Look at the mesh as an operator would, a few times a second."""
     while True:
         fleet.check()
-        info = await mesh.queue(FILES).info()
-        board.waiting, board.running = info.waiting, info.running
-        workers = {worker.app: worker for worker in await mesh.workers()}
-        for line, process in zip(board.peers, fleet.peers, strict=True):
-            worker = workers.get(line.name)
-            line.pid = process.pid
-            line.running = worker.running if worker and not process.killed else 0
-            if process.killed:
-                line.state = "killed" if worker else "killed, tasks given back"
-            elif worker:
-                line.state = "at work" if line.running else "idle"
+        await _look(mesh, fleet, board)
         show(board)
         await trio.sleep(LOOK_EVERY)
+
+
+async def _look(mesh: worqr.Mesh, fleet: Fleet, board: Board) -> None:
+    info = await mesh.queue(FILES).info()
+    board.waiting, board.running = info.waiting, info.running
+    workers = {worker.app: worker for worker in await mesh.workers()}
+    for line, process in zip(board.peers, fleet.peers, strict=True):
+        worker = workers.get(line.name)
+        line.pid = process.pid
+        line.running = worker.running if worker and info.running and not process.killed else 0
+        if process.killed:
+            line.state = "killed" if worker else "killed, tasks requeued"
+        elif worker:
+            line.state = "busy" if line.running else "idle"
 
 
 async def _play(mesh: worqr.Mesh, fleet: Fleet, board: Board) -> None:
@@ -135,12 +140,13 @@ async def _play(mesh: worqr.Mesh, fleet: Fleet, board: Board) -> None:
     await _all_joined(mesh, fleet)
     board.began = time.monotonic()
     await files.enqueue(*map(os.fsencode, sorted(board.files)))
-    board.tell(f"{total} files are in the queue, one task each")
+    board.tell(f"enqueued {total} files, one task each")
     await board.until(lambda: len(board.first) >= total * KILL_AFTER)
     await _kill_one(mesh, fleet, board)
     await _cancel_long_task(mesh, board)
     await _pull_through(board)
     board.left = await _all_settled(mesh)
+    await _look(mesh, fleet, board)  # so that the last picture is that of the end
 
 
 async def _all_joined(mesh: worqr.Mesh, fleet: Fleet) -> None:
@@ -151,7 +157,7 @@ async def _all_joined(mesh: worqr.Mesh, fleet: Fleet) -> None:
             if sum({FILES, LONG} <= worker.queues for worker in workers) == len(fleet.peers):
                 return
             await trio.sleep(0.05)
-    raise PeerDied(f"the peers have not joined the mesh within {READY_WITHIN:g} s")
+    raise PeerDied(f"the workers did not start within {READY_WITHIN:g} s")
 
 
 async def _kill_one(mesh: worqr.Mesh, fleet: Fleet, board: Board) -> None:
@@ -164,7 +170,7 @@ async def _kill_one(mesh: worqr.Mesh, fleet: Fleet, board: Board) -> None:
             if held:
                 return _kill(peer, held, board)
             peer.thaw()
-    board.tell("no peer could be met with a file in its hands, so none was killed")
+    board.tell("no worker was running a file, so none was killed")
     return None
 
 
@@ -179,7 +185,7 @@ def _kill(peer: PeerProcess, held: int, board: Board) -> None:
     at = time.monotonic()
     peer.kill()
     board.killed = Killed(peer.name, peer.pid, at, held)
-    board.tell(f"{peer.name} was killed (SIGKILL) with {held} files in its hands")
+    board.tell(f"killed {peer.name} with SIGKILL while it ran {plural(held, 'file')}")
 
 
 async def _cancel_long_task(mesh: worqr.Mesh, board: Board) -> None:
@@ -187,14 +193,14 @@ async def _cancel_long_task(mesh: worqr.Mesh, board: Board) -> None:
     queue, long = mesh.queue(LONG), board.long
     await queue.enqueue(LONG_TASK)
     await board.until(lambda: long.runs > 0)
-    board.tell(f"one long task began on {long.peer}")
+    board.tell(f"a long task started on {long.peer}")
     await trio.sleep(LONG_RUNS_FOR)
     long.cancel_called_at = time.monotonic()
     count = await queue.cancel(LONG_TASK, wait=CANCEL_WAIT)
     long.acknowledged_at, long.acknowledged = time.monotonic(), count.acknowledged
     with trio.move_on_after(CANCEL_WAIT):
         await board.until(lambda: long.cancelled_at is not None)
-    board.tell(f"the long task was cancelled from here: {count.acknowledged} of {count.running} runs ended")
+    board.tell(f"cancelled the long task from this process: {count.acknowledged} of {count.running} runs ended")
 
 
 def _more_than(board: Board, files: int) -> bool:
@@ -209,13 +215,13 @@ async def _pull_through(board: Board) -> None:
         with trio.move_on_after(NOTHING_NEW) as waiting:
             await board.until(partial(_more_than, board, before))
         if waiting.cancelled_caught:
-            board.tell(f"nothing has come for {NOTHING_NEW:g} s; {total - len(board.first)} files are missing")
+            board.tell(f"no result for {NOTHING_NEW:g} s; {total - len(board.first)} files are missing")
             return
-    board.tell("every file has its result")
+    board.tell("every file has a result")
 
 
 async def _all_settled(mesh: worqr.Mesh) -> dict[str, int]:
-    """Let the last finishes come through; answers how many tasks each queue still has, in whatever state."""
+    """Wait until every task is finished; return how many tasks each queue still has, in any state."""
     left: dict[str, int] = {}
     with trio.move_on_after(CANCEL_WAIT):
         while True:

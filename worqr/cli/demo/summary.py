@@ -46,14 +46,10 @@ def _results(board: Board) -> Iterator[Line]:
     twice = f"{plural(len(board.again), 'file')} reported twice{', equal' if agree else ', AND NOT EQUAL'}"
     yield Line("files in", str(len(board.files)))
     yield Line("results out", str(len(board.first)), twice if board.again else "one for each file", ok=agree)
-    lost = (
-        f"missing: {', '.join(missing[:3])}{' ...' if missing[3:] else ''}"
-        if missing
-        else "the two lists of paths are equal"
-    )
+    lost = f"missing: {', '.join(missing[:3])}{' ...' if missing[3:] else ''}" if missing else "every file has a result"
     yield Line("lost", str(len(missing)), lost, ok=not missing)
     if board.unknown:
-        yield Line("results of no file", str(len(board.unknown)), board.unknown[0], ok=False)
+        yield Line("unknown results", str(len(board.unknown)), board.unknown[0], ok=False)
     still = ", ".join(f"{name}: {n}" for name, n in left.items())
     yield Line("left in the queues", str(sum(left.values())), still, ok=bool(board.left) and not left)
 
@@ -65,15 +61,15 @@ def _same(report: Report, other: Report) -> bool:
 def _kill(board: Board) -> Iterator[Line]:
     killed = board.killed
     if killed is None:
-        yield Line("killed", "nobody", "no peer was met with a file in its hands", ok=False)
+        yield Line("killed", "none", "no worker was running a file", ok=False)
         return
-    yield Line("killed", killed.name, f"SIGKILL, with {plural(killed.held, 'file')} in its hands", ok=killed.held > 0)
+    yield Line("killed", killed.name, f"SIGKILL, while it ran {plural(killed.held, 'file')}", ok=killed.held > 0)
     again = sorted(board.second_runs.values(), key=lambda report: report.at)
     complete = len(again) >= killed.held
     yield Line(
-        "ran twice",
+        "retried",
         plural(len(again), "file"),
-        f"all {killed.held} that it held" if complete else f"it held {killed.held}",
+        f"all {killed.held} that it was running" if complete else f"it was running {killed.held}",
         ok=complete,
     )
     if again:
@@ -81,21 +77,21 @@ def _kill(board: Board) -> Iterator[Line]:
         yield Line(
             "recovered",
             f"after {last:.2f} s",
-            f"from the kill until the last of them ran again; the first: {first:.2f} s",
+            f"from the kill to the last retry; to the first: {first:.2f} s",
             ok=first > 0,
         )
         right = all(count_file(report.path) == report.counted for report in again)
-        yield Line("second results", "right" if right else "WRONG", "counted once more here, and compared", ok=right)
+        yield Line("retried results", "correct" if right else "WRONG", "counted again here and compared", ok=right)
 
 
 def _long_task(board: Board) -> Iterator[Line]:
     long = board.long
     if long.cancel_called_at is None or long.cancelled_at is None or long.acknowledged_at is None:
-        yield Line("long task", "not cancelled", "its handler never told of a cancellation", ok=False)
+        yield Line("long task", "not cancelled", "its handler reported no cancellation", ok=False)
         return
     ok = long.acknowledged == 1 and long.reason == "cancel" and long.runs == 1
     called = long.cancel_called_at
-    note = f"on {long.peer}, call to handler; acknowledged after {shown(long.acknowledged_at - called)}"
+    note = f"on {long.peer}; confirmed after {shown(long.acknowledged_at - called)}"
     if not ok:
         note = f"reason {long.reason}, {plural(long.acknowledged, 'acknowledgement')}, {plural(long.runs, 'run')}"
     yield Line("long task cancelled", f"in {shown(long.cancelled_at - called)}", note, ok=ok)
@@ -105,10 +101,12 @@ def _found(board: Board) -> Iterator[Line]:
     counted = [report.counted for report in board.first.values() if report.counted is not None]
     lines, tokens = sum(c.lines for c in counted), sum(c.tokens for c in counted)
     broken = sum(c.broken for c in counted)
-    odd = f"; {plural(broken, 'file')} of test data cannot be read" if broken else ""
+    odd = f"; {plural(broken, 'file')} of test data are not valid Python" if broken else ""
     yield Line("counted", f"{tokens:,} tokens", f"{lines:,} lines{odd}")
     first, *others = [f"{word} {n:,}" for word, n in board.keywords(4)] or ["none"]
     yield Line("keywords", first, ", ".join(others))
     yield Line(
-        "time", f"{board.seconds:.1f} s", f"{len(board.first) / max(board.seconds, 0.1):.0f} files/s, recovery and all"
+        "time",
+        f"{board.seconds:.1f} s",
+        f"{len(board.first) / max(board.seconds, 0.1):.0f} files/s, including the recovery",
     )

@@ -24,7 +24,7 @@ from worqr.cli.demo.summary import Line, is_good
 PLAIN_EVERY = 1.0
 WIDEST = 100
 MARKS: dict[bool | None, tuple[str, str]] = {True: ("✓", "green"), False: ("✗", "bold red"), None: (" ", "")}
-STATES = {"at work": "green", "killed": "bold red", "killed, tasks given back": "red"}
+STATES = {"busy": "green", "killed": "bold red", "killed, tasks requeued": "red"}
 
 
 class View(Protocol):
@@ -52,14 +52,14 @@ def open_view() -> Generator[View]:
 
 def headline(board: Board) -> str:
     """What is being done."""
-    return f"{len(board.files)} source files of Python {platform.python_version()}, {len(board.peers)} peers"
+    return f"{len(board.files)} source files of Python {platform.python_version()}, {len(board.peers)} workers"
 
 
 def verdict(lines: list[Line]) -> str:
     """The last sentence."""
     if is_good(lines):
         return "Nothing was lost."
-    return "NOT AS PROMISED: " + ", ".join(line.what for line in lines if line.ok is False) + "."
+    return "FAILED: " + ", ".join(line.what for line in lines if line.ok is False) + "."
 
 
 class PlainView:
@@ -110,7 +110,7 @@ def picture(board: Board) -> Panel:
     news = (
         Text("\n").join(Text(f"● {text}", style="cyan") for text in board.news)
         if board.news
-        else Text("the peers are starting", "dim")
+        else Text("starting the workers", "dim")
     )
     body = Group(_peers(board), Padding(_progress(board), (1, 0)), news)
     return Panel(
@@ -129,20 +129,20 @@ def _width() -> int:
 
 def _peers(board: Board) -> Table:
     table = Table(box=box.SIMPLE_HEAD, expand=True, pad_edge=False, show_edge=False)
-    table.add_column("peer")
+    table.add_column("worker")
     table.add_column("pid", justify="right", style="dim")
     table.add_column("state", min_width=24)
-    table.add_column("in its hands")
+    table.add_column("running")
     table.add_column("files done", justify="right")
     for line in board.peers:
         style = STATES.get(line.state, "dim")
         table.add_row(
-            line.name, str(line.pid or ""), Text(line.state, style), _hands(line, board.at_once), str(line.files)
+            line.name, str(line.pid or ""), Text(line.state, style), _slots(line, board.at_once), str(line.files)
         )
     return table
 
 
-def _hands(line: PeerLine, at_once: int) -> Text:
+def _slots(line: PeerLine, at_once: int) -> Text:
     return Text("■" * line.running, "green") + Text("·" * max(0, at_once - line.running), "dim")
 
 
@@ -173,6 +173,4 @@ def picture_of_end(lines: list[Line]) -> Panel:
         mark, style = MARKS[line.ok]
         table.add_row(Text(mark, style), line.what, line.value, line.note)
     last = Text(f"\n{verdict(lines)}", "bold green" if good else "bold red")
-    return Panel(
-        Group(table, last), title="[bold]the outcome, checked", box=box.ROUNDED, padding=(1, 2), width=_width()
-    )
+    return Panel(Group(table, last), title="[bold]result", box=box.ROUNDED, padding=(1, 2), width=_width())
