@@ -16,6 +16,8 @@ from tests.children import ROOT, Child
 from tests.leaks import delete_all
 from tests.servers import Server
 
+pytestmark = pytest.mark.one_server
+
 EXAMPLES = ROOT / "examples"
 TESTED = {
     *("peer.py", "producer.py", "batches.py", "cancel.py", "foreign.sh", "foreign.py"),

@@ -18,6 +18,8 @@ from tests.leaks import dump
 from tests.peer.tools import QUICK, Runs, eventually, serving, until
 from tests.servers import Server
 
+pytestmark = pytest.mark.one_server
+
 FAILED = ("{Q1}:failed", "{Q1}:aside*")
 
 
