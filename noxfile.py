@@ -47,7 +47,10 @@ def tests(session: nox.Session) -> None:
     session.install("-e", ".[all]", *group("test"))
     alone = {"-n", "-s", "--pdb", "--collect-only", "--co"} & set(session.posargs)
     side_by_side = [] if alone else ["-n", str(workers()), "--dist", "loadscope"]
-    session.run("pytest", "--durations=20", *side_by_side, *session.posargs)
+    # Hundreds of processes start: each would compile all that it imports where PYTHONDONTWRITEBYTECODE is set.
+    bytecode = str(Path(session.virtualenv.location, "bytecode").resolve())
+    env = {"PYTHONDONTWRITEBYTECODE": None, "PYTHONPYCACHEPREFIX": bytecode}
+    session.run("pytest", "--durations=20", *side_by_side, *session.posargs, env=env)
 
 
 def workers() -> int:
