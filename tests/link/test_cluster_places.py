@@ -102,7 +102,9 @@ class TlsCluster(Cluster):
         return node
 
 
-@pytest.mark.skipif("redis" not in programs(), reason="no redis-server is installed, and the embedded server has no TLS")
+@pytest.mark.skipif(
+    "redis" not in programs(), reason="no redis-server is installed, and the embedded server has no TLS"
+)
 async def test_a_cluster_over_tls(link_to: LinkTo, tmp_path: Path) -> None:
     cluster = TlsCluster("redis", replicas=0)
     cluster.folder = tmp_path
