@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.children import ROOT, Child
+from tests.patience import PATIENCE
 from worqr.version import __version__
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -135,7 +136,13 @@ async def test_the_quick_look_does_what_it_says(spawn: Callable[..., Child]) -> 
 
 def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True, check=False, timeout=60
+        command,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=3 * PATIENCE,
     )
 
 
