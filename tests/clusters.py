@@ -143,9 +143,16 @@ class Cluster:
         return found
 
     def clear(self) -> None:
-        for node in self.running:
-            if node.role == "master":
-                node.ask("FLUSHALL")
+        """Until no node has any key. A replica that takes over before it has heard of it would bring old keys back."""
+
+        def is_empty() -> bool:
+            full = [node for node in self.running if node.ask("DBSIZE")]
+            for node in full:
+                if node.role == "master":
+                    node.ask("FLUSHALL")
+            return not full
+
+        wait(is_empty, "a cluster without keys")
 
     def _is_well(self, node: Node) -> bool:
         try:

@@ -7,13 +7,17 @@ import secrets
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import sampling
 from tests.children import Child
 from tests.leaks import assert_no_leaks, delete_all
 from tests.proxy import FaultProxy
+from tests.sampling import SAMPLE
+from tests.scheduling import rank
 from tests.servers import Server, chosen, started
 from worqr.log_events import EVENTS
 from worqr.testing.servers import let_go
@@ -26,13 +30,21 @@ _FAILED = pytest.StashKey[bool]()
 _PATTERNS = pytest.StashKey[list[str]]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    sampling.add_options(parser)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if (
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ):  # run in the background of a script; children would ignore it too
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "one_server: what is tested does not depend on the kind of server")
+    config.addinivalue_line(
+        "markers", "sweep(keep): an exhaustive test; without --all a random sample of its cases runs"
+    )
     config.addinivalue_line("markers", "leaves(*patterns): keys that may be left: `{Q1}:failed`, `{Q1}:aside:*`")
+    sampling.configure(config)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -41,16 +53,44 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("server_kind", kinds, scope="session")
 
 
-LONGEST_FIRST = ("test_benchmarks", "test_web", "test_zombies", "test_crash_points", "test_demo", "test_cluster_faults")
-"""Files that take longest begin first, so that none of them is left over when the processes beside it have nothing to do."""
+@pytest.hookimpl(trylast=True)  # after -k, so that a case that is asked for runs
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    sampling.leave_out(config, items)
+    items.sort(key=lambda item: rank(item.path))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.stem not in LONGEST_FIRST)
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getvalue("dist") != "loadscope":
+        return None
+    from tests.scheduling import ByFile
+
+    return ByFile(config, log)
 
 
-def pytest_report_header() -> str:
-    return f"servers: {', '.join(chosen())}"
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    return [f"servers: {', '.join(chosen())}", sampling.header(config)]
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["sample"] = node.config.option.sample
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:  # this process runs tests for another one, which prints the summary
+        output["left_out"] = session.config.stash[SAMPLE].left_out
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_testnodedown(node: Any) -> None:
+    output = getattr(node, "workeroutput", None) or {}
+    node.config.stash[SAMPLE].left_out = output.get("left_out", 0)  # all processes have left the same tests out
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    sampling.summary(terminalreporter, config.stash[SAMPLE])
 
 
 @pytest.hookimpl(wrapper=True)
@@ -92,10 +132,19 @@ def _only_log_events() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def server_of_session(server_kind: str) -> Iterator[Server]:
-    server = started(lambda: Server(server_kind, appendonly=False))
-    yield server
-    server.close()
+def servers_of_session() -> Iterator[dict[str, Server]]:
+    """A server of each kind that a test has asked for; they run until the session ends."""
+    servers: dict[str, Server] = {}
+    yield servers
+    for server in servers.values():
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def server_of_session(server_kind: str, servers_of_session: dict[str, Server]) -> Server:
+    if server_kind not in servers_of_session:
+        servers_of_session[server_kind] = started(lambda: Server(server_kind, appendonly=False))
+    return servers_of_session[server_kind]
 
 
 @pytest.fixture

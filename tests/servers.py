@@ -10,6 +10,7 @@ import socket
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ SETTINGS = {
 }
 
 
+@cache
 def programs() -> dict[str, Path]:
     """Every server that is there: the embedded Valkey, and what the PATH has."""
     found: dict[str, Path] = {}

@@ -28,6 +28,8 @@ from worqr import listening, testing
 from worqr.link.threads import ThreadMailbox
 from worqr.lua import all_scripts
 
+pytestmark = pytest.mark.one_server
+
 T = TypeVar("T")
 NewMesh = Callable[..., worqr.Mesh]
 Spawn = Callable[..., Child]

@@ -290,7 +290,7 @@ def alive(pid: int) -> bool:
 
 def test_it_runs_to_a_good_end_in_plain_lines() -> None:
     answer = subprocess.run(
-        command("--files", "80"), cwd=ROOT, capture_output=True, text=True, check=False, timeout=100
+        command("--files", "80"), cwd=ROOT, capture_output=True, text=True, check=False, timeout=3 * PATIENCE
     )
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert ESCAPE not in answer.stdout

@@ -14,7 +14,10 @@ import pytest
 
 from tests.children import ROOT, Child
 from tests.leaks import delete_all
+from tests.patience import PATIENCE
 from tests.servers import Server
+
+pytestmark = pytest.mark.one_server
 
 EXAMPLES = ROOT / "examples"
 TESTED = {
@@ -84,7 +87,7 @@ async def test_redis_cli_is_a_producer(run: Run, server: Server) -> None:
         env={"PATH": "/usr/local/bin:/usr/bin:/bin", "WORQR_URL": server.tcp_url},
         check=True,
         capture_output=True,
-        timeout=60,
+        timeout=3 * PATIENCE,
     )
     assert {await peer.line(), await peer.line()} == {"Hello, Edsger!", "Hello, Alan M.!"}
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.children import ROOT, Child
+from tests.patience import PATIENCE
 from worqr.version import __version__
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -121,7 +122,7 @@ def test_the_version_has_its_place_in_the_changelog() -> None:
 def test_the_readme_begins_with_the_two_commands() -> None:
     commands = re.findall(r"^python3 .*?(?= *#|$)", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
     assert commands[:2] == ["python3 run.py demo", "python3 run.py tests"]
-    assert "python3 run.py tests" in (ROOT / ".ci" / "run").read_text("utf-8")
+    assert "python3 run.py tests --all" in (ROOT / ".ci" / "run").read_text("utf-8")
 
 
 def links_of(path: str) -> list[str]:
@@ -175,7 +176,13 @@ async def test_the_quick_look_does_what_it_says(spawn: Callable[..., Child]) -> 
 
 def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True, check=False, timeout=60
+        command,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=3 * PATIENCE,
     )
 
 

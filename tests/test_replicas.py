@@ -204,7 +204,7 @@ async def test_a_server_without_replicas_never_has_enough(wait_for_replicas: Say
 
 async def test_tasks_survive_the_primary_and_run_on_the_promoted_one(own_pair: Pair) -> None:
     acknowledged: set[int] = set()
-    gone = worqr.Mesh(own_pair.primary.tcp_url, replicas=1, patience=1)
+    gone = worqr.Mesh(own_pair.primary.tcp_url, replicas=1, patience=PATIENCE)
     double = doubling(gone)
     async with gone.connect(), trio.open_nursery() as nursery:
 

@@ -17,6 +17,7 @@ from tests.leaks import assert_no_leaks, dump
 from tests.patience import PATIENCE
 from tests.proxy import FaultProxy
 from tests.resp import frame_end, is_push, words
+from tests.scheduling import LONGEST_FIRST
 from tests.servers import Server
 
 Spawn = Callable[..., Child]
@@ -160,6 +161,63 @@ def test_the_prefix_fixture_fails_a_test_that_leaks(pytester: pytest.Pytester, m
     outcome = result.parseoutcomes()
     assert outcome["errors"] == outcome["passed"] >= 2
     result.stdout.fnmatch_lines(["*keys left behind*", "*{Q1}:paused*"])
+
+
+# The sample of exhaustive tests
+
+SWEEP = """
+import pytest
+
+@pytest.mark.sweep(keep=2)
+@pytest.mark.parametrize("n", range(9))
+def test_sweep(n): ...
+
+def test_other(): ...
+"""
+
+
+@pytest.fixture
+def swept(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """`swept(*options)`: the lines that pytest prints for an exhaustive test of nine cases, and another test."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    pytester.makeconftest("from tests.conftest import *")
+    pytester.makepyfile(SWEEP)
+
+    def run(*options: str) -> list[str]:
+        start = pytester.runpytest_subprocess if "-n" in options else pytester.runpytest_inprocess
+        return start("-p", "no:cacheprovider", "-p", "no:asyncio", "-rA", *options).stdout.lines
+
+    return run
+
+
+@pytest.mark.parametrize("side_by_side", [(), ("-n", "2", "--dist", "loadscope")], ids=["alone", "side by side"])
+def test_a_run_takes_a_sample_of_exhaustive_tests_and_says_how_to_repeat_it(
+    swept: Callable[..., list[str]], side_by_side: tuple[str, ...]
+) -> None:
+    lines = swept(*side_by_side)
+    (told,) = [line for line in lines if line.startswith("left out: 7 cases of exhaustive tests (--sample=")]
+    seed = told.partition("=")[2].partition(")")[0]
+    ran = sorted(line for line in lines if line.startswith("PASSED"))
+    assert len(ran) == 3
+    assert ran == sorted(line for line in swept(f"--sample={seed}") if line.startswith("PASSED"))
+    assert any(line.startswith("all tests: ") for line in lines)
+
+
+def test_a_run_of_all_leaves_nothing_out(swept: Callable[..., list[str]]) -> None:
+    lines = swept("--all")
+    assert len([line for line in lines if line.startswith("PASSED")]) == 10
+    assert not any("left out" in line for line in lines)
+
+
+def test_a_case_that_is_asked_for_runs(swept: Callable[..., list[str]]) -> None:
+    for n in (0, 4, 8):
+        assert [line for line in swept("-k", f"test_sweep and {n}") if line.startswith("PASSED")] == [
+            f"PASSED test_a_case_that_is_asked_for_runs.py::test_sweep[{n}]"
+        ]
+
+
+def test_the_longest_files_are_there() -> None:
+    assert set(LONGEST_FIRST) <= {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
 
 
 # The proxy

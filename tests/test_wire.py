@@ -194,7 +194,9 @@ def shell(environment: dict[str, str], tmp_path: Path) -> Callable[[str], Any]:
 
 async def output(command: list[str], environment: dict[str, str], folder: Path) -> str:
     """What a program prints that must succeed; the test's own loop goes on."""
-    run = partial(subprocess.run, command, cwd=folder, env=environment, capture_output=True, text=True, timeout=90)
+    run = partial(
+        subprocess.run, command, cwd=folder, env=environment, capture_output=True, text=True, timeout=2 * PATIENCE
+    )
     answer = await trio.to_thread.run_sync(run)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     return answer.stdout

@@ -15,6 +15,7 @@ import trio
 import worqr
 from tests.cli.conftest import Command, command
 from tests.clusters import Cluster, cluster_of
+from tests.patience import PATIENCE
 from tests.peer.conftest import without_scans
 from tests.peer.tools import Runs, eventually, serving
 
@@ -52,7 +53,7 @@ async def test_two_commands_of_redis_cli_wake_who_sleeps(
         async with serving(mesh, queue, runs):
             for words in (["LPUSH", f"worqr:{{{queue}}}", "task"], ["SPUBLISH", f"worqr:{{{queue}}}", "1"]):
                 asked = ["redis-cli", "-e", "-c", "-p", str(cluster.nodes[0].port), *words]
-                run = partial(subprocess.run, asked, capture_output=True, check=True, timeout=60)
+                run = partial(subprocess.run, asked, capture_output=True, check=True, timeout=3 * PATIENCE)
                 await trio.to_thread.run_sync(run)
             assert await runs.wait(1) == [b"task"]
             await eventually(mesh.queue(queue).running, [])

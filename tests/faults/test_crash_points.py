@@ -85,6 +85,7 @@ SWEEPING = [
 GROUPS = {"joining": JOINING, "claiming": CLAIMING, "settling": SETTLING, "leaving": LEAVING, "sweeping": SWEEPING}
 
 
+@pytest.mark.sweep(keep=3)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("group", GROUPS)
 async def test_a_peer_killed_at_this_step_loses_nothing(

@@ -172,6 +172,7 @@ NAMES = [s.name for s in all_scripts() if s.name not in NOT_IN_A_LIFE]
 AT_ONCE = 12
 
 
+@pytest.mark.sweep(keep=2)
 @pytest.mark.parametrize(
     "names",
     [NAMES[n : n + AT_ONCE] for n in range(0, len(NAMES), AT_ONCE)],

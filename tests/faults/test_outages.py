@@ -23,7 +23,7 @@ from tests.servers import Server
 class Load:
     """Producers and two peers at work; knows what was acknowledged, and what ran."""
 
-    def __init__(self, server: Server, prefix: str, *, keepalive: float = 3) -> None:
+    def __init__(self, server: Server, prefix: str, *, keepalive: float = PATIENCE) -> None:
         self.meshes = [worqr.Mesh(server.url, prefix=prefix, keepalive=keepalive) for _ in range(3)]
         self.acknowledged: list[bytes] = []
         self.unknown: list[bytes] = []
@@ -181,7 +181,7 @@ async def test_every_connection_is_killed_again_and_again(own_server: Server, pr
 
 async def test_a_full_server_refuses_new_tasks_and_lets_the_others_end(own_server: Server, prefix: str) -> None:
     client = own_server.client()
-    mesh = worqr.Mesh(own_server.url, prefix=prefix)
+    mesh = worqr.Mesh(own_server.url, prefix=prefix, keepalive=3)
     done: list[bytes] = []
     begun, go_on = trio.Event(), trio.Event()
 
@@ -220,7 +220,7 @@ async def test_enqueueing_while_the_server_is_away_says_so_in_time(own_server: S
     async with mesh.connect():
         own_server.stop()
         await notice(mesh.link)  # else it could be written to a connection that nobody reads any more
-        with trio.fail_after(15), pytest.raises(worqr.Unavailable) as caught:
+        with trio.fail_after(PATIENCE), pytest.raises(worqr.Unavailable) as caught:
             await mesh.queue("Q1").enqueue(b"T1")
         assert caught.value.sent is False
         own_server.start()

@@ -417,11 +417,11 @@ async def test_a_beat_that_is_redirected_has_the_nodes_asked(
 @pytest.mark.parametrize("answer", ["TRYAGAIN some keys are away", "ASK 1 {second}", "CLUSTERDOWN it is", "MOVED"])
 async def test_patience_ends_wherever_a_call_is(fakes: Fakes, link_to: LinkTo, answer: str) -> None:
     first, second, _ = fakes.nodes
-    link = await link_to(fakes.url, patience=0.3)
+    link = await link_to(fakes.url)
     first.does = errs(answer.format(second=second.place)) if answer != "MOVED" else moved("Q", second)
     second.does = moved("Q", first)
     with pytest.raises(Unavailable) as caught:
-        await link.call(append("t", "x"))
+        await link.call(append("t", "x"), patience=0.3)
     assert caught.value.sent is None
     first.does = second.does = None
     assert (await link.call(append("t", "y"), patience=PATIENCE))[1:] == [b"y", 2, 2]  # nobody waits for the first
@@ -682,6 +682,7 @@ async def test_a_channel_is_heard_where_its_slot_is(fakes: Fakes, link_to: LinkT
     fakes.give((ALL, second))
     first.cut()
     await until(lambda: threads("worqr-subscriptions") == 1, what="the end of a connection that leads nowhere")
+    await until(lambda: second.said("SSUBSCRIBE", f"t:{{{LOW}}}"))
     low.subscription.close()
     await until(lambda: second.said("SUNSUBSCRIBE", f"t:{{{LOW}}}") == 1)
 

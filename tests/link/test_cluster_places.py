@@ -102,9 +102,10 @@ class TlsCluster(Cluster):
         return node
 
 
+@pytest.mark.skipif(
+    "redis" not in programs(), reason="no redis-server is installed, and the embedded server has no TLS"
+)
 async def test_a_cluster_over_tls(link_to: LinkTo, tmp_path: Path) -> None:
-    if "redis" not in programs():
-        pytest.skip("the embedded server is built without TLS")
     cluster = TlsCluster("redis", replicas=0)
     cluster.folder = tmp_path
     try:

@@ -61,7 +61,7 @@ class Order(RuleBasedStateMachine):
     def abandon(self, base: str, at: int) -> None:
         waiting = self.made[base][len(self.ended[base]) :]
         if at < len(waiting):
-            waiting[at].settled = True
+            waiting[at].abandoned = True
             self.made[base].remove(waiting[at])
             self.backlog.overdue(self.now, owners=True)
 

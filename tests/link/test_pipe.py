@@ -268,7 +268,7 @@ async def test_a_server_that_is_busy_with_a_script_is_waited_for(
     link_to: LinkTo, own_server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     link = await link_to(own_server.url)
-    with own_server.client() as client, own_server.client(socket_timeout=30) as other:
+    with own_server.client() as client, own_server.client() as other:
         client.config_set("busy-reply-threshold", 50)
 
         def spin() -> None:

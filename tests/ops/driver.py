@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import redis
 
 from tests.leaks import Entry, dump
+from tests.patience import PATIENCE
 from tests.servers import Server
 from worqr import ops
 from worqr.call import Call
@@ -334,10 +335,10 @@ class Desk:
         with self.client.pubsub() as pubsub:
             pubsub.subscribe(self.prefix, *channels)
             for _ in range(len(channels) + 1):
-                assert pubsub.get_message(timeout=30)
+                assert pubsub.get_message(timeout=PATIENCE)
             yield heard
             self.client.publish(self.prefix, HEARD_ALL)
-            while message := pubsub.get_message(timeout=30):
+            while message := pubsub.get_message(timeout=PATIENCE):
                 if message["data"] == HEARD_ALL:
                     return
                 heard.append((self.short(message["channel"].decode()), message["data"]))

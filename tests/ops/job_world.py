@@ -12,6 +12,7 @@ import redis
 
 from tests.ops.driver import FENCE
 from tests.ops.job_rules import DELAY, LATER, NOW
+from tests.patience import PATIENCE
 from worqr.call import Call
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.lua import all_scripts
@@ -64,7 +65,7 @@ class World:
         base = self.q.base
         self._pubsub.psubscribe(f"{base}:wake:*", f"{base}_cancelled", RegistryKeys(prefix).due_channel, f"{prefix}!")
         for _ in range(4):
-            self._pubsub.get_message(timeout=5)
+            self._pubsub.get_message(timeout=PATIENCE)
         for counts in (self.q.counts, f"{base}-fail:counts"):
             client.hset(counts, "fence", FENCE)
             client.expire(counts, 100_000)
@@ -91,7 +92,7 @@ class World:
         self.client.publish(f"{self.prefix}!", b"")
         found: dict[str, list[bytes]] = {"cancelled": [], "due": []}
         while True:
-            message = self._pubsub.get_message(timeout=5)
+            message = self._pubsub.get_message(timeout=PATIENCE)
             assert message is not None
             channel = message["channel"].decode()
             if channel.endswith("!"):

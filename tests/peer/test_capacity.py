@@ -24,6 +24,8 @@ from worqr.peer.membership import Registration
 from worqr.peer.settles import Settles
 from worqr.policy import Policy
 
+pytestmark = pytest.mark.one_server
+
 
 def numbers(n: int) -> list[bytes]:
     return [b"%d" % i for i in range(n)]

@@ -19,6 +19,8 @@ from tests.peer.test_claims import lose
 from tests.peer.tools import QUICK, Runs, eventually, serving
 from tests.servers import Server
 
+pytestmark = pytest.mark.one_server
+
 FAILED = ("{Q1}:failed", "{Q1}:aside*")
 
 

@@ -91,13 +91,15 @@ async def test_a_job_that_was_started_once_does_not_expire(
         assert await failed(q) == 0
 
 
-async def test_a_run_is_not_ended_because_its_job_has_expired_meanwhile(mesh: worqr.Mesh) -> None:
+async def test_a_run_is_not_ended_because_its_job_has_expired_meanwhile(
+    mesh: worqr.Mesh, server: Server, prefix: str
+) -> None:
     held = Held()
     async with mesh.connect(), serving(mesh, "Q1", held, retry=RetryPolicy(min_backoff=0)):
         q = mesh.queue("Q1")
-        job = await q.dispatch(b"a", expires=2, result_ttl=60)
+        job = await q.dispatch(b"a", id="x", expires=60, result_ttl=60)
         await held.wait(1)
-        await trio.sleep(2.1)
+        assert server.client().hset(f"{prefix}:{{Q1}}:active:x", "expires", 1) == 0  # as if a minute had passed
         held.gate.set()
         assert await job.result(30) is None
 

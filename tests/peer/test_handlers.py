@@ -15,8 +15,11 @@ import trio
 
 import worqr
 from tests.leaks import dump
+from tests.patience import PATIENCE
 from tests.peer.tools import QUICK, Runs, eventually, serving, until
 from tests.servers import Server
+
+pytestmark = pytest.mark.one_server
 
 FAILED = ("{Q1}:failed", "{Q1}:aside*")
 
@@ -98,7 +101,7 @@ async def test_plain_handlers_run_in_a_thread(mesh: worqr.Mesh) -> None:
 
 
 async def test_plain_handlers_run_side_by_side(mesh: worqr.Mesh) -> None:
-    barrier = threading.Barrier(5, timeout=30)
+    barrier = threading.Barrier(5, timeout=PATIENCE)
     passed: list[bytes] = []
 
     def meet(task: bytes) -> None:

@@ -260,7 +260,7 @@ async def test_a_server_that_is_away_is_asked_again(
     proxy: FaultProxy, prefix: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(late, "AGAIN", 0.05)
-    mesh = worqr.Mesh(proxy.url, prefix=prefix, patience=0.5)
+    mesh = worqr.Mesh(proxy.url, prefix=prefix, patience=2)
     async with mesh.join():
         held = proxy.hold(script("start_work").sha)
         runs = declared(mesh)

@@ -442,7 +442,7 @@ async def test_a_queue_that_the_server_does_not_let_go_is_left_as_soon_as_it_doe
 async def test_a_queue_that_cannot_be_left_cannot_be_served_anew(
     new_mesh: NewMesh, server: Server, prefix: str
 ) -> None:
-    mesh, client, key = new_mesh(patience=0.5), server.client(), f"{prefix}:{{Q1}}:suspects"
+    mesh, client, key = new_mesh(patience=2), server.client(), f"{prefix}:{{Q1}}:suspects"
     async with mesh.join() as peer:
         async with trio.open_nursery() as nursery:
             await nursery.start(partial(peer.serve, "Q1", Runs()))

@@ -19,6 +19,8 @@ from worqr.peer.capacity import AUTO_MOST, AUTO_START, Capacity
 from worqr.peer.cpu import CpuMeter, usable_cores
 from worqr.peer.pacing import LATE, Pace, Pacer, Sample
 
+pytestmark = pytest.mark.one_server
+
 IDLE = Sample(cpu=0, lag=0, peak=0, short=False)
 
 

@@ -17,6 +17,8 @@ import trio.lowlevel
 import worqr
 from tests.peer.tools import QUICK, Held, Runs, at_most, eventually, serving, until
 
+pytestmark = pytest.mark.one_server
+
 Handler = Callable[[bytes], Awaitable[None]]
 
 

@@ -29,7 +29,7 @@ from worqr.peer import declaring, ticking
 from worqr.peer.leading import Leader
 from worqr.peer.ticking import Ticker
 
-pytestmark = pytest.mark.leaves("{q}:job:cron:*", "{q}:due", "{foreign}:job:cron:*")
+pytestmark = [pytest.mark.leaves("{q}:job:cron:*", "{q}:due", "{foreign}:job:cron:*"), pytest.mark.one_server]
 """Of the last firings, which nobody waits for."""
 
 HOUR = 3600.0

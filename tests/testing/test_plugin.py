@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.children import ROOT
+from tests.patience import PATIENCE
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
@@ -239,7 +240,7 @@ def run(tmp_path: Path) -> Run:
             options = ("-p", "no:asyncio", *options)
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:valkey", "-p", "no:cacheprovider", *options]
         return subprocess.run(
-            command, cwd=project, env=environment, capture_output=True, text=True, check=False, timeout=50
+            command, cwd=project, env=environment, capture_output=True, text=True, check=False, timeout=3 * PATIENCE
         )
 
     return run

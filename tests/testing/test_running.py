@@ -22,6 +22,8 @@ from worqr import testing
 from worqr.ops import QueuesPage
 from worqr.testing import Summary, running
 
+pytestmark = pytest.mark.one_server
+
 ONCE = worqr.RetryPolicy(max_failures=1)
 AT_ONCE = worqr.RetryPolicy(max_failures=2, min_backoff=0)
 
