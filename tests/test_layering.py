@@ -31,6 +31,7 @@ LAYERS = (
         "signature",
         "shards",
         "foreign",
+        "inside",
         "tracebacks",
         "log_events",
     ),  # pure
@@ -39,6 +40,10 @@ LAYERS = (
     (
         "queue",
         "job",
+        "client",
+        "dispatching",
+        "declarations",
+        "joining",
         "aside",
         "cancelling",
         "listening",

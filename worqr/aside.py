@@ -14,7 +14,7 @@ from worqr.options import check_id
 from worqr.task import Failed, check_count, check_text, to_ms
 
 if TYPE_CHECKING:
-    from worqr.mesh import Mesh
+    from worqr.client import Client
 
 
 Claims = list[tuple[QueueKeys, list[int]]]
@@ -28,10 +28,10 @@ class Aside:
     anew) means its newest entry; named as often, as many. Of a queue of several shards it is the list of them all.
     """
 
-    __slots__ = ("_keys", "_mesh", "_which")
+    __slots__ = ("_client", "_keys", "_which")
 
-    def __init__(self, mesh: Mesh, keys: QueueKeys, which: Literal["failed", "broken"]) -> None:
-        self._mesh = mesh
+    def __init__(self, client: Client, keys: QueueKeys, which: Literal["failed", "broken"]) -> None:
+        self._client = client
         self._keys = keys
         self._which: Literal["failed", "broken"] = which
 
@@ -83,7 +83,7 @@ class Aside:
         return await self._drop(await self._claims(error, before, limit))
 
     async def _shards(self) -> tuple[QueueKeys, ...]:
-        return await self._mesh.sharding.of(self._keys)
+        return await self._client.sharding.of(self._keys)
 
     async def _find(self, ids: tuple[str, ...]) -> Claims:
         """The entries of these ids. All are looked for in one request, so that twice the same id means two; and in all shards: it
@@ -92,7 +92,9 @@ class Aside:
         names = [check_id(name, generated=True) for name in ids]
         if not names:
             return []
-        return [(keys, await self._mesh.ask(ops.find_aside(keys, self._which, names))) for keys in await self._shards()]
+        return [
+            (keys, await self._client.ask(ops.find_aside(keys, self._which, names))) for keys in await self._shards()
+        ]
 
     async def _retry(self, found: Claims) -> int:
         return await self._each(found, ops.retry_aside)
@@ -105,7 +107,7 @@ class Aside:
         for keys, claims in found:
             for start in range(0, len(claims), MAX_ITEMS):
                 some = claims[start : start + MAX_ITEMS]
-                count += await self._mesh.ask(make(keys, self._which, some))
+                count += await self._client.ask(make(keys, self._which, some))
         return count
 
     async def _claims(self, error: str | None, before: datetime | None, limit: int | None) -> Claims:
@@ -136,7 +138,7 @@ class Aside:
         before_ms = None if before is None else to_ms(before, "before")
         after, after_ms, left = "-", "0", limit
         while left is None or left > 0:
-            page = await self._mesh.ask(
+            page = await self._client.ask(
                 ops.list_aside(
                     *(keys, self._which, MAX_ITEMS if left is None else left),
                     after=after,

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast
 
 from worqr.errors import Duplicate, NotReplicated, UsageError
 from worqr.foreign import CALLS, no_such_method
-from worqr.job import Outcome
+from worqr.inside import client_of
+from worqr.job import Job, Outcome
 from worqr.link import loop_name_here
 from worqr.options import RAW_OPTIONS, JobOptions, check_id, encode_options
 from worqr.task import CancelCount, QueueInfo, Seconds, Status, WorkerInfo
 
 if TYPE_CHECKING:
+    from worqr.client import Client
     from worqr.function import Call, Declared
-    from worqr.job import Job
     from worqr.mesh import Mesh
     from worqr.queue import Queue
 
@@ -34,10 +35,11 @@ class BlockingMesh:
     it holds up for about a second at most. A process that was forked connects anew.
     """
 
-    __slots__ = ("_mesh",)
+    __slots__ = ("_client", "_mesh")
 
     def __init__(self, mesh: Mesh[Any]) -> None:
         self._mesh = mesh
+        self._client = client_of(mesh)
 
     def __repr__(self) -> str:
         return f"<BlockingMesh {self._mesh.prefix!r}>"
@@ -49,7 +51,7 @@ class BlockingMesh:
             UsageError: not 1 to 200 bytes of UTF-8, or with braces or control characters; another number of shards was declared
                 in this program.
         """
-        return BlockingQueue(self._mesh, self._mesh.queue(name, shards=shards))
+        return BlockingQueue(self._client, self._mesh.queue(name, shards=shards))
 
     def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
         """Enqueue calls as raw tasks, in one round trip per thousand; see ``mesh.enqueue_many``.
@@ -61,7 +63,7 @@ class BlockingMesh:
             UsageError: a call with options, which make it a job.
             QueueFull, Unavailable: as ``queue.enqueue``; a note says how many were stored. NotReplicated: all were.
         """
-        return _run(self._mesh, self._mesh.enqueue_many(calls))
+        return _run(self._client, self._mesh.enqueue_many(calls))
 
     def dispatch_many(self, calls: Iterable[Call[R]]) -> list[BlockingJob[R]]:
         """Dispatch calls as jobs, in one round trip per thousand; see ``mesh.dispatch_many``.
@@ -76,15 +78,15 @@ class BlockingMesh:
             NotReplicated: all were stored, but fewer `replicas` had them in time.
             Unavailable: no answer within `patience`; a note says how many were dispatched.
         """
-        return [BlockingJob(self._mesh, job) for job in _run(self._mesh, self._mesh.dispatch_many(calls))]
+        return [BlockingJob(self._client, job) for job in _run(self._client, self._mesh.dispatch_many(calls))]
 
     def queues(self) -> list[QueueInfo]:
         """All queues that hold something or are served, by name."""
-        return _run(self._mesh, self._mesh.queues())
+        return _run(self._client, self._mesh.queues())
 
     def workers(self) -> list[WorkerInfo]:
         """All registered workers, by id. See ``mesh.workers``."""
-        return _run(self._mesh, self._mesh.workers())
+        return _run(self._client, self._mesh.workers())
 
     def evict(self, worker_id: str) -> None:
         """Declare a worker dead and give its tasks back, now. See ``mesh.evict``.
@@ -97,23 +99,23 @@ class BlockingMesh:
             RefusedByServer: your user lacks the rights of a peer; or a key of a queue has another type.
             Unavailable: no answer within `patience`. With a note: it is evicted, but some of its tasks are not back yet.
         """
-        _run(self._mesh, self._mesh.evict(worker_id))
+        _run(self._client, self._mesh.evict(worker_id))
 
     def close(self) -> None:
         """Disconnect. Threads that wait for an answer get Unavailable; the next call, of any thread, connects anew.
 
         Not needed at the end of a program. From any thread, also where a loop runs; takes milliseconds, at most about a second.
         """
-        self._mesh.connections.of_threads.close()
+        self._client.connections.of_threads.close()
 
 
 class BlockingQueue:
     """One queue for plain threads. Made by ``mesh.blocking.queue(name)``."""
 
-    __slots__ = ("_mesh", "_queue")
+    __slots__ = ("_client", "_queue")
 
-    def __init__(self, mesh: Mesh[Any], queue: Queue) -> None:
-        self._mesh = mesh
+    def __init__(self, client: Client, queue: Queue) -> None:
+        self._client = client
         self._queue = queue
 
     def __repr__(self) -> str:
@@ -141,7 +143,7 @@ class BlockingQueue:
         """
         queue = self._queue
         return _run(
-            self._mesh,
+            self._client,
             queue.enqueue(*tasks, unique=unique, front=front, max_length=max_length, replicas=replicas),
         )
 
@@ -153,15 +155,15 @@ class BlockingQueue:
             NotReplicated: it was stored, but fewer `replicas` had it in time; has the handle.
             Unavailable: no answer within `patience`; with ``sent=None`` it may have been stored.
         """
-        return BlockingJob(self._mesh, _run(self._mesh, self._queue.dispatch(task, **options)))
+        return BlockingJob(self._client, _run(self._client, self._queue.dispatch(task, **options)))
 
     def job(self, id: str) -> BlockingJob[bytes]:
         """A handle of the job of this id, which need not exist; no I/O."""
-        return BlockingJob(self._mesh, self._queue.job(id))
+        return BlockingJob(self._client, self._queue.job(id))
 
     def info(self) -> QueueInfo:
         """All there is to know of the queue at one moment."""
-        return _run(self._mesh, self._queue.info())
+        return _run(self._client, self._queue.info())
 
     def cancel(self, task: bytes | bytearray | memoryview, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
         """Cancel every task of this queue with this payload, waiting or running. See ``queue.cancel``.
@@ -170,16 +172,16 @@ class BlockingQueue:
             reason: for people, and for whoever waits for a result.
             wait: seconds to wait until the running ones have really ended.
         """
-        return _run(self._mesh, self._queue.cancel(task, reason=reason, wait=wait))
+        return _run(self._client, self._queue.cancel(task, reason=reason, wait=wait))
 
 
 class BlockingJob(Generic[R]):
     """A handle of one job for plain threads. Made by the dispatches and ``job(id)`` of this module."""
 
-    __slots__ = ("_job", "_mesh")
+    __slots__ = ("_client", "_job")
 
-    def __init__(self, mesh: Mesh[Any], job: Job[R]) -> None:
-        self._mesh = mesh
+    def __init__(self, client: Client, job: Job[R]) -> None:
+        self._client = client
         self._job = job
 
     def __repr__(self) -> str:
@@ -221,11 +223,11 @@ class BlockingJob(Generic[R]):
             JobFailed, JobCancelled: it ended in another way, with the error, the reason.
             ResultTimeout: it has not ended in time.
         """
-        return _run(self._mesh, self._job.result(timeout))
+        return _run(self._client, self._job.result(timeout))
 
     def status(self) -> Status:
         """Where it is now."""
-        return _run(self._mesh, self._job.status())
+        return _run(self._client, self._job.status())
 
     def cancel(self, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
         """Cancel it wherever it is. See ``job.cancel``.
@@ -234,7 +236,7 @@ class BlockingJob(Generic[R]):
             reason: for people and for `JobCancelled`.
             wait: seconds to wait until the run has really ended.
         """
-        return _run(self._mesh, self._job.cancel(reason=reason, wait=wait))
+        return _run(self._client, self._job.cancel(reason=reason, wait=wait))
 
 
 class BlockingFunction(Generic[P, R]):
@@ -260,10 +262,10 @@ class BlockingFunction(Generic[P, R]):
             Unavailable: no answer within `patience`; with ``sent=None`` it may have been stored.
         """
         declared = self._declared
-        mesh = declared.home()
+        client = declared.home()
         if self._options.keys() - RAW_OPTIONS:
             raise UsageError(f"a call of {declared.name!r} with options is a job: use dispatch() instead of enqueue()")
-        _run(mesh, mesh.sender.enqueue(declared.call(self._options, args, kwargs)))
+        _run(client, client.sender.enqueue(declared.call(self._options, args, kwargs)))
 
     def dispatch(self, /, *args: P.args, **kwargs: P.kwargs) -> BlockingJob[R]:
         """Put a job into the function's queue; answers a handle of this very dispatch.
@@ -271,8 +273,8 @@ class BlockingFunction(Generic[P, R]):
         Raises: as `enqueue`; Duplicate.
         """
         declared = self._declared
-        mesh = declared.home()
-        return BlockingJob(mesh, _run(mesh, mesh.sender.dispatch(declared.call(self._options, args, kwargs))))
+        client = declared.home()
+        return BlockingJob(client, _run(client, client.sender.dispatch(declared.call(self._options, args, kwargs))))
 
     def options(self, **options: Unpack[JobOptions]) -> BlockingFunction[P, R]:
         """This function with options for its jobs: ``fn.blocking.options(delay=5).dispatch(...)``.
@@ -285,8 +287,8 @@ class BlockingFunction(Generic[P, R]):
     def job(self, id: str) -> BlockingJob[R]:
         """A handle of the job of this id, which need not exist; no I/O."""
         declared = self._declared
-        mesh = declared.home()
-        return BlockingJob(mesh, mesh.queue(declared.name).job_of(check_id(id, generated=True), declared.results))
+        client = declared.home()
+        return BlockingJob(client, Job(client, declared.keys(), check_id(id, generated=True), results=declared.results))
 
     if not TYPE_CHECKING:  # a type checker knows all attributes that there are
 
@@ -298,7 +300,7 @@ class BlockingFunction(Generic[P, R]):
             )
 
 
-def _run(mesh: Mesh[Any], coroutine: Coroutine[Any, Any, R]) -> R:
+def _run(client: Client, coroutine: Coroutine[Any, Any, R]) -> R:
     """Run it to its end in this thread. Every call of this module comes through here.
 
     Raises:
@@ -314,8 +316,8 @@ def _run(mesh: Mesh[Any], coroutine: Coroutine[Any, Any, R]) -> R:
             "or do it in a thread of its own"
         )
     try:
-        return mesh.connections.drive(mesh, coroutine)
+        return client.connections.drive(client, coroutine)
     except (Duplicate, NotReplicated) as error:
         if error.job is not None:  # a thread could do nothing with the other kind
-            error.job = BlockingJob(mesh, cast("Job[Any]", error.job))
+            error.job = BlockingJob(client, cast("Job[Any]", error.job))
         raise

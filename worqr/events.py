@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from worqr import ops
 from worqr.keys import QueueKeys, RegistryKeys
@@ -22,8 +22,7 @@ from worqr.listening import LOOK_AGAIN, Latest, listening_to
 from worqr.log_events import emit
 
 if TYPE_CHECKING:
-    from worqr.connecting import Connections
-    from worqr.mesh import Mesh
+    from worqr.client import Client
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -95,13 +94,13 @@ class _Reader:
 
 
 @asynccontextmanager
-async def events_of(mesh: Mesh[Any], queue: QueueKeys) -> AsyncGenerator[AsyncIterator[Event]]:
+async def events_of(client: Client, queue: QueueKeys) -> AsyncGenerator[AsyncIterator[Event]]:
     """What happens to a queue, all of its shards."""
-    link = mesh.link
+    link = client.link
     latest = Latest[Event](link, BUFFERED)
     async with AsyncExitStack() as stack:
         stack.enter_context(latest)
-        for keys in await mesh.sharding.of(queue):
+        for keys in await client.sharding.of(queue):
             reader = _Reader(queue.shown, keys, latest.put)
             channels = (keys.events_channel, keys.event_ids_channel)
             await stack.enter_async_context(listening_to(link, channels, reader.hear, reader.begin))
@@ -132,9 +131,9 @@ class _Looking(AsyncIterator[ConnectionEvent]):
 
 
 @asynccontextmanager
-async def connection_events_of(connections: Connections, prefix: str) -> AsyncGenerator[AsyncIterator[ConnectionEvent]]:
+async def connection_events_of(client: Client) -> AsyncGenerator[AsyncIterator[ConnectionEvent]]:
     """What happens to the connection of the running loop, beginning with the servers that are lost already."""
-    link = connections.here().link
+    link = client.link
     latest = Latest[ConnectionEvent](link, BUFFERED)
 
     def tell(change: Change) -> None:
@@ -143,6 +142,6 @@ async def connection_events_of(connections: Connections, prefix: str) -> AsyncGe
     with latest:
         link.watchers.add(tell)
         try:
-            yield _Looking(link, prefix, latest)
+            yield _Looking(link, client.settings.prefix, latest)
         finally:
             link.watchers.remove(tell)

@@ -10,9 +10,9 @@ import difflib
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
 
 from worqr import ops
-from worqr.connecting import Connections
 from worqr.errors import UsageError, WorqrError
 from worqr.events import ConnectionEvent, connection_events_of
 from worqr.keys import QueueKeys, RegistryKeys
@@ -20,6 +20,9 @@ from worqr.link import Link
 from worqr.log_events import emit
 from worqr.summing import worker_of
 from worqr.task import WorkerInfo, check_text
+
+if TYPE_CHECKING:
+    from worqr.client import Client
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -30,12 +33,11 @@ NEAREST = 3
 class Fleet:
     """What a mesh can tell of its workers, and do to them. Its calls need ``mesh.connect()`` or ``join()`` around."""
 
-    prefix: str
-    connections: Connections
+    _client: Client
 
     async def workers(self) -> list[WorkerInfo]:
         """All registered workers, by id; one that died is listed until it is swept (within 5 s)."""
-        rows = await self.connections.here().link.call(ops.list_workers(RegistryKeys(self.prefix)))
+        rows = await self._client.ask(ops.list_workers(RegistryKeys(self._client.settings.prefix)))
         return sorted([worker_of(*row) for row in rows], key=lambda info: info.id)
 
     async def evict(self, worker_id: str) -> None:
@@ -55,7 +57,7 @@ class Fleet:
             Unavailable: no answer within `patience`. With a note: the worker is evicted, but some of its tasks are not back
                 yet. Call it again, or leave them to the leader, which goes on trying.
         """
-        link, registry = self.connections.here().link, RegistryKeys(self.prefix)
+        link, registry = self._client.link, RegistryKeys(self._client.settings.prefix)
         worker = check_text(worker_id, "worker_id")
         if await link.call(ops.condemn_worker(registry, worker, ops.ANY_BEAT)) == "gone":
             look = await link.call(ops.look_at_workers(registry))
@@ -76,7 +78,7 @@ class Fleet:
         Raises:
             UsageError: on entry, outside of ``mesh.connect()`` and ``join()``.
         """
-        return connection_events_of(self.connections, self.prefix)
+        return connection_events_of(self._client)
 
 
 async def _sweep(link: Link, registry: RegistryKeys, worker: str) -> None:

@@ -20,15 +20,15 @@ from worqr.blocking import BlockingFunction
 from worqr.errors import UsageError
 from worqr.foreign import CALLS, no_such_method
 from worqr.job import Job, Results
-from worqr.keys import check_name
+from worqr.keys import QueueKeys, check_name
 from worqr.options import JobOptions, check_id, encode_options
 from worqr.peer.options import Handling, check_failure_handler
+from worqr.queue import Queue
 from worqr.signature import Signature
 from worqr.task import Failed, check_task, encode_json
 
 if TYPE_CHECKING:
-    from worqr.mesh import Mesh
-    from worqr.queue import Queue
+    from worqr.client import Client
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,18 +54,18 @@ class Call(Generic[R_co]):
     args: tuple[Any, ...] = field(compare=False)
     kwargs: dict[str, Any] = field(compare=False)
     task: bytes
-    options: Mapping[str, object] = field(default_factory=dict[str, object], compare=False, repr=False)
-    declared: Declared | None = field(default=None, compare=False, repr=False)
+    _options: Mapping[str, object] = field(default_factory=dict[str, object], compare=False, repr=False)
+    _declared: Declared | None = field(default=None, compare=False, repr=False)
 
     @property
     def queue(self) -> str:
         """Where it goes: the function's name, also if its registry was included, with a prefix, after this was made."""
-        return self.name if self.declared is None else self.declared.name
+        return self.name if self._declared is None else self._declared.name
 
     @property
-    def results(self) -> Results | None:
+    def _results(self) -> Results | None:
         """What is known of its result; None of a function that lives elsewhere."""
-        return None if self.declared is None else self.declared.results
+        return None if self._declared is None else self._declared.results
 
 
 def named_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], max_payload: int) -> Call[Any]:
@@ -97,7 +97,7 @@ class Declared:
     Attributes:
         name: the function's, and its queue's; with the prefixes under which its registry was included.
         aliases: older names, whose queues are served and never enqueued to.
-        mesh: whose function it is; None until its registry is included in one.
+        client: that of the function's mesh; None until a mesh includes its registry.
     """
 
     def __init__(
@@ -108,36 +108,41 @@ class Declared:
         self.aliases: tuple[str, ...] = aliases
         self.how: Handling = how
         self.is_async = is_async
-        self.mesh: Mesh[Any] | None = None
+        self.client: Client | None = None
         self.signature: Signature = Signature(fn, name, keeps=how.policy.result_ttl > 0)
         self.results: Results = Results(self.signature.decode_result, how.policy.result_ttl > 0)
         bound = {} if how.max_length is None else {"max_length": how.max_length}
         self.defaults: Mapping[str, object] = bound
+        self.handler: Callable[[bytes], Any] = self._make_handler()
+
+    def bind(self, client: Client | None) -> None:
+        """Make the function one of a mesh."""
+        self.client = client
 
     def rename(self, name: str, aliases: tuple[str, ...]) -> None:
         """Its registry was included somewhere, with a prefix."""
         self.name = self.signature.name = name
         self.aliases = aliases
 
-    def home(self) -> Mesh[Any]:
-        """The mesh.
+    def home(self) -> Client:
+        """Return the client of the function's mesh.
 
         Raises:
             UsageError: the function's registry was not included in one.
         """
-        if self.mesh is None:
+        if self.client is None:
             raise UsageError(
                 f"{self.name!r} belongs to a Registry that no mesh has included yet: call mesh.include(registry) first"
             )
-        return self.mesh
+        return self.client
 
     def call(self, options: Mapping[str, object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call[Any]:
         """A call, checked and encoded."""
         signature = self.signature
         values = signature.bind(args, kwargs)
         task = signature.encode(values)
-        if self.mesh is not None:
-            check_task(task, self.mesh.max_payload)
+        if self.client is not None:
+            check_task(task, self.client.settings.max_payload)
         return Call(self.name, *signature.split(values), task, options, self)
 
     def add_on_failure(self, handler: Callable[[Failed], object]) -> None:
@@ -147,7 +152,26 @@ class Declared:
         check_failure_handler(handler)
         self.how = replace(self.how, on_failure=handler, policy=replace(self.how.policy, on_failure=True))
 
-    def handler(self) -> Callable[[bytes], Any]:
+    def keys(self) -> QueueKeys:
+        """Return the keys of the function's queue.
+
+        Raises:
+            UsageError: No mesh has included the function's registry.
+        """
+        return QueueKeys(self.home().settings.prefix, self.name)
+
+    def served(self) -> list[tuple[str, Callable[[Any], object], Handling]]:
+        """Return the queues that a peer serves the function from, those of its aliases too, each with its handler.
+
+        Raises:
+            UsageError: An annotation names something that does not exist; or there are options of a failure handler, and no
+                failure handler.
+        """
+        self.signature.ready()
+        self.how.check_failing(self.name)
+        return [(name, self.handler, self.how) for name in (self.name, *self.aliases)]
+
+    def _make_handler(self) -> Callable[[bytes], Any]:
         """The function as a handler of its queue: decodes the payload, then calls it; of its kind, async or plain."""
         fn, decode = self.fn, self.signature.decode
 
@@ -219,7 +243,7 @@ class Function(Bound[P, R]):
         for name in [name for name in vars(self) if not name.startswith("__") and hasattr(type(self), name)]:
             del vars(self)[name]  # its `dispatch` (of a singledispatch, say) would stand in front of ours
         super().__init__(declared, declared.defaults)
-        self.__worqr_handler__: Callable[[bytes], Any] = declared.handler()
+        self.__worqr_handler__: Callable[[bytes], Any] = declared.handler
 
     def __repr__(self) -> str:
         return f"<Function {self.name!r}>"
@@ -236,29 +260,13 @@ class Function(Bound[P, R]):
         return self._declared.name
 
     @property
-    def declared(self) -> Declared:
-        """What was declared; for worqr itself."""
-        return self._declared
-
-    def served(self) -> list[tuple[str, Callable[[Any], object], Handling]]:
-        """The queues that a peer serves it from, its aliases' among them, each with its handler; for worqr itself.
-
-        Raises:
-            UsageError: an annotation names what is not there; options of a failure handler, and there is none.
-        """
-        declared = self._declared
-        declared.signature.ready()
-        declared.how.check_failing(declared.name)
-        return [(name, self.__worqr_handler__, declared.how) for name in (declared.name, *declared.aliases)]
-
-    @property
     def queue(self) -> Queue:
         """Its queue, to look into, pause, or cancel.
 
         Raises:
             UsageError: its registry was not included in a mesh yet.
         """
-        return self._declared.home().queue(self.name)
+        return Queue(self._declared.home(), self._declared.keys())
 
     async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Enqueue a call as a raw task, which costs least and has no handle; for ids, times and results see `dispatch`.
@@ -282,7 +290,7 @@ class Function(Bound[P, R]):
     def job(self, id: str) -> Job[R]:
         """A handle of the job of this id, which need not exist; no I/O."""
         declared = self._declared
-        return declared.home().queue(declared.name).job_of(check_id(id, generated=True), declared.results)
+        return Job(declared.home(), declared.keys(), check_id(id, generated=True), results=declared.results)
 
     @property
     def blocking(self) -> BlockingFunction[P, R]:

@@ -26,7 +26,7 @@ from worqr.summing import status_of
 from worqr.task import CancelCount, RemoteError, Seconds, Status, check_text, fields_of, seconds
 
 if TYPE_CHECKING:
-    from worqr.mesh import Mesh
+    from worqr.client import Client
 
 R = TypeVar("R")
 
@@ -58,11 +58,11 @@ class Job(Generic[R]):
         outcome: what its dispatch did; None for a handle that was made from an id.
     """
 
-    __slots__ = ("_at", "_keys", "_mesh", "_number", "_results", "id", "outcome", "queue")
+    __slots__ = ("_at", "_client", "_keys", "_number", "_results", "id", "outcome", "queue")
 
     def __init__(
         self,
-        mesh: Mesh[Any],
+        client: Client,
         keys: QueueKeys,
         id: str,
         number: int = 0,
@@ -74,7 +74,7 @@ class Job(Generic[R]):
         self.id: str = id
         self.queue: str = keys.shown
         self.outcome: Outcome | None = outcome
-        self._mesh = mesh
+        self._client = client
         self._keys = keys
         self._number = number
         self._results = results
@@ -82,7 +82,7 @@ class Job(Generic[R]):
 
     async def _place(self) -> QueueKeys:
         """The shard in which it lies: where it was dispatched to; else its id says so."""
-        return self._at or await self._mesh.sharding.by_id(self._keys, self.id)
+        return self._at or await self._client.sharding.by_id(self._keys, self.id)
 
     def __repr__(self) -> str:
         return f"<Job {self.id!r} of {self.queue!r}>"
@@ -92,7 +92,7 @@ class Job(Generic[R]):
         if not isinstance(other, Job):
             return NotImplemented
         theirs: Job[Any] = other  # pyright: ignore[reportUnknownVariableType]
-        return self.id == theirs.id and self._keys == theirs._keys and self._mesh is theirs._mesh
+        return self.id == theirs.id and self._keys == theirs._keys and self._client is theirs._client
 
     def __hash__(self) -> int:
         return hash((self.id, self._keys))
@@ -104,7 +104,7 @@ class Job(Generic[R]):
         ``queue.failed`` or ``queue.broken``, and as long as results are kept. Afterwards, and for an unknown id, the state is
         ``gone``. A handle that was made from an id means the newest dispatch that anything is known of.
         """
-        return status_of(await self._mesh.ask(ops.job_status(await self._place(), self.id, self._number)))
+        return status_of(await self._client.ask(ops.job_status(await self._place(), self.id, self._number)))
 
     async def result(self, timeout: Seconds | None = None) -> R:
         """Wait until it has ended, and answer what its handler returned: bytes as they are, None as None, all else through JSON.
@@ -125,7 +125,7 @@ class Job(Generic[R]):
         patience = math.inf if timeout is None else seconds(timeout, "timeout")
         if (found := await self._look()).word != "wait":
             return self._value(found)
-        link = self._mesh.link
+        link = self._client.link
         news, parent = News(link), Parent(self.queue)
         with link.mailbox.move_on_after(patience):
             async with listening(link, (await self._place()).job(self.id), lambda _message: news.tell()):
@@ -146,7 +146,7 @@ class Job(Generic[R]):
         texts: list[str] = []
         facts: dict[str, Any] = {}
         if patience > 0:
-            with self._mesh.link.mailbox.move_on_after(LAST_LOOK), suppress(WorqrError):
+            with self._client.link.mailbox.move_on_after(LAST_LOOK), suppress(WorqrError):
                 await self._explain(texts, facts)
         why = f": {'; '.join(texts)}" if texts else ""
         return ResultTimeout(f"{self!r} had not ended after {patience:g} s{why}", **facts)
@@ -161,7 +161,7 @@ class Job(Generic[R]):
         texts.append(f"its state is {status.state!r}")
         if status.error is not None:
             texts.append(f"its last try raised {status.error.type}: {status.error.message[:LONGEST_ERROR]}")
-        info = await info_at(self._mesh, self._keys)
+        info = await info_at(self._client, self._keys)
         facts.update(waiting=info.waiting, workers=info.workers)
         waits = "1 task waits" if info.waiting == 1 else f"{info.waiting:,} tasks wait"
         if info.workers:
@@ -169,11 +169,11 @@ class Job(Generic[R]):
             texts.append(f"{waits} in the queue, and {serve}")
             return
         texts.append(f"{waits} in the queue, and no worker serves it")
-        if hint := await nearest_served(self._mesh, self.queue):
+        if hint := await nearest_served(self._client, self.queue):
             texts.append(hint)
 
     async def _look(self) -> Found:
-        found = await self._mesh.ask(ops.read_result(await self._place(), self.id, self._number))
+        found = await self._client.ask(ops.read_result(await self._place(), self.id, self._number))
         if found.word == "never" and self._results is not None and self._results.kept:
             return replace(found, word="wait")  # no worker is there yet; the function's will keep it
         return found
@@ -229,17 +229,17 @@ class Job(Generic[R]):
         check_text(reason, "reason")
 
         async def step(keys: QueueKeys, _last: Cancelled | None) -> Cancelled:
-            return await self._mesh.ask(ops.cancel_job(keys, self.id, reason))
+            return await self._client.ask(ops.cancel_job(keys, self.id, reason))
 
         patience = seconds(wait, "wait")
-        return await cancel_and_wait(self._mesh.link, [await self._place()], step, patience)
+        return await cancel_and_wait(self._client.link, [await self._place()], step, patience)
 
     @asynccontextmanager
     async def watch(self) -> AsyncGenerator[AsyncIterator[Status]]:
         """Follow it: an iterator that begins with its present state, goes on with each change that is seen, and ends with the
         job. States that last only a moment may be left out. Holds a subscription for the length of the block.
         """
-        link = self._mesh.link
+        link = self._client.link
         news = News(link)
         async with listening(link, (await self._place()).job(self.id), lambda _message: news.tell()):
             yield _Watch(self, news)

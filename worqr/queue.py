@@ -16,20 +16,21 @@ from worqr import ops
 from worqr.aside import Aside
 from worqr.call import Call
 from worqr.cancelling import cancel_and_wait
-from worqr.errors import Duplicate, NotReplicated, QueueFull, UsageError, WorqrError
+from worqr.dispatching import dispatched
+from worqr.errors import NotReplicated, UsageError, WorqrError
 from worqr.events import Event, events_of
 from worqr.ids import with_random_ids
-from worqr.job import Job, Outcome, Results
+from worqr.job import Job
 from worqr.keys import QueueKeys
 from worqr.looking import LISTED, ask_each, info_at, list_jobs
-from worqr.ops import MAX_BYTES, MAX_ITEMS, Cancelled, Dispatched
+from worqr.ops import MAX_BYTES, MAX_ITEMS, Cancelled
 from worqr.ops.replies import in_pieces
 from worqr.options import JobOptions, check_choice, check_id, check_replicas, encode_options, without_replicas
 from worqr.summing import in_turn, info_of, running_of
 from worqr.task import CancelCount, QueueInfo, Seconds, TaskInfo, check_count, check_task, check_text, seconds
 
 if TYPE_CHECKING:
-    from worqr.mesh import Mesh
+    from worqr.client import Client
 
 T = TypeVar("T")
 
@@ -44,10 +45,10 @@ class Queue:
     moment; the order of tasks is kept within a shard only.
     """
 
-    __slots__ = ("_keys", "_mesh")
+    __slots__ = ("_client", "_keys")
 
-    def __init__(self, mesh: Mesh[Any], keys: QueueKeys) -> None:
-        self._mesh = mesh
+    def __init__(self, client: Client, keys: QueueKeys) -> None:
+        self._client = client
         self._keys = keys
 
     @property
@@ -58,12 +59,12 @@ class Queue:
     @property
     def failed(self) -> Aside:
         """What failed, timed out or stalled for the last time, or expired: the last `keep_failed` (default 1000)."""
-        return Aside(self._mesh, self._keys, "failed")
+        return Aside(self._client, self._keys, "failed")
 
     @property
     def broken(self) -> Aside:
         """What a handler could not make sense of (`Broken`): all of it, until somebody deals with it."""
-        return Aside(self._mesh, self._keys, "broken")
+        return Aside(self._client, self._keys, "broken")
 
     @property
     def failures(self) -> Queue:
@@ -74,7 +75,7 @@ class Queue:
         """
         if self._keys.failures:
             raise UsageError(f"{self.name!r} is a failure queue; those have no failure queue themselves")
-        return Queue(self._mesh, QueueKeys(self._keys.prefix, self._keys.queue, failures=True))
+        return Queue(self._client, QueueKeys(self._keys.prefix, self._keys.queue, failures=True))
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r}>"
@@ -114,10 +115,10 @@ class Queue:
 
         A call that is cancelled before it was written stores nothing; afterwards it may. From Worqr's enqueue.
         """
-        checked = [check_task(task, self._mesh.max_payload) for task in tasks]
+        checked = [check_task(task, self._client.settings.max_payload) for task in tasks]
         if max_length is not None:
             check_count(max_length, "max_length")
-        wanted = self._mesh.replicas if replicas is None else check_replicas(replicas)
+        wanted = self._client.settings.replicas if replicas is None else check_replicas(replicas)
         chunks = [checked] if len(checked) == 1 else list(in_pieces(checked, len))
         if len(chunks) > 1 and (unique or max_length is not None):
             raise UsageError(
@@ -125,7 +126,7 @@ class Queue:
                 f"{MAX_BYTES:,} bytes, not {len(checked):,} tasks and {sum(map(len, checked)):,} bytes"
             )
         if not chunks:
-            await self._mesh.link.mailbox.checkpoint()
+            await self._client.link.mailbox.checkpoint()
             return 0
         if unique:
             return await self._enqueue_unique(checked, wanted, front=front, max_length=max_length)
@@ -148,15 +149,15 @@ class Queue:
         return stored
 
     async def _enqueue(self, tasks: list[bytes], front: bool, max_length: int | None, replicas: int) -> int:
-        sharding = self._mesh.sharding
+        sharding = self._client.sharding
         keys = await sharding.next_of(self._keys)
         if max_length is not None:
             max_length = await sharding.share_of(keys, max_length)
         call = ops.enqueue(keys, tasks, front=front, max_length=max_length, replicas=replicas)
-        return await self._mesh.link_to(keys.name).call(call)
+        return await self._client.link_to(keys.name).call(call)
 
     async def _enqueue_unique(self, tasks: list[bytes], replicas: int, **options: Any) -> int:
-        if len(tasks) > 1 and len(await self._mesh.sharding.of(self._keys)) > 1:
+        if len(tasks) > 1 and len(await self._client.sharding.of(self._keys)) > 1:
             raise UsageError(
                 f"queue {self.name!r} has several shards, and nothing can be all or none in several of them: enqueue "
                 "unique tasks one by one"
@@ -165,9 +166,10 @@ class Queue:
         jobs = [
             ({**given, "id": f"sha256:{hashlib.sha256(task).hexdigest()}", "exists": "raise"}, task) for task in tasks
         ]
-        keys = await self._mesh.sharding.by_id(self._keys, cast("str", jobs[0][0]["id"]))
-        there = [(await self._mesh.sharding.options_for(keys, options), task) for options, task in jobs]
-        await self.send(ops.dispatch_jobs(keys, there, whole=True, replicas=replicas), keys)
+        keys = await self._client.sharding.by_id(self._keys, cast("str", jobs[0][0]["id"]))
+        there = [(await self._client.sharding.options_for(keys, options), task) for options, task in jobs]
+        call = ops.dispatch_jobs(keys, there, whole=True, replicas=replicas)
+        await dispatched(self._client, self._keys, call, keys)
         return len(jobs)
 
     async def dispatch(self, task: bytes | bytearray | memoryview, **options: Unpack[JobOptions]) -> Job[bytes]:
@@ -190,45 +192,17 @@ class Queue:
             NotReplicated: it was stored, but fewer `replicas` had it within 2 s; has the handle.
             Unavailable: no answer within `patience`; with ``sent=None`` it may have been stored.
         """
-        checked = check_task(task, self._mesh.max_payload)
-        encoded, replicas = without_replicas(encode_options(options), self._mesh.replicas)
-        keys = await self._mesh.sharding.place_of(self._keys, encoded)
-        encoded = await self._mesh.sharding.options_for(keys, encoded)
+        checked = check_task(task, self._client.settings.max_payload)
+        encoded, replicas = without_replicas(encode_options(options), self._client.settings.replicas)
+        keys = await self._client.sharding.place_of(self._keys, encoded)
+        encoded = await self._client.sharding.options_for(keys, encoded)
         jobs = with_random_ids([(encoded, checked)])
-        return await self.send(ops.dispatch_jobs(keys, jobs, replicas=replicas), keys)
-
-    async def send(self, call: Call[list[Dispatched]], at: QueueKeys, results: Results | None = None) -> Job[Any]:
-        """Send a dispatch of this queue; answers the handle of its last job, the one that was refused if one was. Raises as
-        `handle_of`, and NotReplicated with the handle.
-        """
-        link = self._mesh.link_to(at.name)
-        try:
-            done = await link.call(call)
-        except NotReplicated as late:
-            late.job = self.handle_of(late.answer[-1], results, at=at)
-            raise
-        return self.handle_of(done[-1], results, at=at)
-
-    def handle_of(self, done: Dispatched, results: Results | None = None, *, at: QueueKeys | None = None) -> Job[Any]:
-        """The handle of a dispatch that was not refused; `at`: the shard in which the job lies.
-
-        Raises:
-            QueueFull, Duplicate: it was.
-        """
-        if done.outcome == "full":
-            raise QueueFull(f"queue {self.name!r} is at its max_length: nothing was stored")
-        if done.outcome == "duplicate":
-            job = Job[Any](self._mesh, self._keys, done.id, done.number, None, results, at=at)
-            raise Duplicate(f"the id {done.id!r} is taken on queue {self.name!r}: nothing was stored", job)
-        return Job(self._mesh, self._keys, done.id, done.number, cast("Outcome", done.outcome), results, at=at)
-
-    def job_of(self, id: str, results: Results) -> Job[Any]:
-        """`job`, of a function whose results are known."""
-        return Job(self._mesh, self._keys, id, results=results)
+        call = ops.dispatch_jobs(keys, jobs, replicas=replicas)
+        return await dispatched(self._client, self._keys, call, keys)
 
     def job(self, id: str) -> Job[bytes]:
         """A handle of the job of this id, which need not exist; no I/O."""
-        return Job(self._mesh, self._keys, check_id(id, generated=True))
+        return Job(self._client, self._keys, check_id(id, generated=True))
 
     # Looking
 
@@ -278,17 +252,17 @@ class Queue:
         """
         check_choice(state, "state", LISTED)
         most = min(check_count(limit, "limit"), MAX_LISTED)
-        return await list_jobs(self._mesh, await self._mesh.sharding.of(self._keys), state, most, after)
+        return await list_jobs(self._client, await self._client.sharding.of(self._keys), state, most, after)
 
     async def info(self) -> QueueInfo:
         """Return a snapshot of the queue's counters; see `QueueInfo`. Of several shards the sum, the oldest job, and the reason
         of one that is paused; not at one moment.
         """
-        return await info_at(self._mesh, self._keys)
+        return await info_at(self._client, self._keys)
 
     async def _ask_all(self, make: Callable[[QueueKeys], Call[T]]) -> list[T]:
         """One request to each shard, all together."""
-        return await ask_each(self._mesh, await self._mesh.sharding.of(self._keys), make)
+        return await ask_each(self._client, await self._client.sharding.of(self._keys), make)
 
     # Cancelling
 
@@ -306,15 +280,15 @@ class Queue:
         Returns:
             How many waited, ran, and, of the latter, had ended before `wait` was over. Never raises because of a slow handler.
         """
-        checked = check_task(task, self._mesh.max_payload)
+        checked = check_task(task, self._client.settings.max_payload)
         check_text(reason, "reason")
 
         async def step(keys: QueueKeys, last: Cancelled | None) -> Cancelled:
             cursor, after = ("0", "-") if last is None else (last.cursor, last.after)
-            return await self._mesh.ask(ops.cancel_task(keys, checked, cursor, after, reason=reason))
+            return await self._client.ask(ops.cancel_task(keys, checked, cursor, after, reason=reason))
 
-        patience, shards = seconds(wait, "wait"), await self._mesh.sharding.of(self._keys)
-        return await cancel_and_wait(self._mesh.link, shards, step, patience)
+        patience, shards = seconds(wait, "wait"), await self._client.sharding.of(self._keys)
+        return await cancel_and_wait(self._client.link, shards, step, patience)
 
     async def cancel_all(self, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
         """Cancel every task and job of this queue, waiting or running. Arguments and answer as `cancel`."""
@@ -322,12 +296,12 @@ class Queue:
 
         async def step(keys: QueueKeys, last: Cancelled | None) -> Cancelled:
             after = last.after if last else "-"
-            while (found := await self._mesh.ask(ops.cancel_all(keys, after, reason=reason))) is None:
+            while (found := await self._client.ask(ops.cancel_all(keys, after, reason=reason))) is None:
                 await self._purge(keys)
             return found
 
-        patience, shards = seconds(wait, "wait"), await self._mesh.sharding.of(self._keys)
-        count = await cancel_and_wait(self._mesh.link, shards, step, patience)
+        patience, shards = seconds(wait, "wait"), await self._client.sharding.of(self._keys)
+        count = await cancel_and_wait(self._client.link, shards, step, patience)
         for keys in shards:
             await self._purge(keys)
         return count
@@ -339,8 +313,8 @@ class Queue:
         shards do not stop at one moment.
         """
         check_text(reason, "reason")
-        for keys in await self._mesh.sharding.of(self._keys):
-            self._mesh.link_to(keys.name)  # noted, so that it can be found, and resumed, by those who list queues
+        for keys in await self._client.sharding.of(self._keys):
+            self._client.link_to(keys.name)  # noted, so that it can be found, and resumed, by those who list queues
         await self._ask_all(lambda keys: ops.pause(keys, reason))
 
     async def resume(self) -> None:
@@ -354,9 +328,9 @@ class Queue:
         Of several shards one after the other. Their number is forgotten, so that the next one who declares it decides, if nothing
         more is in the queue, neither running nor set aside, and no peer serves it.
         """
-        shards = await self._mesh.sharding.of(self._keys)
+        shards = await self._client.sharding.of(self._keys)
         for keys in shards:
-            while not await self._mesh.ask(ops.delete_queue(keys)):
+            while not await self._client.ask(ops.delete_queue(keys)):
                 await self._purge(keys)
             await self._purge(keys)
         if len(shards) > 1 and not self._keys.failures:
@@ -364,12 +338,12 @@ class Queue:
 
     async def _forget_shards(self, shards: tuple[QueueKeys, ...]) -> None:
         every = [*shards, *(replace(keys, failures=True) for keys in shards)]
-        seen = info_of(self.name, await ask_each(self._mesh, every, ops.inspect))
+        seen = info_of(self.name, await ask_each(self._client, every, ops.inspect))
         if not (seen.workers or seen.running or seen.waiting or seen.scheduled or seen.failed or seen.broken):
-            await self._mesh.sharding.forget(self.name)
+            await self._client.sharding.forget(self.name)
 
     async def _purge(self, keys: QueueKeys) -> None:
-        while await self._mesh.ask(ops.purge_queue(keys)):
+        while await self._client.ask(ops.purge_queue(keys)):
             pass
 
     def events(self) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
@@ -379,4 +353,4 @@ class Queue:
         Never a promise: events are lost while the connection is, and the oldest when you are over 1,000 behind. The iterator ends
         with the block; of several tasks that share it each event goes to one.
         """
-        return events_of(self._mesh, self._keys)
+        return events_of(self._client, self._keys)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from worqr.errors import Unavailable, UsageError
+from worqr.inside import declarations_of
 from worqr.log_events import emit
 from worqr.task import Health
 
@@ -166,7 +167,7 @@ class Life:
 
 def check_startable(mesh: Mesh[Any]) -> None:
     """UsageError if a peer would be of no use, or would outlive the interpreter."""
-    if not (mesh.functions or mesh.declared_schedules):
+    if declarations_of(mesh).is_empty:
         raise UsageError(
             f"there is nothing to serve: no function is declared on {mesh!r} with @mesh.task, nor a schedule; import the "
             "modules that declare them before the peer starts"

@@ -5,11 +5,12 @@ What a schedule means is in `worqr.cron`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, tzinfo
 from typing import Any, Final, Literal, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 from worqr.cron import Definition, Overlap, Plan
+from worqr.declarations import Declarations
 from worqr.errors import UsageError
 from worqr.foreign import hint_at_option
 from worqr.function import Call
@@ -55,33 +56,9 @@ F = TypeVar("F", bound=Callable0)
 
 
 class Timetable:
-    """The schedules that an application declares; part of `Registry`. Nothing is sent before `join`."""
+    """The part of `Registry` that declares schedules. Nothing is sent before `join`."""
 
-    def __init__(self) -> None:
-        self._declared: dict[str, Definition] = {}
-
-    @property
-    def declared_schedules(self) -> Mapping[str, Definition]:
-        """What `cron` and `every` have declared so far, by name."""
-        return self._declared
-
-    def add_schedule(self, definition: Definition) -> None:
-        """Take in what `cron` and `every` made, or another registry has.
-
-        Raises:
-            UsageError: there is one of this name.
-        """
-        self.check_schedule(definition)
-        self._declared[definition.name] = definition
-
-    def check_schedule(self, definition: Definition) -> None:
-        """UsageError if `definition` has a name that is taken, or too long."""
-        if check_name(definition.name, "schedule name") in self._declared:
-            raise UsageError(f"there is a schedule {definition.name!r} already: give one of them another name=")
-
-    def forget_schedules(self, queues: Collection[str]) -> None:
-        """Forget what was declared for these queues, whose function is defined anew; for worqr itself."""
-        self._declared = {name: each for name, each in self._declared.items() if each.queue not in queues}
+    _declarations: Declarations
 
     @overload
     def cron(self, expression: str, call: Call[Any], /, **how: Unpack[ScheduleOptions]) -> None: ...
@@ -146,7 +123,7 @@ class Timetable:
                 raise UsageError(
                     f"schedule {definition.name!r}: its payload has {len(call.task):,} bytes, at most {MAX_TASK:,} fit"
                 )
-            self.add_schedule(definition)
+            self._declarations.add_schedule(definition)
 
         unnamed: dict[str, Any] = {"name": "", "queue": "", "task": b""}
         Plan(Definition(**(unnamed | given | when)))  # or it raises

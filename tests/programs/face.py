@@ -76,7 +76,7 @@ async def untyped(data: dict[str, object]) -> dict[str, Any]:
     return data
 
 
-mesh.task(tiemout=5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+mesh.task(tiemout=5)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 mesh.task(retries=3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 mesh.task(timeout=5, max_retries=3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 mesh.task(runs_in="cloud")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]

@@ -125,7 +125,7 @@ async def test_plain_threads_have_the_bench_too(mesh: worqr.Mesh, server: Server
         return 2 * n
 
     async with testing.bench(mesh, url=server.url) as bench:
-        prefix, held = mesh.prefix, mesh.connections  # as somebody's local variable may hold them
+        prefix, held = mesh.prefix, mesh._client.connections  # as somebody's local variable may hold them
         await trio.to_thread.run_sync(double.blocking.enqueue, 1)
         job = await trio.to_thread.run_sync(double.blocking.dispatch, 2)
         await trio.to_thread.run_sync(double.blocking.options(delay=3600).dispatch, 3)

@@ -18,6 +18,7 @@ from worqr.cli.text import complain, escape, escape_bytes, payload_fields, print
 from worqr.cli.where import HERE, Where, ask, flag, queue_of, time
 from worqr.cli.words import arguments, duration, moment, pairs
 from worqr.errors import Duplicate, WorqrError
+from worqr.inside import client_of
 from worqr.looking import nearest_served
 from worqr.task import encode_json
 
@@ -264,7 +265,7 @@ async def _warn_if_unserved(mesh: Mesh, name: str) -> None:
     """Say on the standard error that no worker serves the queue. Says nothing if this user may not look."""
     with suppress(WorqrError):
         if not (await queue_of(mesh, name).info()).workers:
-            hint = await nearest_served(mesh, name)
+            hint = await nearest_served(client_of(mesh), name)
             complain(f"no worker serves queue {name!r} now; {hint or 'what waits there runs when one does'}")
 
 

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from worqr.cli.words import duration
 from worqr.errors import did_you_mean
+from worqr.inside import client_of
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
@@ -83,7 +84,7 @@ async def hint_at(mesh: Mesh, name: str) -> str:
     from worqr.keys import QueueKeys, RegistryKeys
     from worqr.summing import queue_names
 
-    names = await queue_names(mesh.ask, RegistryKeys(mesh.prefix))
+    names = await queue_names(client_of(mesh).ask, RegistryKeys(mesh.prefix))
     known = {QueueKeys.of(mesh.prefix, each).shown for each in names}
     if name in known:
         return ""

@@ -65,7 +65,7 @@ class Claim(Context):
             Unavailable: no answer within the mesh's patience; it may have taken effect.
         """
         if self._settled:
-            raise self.settled_error()
+            raise self._settled_error()
         hand = station_of(self)
         if result is not None and not isinstance(result, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"a result must be bytes or None, not {type(result).__name__}")
@@ -112,7 +112,7 @@ class Claim(Context):
 
     async def __aenter__(self) -> Claim:
         if self._settled:
-            raise self.settled_error()
+            raise self._settled_error()
         self._scope = trio.CancelScope()
         self._scope.__enter__()
         if self.cancel_reason is not None:
@@ -162,7 +162,7 @@ class Claim(Context):
             raise ClaimLost(f"{self!r} was lost: its worker was declared dead and the task runs or ran elsewhere")
         return await hand.send([self.fence], lambda _: call, self._registration)
 
-    def settled_error(self) -> ClaimLost | ClaimSettled:
+    def _settled_error(self) -> ClaimLost | ClaimSettled:
         """What is wrong with settling it once more."""
         if self.cancel_reason == "lost":
             return ClaimLost(
@@ -243,7 +243,7 @@ class HandStation(Station):
             ClaimSettled: it was settled before.
         """
         if claim._settled:
-            raise claim.settled_error()
+            raise claim._settled_error()
         claim._settled = True
         self.ended(claim)
         self._capacity.offer_soon()
@@ -367,7 +367,7 @@ class Claims(AsyncIterator[Claim]):
             if station_of(claim).desk is not self._desk:
                 raise UsageError(f"{claim!r} is not a claim of these claims of queue {self._desk.queue!r}")
             if claim._settled and claim.cancel_reason != "lost":
-                raise claim.settled_error()
+                raise claim._settled_error()
         if len(set(batch)) != len(batch):
             raise UsageError("the same claim stands twice among those to finish")
         if not batch:
@@ -375,6 +375,6 @@ class Claims(AsyncIterator[Claim]):
             return []
         return await self._desk.finish(batch)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """The block has ended."""
         self._open = False

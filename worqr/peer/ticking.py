@@ -33,7 +33,7 @@ from worqr.peer.sweeping import NODE_PATIENCE
 from worqr.shards import shard_of
 
 if TYPE_CHECKING:
-    from worqr.peer.peer import Peer
+    from worqr.peer.engine import Engine
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -61,9 +61,9 @@ BUSY_FIRST_MS, BUSY_MOST_MS = 20, 500
 class Ticker:
     """Ticks all schedules while the peer leads, and keeps its own declared. Changed only in the loop."""
 
-    def __init__(self, peer: Peer, link: Link, keys: RegistryKeys, declared: Mapping[str, Definition]) -> None:
-        self.declarer: Declarer = Declarer(peer, link, keys, declared)
-        self._peer = peer
+    def __init__(self, engine: Engine, link: Link, keys: RegistryKeys, declared: Mapping[str, Definition]) -> None:
+        self.declarer: Declarer = Declarer(engine, link, keys, declared)
+        self._engine = engine
         self._link = link
         self._keys = keys
         self._patience = NODE_PATIENCE if link.settings.clustered else LEASE
@@ -86,7 +86,7 @@ class Ticker:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.declarer.declare_forever)
             while True:
-                if self._peer.leader.leads:
+                if self._engine.leader.leads:
                     until = await self._tick_or_complain()
                     await trio.sleep(max(0.0, until - trio.current_time()))
                     continue
@@ -219,7 +219,7 @@ class Ticker:
         self, definition: Definition, nominals: Sequence[int], now: int
     ) -> tuple[Sequence[int], int | None]:
         """Enqueue these firings in their order, as far as possible; returns those still owed, and the last that was enqueued."""
-        keys, fired = shard_of(await self._peer.shards_of(definition.queue), definition.job), None
+        keys, fired = shard_of(await self._engine.shards_of(definition.queue), definition.job), None
         for n, nominal in enumerate(nominals):
             call = ops.fire_schedule(
                 *(keys, definition.name, nominal),

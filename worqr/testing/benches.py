@@ -16,9 +16,11 @@ from typing import Any, Final, TypeVar, Unpack, overload
 
 import trio
 
+from worqr.client import Client
 from worqr.connecting import Connection, Connections
 from worqr.errors import UsageError
 from worqr.function import Call, Function
+from worqr.inside import client_of
 from worqr.job import Job
 from worqr.keys import RegistryKeys
 from worqr.link import Link, LinkSettings, loop_here, loop_name_here, mailbox_here
@@ -50,7 +52,8 @@ class Bench:
         self._sent = sent
         self._errors = errors
         self._keys = RegistryKeys(mesh.prefix)
-        self._clock = Clock(mesh.link, self._keys)
+        self._client = client_of(mesh)
+        self._clock = Clock(self._client.link, self._keys)
         self._firing = Firing(mesh)
 
     @overload
@@ -110,7 +113,7 @@ class Bench:
         ms = round(seconds_of(seconds, "seconds of advance") * 1000)
         await self._clock.move(ms)
         await self._firing.advance(ms)
-        await promote(self._mesh, await look(self._mesh))
+        await promote(self._client, await look(self._client))
 
     async def begin(self, now: datetime | None) -> None:
         """Set the clock; firings of schedules count from then on."""
@@ -137,10 +140,10 @@ class BenchConnections(Connections):
         super().__init__()
         self._kept: list[Connection] = []
 
-    async def keep(self, mesh: Mesh[Any]) -> None:
+    async def keep(self, client: Client) -> None:
         """Connect the running loop until `end_kept`."""
         loop = loop_here()
-        connection = self._by_loop.get(loop) or await self._make(mesh, loop)
+        connection = self._by_loop.get(loop) or await self._make(client, loop)
         connection.users += 1
         self._kept.append(connection)
         await connection.link.wait_ready()
@@ -161,8 +164,8 @@ class BenchConnections(Connections):
 class BenchSender(Sender):
     """Sends, and notes what was sent."""
 
-    def __init__(self, mesh: Mesh[Any], sent: Sent) -> None:
-        super().__init__(mesh)
+    def __init__(self, client: Client, sent: Sent) -> None:
+        super().__init__(client)
         self._sent = sent
 
     async def enqueue(self, call: Call[Any]) -> None:
@@ -243,7 +246,7 @@ async def bench_on_trio(mesh: Mesh[Any], *, url: str | None, now: datetime | Non
 
     with staged(
         mesh,
-        sender=BenchSender(mesh, sent),
+        sender=BenchSender(client_of(mesh), sent),
         connections=BenchConnections(),
         url=url,
         prefix=f"bench{secrets.token_hex(6)}",
@@ -257,7 +260,7 @@ async def bench_on_trio(mesh: Mesh[Any], *, url: str | None, now: datetime | Non
             finally:
                 with trio.CancelScope(shield=True), trio.move_on_after(CLEAN_WITHIN):
                     await trio.to_thread.run_sync(mesh.blocking.close)
-                    await delete_keys(mesh.link, RegistryKeys(mesh.prefix))
+                    await delete_keys(client_of(mesh).link, RegistryKeys(mesh.prefix))
 
 
 def _is_planned(context: Context, error: BaseException) -> bool:

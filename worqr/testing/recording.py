@@ -1,5 +1,8 @@
 """Recording what would be sent, without a server: for tests of code that enqueues, and does not care what becomes of it."""
 
+# The private fields of Call are hidden from users, not from the sender.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator, Iterable
@@ -7,9 +10,11 @@ from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from typing import Any, TypeVar, cast
 
+from worqr.client import Client
 from worqr.connecting import Connection, Connections
 from worqr.errors import NoResult, UsageError
 from worqr.function import Call
+from worqr.inside import client_of
 from worqr.job import Job
 from worqr.keys import QueueKeys
 from worqr.mesh import Mesh
@@ -41,8 +46,8 @@ class RecordedJob(Job[R]):
 class RecordingSender(Sender):
     """Notes calls instead of sending them. Its coroutines never wait, so that whoever has no loop can step through them."""
 
-    def __init__(self, mesh: Mesh[Any], sent: Sent) -> None:
-        super().__init__(mesh)
+    def __init__(self, client: Client, sent: Sent) -> None:
+        super().__init__(client)
         self._sent = sent
         self._ids = count(1)
 
@@ -53,8 +58,8 @@ class RecordingSender(Sender):
     async def dispatch(self, call: Call[R]) -> Job[R]:
         """Note a call; answers a handle that knows nothing."""
         self._sent.note(call)
-        name = cast("str", call.options.get("id") or f"@{next(self._ids)}")
-        return RecordedJob(self._mesh, QueueKeys(self._mesh.prefix, call.queue), name, outcome="created")
+        name = cast("str", call._options.get("id") or f"@{next(self._ids)}")
+        return RecordedJob(self._client, QueueKeys(self._client.settings.prefix, call.queue), name, outcome="created")
 
     async def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
         """Note calls."""
@@ -78,7 +83,7 @@ class NoConnections(Connections):
         )
 
     @asynccontextmanager
-    async def open(self, mesh: Mesh[Any]) -> AsyncGenerator[None]:
+    async def open(self, client: Client) -> AsyncGenerator[None]:
         """Nothing, whatever loop runs."""
         yield
 
@@ -95,5 +100,5 @@ def recording(mesh: Mesh[Any]) -> Generator[Sent]:
         UsageError: `mesh` is connected, on a bench, or recording already.
     """
     sent = Sent()
-    with staged(mesh, sender=RecordingSender(mesh, sent), connections=NoConnections()):
+    with staged(mesh, sender=RecordingSender(client_of(mesh), sent), connections=NoConnections()):
         yield sent

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, overload
 from worqr.connecting import Connections
 from worqr.errors import UsageError
 from worqr.function import Call, Function
+from worqr.inside import client_of
 from worqr.mesh import Mesh
 from worqr.peer.settings import Onlooker
 from worqr.sending import Sender
@@ -54,16 +55,17 @@ def staged(
     Raises:
         UsageError: the mesh is connected, or taken already.
     """
-    if type(mesh.connections) is not Connections:
+    client = client_of(mesh)
+    if type(client.connections) is not Connections:
         raise UsageError(f"{mesh!r} is on a bench, or in a recording, already")
-    if mesh.connections.any:
+    if client.connections.any:
         raise UsageError(f"{mesh!r} is connected: a test takes a mesh before anything connects it")
-    own = mesh.sender, mesh.connections, mesh.url, mesh.prefix, mesh.onlooker, mesh.credentials
-    mesh.sender, mesh.connections, mesh.onlooker = sender, connections, onlooker
+    own = mesh.url, mesh.prefix, mesh.credentials
     mesh.url, mesh.prefix = url or mesh.url, prefix or mesh.prefix
     if url is not None:  # another server, which does not know the users of the mesh's own
         mesh.credentials = None
     try:
-        yield
+        with client.replaced(sender=sender, connections=connections, onlooker=onlooker):
+            yield
     finally:
-        mesh.sender, mesh.connections, mesh.url, mesh.prefix, mesh.onlooker, mesh.credentials = own
+        mesh.url, mesh.prefix, mesh.credentials = own

@@ -18,6 +18,7 @@ import trio
 
 from worqr.errors import UsageError
 from worqr.function import Call, Function
+from worqr.inside import client_of
 from worqr.link import loop_name_here, mailbox_here
 from worqr.mesh import Mesh
 from worqr.peer.options import JoinOptions
@@ -93,7 +94,7 @@ class BenchThread:
 
     async def keep_connected(self) -> None:
         """Connect the running loop until the bench ends."""
-        await self._connections.keep(self._mesh)
+        await self._connections.keep(client_of(self._mesh))
 
     def ask(self, work: Work[T]) -> _Asked[T]:
         """Begin a call of the bench."""
@@ -120,8 +121,9 @@ class BenchThread:
 
     async def _live(self) -> None:
         async with bench_on_trio(self._mesh, url=self._url, now=self._now) as self.bench:
-            assert isinstance(self._mesh.connections, BenchConnections)
-            self._connections = self._mesh.connections
+            connections = client_of(self._mesh).connections
+            assert isinstance(connections, BenchConnections)
+            self._connections = connections
             self._token, self._leave = trio.lowlevel.current_trio_token(), trio.Event()
             async with trio.open_nursery() as self._nursery:
                 self._begun.set_result(None)
