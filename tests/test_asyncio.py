@@ -1011,7 +1011,7 @@ def test_all_who_connect_at_once_get_one_embedded_server(of_our_own: worqr.Mesh)
     async def use() -> str:
         async with of_our_own.connect():
             await of_our_own.queue("Q1").enqueue(b"a")
-            return of_our_own.link.settings.address.path
+            return of_our_own._client.link.settings.address.path
 
     async def main() -> None:
         async with of_our_own.connect():
@@ -1051,10 +1051,10 @@ def test_an_embedded_server_is_let_go_of_also_when_that_is_cancelled(of_our_own:
                 await leave.wait()
 
         connecting = asyncio.create_task(connect())
-        await come(lambda: of_our_own.connections.any)
+        await come(lambda: of_our_own._client.connections.any)
         await asyncio.sleep(0)
         leave.set()
-        await come(lambda: not of_our_own.connections.any)
+        await come(lambda: not of_our_own._client.connections.any)
         connecting.cancel()
         with suppress(asyncio.CancelledError):
             await connecting

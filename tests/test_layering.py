@@ -21,6 +21,8 @@ LAYERS = (
         "errors",
         "version",
         "task",
+        "records",
+        "remote",
         "keys",
         "ids",
         "lua",

@@ -816,10 +816,10 @@ async def test_a_program_that_was_there_before_asks_now_and_then(
     async with other.connect(), mesh.connect():
         await mesh.queue("hot", shards=FOUR).count()
         await other.queue("warm").enqueue(b"0")
-        assert other.sharding._known == {}  # type: ignore[attr-defined]
-        other.sharding._asked_at -= sharding.LEARN_EVERY  # type: ignore[attr-defined]
+        assert other._client.sharding._known == {}  # type: ignore[attr-defined]
+        other._client.sharding._asked_at -= sharding.LEARN_EVERY  # type: ignore[attr-defined]
         await other.queue("luke").enqueue(b"0")
-        await until(lambda: other.sharding._known == {"hot": FOUR})  # type: ignore[attr-defined]
+        await until(lambda: other._client.sharding._known == {"hot": FOUR})  # type: ignore[attr-defined]
 
 
 async def test_connecting_costs_one_request_and_a_queue_of_one_shard_none(

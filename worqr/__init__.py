@@ -46,18 +46,9 @@ if TYPE_CHECKING:
     from worqr.peer.runners import Middleware
     from worqr.policy import Broken, ChildError, Failure, Retry, RetryPolicy
     from worqr.queue import Queue
+    from worqr.records import CancelCount, Failed, Health, QueueInfo, RemoteError, Status, TaskInfo, WorkerInfo
     from worqr.registry import Registry, TaskDecorator
-    from worqr.task import (
-        CancelCount,
-        Failed,
-        Health,
-        QueueInfo,
-        RemoteError,
-        Seconds,
-        Status,
-        TaskInfo,
-        WorkerInfo,
-    )
+    from worqr.task import Seconds
     from worqr.thread_peer import ThreadPeer
     from worqr.timetable import ScheduleOptions
 
@@ -82,7 +73,8 @@ _HOMES = {
     "worqr.policy": "Broken ChildError Failure Retry RetryPolicy",
     "worqr.queue": "Queue",
     "worqr.registry": "Registry TaskDecorator",
-    "worqr.task": "CancelCount Failed Health QueueInfo RemoteError Seconds Status TaskInfo WorkerInfo",
+    "worqr.records": "CancelCount Failed Health QueueInfo RemoteError Status TaskInfo WorkerInfo",
+    "worqr.task": "Seconds",
     "worqr.thread_peer": "ThreadPeer",
     "worqr.timetable": "ScheduleOptions",
 }

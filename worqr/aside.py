@@ -11,7 +11,9 @@ from worqr.call import Call
 from worqr.keys import QueueKeys
 from worqr.ops import MAX_ITEMS, AsideList, Page
 from worqr.options import check_id
-from worqr.task import Failed, check_count, check_text, to_ms
+from worqr.records import Failed
+from worqr.remote import failed_record
+from worqr.task import check_count, check_text, to_ms
 
 if TYPE_CHECKING:
     from worqr.client import Client
@@ -48,7 +50,7 @@ class Aside:
         check_count(limit, "limit")
         shards = await self._shards()
         found = [
-            Failed.of(keys.shown, record["task"], record)
+            failed_record(keys.shown, record["task"], record)
             for keys in shards
             async for page in self._pages(keys, limit, error, before)
             for _, record in page.records

@@ -16,7 +16,8 @@ from worqr.inside import client_of
 from worqr.job import Job, Outcome
 from worqr.link import loop_name_here
 from worqr.options import RAW_OPTIONS, JobOptions, check_id, encode_options
-from worqr.task import CancelCount, QueueInfo, Seconds, Status, WorkerInfo
+from worqr.records import CancelCount, QueueInfo, Status, WorkerInfo
+from worqr.task import Seconds
 
 if TYPE_CHECKING:
     from worqr.client import Client

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from worqr.call import Call
-from worqr.errors import Duplicate, NotReplicated, QueueFull
+from worqr.errors import Duplicate, NotReplicated, QueueFull, reply_in
 from worqr.job import Job, Outcome, Results
 from worqr.keys import QueueKeys
 from worqr.ops import Dispatched
@@ -28,7 +28,7 @@ async def dispatched(
     try:
         done = await link.call(call)
     except NotReplicated as late:
-        late.job = handle_of(client, queue, late.answer[-1], results, at=at)
+        late.job = handle_of(client, queue, reply_in(late)[-1], results, at=at)
         raise
     return handle_of(client, queue, done[-1], results, at=at)
 

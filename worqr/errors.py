@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from worqr.task import RemoteError
+    from worqr.records import RemoteError
 
 
 class WorqrError(Exception):
@@ -75,7 +75,6 @@ class NotReplicated(WorqrError):
         wanted: how many replicas were asked for.
         reached: how many had it when they were last asked.
         job: of a dispatch, its handle; else None.
-        answer: what the request would have answered; for worqr itself.
     """
 
     def __init__(self, message: str, *, wanted: int = 0, reached: int = 0) -> None:
@@ -83,7 +82,7 @@ class NotReplicated(WorqrError):
         self.wanted = wanted
         self.reached = reached
         self.job: Any = None
-        self.answer: Any = None
+        self._reply: Any = None
 
 
 class Duplicate(WorqrError):
@@ -172,3 +171,13 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
 
 class WorqrBug(WorqrError):
     """Something that cannot happen did: an error in worqr itself. Please report it with its traceback."""
+
+
+def note_reply(error: NotReplicated, reply: object) -> None:
+    """Keep the reply that the request had, in its error: what was stored is stored."""
+    error._reply = reply  # pyright: ignore[reportPrivateUsage]
+
+
+def reply_in(error: NotReplicated) -> Any:
+    """Return the reply that the request had."""
+    return error._reply  # pyright: ignore[reportPrivateUsage]

@@ -18,8 +18,9 @@ from worqr.events import ConnectionEvent, connection_events_of
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
+from worqr.records import WorkerInfo
 from worqr.summing import worker_of
-from worqr.task import WorkerInfo, check_text
+from worqr.task import check_text
 
 if TYPE_CHECKING:
     from worqr.client import Client

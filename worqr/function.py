@@ -24,8 +24,9 @@ from worqr.keys import QueueKeys, check_name
 from worqr.options import JobOptions, check_id, encode_options
 from worqr.peer.options import Handling, check_failure_handler
 from worqr.queue import Queue
+from worqr.records import Failed
 from worqr.signature import Signature
-from worqr.task import Failed, check_task, encode_json
+from worqr.task import check_task, encode_json
 
 if TYPE_CHECKING:
     from worqr.client import Client

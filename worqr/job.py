@@ -22,8 +22,10 @@ from worqr.listening import News, listening
 from worqr.looking import info_at, nearest_served
 from worqr.ops import Cancelled, Found
 from worqr.peer.parents import Parent
+from worqr.records import CancelCount, RemoteError, Status
+from worqr.remote import fields_of
 from worqr.summing import status_of
-from worqr.task import CancelCount, RemoteError, Seconds, Status, check_text, fields_of, seconds
+from worqr.task import Seconds, check_text, seconds
 
 if TYPE_CHECKING:
     from worqr.client import Client

@@ -11,8 +11,8 @@ from worqr.call import Call
 from worqr.errors import UsageError, did_you_mean
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import MAX_ITEMS, Unstarted
+from worqr.records import QueueInfo, TaskInfo
 from worqr.summing import info_of, running_of, task_info_of, worker_of
-from worqr.task import QueueInfo, TaskInfo
 
 if TYPE_CHECKING:
     from worqr.client import Client

@@ -38,10 +38,11 @@ from worqr.peer.peer import Peer
 from worqr.peer.runners import Middleware, checked_middleware
 from worqr.peer.ticking import all_schedules, schedule_of
 from worqr.queue import Queue
+from worqr.records import QueueInfo
 from worqr.registry import Registry
 from worqr.shards import check_shards
 from worqr.summing import queue_names
-from worqr.task import QueueInfo, Seconds, check_count, check_text, seconds
+from worqr.task import Seconds, check_count, check_text, seconds
 from worqr.thread_peer import ThreadPeer
 
 R = TypeVar("R")

@@ -12,7 +12,7 @@ import msgspec
 
 from worqr.errors import UsageError
 from worqr.foreign import hint_at_option
-from worqr.policy import POLICY_FIELDS, RetryPolicy
+from worqr.policy import POLICY_FIELDS, RetryPolicy, retry_fields
 from worqr.task import Seconds, check_count, check_text, seconds, to_ms
 
 MAX_ID: Final = 200
@@ -69,20 +69,21 @@ class Update:
                 if not isinstance(each, str) or each not in POLICY_FIELDS:
                     raise UsageError(f"Update(policy=...) knows {', '.join(sorted(POLICY_FIELDS))}; not {each!r}")
 
-    def to_wire(self) -> dict[str, object]:
-        """What differs from the default, as the script takes it."""
-        wire: dict[str, object] = {}
-        if not self.data:
-            wire["data"] = False
-        if self.run_at is not True:
-            wire["when"] = {False: "keep", "if_later": "later", "if_earlier": "earlier"}[self.run_at]
-        if self.counts is not None:
-            wire["counts"] = self.counts
-        if self.policy is True:
-            wire["policy"] = " ".join(sorted(POLICY_FIELDS))
-        elif self.policy:
-            wire["policy"] = " ".join(sorted(self.policy))
-        return wire
+
+def encode_update(update: Update) -> dict[str, object]:
+    """Return the flags that differ from the default, as the script takes them."""
+    wire: dict[str, object] = {}
+    if not update.data:
+        wire["data"] = False
+    if update.run_at is not True:
+        wire["when"] = {False: "keep", "if_later": "later", "if_earlier": "earlier"}[update.run_at]
+    if update.counts is not None:
+        wire["counts"] = update.counts
+    if update.policy is True:
+        wire["policy"] = " ".join(sorted(POLICY_FIELDS))
+    elif update.policy:
+        wire["policy"] = " ".join(sorted(update.policy))
+    return wire
 
 
 class JobOptions(TypedDict, total=False):
@@ -232,7 +233,7 @@ def _expires(value: object) -> dict[str, object]:
 _FIELDS: Final[dict[str, Callable[[Any], dict[str, str]]]] = {
     "result_ttl": lambda value: {"result_ttl": str(_milliseconds(value, "result_ttl"))},
     "timeout": lambda value: {"timeout": str(_milliseconds(value, "timeout", positive=True))},
-    "retry": lambda value: _instance(value, RetryPolicy, "retry").to_fields(),
+    "retry": lambda value: retry_fields(_instance(value, RetryPolicy, "retry")),
 }
 """Options that become fields of the record."""
 
@@ -240,7 +241,7 @@ _WIRE: Final[dict[str, Callable[[Any], dict[str, object]]]] = {
     "id": lambda value: {"id": check_id(value)},
     "delay": lambda value: {"delay": _milliseconds(value, "delay")},
     "run_at": lambda value: {"run_at": to_ms(value, "run_at")},
-    "update": lambda value: _instance(value, Update, "update").to_wire(),
+    "update": lambda value: encode_update(_instance(value, Update, "update")),
     "expires": _expires,
     "if_exists": lambda value: {"exists": check_choice(value, "if_exists", ("update", "skip", "raise"))},
     "unique_for": lambda value: {"unique_for": _milliseconds(value, "unique_for", positive=True)},

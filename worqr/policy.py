@@ -16,17 +16,8 @@ from datetime import datetime
 from typing import Any, Final, Literal, cast
 
 from worqr.errors import UsageError
-from worqr.task import (
-    KEEP_FAILED,
-    MAX_FAILURES,
-    MAX_STALLS,
-    RemoteError,
-    Seconds,
-    check_count,
-    name_of,
-    seconds,
-    to_ms,
-)
+from worqr.records import RemoteError
+from worqr.task import KEEP_FAILED, MAX_FAILURES, MAX_STALLS, Seconds, check_count, name_of, seconds, to_ms
 
 MAX_TIMEOUTS: Final = 3
 MIN_BACKOFF: Final = 2.0
@@ -139,21 +130,22 @@ class RetryPolicy:
         if self.min_backoff is not None and self.max_backoff is not None and self.min_backoff > self.max_backoff:  # type: ignore[operator]  # pyright: ignore[reportOperatorIssue]
             raise UsageError(f"min_backoff {self.min_backoff!r} is over max_backoff {self.max_backoff!r}")
 
-    def to_fields(self) -> dict[str, str]:
-        """What of it is given, as a job's record has it: milliseconds, and exception types by name."""
-        found: dict[str, str] = {}
-        for each in fields(self):
-            value: Any = getattr(self, each.name)
-            if value is None:
-                continue
-            if each.name.endswith("backoff"):
-                value = round(value * 1000)
-            elif each.name == "jitter":
-                value = int(value)
-            elif each.name.endswith("_on"):
-                value = " ".join(name_of(kind) for kind in value)
-            found[each.name] = str(value)
-        return found
+
+def retry_fields(retry: RetryPolicy) -> dict[str, str]:
+    """Return the settings that are not None as a job's record has them: milliseconds, and exception types by name."""
+    found: dict[str, str] = {}
+    for each in fields(retry):
+        value: Any = getattr(retry, each.name)
+        if value is None:
+            continue
+        if each.name.endswith("backoff"):
+            value = round(value * 1000)
+        elif each.name == "jitter":
+            value = int(value)
+        elif each.name.endswith("_on"):
+            value = " ".join(name_of(kind) for kind in value)
+        found[each.name] = str(value)
+    return found
 
 
 POLICY_FIELDS: Final = frozenset({*(each.name for each in fields(RetryPolicy)), "timeout", "result_ttl"})

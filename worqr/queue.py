@@ -26,8 +26,9 @@ from worqr.looking import LISTED, ask_each, info_at, list_jobs
 from worqr.ops import MAX_BYTES, MAX_ITEMS, Cancelled
 from worqr.ops.replies import in_pieces
 from worqr.options import JobOptions, check_choice, check_id, check_replicas, encode_options, without_replicas
+from worqr.records import CancelCount, QueueInfo, TaskInfo
 from worqr.summing import in_turn, info_of, running_of
-from worqr.task import CancelCount, QueueInfo, Seconds, TaskInfo, check_count, check_task, check_text, seconds
+from worqr.task import Seconds, check_count, check_task, check_text, seconds
 
 if TYPE_CHECKING:
     from worqr.client import Client

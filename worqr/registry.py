@@ -20,7 +20,8 @@ from worqr.keys import check_name
 from worqr.peer.options import RunsIn, handling
 from worqr.peer.runners import check_place, is_async
 from worqr.policy import RetryPolicy
-from worqr.task import Failed, Seconds
+from worqr.records import Failed
+from worqr.task import Seconds
 from worqr.timetable import Timetable
 
 P = ParamSpec("P")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from worqr import ops
 from worqr.call import Call as Request
 from worqr.dispatching import dispatched, handle_of
-from worqr.errors import NotReplicated, UsageError
+from worqr.errors import NotReplicated, UsageError, reply_in
 from worqr.function import Call, Function
 from worqr.ids import with_random_ids
 from worqr.keys import QueueKeys
@@ -170,7 +170,7 @@ class Sender:
         try:
             return await self._client.link.call_all([request for _, request in requests]), late
         except NotReplicated as error:
-            return error.answer, error
+            return reply_in(error), error
 
 
 def _no_call(given: object) -> UsageError:

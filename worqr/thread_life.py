@@ -23,7 +23,7 @@ import trio
 from worqr.errors import Unavailable, UsageError
 from worqr.inside import declarations_of
 from worqr.log_events import emit
-from worqr.task import Health
+from worqr.records import Health
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh

@@ -8,6 +8,9 @@ exists at the exit may be meant for other processes that import the same module:
 was imported, nor after a fork.
 """
 
+# The private fields of ThreadPeer are hidden from users, not from the functions below it.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import atexit
@@ -25,7 +28,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 import trio
 
 from worqr.peer.options import GRACE
-from worqr.task import Health, Seconds, seconds
+from worqr.records import Health
+from worqr.task import Seconds, seconds
 from worqr.thread_life import EXIT_PATIENCE, Life, check_startable, no_health
 
 if TYPE_CHECKING:
@@ -57,7 +61,7 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
         _peers.add(self)
 
     def __del__(self) -> None:
-        self.warn_if_unstarted()
+        _warn_if_unstarted(self)
 
     def __repr__(self) -> str:
         health = self.health()
@@ -170,25 +174,6 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
                 self._life.begin()
             return self._life
 
-    def warn_if_unstarted(self, *, at_exit: bool = False) -> None:
-        """Warn, once, if nobody has started it."""
-        made: _Made | None = getattr(self, "_unstarted", None)  # none if its construction has failed
-        self._unstarted = None
-        if made is not None and not (at_exit and made.importing):
-            warnings.warn_explicit(NEVER_STARTED, RuntimeWarning, made.file, made.line)
-
-    def may_be_started_elsewhere(self) -> None:
-        """This process has forked: perhaps it is for the other one to start it."""
-        self._unstarted = None
-
-    def forget(self) -> None:
-        """In a forked child: the thread stayed in the parent."""
-        self._unstarted = None
-        self._lock = threading.RLock()  # somebody may have held the old one, who is not here
-        if self._life is not None and not self._life.over:
-            self._life = None  # `thread_life` keeps it
-            self._none = "it was started before a fork, and runs in the parent only: start it here as well"
-
 
 # Never started
 
@@ -219,10 +204,18 @@ def _made() -> _Made:
     return _Made(file, line, importing=above is not None)
 
 
+def _warn_if_unstarted(peer: ThreadPeer, *, at_exit: bool = False) -> None:
+    """Warn, once, if the application never started the peer."""
+    made: _Made | None = getattr(peer, "_unstarted", None)  # missing if its constructor failed
+    peer._unstarted = None
+    if made is not None and not (at_exit and made.importing):
+        warnings.warn_explicit(NEVER_STARTED, RuntimeWarning, made.file, made.line)
+
+
 @atexit.register
 def _at_exit() -> None:
     for peer in list(_peers):
-        peer.warn_if_unstarted(at_exit=True)
+        _warn_if_unstarted(peer, at_exit=True)
 
 
 # Waiting on a loop
@@ -278,12 +271,16 @@ _peers: weakref.WeakSet[ThreadPeer] = weakref.WeakSet()
 
 def _after_fork_in_child() -> None:
     for peer in list(_peers):
-        peer.forget()
+        peer._unstarted = None
+        peer._lock = threading.RLock()  # the old one may be held by a thread that does not exist here
+        if peer._life is not None and not peer._life.over:
+            peer._life = None  # `thread_life` keeps it
+            peer._none = "it was started before a fork, and runs in the parent only: start it here as well"
 
 
 def _after_fork_in_parent() -> None:
     for peer in list(_peers):
-        peer.may_be_started_elsewhere()
+        peer._unstarted = None  # perhaps the other process has to start it
 
 
 if hasattr(os, "register_at_fork"):

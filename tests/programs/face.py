@@ -86,10 +86,10 @@ mesh.every(5, add)  # type: ignore[call-overload]  # pyright: ignore[reportArgum
 add.on_failure(double)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
 
 
-async def produce() -> None:
+async def produce(record: worqr.Failed) -> None:
     assert_type(await add(1), int)
     assert_type(double(1), float)
-    assert_type(await gave_up(record=worqr.Failed.of("q", b"", {})), bool)
+    assert_type(await gave_up(record=record), bool)
     assert_type(await add.enqueue(1, b=3, c=4), None)
     assert_type(await add.dispatch(1), worqr.Job[int])
     assert_type(add.call(1), worqr.Call[int])

@@ -16,7 +16,7 @@ from worqr.cli.where import HERE, Where, ask, flag
 if TYPE_CHECKING:
     from worqr.cron import Schedule
     from worqr.mesh import Mesh
-    from worqr.task import QueueInfo, WorkerInfo
+    from worqr.records import QueueInfo, WorkerInfo
 
 Json = Annotated[bool, flag("Print JSON, one object on a line.")]
 

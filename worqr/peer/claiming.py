@@ -35,7 +35,7 @@ from worqr.peer.running import Handler
 from worqr.peer.task_log import Began, note_started
 from worqr.peer.task_log import logger as task_log
 from worqr.policy import Policy
-from worqr.task import CancelReason
+from worqr.records import CancelReason
 
 if TYPE_CHECKING:
     from worqr.link import Subscription

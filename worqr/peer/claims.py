@@ -29,7 +29,9 @@ from worqr.peer.settles import Make
 from worqr.peer.settling import encode_result, finisher, settle_call
 from worqr.peer.task_log import log_failure
 from worqr.policy import Failure, Policy, Retry, Verdict, judge
-from worqr.task import CancelReason, RemoteError, Seconds, check_count, seconds
+from worqr.records import CancelReason
+from worqr.remote import told_error
+from worqr.task import Seconds, check_count, seconds
 
 if TYPE_CHECKING:
     from worqr.keys import QueueKeys
@@ -101,7 +103,7 @@ class Claim(Context):
         """Set the task aside as failed, for good, with `why` as its error. Raises as `finish` does."""
         if not isinstance(why, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"why must be a str, not {type(why).__name__}")
-        error = RemoteError.told("Failure", why)
+        error = told_error("Failure", why)
         call = ops.fail_task(self._station.keys, self._registration.worker, self.fence, error)
         self._check(await self._settle(call), "failed")
         log_failure(self, Verdict("fail", Failure(why)))

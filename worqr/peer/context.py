@@ -18,7 +18,9 @@ import trio
 
 from worqr.errors import UsageError
 from worqr.policy import POLICY_FIELDS, Broken, Policy
-from worqr.task import CancelReason, Failed, Seconds, clean_text, from_ms, meta_of
+from worqr.records import CancelReason, Failed
+from worqr.remote import failed_record, meta_of
+from worqr.task import Seconds, clean_text, from_ms
 from worqr.task import seconds as seconds_of
 
 if TYPE_CHECKING:
@@ -209,7 +211,7 @@ def failed_of(context: Context, queue: str) -> Failed:
     facts = context._record.get(b"failed") if context._record is not None else None  # pyright: ignore[reportPrivateUsage]
     if facts is None:
         raise Broken("a task in a failure queue that no failure put there")
-    return Failed.of(queue, context.task, msgspec.msgpack.decode(facts, type=dict[str, Any]))
+    return failed_record(queue, context.task, msgspec.msgpack.decode(facts, type=dict[str, Any]))
 
 
 current_context: ContextVar[Context] = ContextVar("worqr.current")

@@ -10,9 +10,10 @@ from typing import Any, Final, Literal, TypedDict, cast
 
 from worqr.errors import UsageError, did_you_mean
 from worqr.foreign import hint_at_option
-from worqr.policy import Policy, RetryPolicy
+from worqr.policy import Policy, RetryPolicy, retry_fields
+from worqr.records import Failed
 from worqr.shards import check_shards
-from worqr.task import KEEP_FAILED, Failed, Seconds, check_count, seconds
+from worqr.task import KEEP_FAILED, Seconds, check_count, seconds
 
 RunsIn = Literal["loop", "thread", "process", "asyncio"]
 """Where a handler runs."""
@@ -159,7 +160,7 @@ def _failing(options: Mapping[str, Any]) -> Policy | None:
     retry, timeout = options.get("on_failure_retry"), options.get("on_failure_timeout")
     if retry is None and timeout is None:
         return None
-    policy = PATIENT if retry is None else PATIENT.over(_check_retry(retry, "on_failure_retry").to_fields())
+    policy = PATIENT if retry is None else PATIENT.over(retry_fields(_check_retry(retry, "on_failure_retry")))
     return policy if timeout is None else replace(policy, timeout=seconds(timeout, "on_failure_timeout", positive=True))
 
 
@@ -200,7 +201,7 @@ def policy_for(
     """The policy of a handler, checked: what is not given is the default."""
     if isinstance(keep_failed, bool) or not isinstance(keep_failed, int) or keep_failed < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"keep_failed must be a whole number, at least 0, not {keep_failed!r}")
-    policy = Policy() if retry is None else Policy().over(_check_retry(retry, "retry").to_fields())
+    policy = Policy() if retry is None else Policy().over(retry_fields(_check_retry(retry, "retry")))
     return replace(
         policy,
         timeout=None if timeout is None else seconds(timeout, "timeout", positive=True),

@@ -11,7 +11,8 @@ import trio
 from worqr.errors import UsageError
 from worqr.peer.options import HandlerOptions, handling
 from worqr.policy import RetryPolicy
-from worqr.task import Health, Seconds
+from worqr.records import Health
+from worqr.task import Seconds
 
 if TYPE_CHECKING:
     from worqr.peer.claims import Claims

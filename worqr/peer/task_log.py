@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Final
 from worqr.log_events import ExcInfo, emit_fields
 from worqr.peer.context import Context
 from worqr.policy import Broken, ChildError, Failure, Retry, Verdict
-from worqr.task import RemoteError, from_ms
+from worqr.records import RemoteError
+from worqr.task import from_ms
 from worqr.tracebacks import one_line, shortened, text_of, users_traceback
 
 if TYPE_CHECKING:

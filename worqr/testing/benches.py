@@ -115,7 +115,7 @@ class Bench:
         await self._firing.advance(ms)
         await promote(self._client, await look(self._client))
 
-    async def begin(self, now: datetime | None) -> None:
+    async def _begin(self, now: datetime | None) -> None:
         """Set the clock; firings of schedules count from then on."""
         if now is not None:
             await self._clock.begin_at(to_ms(now, "now of bench"))
@@ -164,38 +164,34 @@ class BenchConnections(Connections):
 class BenchSender(Sender):
     """Sends, and notes what was sent."""
 
-    def __init__(self, client: Client, sent: Sent) -> None:
+    def __init__(self, client: Client, sent: list[Call[Any]]) -> None:
         super().__init__(client)
         self._sent = sent
 
     async def enqueue(self, call: Call[Any]) -> None:
         """As `Sender.enqueue`."""
         await super().enqueue(call)
-        self._sent.note(call)
+        self._sent.append(call)
 
     async def dispatch(self, call: Call[R]) -> Job[R]:
         """As `Sender.dispatch`."""
         job = await super().dispatch(call)
-        self._sent.note(call)
+        self._sent.append(call)
         return job
 
     async def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
         """As `Sender.enqueue_many`."""
         sent = list(calls)
         stored = await super().enqueue_many(sent)
-        self._note_all(sent)
+        self._sent.extend(sent)
         return stored
 
     async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
         """As `Sender.dispatch_many`."""
         sent = list(calls)
         jobs = await super().dispatch_many(sent)
-        self._note_all(sent)
+        self._sent.extend(sent)
         return jobs
-
-    def _note_all(self, calls: Iterable[Call[Any]]) -> None:
-        for call in calls:
-            self._sent.note(call)
 
 
 def bench(
@@ -236,7 +232,7 @@ def bench(
 async def bench_on_trio(mesh: Mesh[Any], *, url: str | None, now: datetime | None) -> AsyncGenerator[Bench]:
     """As `bench`, on the running Trio loop."""
     url = url or os.environ.get(SERVER) or (await trio.to_thread.run_sync(kept_server)).url
-    sent, errors = Sent(), list[BaseException]()
+    sent, errors = list[Call[Any]](), list[BaseException]()
 
     def look_on(context: Context, error: BaseException) -> None:
         if not _is_planned(context, error):
@@ -253,9 +249,9 @@ async def bench_on_trio(mesh: Mesh[Any], *, url: str | None, now: datetime | Non
         onlooker=look_on,
     ):
         async with mesh.connect():
-            made = Bench(mesh, sent, errors)
+            made = Bench(mesh, Sent(sent), errors)
             try:
-                await made.begin(now)
+                await made._begin(now)  # pyright: ignore[reportPrivateUsage]
                 yield made
             finally:
                 with trio.CancelScope(shield=True), trio.move_on_after(CLEAN_WITHIN):

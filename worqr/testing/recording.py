@@ -18,8 +18,9 @@ from worqr.inside import client_of
 from worqr.job import Job
 from worqr.keys import QueueKeys
 from worqr.mesh import Mesh
+from worqr.records import CancelCount, Status
 from worqr.sending import Sender
-from worqr.task import CancelCount, Seconds, Status
+from worqr.task import Seconds
 from worqr.testing.staging import Sent, staged
 
 R = TypeVar("R")
@@ -46,18 +47,18 @@ class RecordedJob(Job[R]):
 class RecordingSender(Sender):
     """Notes calls instead of sending them. Its coroutines never wait, so that whoever has no loop can step through them."""
 
-    def __init__(self, client: Client, sent: Sent) -> None:
+    def __init__(self, client: Client, sent: list[Call[Any]]) -> None:
         super().__init__(client)
         self._sent = sent
         self._ids = count(1)
 
     async def enqueue(self, call: Call[Any]) -> None:
         """Note a call."""
-        self._sent.note(call)
+        self._sent.append(call)
 
     async def dispatch(self, call: Call[R]) -> Job[R]:
         """Note a call; answers a handle that knows nothing."""
-        self._sent.note(call)
+        self._sent.append(call)
         name = cast("str", call._options.get("id") or f"@{next(self._ids)}")
         return RecordedJob(self._client, QueueKeys(self._client.settings.prefix, call.queue), name, outcome="created")
 
@@ -99,6 +100,6 @@ def recording(mesh: Mesh[Any]) -> Generator[Sent]:
     Raises:
         UsageError: `mesh` is connected, on a bench, or recording already.
     """
-    sent = Sent()
+    sent: list[Call[Any]] = []
     with staged(mesh, sender=RecordingSender(client_of(mesh), sent), connections=NoConnections()):
-        yield sent
+        yield Sent(sent)

@@ -20,12 +20,8 @@ R = TypeVar("R")
 class Sent:
     """The calls that were sent through the functions of a mesh, in order. Made by `recording`."""
 
-    def __init__(self) -> None:
-        self._calls: list[Call[Any]] = []
-
-    def note(self, call: Call[Any]) -> None:
-        """One more."""
-        self._calls.append(call)
+    def __init__(self, calls: list[Call[Any]]) -> None:
+        self._calls = calls
 
     @overload
     def calls(self, fn: Function[..., R]) -> list[Call[R]]: ...

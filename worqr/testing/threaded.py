@@ -150,10 +150,6 @@ class AsyncioBench(Bench):
         """As `Bench.advance`."""
         await self._ask(lambda bench: bench.advance(seconds))
 
-    async def begin(self, now: datetime | None) -> None:
-        """As `Bench.begin`."""
-        await self._ask(lambda bench: bench.begin(now))
-
     async def _ask(self, work: Work[T]) -> T:
         import asyncio  # as late as this: plain tests do without
 
