@@ -221,9 +221,9 @@ def test_options_and_enqueue_do_not_go_together_and_say_so(mesh: Mesh) -> None:
 
 def test_max_length_goes_with_every_call_and_can_be_overridden(mesh: Mesh) -> None:
     function = mesh.task(max_length=5)(add)
-    assert function.call(1).options == {"max_length": 5}
-    assert function.options(delay=timedelta(seconds=2)).call(1).options == {"max_length": 5, "delay": 2000}
-    assert function.options(max_length=7).call(1).options == {"max_length": 7}
+    assert function.call(1)._options == {"max_length": 5}
+    assert function.options(delay=timedelta(seconds=2)).call(1)._options == {"max_length": 5, "delay": 2000}
+    assert function.options(max_length=7).call(1)._options == {"max_length": 7}
 
 
 # Calls

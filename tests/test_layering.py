@@ -64,6 +64,7 @@ LAYERS = (
         "connecting",
         "blocks",
         "blocking",
+        "blocking_jobs",
         "service",
         "thread_life",
         "thread_peer",

@@ -14,7 +14,8 @@ from worqr.version import __version__
 
 if TYPE_CHECKING:
     from worqr.aside import Aside
-    from worqr.blocking import BlockingFunction, BlockingJob, BlockingMesh, BlockingQueue
+    from worqr.blocking import BlockingFunction, BlockingMesh, BlockingQueue
+    from worqr.blocking_jobs import BlockingJob
     from worqr.cron import Schedule
     from worqr.errors import (
         ClaimLost,
@@ -39,11 +40,12 @@ if TYPE_CHECKING:
     from worqr.job import Job
     from worqr.mesh import Mesh
     from worqr.options import JobOptions, Update
-    from worqr.peer.claims import Claim, Claims
+    from worqr.peer.claims import Claim
     from worqr.peer.context import Context, current
     from worqr.peer.options import HandlerOptions, JoinOptions
     from worqr.peer.peer import Peer
     from worqr.peer.runners import Middleware
+    from worqr.peer.taking import Claims
     from worqr.policy import Broken, ChildError, Failure, Retry, RetryPolicy
     from worqr.queue import Queue
     from worqr.records import CancelCount, Failed, Health, QueueInfo, RemoteError, Status, TaskInfo, WorkerInfo
@@ -54,7 +56,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "worqr.aside": "Aside",
-    "worqr.blocking": "BlockingFunction BlockingJob BlockingMesh BlockingQueue",
+    "worqr.blocking": "BlockingFunction BlockingMesh BlockingQueue",
+    "worqr.blocking_jobs": "BlockingJob",
     "worqr.cron": "Schedule",
     "worqr.errors": (
         "ClaimLost ClaimSettled Duplicate JobCancelled JobFailed NoResult NotReplicated PayloadTooLarge QueueFull "
@@ -65,7 +68,8 @@ _HOMES = {
     "worqr.job": "Job",
     "worqr.mesh": "Mesh",
     "worqr.options": "JobOptions Update",
-    "worqr.peer.claims": "Claim Claims",
+    "worqr.peer.claims": "Claim",
+    "worqr.peer.taking": "Claims",
     "worqr.peer.context": "Context current",
     "worqr.peer.options": "HandlerOptions JoinOptions",
     "worqr.peer.peer": "Peer",

@@ -32,35 +32,34 @@ BUFFERED: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to `count` tasks of a queue: enqueued, claimed, finished, stopped, retried, failed, ...
-
-    Attributes:
-        ids: the ids of those tasks that have one: jobs, and also plain tasks that were retried, stalled or set aside, which get
-            an id then. At most 100 of one event; `count` is exact.
-    """
+    """Something that happened to tasks of a queue. See ``queue.events()``."""
 
     queue: str
+    """The queue's name."""
     type: str
+    """The kind of event: ``enqueued``, ``claimed``, ``finished``, ``retried``, ``failed``, ... , as in `QueueInfo.counts`."""
     count: int
+    """The number of tasks."""
     ids: tuple[str, ...] = ()
+    """The ids of those tasks that have one, at most 100. A plain task gets an id when it is retried, stalls or moves to the
+    dead-letter queue.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionEvent:
-    """The connection to a server was lost, or is back.
-
-    Attributes:
-        type: ``lost``: the server cannot be reached, or replies that it cannot work; worqr connects again by itself. ``back``: it
-            can be used again; of a cluster also: this node does not belong to it any more.
-        server: its address, without the password. A cluster has one connection for each node.
-        cause: why the connection was lost, in the words of the log.
-        seconds: for how long the server has been lost, or was.
-    """
+    """The connection to a server was lost, or is back. See ``mesh.connection_events()``."""
 
     type: Literal["lost", "back"]
+    """``lost``: the server cannot be reached, or reports that it cannot work; worqr reconnects by itself. ``back``: it can be
+    used again, or the node does not belong to the cluster any more.
+    """
     server: str
+    """The server's address, without the password. A cluster has one connection for each node."""
     cause: str
+    """Why the connection was lost, as in the log."""
     seconds: float
+    """Seconds since the connection was lost."""
 
 
 class _Reader:

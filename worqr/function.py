@@ -41,26 +41,27 @@ _UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError, NotImpleme
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[R_co]):
-    """A call of the function `name`, its arguments checked and encoded; nothing was sent. Those of one name and payload are
+    """A call of a function, with its arguments checked and encoded. Nothing was sent. Calls of one function and payload are
     equal.
 
-    Attributes:
-        name: the function's, which is the name of its queue.
-        args: the positional arguments, defaults among them.
-        kwargs: the keyword-only ones.
-        task: the payload.
+    Make it with ``function.call(...)`` or ``mesh.call(name, ...)``; send it with ``mesh.enqueue_many`` or
+    ``mesh.dispatch_many``.
     """
 
     name: str
+    """The function's name."""
     args: tuple[Any, ...] = field(compare=False)
+    """The positional arguments, defaults included."""
     kwargs: dict[str, Any] = field(compare=False)
+    """The keyword-only arguments."""
     task: bytes
+    """The payload."""
     _options: Mapping[str, object] = field(default_factory=dict[str, object], compare=False, repr=False)
     _declared: Declared | None = field(default=None, compare=False, repr=False)
 
     @property
     def queue(self) -> str:
-        """Where it goes: the function's name, also if its registry was included, with a prefix, after this was made."""
+        """The name of the queue that the call goes to. It is the function's name, with the prefix of `include`."""
         return self.name if self._declared is None else self._declared.name
 
     @property
@@ -190,30 +191,46 @@ class Declared:
 
 
 class Bound(Generic[P, R]):
-    """A function with options for its jobs; see ``Function.options``. No enqueue, because options make a job."""
+    """A function with options for its jobs; ``function.options(...)`` makes it. It has no `enqueue`: options make a job."""
 
     def __init__(self, declared: Declared, options: Mapping[str, object]) -> None:
         self._declared = declared
         self._options = options
 
     async def dispatch(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """Put a job into the function's queue: a call with a record, an id, and a result if the function keeps results.
+        """Put a call into the function's queue as a job, with an id, and with a result if the function keeps results.
+
+        Args:
+            *args: The function's arguments.
+            **kwargs: The function's arguments.
 
         Returns:
-            A handle of this very dispatch, with its `outcome`.
+            A handle of this dispatch, with its `outcome`.
 
         Raises:
-            TypeError: the function does not take such arguments.
-            UsageError: arguments that its handler would not take; outside of ``connect`` or ``join``.
-            Duplicate, QueueFull, NotReplicated, Unavailable, PayloadTooLarge: as ``queue.dispatch``. Nothing else was stored.
+            TypeError: The function does not take these arguments.
+            UsageError: An argument has the wrong type; or outside `connect` and `join`.
+            PayloadTooLarge: The payload is larger than the mesh's `max_payload`.
+            Duplicate: The id is taken, and ``if_exists="raise"``. Nothing was stored.
+            QueueFull: The queue is at `max_length`, or the server is out of memory. Nothing was stored.
+            NotReplicated: The job was stored, but fewer `replicas` than requested had it within 2 s. The error has the
+                handle.
+            Unavailable: The server did not reply within `patience`. If its `sent` is None, the job may have been stored.
         """
         declared = self._declared
         return await declared.home().sender.dispatch(declared.call(self._options, args, kwargs))
 
     def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
-        """A call as a value, for ``enqueue_many``, ``dispatch_many``, schedules and tests; nothing is sent.
+        """Return a call as a value, for ``enqueue_many``, ``dispatch_many``, schedules and tests. Nothing is sent.
 
-        Raises: as `dispatch`, as far as it can be known without the server.
+        Args:
+            *args: The function's arguments.
+            **kwargs: The function's arguments.
+
+        Raises:
+            TypeError: The function does not take these arguments.
+            UsageError: An argument has the wrong type.
+            PayloadTooLarge: The payload is larger than the mesh's `max_payload`.
         """
         return self._declared.call(self._options, args, kwargs)
 
@@ -237,7 +254,9 @@ def _name_in(bound: Bound[Any, Any]) -> str:
 
 
 class Function(Bound[P, R]):
-    """A function whose calls can be enqueued; made by ``@mesh.task``. Calling it calls the function, here and now."""
+    """A function whose calls can be enqueued; ``@mesh.task`` makes it. Calling it runs the function here and now, without the
+    mesh.
+    """
 
     def __init__(self, declared: Declared) -> None:
         functools.update_wrapper(cast("Any", self), declared.fn)
@@ -257,62 +276,89 @@ class Function(Bound[P, R]):
 
     @property
     def name(self) -> str:
-        """Its name, which is that of its queue."""
+        """The function's name, which is the name of its queue."""
         return self._declared.name
 
     @property
     def queue(self) -> Queue:
-        """Its queue, to look into, pause, or cancel.
+        """The function's queue, to inspect, pause or cancel it.
 
         Raises:
-            UsageError: its registry was not included in a mesh yet.
+            UsageError: No mesh has included the function's registry.
         """
         return Queue(self._declared.home(), self._declared.keys())
 
     async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Enqueue a call as a raw task, which costs least and has no handle; for ids, times and results see `dispatch`.
+        """Enqueue a call as a plain task, which costs least and has no handle. For ids, times and results, see `dispatch`.
+
+        Args:
+            *args: The function's arguments.
+            **kwargs: The function's arguments.
 
         Raises:
-            TypeError: the function does not take such arguments.
-            UsageError: arguments that its handler would not take; outside of ``connect`` or ``join``.
-            QueueFull, NotReplicated, Unavailable, PayloadTooLarge: as ``queue.enqueue``.
+            TypeError: The function does not take these arguments.
+            UsageError: An argument has the wrong type; or outside `connect` and `join`.
+            PayloadTooLarge: The payload is larger than the mesh's `max_payload`.
+            QueueFull: The queue is at `max_length`, or the server is out of memory. Nothing was stored.
+            NotReplicated: The task was stored, but fewer `replicas` than requested had it within 2 s.
+            Unavailable: The server did not reply within `patience`. If its `sent` is None, the task may have been stored.
         """
         declared = self._declared
         await declared.home().sender.enqueue(declared.call(self._options, args, kwargs))
 
     def options(self, **options: Unpack[JobOptions]) -> Bound[P, R]:
-        """This function with options for its jobs: ``await fn.options(delay=5).dispatch(...)``.
+        """Return this function with options for its jobs: ``await fn.options(delay=5).dispatch(...)``.
+
+        Args:
+            **options: See `JobOptions`.
 
         Raises:
-            UsageError: an option that does not exist or cannot be.
+            UsageError: An option does not exist or is not valid.
         """
         return Bound(self._declared, {**self._declared.defaults, **encode_options(options)})
 
     def job(self, id: str) -> Job[R]:
-        """A handle of the job of this id, which need not exist; no I/O."""
+        """Return a handle of the job with this id. This does no I/O; the job does not have to exist.
+
+        Args:
+            id: The job's id.
+
+        Raises:
+            UsageError: The id is not valid.
+        """
         declared = self._declared
         return Job(declared.home(), declared.keys(), check_id(id, generated=True), results=declared.results)
 
     @property
     def blocking(self) -> BlockingFunction[P, R]:
-        """This function for plain threads, where no event loop runs: ``fn.blocking.enqueue(...)``."""
+        """This function for synchronous code: ``fn.blocking.enqueue(...)``."""
         return BlockingFunction(self._declared, self._options)
 
     def decode(self, task: bytes) -> Call[R]:
-        """The call that a payload says, for instance that of a `Failed` record.
+        """Return the call that a payload contains, for instance that of a `Failed` record.
+
+        Args:
+            task: The payload.
 
         Raises:
-            Broken: it says none.
+            Broken: The payload is not a call of this function.
         """
         declared = self._declared
         return Call(declared.name, *declared.signature.decode(task), task, self._options, declared)
 
     def on_failure(self, handler: F) -> F:
-        """Decorator for the function's failure handler: called with one `Failed` for each call that is set aside, at least
-        once. Answers the handler itself.
+        """Set the function's failure handler; use it as a decorator.
+
+        The handler is called with one `Failed` for each call that moves to the dead-letter queue, at least once.
+
+        Args:
+            handler: A function with one parameter.
+
+        Returns:
+            The handler, unchanged.
 
         Raises:
-            UsageError: there is one already.
+            UsageError: The function has a failure handler already, or the handler does not take one argument.
         """
         self._declared.add_on_failure(handler)
         return handler
@@ -328,7 +374,7 @@ class AsyncFunction(Function[P, R]):
 
     # `async def`, because that is what others look at before they choose between await and a thread
     async def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function here and now, without the mesh."""
+        """Run the function here and now, without the mesh."""
         return cast("R", await self._declared.fn(*args, **kwargs))
 
 
@@ -336,5 +382,5 @@ class SyncFunction(Function[P, R]):
     """A `Function` made of a plain function."""
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function here and now, without the mesh."""
+        """Run the function here and now, without the mesh."""
         return cast("R", self._declared.fn(*args, **kwargs))

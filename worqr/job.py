@@ -52,12 +52,16 @@ class Results:
 
 
 class Job(Generic[R]):
-    """A handle of one job. Made by ``queue.dispatch(...)`` and ``queue.job(id)``, or by a function's.
+    """A handle of one job. ``queue.dispatch(...)``, ``queue.job(id)`` and the methods of functions make it.
+
+    A handle from a dispatch means that dispatch, and does not return the result of an earlier one. A handle made from an id
+    means the newest dispatch. Two handles of one id on one queue are equal.
 
     Attributes:
-        id: the job's id.
-        queue: the name of its queue.
-        outcome: what its dispatch did; None for a handle that was made from an id.
+        id: The job's id.
+        queue: The name of its queue.
+        outcome: What its dispatch did: ``created`` a job, ``updated`` the one that waits, ``blocked`` the new one until the
+            present run has ended, or left it ``unchanged``. None for a handle made from an id.
     """
 
     __slots__ = ("_at", "_client", "_keys", "_number", "_results", "id", "outcome", "queue")
@@ -100,29 +104,39 @@ class Job(Generic[R]):
         return hash((self.id, self._keys))
 
     async def status(self) -> Status:
-        """Return where the job is, how many tries it has had, and what the last one raised.
+        """Return the job's state, the number of its tries, and the error of the last one.
 
-        ``finished`` and ``cancelled`` are known as long as results are kept. ``failed`` is known as long as the job is in
-        ``queue.failed`` or ``queue.broken``, and as long as results are kept. Afterwards, and for an unknown id, the state is
-        ``gone``. A handle that was made from an id means the newest dispatch that anything is known of.
+        ``finished`` and ``cancelled`` are known as long as results are kept. ``failed`` is known as long as results are kept
+        or the job is in ``queue.failed`` or ``queue.broken``. Afterwards, and for an unknown id, the state is ``gone``.
+
+        Raises:
+            UsageError: Outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
         """
         return status_of(await self._client.ask(ops.job_status(await self._place(), self.id, self._number)))
 
     async def result(self, timeout: Seconds | None = None) -> R:
-        """Wait until it has ended, and answer what its handler returned: bytes as they are, None as None, all else through JSON.
+        """Wait until the job has ended, and return what its handler returned.
+
+        A function returns the type of its annotation. A handler of a raw queue returns bytes unchanged, None as None, and
+        other values as decoded from JSON.
 
         Args:
-            timeout: seconds to wait, then `ResultTimeout`; None: for ever; 0: only look.
+            timeout: Seconds to wait, or a timedelta. None: no limit; 0: do not wait.
+
+        Returns:
+            The result.
 
         Raises:
-            NoResult: at once, and its message says why: the id is unknown; the job has ended, and its result was not kept or has
-                expired; a newer dispatch took its place; or no result will be kept (no ``result_ttl``, neither at the dispatch,
-                nor by the function, nor by a worker that serves the queue now).
-            JobFailed: it failed for good; has the error. Known without a ``result_ttl``, too, as long as the job is in
-                ``queue.failed`` or ``queue.broken``.
-            JobCancelled: it was cancelled; has the reason.
-            ResultTimeout: it has not ended in time. Says the job's state, how many tasks wait in the queue and how many workers
-                serve it; for that it takes up to 2 s more if the server is slow. With ``timeout=0`` it asks for nothing more.
+            NoResult: There is no result, and there will be none. The message says why: the id is unknown, no `result_ttl` is
+                set, the result has expired, or a newer dispatch replaced this one.
+            JobFailed: The job failed and will not be run again. This is known without a `result_ttl`, too, as long as the job
+                is in ``queue.failed`` or ``queue.broken``.
+            JobCancelled: The job was cancelled.
+            ResultTimeout: The job has not ended within `timeout`. The message has its state, the length of its queue, and the
+                number of workers that serve it; reading these takes up to 2 s more if the server is slow.
+            UsageError: Outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
         """
         patience = math.inf if timeout is None else seconds(timeout, "timeout")
         if (found := await self._look()).word != "wait":
@@ -218,15 +232,21 @@ class Job(Generic[R]):
         return None if kind == "none" else value
 
     async def cancel(self, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
-        """Cancel it wherever it is: waiting, due or blocked it is deleted; running, its handler is cancelled, and whatever
-        that raises, it never comes back, also if its worker dies meanwhile. Takes the run and its blocked twin.
+        """Cancel the job: delete it if it waits, cancel its handler if it runs.
+
+        A job that is cancelled while it runs never runs again, whatever its handler raises, and even if its worker dies. Both
+        the run and a blocked job of the same id are cancelled.
 
         Args:
-            reason: for people and for `JobCancelled`.
-            wait: seconds to wait until the run has really ended.
+            reason: A text for people; `JobCancelled` has it.
+            wait: Seconds to wait until the run has ended. A slow handler raises nothing.
 
         Returns:
-            How many waited, ran, and ended within `wait`. Nothing to cancel: all 0.
+            The number of jobs that waited, that ran, and that ended within `wait`; all 0 if there was nothing to cancel.
+
+        Raises:
+            UsageError: `wait` is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
         """
         check_text(reason, "reason")
 
@@ -238,8 +258,16 @@ class Job(Generic[R]):
 
     @asynccontextmanager
     async def watch(self) -> AsyncGenerator[AsyncIterator[Status]]:
-        """Follow it: an iterator that begins with its present state, goes on with each change that is seen, and ends with the
-        job. States that last only a moment may be left out. Holds a subscription for the length of the block.
+        """Follow the job for the length of a block, as an iterator of its `Status`.
+
+        The iterator begins with the present status, yields each change, and ends with the job. Short states may be left out.
+
+        Yields:
+            AsyncIterator[Status]: The iterator.
+
+        Raises:
+            UsageError: Outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
         """
         link = self._client.link
         news = News(link)

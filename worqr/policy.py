@@ -25,18 +25,24 @@ MAX_BACKOFF: Final = 300.0
 
 
 class Retry(Exception):
-    """Raised by a handler: not now, try again. Not a `WorqrError`, so that ``except WorqrError`` does not swallow it.
+    """Raise it in a handler to run the task again, later. It is not a `WorqrError`, so ``except WorqrError`` does not catch it.
+
+    A given time is used exactly; the backoff does not change it.
 
     Args:
-        message: why, for the log and for the record of the failure.
-        delay: seconds until the next run; 0: to the back of the queue, now; None: the backoff of the policy.
-        run_at: an aware datetime instead of a delay.
-        counted: False: it costs none of the `max_failures` ("not yet", rather than "failed"), so it may go on for ever.
+        message: Why, for the log and for the record of the failure.
+        delay: Seconds until the next run, or a timedelta. None: the backoff of the retry policy; 0: now, at the end of the
+            queue.
+        run_at: A timezone-aware datetime, instead of `delay`.
+        counted: False: do not count a failure, because the task is not ready yet. It may then run again any number of times.
 
-    An explicit time is honoured exactly, never raised to the backoff. From hworker's Retry and Queasy's retryAt.
+    Attributes:
+        delay: The delay in seconds; None if none was given.
+        run_at_ms: The time in milliseconds since 1970; None if none was given.
+        counted: True if it counts as a failure.
 
     Raises:
-        UsageError: both times, a negative delay, a datetime without a timezone.
+        UsageError: Both times are given, the delay is negative, or the datetime has no timezone.
     """
 
     def __init__(
@@ -51,19 +57,19 @@ class Retry(Exception):
 
 
 class Failure(Exception):
-    """Raised by a handler: this task will never succeed. It is set aside as failed at once. From hworker's Failure."""
+    """Raise it in a handler if the task can never succeed. The task moves to the dead-letter queue (``queue.failed``) at once."""
 
 
 class Broken(Exception):
-    """Raised by a handler of bytes that cannot make sense of them: the task is set aside as broken, byte for byte."""
+    """Raise it in a handler of a raw queue if the payload cannot be decoded. The task moves to ``queue.broken``, unchanged."""
 
 
 class ChildError(Exception):
-    """What a function raised in a process of its own, as it is known to its peer: by name and text.
+    """The error that a function raised in another process, as text.
 
     Attributes:
-        remote: the error, with its traceback over there.
-        names: of all its classes, by which `retry_on` and `fail_on` match.
+        remote: The error, with its traceback in that process.
+        names: The names of all its classes, which `retry_on` and `fail_on` are compared with.
     """
 
     def __init__(self, remote: RemoteError, names: Iterable[str] = ()) -> None:
@@ -93,29 +99,30 @@ def _types(value: object, what: str) -> tuple[type[BaseException], ...] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How often a task may fail, and how long to wait in between. None inherits: dispatch <- handler <- the default.
+    """How often a task may fail, and how long to wait in between. None: the handler's setting for a job, else the default.
 
-    Args:
-        max_failures: failed runs, the last of which is final (10: ten runs).
-        max_stalls: workers that died while they ran it, likewise (3).
-        max_timeouts: runs that took too long, likewise (3).
-        min_backoff: seconds before the second run; doubled with each failure (2).
-        max_backoff: seconds, the most there is (300).
-        jitter: wait between half of that and all of it, by chance, so that what failed together is not retried together (True).
-        retry_on: exception types to try again after (all). ``()``: none, any error is final.
-        fail_on: exception types that are final (none); they win over `retry_on`.
-
-    Subclasses count. Raises UsageError for a count below 1, a negative time, `min_backoff` over `max_backoff`.
+    Raises:
+        UsageError: A count is less than 1, a time is negative, or `min_backoff` is more than `max_backoff`.
     """
 
     max_failures: int | None = None
+    """The number of runs that may fail, at least 1; after the last, the task moves to the dead-letter queue. Default: 10."""
     max_stalls: int | None = None
+    """The number of workers that may die while they run the task, at least 1. Default: 3."""
     max_timeouts: int | None = None
+    """The number of runs that may take too long, at least 1. Default: 3."""
     min_backoff: Seconds | None = None
+    """Seconds, at least 0, before the second run; doubled with each failure. Default: 2."""
     max_backoff: Seconds | None = None
+    """The longest backoff in seconds. Default: 300."""
     jitter: bool | None = None
+    """True: wait a random time between half the backoff and all of it, so that tasks that failed together are not retried
+    together. Default: True.
+    """
     retry_on: tuple[type[BaseException], ...] | None = None
+    """The exception types, with their subclasses, to retry after. ``()``: none, each error is final. Default: all."""
     fail_on: tuple[type[BaseException], ...] | None = None
+    """The exception types, with their subclasses, that are final. They take precedence over `retry_on`. Default: none."""
 
     def __post_init__(self) -> None:
         for name in ("max_failures", "max_stalls", "max_timeouts"):

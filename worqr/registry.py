@@ -33,7 +33,7 @@ class NoSuchOption:
 
 
 class TaskDecorator(Protocol):
-    """What ``@mesh.task(...)`` with options is: takes a function, answers it as a `Function`."""
+    """The decorator that ``@mesh.task(...)`` with options returns: it makes a `Function` of a function."""
 
     @overload
     def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncFunction[P, R]: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
@@ -42,14 +42,14 @@ class TaskDecorator(Protocol):
 
 
 class Registry(Timetable):
-    """Functions and schedules without a mesh; ``mesh.include(registry)`` brings them into one."""
+    """Functions and schedules without a mesh. ``mesh.include(registry)`` adds them to a mesh."""
 
     def __init__(self) -> None:
         self._declarations = Declarations()
 
     @property
     def functions(self) -> Mapping[str, Function[..., Any]]:
-        """What is declared and included here, by name."""
+        """The functions that are declared or included here, by name."""
         return MappingProxyType(self._declarations.functions)
 
     @overload
@@ -87,18 +87,25 @@ class Registry(Timetable):
         aliases: Collection[str] = (),
         **options: Any,
     ) -> Any:
-        """Declare a function whose calls can be enqueued, and which peers of this mesh serve: ``@mesh.task``, with or without
-        options. One function is one queue.
+        """Declare a function whose calls can be enqueued, and which workers of this mesh run. Each function has a queue of its
+        own.
+
+        Use it as a decorator, ``@mesh.task`` or ``@mesh.task(timeout=60)``. If a notebook cell runs again or a module is
+        loaded again, its functions and their schedules are replaced.
 
         Args:
-            name: the function's and its queue's; default: module and qualified name, the script's file name for ``__main__``.
-            aliases: older names; their queues are served, and never enqueued to.
-            options: see `HandlerOptions`.
+            fn: The function.
+            name: The name of the function and of its queue. Default: its module and qualified name; for ``__main__``, the
+                file name of the script takes the place of the module.
+            aliases: Older names of the function. Workers run the tasks of their queues, and nothing is enqueued there.
+            **options: See `HandlerOptions`.
+
+        Returns:
+            The function as a `Function`; with options, a decorator.
 
         Raises:
-            UsageError: a name that is taken, parameters that cannot travel, an option that does not exist or cannot be.
-
-        A notebook cell that is run again, and a module that is loaded again, replace their functions and the schedules of these.
+            UsageError: The name is taken, a parameter has a type that cannot be serialized, or an option does not exist or is
+                not valid.
         """
         how = handling("task", options)
         if name is not None:
@@ -119,14 +126,14 @@ class Registry(Timetable):
         return declare if fn is None else declare(fn)
 
     def include(self, other: Registry, *, prefix: str = "") -> None:
-        """Bring all functions and schedules of `other` in here, also those that it declares later.
+        """Add all functions and schedules of another registry, also those that it declares later.
 
         Args:
-            other: a registry that is included nowhere else; its functions belong to this mesh from now on.
-            prefix: put in front of the names (and aliases) of its functions and schedules, for instance ``"shop."``.
+            other: A registry that is not included elsewhere. Its functions belong to this mesh from now on.
+            prefix: Put in front of the names and aliases of its functions and schedules, for instance ``"shop."``.
 
         Raises:
-            UsageError: `other` is a mesh or is included already, or two names are the same then; nothing is changed.
+            UsageError: `other` is a mesh or is included already, or a name is taken. Nothing is changed.
         """
         if not isinstance(other, Registry):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"include() takes a worqr.Registry, not {other!r}")

@@ -28,22 +28,22 @@ MISFIRES: Final = {"skip": 0, "once": 1}
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """What `cron` and `every` take beside the time and the call."""
+    """The options of a schedule, for `cron` and `every`."""
 
     name: str
-    """The name of the schedule. Default: the name of the function."""
+    """The name of the schedule, unique in the mesh. Default: the name of the function."""
     timezone: str | tzinfo
-    """Of `cron`: an IANA name, or a ``zoneinfo.ZoneInfo``. Default: "UTC"."""
+    """Only for `cron`: an IANA name, or a ``zoneinfo.ZoneInfo``. Default: "UTC"."""
     misfire: Literal["skip", "once"] | int
-    """Of the firings that were missed: "skip" all, make up for "once", or for the last n (up to 100). Default:
-    "once".
+    """What to do about firings that were missed while no worker ran. "skip": nothing. "once": run once. A number from 1 to 100:
+    run the last n. Default: "once".
     """
     overlap: Overlap
-    """While the firing before still waits or runs: "skip" this one, "queue" it, or "cancel" the one before. Default:
-    "skip".
+    """What to do if the job of the last firing still waits or runs. "skip": leave out this firing. "queue": run it afterwards.
+    "cancel": cancel the older job. Default: "skip".
     """
     jitter: Seconds
-    """Seconds: the job becomes due at a random moment up to this long after its nominal time. Default: 0."""
+    """Seconds, or a timedelta: delay the job by a random time up to this long. Default: 0."""
 
 
 class Callable0(Protocol):
@@ -67,24 +67,22 @@ class Timetable:
     def cron(
         self, expression: str, call: Call[Any] | None = None, /, **how: Unpack[ScheduleOptions]
     ) -> Callable[[F], F] | None:
-        """Enqueue `call` whenever the clock of a time zone shows what a cron expression names.
+        """Enqueue a call at the times that a cron expression names.
 
-        ``mesh.cron("0 3 * * *", report.call("eu"))``, or without a call as a decorator of a function without arguments.
-        Exactly one enqueue per firing, whatever the number of peers. A firing is a job with the id ``cron:NAME``.
+        ``mesh.cron("0 3 * * *", report.call("eu"))``; or, without a call, a decorator of a function without arguments. Each
+        firing is enqueued exactly once, however many workers there are, as a job with the id ``cron:NAME``.
 
         Args:
-            expression: minute, hour, day of month, month, day of week; as in Debian's cron, with ``L`` and ``#`` (cronsim).
-            name: unique in the mesh; by default the function's.
-            timezone: an IANA name, or a `zoneinfo.ZoneInfo`.
-            misfire: of the firings that were missed while no peer lived (or the server was away), ``"skip"`` all, run
-                ``"once"``, or the last n.
-            overlap: when the job of the firing before still waits or runs: ``"skip"`` this one, ``"queue"`` it, or
-                ``"cancel"`` the previous.
-            jitter: seconds; the job becomes due at a random moment up to so long after its nominal time.
+            expression: Minute, hour, day of month, month, day of week; as in Debian's cron, with ``L`` and ``#``.
+            call: The call to enqueue. None: return a decorator.
+            **how: See `ScheduleOptions`.
+
+        Returns:
+            None; without a call, a decorator that returns the function unchanged.
 
         Raises:
-            UsageError: anything of it is wrong, two schedules have one name, or the extra is missing
-                (``pip install 'worqr[cron]'``).
+            UsageError: The expression or an option is not valid, the name is taken, or an extra is missing (``pip install
+                'worqr[cron]'``).
         """
         if not isinstance(expression, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"a cron expression must be a str, not {type(expression).__name__}")
@@ -97,12 +95,21 @@ class Timetable:
     def every(
         self, period: Seconds, call: Call[Any] | None = None, /, **how: Unpack[ScheduleOptions]
     ) -> Callable[[F], F] | None:
-        """Enqueue `call` once in each period; the rest as `cron`.
+        """Enqueue a call once in each period.
 
-        Nominal times are the multiples of the period since 1970-01-01 00:00 UTC, so that nobody's start matters.
+        A period fires at its multiples since the Unix epoch: ``every(3600)`` fires on the hour, no matter when the workers
+        start. In all else it is as `cron`.
+
+        Args:
+            period: Seconds, or a timedelta; at least 0.1 s.
+            call: The call to enqueue. None: return a decorator.
+            **how: See `ScheduleOptions`; a period has no `timezone`.
+
+        Returns:
+            None; without a call, a decorator that returns the function unchanged.
 
         Raises:
-            UsageError: as `cron`; a period under 0.1 s; a time zone, which a period does not have.
+            UsageError: The period or an option is not valid, or the name is taken.
         """
         if "timezone" in how:
             raise UsageError("every() goes by real time and takes no timezone; for local times use cron()")

@@ -15,8 +15,8 @@ from worqr.records import Health
 from worqr.task import Seconds
 
 if TYPE_CHECKING:
-    from worqr.peer.claims import Claims
     from worqr.peer.engine import Engine
+    from worqr.peer.taking import Claims
 
 
 class Peer:

@@ -17,7 +17,7 @@ from worqr.errors import WorqrBug, WorqrError
 from worqr.keys import QueueKeys, check_name
 from worqr.peer.capacity import Pool
 from worqr.peer.claiming import HandlerStation
-from worqr.peer.claims import Claims, HandStation
+from worqr.peer.claims import HandStation
 from worqr.peer.context import current, failed_of
 from worqr.peer.desk import Desk
 from worqr.peer.options import PATIENT, Handling, RunsIn, policy_for
@@ -25,6 +25,7 @@ from worqr.peer.runners import Runners, is_async, with_middleware
 from worqr.peer.running import Handler, Slots, named_after
 from worqr.peer.settings import PeerSettings
 from worqr.peer.stations import Stations
+from worqr.peer.taking import Claims
 from worqr.policy import RetryPolicy
 
 if TYPE_CHECKING:

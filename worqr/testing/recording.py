@@ -27,20 +27,32 @@ R = TypeVar("R")
 
 
 class RecordedJob(Job[R]):
-    """The handle of a job that was never sent: it waits for ever."""
+    """The handle of a job that was recorded and never sent."""
 
     __slots__ = ()
 
     async def status(self) -> Status:
-        """Waiting."""
+        """Return the state ``waiting``."""
         return Status("waiting", worker=None, since=None, run_at=None, progress=None, message="", failures=0)
 
     async def result(self, timeout: Seconds | None = None) -> R:
-        """Raise NoResult, at once."""
+        """Raise `NoResult`.
+
+        Args:
+            timeout: Ignored.
+
+        Raises:
+            NoResult: Always, and at once.
+        """
         raise NoResult(f"{self!r} was recorded and never sent: to see it run, use worqr.testing.bench")
 
     async def cancel(self, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
-        """Answer what cancelling a waiting job does; it stays among what was sent."""
+        """Return what cancelling a waiting job returns. The call stays in the recording.
+
+        Args:
+            reason: Ignored.
+            wait: Ignored.
+        """
         return CancelCount(waiting=1, running=0, acknowledged=0)
 
 
@@ -91,14 +103,20 @@ class NoConnections(Connections):
 
 @contextmanager
 def recording(mesh: Mesh[Any]) -> Generator[Sent]:
-    """Record what is sent through the functions of `mesh` inside the block: nothing is sent, and no server is needed.
+    """Record what is sent through the functions of a mesh inside the block. Nothing is sent, and no server is needed.
 
-    Enqueues and dispatches, one or many, are noted, and ``mesh.connect()`` connects to nothing. Arguments are checked as always.
-    A dispatch answers a handle of a job that waits for ever: its ``result()`` raises `NoResult` at once. What is not sent through
-    a function needs a server, and raises UsageError.
+    Enqueues and dispatches are recorded, one or many, and ``mesh.connect()`` connects to nothing. Arguments are checked. A
+    dispatch returns the handle of a job that waits: its ``result()`` raises `NoResult` at once. Calls that do not go through
+    a function need a server, and raise UsageError.
+
+    Args:
+        mesh: Any mesh.
+
+    Yields:
+        Sent: The calls.
 
     Raises:
-        UsageError: `mesh` is connected, on a bench, or recording already.
+        UsageError: The mesh is connected, on a bench, or recording already.
     """
     sent: list[Call[Any]] = []
     with staged(mesh, sender=RecordingSender(client_of(mesh), sent), connections=NoConnections()):

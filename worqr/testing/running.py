@@ -44,19 +44,17 @@ Seen = dict[str, Inspected]
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What became of the tasks of a run; those of failure handlers do not count.
-
-    Attributes:
-        finished: runs that ended well.
-        failed: tasks that were set aside: failed or broken for good, timed out or stalled too often, or expired.
-        retried: runs after which the task is tried again, now or later.
-        cancelled: tasks that were cancelled meanwhile.
-    """
+    """The number of tasks by result, of one ``run_until_empty()``. Runs of failure handlers are not counted."""
 
     finished: int
+    """Runs that returned."""
     failed: int
+    """Tasks that moved to the dead-letter queue: they failed, could not be decoded, timed out or stalled too often, or expired.
+    """
     retried: int
+    """Runs after which the task is run again."""
     cancelled: int
+    """Tasks that were cancelled."""
 
 
 class Run:

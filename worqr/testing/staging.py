@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 class Sent:
-    """The calls that were sent through the functions of a mesh, in order. Made by `recording`."""
+    """The calls that were sent through the functions of a mesh, in order. `recording` makes it."""
 
     def __init__(self, calls: list[Call[Any]]) -> None:
         self._calls = calls
@@ -28,9 +28,13 @@ class Sent:
     @overload
     def calls(self, fn: str) -> list[Call[Any]]: ...
     def calls(self, fn: Function[..., Any] | str) -> list[Call[Any]]:
-        """Those of a function so far, also of one that is only known by its name.
+        """Return the calls of a function so far.
 
-        They are equal to what ``fn.call(...)`` makes of the same arguments (or ``mesh.call(name, ...)``), whatever the options.
+        They are equal to what ``fn.call(...)`` or ``mesh.call(name, ...)`` returns for the same arguments, whatever the
+        options.
+
+        Args:
+            fn: The function, or its name.
         """
         name = fn if isinstance(fn, str) else fn.name
         return [call for call in self._calls if call.queue == name]
