@@ -49,8 +49,7 @@ def promised(kind: type[Any]) -> set[str]:
         for line in FACE.splitlines():
             if match := re.match(rf"(?:async )?(?:testing\.)?{each.__name__}(?:\.(\w+)\(|: (.*))", line):
                 found |= {match[1]} if match[1] else set(match[2].split(", "))
-    found = {name for name in found if not name.startswith("_")}
-    return found
+    return {name for name in found if not name.startswith("_")}
 
 
 def shown(value: object) -> set[str]:
@@ -130,6 +129,16 @@ def test_a_type_checker_knows_each_option_of_the_task_decorator_and_no_other() -
     assert (kinds.pop("name"), kinds.pop("aliases")) == ("str", "Collection[str]")
     written = {name: each.__forward_arg__ for name, each in HandlerOptions.__annotations__.items()}
     assert kinds == written
+
+
+@pytest.mark.parametrize("method", ["cron", "every"])
+def test_a_type_checker_knows_each_option_of_a_schedule_and_no_other(method: str) -> None:
+    written = {name: each.__forward_arg__ for name, each in worqr.ScheduleOptions.__annotations__.items()}
+    for overload in typing.get_overloads(getattr(worqr.Registry, method)):
+        parameters = inspect.signature(overload).parameters.values()
+        kinds = {each.name: each.annotation for each in parameters if each.kind >= each.KEYWORD_ONLY}
+        assert kinds.pop("unknown") == "NoSuchOption"
+        assert kinds == written
 
 
 # Docstrings

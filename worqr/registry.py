@@ -22,14 +22,10 @@ from worqr.peer.runners import check_place, is_async
 from worqr.policy import RetryPolicy
 from worqr.records import Failed
 from worqr.task import Seconds
-from worqr.timetable import Timetable
+from worqr.timetable import NoSuchOption, Timetable
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class NoSuchOption:
-    """The type of an option that does not exist: a type checker then reports the option by its name."""
 
 
 class TaskDecorator(Protocol):

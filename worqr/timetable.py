@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, tzinfo
-from typing import Any, Final, Literal, Protocol, TypedDict, TypeVar, Unpack, cast, overload
+from typing import Any, Final, Literal, Protocol, TypedDict, TypeVar, overload
 
 from worqr.cron import Definition, Overlap, Plan
 from worqr.declarations import Declarations
@@ -46,6 +46,10 @@ class ScheduleOptions(TypedDict, total=False):
     """Seconds, or a timedelta: delay the job by a random time up to this long. Default: 0."""
 
 
+class NoSuchOption:
+    """The type of an option that does not exist: a type checker then reports the option by its name."""
+
+
 class Callable0(Protocol):
     """A function without arguments that can make a `Call` of itself."""
 
@@ -61,12 +65,33 @@ class Timetable:
     _declarations: Declarations
 
     @overload
-    def cron(self, expression: str, call: Call[Any], /, **how: Unpack[ScheduleOptions]) -> None: ...
-    @overload
-    def cron(self, expression: str, /, **how: Unpack[ScheduleOptions]) -> Callable[[F], F]: ...
     def cron(
-        self, expression: str, call: Call[Any] | None = None, /, **how: Unpack[ScheduleOptions]
-    ) -> Callable[[F], F] | None:
+        self,
+        expression: str,
+        call: Call[Any],
+        /,
+        *,
+        name: str = ...,
+        timezone: str | tzinfo = ...,
+        misfire: Literal["skip", "once"] | int = ...,
+        overlap: Overlap = ...,
+        jitter: Seconds = ...,
+        **unknown: NoSuchOption,
+    ) -> None: ...
+    @overload
+    def cron(
+        self,
+        expression: str,
+        /,
+        *,
+        name: str = ...,
+        timezone: str | tzinfo = ...,
+        misfire: Literal["skip", "once"] | int = ...,
+        overlap: Overlap = ...,
+        jitter: Seconds = ...,
+        **unknown: NoSuchOption,
+    ) -> Callable[[F], F]: ...
+    def cron(self, expression: str, call: Call[Any] | None = None, /, **how: Any) -> Callable[[F], F] | None:
         """Enqueue a call at the times that a cron expression names.
 
         ``mesh.cron("0 3 * * *", report.call("eu"))``; or, without a call, a decorator of a function without arguments. Each
@@ -86,15 +111,36 @@ class Timetable:
         """
         if not isinstance(expression, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"a cron expression must be a str, not {type(expression).__name__}")
-        return self._declare(call, cast("Mapping[str, Any]", how), cron=" ".join(expression.split()))
+        return self._declare(call, how, cron=" ".join(expression.split()))
 
     @overload
-    def every(self, period: Seconds, call: Call[Any], /, **how: Unpack[ScheduleOptions]) -> None: ...
-    @overload
-    def every(self, period: Seconds, /, **how: Unpack[ScheduleOptions]) -> Callable[[F], F]: ...
     def every(
-        self, period: Seconds, call: Call[Any] | None = None, /, **how: Unpack[ScheduleOptions]
-    ) -> Callable[[F], F] | None:
+        self,
+        period: Seconds,
+        call: Call[Any],
+        /,
+        *,
+        name: str = ...,
+        timezone: str | tzinfo = ...,
+        misfire: Literal["skip", "once"] | int = ...,
+        overlap: Overlap = ...,
+        jitter: Seconds = ...,
+        **unknown: NoSuchOption,
+    ) -> None: ...
+    @overload
+    def every(
+        self,
+        period: Seconds,
+        /,
+        *,
+        name: str = ...,
+        timezone: str | tzinfo = ...,
+        misfire: Literal["skip", "once"] | int = ...,
+        overlap: Overlap = ...,
+        jitter: Seconds = ...,
+        **unknown: NoSuchOption,
+    ) -> Callable[[F], F]: ...
+    def every(self, period: Seconds, call: Call[Any] | None = None, /, **how: Any) -> Callable[[F], F] | None:
         """Enqueue a call once in each period.
 
         A period fires at its multiples since the Unix epoch: ``every(3600)`` fires on the hour, no matter when the workers
@@ -116,7 +162,7 @@ class Timetable:
         period_ms = round(seconds(period, "period", positive=True) * 1000)
         if period_ms < MIN_PERIOD * 1000:
             raise UsageError(f"period must be at least {MIN_PERIOD:g} s, not {period!r}")
-        return self._declare(call, cast("Mapping[str, Any]", how), every_ms=period_ms)
+        return self._declare(call, how, every_ms=period_ms)
 
     def _declare(self, call: Call[Any] | None, how: Mapping[str, Any], **when: Any) -> Callable[[F], F] | None:
         given = _checked(how)
