@@ -161,7 +161,7 @@ class Connections:
         if url == EMBEDDED:
             server = shared_server()
             url = await _start(server)
-            if loop in self._by_loop:  # somebody else was quicker
+            if loop in self._by_loop:  # another task has connected meanwhile
                 await _release(server)
                 return self._by_loop.get(loop) or await self._make(client, loop)
         try:
@@ -174,7 +174,7 @@ class Connections:
         return connection
 
     def _end_left_behind(self) -> None:
-        """End the connections of asyncio loops that were closed within their blocks: nobody else will."""
+        """End the connections of asyncio loops that were closed within their blocks, which left them open."""
         for loop, connection in list(self._by_loop.items()):
             is_closed: Callable[[], bool] = getattr(loop, "is_closed", lambda: False)
             ours = connection.pid == os.getpid()
@@ -278,7 +278,7 @@ class SharedConnection:
         return connection
 
     def close(self) -> None:
-        """End it, within about a second; whoever waits for an answer gets Unavailable. The next use makes a new one."""
+        """End it, within about a second. Calls that wait for a reply raise Unavailable; the next call connects again."""
         with self._lock:
             end, self._end, self._connection = self._end, None, None
         if end is not None:
@@ -290,13 +290,13 @@ class SharedConnection:
             self._end.detach()
         if self._connection is not None:
             _of_parents.append(self._connection.server)
-        self._lock = threading.Lock()  # somebody may have held the old one, who is not here
+        self._lock = threading.Lock()  # a thread of the parent may hold the old one
         self._end = self._connection = None
 
 
 _all_connections: weakref.WeakSet[Connections] = weakref.WeakSet()
 _of_parents: list[object] = []
-"""What a forked child must not drop: that would let go of a server, under a lock that nobody may be there to release."""
+"""Embedded servers of the parent that a forked child must keep alive: to release one takes a lock that may be held for ever."""
 
 
 def _after_fork_in_child() -> None:
@@ -367,6 +367,6 @@ async def _start(server: AbstractContextManager[EmbeddedServer]) -> str:
 
 
 async def _release(server: AbstractContextManager[EmbeddedServer] | None) -> None:
-    """Let go of the embedded server; the last who does stops it."""
+    """Release the embedded server; the last release stops it."""
     if server is not None:
         await mailbox_here().in_thread(lambda: server.__exit__(None, None, None))

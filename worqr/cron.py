@@ -216,7 +216,7 @@ def judge(plan: Plan, cursor: int, now: int) -> Verdict:
 
 
 def jitter_ms(definition: Definition, nominal: int) -> int:
-    """How long after its nominal time this firing is to run: by chance, and the same for whoever asks."""
+    """Return the delay of this firing: random, but the same in every process."""
     if not definition.jitter_ms:
         return 0
     digest = hashlib.sha256(f"{definition.name}\0{nominal}".encode()).digest()

@@ -1,5 +1,5 @@
-"""What happens to a queue, for those who listen: `Event`, and the iterator behind ``queue.events()``; and what happens to the
-connection: `ConnectionEvent`, behind ``mesh.connection_events()``.
+"""The events of a queue: `Event`, and the iterator of ``queue.events()``; and those of the connection: `ConnectionEvent`, of
+``mesh.connection_events()``.
 
 The scripts publish an event after they have counted it, and only while a client listens. The ids come first, on a channel of
 their own, so that a listener of an older version reads the event itself as ever; the two messages of one event come one
@@ -107,8 +107,8 @@ async def events_of(client: Client, queue: QueueKeys) -> AsyncGenerator[AsyncIte
 
 
 class _Looking(AsyncIterator[ConnectionEvent]):
-    """The iterator of connection events. An idle connection shows only when it is used that it is lost: so whoever waits for an
-    event looks at the server now and then.
+    """The iterator of connection events. A lost connection that is idle is noticed only when it is used, so the
+    iterator checks the server now and then while it waits.
     """
 
     def __init__(self, link: Link, prefix: str, latest: Latest[ConnectionEvent]) -> None:

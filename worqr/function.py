@@ -1,7 +1,7 @@
 """Typed functions: `Function` is a function as a producer sees it, `Call` one call of it as a value.
 
 One function is one queue, and its payload is what any producer in any language would push: the JSON object of the arguments by
-name. What a function is made of is decided where it is declared (`worqr.registry`); how arguments travel is in
+name. How functions are declared is in `worqr.registry`, how arguments are encoded in
 `worqr.signature`. Not to be confused with `worqr.call.Call`, which is a request to the server.
 """
 

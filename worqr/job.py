@@ -1,7 +1,7 @@
 """A handle of one job: where it is, how it ended, and cancelling it. It holds nothing; the record is in the server.
 
-A handle that a dispatch answered means that dispatch: it knows its number, and takes no earlier result for its own. One made
-from an id means the newest.
+A handle from a dispatch means that dispatch: it has its number, and does not return the result of an earlier one. A handle made
+from an id means the newest dispatch.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Job(Generic[R]):
         return ResultTimeout(f"{self!r} had not ended after {patience:g} s{why}", **facts)
 
     async def _explain(self, texts: list[str], facts: dict[str, Any]) -> None:
-        """Add what is known, one request after the other: who may not look at queues still hears of the job."""
+        """Add what is known, one request after the other: a user who may not read queues still gets the job's state."""
         status = await self.status()
         facts["state"] = status.state
         if status.state in ENDED:

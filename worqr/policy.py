@@ -1,4 +1,4 @@
-"""What becomes of a run that did not simply return: tried again, when, or set aside. Pure.
+"""Decide how a run ends that raised: whether the task is retried, when, or moves to the dead-letter queue. Pure.
 
 Here: what a handler raises on purpose (`Retry`, `Failure`, `Broken`), what a run in a process ends with
 (`ChildError`, `Stalled`), the `RetryPolicy` that a handler or a dispatch gives,
@@ -266,7 +266,7 @@ def _flat(group: BaseExceptionGroup[BaseException]) -> Iterable[BaseException]:
 
 
 def _due(retry: Retry, policy: Policy, failures: int) -> tuple[int, float]:
-    """Later is more; a moment is later than a delay, for what is a clock's is nobody's to compare."""
+    """Return a sort key: larger is later. A `run_at` sorts after each delay, because comparing them takes the server's clock."""
     if retry.run_at_ms is not None:
         return 1, retry.run_at_ms
     return 0, policy.backoff(failures) if retry.delay is None else retry.delay

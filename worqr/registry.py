@@ -137,10 +137,10 @@ class Registry(Timetable):
 
 
 def _plain(fn: object) -> Callable[..., Any]:
-    """The function to be declared.
+    """Return the function to declare.
 
     Raises:
-        UsageError: it is none, or one that nobody could call by its arguments alone.
+        UsageError: It is not a function, or it cannot be called by its arguments alone.
     """
     if isinstance(fn, Function):
         raise UsageError(f"{fn!r} is declared already; declare the plain function, or include() its registry")

@@ -177,7 +177,7 @@ def _no_call(given: object) -> UsageError:
     """Of something that is no call, mostly what a function returned that was called instead."""
     if inspect.iscoroutine(given):
         called = given.cr_frame.f_locals.get("self") if given.cr_frame is not None else None
-        given.close()  # or Python warns that nobody has awaited it
+        given.close()  # or Python warns that it was never awaited
         name = called.name.rpartition(".")[2] if isinstance(called, Function) else "function"
         return UsageError(f"give calls: write {name}.call(...), not {name}(...), which runs the function here and now")
     return UsageError(

@@ -89,7 +89,7 @@ def run(mesh: Mesh[Any], **options: Any) -> None:
 
 
 class Service:
-    """One run of a mesh as a program. `_urgency` is changed by whoever urges, the rest in the loop's thread."""
+    """One run of a mesh as a program. Any thread may change `_urgency`; the rest is changed in the loop's thread."""
 
     def __init__(self, mesh: Mesh[Any], options: Mapping[str, Any]) -> None:
         self._mesh = mesh
@@ -120,7 +120,7 @@ class Service:
         before = [
             (number, signal.signal(number, self._hear))
             for number in SIGNALS
-            if signal.getsignal(number) is not signal.SIG_IGN  # `nohup` and the like: whoever started us wants it so
+            if signal.getsignal(number) is not signal.SIG_IGN  # `nohup` and the like ignore it on purpose
         ]
         self._watch.start()
         try:
@@ -181,7 +181,7 @@ class Service:
             self._watch.begin(Urgency.DRAIN)
 
     async def _wait_quiet(self, peer: Peer) -> None:
-        """Until we are urged, or somebody (a handler, say) has had the peer drained."""
+        """Wait until a stop is requested, or the peer has drained; a handler may drain it."""
         async with trio.open_nursery() as nursery:
 
             async def drained() -> None:

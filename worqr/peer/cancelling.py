@@ -1,6 +1,6 @@
-"""Cancelling: how a running handler learns that somebody wants it to end, or that its claim is gone.
+"""Cancelling: how a running handler learns that a caller cancelled it, or that its claim is gone.
 
-A message is a hint that anybody could forge; the mark in Redis is the truth. So a peer asks (`reconcile`) when a message
+A message is a hint that any client could forge; the mark in Redis is the truth. So a peer asks (`reconcile`) when a message
 names one of its claims, when `c` comes on its own wake channel (which stands for any number of claims), at every
 (re)subscription, and once a second while anything runs. Here are also the three channels of each queue that a peer listens to.
 """
@@ -102,7 +102,7 @@ class Cancelling:
         station.look()
 
     def _hear(self, station: Station, message: bytes) -> None:
-        """A message on the queue's own channel, which every worker of the queue hears: nothing is owed to anybody.
+        """Handle a message on the queue's own channel, which every worker of the queue receives. None of them has to react.
 
         A worker without room sends nothing. Of those that wait for tasks a few ask, among them the leader of the mesh. That may
         be none, if the leader is not there: then the scan finds the task. While the queue is paused none asks.

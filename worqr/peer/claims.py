@@ -1,7 +1,7 @@
-"""Claims by hand: a loop of the application's own takes tasks, one by one or in batches, and says how each ended.
+"""Claims by hand: the application takes tasks itself, one by one or in batches, and settles each.
 
-`Claims` asks the server only for what somebody waits for, so nothing is claimed that nobody works on. A claim can be
-settled once; what is unsettled when the block ends goes back to the front, uncounted.
+Only as many tasks are claimed as the application waits for. A claim can be settled once; claims that are not settled when the
+block ends return to the front of the queue, uncounted.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.
@@ -201,13 +201,13 @@ class Claim(Context):
         super()._cancel(reason)
         self._cancelled.set()
         hand = station_of(self)
-        if self in hand.desk.ready:  # nobody works on it; a stop ends one whose cancellation was asked for
+        if self in hand.desk.ready:  # it was not taken yet; a stop settles a claim that is cancelled
             hand.desk.ready.remove(self)
             hand.give_back([self])
 
 
 class HandStation(Station):
-    """A queue whose claims go to whoever waits for them."""
+    """A queue whose claims go to `Claims`."""
 
     def __init__(
         self,
@@ -245,7 +245,7 @@ class HandStation(Station):
             self.desk.put(claims)
 
     def end_waiting(self) -> None:
-        """Give back what nobody has taken, and wake whoever waits for claims: none will come any more."""
+        """Give back claims that were not taken, and wake all calls that wait: no more will come."""
         self.desk.clear(self)
 
     async def wait_blocks(self) -> None:

@@ -216,7 +216,7 @@ def failed_of(context: Context, queue: str) -> Failed:
     """What a failure job of `queue` tells.
 
     Raises:
-        Broken: it was put there by somebody else.
+        Broken: It was put there by another program.
     """
     facts = context._record.get(b"failed") if context._record is not None else None  # pyright: ignore[reportPrivateUsage]
     if facts is None:

@@ -308,7 +308,7 @@ class Engine:
     async def leave(self) -> None:
         """The end of `join`: cancel and give back what still runs, then leave the registry, all within a deadline.
 
-        But for handlers on the loop that ignore their cancellation: those keep it, and nobody in Trio can end them.
+        Handlers on the Trio loop that ignore their cancellation delay it, because Trio cannot end them.
         """
         with trio.CancelScope(shield=True):
             for station in self._stations:

@@ -1,9 +1,9 @@
 """Membership: a peer's registration in the mesh, from start_worker to stop_worker, and anew when it was swept.
 
-A registration is one worker id. Its heart beats from a thread; a beat that answers `dead` (or a queue that no longer knows
-us) ends it at once: nothing of it is sent any more, its running handlers are cancelled as lost, and a fresh registration
-enters the same queues. Entering goes WorkMap first, then the fence; leaving goes fence first, then WorkMap, so that whoever
-dies in between is found by a sweep.
+A registration is one worker id. Its heart beats from a thread. The reply `dead` to a beat, or a queue that does not list
+the worker, ends it at once: nothing of it is sent any more, its running handlers are cancelled as lost, and a new registration
+enters the same queues. Entering goes WorkMap first, then the fence; leaving goes fence first, then WorkMap, so that a sweep
+finds a worker that dies in between.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ class Membership:
     # Living
 
     def beat_is_fresh(self) -> bool:
-        """True while nobody can have declared us dead: the newest beat that was answered was sent less than a keepalive ago,
-        and the server said "alive".
+        """Return True while no leader can have declared this worker dead: the newest acknowledged beat was sent less than a keepalive
+        ago, and the reply was "alive".
         """
         registration = self.registration
         if registration is None or registration.dead:
@@ -234,7 +234,7 @@ class Membership:
             try:
                 await self.enter(station, registration)
             except ClaimLost:
-                return  # lost again: whoever noticed has started another rejoin
+                return  # lost again: another rejoin has been started
             except WorqrError as error:
                 text = "queue %(queue)r could not be entered again, next try in %(retry_in)s s: %(error)s"
                 emit(logger, "start_work", text, queue=station.name, retry_in=1, error=str(error))

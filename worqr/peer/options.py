@@ -287,7 +287,7 @@ class Only:
 
 
 def suggest(name: str, known: Collection[str]) -> str:
-    """What somebody may have meant by `name`."""
+    """Return a suggestion for a misspelt `name`."""
     return did_you_mean(name, known, f"there are {', '.join(map(repr, sorted(known)[:20])) or 'none'}")
 
 

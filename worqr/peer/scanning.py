@@ -1,8 +1,8 @@
 """Scanning: the leader's look at the queues, every 3 s, in a task of its own.
 
 It tells the beats which queues have tasks, in case a wake-up was lost; tells the promoter what is due; purges what was deleted;
-adopts workers that stand in a fence and in no registry; and forgets names that nobody uses. Which queues it looks at is
-for `KnownQueues` to say; `Unserved` logs those that have tasks and no worker. However long a scan takes, the leader's looks and
+adopts workers that stand in a fence and in no registry; and forgets names that are not used. `KnownQueues` decides which
+queues it looks at; `Unserved` logs those that have tasks and no worker. However long a scan takes, the leader's looks and
 sweeps go on.
 """
 

@@ -141,7 +141,7 @@ class Serving:
 
 
 def our_own(group: BaseException) -> BaseException:
-    """What ended the engine, as one error: nobody outside needs to know of our nurseries."""
+    """Return the error that ended the engine, without the exception groups of internal nurseries."""
     while isinstance(group, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", group).exceptions[0]
     if isinstance(group, WorqrError) or not isinstance(group, Exception):

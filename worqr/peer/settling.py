@@ -1,4 +1,4 @@
-"""Settling: how a claim ends, in batches, without holding a slot and without anybody waiting for it.
+"""Settling: how a claim ends, in batches. The run does not wait for it, and its slot is free.
 
 Finishes, and stops, of one turn of the loop are sent as one request per queue. Every settle carries its registration and
 is sent again, over lost connections and refusals, until the server accepts it or the worker id is dead (see `settles`). A

@@ -1,4 +1,4 @@
-"""The queues that a peer serves now: entering one for the length of a block, whoever dies or leaves meanwhile."""
+"""The queues that a peer serves now. `stationed` enters one for the length of a block; the worker id may change meanwhile."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def _late(context: Context) -> float:
 
 
 def log_failure(context: Context, verdict: Verdict) -> None:
-    """Log how a run ended that raised, and what comes next; with a traceback only of what nobody raised on purpose."""
+    """Log how a run ended that raised, and what comes next; with a traceback only of errors that were not raised on purpose."""
     error, policy = verdict.error, context._policy
     if isinstance(error, Broken):
         _log_broken(context, error)

@@ -6,8 +6,8 @@ its nominal time, and then notes the new cursor together with the next look: com
 another one believes that it leads, nothing is enqueued twice, and what was not noted is judged again.
 
 Server clocks jump. What can fire twice and what cannot is told in docs/schedules.md; the rules are in `worqr.cron.judge`,
-`fire_schedule` and `rewind_schedules`. How long nobody has declared a schedule is not measured by that clock but by the time for
-which the mesh was led, which the leaders add up.
+`fire_schedule` and `rewind_schedules`. The time for which no peer has declared a schedule is not measured by that clock, but by
+the time for which the mesh was led, which the leaders add up.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Ticker:
         emit(logger, "rewind_schedules", text, count=rewound)
 
     async def _drop(self, now: float) -> None:
-        """Forget what nobody declares any more."""
+        """Forget schedules that no peer declares any more."""
         if now - (self._leads_since or now) < LED_BEFORE_DROPPING:
             return
         while names := await self._link.call(ops.drop_schedules(self._keys, UNSEEN_MS), patience=LEASE):
@@ -170,7 +170,7 @@ class Ticker:
         except (
             WorqrError,
             ArithmeticError,
-        ) as error:  # a time that no calendar has: nobody else's schedule must suffer
+        ) as error:  # a time that no calendar has must not affect other schedules
             text = "schedule %(schedule)r cannot be fired, trying again: %(error)s"
             self._complaints.error(row.name, "fire_schedule", text, schedule=row.name, error=str(error))
             tick = None
@@ -257,7 +257,7 @@ async def all_schedules(
 
 
 def schedule_of(row: ScheduleRow, now: int) -> Schedule:
-    """What people want to know of a schedule. One that cannot be read, and that nobody fires, looks overdue."""
+    """Return a schedule as users see it. One that cannot be read is not fired, so it looks overdue."""
     following = row.next
     if following is None or row.paused:
         try:

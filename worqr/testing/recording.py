@@ -1,4 +1,4 @@
-"""Recording what would be sent, without a server: for tests of code that enqueues, and does not care what becomes of it."""
+"""Recording what would be sent, without a server: for tests of code that only enqueues."""
 
 # The private fields of Call are hidden from users, not from the sender.
 # pyright: reportPrivateUsage=false
@@ -57,7 +57,7 @@ class RecordedJob(Job[R]):
 
 
 class RecordingSender(Sender):
-    """Notes calls instead of sending them. Its coroutines never wait, so that whoever has no loop can step through them."""
+    """Notes calls instead of sending them. Its coroutines never wait, so they run without an event loop too."""
 
     def __init__(self, client: Client, sent: list[Call[Any]]) -> None:
         super().__init__(client)
@@ -69,7 +69,7 @@ class RecordingSender(Sender):
         self._sent.append(call)
 
     async def dispatch(self, call: Call[R]) -> Job[R]:
-        """Note a call; answers a handle that knows nothing."""
+        """Note a call, and return a handle of it."""
         self._sent.append(call)
         name = cast("str", call._options.get("id") or f"@{next(self._ids)}")
         return RecordedJob(self._client, QueueKeys(self._client.settings.prefix, call.queue), name, outcome="created")
@@ -82,7 +82,7 @@ class RecordingSender(Sender):
         return len(noted)
 
     async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
-        """Note calls; answers their handles."""
+        """Note calls, and return their handles."""
         return [await self.dispatch(call) for call in calls]
 
 

@@ -92,7 +92,7 @@ class Run:
         return _summary(before, after)
 
     async def _note_foreign(self) -> None:
-        """Make the queues known in which somebody has put tasks by other means than worqr."""
+        """Register queues whose tasks were enqueued by other means than worqr."""
         stem = f"{self._mesh.prefix}:{{"
         found = await keys_like(self._client.link, RegistryKeys(self._mesh.prefix), f"{stem}*}}")
         names = {key[len(stem) : -1] for key, _ in found} & self._mine.keys()
@@ -116,7 +116,7 @@ class Run:
         )
 
     async def _until_quiet(self) -> Seen:
-        """Look again and again until nothing waits or runs where somebody serves; what is due goes in line."""
+        """Wait until no task waits or runs in a queue that is served. Jobs that become due are enqueued."""
         pause, said_at = LOOK_FIRST, trio.current_time() + SAY_AFTER
         while True:
             seen = await look(self._client)

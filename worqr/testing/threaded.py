@@ -37,7 +37,7 @@ class _Asked(Generic[T]):
 
     def __init__(self, work: Work[T]) -> None:
         self.future: Future[T] = Future()
-        self.future.set_running_or_notify_cancel()  # whoever waits for it cannot cancel it
+        self.future.set_running_or_notify_cancel()  # the thread that waits for it cannot cancel it
         self._work = work
         self._scope = trio.CancelScope()
         self._variables = copy_context()
