@@ -161,8 +161,9 @@ class Membership:
     # Living
 
     def beat_is_fresh(self) -> bool:
-        """Return True while no leader can have declared this worker dead: the newest acknowledged beat was sent less than a keepalive
-        ago, and the reply was "alive".
+        """Return True while no leader can have declared this worker dead.
+
+        The newest acknowledged beat was sent less than a keepalive ago, and its reply was "alive".
         """
         registration = self.registration
         if registration is None or registration.dead:
