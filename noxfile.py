@@ -17,6 +17,12 @@ nox.options.error_on_external_run = True
 PROJECT = nox.project.load_toml("pyproject.toml")
 LUA = Path("worqr/lua")
 PROGRAMS = "tests/programs"
+MISSPELT = {
+    "retries": "@mesh.task(timeout=5, retries=3)\ndef send(to: str) -> None: ...",
+    "tz": 'mesh.cron("0 7 * * *", mesh.call("send"), tz="UTC")',
+    "delay": "@mesh.every(5, delay=3)\n@mesh.task\ndef tick() -> None: ...",
+}
+"""Options that do not exist, and programs that use them."""
 ASSEMBLE = """
 import pathlib, sys
 from worqr.lua import all_scripts
@@ -106,6 +112,16 @@ def types(session: nox.Session) -> None:
     session.run("mypy", "--strict", "--explicit-package-bases", PROGRAMS, env={"MYPYPATH": PROGRAMS})
     session.chdir(session.create_tmp())  # the installed copy, as users' type checkers see it
     session.run("pyright", "--verifytypes", "worqr", "--ignoreexternal")
+    check_reports(session)
+
+
+def check_reports(session: nox.Session) -> None:
+    """Check that pyright reports a misspelt option of an overloaded decorator with the option's name."""
+    for option, line in MISSPELT.items():
+        Path("misspelt.py").write_text(f"import worqr\n\nmesh = worqr.Mesh()\n\n{line}\n", "utf-8")
+        report = str(session.run("pyright", "misspelt.py", success_codes=[1], silent=True))
+        if f'"{option}"' not in report or "No overloads" in report:
+            session.error(f"pyright does not name the option {option!r}:\n{report}")
 
 
 @nox.session

@@ -36,7 +36,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def worqr_server() -> EmbeddedServer:
-    """The embedded server of all benches of this process: ``worqr.Mesh(worqr_server.url, prefix=...)`` is a mesh on it."""
+    """Return the embedded server of all benches of this process: ``worqr.Mesh(worqr_server.url, prefix=...)`` is a mesh on it."""
     from worqr.testing.servers import kept_server
 
     return kept_server()
@@ -44,9 +44,12 @@ def worqr_server() -> EmbeddedServer:
 
 @pytest.fixture
 async def worqr_bench() -> AsyncGenerator[OpenBench]:
-    """Puts a mesh on a bench until a test on Trio ends, as often as it is called.
+    """Put a mesh on a bench until a test on Trio ends, as often as you call it.
 
     ``bench = await worqr_bench(mesh)``; see ``worqr.testing.bench``.
+
+    Yields:
+        OpenBench: The function to call.
     """
     from worqr import testing
 
@@ -60,9 +63,12 @@ async def worqr_bench() -> AsyncGenerator[OpenBench]:
 
 @pytest.fixture
 def worqr_asyncio_bench() -> Iterator[OpenBench]:
-    """Puts a mesh on a bench until a test on asyncio ends, as often as it is called.
+    """Put a mesh on a bench until a test on asyncio ends, as often as you call it.
 
     ``bench = await worqr_asyncio_bench(mesh)``; see ``worqr.testing.bench``.
+
+    Yields:
+        OpenBench: The function to call.
     """
     from worqr.testing.threaded import BenchThread, open_asyncio_bench
 
@@ -79,9 +85,12 @@ def worqr_asyncio_bench() -> Iterator[OpenBench]:
 
 @pytest.fixture
 def worqr_blocking_bench() -> Iterator[OpenBlockingBench]:
-    """Puts a mesh on a bench until a test without an event loop ends, as often as it is called.
+    """Put a mesh on a bench until a test without an event loop ends, as often as you call it.
 
     ``bench = worqr_blocking_bench(mesh)``; see ``worqr.testing.blocking_bench``.
+
+    Yields:
+        OpenBlockingBench: The function to call.
     """
     from worqr import testing
 
@@ -95,9 +104,12 @@ def worqr_blocking_bench() -> Iterator[OpenBlockingBench]:
 
 @pytest.fixture
 def worqr_recording() -> Iterator[Record]:
-    """Records what the functions of a mesh send, until the test ends.
+    """Record what the functions of a mesh send until the test ends.
 
     ``sent = worqr_recording(mesh)``; see ``worqr.testing.recording``.
+
+    Yields:
+        Record: The function to call.
     """
     from worqr import testing
 

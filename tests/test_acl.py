@@ -810,7 +810,7 @@ async def test_rights_that_are_taken_away_and_given_back(users: Users, caplog: p
 
 async def why_unavailable(mesh: worqr.Mesh) -> str:
     try:
-        await mesh.link.call(ops.list_marks(QueueKeys(mesh.prefix, "Q1"), [1]), patience=0.5)
+        await mesh._client.link.call(ops.list_marks(QueueKeys(mesh.prefix, "Q1"), [1]), patience=0.5)
     except worqr.Unavailable as error:
         return "WRONGPASS" if "WRONGPASS" in str(error) else str(error)
     return "it is there"
@@ -867,7 +867,7 @@ async def test_nothing_that_a_failing_session_says_has_the_password(
         said.append(repr(mesh))
         with pytest.raises(worqr.WorqrError) as caught:
             async with mesh.connect():
-                said.append(repr(mesh.link) + repr(mesh.link.settings))
+                said.append(repr(mesh._client.link) + repr(mesh._client.link.settings))
                 await mesh.queue("Q1").enqueue(b"PAYLOAD")
         error: BaseException | None = caught.value
         while error is not None:

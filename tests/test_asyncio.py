@@ -423,7 +423,7 @@ def test_what_is_cancelled_before_it_was_sent_is_withdrawn(new_mesh: NewMesh, ow
             await q.enqueue(b"before")
             own_server.stop()
             waiting = [asyncio.create_task(q.enqueue(b"away")) for _ in range(10)]
-            await come(lambda: mesh.link._pipe.uplink.wire is None)
+            await come(lambda: mesh._client.link._pipe.uplink.wire is None)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
                     await q.enqueue(b"withdrawn")
@@ -454,7 +454,7 @@ def test_what_is_cancelled_after_it_was_sent_takes_effect_and_its_reply_is_nobod
             counting = asyncio.create_task(q.count())
             held.release()
             assert await counting == 2
-            assert mesh.link.connections == 1
+            assert mesh._client.link.connections == 1
             assert await q.cancel_all() == worqr.CancelCount(2, 0, 0)
 
     bounded(main)
@@ -623,7 +623,7 @@ def test_cancelled_callers_get_no_answers_of_others(mesh: worqr.Mesh) -> None:
                 return 1
 
             assert sum(await asyncio.gather(*(ask(n) for n in range(20) for _ in range(5)))) == 100
-            assert mesh.link.connections == 1
+            assert mesh._client.link.connections == 1
 
     bounded(main)
 
@@ -689,7 +689,7 @@ def test_a_server_that_is_away_is_unavailable(new_mesh: NewMesh, own_server: Ser
             await q.count()
             own_server.stop()
             counting = asyncio.create_task(q.count())
-            await come(lambda: mesh.link._pipe.uplink.wire is None)
+            await come(lambda: mesh._client.link._pipe.uplink.wire is None)
             waits = counting, q.enqueue(b"a"), _follow(q.events()), mesh.enqueue_many([mesh.call("Q1", a=1)]), connect()
             errors = await asyncio.gather(*waits, return_exceptions=True)
             assert {type(error) for error in errors} == {worqr.Unavailable}
@@ -730,11 +730,11 @@ def test_nested_and_parallel_connects_share_one_link(run: Run, new_mesh: NewMesh
 
     async def main() -> None:
         async with mesh.connect():
-            link = mesh.link
+            link = mesh._client.link
             async with mesh.connect():
-                assert mesh.link is link
+                assert mesh._client.link is link
             await use(0)
-            assert mesh.link is link
+            assert mesh._client.link is link
         with pytest.raises(worqr.UsageError, match="not connected here"):
             await mesh.queue("Q1").count()
 
@@ -752,7 +752,7 @@ def test_each_loop_has_its_link(new_mesh: NewMesh, server: Server) -> None:
 
     async def use() -> None:
         async with mesh.connect():
-            links.append(mesh.link)
+            links.append(mesh._client.link)
             await mesh.queue("Q1").enqueue(b"a")
             here.wait()  # noqa: ASYNC251, RUF100 - the loops shall stand side by side
             await mesh.queue("Q1").enqueue(b"b")
@@ -788,14 +788,14 @@ def test_a_guest_and_its_host_have_each_their_link(mesh: worqr.Mesh) -> None:
 
     async def guest() -> None:
         async with mesh.connect():
-            links.append(mesh.link)
+            links.append(mesh._client.link)
             await mesh.queue("Q1").enqueue(b"b")
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         ended = loop.create_future()
         async with mesh.connect():
-            links.append(mesh.link)
+            links.append(mesh._client.link)
             trio.lowlevel.start_guest_run(
                 guest,
                 run_sync_soon_threadsafe=loop.call_soon_threadsafe,
@@ -870,7 +870,7 @@ def test_what_waits_when_the_loop_ends_is_cancelled(mesh: worqr.Mesh) -> None:
             asyncio.create_task(wait("watch", _follow(job.watch()))),
             asyncio.create_task(wait("events", _follow(mesh.queue("Q1").events()))),
         ]
-        await come(lambda: mesh.link.subscriptions.connections)
+        await come(lambda: mesh._client.link.subscriptions.connections)
         assert not any(task.done() for task in tasks)
         kept.extend((connected, *tasks))
 
@@ -878,7 +878,7 @@ def test_what_waits_when_the_loop_ends_is_cancelled(mesh: worqr.Mesh) -> None:
         warnings.simplefilter("error")
         asyncio.run(main())
         assert sorted(ended) == ["events", "result", "watch"]
-        assert not mesh.connections.any
+        assert not mesh._client.connections.any
         kept.clear()
         gc.collect()
     mesh.blocking.queue("Q1").job("a").cancel()
@@ -904,10 +904,10 @@ def test_a_connection_whose_loop_was_closed_ends_with_the_next_one(new_mesh: New
     loop = asyncio.new_event_loop()
     loop.run_until_complete(connect())
     loop.close()
-    link = next(iter(mesh.connections._by_loop.values())).link
-    assert mesh.connections.any
+    link = next(iter(mesh._client.connections._by_loop.values())).link
+    assert mesh._client.connections.any
     bounded(use)
-    assert not mesh.connections.any
+    assert not mesh._client.connections.any
     assert link._pipe.ended is not None
 
 
@@ -926,7 +926,7 @@ def test_a_block_may_end_in_another_task_than_it_began_in(mesh: worqr.Mesh) -> N
         await asyncio.create_task(connected.__aenter__())
         await mesh.queue("Q1").enqueue(b"a")
         await asyncio.create_task(connected.__aexit__(None, None, None))
-        assert not mesh.connections.any
+        assert not mesh._client.connections.any
 
     bounded(main)
 
@@ -997,7 +997,7 @@ def test_the_embedded_server_runs_as_long_as_somebody_is_connected(run: Run, of_
     async def main() -> None:
         for _ in range(2):
             async with mesh.connect():
-                path = mesh.link.settings.address.path
+                path = mesh._client.link.settings.address.path
                 async with mesh.connect():
                     assert await mesh.queue("Q1").count() == 0
                 await mesh.queue("Q1").enqueue(b"a")
@@ -1011,7 +1011,7 @@ def test_all_who_connect_at_once_get_one_embedded_server(of_our_own: worqr.Mesh)
     async def use() -> str:
         async with of_our_own.connect():
             await of_our_own.queue("Q1").enqueue(b"a")
-            return of_our_own.link.settings.address.path
+            return of_our_own._client.link.settings.address.path
 
     async def main() -> None:
         async with of_our_own.connect():
@@ -1051,10 +1051,10 @@ def test_an_embedded_server_is_let_go_of_also_when_that_is_cancelled(of_our_own:
                 await leave.wait()
 
         connecting = asyncio.create_task(connect())
-        await come(lambda: of_our_own.connections.any)
+        await come(lambda: of_our_own._client.connections.any)
         await asyncio.sleep(0)
         leave.set()
-        await come(lambda: not of_our_own.connections.any)
+        await come(lambda: not of_our_own._client.connections.any)
         connecting.cancel()
         with suppress(asyncio.CancelledError):
             await connecting

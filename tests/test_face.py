@@ -33,8 +33,7 @@ from tests.test_signature import NOON
 PROGRAMS = ROOT / "tests" / "programs"
 FACE = (ROOT / "tests" / "face.txt").read_text("utf-8")
 BESIDES = {
-    *("ChildError", "ClaimSettled", "PayloadTooLarge", "RefusedByServer", "UsageError", "WorqrBug", "WrongVersion"),
-    *("ConnectionEvent", "Event", "__version__"),
+    *("ClaimSettled", "PayloadTooLarge", "RefusedByServer", "UsageError", "WorqrBug", "WrongVersion", "__version__"),
 }
 """Public names that were not promised."""
 UNTOLD = "..."

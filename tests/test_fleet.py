@@ -167,6 +167,6 @@ async def test_a_leader_finishes_what_somebody_condemned(new_mesh: NewMesh, desk
     desk.take("A", 1)
     desk.call(ops.condemn_worker(desk.g, "A", ops.ANY_BEAT))  # and then the caller died
     async with new_mesh().join() as peer:
-        await until(lambda: peer.leader.leads)
+        await until(lambda: peer._engine.leader.leads)
         await until(lambda: desk.client.llen(desk.q.base) == 1)
         await until(lambda: not desk.client.exists(desk.g.dying))

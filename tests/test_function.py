@@ -221,9 +221,9 @@ def test_options_and_enqueue_do_not_go_together_and_say_so(mesh: Mesh) -> None:
 
 def test_max_length_goes_with_every_call_and_can_be_overridden(mesh: Mesh) -> None:
     function = mesh.task(max_length=5)(add)
-    assert function.call(1).options == {"max_length": 5}
-    assert function.options(delay=timedelta(seconds=2)).call(1).options == {"max_length": 5, "delay": 2000}
-    assert function.options(max_length=7).call(1).options == {"max_length": 7}
+    assert function.call(1)._options == {"max_length": 5}
+    assert function.options(delay=timedelta(seconds=2)).call(1)._options == {"max_length": 5, "delay": 2000}
+    assert function.options(max_length=7).call(1)._options == {"max_length": 7}
 
 
 # Calls
@@ -388,8 +388,8 @@ def gave_up(record: worqr.Failed) -> None: ...
 def test_a_failure_handler_is_declared_by_a_decorator(mesh: Mesh) -> None:
     function = mesh.task(add)
     assert function.on_failure(gave_up) is gave_up
-    assert function.declared.how.on_failure is gave_up
-    assert function.declared.how.policy.on_failure
+    assert function._declared.how.on_failure is gave_up
+    assert function._declared.how.policy.on_failure
 
 
 def test_there_is_one_failure_handler(mesh: Mesh) -> None:

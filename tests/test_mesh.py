@@ -108,11 +108,11 @@ async def test_nested_and_parallel_blocks_share_one_link(new_mesh: NewMesh, serv
 
     async def block(seconds: float) -> None:
         async with mesh.connect():
-            links.add(mesh.link)
+            links.add(mesh._client.link)
             await trio.sleep(seconds)
             await mesh.queue("Q1").count()
             async with mesh.connect(), mesh.join():
-                links.add(mesh.link)
+                links.add(mesh._client.link)
             await mesh.queue("Q1").count()
 
     async with trio.open_nursery() as nursery:
@@ -121,7 +121,7 @@ async def test_nested_and_parallel_blocks_share_one_link(new_mesh: NewMesh, serv
     assert len(links) == 1
     await until(lambda: connections(server, "shared") == [])
     async with mesh.connect():
-        assert mesh.link not in links
+        assert mesh._client.link not in links
 
 
 async def test_the_first_who_leaves_does_not_take_the_link_away(mesh: worqr.Mesh) -> None:
@@ -152,12 +152,12 @@ async def test_a_mesh_in_two_loops_has_two_links(mesh: worqr.Mesh) -> None:
 
     async def use() -> None:
         async with mesh.connect():
-            links.append(mesh.link)
+            links.append(mesh._client.link)
             await mesh.queue("Q1").enqueue(b"a")
 
     async with mesh.connect():
         await trio.to_thread.run_sync(trio.run, use)
-        assert mesh.link is not links[0]
+        assert mesh._client.link is not links[0]
         assert await mesh.queue("Q1").count() == 1
 
 
@@ -439,11 +439,11 @@ async def test_embedded_blocks_share_one_server_and_stop_it(
     async def use(mesh: worqr.Mesh, task: bytes) -> None:
         async with mesh.connect():
             await mesh.queue("Q1").enqueue(task)
-            link = mesh.link
+            link = mesh._client.link
             assert link.settings.url.startswith("unix://")
             pids.add(hash(link.settings.url))
             async with mesh.connect():
-                assert mesh.link is link
+                assert mesh._client.link is link
             await trio.sleep(0.05)
 
     async with trio.open_nursery() as nursery:

@@ -12,7 +12,7 @@ import pytest
 
 import worqr
 from worqr import RetryPolicy, Update, UsageError
-from worqr.options import MAX_META, JobOptions, check_id, encode_options
+from worqr.options import MAX_META, JobOptions, check_id, encode_options, encode_update
 from worqr.policy import POLICY_FIELDS
 from worqr.task import LONGEST
 
@@ -170,18 +170,18 @@ def test_meta_is_bounded_by_its_bytes() -> None:
 
 
 def test_an_update_says_what_differs_from_the_default() -> None:
-    assert Update().to_wire() == {}
-    assert Update(data=True, run_at=True, counts=None, policy=False).to_wire() == {}
-    assert Update(data=False).to_wire() == {"data": False}
-    assert [Update(run_at=flag).to_wire() for flag in (False, "if_later", "if_earlier")] == [  # type: ignore[arg-type]
+    assert encode_update(Update()) == {}
+    assert encode_update(Update(data=True, run_at=True, counts=None, policy=False)) == {}
+    assert encode_update(Update(data=False)) == {"data": False}
+    assert [encode_update(Update(run_at=flag)) for flag in (False, "if_later", "if_earlier")] == [  # type: ignore[arg-type]
         {"when": "keep"},
         {"when": "later"},
         {"when": "earlier"},
     ]
-    assert Update(counts=False).to_wire() == {"counts": False}
-    assert Update(policy=True).to_wire() == {"policy": " ".join(sorted(POLICY_FIELDS))}
-    assert Update(policy={"timeout", "max_stalls"}).to_wire() == {"policy": "max_stalls timeout"}
-    assert Update(policy=()).to_wire() == {}
+    assert encode_update(Update(counts=False)) == {"counts": False}
+    assert encode_update(Update(policy=True)) == {"policy": " ".join(sorted(POLICY_FIELDS))}
+    assert encode_update(Update(policy={"timeout", "max_stalls"})) == {"policy": "max_stalls timeout"}
+    assert encode_update(Update(policy=())) == {}
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 import worqr
 from worqr import Broken, Failure, Retry, RetryPolicy, UsageError
-from worqr.policy import POLICY_FIELDS, ChildError, Policy, Stalled, Verdict, judge
-from worqr.task import RemoteError, name_of
+from worqr.policy import POLICY_FIELDS, ChildError, Policy, Stalled, Verdict, judge, retry_fields
+from worqr.records import RemoteError
+from worqr.remote import remote_error, told_error, with_stderr
+from worqr.task import name_of
 
 NOON = datetime(2030, 6, 1, 12, tzinfo=UTC)
 NOON_MS = 1_906_545_600_000
@@ -76,7 +78,7 @@ def test_a_retry_refuses_times_that_cannot_be(how: Any) -> None:
 
 
 def test_a_policy_says_nothing_that_was_not_given() -> None:
-    assert RetryPolicy().to_fields() == {}
+    assert retry_fields(RetryPolicy()) == {}
     assert Policy().over({}) == Policy() == Policy().over({"id": "x", "task": "y", "failures": "7"})
 
 
@@ -98,7 +100,7 @@ def test_a_policy_travels_field_by_field() -> None:
         retry_on=(Mine, OSError),
         fail_on=(MineToo,),
     )
-    fields = given.to_fields()
+    fields = retry_fields(given)
     assert fields.keys() == POLICY_FIELDS - {"timeout", "result_ttl"}
     assert all(isinstance(value, str) for value in fields.values())
     policy = Policy(keep_failed=7).over(fields)
@@ -118,14 +120,14 @@ def test_a_policy_travels_field_by_field() -> None:
 
 
 def test_of_two_policies_the_jobs_own_fields_win_and_the_others_stay() -> None:
-    handler = Policy().over(RetryPolicy(max_failures=3, min_backoff=9, retry_on=()).to_fields())
-    job = handler.over(RetryPolicy(max_failures=7, jitter=False).to_fields())
+    handler = Policy().over(retry_fields(RetryPolicy(max_failures=3, min_backoff=9, retry_on=())))
+    job = handler.over(retry_fields(RetryPolicy(max_failures=7, jitter=False)))
     assert (job.max_failures, job.min_backoff, job.jitter, job.retry_on) == (7, 9.0, False, frozenset())
-    assert handler.over(RetryPolicy(retry_on=(Exception,)).to_fields()).repeats(ValueError())
+    assert handler.over(retry_fields(RetryPolicy(retry_on=(Exception,)))).repeats(ValueError())
 
 
 def test_no_types_at_all_can_be_said_and_travels() -> None:
-    fields = RetryPolicy(retry_on=(), fail_on=()).to_fields()
+    fields = retry_fields(RetryPolicy(retry_on=(), fail_on=()))
     assert fields == {"retry_on": "", "fail_on": ""}
     assert not Policy().over(fields).repeats(ValueError())
 
@@ -245,14 +247,14 @@ def test_a_retry_is_a_retry_whatever_the_types_say() -> None:
     ],
 )
 def test_types_decide_whether_an_error_is_tried_again(policy: RetryPolicy, error: BaseException, repeats: bool) -> None:
-    resolved = Policy().over(policy.to_fields())
+    resolved = Policy().over(retry_fields(policy))
     assert judge(error, resolved, 0).kind == ("retry" if repeats else "fail")
 
 
 def test_an_error_is_matched_by_the_names_of_its_classes() -> None:
     """The worker may know another class of that name, or have loaded the module anew: what was meant is the name."""
     namesake = type("Mine", (Exception,), {"__module__": Mine.__module__, "__qualname__": Mine.__qualname__})
-    policy = Policy().over(RetryPolicy(fail_on=(Mine,)).to_fields())
+    policy = Policy().over(retry_fields(RetryPolicy(fail_on=(Mine,))))
     assert not policy.repeats(namesake())
     assert policy.repeats(type("Mine", (Exception,), {"__module__": "elsewhere"})())
 
@@ -303,9 +305,9 @@ def child_error(*names: str) -> ChildError:
 def test_an_error_from_another_process_is_matched_by_the_names_of_its_classes() -> None:
     error = child_error("app.Down", "ConnectionError", "OSError", "Exception")
     assert judge(error, PLAIN, 3) == Verdict("retry", error, 16.0)
-    final = RetryPolicy(fail_on=(OSError,)).to_fields()
+    final = retry_fields(RetryPolicy(fail_on=(OSError,)))
     assert judge(error, Policy().over(final), 0) == Verdict("fail", error)
-    only = RetryPolicy(retry_on=(KeyError,)).to_fields()
+    only = retry_fields(RetryPolicy(retry_on=(KeyError,)))
     assert judge(error, Policy().over(only), 0) == Verdict("fail", error)
     assert judge(error, Policy(retry_on=frozenset({"app.Down"}), jitter=False), 0).kind == "retry"
 
@@ -313,26 +315,26 @@ def test_an_error_from_another_process_is_matched_by_the_names_of_its_classes() 
 def test_an_error_from_another_process_is_told_as_it_was_told_there() -> None:
     remote = RemoteError("app.Down", "refused", "Traceback ...")
     assert str(ChildError(remote)) == "app.Down: refused"
-    assert RemoteError.of(ChildError(remote)) is remote
+    assert remote_error(ChildError(remote)) is remote
     failure = Failure("never")
     failure.__worqr_remote__ = remote  # type: ignore[attr-defined]
-    assert RemoteError.of(failure) is remote
+    assert remote_error(failure) is remote
 
 
 def test_what_a_run_wrote_to_stderr_follows_its_traceback() -> None:
     remote = RemoteError("app.Down", "refused", "Traceback ...\n")
-    assert remote.with_stderr("\nfirst\nlast\n").traceback == "Traceback ...\nstderr:\nfirst\nlast\n"
-    assert RemoteError.told("Timeout", "").with_stderr("last").traceback == "stderr:\nlast\n"
-    assert remote.with_stderr("\n") is remote
+    assert with_stderr(remote, "\nfirst\nlast\n").traceback == "Traceback ...\nstderr:\nfirst\nlast\n"
+    assert with_stderr(told_error("Timeout", ""), "last").traceback == "stderr:\nlast\n"
+    assert with_stderr(remote, "\n") is remote
 
 
 def test_a_death_is_counted_as_a_stall_whatever_the_policy_says_of_errors() -> None:
-    error = Stalled(RemoteError.told("Stalled", "its process was killed"))
+    error = Stalled(told_error("Stalled", "its process was killed"))
     none = Policy(retry_on=frozenset(), jitter=False)
     assert judge(error, none, 5, 2) == Verdict("retry", error, 8.0, stalled=True)
 
 
 def test_a_death_in_a_group_is_a_death() -> None:
-    error = Stalled(RemoteError.told("Stalled", "its process was killed"))
+    error = Stalled(told_error("Stalled", "its process was killed"))
     group = ExceptionGroup("made by what was around it", [KeyError(), ExceptionGroup("", [error])])
     assert judge(group, PLAIN, 0, 0) == Verdict("retry", error, 2.0, stalled=True)

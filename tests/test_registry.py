@@ -151,7 +151,7 @@ def test_a_notebook_cell_that_is_run_again_replaces_its_function_and_its_schedul
         name = f"{prefix or ''}__main__.send" if n or prefix is None else "__main__.send"
         assert cell["send"].name == name
         assert list((mesh if n else registry).functions.values()) == [cell["send"]]
-        assert list((mesh if n else registry).declared_schedules) == [name]
+        assert list((mesh if n else registry)._declarations.schedules) == [name]
     assert cell["send"]() == "2"
 
 
@@ -286,7 +286,7 @@ def test_an_included_registry_belongs_to_the_mesh() -> None:
     mesh.include(registry, prefix="shop.")
     assert function.name == "shop.f"
     assert dict(mesh.functions) == {"shop.f": function}
-    assert function.declared.aliases == ("shop.old",)
+    assert function._declared.aliases == ("shop.old",)
     assert function.queue.name == function.call().name == "shop.f"
     assert repr(function) == "<Function 'shop.f'>"
 
@@ -320,9 +320,9 @@ def test_prefixes_add_up(inner_first: bool, declared_first: bool) -> None:
         inner.every(60, function.call(2))
         inner.every(60, mesh.call("elsewhere"), name="else")
     assert function.name == "a.b.f"
-    assert function.declared.mesh is mesh
+    assert function._declared.client is mesh._client
     assert dict(mesh.functions) == {"a.b.f": function}
-    assert {name: each.queue for name, each in mesh.declared_schedules.items()} == {
+    assert {name: each.queue for name, each in mesh._declarations.schedules.items()} == {
         "a.b.hourly": "a.b.f",
         "a.b.f": "a.b.f",
         "a.b.else": "elsewhere",
@@ -346,7 +346,7 @@ def test_calls_made_before_go_where_the_function_is_now() -> None:
     mesh.include(registry, prefix="shop.")
     registry.every(60, call)
     assert call.queue == "shop.f"
-    assert [each.queue for each in mesh.declared_schedules.values()] == ["shop.f"]
+    assert [each.queue for each in mesh._declarations.schedules.values()] == ["shop.f"]
 
 
 def refused(mesh: Registry, other: Any, words: str, prefix: str = "") -> None:
@@ -354,7 +354,7 @@ def refused(mesh: Registry, other: Any, words: str, prefix: str = "") -> None:
 
     def seen() -> tuple[object, ...]:
         names = [each.name for each in other.functions.values()] if isinstance(other, Registry) else []
-        return dict(mesh.functions), dict(mesh.declared_schedules), names
+        return dict(mesh.functions), dict(mesh._declarations.schedules), names
 
     before = seen()
     with pytest.raises(worqr.UsageError, match=words):
@@ -381,7 +381,7 @@ def test_schedules_of_one_name_cannot_be_included() -> None:
         registry.every(60, registry.task(name=name)(f).call())
     refused(mesh, registry, "there is a schedule 'nightly' already")
     mesh.include(registry, prefix="shop.")
-    assert set(mesh.declared_schedules) == {"nightly", "shop.first", "shop.nightly", "shop.last"}
+    assert set(mesh._declarations.schedules) == {"nightly", "shop.first", "shop.nightly", "shop.last"}
 
 
 def test_a_conflict_further_up_is_one_too() -> None:
@@ -394,14 +394,14 @@ def test_a_conflict_further_up_is_one_too() -> None:
     with pytest.raises(worqr.UsageError, match=r"there is a schedule 'a\.nightly' already"):
         middle.every(60, mesh.call("x"), name="nightly")
     assert not middle.functions
-    assert not middle.declared_schedules
+    assert not middle._declarations.schedules
     inner.task(name="f")(g)
     refused(middle, inner, "already that has the name 'a.f'")
     other = Registry()
     other.every(60, mesh.call("x"), name="first")
     other.every(60, mesh.call("x"), name="nightly")
     refused(middle, other, r"there is a schedule 'a\.nightly' already")
-    assert set(mesh.declared_schedules) == {"a.nightly"}
+    assert set(mesh._declarations.schedules) == {"a.nightly"}
 
 
 def test_names_that_get_too_long_cannot_be_included() -> None:

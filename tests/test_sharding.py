@@ -41,7 +41,7 @@ def shards(prefix: str, name: str = "hot", number: int = FOUR) -> tuple[QueueKey
 
 async def lengths(mesh: worqr.Mesh, name: str = "hot", number: int = FOUR) -> list[int]:
     """How many tasks wait in each shard."""
-    seen = await mesh.link.call_all([ops.inspect(keys) for keys in shards(mesh.prefix, name, number)])
+    seen = await mesh._client.link.call_all([ops.inspect(keys) for keys in shards(mesh.prefix, name, number)])
     return [each.waiting for each in seen]
 
 
@@ -76,7 +76,7 @@ async def test_what_is_enqueued_together_stays_together_and_in_order(mesh: worqr
         await hot.enqueue(b"0", front=True)
         [(_, tasks)] = [
             seen
-            for seen in await mesh.link.call_all([ops.list_tasks(keys, 9) for keys in shards(mesh.prefix)])
+            for seen in await mesh._client.link.call_all([ops.list_tasks(keys, 9) for keys in shards(mesh.prefix)])
             if seen[0] == 3
         ]
         assert tasks == [b"3", b"2", b"1"]
@@ -456,7 +456,7 @@ async def test_a_handlers_concurrency_is_that_of_all_shards(mesh: worqr.Mesh, ho
             assert (await hot.info()).running == 3
         held.gate.set()
         await held.wait(24)
-        await until(lambda: peer.capacity.running == 0)
+        await until(lambda: peer._engine.capacity.running == 0)
     assert most == 3
 
 
@@ -816,10 +816,10 @@ async def test_a_program_that_was_there_before_asks_now_and_then(
     async with other.connect(), mesh.connect():
         await mesh.queue("hot", shards=FOUR).count()
         await other.queue("warm").enqueue(b"0")
-        assert other.sharding._known == {}  # type: ignore[attr-defined]
-        other.sharding._asked_at -= sharding.LEARN_EVERY  # type: ignore[attr-defined]
+        assert other._client.sharding._known == {}  # type: ignore[attr-defined]
+        other._client.sharding._asked_at -= sharding.LEARN_EVERY  # type: ignore[attr-defined]
         await other.queue("luke").enqueue(b"0")
-        await until(lambda: other.sharding._known == {"hot": FOUR})  # type: ignore[attr-defined]
+        await until(lambda: other._client.sharding._known == {"hot": FOUR})  # type: ignore[attr-defined]
 
 
 async def test_connecting_costs_one_request_and_a_queue_of_one_shard_none(
@@ -850,7 +850,7 @@ async def test_what_a_dead_peer_held_in_any_shard_runs_again(new_mesh: NewMesh) 
             for n in range(8):
                 await hot.enqueue(b"%d" % n)
             await held.wait(8)
-            peer.membership.vanish()
+            peer._engine.membership.vanish()
             async with serving(living, "hot", runs):
                 assert set(await runs.wait(8)) == {b"%d" % n for n in range(8)}
                 assert {context.stalls for context in runs.contexts} == {1}
@@ -893,7 +893,7 @@ async def test_the_command_line_knows_one_queue(beside: Beside, mesh: worqr.Mesh
             await hot.enqueue(b"%d" % n)
         assert [(info["name"], info["waiting"]) for info in (await beside("queues", "--json")).json] == [("hot", 8)]
         assert await beside("pause", "hot", "repairs") == Answer(0, "Paused queue hot\n", "")
-        seen = await mesh.link.call_all([ops.inspect(keys) for keys in shards(prefix)])
+        seen = await mesh._client.link.call_all([ops.inspect(keys) for keys in shards(prefix)])
         assert [each.paused for each in seen] == ["repairs"] * FOUR
         assert await beside("resume", "hot") == Answer(0, "Resumed queue hot\n", "")
         assert (await hot.info()).paused is None

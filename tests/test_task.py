@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 import worqr
-from worqr.task import RemoteError, check_count, check_task, encode_json, from_ms, seconds, to_ms
+from worqr.records import RemoteError
+from worqr.remote import failed_record, fields_as_json, remote_error, told_error
+from worqr.task import check_count, check_task, encode_json, from_ms, seconds, to_ms
 
 
 @pytest.mark.parametrize(
@@ -82,11 +84,11 @@ def caught(error: BaseException) -> BaseException:
 
 
 def test_an_error_travels_as_text() -> None:
-    error = RemoteError.of(caught(ValueError("no such address")))
+    error = remote_error(caught(ValueError("no such address")))
     assert (error.type, error.message) == ("ValueError", "no such address")
     assert "in caught" in error.traceback
     assert error.traceback.rstrip().endswith("ValueError: no such address")
-    assert RemoteError.of(caught(worqr.ClaimLost("x"))).type == "worqr.errors.ClaimLost"
+    assert remote_error(caught(worqr.ClaimLost("x"))).type == "worqr.errors.ClaimLost"
 
 
 def test_the_attributes_of_an_error_that_are_json_travel_as_far_as_they_fit() -> None:
@@ -94,28 +96,28 @@ def test_the_attributes_of_an_error_that_are_json_travel_as_far_as_they_fit() ->
     known = {"id": "x" * 100, "code": 42, "ratio": 0.5, "final": True, "cause": None, "at": [1, {"page": "ä"}]}
     odd = {"when": datetime(2030, 1, 1, tzinfo=UTC), "nan": math.nan, "raw": b"x", "type": LookupError, "_own": 1}
     vars(error).update(known | odd | {"long": "y" * 4000, "pair": (1, 2), "torn": "\udcff", "last": "z"})
-    found = RemoteError.of(caught(error))
+    found = remote_error(caught(error))
     assert found.fields == {**known, "pair": [1, 2], "last": "z"}
-    assert json.loads(found.fields_as_json()) == found.fields
+    assert json.loads(fields_as_json(found)) == found.fields
     vars(error).update({f"{n}": "x" * 30 for n in range(5000)})
-    assert len(RemoteError.of(error).fields_as_json()) <= 4096 + 100
-    assert RemoteError.of(caught(ValueError("plain"))).fields_as_json() == b""
+    assert len(fields_as_json(remote_error(error))) <= 4096 + 100
+    assert fields_as_json(remote_error(caught(ValueError("plain")))) == b""
     assert hash(found) == hash(found)
 
 
 def test_any_error_travels() -> None:
-    assert "__str__ raised ValueError" in RemoteError.of(caught(Unprintable())).message
-    assert RemoteError.of(caught(ValueError("\udcff"))).message.encode() == b"\\udcff"
-    assert len(RemoteError.of(caught(ValueError("x" * 1_000_000))).message) == 4096
-    assert len(RemoteError.of(caught(ValueError("x" * 1_000_000))).traceback) == 16384
-    group = RemoteError.of(caught(BaseExceptionGroup("two", [KeyError("a"), SystemExit(2)])))
+    assert "__str__ raised ValueError" in remote_error(caught(Unprintable())).message
+    assert remote_error(caught(ValueError("\udcff"))).message.encode() == b"\\udcff"
+    assert len(remote_error(caught(ValueError("x" * 1_000_000))).message) == 4096
+    assert len(remote_error(caught(ValueError("x" * 1_000_000))).traceback) == 16384
+    group = remote_error(caught(BaseExceptionGroup("two", [KeyError("a"), SystemExit(2)])))
     assert group.type == "BaseExceptionGroup"
     assert "KeyError" in group.traceback and "SystemExit" in group.traceback
-    assert RemoteError.of(ValueError()).message == ""
+    assert remote_error(ValueError()).message == ""
 
 
 def test_an_error_whose_text_ends_the_process_travels_too() -> None:
-    assert RemoteError.of(caught(Nasty())).message == "<its __str__ raised SystemExit>"
+    assert remote_error(caught(Nasty())).message == "<its __str__ raised SystemExit>"
 
 
 def raised(way: str) -> BaseException:
@@ -157,7 +159,7 @@ def raised(way: str) -> BaseException:
 def test_a_traceback_reads_as_python_prints_it(way: str) -> None:
     for _ in range(2):  # what was formatted once is remembered
         error = raised(way)
-        assert RemoteError.of(error).traceback == "".join(traceback.format_exception(error))
+        assert remote_error(error).traceback == "".join(traceback.format_exception(error))
 
 
 def test_code_made_anew_for_each_task_is_not_taken_for_another() -> None:
@@ -166,7 +168,7 @@ def test_code_made_anew_for_each_task_is_not_taken_for_another() -> None:
         exec(f"def made_{n}():\n    raise ValueError('made anew')", names)
         with pytest.raises(ValueError, match="made anew") as caught_here:
             names[f"made_{n}"]()
-        assert f"in made_{n}\n" in RemoteError.of(caught_here.value).traceback
+        assert f"in made_{n}\n" in remote_error(caught_here.value).traceback
 
 
 def test_an_endless_traceback_is_cut() -> None:
@@ -178,13 +180,11 @@ def test_an_endless_traceback_is_cut() -> None:
     try:
         deep(500)
     except ValueError as error:
-        assert len(RemoteError.of(error).traceback) <= 16384
+        assert len(remote_error(error).traceback) <= 16384
 
 
 def test_a_message_that_was_told_is_clean_and_short() -> None:
-    assert RemoteError.told("Failure", "\udcff" + "x" * 5000) == RemoteError(
-        "Failure", ("\\udcff" + "x" * 5000)[:4096], ""
-    )
+    assert told_error("Failure", "\udcff" + "x" * 5000) == RemoteError("Failure", ("\\udcff" + "x" * 5000)[:4096], "")
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_message_that_was_told_is_clean_and_short() -> None:
         worqr.Event("Q1", "finished", 2),
         worqr.Status("scheduled", run_at=datetime(2030, 1, 1, tzinfo=UTC)),
         RemoteError("a", "b", "c"),
-        worqr.Failed.of("Q1", b"a", {}),
+        failed_record("Q1", b"a", {}),
     ],
 )
 def test_values_are_plain_and_cannot_be_changed(value: Any) -> None:
@@ -257,18 +257,18 @@ def test_a_failure_is_read_from_its_record() -> None:
         "meta": b'{"tenant":"t"}',
         "twin": b"which nobody wants",
     }
-    failed = worqr.Failed.of("Q1", b"\x00task", facts)
+    failed = failed_record("Q1", b"\x00task", facts)
     assert (failed.id, failed.queue, failed.task, failed.reason) == ("x", "Q1", b"\x00task", "timeout")
     assert failed.error == RemoteError("Boom", "it \ufffdbroke", "line 1")
     assert (failed.failures, failed.stalls, failed.timeouts, failed.worker) == (1, 2, 3, "A")
     assert failed.at == datetime(2001, 9, 9, 1, 46, 40, tzinfo=UTC)
     assert failed.meta == {"tenant": "t"}
     told = {name: value.decode("utf-8", "replace") for name, value in facts.items() if isinstance(value, bytes)}
-    assert worqr.Failed.of("Q1", b"\x00task", told) == failed
+    assert failed_record("Q1", b"\x00task", told) == failed
 
 
 def test_a_failure_of_which_little_is_known_can_be_read_too() -> None:
-    failed = worqr.Failed.of("Q1", b"a", {})
+    failed = failed_record("Q1", b"a", {})
     assert (failed.failures, failed.error, failed.meta) == (0, RemoteError("", "", ""), {})
 
 

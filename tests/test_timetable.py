@@ -8,17 +8,18 @@ from typing import Any
 
 import pytest
 
+import worqr
 from worqr.cron import Definition
 from worqr.errors import UsageError
 from worqr.function import Call, named_call
-from worqr.timetable import MAX_TASK, Timetable
+from worqr.timetable import MAX_TASK
 
 REPORT: Call[Any] = Call("report", (), {"region": "eu"}, b'{"region":"eu"}')
 
 
 @pytest.fixture
-def table() -> Timetable:
-    return Timetable()
+def table() -> worqr.Registry:
+    return worqr.Registry()
 
 
 class Function:
@@ -31,9 +32,9 @@ class Function:
 # Declaring
 
 
-def test_a_cron_schedule_with_nothing_said(table: Timetable) -> None:
+def test_a_cron_schedule_with_nothing_said(table: worqr.Registry) -> None:
     table.cron("0  3 * * * ", REPORT)
-    assert table.declared_schedules == {
+    assert table._declarations.schedules == {
         "report": Definition(
             name="report",
             queue="report",
@@ -47,9 +48,9 @@ def test_a_cron_schedule_with_nothing_said(table: Timetable) -> None:
     }
 
 
-def test_a_period_with_everything_said(table: Timetable) -> None:
+def test_a_period_with_everything_said(table: worqr.Registry) -> None:
     table.every(timedelta(minutes=5), REPORT, name="eu", misfire=3, overlap="cancel", jitter=1.5)
-    assert table.declared_schedules == {
+    assert table._declarations.schedules == {
         "eu": Definition(
             name="eu",
             queue="report",
@@ -62,11 +63,11 @@ def test_a_period_with_everything_said(table: Timetable) -> None:
     }
 
 
-def test_as_a_decorator_the_function_stays_what_it_is(table: Timetable) -> None:
+def test_as_a_decorator_the_function_stays_what_it_is(table: worqr.Registry) -> None:
     function = Function()
     assert table.cron("0 3 * * *", timezone="Europe/Berlin")(function) is function
     assert table.every(60, name="minutely")(function) is function
-    assert {name: (d.queue, d.task) for name, d in table.declared_schedules.items()} == {
+    assert {name: (d.queue, d.task) for name, d in table._declarations.schedules.items()} == {
         "tick": ("tick", b"{}"),
         "minutely": ("tick", b"{}"),
     }
@@ -76,15 +77,15 @@ def test_as_a_decorator_the_function_stays_what_it_is(table: Timetable) -> None:
     ("zone", "name"),
     [("Europe/Berlin", "Europe/Berlin"), (zoneinfo.ZoneInfo("Asia/Tokyo"), "Asia/Tokyo"), (UTC, "UTC"), ("UTC", "UTC")],
 )  # fmt: skip
-def test_a_zone_is_kept_by_its_name(table: Timetable, zone: Any, name: str) -> None:
+def test_a_zone_is_kept_by_its_name(table: worqr.Registry, zone: Any, name: str) -> None:
     table.cron("0 3 * * *", REPORT, timezone=zone)
-    assert table.declared_schedules["report"].timezone == name
+    assert table._declarations.schedules["report"].timezone == name
 
 
 @pytest.mark.parametrize(("misfire", "kept"), [("skip", 0), ("once", 1), (1, 1), (100, 100)])
-def test_a_misfire_rule_is_a_number(table: Timetable, misfire: Any, kept: int) -> None:
+def test_a_misfire_rule_is_a_number(table: worqr.Registry, misfire: Any, kept: int) -> None:
     table.every(60, REPORT, misfire=misfire)
-    assert table.declared_schedules["report"].misfire == kept
+    assert table._declarations.schedules["report"].misfire == kept
 
 
 # Errors
@@ -112,54 +113,54 @@ def test_a_misfire_rule_is_a_number(table: Timetable, misfire: Any, kept: int) -
         ({"max_length": 3}, "it takes name, timezone, misfire, overlap, jitter"),
     ],
 )
-def test_a_bad_option_is_an_error_where_it_is_declared(table: Timetable, how: dict[str, Any], why: str) -> None:
+def test_a_bad_option_is_an_error_where_it_is_declared(table: worqr.Registry, how: dict[str, Any], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         table.every(60, REPORT, **how)
     with pytest.raises(UsageError, match=why):
         table.cron("0 3 * * *", **how)
-    assert table.declared_schedules == {}
+    assert table._declarations.schedules == {}
 
 
 @pytest.mark.parametrize("zone", ["Europe/Berlni", 3, None, timezone(timedelta(hours=1))])
-def test_a_zone_that_others_cannot_find_is_an_error(table: Timetable, zone: Any) -> None:
+def test_a_zone_that_others_cannot_find_is_an_error(table: worqr.Registry, zone: Any) -> None:
     with pytest.raises(UsageError, match="timezone"):
         table.cron("0 3 * * *", REPORT, timezone=zone)
 
 
-def test_a_period_has_no_zone(table: Timetable) -> None:
+def test_a_period_has_no_zone(table: worqr.Registry) -> None:
     with pytest.raises(UsageError, match=r"takes no timezone; for local times use cron\(\)"):
         table.every(60, REPORT, timezone="UTC")
 
 
 @pytest.mark.parametrize("period", [0, -1, 0.05, float("inf"), float("nan"), "60", True, None, timedelta(0)])
-def test_a_bad_period_is_an_error(table: Timetable, period: Any) -> None:
+def test_a_bad_period_is_an_error(table: worqr.Registry, period: Any) -> None:
     with pytest.raises(UsageError, match="period must be"):
         table.every(period, REPORT)
 
 
 @pytest.mark.parametrize("expression", ["* * * *", "61 * * * *", "0 0 30 2 *", 3, None, REPORT])
-def test_a_bad_expression_is_an_error_also_as_a_decorator(table: Timetable, expression: Any) -> None:
+def test_a_bad_expression_is_an_error_also_as_a_decorator(table: worqr.Registry, expression: Any) -> None:
     with pytest.raises(UsageError, match="cron expression"):
         table.cron(expression, REPORT)
     with pytest.raises(UsageError, match="cron expression"):
         table.cron(expression)
 
 
-def test_two_schedules_of_one_name_are_an_error(table: Timetable) -> None:
+def test_two_schedules_of_one_name_are_an_error(table: worqr.Registry) -> None:
     table.every(60, REPORT)
     with pytest.raises(UsageError, match="there is a schedule 'report' already: give one of them another name="):
         table.cron("0 3 * * *", REPORT)
     table.cron("0 3 * * *", REPORT, name="nightly")
-    assert set(table.declared_schedules) == {"report", "nightly"}
+    assert set(table._declarations.schedules) == {"report", "nightly"}
 
 
 @pytest.mark.parametrize("call", [b"report", "report", Function()])
-def test_what_is_no_call_is_an_error_that_says_how_to_make_one(table: Timetable, call: Any) -> None:
+def test_what_is_no_call_is_an_error_that_says_how_to_make_one(table: worqr.Registry, call: Any) -> None:
     with pytest.raises(UsageError, match=r"a schedule takes a call, as in mesh.call\('name'\)"):
         table.every(60, call)
 
 
-def test_a_large_payload_is_an_error(table: Timetable) -> None:
+def test_a_large_payload_is_an_error(table: worqr.Registry) -> None:
     table.every(60, Call("fits", (), {}, bytes(MAX_TASK)))
     with pytest.raises(UsageError, match="its payload has 65,537 bytes, at most 65,536 fit"):
         table.every(60, Call("large", (), {}, bytes(MAX_TASK + 1)))
@@ -209,4 +210,4 @@ def test_a_bad_name_or_a_large_payload_is_an_error() -> None:
 def test_the_words_of_other_schedulers_are_answered_with_the_one_that_works() -> None:
     options: Any = {"tz": "UTC"}
     with pytest.raises(UsageError, match=r"a schedule has no option 'tz'; use timezone, as in mesh\.cron\("):
-        Timetable().cron("0 3 * * *", REPORT, **options)
+        worqr.Registry().cron("0 3 * * *", REPORT, **options)

@@ -220,7 +220,7 @@ async def test_an_encrypted_key(tls: TlsServer, caplog: pytest.LogCaptureFixture
     assert "locked.key' holds no private key that can be read with ssl_password" in said
     mesh = mesh_at(tls.address(ssl_keyfile="locked.key", ssl_password=SECRET))
     async with mesh.connect():
-        said += repr(mesh) + repr(mesh.link.settings) + caplog.text
+        said += repr(mesh) + repr(mesh._client.link.settings) + caplog.text
     for shown in (SECRET, quote(SECRET), quote(SECRET, safe="")):
         assert shown not in said
 
@@ -339,7 +339,7 @@ async def test_a_restart_with_a_new_certificate_of_the_same_authority(tls: TlsSe
             nursery.start_soon(mesh.queue("Q1").enqueue, b"b")
             tls.start()
         assert await runs.wait(2) == [b"a", b"b"]
-        assert mesh.link.connections >= 2
+        assert mesh._client.link.connections >= 2
 
 
 async def test_a_server_that_comes_back_as_somebody_else_is_not_spoken_to(

@@ -14,7 +14,8 @@ from worqr.version import __version__
 
 if TYPE_CHECKING:
     from worqr.aside import Aside
-    from worqr.blocking import BlockingFunction, BlockingJob, BlockingMesh, BlockingQueue
+    from worqr.blocking import BlockingFunction, BlockingMesh, BlockingQueue
+    from worqr.blocking_jobs import BlockingJob
     from worqr.cron import Schedule
     from worqr.errors import (
         ClaimLost,
@@ -39,31 +40,24 @@ if TYPE_CHECKING:
     from worqr.job import Job
     from worqr.mesh import Mesh
     from worqr.options import JobOptions, Update
-    from worqr.peer.claims import Claim, Claims
+    from worqr.peer.claims import Claim
     from worqr.peer.context import Context, current
     from worqr.peer.options import HandlerOptions, JoinOptions
     from worqr.peer.peer import Peer
     from worqr.peer.runners import Middleware
+    from worqr.peer.taking import Claims
     from worqr.policy import Broken, ChildError, Failure, Retry, RetryPolicy
     from worqr.queue import Queue
+    from worqr.records import CancelCount, Failed, Health, QueueInfo, RemoteError, Status, TaskInfo, WorkerInfo
     from worqr.registry import Registry, TaskDecorator
-    from worqr.task import (
-        CancelCount,
-        Failed,
-        Health,
-        QueueInfo,
-        RemoteError,
-        Seconds,
-        Status,
-        TaskInfo,
-        WorkerInfo,
-    )
+    from worqr.task import Seconds
     from worqr.thread_peer import ThreadPeer
     from worqr.timetable import ScheduleOptions
 
 _HOMES = {
     "worqr.aside": "Aside",
-    "worqr.blocking": "BlockingFunction BlockingJob BlockingMesh BlockingQueue",
+    "worqr.blocking": "BlockingFunction BlockingMesh BlockingQueue",
+    "worqr.blocking_jobs": "BlockingJob",
     "worqr.cron": "Schedule",
     "worqr.errors": (
         "ClaimLost ClaimSettled Duplicate JobCancelled JobFailed NoResult NotReplicated PayloadTooLarge QueueFull "
@@ -74,7 +68,8 @@ _HOMES = {
     "worqr.job": "Job",
     "worqr.mesh": "Mesh",
     "worqr.options": "JobOptions Update",
-    "worqr.peer.claims": "Claim Claims",
+    "worqr.peer.claims": "Claim",
+    "worqr.peer.taking": "Claims",
     "worqr.peer.context": "Context current",
     "worqr.peer.options": "HandlerOptions JoinOptions",
     "worqr.peer.peer": "Peer",
@@ -82,7 +77,8 @@ _HOMES = {
     "worqr.policy": "Broken ChildError Failure Retry RetryPolicy",
     "worqr.queue": "Queue",
     "worqr.registry": "Registry TaskDecorator",
-    "worqr.task": "CancelCount Failed Health QueueInfo RemoteError Seconds Status TaskInfo WorkerInfo",
+    "worqr.records": "CancelCount Failed Health QueueInfo RemoteError Status TaskInfo WorkerInfo",
+    "worqr.task": "Seconds",
     "worqr.thread_peer": "ThreadPeer",
     "worqr.timetable": "ScheduleOptions",
 }

@@ -11,10 +11,12 @@ from worqr.call import Call
 from worqr.keys import QueueKeys
 from worqr.ops import MAX_ITEMS, AsideList, Page
 from worqr.options import check_id
-from worqr.task import Failed, check_count, check_text, to_ms
+from worqr.records import Failed
+from worqr.remote import failed_record
+from worqr.task import check_count, check_text, to_ms
 
 if TYPE_CHECKING:
-    from worqr.mesh import Mesh
+    from worqr.client import Client
 
 
 Claims = list[tuple[QueueKeys, list[int]]]
@@ -22,16 +24,16 @@ Claims = list[tuple[QueueKeys, list[int]]]
 
 
 class Aside:
-    """One list of what was set aside: ``queue.failed`` or ``queue.broken``. From hworker's failed and broken records.
+    """A dead-letter queue: ``queue.failed`` or ``queue.broken``.
 
-    An entry is named by its job's id, as `Failed.id` says. An id that is in the list several times (dispatched anew, failed
-    anew) means its newest entry; named as often, as many. Of a queue of several shards it is the list of them all.
+    Its entries are named by their job ids, as in `Failed`. If an id is in the list several times, it means the newest entry;
+    name it twice for the two newest. For a queue of several shards, it lists the entries of all.
     """
 
-    __slots__ = ("_keys", "_mesh", "_which")
+    __slots__ = ("_client", "_keys", "_which")
 
-    def __init__(self, mesh: Mesh, keys: QueueKeys, which: Literal["failed", "broken"]) -> None:
-        self._mesh = mesh
+    def __init__(self, client: Client, keys: QueueKeys, which: Literal["failed", "broken"]) -> None:
+        self._client = client
         self._keys = keys
         self._which: Literal["failed", "broken"] = which
 
@@ -39,16 +41,21 @@ class Aside:
         return f"<Aside {self._which} of {self._keys.shown!r}>"
 
     async def list(self, limit: int = 100, *, error: str | None = None, before: datetime | None = None) -> list[Failed]:
-        """Up to `limit` entries, newest first.
+        """Return entries, newest first.
 
         Args:
-            error: only those whose error is of this type: its whole name, or the last part of it ("Timeout").
-            before: only those that were set aside before this moment.
+            limit: At most this many.
+            error: Only entries whose error has this type: its qualified name, or the last part of it (``"Timeout"``).
+            before: Only entries from before this time, a timezone-aware datetime.
+
+        Raises:
+            UsageError: An argument is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
         """
         check_count(limit, "limit")
         shards = await self._shards()
         found = [
-            Failed.of(keys.shown, record["task"], record)
+            failed_record(keys.shown, record["task"], record)
             for keys in shards
             async for page in self._pages(keys, limit, error, before)
             for _, record in page.records
@@ -58,32 +65,79 @@ class Aside:
         return found[:limit]
 
     async def retry(self, *ids: str) -> int:
-        """Put them to the back of the queue, as jobs of the same id, all counters at zero; answers how many.
+        """Put tasks back to the end of their queue, with the same ids and with all counters at zero.
 
-        They keep their `meta` and their own policies, and expire no more. One whose id waits already is left where it is, one
-        whose id runs is blocked until that run ends.
+        They keep their `meta` and their own options, and do not expire any more. If a job with the same id waits, the entry
+        stays where it is. If it runs, the task is blocked until that run has ended.
+
+        Args:
+            *ids: The ids of the entries.
+
+        Returns:
+            The number of tasks put back.
+
+        Raises:
+            UsageError: An id is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
         """
         return await self._retry(await self._find(ids))
 
     async def drop(self, *ids: str) -> int:
-        """Forget them; answers how many there were."""
+        """Delete entries.
+
+        Args:
+            *ids: The ids of the entries.
+
+        Returns:
+            The number of entries deleted.
+
+        Raises:
+            UsageError: An id is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
         return await self._drop(await self._find(ids))
 
     async def retry_all(
         self, *, error: str | None = None, before: datetime | None = None, limit: int | None = None
     ) -> int:
-        """As `retry` with all entries (of this error, from before this moment; the newest `limit`), the oldest first."""
+        """Put all tasks back to the end of their queue, the oldest first; see `retry`.
+
+        Args:
+            error: Only entries whose error has this type, as in `list`.
+            before: Only entries from before this time.
+            limit: At most this many, the newest. None: all.
+
+        Returns:
+            The number of tasks put back.
+
+        Raises:
+            UsageError: An argument is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
         found = await self._claims(error, before, limit)
         return await self._retry([(keys, claims[::-1]) for keys, claims in found])
 
     async def drop_all(
         self, *, error: str | None = None, before: datetime | None = None, limit: int | None = None
     ) -> int:
-        """As `drop` with all entries (of this error, from before this moment; the newest `limit`)."""
+        """Delete all entries.
+
+        Args:
+            error: Only entries whose error has this type, as in `list`.
+            before: Only entries from before this time.
+            limit: At most this many, the newest. None: all.
+
+        Returns:
+            The number of entries deleted.
+
+        Raises:
+            UsageError: An argument is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
         return await self._drop(await self._claims(error, before, limit))
 
     async def _shards(self) -> tuple[QueueKeys, ...]:
-        return await self._mesh.sharding.of(self._keys)
+        return await self._client.sharding.of(self._keys)
 
     async def _find(self, ids: tuple[str, ...]) -> Claims:
         """The entries of these ids. All are looked for in one request, so that twice the same id means two; and in all shards: it
@@ -92,7 +146,9 @@ class Aside:
         names = [check_id(name, generated=True) for name in ids]
         if not names:
             return []
-        return [(keys, await self._mesh.ask(ops.find_aside(keys, self._which, names))) for keys in await self._shards()]
+        return [
+            (keys, await self._client.ask(ops.find_aside(keys, self._which, names))) for keys in await self._shards()
+        ]
 
     async def _retry(self, found: Claims) -> int:
         return await self._each(found, ops.retry_aside)
@@ -105,7 +161,7 @@ class Aside:
         for keys, claims in found:
             for start in range(0, len(claims), MAX_ITEMS):
                 some = claims[start : start + MAX_ITEMS]
-                count += await self._mesh.ask(make(keys, self._which, some))
+                count += await self._client.ask(make(keys, self._which, some))
         return count
 
     async def _claims(self, error: str | None, before: datetime | None, limit: int | None) -> Claims:
@@ -136,7 +192,7 @@ class Aside:
         before_ms = None if before is None else to_ms(before, "before")
         after, after_ms, left = "-", "0", limit
         while left is None or left > 0:
-            page = await self._mesh.ask(
+            page = await self._client.ask(
                 ops.list_aside(
                     *(keys, self._which, MAX_ITEMS if left is None else left),
                     after=after,

@@ -7,19 +7,21 @@ by the one link that all plain threads of the process share (`worqr.connecting`)
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
 
-from worqr.errors import Duplicate, NotReplicated, UsageError
+from worqr.blocking_jobs import BlockingJob, run_coroutine
+from worqr.errors import UsageError
 from worqr.foreign import CALLS, no_such_method
-from worqr.job import Outcome
-from worqr.link import loop_name_here
+from worqr.inside import client_of
+from worqr.job import Job
 from worqr.options import RAW_OPTIONS, JobOptions, check_id, encode_options
-from worqr.task import CancelCount, QueueInfo, Seconds, Status, WorkerInfo
+from worqr.records import CancelCount, QueueInfo, WorkerInfo
+from worqr.task import Seconds
 
 if TYPE_CHECKING:
+    from worqr.client import Client
     from worqr.function import Call, Declared
-    from worqr.job import Job
     from worqr.mesh import Mesh
     from worqr.queue import Queue
 
@@ -28,92 +30,106 @@ R = TypeVar("R")
 
 
 class BlockingMesh:
-    """A mesh for plain threads; ``mesh.blocking``. Any number of threads may use it at once.
+    """A mesh for synchronous code; ``mesh.blocking``. Any number of threads may use it at once.
 
-    It connects at first use and stays connected: until `close`, until the mesh is gone, or until the interpreter exits, which
-    it holds up for about a second at most. A process that was forked connects anew.
+    It connects at first use. It stays connected until `close`, until the mesh is garbage-collected, or until the interpreter
+    exits, which may take up to a second longer. A forked process connects again.
     """
 
-    __slots__ = ("_mesh",)
+    __slots__ = ("_client", "_mesh")
 
     def __init__(self, mesh: Mesh[Any]) -> None:
         self._mesh = mesh
+        self._client = client_of(mesh)
 
     def __repr__(self) -> str:
         return f"<BlockingMesh {self._mesh.prefix!r}>"
 
     def queue(self, name: str, *, shards: int = 1) -> BlockingQueue:
-        """The queue of this name; no I/O, it need not exist. See ``mesh.queue``.
-
-        Raises:
-            UsageError: not 1 to 200 bytes of UTF-8, or with braces or control characters; another number of shards was declared
-                in this program.
-        """
-        return BlockingQueue(self._mesh, self._mesh.queue(name, shards=shards))
-
-    def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
-        """Enqueue calls as raw tasks, in one round trip per thousand; see ``mesh.enqueue_many``.
-
-        Returns:
-            How many: all of them.
-
-        Raises:
-            UsageError: a call with options, which make it a job.
-            QueueFull, Unavailable: as ``queue.enqueue``; a note says how many were stored. NotReplicated: all were.
-        """
-        return _run(self._mesh, self._mesh.enqueue_many(calls))
-
-    def dispatch_many(self, calls: Iterable[Call[R]]) -> list[BlockingJob[R]]:
-        """Dispatch calls as jobs, in one round trip per thousand; see ``mesh.dispatch_many``.
-
-        Returns:
-            A handle of each job, in the order of the calls.
-
-        Raises:
-            UsageError: something that is no call.
-            Duplicate: an id is taken, and ``if_exists="raise"``. Others of the calls may be stored.
-            QueueFull: over `max_length`, or the server is out of memory; a note says how many were dispatched.
-            NotReplicated: all were stored, but fewer `replicas` had them in time.
-            Unavailable: no answer within `patience`; a note says how many were dispatched.
-        """
-        return [BlockingJob(self._mesh, job) for job in _run(self._mesh, self._mesh.dispatch_many(calls))]
-
-    def queues(self) -> list[QueueInfo]:
-        """All queues that hold something or are served, by name."""
-        return _run(self._mesh, self._mesh.queues())
-
-    def workers(self) -> list[WorkerInfo]:
-        """All registered workers, by id. See ``mesh.workers``."""
-        return _run(self._mesh, self._mesh.workers())
-
-    def evict(self, worker_id: str) -> None:
-        """Declare a worker dead and give its tasks back, now. See ``mesh.evict``.
+        """Return a raw queue by its name. This does no I/O; the queue does not have to exist. See ``mesh.queue``.
 
         Args:
-            worker_id: as in ``mesh.workers()``.
+            name: 1 to 200 bytes of UTF-8, without braces and control characters.
+            shards: The number of lists that the queue consists of.
 
         Raises:
-            UsageError: no worker has this id: it was mistyped, or the worker has left or was evicted before.
-            RefusedByServer: your user lacks the rights of a peer; or a key of a queue has another type.
-            Unavailable: no answer within `patience`. With a note: it is evicted, but some of its tasks are not back yet.
+            UsageError: The name is not valid, or this program declared another number of shards before.
         """
-        _run(self._mesh, self._mesh.evict(worker_id))
+        return BlockingQueue(self._client, self._mesh.queue(name, shards=shards))
+
+    def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
+        """Enqueue calls as raw tasks, a thousand in one round trip; see ``mesh.enqueue_many``.
+
+        Args:
+            calls: Made by ``function.call(...)`` or ``mesh.call(...)``.
+
+        Returns:
+            The number of calls, all of which were stored.
+
+        Raises:
+            UsageError: A call has options, which make it a job.
+            QueueFull: A queue is at its `max_length`. A note says how many calls were stored.
+            NotReplicated: All were stored, but fewer `replicas` than requested had them in time.
+            Unavailable: The server did not reply within `patience`. A note says how many calls were stored.
+        """
+        return run_coroutine(self._client, self._mesh.enqueue_many(calls))
+
+    def dispatch_many(self, calls: Iterable[Call[R]]) -> list[BlockingJob[R]]:
+        """Dispatch calls as jobs, a thousand in one round trip; see ``mesh.dispatch_many``.
+
+        Args:
+            calls: Made by ``function.call(...)``, ``function.options(...).call(...)`` or ``mesh.call(...)``.
+
+        Returns:
+            The handle of each job, in the order of the calls.
+
+        Raises:
+            UsageError: A value is not a call.
+            Duplicate: An id is taken, and ``if_exists="raise"``. Other calls may be stored.
+            QueueFull: A queue is at its `max_length`. A note says how many calls were dispatched.
+            NotReplicated: All were stored, but fewer `replicas` than requested had them in time.
+            Unavailable: The server did not reply within `patience`. A note says how many calls were dispatched.
+        """
+        return [BlockingJob(self._client, job) for job in run_coroutine(self._client, self._mesh.dispatch_many(calls))]
+
+    def queues(self) -> list[QueueInfo]:
+        """Return all queues that are not empty or that a worker serves, by name."""
+        return run_coroutine(self._client, self._mesh.queues())
+
+    def workers(self) -> list[WorkerInfo]:
+        """Return all registered workers, by id. See ``mesh.workers``."""
+        return run_coroutine(self._client, self._mesh.workers())
+
+    def evict(self, worker_id: str) -> None:
+        """Declare a worker dead, and return its tasks to their queues now. See ``mesh.evict``.
+
+        Args:
+            worker_id: As in ``mesh.workers()``.
+
+        Raises:
+            UsageError: There is no worker with this id: it was mistyped, or the worker left or was evicted before.
+            RefusedByServer: Your user lacks the permissions of a worker, or a key of a queue has another type.
+            Unavailable: The server did not reply within `patience`. If it has a note, the worker is evicted, but some of its
+                tasks are not back yet.
+        """
+        run_coroutine(self._client, self._mesh.evict(worker_id))
 
     def close(self) -> None:
-        """Disconnect. Threads that wait for an answer get Unavailable; the next call, of any thread, connects anew.
+        """Disconnect. Calls of other threads that wait for a reply raise `Unavailable`; the next call connects again.
 
-        Not needed at the end of a program. From any thread, also where a loop runs; takes milliseconds, at most about a second.
+        You do not need it at the end of a program. Call it from any thread, also where an event loop runs; it takes at most
+        about a second.
         """
-        self._mesh.connections.of_threads.close()
+        self._client.connections.of_threads.close()
 
 
 class BlockingQueue:
-    """One queue for plain threads. Made by ``mesh.blocking.queue(name)``."""
+    """A raw queue for synchronous code; ``mesh.blocking.queue(name)`` makes it."""
 
-    __slots__ = ("_mesh", "_queue")
+    __slots__ = ("_client", "_queue")
 
-    def __init__(self, mesh: Mesh[Any], queue: Queue) -> None:
-        self._mesh = mesh
+    def __init__(self, client: Client, queue: Queue) -> None:
+        self._client = client
         self._queue = queue
 
     def __repr__(self) -> str:
@@ -132,113 +148,83 @@ class BlockingQueue:
         max_length: int | None = None,
         replicas: int | None = None,
     ) -> int:
-        """Put tasks into the queue, to be taken in this order; answers how many: all of them. See ``queue.enqueue``.
+        """Enqueue raw tasks in this order; see ``queue.enqueue``.
+
+        Args:
+            *tasks: The payloads. They are delivered unchanged.
+            unique: Dispatch the tasks as jobs whose ids are hashes of the payloads.
+            front: Put the tasks before all that wait.
+            max_length: Raise `QueueFull` if more than this many tasks would wait. None: no limit.
+            replicas: Wait until this many replicas have the tasks. None: the mesh's `replicas`.
+
+        Returns:
+            The number of tasks stored, which is all of them.
 
         Raises:
-            UsageError, PayloadTooLarge, Duplicate, QueueFull: nothing was stored.
-            NotReplicated: all were stored, but fewer `replicas` had them in time.
-            Unavailable: no answer within `patience`; with ``sent=None`` it may have been stored.
+            UsageError: A task is not bytes-like, or the call does not fit one request and has to.
+            PayloadTooLarge: A task is larger than the mesh's `max_payload`.
+            Duplicate: With `unique`: one of the tasks waits or runs already. Nothing was stored.
+            QueueFull: The queue is at `max_length`, or the server is out of memory. Nothing was stored.
+            NotReplicated: All tasks were stored, but fewer `replicas` than requested had them in time.
+            Unavailable: The server did not reply within `patience`. If its `sent` is None, the tasks may have been stored.
         """
         queue = self._queue
-        return _run(
-            self._mesh,
+        return run_coroutine(
+            self._client,
             queue.enqueue(*tasks, unique=unique, front=front, max_length=max_length, replicas=replicas),
         )
 
     def dispatch(self, task: bytes | bytearray | memoryview, **options: Unpack[JobOptions]) -> BlockingJob[bytes]:
-        """Put a job into the queue; answers a handle of this very dispatch. See ``queue.dispatch`` and `JobOptions`.
+        """Put a job into the queue; see ``queue.dispatch``.
+
+        Args:
+            task: The payload. It is delivered unchanged.
+            **options: See `JobOptions`.
+
+        Returns:
+            A handle of this dispatch, with its `outcome`.
 
         Raises:
-            UsageError, PayloadTooLarge, Duplicate, QueueFull: nothing was stored.
-            NotReplicated: it was stored, but fewer `replicas` had it in time; has the handle.
-            Unavailable: no answer within `patience`; with ``sent=None`` it may have been stored.
+            UsageError: The task is not bytes-like, or an option does not exist or is not valid.
+            PayloadTooLarge: The task is larger than the mesh's `max_payload`.
+            Duplicate: The id is taken, and ``if_exists="raise"``. Nothing was stored.
+            QueueFull: The queue is at `max_length`, or the server is out of memory. Nothing was stored.
+            NotReplicated: The job was stored, but fewer `replicas` than requested had it in time. The error has the handle.
+            Unavailable: The server did not reply within `patience`. If its `sent` is None, the job may have been stored.
         """
-        return BlockingJob(self._mesh, _run(self._mesh, self._queue.dispatch(task, **options)))
+        return BlockingJob(self._client, run_coroutine(self._client, self._queue.dispatch(task, **options)))
 
     def job(self, id: str) -> BlockingJob[bytes]:
-        """A handle of the job of this id, which need not exist; no I/O."""
-        return BlockingJob(self._mesh, self._queue.job(id))
-
-    def info(self) -> QueueInfo:
-        """All there is to know of the queue at one moment."""
-        return _run(self._mesh, self._queue.info())
-
-    def cancel(self, task: bytes | bytearray | memoryview, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
-        """Cancel every task of this queue with this payload, waiting or running. See ``queue.cancel``.
+        """Return a handle of the job with this id. This does no I/O; the job does not have to exist.
 
         Args:
-            reason: for people, and for whoever waits for a result.
-            wait: seconds to wait until the running ones have really ended.
-        """
-        return _run(self._mesh, self._queue.cancel(task, reason=reason, wait=wait))
-
-
-class BlockingJob(Generic[R]):
-    """A handle of one job for plain threads. Made by the dispatches and ``job(id)`` of this module."""
-
-    __slots__ = ("_job", "_mesh")
-
-    def __init__(self, mesh: Mesh[Any], job: Job[R]) -> None:
-        self._mesh = mesh
-        self._job = job
-
-    def __repr__(self) -> str:
-        return f"<BlockingJob {self.id!r} of {self.queue!r}>"
-
-    def __eq__(self, other: object) -> bool:
-        """The same id on the same queue of the same mesh, whichever dispatch."""
-        if not isinstance(other, BlockingJob):
-            return NotImplemented
-        theirs: BlockingJob[Any] = other  # pyright: ignore[reportUnknownVariableType]
-        return self._job == theirs._job
-
-    def __hash__(self) -> int:
-        return hash(self._job)
-
-    @property
-    def id(self) -> str:
-        """The job's id."""
-        return self._job.id
-
-    @property
-    def queue(self) -> str:
-        """The name of its queue."""
-        return self._job.queue
-
-    @property
-    def outcome(self) -> Outcome | None:
-        """What its dispatch did; None for a handle that was made from an id."""
-        return self._job.outcome
-
-    def result(self, timeout: Seconds | None = None) -> R:
-        """Wait until it has ended, and answer what its handler returned. Told by the server, not found by asking again and again.
-
-        Args:
-            timeout: seconds to wait, then `ResultTimeout`; None: for ever; 0: only look.
+            id: The job's id.
 
         Raises:
-            NoResult: at once: unknown, expired, replaced by a newer dispatch, or not kept.
-            JobFailed, JobCancelled: it ended in another way, with the error, the reason.
-            ResultTimeout: it has not ended in time.
+            UsageError: The id is not valid.
         """
-        return _run(self._mesh, self._job.result(timeout))
+        return BlockingJob(self._client, self._queue.job(id))
 
-    def status(self) -> Status:
-        """Where it is now."""
-        return _run(self._mesh, self._job.status())
+    def info(self) -> QueueInfo:
+        """Return the queue's counters."""
+        return run_coroutine(self._client, self._queue.info())
 
-    def cancel(self, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
-        """Cancel it wherever it is. See ``job.cancel``.
+    def cancel(self, task: bytes | bytearray | memoryview, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
+        """Cancel all tasks of this queue with this payload, waiting or running. See ``queue.cancel``.
 
         Args:
-            reason: for people and for `JobCancelled`.
-            wait: seconds to wait until the run has really ended.
+            task: The payload.
+            reason: A text for people; `JobCancelled` has it.
+            wait: Seconds to wait until the running tasks have ended.
+
+        Returns:
+            The number of tasks that waited, that ran, and that ended within `wait`.
         """
-        return _run(self._mesh, self._job.cancel(reason=reason, wait=wait))
+        return run_coroutine(self._client, self._queue.cancel(task, reason=reason, wait=wait))
 
 
 class BlockingFunction(Generic[P, R]):
-    """A function whose calls plain threads enqueue; ``fn.blocking``."""
+    """A function for synchronous code; ``fn.blocking``."""
 
     __slots__ = ("_declared", "_options")
 
@@ -250,43 +236,75 @@ class BlockingFunction(Generic[P, R]):
         return f"<BlockingFunction {self._declared.name!r}>"
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Enqueue a call as a raw task, which costs least and has no handle; for ids, times and results see `dispatch`.
+        """Enqueue a call as a plain task, which costs least and has no handle. For ids, times and results, see `dispatch`.
+
+        Args:
+            *args: The function's arguments.
+            **kwargs: The function's arguments.
 
         Raises:
-            TypeError: the function does not take such arguments.
-            UsageError: arguments that its handler would not take; options, which make it a job; where an event loop runs.
-            QueueFull, PayloadTooLarge: nothing was stored.
-            NotReplicated: it was stored, but fewer ``replicas`` had it in time.
-            Unavailable: no answer within `patience`; with ``sent=None`` it may have been stored.
+            TypeError: The function does not take these arguments.
+            UsageError: An argument has the wrong type, there are options, which make a job, or an event loop runs in this
+                thread.
+            PayloadTooLarge: The payload is larger than the mesh's `max_payload`.
+            QueueFull: The queue is at `max_length`, or the server is out of memory. Nothing was stored.
+            NotReplicated: The task was stored, but fewer `replicas` than requested had it in time.
+            Unavailable: The server did not reply within `patience`. If its `sent` is None, the task may have been stored.
         """
         declared = self._declared
-        mesh = declared.home()
+        client = declared.home()
         if self._options.keys() - RAW_OPTIONS:
             raise UsageError(f"a call of {declared.name!r} with options is a job: use dispatch() instead of enqueue()")
-        _run(mesh, mesh.sender.enqueue(declared.call(self._options, args, kwargs)))
+        run_coroutine(client, client.sender.enqueue(declared.call(self._options, args, kwargs)))
 
     def dispatch(self, /, *args: P.args, **kwargs: P.kwargs) -> BlockingJob[R]:
-        """Put a job into the function's queue; answers a handle of this very dispatch.
+        """Put a call into the function's queue as a job.
 
-        Raises: as `enqueue`; Duplicate.
-        """
-        declared = self._declared
-        mesh = declared.home()
-        return BlockingJob(mesh, _run(mesh, mesh.sender.dispatch(declared.call(self._options, args, kwargs))))
+        Args:
+            *args: The function's arguments.
+            **kwargs: The function's arguments.
 
-    def options(self, **options: Unpack[JobOptions]) -> BlockingFunction[P, R]:
-        """This function with options for its jobs: ``fn.blocking.options(delay=5).dispatch(...)``.
+        Returns:
+            A handle of this dispatch, with its `outcome`.
 
         Raises:
-            UsageError: an option that does not exist or cannot be.
+            TypeError: The function does not take these arguments.
+            UsageError: An argument has the wrong type, or an event loop runs in this thread.
+            PayloadTooLarge: The payload is larger than the mesh's `max_payload`.
+            Duplicate: The id is taken, and ``if_exists="raise"``. Nothing was stored.
+            QueueFull: The queue is at `max_length`, or the server is out of memory. Nothing was stored.
+            NotReplicated: The job was stored, but fewer `replicas` than requested had it in time. The error has the handle.
+            Unavailable: The server did not reply within `patience`. If its `sent` is None, the job may have been stored.
+        """
+        declared = self._declared
+        client = declared.home()
+        return BlockingJob(
+            client, run_coroutine(client, client.sender.dispatch(declared.call(self._options, args, kwargs)))
+        )
+
+    def options(self, **options: Unpack[JobOptions]) -> BlockingFunction[P, R]:
+        """Return this function with options for its jobs: ``fn.blocking.options(delay=5).dispatch(...)``.
+
+        Args:
+            **options: See `JobOptions`.
+
+        Raises:
+            UsageError: An option does not exist or is not valid.
         """
         return BlockingFunction(self._declared, {**self._options, **encode_options(options)})
 
     def job(self, id: str) -> BlockingJob[R]:
-        """A handle of the job of this id, which need not exist; no I/O."""
+        """Return a handle of the job with this id. This does no I/O; the job does not have to exist.
+
+        Args:
+            id: The job's id.
+
+        Raises:
+            UsageError: The id is not valid.
+        """
         declared = self._declared
-        mesh = declared.home()
-        return BlockingJob(mesh, mesh.queue(declared.name).job_of(check_id(id, generated=True), declared.results))
+        client = declared.home()
+        return BlockingJob(client, Job(client, declared.keys(), check_id(id, generated=True), results=declared.results))
 
     if not TYPE_CHECKING:  # a type checker knows all attributes that there are
 
@@ -296,26 +314,3 @@ class BlockingFunction(Generic[P, R]):
             raise AttributeError(
                 no_such_method("BlockingFunction", self._declared.name, name, dict.fromkeys(CALLS, hint))
             )
-
-
-def _run(mesh: Mesh[Any], coroutine: Coroutine[Any, Any, R]) -> R:
-    """Run it to its end in this thread. Every call of this module comes through here.
-
-    Raises:
-        UsageError: an event loop runs in this thread, which would stand still meanwhile.
-    """
-    loop = loop_name_here()
-    if loop:
-        coroutine.close()
-        name: str = getattr(coroutine, "__name__", "this")
-        raise UsageError(
-            f"{name}() of a `blocking` view waits, and would stop the {loop} loop that runs in this thread: there, "
-            f"`await fn.{name}(...)`, the same call without `.blocking`, inside `async with mesh.connect():`; "
-            "or do it in a thread of its own"
-        )
-    try:
-        return mesh.connections.drive(mesh, coroutine)
-    except (Duplicate, NotReplicated) as error:
-        if error.job is not None:  # a thread could do nothing with the other kind
-            error.job = BlockingJob(mesh, cast("Job[Any]", error.job))
-        raise

@@ -14,7 +14,7 @@ from worqr.keys import QueueKeys
 from worqr.link import Link
 from worqr.listening import News, listening
 from worqr.ops import MAX_ITEMS, Cancelled
-from worqr.task import CancelCount
+from worqr.records import CancelCount
 
 Step = Callable[[QueueKeys, Cancelled | None], Awaitable[Cancelled]]
 """One request of a cancel to one shard, from where the last one ended."""

@@ -34,7 +34,7 @@ from worqr.peer.children.naming import refuse_while_importing
 from worqr.sharding import Sharding
 
 if TYPE_CHECKING:
-    from worqr.mesh import Mesh
+    from worqr.client import Client, Settings
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class Connection:
     pid: int = field(default_factory=os.getpid)
     noted: Noted = field(default_factory=Noted)
 
-    def note(self, mesh: Mesh[Any], queue: str) -> None:
+    def note(self, settings: Settings, queue: str) -> None:
         """Note the queue's name in the server, now and then."""
         if time.monotonic() < self.noted.until.get(queue, 0.0):  # at each enqueue: without the cost of a call
             return
@@ -71,8 +71,8 @@ class Connection:
                 if isinstance(failure, Unavailable):
                     self.noted.forget(queue)
 
-            call = ops.note_queues(RegistryKeys(mesh.prefix), [queue])
-            self.link.post(call, answered, patience=mesh.patience)
+            call = ops.note_queues(RegistryKeys(settings.prefix), [queue])
+            self.link.post(call, answered, patience=settings.patience)
             self.sharding.learn_now_and_then()
 
 
@@ -109,8 +109,8 @@ class Connections:
                 connection = self._connect_hosted(loop)
             if connection is not None:
                 return connection
-        elif self._driven.mesh is not None:
-            return self.of_threads.get(self._driven.mesh, self.new_link)
+        elif self._driven.client is not None:
+            return self.of_threads.get(self._driven.client, self.new_link)
         if loop in self._of_parents:
             raise UsageError(
                 "this mesh was connected before a fork, and the connection belongs to the parent: "
@@ -121,16 +121,16 @@ class Connections:
             "where no event loop runs, use mesh.blocking and fn.blocking"
         )
 
-    def drive(self, mesh: Mesh[Any], coroutine: Coroutine[Any, Any, T]) -> T:
+    def drive(self, client: Client, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine of this mesh to its end in this thread, where no loop runs."""
-        outer, self._driven.mesh = self._driven.mesh, mesh
+        outer, self._driven.client = self._driven.client, client
         try:
             return run_blocking(coroutine)
         finally:
-            self._driven.mesh = outer
+            self._driven.client = outer
 
     @asynccontextmanager
-    async def open(self, mesh: Mesh[Any]) -> AsyncGenerator[None]:
+    async def open(self, client: Client) -> AsyncGenerator[None]:
         """A connection for the length of a block; see ``Mesh.connect``."""
         loop = loop_here()
         if loop is None:
@@ -140,7 +140,7 @@ class Connections:
             )
         connection = self._by_loop.get(loop)
         if connection is None:
-            connection = self._connect_hosted(loop) if loop in self._hosted else await self._make(mesh, loop)
+            connection = self._connect_hosted(loop) if loop in self._hosted else await self._make(client, loop)
         connection.users += 1
         try:
             await connection.link.wait_ready()
@@ -153,28 +153,28 @@ class Connections:
                 connection.link.close()
                 await _release(connection.server)
 
-    async def _make(self, mesh: Mesh[Any], loop: object) -> Connection:
+    async def _make(self, client: Client, loop: object) -> Connection:
         """The connection of this loop, made now; the embedded server, if that is meant, runs as long as it."""
         self._end_left_behind()
-        url = _url(mesh)
+        url = _url(client)
         server: AbstractContextManager[EmbeddedServer] | None = None
         if url == EMBEDDED:
             server = shared_server()
             url = await _start(server)
-            if loop in self._by_loop:  # somebody else was quicker
+            if loop in self._by_loop:  # another task has connected meanwhile
                 await _release(server)
-                return self._by_loop.get(loop) or await self._make(mesh, loop)
+                return self._by_loop.get(loop) or await self._make(client, loop)
         try:
-            link = self.new_link(_settings(mesh, url))
+            link = self.new_link(_settings(client, url))
             link.start()
         except BaseException:
             await _release(server)
             raise
-        connection = self._by_loop[loop] = _connection(mesh, link, server)
+        connection = self._by_loop[loop] = _connection(client, link, server)
         return connection
 
     def _end_left_behind(self) -> None:
-        """End the connections of asyncio loops that were closed within their blocks: nobody else will."""
+        """End the connections of asyncio loops that were closed within their blocks, which left them open."""
         for loop, connection in list(self._by_loop.items()):
             is_closed: Callable[[], bool] = getattr(loop, "is_closed", lambda: False)
             ours = connection.pid == os.getpid()
@@ -229,9 +229,9 @@ def check_trio(what: str) -> None:
 
 
 class _Driven(threading.local):
-    """Of this thread: the mesh a coroutine of which it drives."""
+    """In each thread: the client whose coroutine the thread runs."""
 
-    mesh: Mesh[Any] | None = None
+    client: Client | None = None
 
 
 class SharedConnection:
@@ -245,7 +245,7 @@ class SharedConnection:
         self._connection: Connection | None = None
         self._end: weakref.finalize[[Connection], SharedConnection] | None = None
 
-    def get(self, mesh: Mesh[Any], new_link: Callable[[LinkSettings], Link]) -> Connection:
+    def get(self, client: Client, new_link: Callable[[LinkSettings], Link]) -> Connection:
         """The connection. As long as it never stood, this waits for it.
 
         Raises: as ``Mesh.connect``.
@@ -253,20 +253,20 @@ class SharedConnection:
         connection = self._connection
         if connection is None:
             with self._lock:
-                connection = self._connection or self._make(mesh, new_link)
+                connection = self._connection or self._make(client, new_link)
         if not connection.stood:
             run_blocking(connection.link.wait_ready())
             run_blocking(connection.sharding.begin())
             connection.stood = True
         return connection
 
-    def _make(self, mesh: Mesh[Any], new_link: Callable[[LinkSettings], Link]) -> Connection:
-        url = _url(mesh)
+    def _make(self, client: Client, new_link: Callable[[LinkSettings], Link]) -> Connection:
+        url = _url(client)
         server: AbstractContextManager[EmbeddedServer] | None = None
         if url == EMBEDDED:
             server = shared_server()
             url = server.__enter__().url
-        connection = _connection(mesh, new_link(_settings(mesh, url)), server)
+        connection = _connection(client, new_link(_settings(client, url)), server)
         end = self._end = weakref.finalize(self, _end, connection)
         end.atexit = False  # see `_at_exit`
         try:
@@ -278,7 +278,7 @@ class SharedConnection:
         return connection
 
     def close(self) -> None:
-        """End it, within about a second; whoever waits for an answer gets Unavailable. The next use makes a new one."""
+        """End it, within about a second. Calls that wait for a reply raise Unavailable; the next call connects again."""
         with self._lock:
             end, self._end, self._connection = self._end, None, None
         if end is not None:
@@ -290,13 +290,13 @@ class SharedConnection:
             self._end.detach()
         if self._connection is not None:
             _of_parents.append(self._connection.server)
-        self._lock = threading.Lock()  # somebody may have held the old one, who is not here
+        self._lock = threading.Lock()  # a thread of the parent may hold the old one
         self._end = self._connection = None
 
 
 _all_connections: weakref.WeakSet[Connections] = weakref.WeakSet()
 _of_parents: list[object] = []
-"""What a forked child must not drop: that would let go of a server, under a lock that nobody may be there to release."""
+"""Embedded servers of the parent that a forked child must keep alive: to release one takes a lock that may be held for ever."""
 
 
 def _after_fork_in_child() -> None:
@@ -320,35 +320,37 @@ def _end(connection: Connection) -> None:
         connection.server.__exit__(None, None, None)
 
 
-def _url(mesh: Mesh[Any]) -> str:
+def _url(client: Client) -> str:
     refuse_while_importing("connection")
-    url = mesh.url or os.environ.get("WORQR_URL") or os.environ.get("REDIS_URL") or "redis://localhost:6379/0"
-    if url == EMBEDDED and mesh.credentials is not None:
+    url = (
+        client.settings.url or os.environ.get("WORQR_URL") or os.environ.get("REDIS_URL") or "redis://localhost:6379/0"
+    )
+    if url == EMBEDDED and client.settings.credentials is not None:
         raise UsageError("the embedded server has no users: remove credentials=, or name a server")
     return server_of_parent() or url if url == EMBEDDED else url
 
 
-def _source(mesh: Mesh[Any]) -> str:
+def _source(client: Client) -> str:
     """Where the URL comes from, for messages."""
-    if mesh.url:
+    if client.settings.url:
         return GIVEN
     return next((name for name in ("WORQR_URL", "REDIS_URL") if os.environ.get(name)), DEFAULT)
 
 
-def _connection(mesh: Mesh[Any], link: Link, server: AbstractContextManager[EmbeddedServer] | None) -> Connection:
-    return Connection(link, server, Sharding(link, mesh.prefix, mesh.declared_shards))
+def _connection(client: Client, link: Link, server: AbstractContextManager[EmbeddedServer] | None) -> Connection:
+    return Connection(link, server, Sharding(link, client.settings.prefix, client.declared_shards))
 
 
-def _settings(mesh: Mesh[Any], url: str) -> LinkSettings:
-    slowest = 0.0 if mesh.keepalive is None else answer_timeout(mesh.keepalive)
+def _settings(client: Client, url: str) -> LinkSettings:
+    slowest = 0.0 if client.settings.keepalive is None else answer_timeout(client.settings.keepalive)
     return LinkSettings(
         url,
-        prefix=mesh.prefix,
-        app=mesh.app,
-        patience=mesh.patience,
+        prefix=client.settings.prefix,
+        app=client.settings.app,
+        patience=client.settings.patience,
         slowest=slowest,
-        source=_source(mesh),
-        credentials=mesh.credentials,
+        source=_source(client),
+        credentials=client.settings.credentials,
     )
 
 
@@ -365,6 +367,6 @@ async def _start(server: AbstractContextManager[EmbeddedServer]) -> str:
 
 
 async def _release(server: AbstractContextManager[EmbeddedServer] | None) -> None:
-    """Let go of the embedded server; the last who does stops it."""
+    """Release the embedded server; the last release stops it."""
     if server is not None:
         await mailbox_here().in_thread(lambda: server.__exit__(None, None, None))

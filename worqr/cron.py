@@ -74,17 +74,16 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One schedule as people want to know it.
-
-    Attributes:
-        next_run: the nominal time of the next firing; in the past while nobody is there to fire it.
-        last_run: the nominal time of the last firing that was enqueued; None if there was none.
-    """
+    """A schedule of the mesh. See ``mesh.schedules()``."""
 
     name: str
+    """The schedule's name."""
     next_run: datetime
+    """The time of the next firing. It is in the past while no worker is there to fire it."""
     last_run: datetime | None
+    """The time of the last firing that was enqueued; None if there was none."""
     paused: bool
+    """True while the schedule is paused."""
 
 
 def at(ms: int) -> datetime:
@@ -217,7 +216,7 @@ def judge(plan: Plan, cursor: int, now: int) -> Verdict:
 
 
 def jitter_ms(definition: Definition, nominal: int) -> int:
-    """How long after its nominal time this firing is to run: by chance, and the same for whoever asks."""
+    """Return the delay of this firing: random, but the same in every process."""
     if not definition.jitter_ms:
         return 0
     digest = hashlib.sha256(f"{definition.name}\0{nominal}".encode()).digest()

@@ -248,7 +248,7 @@ class _Running:
         if self._keeper is not None:
             self._keeper.wait()
         self._log.close()
-        shutil.rmtree(self._folder, ignore_errors=True)  # in case that there is no keeper, or somebody killed it
+        shutil.rmtree(self._folder, ignore_errors=True)  # if there is no keeper process, or it was killed
 
     def let_go(self) -> None:
         _leashes.discard(self)

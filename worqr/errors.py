@@ -11,38 +11,36 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from worqr.task import RemoteError
+    from worqr.records import RemoteError
 
 
 class WorqrError(Exception):
-    """Root of all errors of worqr.
+    """The base class of all errors of worqr.
 
-    ``Retry`` and ``Failure``, which a handler raises on purpose, are not below it, so that
-    ``except WorqrError`` in a handler never swallows them.
+    `Retry` and `Failure`, which a handler raises on purpose, are not derived from it. So ``except WorqrError`` in a handler
+    does not catch them.
     """
 
 
 class UsageError(WorqrError, ValueError):
-    """A call that can never work: a bad queue name, an unknown option, a peer used after it left.
+    """A call that can never work: an invalid queue name, an unknown option, a peer that has left.
 
-    Nothing was sent. Mend the call; the message names the value and what would be right.
+    Nothing was sent. The message has the value and the remedy. It is also a `ValueError`.
     """
 
 
 class PayloadTooLarge(UsageError):
-    """A task over ``Mesh(max_payload=...)`` bytes. Nothing was sent; store the data elsewhere and enqueue its name."""
+    """A task is larger than ``Mesh(max_payload=...)`` bytes. Nothing was sent. Store the data elsewhere and enqueue its name."""
 
 
 class Unavailable(WorqrError):
-    """The server could not be reached, or did not answer, within ``patience``. The message has the cause and the remedy.
+    """The server could not be reached, or did not reply within `patience`. The message has the cause and the remedy.
 
-    Raised at once if the host name of the first connection does not resolve.
+    It is raised at once if the host name of the first connection does not resolve. Try again later.
 
     Attributes:
-        sent: False if the request was never written (it was withdrawn and has no effect), None if it was on its way
-            when patience ended and nobody knows whether it took effect, True if it took effect.
-
-    Try again later; an enqueue with ``sent=None`` may be in the queue.
+        sent: False: the request was not sent and has no effect. None: it was sent, and it may have taken effect: an enqueue
+            may be in the queue. True: it took effect.
     """
 
     def __init__(self, message: str, *, sent: bool | None = False) -> None:
@@ -51,31 +49,31 @@ class Unavailable(WorqrError):
 
 
 class RefusedByServer(WorqrError):
-    """The server rejected the connection or the request: authentication failed, a permission is missing, protected mode is on, a
-    key has another type. Also: something else answers at its port.
+    """The server rejected the connection or the request. Waiting does not help.
 
-    Waiting does not help. The message has the server's own words (never a payload or a password) and the remedy.
+    The authentication failed, a permission is missing, protected mode is on, a key has another type, or the port is not that
+    of a Redis server. The message has the server's own words, but no payload and no password, and the remedy.
     """
 
 
 class WrongVersion(RefusedByServer):
-    """The server is older than Redis 7.0 / Valkey 7.2, or the mesh on it speaks another wire version."""
+    """The server is older than Redis 7.0 or Valkey 7.2, or its mesh has another wire version."""
 
 
 class QueueFull(WorqrError):
-    """The queue is at its ``max_length``, or the server is out of memory. Nothing was stored; slow down and try again."""
+    """The queue is at its `max_length`, or the server is out of memory. Nothing was stored. Slow down and try again."""
 
 
 class NotReplicated(WorqrError):
-    """Fewer replicas than ``replicas=`` said they had the task in time. It IS enqueued, and is worked on as any other.
+    """Fewer replicas than requested had the task in time. The task is enqueued, and workers run it as any other.
 
-    Only a failover to a replica without it can lose it. Enqueueing it again makes it run twice, unless it has an id.
+    It can be lost only by a failover to a replica that does not have it. If you enqueue it again, it runs twice, unless it
+    has an id.
 
     Attributes:
-        wanted: how many replicas were asked for.
-        reached: how many had it when they were last asked.
-        job: of a dispatch, its handle; else None.
-        answer: what the request would have answered; for worqr itself.
+        wanted: The number of replicas requested.
+        reached: The number of replicas that had it.
+        job: The handle of a dispatch; else None.
     """
 
     def __init__(self, message: str, *, wanted: int = 0, reached: int = 0) -> None:
@@ -83,16 +81,16 @@ class NotReplicated(WorqrError):
         self.wanted = wanted
         self.reached = reached
         self.job: Any = None
-        self.answer: Any = None
+        self._reply: Any = None
 
 
 class Duplicate(WorqrError):
-    """The id is taken (``if_exists="raise"``, ``unique=True``): its job waits, runs, or is within ``unique_for``.
+    """The id is taken: its job waits or runs, or `unique_for` has not passed. Nothing was stored.
 
-    Nothing was stored.
+    It is raised for ``if_exists="raise"`` and ``unique=True``.
 
     Attributes:
-        job: a handle of the job that is there.
+        job: A handle of the job that has the id.
     """
 
     def __init__(self, message: str, job: Any = None) -> None:
@@ -101,21 +99,21 @@ class Duplicate(WorqrError):
 
 
 class NoResult(WorqrError):
-    """There is no result and none will come: the id is unknown, the result expired, or none is kept (no ``result_ttl``).
+    """There is no result, and there will be none: the id is unknown, the result has expired, or no `result_ttl` is set.
 
-    Raised at once; waiting would not help.
+    It is raised at once, because waiting would not help.
     """
 
 
 class ResultTimeout(WorqrError, TimeoutError):
-    """The job had not ended within ``timeout`` seconds. A `TimeoutError` too.
+    """The job has not ended within `timeout` seconds. Ask again later. It is also a `TimeoutError`.
+
+    The attributes are None if the server did not tell in time, and with ``timeout=0``.
 
     Attributes:
-        state: where the job was when the time was over, as in `Status`.
-        waiting: how many tasks waited in its queue.
-        workers: how many workers served its queue; with 0 the job waits until a worker serves it.
-
-    The attributes are None if the server did not say, and with ``timeout=0``, which only looks. Ask again later.
+        state: The state of the job, as in `Status`.
+        waiting: The number of tasks that wait in its queue.
+        workers: The number of workers that serve its queue. If it is 0, the job waits until a worker serves it.
     """
 
     def __init__(
@@ -128,10 +126,10 @@ class ResultTimeout(WorqrError, TimeoutError):
 
 
 class JobFailed(WorqrError):
-    """The job failed for good. It is in ``queue.failed`` (or ``.broken``) unless those records are not kept.
+    """The job failed and will not be run again. It is in ``queue.failed`` or ``queue.broken``, unless records are not kept.
 
     Attributes:
-        error: what the last run raised, as a `RemoteError`.
+        error: The error of the last run.
     """
 
     def __init__(self, message: str, error: RemoteError) -> None:
@@ -140,10 +138,10 @@ class JobFailed(WorqrError):
 
 
 class JobCancelled(WorqrError):
-    """The job was cancelled, or its queue deleted.
+    """The job was cancelled, or its queue was deleted.
 
     Attributes:
-        reason: as whoever cancelled it said; may be empty.
+        reason: The reason that the cancel was given, perhaps empty.
     """
 
     def __init__(self, message: str, reason: str = "") -> None:
@@ -152,14 +150,14 @@ class JobCancelled(WorqrError):
 
 
 class ClaimLost(WorqrError):
-    """The claim is no longer ours: the worker was declared dead, and the task runs or ran elsewhere.
+    """The task was reassigned, because this worker was declared dead or left the queue. It runs, or ran, elsewhere.
 
-    Stop working on it. What was done already may be done a second time.
+    Stop working on it. What you did already may be done a second time.
     """
 
 
 class ClaimSettled(UsageError):
-    """The claim was finished, stopped, retried or failed before: a claim is settled exactly once."""
+    """The claim was finished, stopped, retried or failed before. A claim is settled exactly once."""
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
@@ -171,4 +169,14 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
 
 
 class WorqrBug(WorqrError):
-    """Something that cannot happen did: an error in worqr itself. Please report it with its traceback."""
+    """An error in worqr itself. Please report it with its traceback."""
+
+
+def note_reply(error: NotReplicated, reply: object) -> None:
+    """Keep the reply that the request had, in its error: what was stored is stored."""
+    error._reply = reply  # pyright: ignore[reportPrivateUsage]
+
+
+def reply_in(error: NotReplicated) -> Any:
+    """Return the reply that the request had."""
+    return error._reply  # pyright: ignore[reportPrivateUsage]

@@ -1,5 +1,5 @@
-"""What happens to a queue, for those who listen: `Event`, and the iterator behind ``queue.events()``; and what happens to the
-connection: `ConnectionEvent`, behind ``mesh.connection_events()``.
+"""The events of a queue: `Event`, and the iterator of ``queue.events()``; and those of the connection: `ConnectionEvent`, of
+``mesh.connection_events()``.
 
 The scripts publish an event after they have counted it, and only while a client listens. The ids come first, on a channel of
 their own, so that a listener of an older version reads the event itself as ever; the two messages of one event come one
@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from worqr import ops
 from worqr.keys import QueueKeys, RegistryKeys
@@ -22,8 +22,7 @@ from worqr.listening import LOOK_AGAIN, Latest, listening_to
 from worqr.log_events import emit
 
 if TYPE_CHECKING:
-    from worqr.connecting import Connections
-    from worqr.mesh import Mesh
+    from worqr.client import Client
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -33,35 +32,34 @@ BUFFERED: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to `count` tasks of a queue: enqueued, claimed, finished, stopped, retried, failed, ...
-
-    Attributes:
-        ids: the ids of those tasks that have one: jobs, and also plain tasks that were retried, stalled or set aside, which get
-            an id then. At most 100 of one event; `count` is exact.
-    """
+    """Something that happened to tasks of a queue. See ``queue.events()``."""
 
     queue: str
+    """The queue's name."""
     type: str
+    """The kind of event: ``enqueued``, ``claimed``, ``finished``, ``retried``, ``failed``, ... , as in `QueueInfo.counts`."""
     count: int
+    """The number of tasks."""
     ids: tuple[str, ...] = ()
+    """The ids of those tasks that have one, at most 100. A plain task gets an id when it is retried, stalls or moves to the
+    dead-letter queue.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionEvent:
-    """The connection to a server was lost, or is back.
-
-    Attributes:
-        type: ``lost``: the server cannot be reached, or replies that it cannot work; worqr connects again by itself. ``back``: it
-            can be used again; of a cluster also: this node does not belong to it any more.
-        server: its address, without the password. A cluster has one connection for each node.
-        cause: why the connection was lost, in the words of the log.
-        seconds: for how long the server has been lost, or was.
-    """
+    """The connection to a server was lost, or is back. See ``mesh.connection_events()``."""
 
     type: Literal["lost", "back"]
+    """``lost``: the server cannot be reached, or reports that it cannot work; worqr reconnects by itself. ``back``: it can be
+    used again, or the node does not belong to the cluster any more.
+    """
     server: str
+    """The server's address, without the password. A cluster has one connection for each node."""
     cause: str
+    """Why the connection was lost, as in the log."""
     seconds: float
+    """Seconds since the connection was lost."""
 
 
 class _Reader:
@@ -95,13 +93,13 @@ class _Reader:
 
 
 @asynccontextmanager
-async def events_of(mesh: Mesh[Any], queue: QueueKeys) -> AsyncGenerator[AsyncIterator[Event]]:
+async def events_of(client: Client, queue: QueueKeys) -> AsyncGenerator[AsyncIterator[Event]]:
     """What happens to a queue, all of its shards."""
-    link = mesh.link
+    link = client.link
     latest = Latest[Event](link, BUFFERED)
     async with AsyncExitStack() as stack:
         stack.enter_context(latest)
-        for keys in await mesh.sharding.of(queue):
+        for keys in await client.sharding.of(queue):
             reader = _Reader(queue.shown, keys, latest.put)
             channels = (keys.events_channel, keys.event_ids_channel)
             await stack.enter_async_context(listening_to(link, channels, reader.hear, reader.begin))
@@ -109,8 +107,8 @@ async def events_of(mesh: Mesh[Any], queue: QueueKeys) -> AsyncGenerator[AsyncIt
 
 
 class _Looking(AsyncIterator[ConnectionEvent]):
-    """The iterator of connection events. An idle connection shows only when it is used that it is lost: so whoever waits for an
-    event looks at the server now and then.
+    """The iterator of connection events. A lost connection that is idle is noticed only when it is used, so the
+    iterator checks the server now and then while it waits.
     """
 
     def __init__(self, link: Link, prefix: str, latest: Latest[ConnectionEvent]) -> None:
@@ -132,9 +130,9 @@ class _Looking(AsyncIterator[ConnectionEvent]):
 
 
 @asynccontextmanager
-async def connection_events_of(connections: Connections, prefix: str) -> AsyncGenerator[AsyncIterator[ConnectionEvent]]:
+async def connection_events_of(client: Client) -> AsyncGenerator[AsyncIterator[ConnectionEvent]]:
     """What happens to the connection of the running loop, beginning with the servers that are lost already."""
-    link = connections.here().link
+    link = client.link
     latest = Latest[ConnectionEvent](link, BUFFERED)
 
     def tell(change: Change) -> None:
@@ -143,6 +141,6 @@ async def connection_events_of(connections: Connections, prefix: str) -> AsyncGe
     with latest:
         link.watchers.add(tell)
         try:
-            yield _Looking(link, prefix, latest)
+            yield _Looking(link, client.settings.prefix, latest)
         finally:
             link.watchers.remove(tell)

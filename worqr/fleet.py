@@ -10,16 +10,20 @@ import difflib
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
 
 from worqr import ops
-from worqr.connecting import Connections
 from worqr.errors import UsageError, WorqrError
 from worqr.events import ConnectionEvent, connection_events_of
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
+from worqr.records import WorkerInfo
 from worqr.summing import worker_of
-from worqr.task import WorkerInfo, check_text
+from worqr.task import check_text
+
+if TYPE_CHECKING:
+    from worqr.client import Client
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -28,34 +32,38 @@ NEAREST = 3
 
 
 class Fleet:
-    """What a mesh can tell of its workers, and do to them. Its calls need ``mesh.connect()`` or ``join()`` around."""
+    """The part of `Mesh` that shows and evicts workers. Its calls need ``mesh.connect()`` or ``join()``."""
 
-    prefix: str
-    connections: Connections
+    _client: Client
 
     async def workers(self) -> list[WorkerInfo]:
-        """All registered workers, by id; one that died is listed until it is swept (within 5 s)."""
-        rows = await self.connections.here().link.call(ops.list_workers(RegistryKeys(self.prefix)))
+        """Return all registered workers, by id. A worker that died is listed until its tasks are given back, within about 5 s.
+
+        Raises:
+            UsageError: Outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        rows = await self._client.ask(ops.list_workers(RegistryKeys(self._client.settings.prefix)))
         return sorted([worker_of(*row) for row in rows], key=lambda info: info.id)
 
     async def evict(self, worker_id: str) -> None:
-        """Declare a worker dead and give its tasks back to the front of their queues, now, without waiting for its keepalive.
+        """Declare a worker dead, and return its tasks to the front of their queues now, without waiting for its keepalive.
 
-        Use it for a worker that hangs, or that is gone and has ``keepalive=None``. Returns when all of its tasks are back; no
-        other worker has to be running for that. Each of the tasks counts one stall more. A worker that is alive
-        notices within a second: it cancels what it runs (`cancel_reason` is ``lost``) and joins again with a new id. What it
-        does not stop in time runs twice. To stop a worker for good, stop its process.
+        Use it for a worker that hangs, or that is gone and has ``keepalive=None``. No other worker has to be running. Each of
+        the tasks counts one stall more. A worker that is alive notices within a second: it cancels its tasks (`cancel_reason`
+        is ``lost``) and joins again under a new id. Tasks that it does not stop in time run twice. To stop a worker for good,
+        stop its process.
 
         Args:
-            worker_id: as in ``mesh.workers()``.
+            worker_id: As in ``mesh.workers()``.
 
         Raises:
-            UsageError: no worker has this id: it was mistyped, or the worker has left or was evicted before.
-            RefusedByServer: your user lacks the rights of a peer; or a key of a queue has another type.
-            Unavailable: no answer within `patience`. With a note: the worker is evicted, but some of its tasks are not back
-                yet. Call it again, or leave them to the leader, which goes on trying.
+            UsageError: There is no worker with this id: it was mistyped, or the worker left or was evicted before.
+            RefusedByServer: Your user lacks the permissions of a worker, or a key of a queue has another type.
+            Unavailable: The server did not reply within `patience`. If it has a note, the worker is evicted, but some of its
+                tasks are not back yet. Call it again, or leave them to the leader.
         """
-        link, registry = self.connections.here().link, RegistryKeys(self.prefix)
+        link, registry = self._client.link, RegistryKeys(self._client.settings.prefix)
         worker = check_text(worker_id, "worker_id")
         if await link.call(ops.condemn_worker(registry, worker, ops.ANY_BEAT)) == "gone":
             look = await link.call(ops.look_at_workers(registry))
@@ -65,18 +73,20 @@ class Fleet:
         await _sweep(link, registry, worker)
 
     def connection_events(self) -> AbstractAsyncContextManager[AsyncIterator[ConnectionEvent]]:
-        """Return a block in which you hear when the connection to the server is lost and when it is back: an iterator of
-        `ConnectionEvent`.
+        """Return a block in which you hear when the connection to the server is lost and when it is back.
 
         It begins with a ``lost`` if the server is away already. Each ``lost`` is followed by one ``back`` of the same server.
-        worqr connects again by itself: use the events to report, not to reconnect. While you wait for the next event, worqr looks
-        at the server once a second. A connection that breaks while it is idle, and stands again by then, is no event. The
+        worqr reconnects by itself: use the events to report, not to reconnect. An idle connection is checked once a second
+        while you wait for the next event. A connection that breaks while it is idle, and is back by then, is no event. The
         iterator ends with the block.
 
+        Returns:
+            An async context manager, which gives an iterator of `ConnectionEvent`.
+
         Raises:
-            UsageError: on entry, outside of ``mesh.connect()`` and ``join()``.
+            UsageError: On entry: outside `connect` and `join`.
         """
-        return connection_events_of(self.connections, self.prefix)
+        return connection_events_of(self._client)
 
 
 async def _sweep(link: Link, registry: RegistryKeys, worker: str) -> None:

@@ -1,7 +1,7 @@
 """Typed functions: `Function` is a function as a producer sees it, `Call` one call of it as a value.
 
 One function is one queue, and its payload is what any producer in any language would push: the JSON object of the arguments by
-name. What a function is made of is decided where it is declared (`worqr.registry`); how arguments travel is in
+name. How functions are declared is in `worqr.registry`, how arguments are encoded in
 `worqr.signature`. Not to be confused with `worqr.call.Call`, which is a request to the server.
 """
 
@@ -20,15 +20,16 @@ from worqr.blocking import BlockingFunction
 from worqr.errors import UsageError
 from worqr.foreign import CALLS, no_such_method
 from worqr.job import Job, Results
-from worqr.keys import check_name
+from worqr.keys import QueueKeys, check_name
 from worqr.options import JobOptions, check_id, encode_options
 from worqr.peer.options import Handling, check_failure_handler
+from worqr.queue import Queue
+from worqr.records import Failed
 from worqr.signature import Signature
-from worqr.task import Failed, check_task, encode_json
+from worqr.task import check_task, encode_json
 
 if TYPE_CHECKING:
-    from worqr.mesh import Mesh
-    from worqr.queue import Queue
+    from worqr.client import Client
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,32 +41,33 @@ _UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError, NotImpleme
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[R_co]):
-    """A call of the function `name`, its arguments checked and encoded; nothing was sent. Those of one name and payload are
+    """A call of a function, with its arguments checked and encoded. Nothing was sent. Calls of one function and payload are
     equal.
 
-    Attributes:
-        name: the function's, which is the name of its queue.
-        args: the positional arguments, defaults among them.
-        kwargs: the keyword-only ones.
-        task: the payload.
+    Make it with ``function.call(...)`` or ``mesh.call(name, ...)``; send it with ``mesh.enqueue_many`` or
+    ``mesh.dispatch_many``.
     """
 
     name: str
+    """The function's name."""
     args: tuple[Any, ...] = field(compare=False)
+    """The positional arguments, defaults included."""
     kwargs: dict[str, Any] = field(compare=False)
+    """The keyword-only arguments."""
     task: bytes
-    options: Mapping[str, object] = field(default_factory=dict[str, object], compare=False, repr=False)
-    declared: Declared | None = field(default=None, compare=False, repr=False)
+    """The payload."""
+    _options: Mapping[str, object] = field(default_factory=dict[str, object], compare=False, repr=False)
+    _declared: Declared | None = field(default=None, compare=False, repr=False)
 
     @property
     def queue(self) -> str:
-        """Where it goes: the function's name, also if its registry was included, with a prefix, after this was made."""
-        return self.name if self.declared is None else self.declared.name
+        """The name of the queue that the call goes to. It is the function's name, with the prefix of `include`."""
+        return self.name if self._declared is None else self._declared.name
 
     @property
-    def results(self) -> Results | None:
+    def _results(self) -> Results | None:
         """What is known of its result; None of a function that lives elsewhere."""
-        return None if self.declared is None else self.declared.results
+        return None if self._declared is None else self._declared.results
 
 
 def named_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], max_payload: int) -> Call[Any]:
@@ -97,7 +99,7 @@ class Declared:
     Attributes:
         name: the function's, and its queue's; with the prefixes under which its registry was included.
         aliases: older names, whose queues are served and never enqueued to.
-        mesh: whose function it is; None until its registry is included in one.
+        client: that of the function's mesh; None until a mesh includes its registry.
     """
 
     def __init__(
@@ -108,36 +110,41 @@ class Declared:
         self.aliases: tuple[str, ...] = aliases
         self.how: Handling = how
         self.is_async = is_async
-        self.mesh: Mesh[Any] | None = None
+        self.client: Client | None = None
         self.signature: Signature = Signature(fn, name, keeps=how.policy.result_ttl > 0)
         self.results: Results = Results(self.signature.decode_result, how.policy.result_ttl > 0)
         bound = {} if how.max_length is None else {"max_length": how.max_length}
         self.defaults: Mapping[str, object] = bound
+        self.handler: Callable[[bytes], Any] = self._make_handler()
+
+    def bind(self, client: Client | None) -> None:
+        """Make the function one of a mesh."""
+        self.client = client
 
     def rename(self, name: str, aliases: tuple[str, ...]) -> None:
         """Its registry was included somewhere, with a prefix."""
         self.name = self.signature.name = name
         self.aliases = aliases
 
-    def home(self) -> Mesh[Any]:
-        """The mesh.
+    def home(self) -> Client:
+        """Return the client of the function's mesh.
 
         Raises:
             UsageError: the function's registry was not included in one.
         """
-        if self.mesh is None:
+        if self.client is None:
             raise UsageError(
                 f"{self.name!r} belongs to a Registry that no mesh has included yet: call mesh.include(registry) first"
             )
-        return self.mesh
+        return self.client
 
     def call(self, options: Mapping[str, object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call[Any]:
         """A call, checked and encoded."""
         signature = self.signature
         values = signature.bind(args, kwargs)
         task = signature.encode(values)
-        if self.mesh is not None:
-            check_task(task, self.mesh.max_payload)
+        if self.client is not None:
+            check_task(task, self.client.settings.max_payload)
         return Call(self.name, *signature.split(values), task, options, self)
 
     def add_on_failure(self, handler: Callable[[Failed], object]) -> None:
@@ -147,7 +154,26 @@ class Declared:
         check_failure_handler(handler)
         self.how = replace(self.how, on_failure=handler, policy=replace(self.how.policy, on_failure=True))
 
-    def handler(self) -> Callable[[bytes], Any]:
+    def keys(self) -> QueueKeys:
+        """Return the keys of the function's queue.
+
+        Raises:
+            UsageError: No mesh has included the function's registry.
+        """
+        return QueueKeys(self.home().settings.prefix, self.name)
+
+    def served(self) -> list[tuple[str, Callable[[Any], object], Handling]]:
+        """Return the queues that a peer serves the function from, those of its aliases too, each with its handler.
+
+        Raises:
+            UsageError: An annotation names something that does not exist; or there are options of a failure handler, and no
+                failure handler.
+        """
+        self.signature.ready()
+        self.how.check_failing(self.name)
+        return [(name, self.handler, self.how) for name in (self.name, *self.aliases)]
+
+    def _make_handler(self) -> Callable[[bytes], Any]:
         """The function as a handler of its queue: decodes the payload, then calls it; of its kind, async or plain."""
         fn, decode = self.fn, self.signature.decode
 
@@ -165,30 +191,46 @@ class Declared:
 
 
 class Bound(Generic[P, R]):
-    """A function with options for its jobs; see ``Function.options``. No enqueue, because options make a job."""
+    """A function with options for its jobs; ``function.options(...)`` makes it. It has no `enqueue`: options make a job."""
 
     def __init__(self, declared: Declared, options: Mapping[str, object]) -> None:
         self._declared = declared
         self._options = options
 
     async def dispatch(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """Put a job into the function's queue: a call with a record, an id, and a result if the function keeps results.
+        """Put a call into the function's queue as a job, with an id, and with a result if the function keeps results.
+
+        Args:
+            *args: The function's arguments.
+            **kwargs: The function's arguments.
 
         Returns:
-            A handle of this very dispatch, with its `outcome`.
+            A handle of this dispatch, with its `outcome`.
 
         Raises:
-            TypeError: the function does not take such arguments.
-            UsageError: arguments that its handler would not take; outside of ``connect`` or ``join``.
-            Duplicate, QueueFull, NotReplicated, Unavailable, PayloadTooLarge: as ``queue.dispatch``. Nothing else was stored.
+            TypeError: The function does not take these arguments.
+            UsageError: An argument has the wrong type; or outside `connect` and `join`.
+            PayloadTooLarge: The payload is larger than the mesh's `max_payload`.
+            Duplicate: The id is taken, and ``if_exists="raise"``. Nothing was stored.
+            QueueFull: The queue is at `max_length`, or the server is out of memory. Nothing was stored.
+            NotReplicated: The job was stored, but fewer `replicas` than requested had it within 2 s. The error has the
+                handle.
+            Unavailable: The server did not reply within `patience`. If its `sent` is None, the job may have been stored.
         """
         declared = self._declared
         return await declared.home().sender.dispatch(declared.call(self._options, args, kwargs))
 
     def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
-        """A call as a value, for ``enqueue_many``, ``dispatch_many``, schedules and tests; nothing is sent.
+        """Return a call as a value, for ``enqueue_many``, ``dispatch_many``, schedules and tests. Nothing is sent.
 
-        Raises: as `dispatch`, as far as it can be known without the server.
+        Args:
+            *args: The function's arguments.
+            **kwargs: The function's arguments.
+
+        Raises:
+            TypeError: The function does not take these arguments.
+            UsageError: An argument has the wrong type.
+            PayloadTooLarge: The payload is larger than the mesh's `max_payload`.
         """
         return self._declared.call(self._options, args, kwargs)
 
@@ -212,14 +254,16 @@ def _name_in(bound: Bound[Any, Any]) -> str:
 
 
 class Function(Bound[P, R]):
-    """A function whose calls can be enqueued; made by ``@mesh.task``. Calling it calls the function, here and now."""
+    """A function whose calls can be enqueued; ``@mesh.task`` makes it. Calling it runs the function here and now, without the
+    mesh.
+    """
 
     def __init__(self, declared: Declared) -> None:
         functools.update_wrapper(cast("Any", self), declared.fn)
         for name in [name for name in vars(self) if not name.startswith("__") and hasattr(type(self), name)]:
             del vars(self)[name]  # its `dispatch` (of a singledispatch, say) would stand in front of ours
         super().__init__(declared, declared.defaults)
-        self.__worqr_handler__: Callable[[bytes], Any] = declared.handler()
+        self.__worqr_handler__: Callable[[bytes], Any] = declared.handler
 
     def __repr__(self) -> str:
         return f"<Function {self.name!r}>"
@@ -232,78 +276,89 @@ class Function(Bound[P, R]):
 
     @property
     def name(self) -> str:
-        """Its name, which is that of its queue."""
+        """The function's name, which is the name of its queue."""
         return self._declared.name
 
     @property
-    def declared(self) -> Declared:
-        """What was declared; for worqr itself."""
-        return self._declared
-
-    def served(self) -> list[tuple[str, Callable[[Any], object], Handling]]:
-        """The queues that a peer serves it from, its aliases' among them, each with its handler; for worqr itself.
-
-        Raises:
-            UsageError: an annotation names what is not there; options of a failure handler, and there is none.
-        """
-        declared = self._declared
-        declared.signature.ready()
-        declared.how.check_failing(declared.name)
-        return [(name, self.__worqr_handler__, declared.how) for name in (declared.name, *declared.aliases)]
-
-    @property
     def queue(self) -> Queue:
-        """Its queue, to look into, pause, or cancel.
+        """The function's queue, to inspect, pause or cancel it.
 
         Raises:
-            UsageError: its registry was not included in a mesh yet.
+            UsageError: No mesh has included the function's registry.
         """
-        return self._declared.home().queue(self.name)
+        return Queue(self._declared.home(), self._declared.keys())
 
     async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Enqueue a call as a raw task, which costs least and has no handle; for ids, times and results see `dispatch`.
+        """Enqueue a call as a plain task, which costs least and has no handle. For ids, times and results, see `dispatch`.
+
+        Args:
+            *args: The function's arguments.
+            **kwargs: The function's arguments.
 
         Raises:
-            TypeError: the function does not take such arguments.
-            UsageError: arguments that its handler would not take; outside of ``connect`` or ``join``.
-            QueueFull, NotReplicated, Unavailable, PayloadTooLarge: as ``queue.enqueue``.
+            TypeError: The function does not take these arguments.
+            UsageError: An argument has the wrong type; or outside `connect` and `join`.
+            PayloadTooLarge: The payload is larger than the mesh's `max_payload`.
+            QueueFull: The queue is at `max_length`, or the server is out of memory. Nothing was stored.
+            NotReplicated: The task was stored, but fewer `replicas` than requested had it within 2 s.
+            Unavailable: The server did not reply within `patience`. If its `sent` is None, the task may have been stored.
         """
         declared = self._declared
         await declared.home().sender.enqueue(declared.call(self._options, args, kwargs))
 
     def options(self, **options: Unpack[JobOptions]) -> Bound[P, R]:
-        """This function with options for its jobs: ``await fn.options(delay=5).dispatch(...)``.
+        """Return this function with options for its jobs: ``await fn.options(delay=5).dispatch(...)``.
+
+        Args:
+            **options: See `JobOptions`.
 
         Raises:
-            UsageError: an option that does not exist or cannot be.
+            UsageError: An option does not exist or is not valid.
         """
         return Bound(self._declared, {**self._declared.defaults, **encode_options(options)})
 
     def job(self, id: str) -> Job[R]:
-        """A handle of the job of this id, which need not exist; no I/O."""
+        """Return a handle of the job with this id. This does no I/O; the job does not have to exist.
+
+        Args:
+            id: The job's id.
+
+        Raises:
+            UsageError: The id is not valid.
+        """
         declared = self._declared
-        return declared.home().queue(declared.name).job_of(check_id(id, generated=True), declared.results)
+        return Job(declared.home(), declared.keys(), check_id(id, generated=True), results=declared.results)
 
     @property
     def blocking(self) -> BlockingFunction[P, R]:
-        """This function for plain threads, where no event loop runs: ``fn.blocking.enqueue(...)``."""
+        """This function for synchronous code: ``fn.blocking.enqueue(...)``."""
         return BlockingFunction(self._declared, self._options)
 
     def decode(self, task: bytes) -> Call[R]:
-        """The call that a payload says, for instance that of a `Failed` record.
+        """Return the call that a payload contains, for instance that of a `Failed` record.
+
+        Args:
+            task: The payload.
 
         Raises:
-            Broken: it says none.
+            Broken: The payload is not a call of this function.
         """
         declared = self._declared
         return Call(declared.name, *declared.signature.decode(task), task, self._options, declared)
 
     def on_failure(self, handler: F) -> F:
-        """Decorator for the function's failure handler: called with one `Failed` for each call that is set aside, at least
-        once. Answers the handler itself.
+        """Set the function's failure handler; use it as a decorator.
+
+        The handler is called with one `Failed` for each call that moves to the dead-letter queue, at least once.
+
+        Args:
+            handler: A function with one parameter.
+
+        Returns:
+            The handler, unchanged.
 
         Raises:
-            UsageError: there is one already.
+            UsageError: The function has a failure handler already, or the handler does not take one argument.
         """
         self._declared.add_on_failure(handler)
         return handler
@@ -319,7 +374,7 @@ class AsyncFunction(Function[P, R]):
 
     # `async def`, because that is what others look at before they choose between await and a thread
     async def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function here and now, without the mesh."""
+        """Run the function here and now, without the mesh."""
         return cast("R", await self._declared.fn(*args, **kwargs))
 
 
@@ -327,5 +382,5 @@ class SyncFunction(Function[P, R]):
     """A `Function` made of a plain function."""
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function here and now, without the mesh."""
+        """Run the function here and now, without the mesh."""
         return cast("R", self._declared.fn(*args, **kwargs))

@@ -1,7 +1,7 @@
 """A handle of one job: where it is, how it ended, and cancelling it. It holds nothing; the record is in the server.
 
-A handle that a dispatch answered means that dispatch: it knows its number, and takes no earlier result for its own. One made
-from an id means the newest.
+A handle from a dispatch means that dispatch: it has its number, and does not return the result of an earlier one. A handle made
+from an id means the newest dispatch.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from worqr.listening import News, listening
 from worqr.looking import info_at, nearest_served
 from worqr.ops import Cancelled, Found
 from worqr.peer.parents import Parent
+from worqr.records import CancelCount, RemoteError, Status
+from worqr.remote import fields_of
 from worqr.summing import status_of
-from worqr.task import CancelCount, RemoteError, Seconds, Status, check_text, fields_of, seconds
+from worqr.task import Seconds, check_text, seconds
 
 if TYPE_CHECKING:
-    from worqr.mesh import Mesh
+    from worqr.client import Client
 
 R = TypeVar("R")
 
@@ -50,19 +52,23 @@ class Results:
 
 
 class Job(Generic[R]):
-    """A handle of one job. Made by ``queue.dispatch(...)`` and ``queue.job(id)``, or by a function's.
+    """A handle of one job. ``queue.dispatch(...)``, ``queue.job(id)`` and the methods of functions make it.
+
+    A handle from a dispatch means that dispatch, and does not return the result of an earlier one. A handle made from an id
+    means the newest dispatch. Two handles of one id on one queue are equal.
 
     Attributes:
-        id: the job's id.
-        queue: the name of its queue.
-        outcome: what its dispatch did; None for a handle that was made from an id.
+        id: The job's id.
+        queue: The name of its queue.
+        outcome: What its dispatch did: ``created`` a job, ``updated`` the one that waits, ``blocked`` the new one until the
+            present run has ended, or left it ``unchanged``. None for a handle made from an id.
     """
 
-    __slots__ = ("_at", "_keys", "_mesh", "_number", "_results", "id", "outcome", "queue")
+    __slots__ = ("_at", "_client", "_keys", "_number", "_results", "id", "outcome", "queue")
 
     def __init__(
         self,
-        mesh: Mesh[Any],
+        client: Client,
         keys: QueueKeys,
         id: str,
         number: int = 0,
@@ -74,7 +80,7 @@ class Job(Generic[R]):
         self.id: str = id
         self.queue: str = keys.shown
         self.outcome: Outcome | None = outcome
-        self._mesh = mesh
+        self._client = client
         self._keys = keys
         self._number = number
         self._results = results
@@ -82,7 +88,7 @@ class Job(Generic[R]):
 
     async def _place(self) -> QueueKeys:
         """The shard in which it lies: where it was dispatched to; else its id says so."""
-        return self._at or await self._mesh.sharding.by_id(self._keys, self.id)
+        return self._at or await self._client.sharding.by_id(self._keys, self.id)
 
     def __repr__(self) -> str:
         return f"<Job {self.id!r} of {self.queue!r}>"
@@ -92,40 +98,50 @@ class Job(Generic[R]):
         if not isinstance(other, Job):
             return NotImplemented
         theirs: Job[Any] = other  # pyright: ignore[reportUnknownVariableType]
-        return self.id == theirs.id and self._keys == theirs._keys and self._mesh is theirs._mesh
+        return self.id == theirs.id and self._keys == theirs._keys and self._client is theirs._client
 
     def __hash__(self) -> int:
         return hash((self.id, self._keys))
 
     async def status(self) -> Status:
-        """Return where the job is, how many tries it has had, and what the last one raised.
+        """Return the job's state, the number of its tries, and the error of the last one.
 
-        ``finished`` and ``cancelled`` are known as long as results are kept. ``failed`` is known as long as the job is in
-        ``queue.failed`` or ``queue.broken``, and as long as results are kept. Afterwards, and for an unknown id, the state is
-        ``gone``. A handle that was made from an id means the newest dispatch that anything is known of.
-        """
-        return status_of(await self._mesh.ask(ops.job_status(await self._place(), self.id, self._number)))
-
-    async def result(self, timeout: Seconds | None = None) -> R:
-        """Wait until it has ended, and answer what its handler returned: bytes as they are, None as None, all else through JSON.
-
-        Args:
-            timeout: seconds to wait, then `ResultTimeout`; None: for ever; 0: only look.
+        ``finished`` and ``cancelled`` are known as long as results are kept. ``failed`` is known as long as results are kept
+        or the job is in ``queue.failed`` or ``queue.broken``. Afterwards, and for an unknown id, the state is ``gone``.
 
         Raises:
-            NoResult: at once, and its message says why: the id is unknown; the job has ended, and its result was not kept or has
-                expired; a newer dispatch took its place; or no result will be kept (no ``result_ttl``, neither at the dispatch,
-                nor by the function, nor by a worker that serves the queue now).
-            JobFailed: it failed for good; has the error. Known without a ``result_ttl``, too, as long as the job is in
-                ``queue.failed`` or ``queue.broken``.
-            JobCancelled: it was cancelled; has the reason.
-            ResultTimeout: it has not ended in time. Says the job's state, how many tasks wait in the queue and how many workers
-                serve it; for that it takes up to 2 s more if the server is slow. With ``timeout=0`` it asks for nothing more.
+            UsageError: Outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        return status_of(await self._client.ask(ops.job_status(await self._place(), self.id, self._number)))
+
+    async def result(self, timeout: Seconds | None = None) -> R:
+        """Wait until the job has ended, and return what its handler returned.
+
+        A function returns the type of its annotation. A handler of a raw queue returns bytes unchanged, None as None, and
+        other values as decoded from JSON.
+
+        Args:
+            timeout: Seconds to wait, or a timedelta. None: no limit; 0: do not wait.
+
+        Returns:
+            The result.
+
+        Raises:
+            NoResult: There is no result, and there will be none. The message says why: the id is unknown, no `result_ttl` is
+                set, the result has expired, or a newer dispatch replaced this one.
+            JobFailed: The job failed and will not be run again. This is known without a `result_ttl`, too, as long as the job
+                is in ``queue.failed`` or ``queue.broken``.
+            JobCancelled: The job was cancelled.
+            ResultTimeout: The job has not ended within `timeout`. The message has its state, the length of its queue, and the
+                number of workers that serve it; reading these takes up to 2 s more if the server is slow.
+            UsageError: Outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
         """
         patience = math.inf if timeout is None else seconds(timeout, "timeout")
         if (found := await self._look()).word != "wait":
             return self._value(found)
-        link = self._mesh.link
+        link = self._client.link
         news, parent = News(link), Parent(self.queue)
         with link.mailbox.move_on_after(patience):
             async with listening(link, (await self._place()).job(self.id), lambda _message: news.tell()):
@@ -146,13 +162,13 @@ class Job(Generic[R]):
         texts: list[str] = []
         facts: dict[str, Any] = {}
         if patience > 0:
-            with self._mesh.link.mailbox.move_on_after(LAST_LOOK), suppress(WorqrError):
+            with self._client.link.mailbox.move_on_after(LAST_LOOK), suppress(WorqrError):
                 await self._explain(texts, facts)
         why = f": {'; '.join(texts)}" if texts else ""
         return ResultTimeout(f"{self!r} had not ended after {patience:g} s{why}", **facts)
 
     async def _explain(self, texts: list[str], facts: dict[str, Any]) -> None:
-        """Add what is known, one request after the other: who may not look at queues still hears of the job."""
+        """Add what is known, one request after the other: a user who may not read queues still gets the job's state."""
         status = await self.status()
         facts["state"] = status.state
         if status.state in ENDED:
@@ -161,7 +177,7 @@ class Job(Generic[R]):
         texts.append(f"its state is {status.state!r}")
         if status.error is not None:
             texts.append(f"its last try raised {status.error.type}: {status.error.message[:LONGEST_ERROR]}")
-        info = await info_at(self._mesh, self._keys)
+        info = await info_at(self._client, self._keys)
         facts.update(waiting=info.waiting, workers=info.workers)
         waits = "1 task waits" if info.waiting == 1 else f"{info.waiting:,} tasks wait"
         if info.workers:
@@ -169,11 +185,11 @@ class Job(Generic[R]):
             texts.append(f"{waits} in the queue, and {serve}")
             return
         texts.append(f"{waits} in the queue, and no worker serves it")
-        if hint := await nearest_served(self._mesh, self.queue):
+        if hint := await nearest_served(self._client, self.queue):
             texts.append(hint)
 
     async def _look(self) -> Found:
-        found = await self._mesh.ask(ops.read_result(await self._place(), self.id, self._number))
+        found = await self._client.ask(ops.read_result(await self._place(), self.id, self._number))
         if found.word == "never" and self._results is not None and self._results.kept:
             return replace(found, word="wait")  # no worker is there yet; the function's will keep it
         return found
@@ -216,30 +232,44 @@ class Job(Generic[R]):
         return None if kind == "none" else value
 
     async def cancel(self, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
-        """Cancel it wherever it is: waiting, due or blocked it is deleted; running, its handler is cancelled, and whatever
-        that raises, it never comes back, also if its worker dies meanwhile. Takes the run and its blocked twin.
+        """Cancel the job: delete it if it waits, cancel its handler if it runs.
+
+        A job that is cancelled while it runs never runs again, whatever its handler raises, and even if its worker dies. Both
+        the run and a blocked job of the same id are cancelled.
 
         Args:
-            reason: for people and for `JobCancelled`.
-            wait: seconds to wait until the run has really ended.
+            reason: A text for people; `JobCancelled` has it.
+            wait: Seconds to wait until the run has ended. A slow handler raises nothing.
 
         Returns:
-            How many waited, ran, and ended within `wait`. Nothing to cancel: all 0.
+            The number of jobs that waited, that ran, and that ended within `wait`; all 0 if there was nothing to cancel.
+
+        Raises:
+            UsageError: `wait` is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
         """
         check_text(reason, "reason")
 
         async def step(keys: QueueKeys, _last: Cancelled | None) -> Cancelled:
-            return await self._mesh.ask(ops.cancel_job(keys, self.id, reason))
+            return await self._client.ask(ops.cancel_job(keys, self.id, reason))
 
         patience = seconds(wait, "wait")
-        return await cancel_and_wait(self._mesh.link, [await self._place()], step, patience)
+        return await cancel_and_wait(self._client.link, [await self._place()], step, patience)
 
     @asynccontextmanager
     async def watch(self) -> AsyncGenerator[AsyncIterator[Status]]:
-        """Follow it: an iterator that begins with its present state, goes on with each change that is seen, and ends with the
-        job. States that last only a moment may be left out. Holds a subscription for the length of the block.
+        """Follow the job for the length of a block, as an iterator of its `Status`.
+
+        The iterator begins with the present status, yields each change, and ends with the job. Short states may be left out.
+
+        Yields:
+            AsyncIterator[Status]: The iterator.
+
+        Raises:
+            UsageError: Outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
         """
-        link = self._mesh.link
+        link = self._client.link
         news = News(link)
         async with listening(link, (await self._place()).job(self.id), lambda _message: news.tell()):
             yield _Watch(self, news)

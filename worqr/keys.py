@@ -18,7 +18,7 @@ MAX_NAME: Final = 200
 _FAILURES: Final = "-fail"
 
 NEVER: Final = ":never"
-"""Behind a base: a key that nobody ever writes. What the link needs it for is told in `link.dialect`."""
+"""Behind a base: a key that is never written. What the link needs it for is told in `link.dialect`."""
 
 MARKER: Final = b"\x00worqr\x00"
 """A task item that begins so is a reference to a job; the id follows."""
@@ -194,7 +194,7 @@ class QueueKeys:
 
     @property
     def events_channel(self) -> str:
-        """Channel: ``counter n``, published only while somebody listens."""
+        """Channel: ``counter n``, published only while a client listens."""
         return f"{self.base}:events"
 
     @property
@@ -227,7 +227,7 @@ class QueueKeys:
         return f"{self.base}:result:{id}"
 
     def older_result(self, id: str) -> str:
-        """HASH: the result before that one, for whoever is about to read it; expires as it would have."""
+        """HASH: the result before that one, for a caller that is about to read it; expires as it would have."""
         return f"{self.base}:older_result:{id}"
 
     def taken(self, id: str) -> str:

@@ -17,7 +17,7 @@ from worqr.link.mailbox import wake_all
 T = TypeVar("T")
 
 LOOK_AGAIN = 1.0
-"""Seconds after which whoever waits for a message looks by itself."""
+"""Seconds between checks without a message, because messages may get lost."""
 
 
 @asynccontextmanager

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from worqr import ops
 from worqr.call import Call
 from worqr.errors import UsageError, did_you_mean
-from worqr.keys import QueueKeys
+from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import MAX_ITEMS, Unstarted
-from worqr.summing import info_of, running_of, task_info_of
-from worqr.task import QueueInfo, TaskInfo
+from worqr.records import QueueInfo, TaskInfo
+from worqr.summing import info_of, running_of, task_info_of, worker_of
 
 if TYPE_CHECKING:
-    from worqr.mesh import Mesh
+    from worqr.client import Client
 
 T = TypeVar("T")
 
@@ -28,15 +28,15 @@ COMPARED: Final = 1000
 """Names that are compared at most with one that no worker serves: this takes about 20 us each."""
 
 
-async def ask_each(mesh: Mesh[Any], shards: Sequence[QueueKeys], make: Callable[[QueueKeys], Call[T]]) -> list[T]:
+async def ask_each(client: Client, shards: Sequence[QueueKeys], make: Callable[[QueueKeys], Call[T]]) -> list[T]:
     """One request to each of these shards, all together."""
     if len(shards) == 1:
-        return [await mesh.ask(make(shards[0]))]
-    return await mesh.link.call_all([make(keys) for keys in shards])
+        return [await client.ask(make(shards[0]))]
+    return await client.link.call_all([make(keys) for keys in shards])
 
 
 async def list_jobs(
-    mesh: Mesh[Any], shards: Sequence[QueueKeys], state: Listed, limit: int, after: str
+    client: Client, shards: Sequence[QueueKeys], state: Listed, limit: int, after: str
 ) -> list[TaskInfo]:
     """Up to `limit` tasks in this state, one shard after the other, from the one after the cursor `after`."""
     first, start = _parse(after, state, len(shards))
@@ -44,7 +44,7 @@ async def list_jobs(
     for n in range(first, len(shards)):
         more, cursor = True, start if n == first else ""
         while more and len(found) < limit:
-            more, places = await _page(mesh, shards[n], state, limit - len(found), cursor)
+            more, places = await _page(client, shards[n], state, limit - len(found), cursor)
             found += [replace(info, cursor=f"{state} {n} {place}") for place, info in places if info is not None]
             cursor = places[-1][0] if places else cursor
     return found[:limit]
@@ -64,40 +64,41 @@ def _parse(after: str, state: Listed, shards: int) -> tuple[int, str]:
 
 
 async def _page(
-    mesh: Mesh[Any], keys: QueueKeys, state: Listed, limit: int, cursor: str
+    client: Client, keys: QueueKeys, state: Listed, limit: int, cursor: str
 ) -> tuple[bool, list[tuple[str, TaskInfo | None]]]:
     """Whether there is more, and places with their cursors; at some of them no task of this state is left."""
     if state == "active":
         most = min(limit, MAX_ITEMS)
         worker, _, claim = cursor.rpartition(" ")
-        held = await mesh.ask(ops.list_claims(keys, most, after=(worker, int(claim) if claim.isdecimal() else 0)))
+        held = await client.ask(ops.list_claims(keys, most, after=(worker, int(claim) if claim.isdecimal() else 0)))
         infos = running_of([held], most)
         return len(held) == most, [
             (f"{each.worker} {each.claim}", info) for each, info in zip(held, infos, strict=True)
         ]
     unstarted: Unstarted = "due" if state == "scheduled" else state
-    page = await mesh.ask(ops.list_jobs(keys, unstarted, min(max(limit, LEAST), MAX_ITEMS), after=cursor))
+    page = await client.ask(ops.list_jobs(keys, unstarted, min(max(limit, LEAST), MAX_ITEMS), after=cursor))
     return page.more, [(place, None if seen is None else task_info_of(seen)) for place, seen in page.places]
 
 
-async def info_at(mesh: Mesh[Any], keys: QueueKeys) -> QueueInfo:
+async def info_at(client: Client, keys: QueueKeys) -> QueueInfo:
     """Return a snapshot of the queue, all its shards as one."""
-    return info_of(keys.shown, await ask_each(mesh, await mesh.sharding.of(keys), ops.inspect))
+    return info_of(keys.shown, await ask_each(client, await client.sharding.of(keys), ops.inspect))
 
 
-async def nearest_served(mesh: Mesh[Any], queue: str) -> str:
+async def nearest_served(client: Client, queue: str) -> str:
     """Return "did you mean ...?" with the nearest name that a worker serves; empty if none is close to `queue`."""
-    served = {name for worker in await mesh.workers() for name in worker.queues}
+    rows = await client.ask(ops.list_workers(RegistryKeys(client.settings.prefix)))
+    served = {name for row in rows for name in worker_of(*row).queues}
     return did_you_mean(queue, sorted(served - {queue})[:COMPARED])
 
 
-async def all_infos(mesh: Mesh[Any], known: Iterable[QueueKeys]) -> list[QueueInfo]:
+async def all_infos(client: Client, known: Iterable[QueueKeys]) -> list[QueueInfo]:
     """What there is to know of the queues that the registry knows by `known`, by name; all shards of one as one."""
     found: dict[str, set[QueueKeys]] = {}
     for keys in known:
-        every = await mesh.sharding.of(replace(keys, tag=""), declare=False)
+        every = await client.sharding.of(replace(keys, tag=""), declare=False)
         found.setdefault(keys.shown, set(every)).add(keys)
     infos: list[QueueInfo] = []
     for name, shards in sorted(found.items()):
-        infos.append(info_of(name, await ask_each(mesh, sorted(shards, key=lambda keys: keys.name), ops.inspect)))
+        infos.append(info_of(name, await ask_each(client, sorted(shards, key=lambda keys: keys.name), ops.inspect)))
     return infos

@@ -12,7 +12,7 @@ import msgspec
 
 from worqr.errors import UsageError
 from worqr.foreign import hint_at_option
-from worqr.policy import POLICY_FIELDS, RetryPolicy
+from worqr.policy import POLICY_FIELDS, RetryPolicy, retry_fields
 from worqr.task import Seconds, check_count, check_text, seconds, to_ms
 
 MAX_ID: Final = 200
@@ -32,23 +32,25 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """What a dispatch changes in the job that has its id already and waits, is due, or is blocked. From Queasy's update flags.
+    """What a dispatch changes in the job with its id that waits, is scheduled or is blocked.
 
-    Args:
-        data: replace the payload and `meta`.
-        run_at: True: the new due time (and `expires`) holds; False: the old one; "if_later", "if_earlier": the later, the earlier
-            of both.
-        counts: start counting failures, stalls and timeouts anew; None: as `data`.
-        policy: which of the given retry settings, `timeout` and `result_ttl` replace what is there: all of them, none, or those
-            named. Settings that the job has not got yet are filled in any case.
+    If several dispatches change a blocked job, it is as if they came one after the other.
 
-    Two dispatches onto a blocked job merge field by field, as they would have one after the other.
+    Raises:
+        UsageError: A value is not valid.
     """
 
     data: bool = True
+    """True: replace the payload and `meta`."""
     run_at: bool | Literal["if_later", "if_earlier"] = True
+    """True: replace its time and `expires`. False: keep the old time. "if_later": the later of both; "if_earlier": the earlier.
+    """
     counts: bool | None = None
+    """True: set failures, stalls and timeouts to zero. None: only if `data` is True."""
     policy: bool | Collection[str] = False
+    """Which of the given retry settings, `timeout` and `result_ttl` replace the job's own: all, none, or those named. Settings
+    that the job does not have are added in any case.
+    """
 
     def __post_init__(self) -> None:
         name: str
@@ -69,63 +71,68 @@ class Update:
                 if not isinstance(each, str) or each not in POLICY_FIELDS:
                     raise UsageError(f"Update(policy=...) knows {', '.join(sorted(POLICY_FIELDS))}; not {each!r}")
 
-    def to_wire(self) -> dict[str, object]:
-        """What differs from the default, as the script takes it."""
-        wire: dict[str, object] = {}
-        if not self.data:
-            wire["data"] = False
-        if self.run_at is not True:
-            wire["when"] = {False: "keep", "if_later": "later", "if_earlier": "earlier"}[self.run_at]
-        if self.counts is not None:
-            wire["counts"] = self.counts
-        if self.policy is True:
-            wire["policy"] = " ".join(sorted(POLICY_FIELDS))
-        elif self.policy:
-            wire["policy"] = " ".join(sorted(self.policy))
-        return wire
+
+def encode_update(update: Update) -> dict[str, object]:
+    """Return the flags that differ from the default, as the script takes them."""
+    wire: dict[str, object] = {}
+    if not update.data:
+        wire["data"] = False
+    if update.run_at is not True:
+        wire["when"] = {False: "keep", "if_later": "later", "if_earlier": "earlier"}[update.run_at]
+    if update.counts is not None:
+        wire["counts"] = update.counts
+    if update.policy is True:
+        wire["policy"] = " ".join(sorted(POLICY_FIELDS))
+    elif update.policy:
+        wire["policy"] = " ".join(sorted(update.policy))
+    return wire
 
 
 class JobOptions(TypedDict, total=False):
-    """The options of a dispatch; the same words for ``queue.dispatch`` and functions."""
+    """The options of a dispatch, for ``queue.dispatch`` and ``function.options``."""
 
     id: str
     """1 to 200 bytes of UTF-8 without control characters, not beginning with ``@``. Default: a new id, which sorts by time and
     contains 128 random bits.
     """
     delay: Seconds
-    """Seconds from now before which the job does not run; not together with ``run_at``. Default: 0."""
+    """Seconds, at least 0, from now before which the job does not run; not together with `run_at`. Default: 0."""
     run_at: datetime
-    """A timezone-aware datetime before which the job does not run; not together with ``delay``. Default: now."""
+    """A timezone-aware datetime before which the job does not run; not together with `delay`. Default: now."""
     result_ttl: Seconds
-    """Seconds to keep its result, failure or cancellation. Default: the handler's."""
+    """Seconds, at least 0, to keep its result, failure or cancellation. Default: the handler's."""
     timeout: Seconds
-    """Seconds a run may take. Default: the handler's."""
+    """Seconds, more than 0, that a run may take. Default: the handler's."""
     retry: RetryPolicy
-    """What it gives overrides the handler's. Default: the handler's."""
+    """How often and when to retry; what is set overrides the handler's. Default: the handler's."""
     update: Update
-    """What an update changes, see ``if_exists``. Default: ``Update()``, the payload and the time, not the retry settings."""
+    """What to change in a job that has this id already, see `if_exists`. Default: ``Update()``, the payload and the time, not
+    the retry settings.
+    """
     replicas: int
-    """How many replicas must have the job before the dispatch returns, else `NotReplicated`. Default: the mesh's."""
+    """The number of replicas, 0 to 100, that must have the job before the dispatch returns; else `NotReplicated`. Default: the
+    mesh's.
+    """
     expires: Seconds | datetime
-    """A datetime, or seconds from the due time, after which the job is given up instead of started. A job that has
-    started once does not expire. Default: never.
+    """A timezone-aware datetime, or seconds from the time at which it may run: give the job up if it has not started by then. A
+    job that has started once does not expire. Default: never.
     """
     if_exists: Literal["update", "skip", "raise"]
-    """What to do if a job with this id waits or runs. "update": change the waiting one as ``update`` says; if it only
-    runs, block this one until the run has ended. "skip": nothing. "raise": `Duplicate`. Default: "update".
+    """What to do if a job with this id waits or runs. "update": change the waiting job as `update` says; if it runs, block the
+    new one until the run has ended. "skip": nothing. "raise": raise `Duplicate`. Default: "update".
     """
     unique_for: Seconds
-    """Seconds from now that the id stays taken, also past the end of the job. A cancel frees it. Default: while the
-    job waits or runs.
+    """Seconds, more than 0, from now for which the id stays taken, also after the end of the job. A cancel frees it. Default:
+    while the job waits or runs.
     """
     meta: Mapping[str, str]
     """Names and texts that travel with the job (trace, tenant), at most 4 KiB as JSON. Default: none."""
     max_length: int
-    """Raise `QueueFull` for a new job if this many tasks wait, are due later or are blocked. Default: the function's,
-    or no limit.
+    """Raise `QueueFull` for a new job if this many tasks wait, are scheduled or are blocked, at least 1. Default: the
+    function's, or no limit.
     """
     front: bool
-    """True: take it before all that wait, if it is due at once. Default: False, to the back."""
+    """True: take it before all that wait, if it may run at once. Default: False, at the end."""
 
 
 def check_id(id: object, *, generated: bool = False) -> str:
@@ -232,7 +239,7 @@ def _expires(value: object) -> dict[str, object]:
 _FIELDS: Final[dict[str, Callable[[Any], dict[str, str]]]] = {
     "result_ttl": lambda value: {"result_ttl": str(_milliseconds(value, "result_ttl"))},
     "timeout": lambda value: {"timeout": str(_milliseconds(value, "timeout", positive=True))},
-    "retry": lambda value: _instance(value, RetryPolicy, "retry").to_fields(),
+    "retry": lambda value: retry_fields(_instance(value, RetryPolicy, "retry")),
 }
 """Options that become fields of the record."""
 
@@ -240,7 +247,7 @@ _WIRE: Final[dict[str, Callable[[Any], dict[str, object]]]] = {
     "id": lambda value: {"id": check_id(value)},
     "delay": lambda value: {"delay": _milliseconds(value, "delay")},
     "run_at": lambda value: {"run_at": to_ms(value, "run_at")},
-    "update": lambda value: _instance(value, Update, "update").to_wire(),
+    "update": lambda value: encode_update(_instance(value, Update, "update")),
     "expires": _expires,
     "if_exists": lambda value: {"exists": check_choice(value, "if_exists", ("update", "skip", "raise"))},
     "unique_for": lambda value: {"unique_for": _milliseconds(value, "unique_for", positive=True)},

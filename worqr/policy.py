@@ -1,4 +1,4 @@
-"""What becomes of a run that did not simply return: tried again, when, or set aside. Pure.
+"""Decide how a run ends that raised: whether the task is retried, when, or moves to the dead-letter queue. Pure.
 
 Here: what a handler raises on purpose (`Retry`, `Failure`, `Broken`), what a run in a process ends with
 (`ChildError`, `Stalled`), the `RetryPolicy` that a handler or a dispatch gives,
@@ -16,17 +16,8 @@ from datetime import datetime
 from typing import Any, Final, Literal, cast
 
 from worqr.errors import UsageError
-from worqr.task import (
-    KEEP_FAILED,
-    MAX_FAILURES,
-    MAX_STALLS,
-    RemoteError,
-    Seconds,
-    check_count,
-    name_of,
-    seconds,
-    to_ms,
-)
+from worqr.records import RemoteError
+from worqr.task import KEEP_FAILED, MAX_FAILURES, MAX_STALLS, Seconds, check_count, name_of, seconds, to_ms
 
 MAX_TIMEOUTS: Final = 3
 MIN_BACKOFF: Final = 2.0
@@ -34,18 +25,24 @@ MAX_BACKOFF: Final = 300.0
 
 
 class Retry(Exception):
-    """Raised by a handler: not now, try again. Not a `WorqrError`, so that ``except WorqrError`` does not swallow it.
+    """Raise it in a handler to run the task again, later. It is not a `WorqrError`, so ``except WorqrError`` does not catch it.
+
+    A given time is used exactly; the backoff does not change it.
 
     Args:
-        message: why, for the log and for the record of the failure.
-        delay: seconds until the next run; 0: to the back of the queue, now; None: the backoff of the policy.
-        run_at: an aware datetime instead of a delay.
-        counted: False: it costs none of the `max_failures` ("not yet", rather than "failed"), so it may go on for ever.
+        message: Why, for the log and for the record of the failure.
+        delay: Seconds until the next run, or a timedelta. None: the backoff of the retry policy; 0: now, at the end of the
+            queue.
+        run_at: A timezone-aware datetime, instead of `delay`.
+        counted: False: do not count a failure, because the task is not ready yet. It may then run again any number of times.
 
-    An explicit time is honoured exactly, never raised to the backoff. From hworker's Retry and Queasy's retryAt.
+    Attributes:
+        delay: The delay in seconds; None if none was given.
+        run_at_ms: The time in milliseconds since 1970; None if none was given.
+        counted: True if it counts as a failure.
 
     Raises:
-        UsageError: both times, a negative delay, a datetime without a timezone.
+        UsageError: Both times are given, the delay is negative, or the datetime has no timezone.
     """
 
     def __init__(
@@ -60,19 +57,19 @@ class Retry(Exception):
 
 
 class Failure(Exception):
-    """Raised by a handler: this task will never succeed. It is set aside as failed at once. From hworker's Failure."""
+    """Raise it in a handler if the task can never succeed. The task moves to the dead-letter queue (``queue.failed``) at once."""
 
 
 class Broken(Exception):
-    """Raised by a handler of bytes that cannot make sense of them: the task is set aside as broken, byte for byte."""
+    """Raise it in a handler of a raw queue if the payload cannot be decoded. The task moves to ``queue.broken``, unchanged."""
 
 
 class ChildError(Exception):
-    """What a function raised in a process of its own, as it is known to its peer: by name and text.
+    """The error that a function raised in another process, as text.
 
     Attributes:
-        remote: the error, with its traceback over there.
-        names: of all its classes, by which `retry_on` and `fail_on` match.
+        remote: The error, with its traceback in that process.
+        names: The names of all its classes, which `retry_on` and `fail_on` are compared with.
     """
 
     def __init__(self, remote: RemoteError, names: Iterable[str] = ()) -> None:
@@ -102,29 +99,30 @@ def _types(value: object, what: str) -> tuple[type[BaseException], ...] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How often a task may fail, and how long to wait in between. None inherits: dispatch <- handler <- the default.
+    """How often a task may fail, and how long to wait in between. None: the handler's setting for a job, else the default.
 
-    Args:
-        max_failures: failed runs, the last of which is final (10: ten runs).
-        max_stalls: workers that died while they ran it, likewise (3).
-        max_timeouts: runs that took too long, likewise (3).
-        min_backoff: seconds before the second run; doubled with each failure (2).
-        max_backoff: seconds, the most there is (300).
-        jitter: wait between half of that and all of it, by chance, so that what failed together is not retried together (True).
-        retry_on: exception types to try again after (all). ``()``: none, any error is final.
-        fail_on: exception types that are final (none); they win over `retry_on`.
-
-    Subclasses count. Raises UsageError for a count below 1, a negative time, `min_backoff` over `max_backoff`.
+    Raises:
+        UsageError: A count is less than 1, a time is negative, or `min_backoff` is more than `max_backoff`.
     """
 
     max_failures: int | None = None
+    """The number of runs that may fail, at least 1; after the last, the task moves to the dead-letter queue. Default: 10."""
     max_stalls: int | None = None
+    """The number of workers that may die while they run the task, at least 1. Default: 3."""
     max_timeouts: int | None = None
+    """The number of runs that may take too long, at least 1. Default: 3."""
     min_backoff: Seconds | None = None
+    """Seconds, at least 0, before the second run; doubled with each failure. Default: 2."""
     max_backoff: Seconds | None = None
+    """The longest backoff in seconds. Default: 300."""
     jitter: bool | None = None
+    """True: wait a random time between half the backoff and all of it, so that tasks that failed together are not retried
+    together. Default: True.
+    """
     retry_on: tuple[type[BaseException], ...] | None = None
+    """The exception types, with their subclasses, to retry after. ``()``: none, each error is final. Default: all."""
     fail_on: tuple[type[BaseException], ...] | None = None
+    """The exception types, with their subclasses, that are final. They take precedence over `retry_on`. Default: none."""
 
     def __post_init__(self) -> None:
         for name in ("max_failures", "max_stalls", "max_timeouts"):
@@ -139,21 +137,22 @@ class RetryPolicy:
         if self.min_backoff is not None and self.max_backoff is not None and self.min_backoff > self.max_backoff:  # type: ignore[operator]  # pyright: ignore[reportOperatorIssue]
             raise UsageError(f"min_backoff {self.min_backoff!r} is over max_backoff {self.max_backoff!r}")
 
-    def to_fields(self) -> dict[str, str]:
-        """What of it is given, as a job's record has it: milliseconds, and exception types by name."""
-        found: dict[str, str] = {}
-        for each in fields(self):
-            value: Any = getattr(self, each.name)
-            if value is None:
-                continue
-            if each.name.endswith("backoff"):
-                value = round(value * 1000)
-            elif each.name == "jitter":
-                value = int(value)
-            elif each.name.endswith("_on"):
-                value = " ".join(name_of(kind) for kind in value)
-            found[each.name] = str(value)
-        return found
+
+def retry_fields(retry: RetryPolicy) -> dict[str, str]:
+    """Return the settings that are not None as a job's record has them: milliseconds, and exception types by name."""
+    found: dict[str, str] = {}
+    for each in fields(retry):
+        value: Any = getattr(retry, each.name)
+        if value is None:
+            continue
+        if each.name.endswith("backoff"):
+            value = round(value * 1000)
+        elif each.name == "jitter":
+            value = int(value)
+        elif each.name.endswith("_on"):
+            value = " ".join(name_of(kind) for kind in value)
+        found[each.name] = str(value)
+    return found
 
 
 POLICY_FIELDS: Final = frozenset({*(each.name for each in fields(RetryPolicy)), "timeout", "result_ttl"})
@@ -267,7 +266,7 @@ def _flat(group: BaseExceptionGroup[BaseException]) -> Iterable[BaseException]:
 
 
 def _due(retry: Retry, policy: Policy, failures: int) -> tuple[int, float]:
-    """Later is more; a moment is later than a delay, for what is a clock's is nobody's to compare."""
+    """Return a sort key: larger is later. A `run_at` sorts after each delay, because comparing them takes the server's clock."""
     if retry.run_at_ms is not None:
         return 1, retry.run_at_ms
     return 0, policy.backoff(failures) if retry.delay is None else retry.delay

@@ -1,5 +1,8 @@
 """Sending calls of functions: one, or many in few round trips."""
 
+# The private fields of Call are hidden from users, not from the sender.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import inspect
@@ -9,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from worqr import ops
 from worqr.call import Call as Request
-from worqr.errors import NotReplicated, UsageError
+from worqr.dispatching import dispatched, handle_of
+from worqr.errors import NotReplicated, UsageError, reply_in
 from worqr.function import Call, Function
 from worqr.ids import with_random_ids
 from worqr.keys import QueueKeys
@@ -19,8 +23,8 @@ from worqr.options import RAW_OPTIONS, without_replicas
 from worqr.task import check_task
 
 if TYPE_CHECKING:
+    from worqr.client import Client
     from worqr.job import Job
-    from worqr.mesh import Mesh
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -30,18 +34,20 @@ K = TypeVar("K")
 class Sender:
     """Sends the calls of one mesh's functions. Tests put another one in its place."""
 
-    def __init__(self, mesh: Mesh[Any]) -> None:
-        self._mesh = mesh
+    def __init__(self, client: Client) -> None:
+        self._client = client
 
     async def enqueue(self, call: Call[Any]) -> None:
         """Send one call as a raw task."""
-        keys = await self._mesh.sharding.next_of(QueueKeys(self._mesh.prefix, call.queue))
-        await self._mesh.link_to(keys.name).call(await self._enqueue_of(keys, [call]))
+        keys = await self._client.sharding.next_of(QueueKeys(self._client.settings.prefix, call.queue))
+        await self._client.link_to(keys.name).call(await self._enqueue_of(keys, [call]))
 
     async def dispatch(self, call: Call[R]) -> Job[R]:
         """Send one call as a job."""
-        keys = await self._mesh.sharding.place_of(QueueKeys(self._mesh.prefix, call.queue), call.options)
-        return await self._mesh.queue(call.queue).send(await self._dispatch_of(keys, [call]), keys, call.results)
+        queue = QueueKeys(self._client.settings.prefix, call.queue)
+        keys = await self._client.sharding.place_of(queue, call._options)
+        request = await self._dispatch_of(keys, [call])
+        return await dispatched(self._client, queue, request, keys, call._results)
 
     async def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
         """Send calls as raw tasks, in one round trip per thousand."""
@@ -50,12 +56,12 @@ class Sender:
         try:
             for some in self._thousands(calls):
                 for call in some:
-                    if call.options.keys() - RAW_OPTIONS:
+                    if call._options.keys() - RAW_OPTIONS:
                         raise UsageError(f"a call of {call.name!r} has options, which make it a job: use dispatch_many")
                 requests: list[tuple[str, Request[int]]] = []
                 for (name, _), of_queue in _grouped(some, lambda call: (call.queue, _bound(call))):
                     for piece in in_pieces(of_queue, _size):
-                        keys = await self._mesh.sharding.next_of(QueueKeys(self._mesh.prefix, name))
+                        keys = await self._client.sharding.next_of(QueueKeys(self._client.settings.prefix, name))
                         requests.append((keys.name, await self._enqueue_of(keys, piece)))
                 sending = len(some)
                 answers, late = await self._send(requests, late)
@@ -85,10 +91,13 @@ class Sender:
                         places += [(place, keys) for place, _ in piece]
                 sending = len(some)
                 answered, late = await self._send(requests, late)
+                prefix = self._client.settings.prefix
                 done = [each for answers in answered for each in answers]
                 found = {place: (each, keys) for (place, keys), each in zip(places, done, strict=True)}
                 jobs += [
-                    self._mesh.queue(call.queue).handle_of(found[place][0], call.results, at=found[place][1])
+                    handle_of(
+                        self._client, QueueKeys(prefix, call.queue), found[place][0], call._results, at=found[place][1]
+                    )
                     for place, call in enumerate(some)
                 ]
                 sending = 0
@@ -104,16 +113,16 @@ class Sender:
     async def _by_shard(self, calls: Sequence[Call[R]]) -> list[tuple[QueueKeys, list[tuple[int, Call[R]]]]]:
         """Calls with their places, by the shard of each job; all of one queue that have no id go to one."""
         found: list[tuple[QueueKeys, list[tuple[int, Call[R]]]]] = []
-        sharding = self._mesh.sharding
+        sharding = self._client.sharding
         for name, of_queue in _grouped(enumerate(calls), lambda each: each[1].queue):
-            queue = QueueKeys(self._mesh.prefix, name)
+            queue = QueueKeys(self._client.settings.prefix, name)
             turn = await sharding.next_of(queue)
             if len(await sharding.of(queue)) == 1:
                 found.append((turn, of_queue))
             else:
                 by_shard: dict[QueueKeys, list[tuple[int, Call[R]]]] = {}
                 for place, call in of_queue:
-                    keys = await sharding.place_of(queue, call.options) if "id" in call.options else turn
+                    keys = await sharding.place_of(queue, call._options) if "id" in call._options else turn
                     by_shard.setdefault(keys, []).append((place, call))
                 found += by_shard.items()
         return found
@@ -121,29 +130,29 @@ class Sender:
     async def _enqueue_of(self, keys: QueueKeys, calls: Sequence[Call[Any]]) -> Request[int]:
         bound = _bound(calls[0])
         if bound is not None:
-            bound = await self._mesh.sharding.share_of(keys, bound)
-        replicas = max(without_replicas(call.options, self._mesh.replicas)[1] for call in calls)
+            bound = await self._client.sharding.share_of(keys, bound)
+        replicas = max(without_replicas(call._options, self._client.settings.replicas)[1] for call in calls)
         return ops.enqueue(keys, [call.task for call in calls], max_length=bound, replicas=replicas)
 
     async def _dispatch_of(self, keys: QueueKeys, calls: Sequence[Call[Any]]) -> Request[list[Dispatched]]:
-        sharding, replicas = self._mesh.sharding, 0
+        sharding, replicas = self._client.sharding, 0
         jobs: list[NewJob] = []
         for call in calls:
-            options, wanted = without_replicas(call.options, self._mesh.replicas)
+            options, wanted = without_replicas(call._options, self._client.settings.replicas)
             jobs.append((await sharding.options_for(keys, options), call.task))
             replicas = max(replicas, wanted)
         return ops.dispatch_jobs(keys, with_random_ids(jobs), replicas=replicas)
 
     def _thousands(self, calls: Iterable[Call[R]]) -> Iterator[list[Call[R]]]:
-        self._mesh.check_connected()
+        self._client.check_connected()
         waiting = iter(calls)
         while some := list(islice(waiting, MAX_ITEMS)):
             for call in some:
                 if not isinstance(call, Call):  # pyright: ignore[reportUnnecessaryIsInstance]
                     raise _no_call(call)
-                if call.declared is not None:
-                    call.declared.home()
-                check_task(call.task, self._mesh.max_payload)
+                if call._declared is not None:
+                    call._declared.home()
+                check_task(call.task, self._client.settings.max_payload)
             yield some
 
     async def _send(
@@ -155,20 +164,20 @@ class Sender:
         `late` one nothing waits for replicas.
         """
         for name in {name for name, _ in requests}:
-            self._mesh.link_to(name)
+            self._client.link_to(name)
         for _, request in requests if late else ():
             request.replicas = 0
         try:
-            return await self._mesh.link.call_all([request for _, request in requests]), late
+            return await self._client.link.call_all([request for _, request in requests]), late
         except NotReplicated as error:
-            return error.answer, error
+            return reply_in(error), error
 
 
 def _no_call(given: object) -> UsageError:
     """Of something that is no call, mostly what a function returned that was called instead."""
     if inspect.iscoroutine(given):
         called = given.cr_frame.f_locals.get("self") if given.cr_frame is not None else None
-        given.close()  # or Python warns that nobody has awaited it
+        given.close()  # or Python warns that it was never awaited
         name = called.name.rpartition(".")[2] if isinstance(called, Function) else "function"
         return UsageError(f"give calls: write {name}.call(...), not {name}(...), which runs the function here and now")
     return UsageError(
@@ -184,7 +193,7 @@ def _note(error: Exception, verb: str, done: int, sending: int) -> None:
 
 
 def _bound(call: Call[Any]) -> int | None:
-    return cast("int | None", call.options.get("max_length"))
+    return cast("int | None", call._options.get("max_length"))
 
 
 def _size(call: Call[Any]) -> int:

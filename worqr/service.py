@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import trio
 
 from worqr.errors import Unavailable, UsageError
+from worqr.inside import client_of, declarations_of, declared_of, engine_of
 from worqr.link import loop_name_here
 from worqr.log_events import emit, emit_fields
 from worqr.peer.options import GRACE, AsyncRunsIn, Only
@@ -88,7 +89,7 @@ def run(mesh: Mesh[Any], **options: Any) -> None:
 
 
 class Service:
-    """One run of a mesh as a program. `_urgency` is changed by whoever urges, the rest in the loop's thread."""
+    """One run of a mesh as a program. Any thread may change `_urgency`; the rest is changed in the loop's thread."""
 
     def __init__(self, mesh: Mesh[Any], options: Mapping[str, Any]) -> None:
         self._mesh = mesh
@@ -106,7 +107,7 @@ class Service:
     def check(self) -> None:
         """UsageError if this mesh cannot run here, or has nothing to serve. Changes nothing."""
         _check_place()
-        if not (self._mesh.functions or self._mesh.declared_schedules):
+        if declarations_of(self._mesh).is_empty:
             raise UsageError(
                 f"there is nothing to serve: no function is declared on {self._mesh!r} with @mesh.task, nor a schedule; "
                 "import the modules that declare them before it runs"
@@ -119,7 +120,7 @@ class Service:
         before = [
             (number, signal.signal(number, self._hear))
             for number in SIGNALS
-            if signal.getsignal(number) is not signal.SIG_IGN  # `nohup` and the like: whoever started us wants it so
+            if signal.getsignal(number) is not signal.SIG_IGN  # `nohup` and the like ignore it on purpose
         ]
         self._watch.start()
         try:
@@ -180,7 +181,7 @@ class Service:
             self._watch.begin(Urgency.DRAIN)
 
     async def _wait_quiet(self, peer: Peer) -> None:
-        """Until we are urged, or somebody (a handler, say) has had the peer drained."""
+        """Wait until a stop is requested, or the peer has drained; a handler may drain it."""
         async with trio.open_nursery() as nursery:
 
             async def drained() -> None:
@@ -196,9 +197,9 @@ class Service:
         peer = self._peer
         if peer is None:
             return "the peer has not joined yet"
-        runs = [f"{len(each.running)} of {each.name!r}" for each in peer.entered_stations() if each.running]
+        runs = [f"{len(each.running)} of {each.name!r}" for each in engine_of(peer).entered_stations() if each.running]
         what = f"still running: {', '.join(runs)}" if runs else "no handler runs any more"
-        blocking = peer.describe_running()
+        blocking = engine_of(peer).describe_running()
         return f"{what}; the loop is blocked by {blocking}" if blocking.startswith("handler") else what
 
 
@@ -304,17 +305,17 @@ def _check_place() -> None:
 
 def _served(mesh: Mesh[Any], peer: Peer) -> list[Function[..., Any]]:
     """The functions that this peer serves."""
-    queues = {station.queue for station in peer.entered_stations()}
+    queues = {station.queue for station in engine_of(peer).entered_stations()}
     return [function for name, function in sorted(mesh.functions.items()) if name in queues]
 
 
 def _banner(mesh: Mesh[Any], peer: Peer, served: list[Function[..., Any]]) -> str:
     """Who serves what, where; several lines."""
-    settings = peer.settings
+    settings = engine_of(peer).settings
     wide = max((len(function.name) for function in served), default=0)
     functions = [f"{function.name:<{wide}}  {_options(function, mesh.runs_in)}".rstrip() for function in served]
     facts = {
-        "server": [mesh.link.settings.address.redacted],
+        "server": [client_of(mesh).link.settings.address.redacted],
         "prefix": [settings.prefix],
         "app": [settings.app] if settings.app else [],
         "worker": [peer.id],
@@ -330,7 +331,7 @@ def _banner(mesh: Mesh[Any], peer: Peer, served: list[Function[..., Any]]) -> st
 
 def _options(function: Function[..., Any], default: AsyncRunsIn) -> str:
     """What is special about a function, for people."""
-    declared = function.declared
+    declared = declared_of(function)
     how = declared.how
     found = [
         how.runs_in or (default if declared.is_async else "thread"),
@@ -345,11 +346,12 @@ def _options(function: Function[..., Any], default: AsyncRunsIn) -> str:
 
 def _facts(mesh: Mesh[Any], peer: Peer, served: list[Function[..., Any]]) -> dict[str, object]:
     """The same for programs: the fields of the record."""
+    settings = engine_of(peer).settings
     return {
-        "server": mesh.link.settings.address.redacted,
-        "prefix": peer.settings.prefix,
-        "app": peer.settings.app,
+        "server": client_of(mesh).link.settings.address.redacted,
+        "prefix": settings.prefix,
+        "app": settings.app,
         "worker": peer.id,
-        "concurrency": peer.settings.concurrency,
+        "concurrency": settings.concurrency,
         "functions": [function.name for function in served],
     }

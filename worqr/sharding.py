@@ -50,7 +50,7 @@ class Sharding:
     async def begin(self) -> None:
         """A connection is there: learn what others have declared, and tell them what this program declares. Twice is harmless.
 
-        That it is another number is said by whoever uses the queue, or joins.
+        A conflicting number is not reported here: the first use of the queue raises it, or the join of a peer.
         """
         if self._asked_at > 0:
             return
@@ -106,7 +106,7 @@ class Sharding:
             )
 
     async def forget(self, queue: str) -> bool:
-        """Let the next one who declares it decide; False if somebody did meanwhile."""
+        """Let the next declaration decide; return False if another program has declared it meanwhile."""
         number = self._known.get(queue, 1)
         dropped = number == 1 or await self._link.call(ops.drop_shards(self._keys, queue, number)) == "ok"
         self._known = {name: each for name, each in self._known.items() if name != queue}
@@ -148,7 +148,7 @@ class Sharding:
         return {**options, "max_length": await self.share_of(keys, bound)} if isinstance(bound, int) else options
 
     async def next_of(self, keys: QueueKeys) -> QueueKeys:
-        """The shard whose turn it is to get tasks that have no id. The first turn is anybody's, since many a program has one."""
+        """Return the next shard for tasks without an id. The first is random, because many programs enqueue only once."""
         shards = await self.of(keys)
         if len(shards) == 1:
             return shards[0]

@@ -86,7 +86,7 @@ class Signature:
         hints = {name: found.get(name, Any) for name in self._names}
         hints["return"] = found.get("return", Any)
         if not self._keeps and not _is_known(hints["return"]):
-            hints["return"] = Any  # of no interest to anybody
+            hints["return"] = Any  # worqr does not use it
         codec = _Codec(self.name, self._parameters, hints, whole=self.whole)
         for name, value in self._defaults.items():
             try:

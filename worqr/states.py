@@ -1,8 +1,8 @@
 """The life of a job as data: where it can be, and which transaction may move it from where to where. Pure.
 
 This is the only place that says so; the scripts do it. ``tests/ops/test_job_machine.py`` drives all of them at random and
-holds each step against this table, which also stands in ``docs/reference/job-states.md``. A task without a record lives in the same way,
-but is only ever waiting or active.
+holds each step against this table, which also stands in ``docs/reference/job-states.md``. A task without a record lives in
+the same way, but is only ever waiting or active.
 
 Not in the table: a transaction that leaves a job where it is (an update of one that waits, a cancel that only marks a run),
 and the end of what is kept, by which a finished or cancelled job is gone after its ``result_ttl``.

@@ -11,8 +11,9 @@ from typing import Any, Final, TypeVar
 from worqr.call import Call
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import Glance, Held, Inspected, JobState, QueuesPage, list_queues
+from worqr.records import QueueInfo, Status, TaskInfo, WorkerInfo
 from worqr.states import SHOWN
-from worqr.task import QueueInfo, Status, TaskInfo, WorkerInfo, from_ms
+from worqr.task import from_ms
 
 T = TypeVar("T")
 

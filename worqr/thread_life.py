@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from worqr.errors import Unavailable, UsageError
+from worqr.inside import declarations_of
 from worqr.log_events import emit
-from worqr.task import Health
+from worqr.records import Health
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
@@ -31,15 +32,14 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 EXIT_PATIENCE: Final = 5.0
-"""Seconds that the interpreter's exit waits for peers that nobody has stopped."""
+"""Seconds that the interpreter's exit waits for peers that the application has not stopped."""
 
 
 class Life:
     """One thread, from the start of a peer to its end.
 
     Attributes, set once by the thread:
-        joined: done when it has joined, or will not; ended: done when nothing of it runs any more. They carry no result, so that
-            nobody has to fetch one.
+        joined: done when it has joined, or will not; ended: done when nothing of it runs any more. They have no result.
         over: the same as `ended`, without a lock.
     """
 
@@ -50,7 +50,7 @@ class Life:
         self._mesh = mesh
         self._options = options
         self._thread = threading.Thread(target=self._run, name="worqr-peer", daemon=True)
-        self._leave_by: list[float] = []  # moments of time.monotonic(), appended by whoever wants it to leave
+        self._leave_by: list[float] = []  # moments of time.monotonic(), one for each request to leave
         self._token: trio.lowlevel.TrioToken | None = None
         self._joining = trio.CancelScope()
         self._waiting = trio.CancelScope()
@@ -73,7 +73,7 @@ class Life:
             ) from error
 
     def leave(self, grace: float) -> None:
-        """Leave within so many seconds, or sooner if somebody wants it sooner; at once, if it has not joined yet."""
+        """Leave within so many seconds. Of several requests the earliest applies; a peer that has not joined leaves at once."""
         self._leave_by.append(time.monotonic() + grace)
         token = self._token
         if token is not None:
@@ -149,7 +149,7 @@ class Life:
                 await self._wait_and_drain(peer)
 
     def _heed(self) -> None:
-        """Somebody wants us to leave, or to leave sooner."""
+        """A thread requests that the peer leaves, or leaves sooner."""
         if self._leave_by:
             (self._waiting if self._peer is not None else self._joining).cancel()
 
@@ -166,7 +166,7 @@ class Life:
 
 def check_startable(mesh: Mesh[Any]) -> None:
     """UsageError if a peer would be of no use, or would outlive the interpreter."""
-    if not (mesh.functions or mesh.declared_schedules):
+    if declarations_of(mesh).is_empty:
         raise UsageError(
             f"there is nothing to serve: no function is declared on {mesh!r} with @mesh.task, nor a schedule; import the "
             "modules that declare them before the peer starts"
@@ -183,7 +183,7 @@ def no_health(why: str) -> Health:
 _lives: set[Life] = set()
 """Those that run."""
 _of_parents: list[Life] = []
-"""What a forked child must not drop: there are locks in it that nobody may be there to release."""
+"""Objects of the parent that a forked child must keep alive: their locks may be held by threads that it does not have."""
 _ending: list[str] = []
 """Empty, then "awaited", then "begun" too."""
 

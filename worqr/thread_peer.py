@@ -8,6 +8,9 @@ exists at the exit may be meant for other processes that import the same module:
 was imported, nor after a fork.
 """
 
+# The private fields of ThreadPeer are hidden from users, not from the functions below it.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import atexit
@@ -25,7 +28,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 import trio
 
 from worqr.peer.options import GRACE
-from worqr.task import Health, Seconds, seconds
+from worqr.records import Health
+from worqr.task import Seconds, seconds
 from worqr.thread_life import EXIT_PATIENCE, Life, check_startable, no_health
 
 if TYPE_CHECKING:
@@ -33,17 +37,17 @@ if TYPE_CHECKING:
 
 
 class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManager["ThreadPeer"]):
-    """A peer in a thread of its own, with a Trio loop of its own; made by ``mesh.join_in_thread()``.
+    """A worker in a thread of its own, with a Trio loop of its own; ``mesh.join_in_thread()`` makes it.
 
-    A context manager, with ``async with`` too, which waits without stopping the caller's loop, asyncio or Trio; or `start` and
-    `stop`, for hooks. It serves what is declared on its mesh, also later than its start. Signals stay the application's.
+    Use it in a ``with`` block, in an ``async with`` block under asyncio or Trio, which does not block the loop, or call
+    `start` and `stop`. It serves all functions of its mesh, also those declared later. It handles no signals.
 
-    A block that ends normally drains for the `grace` of its options. One that ends by an exception, or is cancelled, cancels its
-    handlers at once, and their tasks go back to the front. At the exit of the interpreter, if nobody has stopped it, it leaves in
-    the same way, within 5 s. (A process that a signal ends without Python's doing, as SIGTERM does by default, has no such exit;
-    its tasks are back some seconds later, as those of any process that dies.)
+    A block that ends normally drains: running tasks have `grace` seconds to end. A block that ends by an exception or a
+    cancellation cancels its handlers at once, and their tasks return to their queues. If you never call `stop`, the worker
+    shuts down when the interpreter exits, within 5 s. A process that a signal kills does not do so: its tasks return when the
+    worker is found dead.
 
-    A process that was forked begins without it: `start` makes a fresh one there.
+    A forked process begins without the worker; call `start` there.
     """
 
     def __init__(self, mesh: Mesh[Any], options: Mapping[str, Any]) -> None:
@@ -57,20 +61,27 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
         _peers.add(self)
 
     def __del__(self) -> None:
-        self.warn_if_unstarted()
+        _warn_if_unstarted(self)
 
     def __repr__(self) -> str:
         health = self.health()
         return f"<ThreadPeer of {self._mesh!r}: {health.why or 'ready'}>"
 
     def start(self) -> Self:
-        """Join the mesh, and come back when every declared function is served; this blocks.
+        """Join the mesh, and wait until all declared functions are served. This blocks.
 
-        A peer that runs already is left as it is; one that was stopped starts anew. What raises leaves nothing behind.
+        A worker that runs already is not changed. A worker that was stopped starts again. If it raises, nothing is left
+        running.
+
+        Returns:
+            The worker itself.
 
         Raises:
-            UsageError: nothing is declared on the mesh; somebody stopped it meanwhile; the interpreter is exiting.
-            RefusedByServer, WrongVersion: the server would not have us. Unavailable: it did not answer within `patience`.
+            UsageError: Nothing is declared on the mesh, another thread stopped the worker meanwhile, or the interpreter is
+                exiting.
+            RefusedByServer: The server rejected the connection.
+            WrongVersion: The server or its mesh has the wrong version.
+            Unavailable: The server did not reply within `patience`.
         """
         life = self._begin()
         try:
@@ -83,18 +94,19 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
         return self
 
     def stop(self, grace: Seconds | None = None) -> None:
-        """Take nothing more, let what runs end, and come back when the thread has ended; this blocks.
+        """Take no more tasks, wait for those that run, and wait until the thread has ended. This blocks.
 
-        Twice is harmless, and so is a peer that was never started. Of several calls at once the one with the least patience wins.
-        Ctrl-C while it waits cancels what runs.
+        You may call it more than once, and on a worker that was never started. Of several calls at once, the shortest grace
+        applies. Ctrl-C cancels the running tasks.
 
         Args:
-            grace: seconds that what runs may go on; then it is cancelled, and its tasks go back to the front. Default: that of
-                the options. A handler on the loop that ignores its cancellation is waited for.
+            grace: Seconds that running tasks have to end; then they are cancelled and return to their queues. Default: the
+                `grace` of the options. A handler on the Trio loop that ignores its cancellation is waited for.
 
         Raises:
-            UsageError: called on the peer's own loop, which it would wait for.
-            WorqrBug, or what its lifespan raised: what had ended the peer before; raised once, and logged when it happened.
+            UsageError: Called on the worker's own loop, which it would wait for.
+            WorqrBug: The worker had ended by an error. That error is raised once, and is in the log; it may be any exception
+                that a lifespan raised.
         """
         wait = self._grace if grace is None else seconds(grace, "grace")
         life = self._life
@@ -110,9 +122,10 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
             life.raise_what_ended_it()
 
     def health(self) -> Health:
-        """How it stands, at once and without any I/O, from any thread.
+        """Return the worker's health, without any I/O, from any thread.
 
-        It is not `alive` before the start and after the end, whose cause `why` tells; while it starts it is alive and not ready.
+        It is not `alive` before the start and after the end; `why` has the reason. While it starts, it is alive and not
+        ready.
         """
         life = self._life
         return no_health(self._none) if life is None else life.health()
@@ -170,25 +183,6 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
                 self._life.begin()
             return self._life
 
-    def warn_if_unstarted(self, *, at_exit: bool = False) -> None:
-        """Warn, once, if nobody has started it."""
-        made: _Made | None = getattr(self, "_unstarted", None)  # none if its construction has failed
-        self._unstarted = None
-        if made is not None and not (at_exit and made.importing):
-            warnings.warn_explicit(NEVER_STARTED, RuntimeWarning, made.file, made.line)
-
-    def may_be_started_elsewhere(self) -> None:
-        """This process has forked: perhaps it is for the other one to start it."""
-        self._unstarted = None
-
-    def forget(self) -> None:
-        """In a forked child: the thread stayed in the parent."""
-        self._unstarted = None
-        self._lock = threading.RLock()  # somebody may have held the old one, who is not here
-        if self._life is not None and not self._life.over:
-            self._life = None  # `thread_life` keeps it
-            self._none = "it was started before a fork, and runs in the parent only: start it here as well"
-
 
 # Never started
 
@@ -219,10 +213,18 @@ def _made() -> _Made:
     return _Made(file, line, importing=above is not None)
 
 
+def _warn_if_unstarted(peer: ThreadPeer, *, at_exit: bool = False) -> None:
+    """Warn, once, if the application never started the peer."""
+    made: _Made | None = getattr(peer, "_unstarted", None)  # missing if its constructor failed
+    peer._unstarted = None
+    if made is not None and not (at_exit and made.importing):
+        warnings.warn_explicit(NEVER_STARTED, RuntimeWarning, made.file, made.line)
+
+
 @atexit.register
 def _at_exit() -> None:
     for peer in list(_peers):
-        peer.warn_if_unstarted(at_exit=True)
+        _warn_if_unstarted(peer, at_exit=True)
 
 
 # Waiting on a loop
@@ -278,12 +280,16 @@ _peers: weakref.WeakSet[ThreadPeer] = weakref.WeakSet()
 
 def _after_fork_in_child() -> None:
     for peer in list(_peers):
-        peer.forget()
+        peer._unstarted = None
+        peer._lock = threading.RLock()  # the old one may be held by a thread that does not exist here
+        if peer._life is not None and not peer._life.over:
+            peer._life = None  # `thread_life` keeps it
+            peer._none = "it was started before a fork, and runs in the parent only: start it here as well"
 
 
 def _after_fork_in_parent() -> None:
     for peer in list(_peers):
-        peer.may_be_started_elsewhere()
+        peer._unstarted = None  # perhaps the other process has to start it
 
 
 if hasattr(os, "register_at_fork"):

@@ -5,11 +5,12 @@ What a schedule means is in `worqr.cron`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, tzinfo
-from typing import Any, Final, Literal, Protocol, TypedDict, TypeVar, Unpack, cast, overload
+from typing import Any, Final, Literal, Protocol, TypedDict, TypeVar, overload
 
 from worqr.cron import Definition, Overlap, Plan
+from worqr.declarations import Declarations
 from worqr.errors import UsageError
 from worqr.foreign import hint_at_option
 from worqr.function import Call
@@ -27,22 +28,26 @@ MISFIRES: Final = {"skip": 0, "once": 1}
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """What `cron` and `every` take beside the time and the call."""
+    """The options of a schedule, for `cron` and `every`."""
 
     name: str
-    """The name of the schedule. Default: the name of the function."""
+    """The name of the schedule, unique in the mesh. Default: the name of the function."""
     timezone: str | tzinfo
-    """Of `cron`: an IANA name, or a ``zoneinfo.ZoneInfo``. Default: "UTC"."""
+    """Only for `cron`: an IANA name, or a ``zoneinfo.ZoneInfo``. Default: "UTC"."""
     misfire: Literal["skip", "once"] | int
-    """Of the firings that were missed: "skip" all, make up for "once", or for the last n (up to 100). Default:
-    "once".
+    """What to do about firings that were missed while no worker ran. "skip": nothing. "once": run once. A number from 1 to 100:
+    run the last n. Default: "once".
     """
     overlap: Overlap
-    """While the firing before still waits or runs: "skip" this one, "queue" it, or "cancel" the one before. Default:
-    "skip".
+    """What to do if the job of the last firing still waits or runs. "skip": leave out this firing. "queue": run it afterwards.
+    "cancel": cancel the older job. Default: "skip".
     """
     jitter: Seconds
-    """Seconds: the job becomes due at a random moment up to this long after its nominal time. Default: 0."""
+    """Seconds, or a timedelta: delay the job by a random time up to this long. Default: 0."""
+
+
+class NoSuchOption:
+    """The type of an option that does not exist: a type checker then reports the option by its name."""
 
 
 class Callable0(Protocol):
@@ -55,84 +60,109 @@ F = TypeVar("F", bound=Callable0)
 
 
 class Timetable:
-    """The schedules that an application declares; part of `Registry`. Nothing is sent before `join`."""
+    """The part of `Registry` that declares schedules. Nothing is sent before `join`."""
 
-    def __init__(self) -> None:
-        self._declared: dict[str, Definition] = {}
-
-    @property
-    def declared_schedules(self) -> Mapping[str, Definition]:
-        """What `cron` and `every` have declared so far, by name."""
-        return self._declared
-
-    def add_schedule(self, definition: Definition) -> None:
-        """Take in what `cron` and `every` made, or another registry has.
-
-        Raises:
-            UsageError: there is one of this name.
-        """
-        self.check_schedule(definition)
-        self._declared[definition.name] = definition
-
-    def check_schedule(self, definition: Definition) -> None:
-        """UsageError if `definition` has a name that is taken, or too long."""
-        if check_name(definition.name, "schedule name") in self._declared:
-            raise UsageError(f"there is a schedule {definition.name!r} already: give one of them another name=")
-
-    def forget_schedules(self, queues: Collection[str]) -> None:
-        """Forget what was declared for these queues, whose function is defined anew; for worqr itself."""
-        self._declared = {name: each for name, each in self._declared.items() if each.queue not in queues}
+    _declarations: Declarations
 
     @overload
-    def cron(self, expression: str, call: Call[Any], /, **how: Unpack[ScheduleOptions]) -> None: ...
-    @overload
-    def cron(self, expression: str, /, **how: Unpack[ScheduleOptions]) -> Callable[[F], F]: ...
     def cron(
-        self, expression: str, call: Call[Any] | None = None, /, **how: Unpack[ScheduleOptions]
-    ) -> Callable[[F], F] | None:
-        """Enqueue `call` whenever the clock of a time zone shows what a cron expression names.
+        self,
+        expression: str,
+        call: Call[Any],
+        /,
+        *,
+        name: str = ...,
+        timezone: str | tzinfo = ...,
+        misfire: Literal["skip", "once"] | int = ...,
+        overlap: Overlap = ...,
+        jitter: Seconds = ...,
+        **unknown: NoSuchOption,
+    ) -> None: ...
+    @overload
+    def cron(
+        self,
+        expression: str,
+        /,
+        *,
+        name: str = ...,
+        timezone: str | tzinfo = ...,
+        misfire: Literal["skip", "once"] | int = ...,
+        overlap: Overlap = ...,
+        jitter: Seconds = ...,
+        **unknown: NoSuchOption,
+    ) -> Callable[[F], F]: ...
+    def cron(self, expression: str, call: Call[Any] | None = None, /, **how: Any) -> Callable[[F], F] | None:
+        """Enqueue a call at the times that a cron expression names.
 
-        ``mesh.cron("0 3 * * *", report.call("eu"))``, or without a call as a decorator of a function without arguments.
-        Exactly one enqueue per firing, whatever the number of peers. A firing is a job with the id ``cron:NAME``.
+        ``mesh.cron("0 3 * * *", report.call("eu"))``; or, without a call, a decorator of a function without arguments. Each
+        firing is enqueued exactly once, however many workers there are, as a job with the id ``cron:NAME``.
 
         Args:
-            expression: minute, hour, day of month, month, day of week; as in Debian's cron, with ``L`` and ``#`` (cronsim).
-            name: unique in the mesh; by default the function's.
-            timezone: an IANA name, or a `zoneinfo.ZoneInfo`.
-            misfire: of the firings that were missed while no peer lived (or the server was away), ``"skip"`` all, run
-                ``"once"``, or the last n.
-            overlap: when the job of the firing before still waits or runs: ``"skip"`` this one, ``"queue"`` it, or
-                ``"cancel"`` the previous.
-            jitter: seconds; the job becomes due at a random moment up to so long after its nominal time.
+            expression: Minute, hour, day of month, month, day of week; as in Debian's cron, with ``L`` and ``#``.
+            call: The call to enqueue. None: return a decorator.
+            **how: See `ScheduleOptions`.
+
+        Returns:
+            None; without a call, a decorator that returns the function unchanged.
 
         Raises:
-            UsageError: anything of it is wrong, two schedules have one name, or the extra is missing
-                (``pip install 'worqr[cron]'``).
+            UsageError: The expression or an option is not valid, the name is taken, or an extra is missing (``pip install
+                'worqr[cron]'``).
         """
         if not isinstance(expression, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"a cron expression must be a str, not {type(expression).__name__}")
-        return self._declare(call, cast("Mapping[str, Any]", how), cron=" ".join(expression.split()))
+        return self._declare(call, how, cron=" ".join(expression.split()))
 
     @overload
-    def every(self, period: Seconds, call: Call[Any], /, **how: Unpack[ScheduleOptions]) -> None: ...
-    @overload
-    def every(self, period: Seconds, /, **how: Unpack[ScheduleOptions]) -> Callable[[F], F]: ...
     def every(
-        self, period: Seconds, call: Call[Any] | None = None, /, **how: Unpack[ScheduleOptions]
-    ) -> Callable[[F], F] | None:
-        """Enqueue `call` once in each period; the rest as `cron`.
+        self,
+        period: Seconds,
+        call: Call[Any],
+        /,
+        *,
+        name: str = ...,
+        timezone: str | tzinfo = ...,
+        misfire: Literal["skip", "once"] | int = ...,
+        overlap: Overlap = ...,
+        jitter: Seconds = ...,
+        **unknown: NoSuchOption,
+    ) -> None: ...
+    @overload
+    def every(
+        self,
+        period: Seconds,
+        /,
+        *,
+        name: str = ...,
+        timezone: str | tzinfo = ...,
+        misfire: Literal["skip", "once"] | int = ...,
+        overlap: Overlap = ...,
+        jitter: Seconds = ...,
+        **unknown: NoSuchOption,
+    ) -> Callable[[F], F]: ...
+    def every(self, period: Seconds, call: Call[Any] | None = None, /, **how: Any) -> Callable[[F], F] | None:
+        """Enqueue a call once in each period.
 
-        Nominal times are the multiples of the period since 1970-01-01 00:00 UTC, so that nobody's start matters.
+        A period fires at its multiples since the Unix epoch: ``every(3600)`` fires on the hour, no matter when the workers
+        start. In all else it is as `cron`.
+
+        Args:
+            period: Seconds, or a timedelta; at least 0.1 s.
+            call: The call to enqueue. None: return a decorator.
+            **how: See `ScheduleOptions`; a period has no `timezone`.
+
+        Returns:
+            None; without a call, a decorator that returns the function unchanged.
 
         Raises:
-            UsageError: as `cron`; a period under 0.1 s; a time zone, which a period does not have.
+            UsageError: The period or an option is not valid, or the name is taken.
         """
         if "timezone" in how:
             raise UsageError("every() goes by real time and takes no timezone; for local times use cron()")
         period_ms = round(seconds(period, "period", positive=True) * 1000)
         if period_ms < MIN_PERIOD * 1000:
             raise UsageError(f"period must be at least {MIN_PERIOD:g} s, not {period!r}")
-        return self._declare(call, cast("Mapping[str, Any]", how), every_ms=period_ms)
+        return self._declare(call, how, every_ms=period_ms)
 
     def _declare(self, call: Call[Any] | None, how: Mapping[str, Any], **when: Any) -> Callable[[F], F] | None:
         given = _checked(how)
@@ -146,7 +176,7 @@ class Timetable:
                 raise UsageError(
                     f"schedule {definition.name!r}: its payload has {len(call.task):,} bytes, at most {MAX_TASK:,} fit"
                 )
-            self.add_schedule(definition)
+            self._declarations.add_schedule(definition)
 
         unnamed: dict[str, Any] = {"name": "", "queue": "", "task": b""}
         Plan(Definition(**(unnamed | given | when)))  # or it raises

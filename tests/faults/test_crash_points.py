@@ -149,8 +149,8 @@ async def _nobody_else(mesh: worqr.Mesh) -> None:
 async def _die_holding(mesh: worqr.Mesh, prefix: str) -> None:
     """Register a worker that claims a task and is never heard of again."""
     registry, queue, worker = RegistryKeys(prefix), QueueKeys(prefix, "Q1"), f"dead:{os.urandom(16).hex()}"
-    await mesh.ask(ops.start_worker(registry, worker, keepalive_ms=100, facts=[]))
-    await mesh.ask(ops.map_work(registry, worker, "Q1"))
-    await mesh.ask(ops.start_work(queue, worker, max_stalls=3, keep_failed=10, last=0))
-    started = await mesh.ask(ops.start_tasks(queue, worker, 1, 1))
+    await mesh._client.ask(ops.start_worker(registry, worker, keepalive_ms=100, facts=[]))
+    await mesh._client.ask(ops.map_work(registry, worker, "Q1"))
+    await mesh._client.ask(ops.start_work(queue, worker, max_stalls=3, keep_failed=10, last=0))
+    started = await mesh._client.ask(ops.start_tasks(queue, worker, 1, 1))
     assert len(started.entries) == 1

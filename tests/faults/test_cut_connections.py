@@ -142,26 +142,26 @@ async def _life_of_a_schedule(mesh: worqr.Mesh, prefix: str) -> None:
     await mesh.pause_schedule("often")
     assert [schedule.paused for schedule in await mesh.schedules()] == [True]
     keys = RegistryKeys(prefix)
-    assert await mesh.ask(ops.renew_schedules(keys, ["often", "never"])) == ["never"]
-    assert (await mesh.ask(ops.rewind_schedules(keys)))[0] == "0"
-    await mesh.ask(ops.drop_schedules(keys, 0))
+    assert await mesh._client.ask(ops.renew_schedules(keys, ["often", "never"])) == ["never"]
+    assert (await mesh._client.ask(ops.rewind_schedules(keys)))[0] == "0"
+    await mesh._client.ask(ops.drop_schedules(keys, 0))
     assert await mesh.schedules() == []
 
 
 async def _life_of_names(mesh: worqr.Mesh, prefix: str) -> None:
     """What a leader's scan sends when it finds something: queues that wait, and names that nobody uses."""
     keys = RegistryKeys(prefix)
-    await mesh.ask(ops.post_waiting(keys, ["Q1"]))
-    assert await mesh.ask(ops.forget_queues(keys, ["never used"])) == ["never used"]
+    await mesh._client.ask(ops.post_waiting(keys, ["Q1"]))
+    assert await mesh._client.ask(ops.forget_queues(keys, ["never used"])) == ["never used"]
 
 
 async def _leave_a_corpse(mesh: worqr.Mesh, prefix: str) -> None:
     """A worker that is registered, stands in two fences, and never beats; and one that only stands in a fence."""
     registry, queue = RegistryKeys(prefix), QueueKeys(prefix, "Q1")
-    await mesh.ask(ops.start_worker(registry, "dead:1", keepalive_ms=100, facts=[]))
-    await mesh.ask(ops.map_work(registry, "dead:1", "Q1"))
-    await mesh.ask(ops.start_work(queue, "dead:1", max_stalls=3, keep_failed=10, last=0))
-    await mesh.ask(ops.start_work(queue, "nobody:1", max_stalls=3, keep_failed=10, last=0))
+    await mesh._client.ask(ops.start_worker(registry, "dead:1", keepalive_ms=100, facts=[]))
+    await mesh._client.ask(ops.map_work(registry, "dead:1", "Q1"))
+    await mesh._client.ask(ops.start_work(queue, "dead:1", max_stalls=3, keep_failed=10, last=0))
+    await mesh._client.ask(ops.start_work(queue, "nobody:1", max_stalls=3, keep_failed=10, last=0))
 
 
 NOT_IN_A_LIFE = {"list_marks", "list_own_claims"}

@@ -219,7 +219,7 @@ async def test_enqueueing_while_the_server_is_away_says_so_in_time(own_server: S
     mesh = worqr.Mesh(own_server.url, prefix=prefix, patience=2)
     async with mesh.connect():
         own_server.stop()
-        await notice(mesh.link)  # else it could be written to a connection that nobody reads any more
+        await notice(mesh._client.link)  # else it could be written to a connection that nobody reads any more
         with trio.fail_after(PATIENCE), pytest.raises(worqr.Unavailable) as caught:
             await mesh.queue("Q1").enqueue(b"T1")
         assert caught.value.sent is False

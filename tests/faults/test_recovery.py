@@ -24,7 +24,7 @@ from tests.servers import Server
 from worqr import ops
 from worqr.keys import RegistryKeys
 from worqr.peer import looks
-from worqr.peer.peer import DEFAULT_KEEPALIVE
+from worqr.peer.engine import DEFAULT_KEEPALIVE
 from worqr.peer.sweeping import SWEEP_AT_ONCE, Sweeper
 
 CHILD = Path(__file__).parent / "child_peer.py"
@@ -36,7 +36,7 @@ SWEPT = 100
 async def leading(mesh: worqr.Mesh) -> AsyncGenerator[worqr.Peer]:
     """A peer that leads and serves nothing."""
     async with mesh.join() as peer:
-        await until(lambda: peer.leader.leads)
+        await until(lambda: peer._engine.leader.leads)
         yield peer
 
 
@@ -139,7 +139,7 @@ async def test_the_lease_of_a_dead_leader_is_taken_when_the_servers_clock_was_se
     desk.beat("dead leader", 7, lease_ms=3_600_000, keepalive_ms=3_600_000)  # its keys live for an hour more
     mesh = worqr.Mesh(server.url, prefix=prefix, keepalive=1)
     async with mesh.join() as peer:
-        await until(lambda: peer.leader.leads)
+        await until(lambda: peer._engine.leader.leads)
         assert desk.client.pttl(desk.g.leader) <= 2000
         await until(lambda: desk.client.llen(desk.q.base) == 1)
     desk.wipe()
@@ -156,5 +156,5 @@ async def test_a_lease_that_is_renewed_is_not_taken(
         for beat in range(1, 25):
             await trio.sleep(0.2)
             desk.beat("leader", beat, lease_ms=3_600_000, keepalive_ms=3_600_000)
-            assert not peer.leader.leads
+            assert not peer._engine.leader.leads
         assert desk.call(ops.stop_worker(desk.g, "leader")) == []

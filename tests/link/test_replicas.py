@@ -120,7 +120,7 @@ async def test_not_met_in_time_is_told_and_the_task_is_there_once(
         promote(pair.replica)
     with pytest.raises(NotReplicated, match="0 of 1 replicas") as caught, trio.fail_after(PATIENCE):
         await link.call(enqueue(mine, b"a"))
-    assert (caught.value.wanted, caught.value.reached, caught.value.answer) == (1, 0, 1)
+    assert (caught.value.wanted, caught.value.reached, caught.value._reply) == (1, 0, 1)
     assert stored(pair.primary, mine) == [b"a"]
 
 
@@ -187,7 +187,7 @@ async def test_of_many_calls_at_once_a_worse_error_comes_first(
     link = await link_to(pair.primary.tcp_url)
     with pytest.raises(NotReplicated) as caught:
         await link.call_all([enqueue(mine, b"a"), enqueue(mine, b"b", replicas=0), enqueue(mine, b"c", b"d")])
-    assert caught.value.answer == [1, 1, 2]
+    assert caught.value._reply == [1, 1, 2]
     refused = ops.enqueue(QueueKeys(mine, "Q2"), [b"a", b"b"], max_length=1)
     with pytest.raises(QueueFull):
         await link.call_all([enqueue(mine, b"e"), refused])
@@ -199,7 +199,7 @@ async def test_a_server_that_does_not_let_us_ask_is_told_at_once(link_to: LinkTo
     link = await link_to(pair.primary.tcp_url.replace("//", "//shy:secret@"))
     with pytest.raises(NotReplicated, match=r"NOPERM.*\+wait.*stored") as caught, trio.fail_after(PATIENCE / 2):
         await link.call(enqueue(mine, b"a"))
-    assert (caught.value.wanted, caught.value.reached, caught.value.answer) == (1, 0, 1)
+    assert (caught.value.wanted, caught.value.reached, caught.value._reply) == (1, 0, 1)
     assert await link.call(enqueue(mine, b"b", replicas=0)) == 1
     assert stored(pair.primary, mine) == [b"a", b"b"]
     pair.primary.look.execute_command("ACL", "DELUSER", "shy")

@@ -21,7 +21,7 @@ from worqr.call import Call
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
 from worqr.lua import all_scripts
 from worqr.ops import Dispatched, Started
-from worqr.task import RemoteError
+from worqr.records import RemoteError
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ import pytest
 from tests.ops.driver import DIED, PAST, Desk, Expires, aside, claim, digest, payloads, record, reference, remembered
 from worqr import ops
 from worqr.ops import Returned
-from worqr.task import RemoteError
+from worqr.records import RemoteError
 
 
 def test_gives_claims_back_to_the_front_in_their_old_order_with_one_stall_more(desk: Desk) -> None:

@@ -33,8 +33,8 @@ from worqr import ops
 from worqr.call import Call
 from worqr.keys import MARKER
 from worqr.ops import MAX_ITEMS
+from worqr.records import RemoteError
 from worqr.states import LIVE, State, moves
-from worqr.task import RemoteError
 
 FAR, FARTHER, PAST = 10**14, 2 * 10**14, 5_000
 BOOM = RemoteError("Boom", "it broke", "line 1\nline 2")

@@ -8,7 +8,7 @@ import pytest
 from tests.ops.driver import BOOM, FUTURE, PAST, Desk
 from worqr import ops
 from worqr.ops import JobState
-from worqr.task import RemoteError
+from worqr.records import RemoteError
 
 FAILED = RemoteError(BOOM.type, BOOM.message, "")
 KEPT: dict[str, Any] = {"fields": {"result_ttl": "60000"}}

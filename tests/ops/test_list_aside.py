@@ -7,7 +7,7 @@ import pytest
 from tests.ops.driver import PAST, Desk, aside
 from worqr import ops
 from worqr.ops import MAX_BYTES, Page
-from worqr.task import RemoteError
+from worqr.records import RemoteError
 
 
 def set_aside(desk: Desk, *tasks: bytes, errors: tuple[str, ...] = ("Boom",), broken: bool = False) -> list[int]:

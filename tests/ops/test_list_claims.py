@@ -7,7 +7,7 @@ import pytest
 from tests.ops.driver import BOOM, PAST, Desk
 from worqr import ops
 from worqr.ops import Glance, Held, JobState
-from worqr.task import RemoteError
+from worqr.records import RemoteError
 
 
 def raw(worker: str, claim: int, task: bytes) -> Held:

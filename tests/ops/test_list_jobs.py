@@ -9,7 +9,7 @@ from tests.ops.driver import BOOM, FUTURE, PAST, Desk
 from worqr import ops
 from worqr.keys import MARKER
 from worqr.ops import Glance, JobState
-from worqr.task import RemoteError
+from worqr.records import RemoteError
 
 Unstarted = Literal["waiting", "due", "blocked"]
 

@@ -22,7 +22,7 @@ from tests.ops.driver import (
 )
 from worqr import ops
 from worqr.ops import MAX_BYTES
-from worqr.task import RemoteError
+from worqr.records import RemoteError
 
 
 def place(number: int, first: int, count: int, suspect: int = 0) -> str:

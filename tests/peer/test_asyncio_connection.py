@@ -86,9 +86,9 @@ async def test_the_connection_ends_with_the_loop(new_mesh: NewMesh) -> None:
     for _ in range(2):  # the next peer has another loop
         async with mesh.join():
             await (await again.dispatch(1)).result(PATIENCE)
-            await until(lambda: len(mesh.connections._by_loop) == 2)  # pyright: ignore[reportPrivateUsage]
-        await until(lambda: not mesh.connections.any)
-        assert mesh.connections._hosted == {}  # pyright: ignore[reportPrivateUsage]
+            await until(lambda: len(mesh._client.connections._by_loop) == 2)  # pyright: ignore[reportPrivateUsage]
+        await until(lambda: not mesh._client.connections.any)
+        assert mesh._client.connections._hosted == {}  # pyright: ignore[reportPrivateUsage]
     await until(lambda: {t for t in threading.enumerate() if t.name.startswith("worqr")} <= before)
 
 

@@ -66,7 +66,7 @@ async def test_handlers_on_asyncio_see_what_it_yields(new_mesh: NewMesh) -> None
         async with trio.open_nursery() as nursery, mesh.join(grace=60) as peer:
             await until(lambda: pools and pools[0].story == ["opened", "used"])
             nursery.start_soon(peer.drain)
-            await until(lambda: peer.leaving)
+            await until(lambda: peer._engine.leaving)
             gate.set()
     (pool,) = pools
     assert pool.story == ["opened", "used", "used", "closed"]
@@ -172,7 +172,7 @@ async def test_what_it_raises_at_its_begin_is_raised_by_join(new_mesh: NewMesh) 
         async with mesh.join():
             raise AssertionError("not reached")
     assert caught.value is raised
-    assert not mesh.connections.any
+    assert not mesh._client.connections.any
     await until(lambda: "worqr asyncio" not in {thread.name for thread in threading.enumerate()})
 
 

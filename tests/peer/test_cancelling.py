@@ -95,7 +95,7 @@ async def test_a_claim_that_is_on_its_way_when_the_message_comes_is_looked_at_wh
     monkeypatch.setattr(cancelling, "RECONCILE_EVERY", 3600)
     mesh, other, held, client = new_mesh(url=proxy.url), new_mesh(), Held(), server.client()
     async with other.connect(), serving(mesh, "Q1", held) as peer:
-        [station] = peer.entered_stations()
+        [station] = peer._engine.entered_stations()
         await until(lambda: not station.asking)
         fault = proxy.hold_reply(script("start_tasks").sha, on="data")
         await other.queue("Q1").enqueue(b"a")
@@ -151,7 +151,7 @@ async def test_of_many_idle_workers_a_few_ask_for_a_foreign_task(
             return server.look.scard(f"{prefix}:{{Q1}}:hungry")
 
         await eventually(hungry, many)
-        await until(lambda: any(peer.leader.leads for peer in peers))
+        await until(lambda: any(peer._engine.leader.leads for peer in peers))
         with spying(server, prefix) as spy:
             for n in range(tasks):
                 announce(client, prefix, b"%d" % n)
@@ -169,9 +169,9 @@ async def test_on_a_paused_queue_nobody_asks_for_a_foreign_task_until_it_is_resu
     runs, client = Runs(), server.client()
     async with AsyncExitStack() as stack:
         leads = await stack.enter_async_context(serving(mesh, "Q2", runs))
-        await until(lambda: leads.leader.leads)
+        await until(lambda: leads._engine.leader.leads)
         peer = await stack.enter_async_context(serving(other, "Q1", runs))
-        [station] = peer.entered_stations()
+        [station] = peer._engine.entered_stations()
         await mesh.queue("Q1").pause()
         announce(client, prefix, b"a")
         await until(lambda: station.workers_waiting > 1)

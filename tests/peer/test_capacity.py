@@ -71,7 +71,9 @@ async def test_room_is_used_up_and_never_exceeded_nor_leaked(mesh: worqr.Mesh) -
             await eventually(mesh.queue(name).running, [])
         assert (busy.most["all"], busy.most["Q1"], busy.most["Q3"]) == (10, 4, 1)
         # A last start request may still be under way.
-        await until(lambda: (peer.capacity.running, peer.capacity.room, peer.health().room) == (0, 10, 10))
+        await until(
+            lambda: (peer._engine.capacity.running, peer._engine.capacity.room, peer.health().room) == (0, 10, 10)
+        )
         nursery.cancel_scope.cancel()
 
 
@@ -86,7 +88,7 @@ async def test_a_queue_gets_all_the_room_that_is_left(mesh: worqr.Mesh) -> None:
         held.gate.set()
         await held.wait(20)
         await eventually(mesh.queue("Q1").running, [])
-        await until(lambda: peer.capacity.room == 7)  # a last start request may still be under way
+        await until(lambda: peer._engine.capacity.room == 7)  # a last start request may still be under way
 
 
 async def test_neither_of_two_queues_starves(mesh: worqr.Mesh) -> None:
@@ -147,7 +149,7 @@ async def test_room_comes_back_after_every_kind_of_end(mesh: worqr.Mesh, other: 
             await q.cancel(b"hold", wait=30)
             await eventually(q.count, 0)
             await eventually(q.running, [])
-            await until(lambda: peer.capacity.running == 0)
+            await until(lambda: peer._engine.capacity.running == 0)
         await until(lambda: peer.health().room == 3)
 
 
@@ -193,7 +195,7 @@ async def test_runs_take_their_size_and_never_more_than_there_is(mesh: worqr.Mes
             await mesh.queue(name).enqueue(*numbers(120 // size))
         await units.wait(sum(120 // size for size in units.sizes.values()), within=30)
         assert 8 <= units.most <= 10
-        await until(lambda: (peer.capacity.used, peer.capacity.room, peer.health().room) == (0, 10, 10))
+        await until(lambda: (peer._engine.capacity.used, peer._engine.capacity.room, peer.health().room) == (0, 10, 10))
         nursery.cancel_scope.cancel()
 
 
@@ -211,7 +213,7 @@ async def test_room_that_is_too_small_is_no_room(mesh: worqr.Mesh) -> None:
         small.gate.set()
         await large.wait(1)
         large.gate.set()
-        await until(lambda: peer.capacity.room == 5)
+        await until(lambda: peer._engine.capacity.room == 5)
         nursery.cancel_scope.cancel()
 
 
@@ -292,10 +294,10 @@ async def test_more_concurrency_is_used_at_once_and_less_when_enough_has_ended(m
         peer.set_concurrency(6)
         await each.wait(6)
         peer.set_concurrency(2)
-        assert (peer.health().running, peer.health().room, peer.capacity.room) == (6, 0, -4)
+        assert (peer.health().running, peer.health().room, peer._engine.capacity.room) == (6, 0, -4)
         each.let_go(4)
         await eventually(mesh.queue("Q1").count, 14)
-        await until(lambda: peer.capacity.room == 0)
+        await until(lambda: peer._engine.capacity.room == 0)
         assert len(each.tasks) == 6  # nothing was claimed meanwhile: the room had to come back first
         each.let_go(1)
         await each.wait(7)
@@ -303,7 +305,7 @@ async def test_more_concurrency_is_used_at_once_and_less_when_enough_has_ended(m
         peer.set_concurrency(100)
         await each.wait(20)
         each.let_go(15)
-        await until(lambda: peer.capacity.room == 100)
+        await until(lambda: peer._engine.capacity.room == 100)
 
 
 # A second limit
@@ -337,7 +339,7 @@ async def test_a_run_that_would_wait_for_a_thread_is_not_claimed(mesh: worqr.Mes
         blocked.gate.set()
         loop.gate.set()
         await blocked.wait(20)
-        await until(lambda: peer.capacity.room == 20)
+        await until(lambda: peer._engine.capacity.room == 20)
         nursery.cancel_scope.cancel()
 
 
@@ -355,7 +357,7 @@ async def test_a_queue_of_long_runs_does_not_take_all_threads(mesh: worqr.Mesh) 
         await short.wait(300, within=30)
         long.gate.set()
         await long.wait(10)
-        await until(lambda: peer.capacity.running == 0)
+        await until(lambda: peer._engine.capacity.running == 0)
         nursery.cancel_scope.cancel()
 
 
@@ -369,14 +371,14 @@ async def test_a_wake_up_that_finds_no_room_of_any_kind_is_handed_on(
         await nursery.start(partial(peer.serve, "Q1", blocked, size=size, concurrency=limit))
         await nursery.start(partial(peer.serve, "Q2", other, size=3))
         await mesh.queue("Q1" if lacks == "its own limit" else "Q2").enqueue(b"fills it")
-        await until(lambda: peer.capacity.running == 1)
+        await until(lambda: peer._engine.capacity.running == 1)
         with spying(server, prefix) as spy:
             server.client().publish(f"{prefix}:{{Q1}}:wake:{peer.id}", "1")
             await until(lambda: any(asks_for_nothing(line, "{Q1}") for line in spy.seen()))
-        assert peer.capacity.running == 1
+        assert peer._engine.capacity.running == 1
         for handler in (blocked, other):
             handler.gate.set()
-        await until(lambda: peer.capacity.room == 10)
+        await until(lambda: peer._engine.capacity.room == 10)
         nursery.cancel_scope.cancel()
 
 
@@ -586,4 +588,4 @@ async def test_the_slot_of_a_stuck_run_goes_to_another_task_and_its_claim_stays(
         await held.wait(2)
         assert len(await mesh.queue("Q1").running()) == peer.health().running == 2
         held.gate.set()
-        await until(lambda: peer.capacity.room == 1 and peer.capacity.running == 0)
+        await until(lambda: peer._engine.capacity.room == 1 and peer._engine.capacity.running == 0)

@@ -15,7 +15,6 @@ import msgspec
 import pytest
 import trio
 
-import worqr
 from tests.children import Child
 from tests.peer import process_jobs as jobs
 from tests.peer.processes import FENCE, LONG, Desk, open_pool
@@ -23,6 +22,7 @@ from worqr import Broken, Failure, Retry, UsageError
 from worqr.peer.children import pool as pool_module
 from worqr.peer.children import process
 from worqr.policy import ChildError, Policy, Stalled
+from worqr.remote import remote_error
 from worqr.task import name_of
 
 
@@ -152,7 +152,7 @@ async def test_what_is_raised_on_purpose_crosses_as_it_is() -> None:
         round(jobs.FAR.timestamp() * 1000),
         True,
     )
-    told = worqr.RemoteError.of(failed.value)
+    told = remote_error(failed.value)
     assert told.type == "worqr.policy.Failure"
     assert 'raise worqr.Failure("never")' in told.traceback
 

@@ -164,7 +164,7 @@ SCRIPT = """
     import trio
     import worqr
     from tests.peer.processes import open_pool
-    from worqr.policy import ChildError, Policy
+    from worqr.policy import retry_fields, ChildError, Policy
 
     print("imported as", __name__, flush=True)
 
@@ -181,7 +181,7 @@ SCRIPT = """
                 print(*await pool.run(handler))
                 await pool.run(handler, b"fail")
             except ChildError as error:
-                policy = Policy().over(worqr.RetryPolicy(fail_on=(Mine,)).to_fields())
+                policy = Policy().over(retry_fields(worqr.RetryPolicy(fail_on=(Mine,))))
                 print(error, policy.repeats(error))
 """
 GUARDED = (

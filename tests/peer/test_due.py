@@ -23,7 +23,7 @@ async def state(job: worqr.Job[Any]) -> str:
 
 
 async def leading(peer: worqr.Peer) -> bool:
-    return peer.leader.leads
+    return peer._engine.leader.leads
 
 
 LATE = 20_000
@@ -254,13 +254,13 @@ async def test_due_jobs_go_on_when_the_leader_leaves(mesh: worqr.Mesh, other: wo
     clock = Clock(server)
     async with other.connect(), serving(other, "Q1", clock) as follower:
         async with mesh.join(grace=0) as leader:
-            await until(lambda: follower.leader.leads != leader.leader.leads)
+            await until(lambda: follower._engine.leader.leads != leader._engine.leader.leads)
             q = other.queue("Q1")
             for n in range(20):
                 await q.dispatch(b"%d" % n, delay=n / 10)
         await clock.wait(20)
         await eventually(q.running, [])
-        await until(lambda: follower.leader.leads)
+        await until(lambda: follower._engine.leader.leads)
     assert min(clock.late) >= 0 and max(clock.late) < LATE
 
 

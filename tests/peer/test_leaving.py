@@ -147,7 +147,7 @@ async def test_a_cancellation_during_the_drain_hurries(mesh: worqr.Mesh, other: 
                 await nursery.start(partial(peer.serve, "Q1", held))
                 await q.enqueue(b"a")
                 await held.wait(1)
-                nursery.start_soon(cancel_when, scope, lambda: peer.leaving)
+                nursery.start_soon(cancel_when, scope, lambda: peer._engine.leaving)
                 start = time.monotonic()
         assert scope.cancelled_caught
         assert time.monotonic() - start < 25
@@ -168,7 +168,7 @@ async def test_drain_twice_is_harmless_and_the_less_patient_one_wins(mesh: worqr
             await mesh.queue("Q1").enqueue(b"a")
             await held.wait(1)
             nursery.start_soon(peer.drain)
-            await until(lambda: peer.leaving)
+            await until(lambda: peer._engine.leaving)
             async with at_most(25):
                 await peer.drain(0.1)
                 await peer.wait()
@@ -186,7 +186,7 @@ async def test_a_cancelled_drain_goes_on(mesh: worqr.Mesh) -> None:
             await held.wait(1)
             with trio.move_on_after(0.05):
                 await peer.drain(20)
-            assert peer.leaving
+            assert peer._engine.leaving
             assert peer.health().why == "the peer is leaving"
             held.gate.set()
             async with at_most():
@@ -239,7 +239,7 @@ async def test_a_drain_meets_a_serve_that_is_just_entering(
             nursery.start_soon(peer.serve, "Q1", Runs())
             await held.wait_executed()
             nursery.start_soon(peer.drain)
-            await until(lambda peer=peer: peer.leaving)  # type: ignore[misc]
+            await until(lambda peer=peer: peer._engine.leaving)  # type: ignore[misc]
             held.release()
             async with at_most():
                 await peer.wait()
@@ -404,7 +404,7 @@ async def test_a_queue_that_is_served_anew_is_left_first_and_keeps_what_runs_the
         await lost.wait_executed()
         proxy.forget_requests()
         nursery.start_soon(partial(peer.serve, "Q1", after))
-        await until(lambda: peer._stations.get("Q1") is not None)
+        await until(lambda: peer._engine._stations.get("Q1") is not None)
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert proxy.count(script("start_work").sha) == 0
         proxy.cut(on="data")  # the answer to stop_work never comes: it is sent once more

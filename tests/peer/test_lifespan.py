@@ -203,7 +203,7 @@ async def test_an_error_on_the_way_out_is_the_join_s(new_mesh: NewMesh) -> None:
         async with mesh.join():
             pass
     with pytest.raises(worqr.UsageError, match="not connected"):
-        mesh.check_connected()
+        mesh._client.check_connected()
 
 
 async def test_an_error_of_the_block_passes_through_it(new_mesh: NewMesh) -> None:

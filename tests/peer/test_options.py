@@ -95,7 +95,7 @@ async def test_grace_is_a_duration(mesh: worqr.Mesh, grace: Any) -> None:
         async with mesh.join() as peer:
             with pytest.raises(worqr.UsageError, match="grace"):
                 await peer.drain(grace)
-            assert not peer.leaving
+            assert not peer._engine.leaving
 
 
 async def test_a_peer_serves_a_queue_once(mesh: worqr.Mesh) -> None:

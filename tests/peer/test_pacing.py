@@ -435,11 +435,11 @@ async def test_auto_shrinks_while_the_cpu_is_full(mesh: worqr.Mesh, monkeypatch:
         await mesh.queue("Q1").enqueue(*(b"%d" % n for n in range(left)))
         await nursery.start(partial(peer.serve, "Q1", handler))
         peer.set_concurrency("auto")
-        await until(lambda: peer.capacity.concurrency == 3 and peer.capacity.running <= 3, within=30)
+        await until(lambda: peer._engine.capacity.concurrency == 3 and peer._engine.capacity.running <= 3, within=30)
         assert left > 0
         peer.set_concurrency(500)  # a number ends it
-        await until(lambda: left == 0 and peer.capacity.running == 0, within=30)
-        assert peer.capacity.concurrency == 500
+        await until(lambda: left == 0 and peer._engine.capacity.running == 0, within=30)
+        assert peer._engine.capacity.concurrency == 500
         nursery.cancel_scope.cancel()
 
 
@@ -460,9 +460,9 @@ async def test_a_peer_that_computes_does_not_grow_and_one_that_waits_does(
         await queue.enqueue(*(b"%d" % n for n in range(2000)))
         async with trio.open_nursery() as serving:
             await serving.start(partial(peer.serve, "Q1", computes))
-            await until(lambda: peer.capacity.concurrency <= AUTO_START / 2, within=30)
+            await until(lambda: peer._engine.capacity.concurrency <= AUTO_START / 2, within=30)
             serving.cancel_scope.cancel()
-        await until(lambda: peer.capacity.running == 0)
+        await until(lambda: peer._engine.capacity.running == 0)
         for name in ("LATE", "PUNCTUAL", "FULL", "ROOMY"):  # other programs may keep the machine busy
             monkeypatch.setattr(pacing, name, getattr(pacing, name) * 100)
         held = Held()
@@ -470,5 +470,5 @@ async def test_a_peer_that_computes_does_not_grow_and_one_that_waits_does(
         await held.wait(200, within=30)
         await queue.delete()
         held.gate.set()
-        await until(lambda: peer.capacity.running == 0)
+        await until(lambda: peer._engine.capacity.running == 0)
         nursery.cancel_scope.cancel()

@@ -54,7 +54,7 @@ async def test_a_peer_declared_dead_cancels_what_runs_and_comes_back(
             await eventually(mesh.queue(name).running, [])
             counts = (await mesh.queue(name).info()).counts
             assert counts == {"enqueued": 1, "claimed": 2, "stalled": 1, "finished": 1}
-        assert peer.capacity.running == 0
+        assert peer._engine.capacity.running == 0
         assert peer.health().ready
         nursery.cancel_scope.cancel()
     lost = [record.getMessage() for record in caplog.records if record.getMessage().startswith("worker.lost")]
@@ -64,7 +64,7 @@ async def test_a_peer_declared_dead_cancels_what_runs_and_comes_back(
 
 async def test_only_a_beat_that_was_sent_lately_lets_held_claims_go(mesh: worqr.Mesh) -> None:
     async with mesh.join() as peer:
-        membership, registration = peer.membership, peer.membership.registration
+        membership, registration = peer._engine.membership, peer._engine.membership.registration
         assert registration is not None
         assert registration.heart is not None
         registration.heart.stop()
@@ -201,7 +201,7 @@ async def test_a_queue_that_is_left_while_it_is_entered_again_is_left(
             serving.cancel()
             await trio.testing.wait_all_tasks_blocked(0.05)
             held.release()
-            await until(lambda peer=peer: not peer._stations)  # type: ignore[misc]
+            await until(lambda peer=peer: not peer._engine._stations)  # type: ignore[misc]
             await until(lambda peer=peer, first=first: peer.id != first and peer.health().ready)  # type: ignore[misc]
             second = peer.id
             await eventually(lambda: lasting(server, prefix), [])
@@ -254,7 +254,7 @@ async def test_a_cancel_that_meets_a_dying_owner_holds(mesh: worqr.Mesh, server:
         await until(lambda: peer.id not in {first, ""})
         await eventually(q.running, [])
         slow.set()
-        await until(lambda: peer.capacity.running == 0)
+        await until(lambda: peer._engine.capacity.running == 0)
         assert (await q.info()).counts == {"enqueued": 1, "claimed": 1, "cancelled": 1}
         assert await q.count() == 0
         assert runs.tasks == [b"a"]
@@ -294,7 +294,7 @@ async def test_the_error_of_a_request_that_is_given_up_names_the_dead_worker(
     async with mesh.connect():
         held = proxy.hold_reply(script("list_own_claims").sha, on="data")
         call = ops.list_own_claims(QueueKeys(prefix, "Q1"), registration.worker)
-        mesh.link.post(call, lambda _, failure: failures.append(failure), owner=registration)
+        mesh._client.link.post(call, lambda _, failure: failures.append(failure), owner=registration)
         await held.wait_executed()
         registration.dead = True
         proxy.cut("data")

@@ -168,7 +168,7 @@ async def test_all_names_are_listed_page_by_page_also_those_that_are_noted_meanw
         asked += 1
         if asked == 3:
             client.zadd(queues, {"Q0": time.time() * 1000 + 60_000, "new": time.time() * 1000 + 60_000})
-        return await mesh.ask(call)
+        return await mesh._client.ask(call)
 
     async with mesh.connect():
         names = await summing.queue_names(ask, RegistryKeys(prefix))

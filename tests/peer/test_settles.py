@@ -212,8 +212,8 @@ async def test_a_refused_settle_keeps_its_outcome_over_a_new_connection(
         held.gate.set()
         await until(lambda: refusals(caplog))
         await reconnect(server.client(), mesh)
-        [station] = peer.entered_stations()
-        await until(lambda: station.compared_at == mesh.link.connections)
+        [station] = peer._engine.entered_stations()
+        await until(lambda: station.compared_at == mesh._client.link.connections)
         assert held.tasks == [b"a"]
         spoil.end()
         if how == "fail":

@@ -24,9 +24,9 @@ def forget_how_it_ended(client: redis.Redis, prefix: str, worker: str, task: byt
 
 
 async def reconnect(client: redis.Redis, mesh: worqr.Mesh) -> None:
-    before = mesh.link.connections
+    before = mesh._client.link.connections
     client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-    await until(lambda: mesh.link.connections > before)
+    await until(lambda: mesh._client.link.connections > before)
 
 
 async def test_a_claim_whose_end_was_forgotten_is_given_back_after_the_next_connection(

@@ -141,14 +141,14 @@ async def test_a_stuck_handler_is_reported_once_and_its_slot_given_to_another_ta
         assert await q.cancel(b"stuck") == worqr.CancelCount(0, 1, 0)
         await until(lambda: stubborn.tasks == [b"stuck", b"next"])  # although there is room for one
         await eventually(lambda: running(q), 1)  # its claim stays with it
-        await until(lambda: peer.capacity.room == 1)  # a start request may still be under way
+        await until(lambda: peer._engine.capacity.room == 1)  # a start request may still be under way
         for _ in range(3):
-            peer.stuck.look_once()
+            peer._engine.stuck.look_once()
         stubborn.go.set()
         await eventually(q.running, [])
         await until(lambda: lines(caplog, "task.unstuck"))
         assert (await q.info()).counts == {"enqueued": 2, "claimed": 2, "finished": 1, "cancelled": 1}
-        await until(lambda: (peer.health().running, peer.capacity.room, peer.health().ready) == (0, 1, True))
+        await until(lambda: (peer.health().running, peer._engine.capacity.room, peer.health().ready) == (0, 1, True))
     (report,) = lines(caplog, "task.stuck")
     assert "queue 'Q1'" in report
     assert f"job {stubborn.contexts[0].id}, attempt 1 of 10" in report
@@ -194,7 +194,7 @@ async def test_a_stuck_handler_whose_claim_was_lost_is_reported_too(
         q, worker = mesh.queue("Q1"), peer.id
         await q.enqueue(b"stuck")
         await until(stubborn.begun.is_set)
-        peer.membership.lost(peer.membership.registration, "as a test has it")  # type: ignore[arg-type]
+        peer._engine.membership.lost(peer._engine.membership.registration, "as a test has it")  # type: ignore[arg-type]
         await until(lambda: lines(caplog, "task.stuck"))
         assert "(lost)" in lines(caplog, "task.stuck")[0]
         await q.enqueue(b"next")
@@ -490,7 +490,7 @@ async def test_what_was_being_claimed_goes_back_although_the_queue_lingers(
             await held.wait_executed()
             nursery.cancel_scope.cancel()
             with trio.CancelScope(shield=True):
-                await until(lambda: peer._stations.get("Q1").hurry.is_set())  # type: ignore[union-attr]
+                await until(lambda: peer._engine._stations.get("Q1").hurry.is_set())  # type: ignore[union-attr]
             if not late:
                 held.release()
         assert lines(caplog, "task.unending")

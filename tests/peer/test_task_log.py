@@ -204,7 +204,7 @@ async def test_debug_has_the_beginning_and_the_end_of_each_run(
         await mesh.queue("Q1").dispatch(b"secret", id="x")
         await runs.wait(1)
         await until(lambda: records(caplog, "task.finished"))
-        (station,) = peer.entered_stations()
+        (station,) = peer._engine.entered_stations()
         assert station.begun == {}
     started, finished = records(caplog, "task.started", "task.finished")
     assert started.getMessage() == "task.started: queue 'Q1', job x, attempt 1 of 10"
@@ -230,7 +230,7 @@ async def test_what_does_not_end_well_is_not_remembered(mesh: worqr.Mesh, caplog
         await mesh.queue("Q1").enqueue(b"a")
         await runs.wait(2)
         await until(lambda: records(caplog, "task.finished"))
-        (station,) = peer.entered_stations()
+        (station,) = peer._engine.entered_stations()
         assert station.begun == {}
 
 
@@ -242,7 +242,7 @@ async def test_above_debug_nothing_is_noted_of_what_ends_well(
     runs = Runs()
 
     async def handler(task: bytes) -> None:
-        (station,) = peer.entered_stations()
+        (station,) = peer._engine.entered_stations()
         noted.append(dict(station.begun))
         runs.begin(task)
 
@@ -274,7 +274,7 @@ async def test_a_thread_that_goes_on_after_its_timeout_is_told_of_at_once_and_ag
     try:
         async with mesh.connect(), serving(mesh, "Q1", convert, timeout=0.2) as peer:
             await mesh.queue("Q1").dispatch(b"a", id="x")
-            peer.stuck.after = 1000.0
+            peer._engine.stuck.after = 1000.0
             await until(lambda: records(caplog, "task.overdue"))
             go.set()
             await until(lambda: records(caplog, "task.finished"))

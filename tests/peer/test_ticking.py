@@ -129,11 +129,13 @@ async def test_whoever_leads_fires_what_others_declare(
     runs = Runs()
     declare(other, 0.2)
     async with serving(mesh, "q", runs) as peer:
-        await until(lambda: peer.leader.leads)
-        monkeypatch.setattr(Leader, "is_fresh", lambda leader: leader is peer.leader)  # nobody else asks for the lease
+        await until(lambda: peer._engine.leader.leads)
+        monkeypatch.setattr(
+            Leader, "is_fresh", lambda leader: leader is peer._engine.leader
+        )  # nobody else asks for the lease
         async with other.join(grace=0) as second:
             await runs.wait(3)
-            assert not second.leader.leads
+            assert not second._engine.leader.leads
 
 
 CHILD = """
@@ -142,7 +144,7 @@ mesh = worqr.Mesh(sys.argv[1], prefix=sys.argv[2])
 mesh.every(0.25, mesh.call("q", b"tick"), name="s", overlap="queue")
 async def main():
     async with mesh.join() as peer:
-        while not peer.leader.leads:
+        while not peer._engine.leader.leads:
             await trio.sleep(0.01)
         print("leads", flush=True)
         await trio.sleep_forever()
@@ -161,10 +163,10 @@ async def test_a_leader_that_is_killed_is_followed_by_one_that_leaves_nothing_ou
     monkeypatch.setattr(Leader, "is_fresh", lambda _leader: alive() is not None)  # asks for no lease before
     async with serving(mesh, "q", runs) as peer:
         await runs.wait(4)
-        assert not peer.leader.leads
+        assert not peer._engine.leader.leads
         child.kill()
         before = len(runs.tasks)
-        await until(lambda: peer.leader.leads)
+        await until(lambda: peer._engine.leader.leads)
         await runs.wait(before + 10)
         await eventually(partial(workers, mesh), [peer.id])
     assert_each_once(nominals(runs), 250)
@@ -196,7 +198,7 @@ async def test_two_who_both_believe_to_lead_fire_once(new_mesh: NewMesh, registr
 async def tick_twice(peer: worqr.Peer) -> None:
     """What is fired in one turn is noted in the next."""
     for _ in range(2):
-        await peer._ticker.tick_once()  # pyright: ignore[reportPrivateUsage]
+        await peer._engine._ticker.tick_once()  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_a_leader_that_died_before_it_noted_a_firing_has_fired_it(mesh: worqr.Mesh, registry: Registry) -> None:
@@ -212,7 +214,7 @@ async def test_a_leader_that_died_before_it_noted_a_firing_has_fired_it(mesh: wo
         by_hand = ops.fire_schedule(
             keys, "s", nominal, judged_at=nominal, run_at=nominal, overlap="skip", task=b"by hand"
         )
-        await mesh.ask(by_hand)
+        await mesh._client.ask(by_hand)
         await eventually(_of(lambda: registry.row().last), nominal)
         await runs.wait(1)
         assert registry.row().fired == nominal
@@ -294,7 +296,7 @@ async def test_a_leader_that_slept_does_not_count_the_time_in_which_it_slept(
         return int(registry.client.hget(registry.keys.schedules, "led") or b"0")
 
     async with mesh.join(grace=0) as peer:
-        ticker = peer._ticker  # pyright: ignore[reportPrivateUsage]
+        ticker = peer._engine._ticker  # pyright: ignore[reportPrivateUsage]
         await until(lambda: led() > 0)
         before = led()
         ticker._led_at -= 24 * HOUR  # pyright: ignore[reportPrivateUsage]
@@ -480,7 +482,7 @@ async def test_a_registry_that_lost_it_is_told_again_and_a_newer_definition_stay
         for _ in range(3):
             seen = registry.seen() or 0.0
             await until(lambda: (registry.seen() or 0.0) > seen)  # noqa: B023
-        assert registry.row().definition == other.declared_schedules["s"].encode()
+        assert registry.row().definition == other._declarations.schedules["s"].encode()
 
 
 async def test_definitions_are_sent_once_and_then_only_names(
@@ -536,7 +538,7 @@ async def test_what_nobody_declares_any_more_is_dropped_when_the_mesh_was_led_fo
         pass
     registry.client.hset(registry.keys.schedules, "led", DAY_MS)
     async with mesh.join(grace=0) as peer:
-        await until(lambda: peer.leader.leads)
+        await until(lambda: peer._engine.leader.leads)
         await eventually(_of(lambda: registry.row().next is not None), True)
         await trio.sleep(0.2)
         assert "s" in registry.rows()  # not by a new leader
@@ -640,6 +642,6 @@ async def test_joining_fails_if_the_registry_refuses(mesh: worqr.Mesh, registry:
 async def test_leaving_takes_no_longer_with_schedules(mesh: worqr.Mesh) -> None:
     declare(mesh, 0.1)
     async with mesh.join(grace=0) as peer:
-        await until(lambda: peer.leader.leads)
+        await until(lambda: peer._engine.leader.leads)
         started = trio.current_time()
     assert trio.current_time() - started < 15

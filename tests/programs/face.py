@@ -76,7 +76,7 @@ async def untyped(data: dict[str, object]) -> dict[str, Any]:
     return data
 
 
-mesh.task(tiemout=5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+mesh.task(tiemout=5)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 mesh.task(retries=3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 mesh.task(timeout=5, max_retries=3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 mesh.task(runs_in="cloud")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
@@ -86,10 +86,10 @@ mesh.every(5, add)  # type: ignore[call-overload]  # pyright: ignore[reportArgum
 add.on_failure(double)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
 
 
-async def produce() -> None:
+async def produce(record: worqr.Failed) -> None:
     assert_type(await add(1), int)
     assert_type(double(1), float)
-    assert_type(await gave_up(record=worqr.Failed.of("q", b"", {})), bool)
+    assert_type(await gave_up(record=record), bool)
     assert_type(await add.enqueue(1, b=3, c=4), None)
     assert_type(await add.dispatch(1), worqr.Job[int])
     assert_type(add.call(1), worqr.Call[int])

@@ -20,28 +20,28 @@ from worqr.testing.servers import kept_server
 async def test_the_mesh_is_connected_to_the_bench_and_is_its_own_again_afterwards(
     mesh: worqr.Mesh, server: Server
 ) -> None:
-    before = vars(mesh).copy()
+    before = vars(mesh) | vars(mesh._client)
     async with testing.bench(mesh, url=server.url):
         assert mesh.url == server.url
         assert mesh.prefix.startswith("bench")
         assert await mesh.queue("Q1").enqueue(b"T1", b"T2") == 2
         async with mesh.connect():  # as the code under test may
             assert await mesh.queue("Q1").count() == 2
-    assert vars(mesh) == before
+    assert vars(mesh) | vars(mesh._client) == before
     assert (mesh.url, mesh.prefix) == (NOWHERE, "worqr")
     with pytest.raises(worqr.UsageError, match="not connected"):
         await mesh.queue("Q1").enqueue(b"T3")
 
 
 async def test_everything_is_as_before_when_the_test_has_failed(mesh: worqr.Mesh, server: Server) -> None:
-    before = vars(mesh).copy()
+    before = vars(mesh) | vars(mesh._client)
     with pytest.raises(AssertionError, match="the test's own"):
         async with testing.bench(mesh, url=server.url):
             prefix = mesh.prefix
             await mesh.queue("Q1").enqueue(b"T1")
             await mesh.queue("Q1").dispatch(b"T2", delay=60)
             raise AssertionError("the test's own")
-    assert vars(mesh) == before
+    assert vars(mesh) | vars(mesh._client) == before
     with server.client() as client:
         assert [key for key in client.scan_iter(count=1000) if prefix.encode() in key] == []
 
@@ -125,7 +125,7 @@ async def test_plain_threads_have_the_bench_too(mesh: worqr.Mesh, server: Server
         return 2 * n
 
     async with testing.bench(mesh, url=server.url) as bench:
-        prefix, held = mesh.prefix, mesh.connections  # as somebody's local variable may hold them
+        prefix, held = mesh.prefix, mesh._client.connections  # as somebody's local variable may hold them
         await trio.to_thread.run_sync(double.blocking.enqueue, 1)
         job = await trio.to_thread.run_sync(double.blocking.dispatch, 2)
         await trio.to_thread.run_sync(double.blocking.options(delay=3600).dispatch, 3)

@@ -107,7 +107,7 @@ async def test_a_queue_that_is_used_while_one_looks_is_seen(
     bench: testing.Bench, mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await mesh.queue("early").enqueue(b"T1")
-    ask = mesh.ask
+    ask = mesh._client.ask
 
     async def ask_slowly(call: Any) -> Any:
         answer = await ask(call)
@@ -115,8 +115,8 @@ async def test_a_queue_that_is_used_while_one_looks_is_seen(
             await mesh.queue("late").enqueue(b"T2")
         return answer
 
-    monkeypatch.setattr(mesh, "ask", ask_slowly)
-    seen = await running.look(mesh)
+    monkeypatch.setattr(mesh._client, "ask", ask_slowly)
+    seen = await running.look(mesh._client)
     assert {name: each.waiting for name, each in seen.items()} == {"early": 1, "late": 1}
 
 

@@ -18,7 +18,7 @@ from worqr.cli.words import moment as moment_of
 if TYPE_CHECKING:
     from worqr.aside import Aside
     from worqr.mesh import Mesh
-    from worqr.task import Failed
+    from worqr.records import Failed
 
 Which = Literal["failed", "broken"]
 Verb = Literal["retry", "drop"]

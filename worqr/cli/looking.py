@@ -17,7 +17,7 @@ from worqr.cli.where import HERE, Where, ask, flag
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
-    from worqr.task import QueueInfo, WorkerInfo
+    from worqr.records import QueueInfo, WorkerInfo
 
 Json = Annotated[bool, flag("Print JSON Lines: one object per entry, with all fields.")]
 

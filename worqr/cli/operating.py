@@ -12,7 +12,7 @@ from worqr.cli.failing import Unhappy, WrongUse
 from worqr.cli.text import complain, escape, print_json
 from worqr.cli.where import HERE, QueueName, Where, ask, flag, hint_at, queue_of, time
 from worqr.cli.words import duration
-from worqr.task import CancelCount
+from worqr.records import CancelCount
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh

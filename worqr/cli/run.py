@@ -18,6 +18,7 @@ from worqr.cli.reload import command_without_reload, on_leash, supervise
 from worqr.cli.where import flag, time
 from worqr.cli.words import duration
 from worqr.errors import UsageError, WorqrBug, WorqrError
+from worqr.inside import declarations_of
 from worqr.keys import check_name
 from worqr.log_events import emit
 from worqr.peer.options import Only
@@ -149,7 +150,7 @@ class _Program:
             mesh.url = os.environ["WORQR_URL"] = self._url  # processes that it starts look there, too
         if self._prefix is not None:
             mesh.prefix = check_name(self._prefix, "prefix")
-        if not (mesh.functions or mesh.declared_schedules):
+        if declarations_of(mesh).is_empty:
             raise Unhappy(
                 f"there is nothing to serve: {self._target} has no function declared with @mesh.task, nor a schedule; "
                 "import the modules that declare them where the mesh is made"

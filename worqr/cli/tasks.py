@@ -17,7 +17,7 @@ from worqr.cli.where import HERE, QueueName, Where, ask, hint_at, queue_of
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
-    from worqr.task import RemoteError, Status, TaskInfo
+    from worqr.records import RemoteError, Status, TaskInfo
 
 State = Literal["waiting", "scheduled", "blocked", "active"]
 

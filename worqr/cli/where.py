@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from worqr.cli.text import complain
 from worqr.cli.words import duration
 from worqr.errors import WorqrError, did_you_mean
+from worqr.inside import client_of
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
@@ -86,7 +87,7 @@ async def hint_at(mesh: Mesh, name: str) -> str:
     from worqr.keys import QueueKeys, RegistryKeys
     from worqr.summing import queue_names
 
-    names = await queue_names(mesh.ask, RegistryKeys(mesh.prefix))
+    names = await queue_names(client_of(mesh).ask, RegistryKeys(mesh.prefix))
     known = {QueueKeys.of(mesh.prefix, each).shown for each in names}
     if name in known:
         return ""
@@ -100,5 +101,5 @@ async def warn_if_unserved(mesh: Mesh, name: str) -> None:
 
     with suppress(WorqrError):
         if not (await queue_of(mesh, name).info()).workers:
-            hint = await nearest_served(mesh, name)
+            hint = await nearest_served(client_of(mesh), name)
             complain(f"no worker serves queue {name!r} now; {hint or 'its tasks run when a worker serves it'}")

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import TypeVar, cast
 
 from worqr.call import Call
-from worqr.errors import NotReplicated, Unavailable, UsageError
+from worqr.errors import NotReplicated, Unavailable, UsageError, note_reply
 from worqr.keys import RegistryKeys
 from worqr.link.cluster import ClusterPipes
 from worqr.link.cluster_channels import ClusterSubscriptions
@@ -161,7 +161,7 @@ class Link:
         await mailbox.wait(request)
         if request.error is not None:
             if isinstance(request.error, NotReplicated):
-                request.error.answer = request.value
+                note_reply(request.error, request.value)
             request.raise_error()
         return cast("T", request.value)
 
@@ -207,7 +207,7 @@ class Link:
                 late = request.error
         values = [cast("T", request.value) for request in requests]
         if late is not None:
-            late.answer = values
+            note_reply(late, values)
             raise late
         return values
 

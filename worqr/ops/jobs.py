@@ -13,7 +13,7 @@ from worqr.keys import QueueKeys
 from worqr.lua import script
 from worqr.ops.operators import Cancelled
 from worqr.ops.replies import MAX_ITEMS, Reply, error_of, new_call, text, word_of
-from worqr.task import RemoteError
+from worqr.records import RemoteError
 
 _DISPATCH: Final = script("dispatch_jobs")
 

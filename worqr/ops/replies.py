@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 from worqr.call import Argument, Call
 from worqr.errors import WorqrBug
 from worqr.lua import script
-from worqr.task import RemoteError
+from worqr.records import RemoteError
 
 T = TypeVar("T")
 Reply = list[Any]

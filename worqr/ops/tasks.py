@@ -11,7 +11,8 @@ from worqr.errors import QueueFull
 from worqr.keys import QueueKeys
 from worqr.lua import script
 from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, MAX_SKIPPED, Reply, expect, new_call, pairs, text, word_of
-from worqr.task import RemoteError
+from worqr.records import RemoteError
+from worqr.remote import fields_as_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ def retry_task(
 ) -> Call[str]:
     """The run is to be repeated: to the back, now or when it is due, or set aside when `counter` reaches `limit`."""
     when: tuple[Argument, Argument] = (delay_ms, "-") if run_at_ms is None else ("-", run_at_ms)
-    args = (worker, claim, counter, limit, *when, error.type, error.message, error.traceback, error.fields_as_json())
+    args = (worker, claim, counter, limit, *when, error.type, error.message, error.traceback, fields_as_json(error))
     read = expect("given", "aside", "cancelled", "dropped", "gone", "mine", "lost")
     return new_call("retry_task", keys.base, _held(keys, worker), args, read)
 
@@ -132,7 +133,7 @@ def retry_task(
 def fail_task(keys: QueueKeys, worker: str, claim: int, error: RemoteError, *, broken: bool = False) -> Call[str]:
     """The run failed for good: set aside."""
     kind = "broken" if broken else "failed"
-    args = (worker, claim, kind, error.type, error.message, error.traceback, error.fields_as_json())
+    args = (worker, claim, kind, error.type, error.message, error.traceback, fields_as_json(error))
     read = expect("aside", "cancelled", "gone", "mine", "lost")
     return new_call("fail_task", keys.base, _held(keys, worker), args, read)
 

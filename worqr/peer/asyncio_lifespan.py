@@ -58,7 +58,7 @@ class _Life:
     """One lifespan. Set in the asyncio loop: `_state`, `_error`, `_task`, `_leave`, `_inside`; in the Trio loop: the rest.
 
     Attributes:
-        raises: whoever entered the lifespan will raise its error; else that is logged.
+        raises: the task that entered the lifespan will raise its error; else that is logged.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""Cancelling: how a running handler learns that somebody wants it to end, or that its claim is gone.
+"""Cancelling: how a running handler learns that a caller cancelled it, or that its claim is gone.
 
-A message is a hint that anybody could forge; the mark in Redis is the truth. So a peer asks (`reconcile`) when a message
+A message is a hint that any client could forge; the mark in Redis is the truth. So a peer asks (`reconcile`) when a message
 names one of its claims, when `c` comes on its own wake channel (which stands for any number of claims), at every
 (re)subscription, and once a second while anything runs. Here are also the three channels of each queue that a peer listens to.
 """
@@ -28,8 +28,8 @@ from worqr.peer.task_log import RUN, run_fields
 
 if TYPE_CHECKING:
     from worqr.peer.claiming import Station
+    from worqr.peer.engine import Engine
     from worqr.peer.membership import Registration
-    from worqr.peer.peer import Peer
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -48,8 +48,8 @@ Reconciled = tuple[list[int], list[int]] | None
 class Cancelling:
     """Listens for one peer. Changed only in the loop."""
 
-    def __init__(self, peer: Peer, link: Link) -> None:
-        self._peer = peer
+    def __init__(self, engine: Engine, link: Link) -> None:
+        self._engine = engine
         self._link = link
         self._asking: dict[Station, bool] = {}
         self._complained: WeakSet[Station] = WeakSet()
@@ -102,12 +102,12 @@ class Cancelling:
         station.look()
 
     def _hear(self, station: Station, message: bytes) -> None:
-        """A message on the queue's own channel, which every worker of the queue hears: nothing is owed to anybody.
+        """Handle a message on the queue's own channel, which every worker of the queue receives. None of them has to react.
 
         A worker without room sends nothing. Of those that wait for tasks a few ask, among them the leader of the mesh. That may
         be none, if the leader is not there: then the scan finds the task. While the queue is paused none asks.
         """
-        few = self._peer.leader.leads or station.asking or random() * station.workers_waiting < ASKERS
+        few = self._engine.leader.leads or station.asking or random() * station.workers_waiting < ASKERS
         if few or message in TO_ALL:
             station.look()
 
@@ -151,7 +151,7 @@ class Cancelling:
                 text = "queue %(queue)r: the server does not say which tasks are cancelled, trying again: %(error)s"
                 emit(logger, "reconcile", text, queue=station.queue, error=str(failure))
         elif answer is None:
-            self._peer.membership.lost(registration, f"it was removed from the workers of queue {station.queue!r}")
+            self._engine.membership.lost(registration, f"it was removed from the workers of queue {station.queue!r}")
         else:
             self._complained.discard(station)
             marked, gone = answer
@@ -173,6 +173,6 @@ class Cancelling:
         """Once a second, whatever the messages say, for every queue on which something runs."""
         while True:
             await next_step(RECONCILE_EVERY)
-            for station in self._peer.entered_stations():
+            for station in self._engine.entered_stations():
                 if station.running:
                     self.reconcile(station)

@@ -5,10 +5,10 @@ Not here: asking the server (`claiming`), and how "auto" finds its number (`paci
 
 Stations that would take more than they have are *rivals*. What room there is goes to them in turns: a station's `turn` is the
 units it was given, each divided by its priority, and the least is next; so in the long run each gets units in proportion to
-its priority, and of equals the higher priority goes first. While there are rivals nobody goes beyond its share of the room
-(its priority by the sum of theirs, but always one run), so that long runs of one queue do not crowd out the others. What
-is left then is for whoever wants it. A station whose last runs were all over within `BRIEF` may use all of the room in its
-turn: nobody waits long for it, and large batches cost less.
+its priority, and of equals the higher priority goes first. While there are rivals no station exceeds its share of the room
+(its priority by the sum of theirs, but always one run), so that long runs of one queue do not crowd out the others. Room
+that is left then is for any station. A station whose last runs all ended within `BRIEF` may use all of the room in its turn:
+the others do not wait long for it, and large batches cost less.
 
 A run that is larger than what is free waits while smaller ones of others go ahead, `PATIENCE` times; then what becomes
 free is kept until it fits.
@@ -103,8 +103,8 @@ class Capacity:
 
     Attributes:
         concurrency: units that may be held at once; of what is held already nothing is taken away.
-        used: units that are held; whoever makes them fewer sees to it that there is an `offer` soon.
-        peak: the most that were held since somebody set this back.
+        used: units that are in use. Code that decreases this must call `offer_soon`.
+        peak: the most that were in use since this was reset.
     """
 
     def __init__(self, concurrency: int | Literal["auto"]) -> None:
@@ -173,7 +173,7 @@ class Capacity:
         self.resize(n)
 
     async def wait_auto(self) -> None:
-        """Until somebody wants its concurrency to be chosen."""
+        """Wait until the concurrency is ``"auto"``."""
         await self._auto.wait_value(True)
 
     def resize(self, n: int) -> None:

@@ -6,7 +6,7 @@ reply left tasks behind) until a reply comes back short, when the same script ha
 that comes while a request is under way is remembered; one that there is no room for is passed on.
 
 A reply is believed only while our last acknowledged beat is younger than the keepalive: a process that was frozen wakes
-up with claims in its hands that may be somebody else's by now.
+up with claims that may have been reassigned meanwhile.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.
@@ -35,7 +35,7 @@ from worqr.peer.running import Handler
 from worqr.peer.task_log import Began, note_started
 from worqr.peer.task_log import logger as task_log
 from worqr.policy import Policy
-from worqr.task import CancelReason
+from worqr.records import CancelReason
 
 if TYPE_CHECKING:
     from worqr.link import Subscription
@@ -163,7 +163,7 @@ class Station:
         return min(self.demand(), MAX_ITEMS) - self._reserved
 
     def take_in(self, contexts: Sequence[Context]) -> None:
-        """Claims have come: run them, or hand them to whoever waits."""
+        """Accept new claims: run them, or pass them to a call that waits."""
         raise NotImplementedError
 
     # What gives it reason to ask

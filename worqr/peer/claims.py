@@ -1,7 +1,7 @@
-"""Claims by hand: a loop of the application's own takes tasks, one by one or in batches, and says how each ended.
+"""Claims by hand: the application takes tasks itself, one by one or in batches, and settles each.
 
-`Claims` asks the server only for what somebody waits for, so nothing is claimed that nobody works on. A claim can be
-settled once; what is unsettled when the block ends goes back to the front, uncounted.
+Only as many tasks are claimed as the application waits for. A claim can be settled once; claims that are not settled when the
+block ends return to the front of the queue, uncounted.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.
@@ -10,7 +10,7 @@ settled once; what is unsettled when the block ends goes back to the front, unco
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,9 @@ from worqr.peer.settles import Make
 from worqr.peer.settling import encode_result, finisher, settle_call
 from worqr.peer.task_log import log_failure
 from worqr.policy import Failure, Policy, Retry, Verdict, judge
-from worqr.task import CancelReason, RemoteError, Seconds, check_count, seconds
+from worqr.records import CancelReason
+from worqr.remote import told_error
+from worqr.task import Seconds
 
 if TYPE_CHECKING:
     from worqr.keys import QueueKeys
@@ -40,10 +42,11 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Claim(Context):
-    """One task in your hands. Settle it with exactly one of `finish`, `stop`, `retry`, `fail`, or use it as a block.
+    """A task that you took by hand. Settle it with exactly one of `finish`, `stop`, `retry` and `fail`, or use it as a block.
 
-    As a block (``async with claim:``) it finishes at the end; an exception counts as a failure, is logged, and ends with the
-    block; a cancel from anywhere ends the block too. An outer cancellation gives the task back, uncounted.
+    ``async with claim:`` finishes the task at the end of the block. An exception counts as a failure, is logged, and does not
+    leave the block. If the task is cancelled, the block is cancelled too. If the block is cancelled from outside, the task
+    returns to its queue without counting a failure.
     """
 
     __slots__ = ("_cancelled",)
@@ -53,19 +56,19 @@ class Claim(Context):
         self._cancelled = trio.Event()
 
     async def finish(self, result: bytes | None = None) -> None:
-        """The task is done and never comes back.
+        """Finish the task: it never runs again.
 
         Args:
-            result: kept for whoever waits for it, if results of this job are kept.
+            result: Stored if results of this job are kept.
 
         Raises:
-            UsageError: a result over the mesh's `max_payload`, or not bytes; nothing was sent.
-            ClaimLost: the worker was swept, or left the queue, meanwhile; the task runs or ran elsewhere.
-            ClaimSettled: it was settled before.
-            Unavailable: no answer within the mesh's patience; it may have taken effect.
+            UsageError: The result is not bytes, or is larger than the mesh's `max_payload`. Nothing was sent.
+            ClaimLost: The worker was declared dead, or left the queue. The task runs, or ran, elsewhere.
+            ClaimSettled: The claim was settled before.
+            Unavailable: The server did not reply within `patience`. The request may have taken effect.
         """
         if self._settled:
-            raise self.settled_error()
+            raise self._settled_error()
         hand = station_of(self)
         if result is not None and not isinstance(result, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"a result must be bytes or None, not {type(result).__name__}")
@@ -74,7 +77,13 @@ class Claim(Context):
             raise ClaimLost(f"{self!r} was lost before it was finished: it runs or ran elsewhere")
 
     async def stop(self) -> None:
-        """Give the task back to the front of its queue; the attempt is not counted. Raises as `finish` does."""
+        """Return the task to the front of its queue, without counting the attempt.
+
+        Raises:
+            ClaimLost: The worker was declared dead, or left the queue.
+            ClaimSettled: The claim was settled before.
+            Unavailable: The server did not reply within `patience`. The request may have taken effect.
+        """
         station, worker = self._station, self._registration.worker
         ended = await self._settle(ops.stop_tasks(station.keys, worker, [self.fence]))
         self._check(ended.get(self.fence, "given"), "stopped")
@@ -82,14 +91,18 @@ class Claim(Context):
     async def retry(
         self, *, delay: Seconds | None = None, run_at: datetime | None = None, counted: bool = True
     ) -> None:
-        """Put the task to the back of its queue, to be taken again.
+        """Return the task to the end of its queue, to be run again.
 
         Args:
-            delay: seconds; None: the backoff of the policy; 0: now.
-            run_at: an aware datetime instead.
-            counted: it costs one of its failures, the last of which sets it aside as failed.
+            delay: Seconds, or a timedelta. None: the backoff of the retry policy; 0: now.
+            run_at: A timezone-aware datetime, instead of `delay`.
+            counted: Count it as a failure. At the last failure, the task moves to the dead-letter queue.
 
-        Raises as `finish` does; UsageError for a time that cannot be, then nothing was sent.
+        Raises:
+            UsageError: The time is not valid. Nothing was sent.
+            ClaimLost: The worker was declared dead, or left the queue.
+            ClaimSettled: The claim was settled before.
+            Unavailable: The server did not reply within `patience`. The request may have taken effect.
         """
         verdict = judge(
             Retry("given back by hand", delay=delay, run_at=run_at, counted=counted), self._policy, self.failures
@@ -98,21 +111,31 @@ class Claim(Context):
         log_failure(self, verdict)
 
     async def fail(self, why: str) -> None:
-        """Set the task aside as failed, for good, with `why` as its error. Raises as `finish` does."""
+        """Move the task to the dead-letter queue.
+
+        Args:
+            why: The message of its error.
+
+        Raises:
+            UsageError: `why` is not a str.
+            ClaimLost: The worker was declared dead, or left the queue.
+            ClaimSettled: The claim was settled before.
+            Unavailable: The server did not reply within `patience`. The request may have taken effect.
+        """
         if not isinstance(why, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"why must be a str, not {type(why).__name__}")
-        error = RemoteError.told("Failure", why)
+        error = told_error("Failure", why)
         call = ops.fail_task(self._station.keys, self._registration.worker, self.fence, error)
         self._check(await self._settle(call), "failed")
         log_failure(self, Verdict("fail", Failure(why)))
 
     async def wait_cancelled(self) -> None:
-        """Until somebody cancels this task (`cancel_reason` says why): stop working on it and settle it as you like."""
+        """Wait until this task is cancelled; `cancel_reason` has the reason. Then settle it as you like."""
         await self._cancelled.wait()
 
     async def __aenter__(self) -> Claim:
         if self._settled:
-            raise self.settled_error()
+            raise self._settled_error()
         self._scope = trio.CancelScope()
         self._scope.__enter__()
         if self.cancel_reason is not None:
@@ -162,7 +185,7 @@ class Claim(Context):
             raise ClaimLost(f"{self!r} was lost: its worker was declared dead and the task runs or ran elsewhere")
         return await hand.send([self.fence], lambda _: call, self._registration)
 
-    def settled_error(self) -> ClaimLost | ClaimSettled:
+    def _settled_error(self) -> ClaimLost | ClaimSettled:
         """What is wrong with settling it once more."""
         if self.cancel_reason == "lost":
             return ClaimLost(
@@ -178,13 +201,13 @@ class Claim(Context):
         super()._cancel(reason)
         self._cancelled.set()
         hand = station_of(self)
-        if self in hand.desk.ready:  # nobody works on it; a stop ends one whose cancellation was asked for
+        if self in hand.desk.ready:  # it was not taken yet; a stop settles a claim that is cancelled
             hand.desk.ready.remove(self)
             hand.give_back([self])
 
 
 class HandStation(Station):
-    """A queue whose claims go to whoever waits for them."""
+    """A queue whose claims go to `Claims`."""
 
     def __init__(
         self,
@@ -222,7 +245,7 @@ class HandStation(Station):
             self.desk.put(claims)
 
     def end_waiting(self) -> None:
-        """Give back what nobody has taken, and wake whoever waits for claims: none will come any more."""
+        """Give back claims that were not taken, and wake all calls that wait: no more will come."""
         self.desk.clear(self)
 
     async def wait_blocks(self) -> None:
@@ -243,7 +266,7 @@ class HandStation(Station):
             ClaimSettled: it was settled before.
         """
         if claim._settled:
-            raise claim.settled_error()
+            raise claim._settled_error()
         claim._settled = True
         self.ended(claim)
         self._capacity.offer_soon()
@@ -304,77 +327,3 @@ class HandStation(Station):
         except ClaimLost:
             return list(claims)
         return [claim for claim in claims if ended.get(claim.fence) == "lost"]
-
-
-class Claims(AsyncIterator[Claim]):
-    """The claims of one queue, in the order of the queue, or of each of its shards. Iteration ends when the peer leaves.
-
-    A claim counts against the peer's `concurrency` until it is settled: iteration and `take` pause when it is reached.
-    """
-
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-        self._open = True
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise UsageError(f"these claims of queue {self._desk.queue!r} ended with their block: use them inside it")
-
-    async def __anext__(self) -> Claim:
-        self._check_open()
-        claims = await self._desk.collect(1)
-        if not claims:
-            raise StopAsyncIteration
-        return claims[0]
-
-    async def take(self, n: int, *, within: Seconds = 0) -> list[Claim]:
-        """Take up to n claims in one script, oldest first; waits for the first one. Of several shards: from one, if that is
-        enough.
-
-        Args:
-            n: at least 1; no more than the peer's `concurrency` can be held at once.
-            within: seconds to wait, after the first one, for the batch to fill.
-
-        Returns:
-            1 to n claims; an empty list once the peer leaves.
-
-        A cancelled call takes nothing: claims that were on their way stay for the next call.
-        """
-        self._check_open()
-        check_count(n, "n of take")
-        wait = seconds(within, "within")
-        taken = await self._desk.collect(n)
-        if taken and wait > 0:
-            try:
-                with trio.move_on_after(wait):
-                    while len(taken) < n and (more := await self._desk.collect(n - len(taken))):
-                        taken += more
-            except trio.Cancelled:
-                self._desk.put_back(taken)
-                raise
-        return taken
-
-    async def finish(self, claims: Iterable[Claim]) -> list[Claim]:
-        """Finish claims in one round trip; answers those that were lost, whose tasks run or ran elsewhere. Of several shards: in
-        one round trip each, at the same time.
-
-        Raises:
-            UsageError: a claim of another queue, or one that was settled before; then nothing was sent.
-            Unavailable: no answer within the mesh's patience; it may have taken effect.
-        """
-        batch = list(claims)
-        for claim in batch:
-            if station_of(claim).desk is not self._desk:
-                raise UsageError(f"{claim!r} is not a claim of these claims of queue {self._desk.queue!r}")
-            if claim._settled and claim.cancel_reason != "lost":
-                raise claim.settled_error()
-        if len(set(batch)) != len(batch):
-            raise UsageError("the same claim stands twice among those to finish")
-        if not batch:
-            await trio.lowlevel.checkpoint()
-            return []
-        return await self._desk.finish(batch)
-
-    def close(self) -> None:
-        """The block has ended."""
-        self._open = False

@@ -18,7 +18,9 @@ import trio
 
 from worqr.errors import UsageError
 from worqr.policy import POLICY_FIELDS, Broken, Policy
-from worqr.task import CancelReason, Failed, Seconds, clean_text, from_ms, meta_of
+from worqr.records import CancelReason, Failed
+from worqr.remote import failed_record, meta_of
+from worqr.task import Seconds, clean_text, from_ms
 from worqr.task import seconds as seconds_of
 
 if TYPE_CHECKING:
@@ -31,21 +33,20 @@ _POLICY_FIELDS: Final = frozenset(name.encode() for name in POLICY_FIELDS)
 
 
 class Context:
-    """One run of one task.
+    """One run of one task. In a handler, ``worqr.current()`` returns it.
 
     Attributes:
-        id: the job's id; of a task that has no record, the one that its record would get.
-        task: the payload, byte for byte.
-        fence: a number that grows with every claim on the queue; a resource that remembers the highest one it saw can refuse
-            a worker that was frozen and woke up after its task was given to another (it is the claim's id).
-        failures: runs of this task that failed before.
-        stalls: workers that died while they ran it.
-        timeouts: runs that took too long.
-        cancel_reason: why this run is being cancelled: ``cancel`` (somebody asked for it), ``lost`` (the claim is no longer
-            ours), ``leaving`` (the peer leaves, the task goes back uncounted), ``timeout``; None while it is not. A thread
-            sees it at once.
-        deadline: when the run will be cancelled, by ``time.monotonic()``, which means the same in the loop, in a thread and in
-            an asyncio loop (where it is the loop's own time); None: it has no timeout.
+        task: The payload.
+        fence: The fencing token: a number that grows with every claim of the queue. A resource that stores the highest number
+            it saw can reject a worker that was frozen and whose task was reassigned.
+        failures: The number of earlier runs that failed.
+        stalls: The number of workers that died while running this task.
+        timeouts: The number of earlier runs that took too long.
+        cancel_reason: Why this run is being cancelled; None if it is not. ``cancel``: a caller requested it. ``lost``: the
+            task was reassigned to another worker. ``leaving``: the peer leaves, and the task returns to its queue.
+            ``timeout``: the run took too long. A thread sees it at once.
+        deadline: The time at which the run will be cancelled, on the clock of ``time.monotonic()``, which is also the clock
+            of an asyncio loop. None: the run has no timeout.
     """
 
     __slots__ = (
@@ -88,69 +89,80 @@ class Context:
 
     @property
     def id(self) -> str:
+        """The job's id. A plain task has none; this is the id that it would get."""
         return f"@{self.fence}{self._station.mark}" if self._record is None else self._record[b"id"].decode()
 
     @property
     def queue(self) -> str:
-        """The name of the queue it came from."""
+        """The name of its queue."""
         return self._station.queue
 
     @property
     def run_at(self) -> datetime:
-        """When it was due; of a task that was never due later, when it was claimed. By the server's clock."""
+        """The time before which it was not to run, by the server's clock. For a task that was never scheduled, the time of the
+        claim.
+        """
         due = None if self._record is None else self._record.get(b"run_at")
         return from_ms(self.fence / 1000 if due is None else int(due))
 
     @property
     def scheduled_for(self) -> datetime | None:
-        """The nominal time of the firing of a schedule that this is; None if it is none."""
+        """The nominal time of the firing, for a job of a schedule; else None."""
         nominal = None if self._record is None else self._record.get(b"scheduled_for")
         return None if nominal is None else from_ms(int(nominal))
 
     @property
     def meta(self) -> Mapping[str, str]:
-        """What the dispatch sent along."""
+        """The `meta` of its dispatch; empty if there is none."""
         return {} if self._record is None else meta_of(self._record.get(b"meta", b"").decode())
 
     @property
     def attempt(self) -> int:
-        """1 at the first run; runs that were given back uncounted do not count."""
+        """The number of this run: 1 at the first. Runs that were not counted are left out."""
         return 1 + self.failures + self.stalls + self.timeouts
 
     @property
     def last_attempt(self) -> bool:
-        """True if a failure of this run is final."""
+        """True if the task moves to the dead-letter queue when this run fails."""
         return self.failures + 1 >= self._policy.max_failures
 
     def progress(self, done: float | None = None, message: str = "") -> None:
-        """Say how far this run is; never waits. At most ten a second are sent, and the last one wins. Seen by ``job.status()``,
-        ``job.watch()`` and ``queue.running()`` until the run ends. From any thread.
+        """Report the progress of this run, from any thread. This never waits.
+
+        ``job.status()``, ``job.watch()`` and ``queue.running()`` show it until the run ends. Updates are limited to 10 per
+        second; only the latest is kept.
 
         Args:
-            done: a number, by custom from 0 to 1.
-            message: for people, at most 1,000 characters of it.
+            done: A number, by convention from 0 to 1.
+            message: A text for people. At most 1,000 characters are kept.
+
+        Raises:
+            UsageError: `done` is not a finite number, or `message` is not a str.
         """
         self._said = (_finite(done), _message(message))
         self._station.says(self)
 
     def extend(self, seconds: Seconds) -> None:
-        """Move the deadline of this run to `seconds` from now; never waits. From any thread.
+        """Move the deadline of this run, from any thread. This never waits.
 
-        A run without a timeout stays without one. One that is being cancelled already is not saved.
+        A run without a timeout stays without one. A run that is being cancelled already is not saved.
 
         Args:
-            seconds: more than 0, or a timedelta; it may also bring the deadline nearer.
+            seconds: The deadline in seconds from now, or a timedelta; more than 0. It may be nearer than before.
+
+        Raises:
+            UsageError: `seconds` is not valid.
         """
         self._station.extends(self, seconds_of(seconds, "seconds of extend", positive=True))
 
     def check_cancelled(self) -> None:
-        """Raise if this run is being cancelled; in a thread, a plain function learns of it in no other way.
+        """Raise an exception if this run is being cancelled. A plain function in a thread has to call it to be cancelled.
 
-        In a thread of a handler it raises ``trio.Cancelled``, in an asyncio handler and its threads ``asyncio.CancelledError``;
-        let it pass. In a coroutine on the loop it does nothing: that is cancelled at its next ``await`` by itself.
+        In a thread it raises ``trio.Cancelled``; in an asyncio handler and its threads, ``asyncio.CancelledError``. Do not
+        catch it. In an async handler on the Trio loop it does nothing, because the next ``await`` is cancelled.
 
         Raises:
-            UsageError: called in a thread that the handler started by itself; ask `cancel_reason` there.
+            UsageError: Called in a thread that the handler started by itself. Read `cancel_reason` there.
         """
         if trio.lowlevel.in_trio_task():
             return
@@ -161,7 +173,7 @@ class Context:
 
     @property
     def state(self) -> Any:
-        """What the mesh's lifespan yielded: ``mesh.state``; None without one."""
+        """The value that the mesh's lifespan yielded, as in ``mesh.state``; None without a lifespan."""
         return self._station.state
 
     def __repr__(self) -> str:
@@ -204,22 +216,22 @@ def failed_of(context: Context, queue: str) -> Failed:
     """What a failure job of `queue` tells.
 
     Raises:
-        Broken: it was put there by somebody else.
+        Broken: It was put there by another program.
     """
     facts = context._record.get(b"failed") if context._record is not None else None  # pyright: ignore[reportPrivateUsage]
     if facts is None:
         raise Broken("a task in a failure queue that no failure put there")
-    return Failed.of(queue, context.task, msgspec.msgpack.decode(facts, type=dict[str, Any]))
+    return failed_record(queue, context.task, msgspec.msgpack.decode(facts, type=dict[str, Any]))
 
 
 current_context: ContextVar[Context] = ContextVar("worqr.current")
 
 
 def current() -> Context:
-    """The run this code belongs to, in a handler or a thread of it.
+    """Return the run that this code belongs to, in a handler or in a thread of it.
 
     Raises:
-        LookupError: called outside a handler.
+        LookupError: Called outside a handler.
     """
     try:
         return current_context.get()

@@ -28,7 +28,7 @@ GRACE = 1.0
 """Seconds. If the loop could not look at a deadline for longer than the first, because some handler blocked it, runs get the lost
 time back before they are cancelled, up to the second: a neighbour that has ended by itself keeps its own outcome."""
 SWEEP_OVER = 1000
-"""Entries below which nobody minds the ended ones among them."""
+"""Number of entries up to which ended ones are not removed."""
 
 
 class Deadlines:

@@ -24,7 +24,7 @@ from worqr.peer.in_step import next_step
 from worqr.peer.membership import Registration
 
 if TYPE_CHECKING:
-    from worqr.peer.peer import Peer
+    from worqr.peer.engine import Engine
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ PAGES_AT_ONCE = 4
 class Declarer:
     """Keeps the schedules of one peer declared. Changed only in the loop."""
 
-    def __init__(self, peer: Peer, link: Link, keys: RegistryKeys, declared: Mapping[str, Definition]) -> None:
-        self._peer = peer
+    def __init__(self, engine: Engine, link: Link, keys: RegistryKeys, declared: Mapping[str, Definition]) -> None:
+        self._engine = engine
         self._link = link
         self._keys = keys
         self._declared = declared
@@ -53,7 +53,7 @@ class Declarer:
         """Store the schedules that were not declared yet, in place of what others meant by their names."""
         new = [definition for name, definition in self._declared.items() if name not in self._told]
         self._tell_again = trio.current_time() + REDECLARE
-        self._told_as = self._peer.membership.registration
+        self._told_as = self._engine.membership.registration
         if new:
             await self._store(new, replace=True)
             self._told.update(definition.name for definition in new)
@@ -83,11 +83,11 @@ class Declarer:
             await self.declare()
         if not self._told:
             return
-        lost = self._told_as is not self._peer.membership.registration
+        lost = self._told_as is not self._engine.membership.registration
         if lost or trio.current_time() >= self._tell_again:
             await self._renew()
             self._tell_again = trio.current_time() + REDECLARE
-            self._told_as = self._peer.membership.registration
+            self._told_as = self._engine.membership.registration
 
     async def _store(self, definitions: list[Definition], *, replace: bool) -> None:
         pages = in_pieces(
@@ -112,7 +112,7 @@ class Declarer:
 
     async def _note_queues(self, definitions: list[Definition]) -> None:
         queues = sorted({definition.queue for definition in definitions})
-        names = [keys.name for queue in queues for keys in await self._peer.shards_of(queue)]
+        names = [keys.name for queue in queues for keys in await self._engine.shards_of(queue)]
         for start in range(0, len(names), ops.MAX_ITEMS):
             call = ops.note_queues(self._keys, names[start : start + ops.MAX_ITEMS])
             self._link.post(call, lambda _word, _failure: None, patience=REDECLARE)

@@ -1,7 +1,7 @@
-"""Where claims taken by hand lie until somebody takes them: one desk for a queue, whatever shards it has.
+"""Buffers claims until `Claims` takes them: one desk for a queue with all its shards.
 
-What is asked for is asked of one shard first, and of the next when that one had too little, so that no more is claimed than
-somebody waits for. Whoever waits is woken when claims have come, or when none will come any more.
+Claims are requested from one shard first, and from the next if that one had too few, so that no more is claimed than calls wait
+for. A call that waits is woken when claims have come, or when no more will come.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.
@@ -26,7 +26,7 @@ class Desk:
 
     Attributes:
         stations: of all shards; each adds itself when it is made.
-        ready: claims that nobody has taken yet.
+        ready: claims that were not taken yet.
         reserved: claims that the stations ask for just now.
     """
 
@@ -48,7 +48,7 @@ class Desk:
 
     @property
     def wanted(self) -> int:
-        """How many claims somebody waits for, beyond those that are there and those that are asked for."""
+        """The number of claims that calls of `take` wait for, beyond those that are ready and those that are requested."""
         asked = sum(self._asked.values()) - len(self.ready) - sum(station.reserved for station in self.stations)
         return max(0, asked)
 
@@ -73,7 +73,7 @@ class Desk:
         self._arrived.set()
 
     def clear(self, station: HandStation) -> None:
-        """Give back what nobody has taken of this shard, and wake whoever waits: none will come from there any more."""
+        """Give back the claims of this shard that were not taken, and wake all calls that wait: no more will come from it."""
         mine = [claim for claim in self.ready if station_of(claim) is station]
         self.ready = deque(claim for claim in self.ready if station_of(claim) is not station)
         station.give_back(mine)

@@ -1,7 +1,7 @@
 """Runs that happen elsewhere than on the loop, in a thread or on an asyncio loop, and the slot that waits for them.
 
-Such a run cannot be stopped from here, only told to stop. So its slot waits until it has really ended, whoever cancels the
-slot meanwhile; the claim is settled by what the handler then returned or raised. Only a peer that leaves does not wait for
+Such a run cannot be stopped from here, only told to stop. So its slot waits until it has really ended, even if the slot is
+cancelled meanwhile; the claim is settled by what the handler then returned or raised. Only a peer that leaves does not wait for
 ever: it lets go of a run that does not end.
 """
 
@@ -24,7 +24,7 @@ Abort = Callable[[Callable[[], Any]], trio.lowlevel.Abort]
 class Elsewhere:
     """One such run, made in the slot that waits for it.
 
-    Changed only by whoever runs the handler: `raised` (what came out of the slot is the handler's own), `_value`, `_error`,
+    Changed only by the code that runs the handler: `raised` (what came out of the slot is the handler's own), `_value`, `_error`,
     `_ended`. Changed only in the loop: the rest.
     """
 
@@ -83,7 +83,7 @@ class Elsewhere:
     async def _park(self, abort: Abort) -> None:
         """Wait until it has ended, or until the slot is to wait no longer.
 
-        Either this sees that the run has ended or the run sees that somebody waits, whichever comes first; both do no harm.
+        Either this task sees that the run has ended, or the run sees that this task waits. Both together do no harm.
         """
         self._waiting = trio.lowlevel.current_task()
         if self._ended:

@@ -114,6 +114,6 @@ class KnownQueues:
 
 
 def is_empty(queue: Inspected) -> bool:
-    """True if the queue holds nothing and nobody serves it."""
+    """Return True if the queue is empty and no worker serves it."""
     holds = queue.waiting or queue.due or queue.running or queue.failed or queue.broken or queue.blocked or queue.trash
     return not (holds or queue.workers or queue.paused is not None)

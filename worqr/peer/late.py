@@ -8,20 +8,23 @@ not exchanged, because runs of the older one may be under way: that is logged, a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import trio
 
 from worqr.errors import WorqrError
+from worqr.inside import declared_of
 from worqr.log_events import emit
 from worqr.peer.complaints import Complaints
-from worqr.peer.options import Handling, Only
+from worqr.peer.options import Only
 
 if TYPE_CHECKING:
-    from worqr.peer.peer import Peer
+    from worqr.declarations import Declarations
+    from worqr.function import Declared
+    from worqr.peer.engine import Engine
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -31,38 +34,21 @@ AGAIN: Final = 3.0
 """Seconds until the next try to serve a function."""
 
 
-class Served(Protocol):
-    """What is needed of a `Function`."""
-
-    def served(self) -> list[tuple[str, Callable[[Any], object], Handling]]:
-        """The queues that a peer serves it from, each with its handler."""
-        ...
-
-
-class Declaring(Protocol):
-    """What is needed of a `Mesh`."""
-
-    @property
-    def functions(self) -> Mapping[str, Served]:
-        """What is declared, by name."""
-        ...
-
-    def when_declared(self, tell: Callable[[], None]) -> AbstractContextManager[None]:
-        """Call `tell` after each declaration."""
-        ...
-
-
 @contextmanager
-def serving_late(peer: Peer, mesh: Declaring, only: Only, known: Mapping[str, Served]) -> Generator[None]:
-    """Serve what is declared on `mesh` for the length of the block, and was not before.
+def serving_late(
+    engine: Engine, declarations: Declarations, only: Only, known: Mapping[str, Declared]
+) -> Generator[None]:
+    """Serve the functions that are declared during the block.
 
     Args:
+        engine: that of the peer.
+        declarations: those of the mesh.
         only: the names that this peer may serve.
-        known: what was declared before.
+        known: the functions that were declared before.
     """
-    late = _Late(peer, mesh, only, known)
-    if peer.spawn(late.serve_forever):
-        with mesh.when_declared(late.tell):
+    late = _Late(engine, declarations, only, known)
+    if engine.spawn(late.serve_forever):
+        with declarations.when_declared(late.tell):
             late.tell()  # of what was declared while the peer joined
             yield
     else:
@@ -72,9 +58,9 @@ def serving_late(peer: Peer, mesh: Declaring, only: Only, known: Mapping[str, Se
 class _Late:
     """Serves them, for one peer. `tell` is called from any thread, all else in the loop."""
 
-    def __init__(self, peer: Peer, mesh: Declaring, only: Only, known: Mapping[str, Served]) -> None:
-        self._peer = peer
-        self._mesh = mesh
+    def __init__(self, engine: Engine, declarations: Declarations, only: Only, known: Mapping[str, Declared]) -> None:
+        self._engine = engine
+        self._declarations = declarations
         self._only = only
         self._known = dict(known)
         self._token = trio.lowlevel.current_trio_token()
@@ -92,31 +78,32 @@ class _Late:
 
     async def serve_forever(self) -> None:
         """Serve what is new, whenever told, until the peer leaves."""
-        while not self._peer.leaving:
+        while not self._engine.leaving:
             with trio.move_on_after(AGAIN if self._missing else inf):
                 await self._news.wait()
             self._news = trio.Event()
             await trio.sleep(SETTLE)
             self._missing = False
-            for name, function in dict(self._mesh.functions).items():
-                if name in self._only and function is not self._known.get(name) and not self._peer.leaving:
-                    await self._serve(name, function)
+            for name, function in dict(self._declarations.functions).items():
+                declared = declared_of(function)
+                if name in self._only and declared is not self._known.get(name) and not self._engine.leaving:
+                    await self._serve(name, declared)
 
-    async def _serve(self, name: str, function: Served) -> None:
+    async def _serve(self, name: str, declared: Declared) -> None:
         if name in self._known:
-            self._known[name] = function
+            self._known[name] = declared
             text = "%(function)r was declared again; this worker runs the older one until it joins again"
             emit(logger, "function.replaced", text, function=name)
             return
-        here = {station.queue for station in self._peer.entered_stations()}
+        here = {station.queue for station in self._engine.entered_stations()}
         try:
-            await self._peer.serve_all(each for each in function.served() if each[0] not in here)
+            await self._engine.serve_all(each for each in declared.served() if each[0] not in here)
         except WorqrError as error:
-            if not self._peer.leaving:
+            if not self._engine.leaving:
                 self._missing = True
                 text = "%(function)r, declared after the join, is not served: %(error)s; trying again"
                 self._complaints.error(name, "function.unserved", text, function=name, error=error)
             return
-        self._known[name] = function
+        self._known[name] = declared
         self._complaints.resolve(name)
         emit(logger, "function.served", "%(function)r, declared after the join, is served now", function=name)

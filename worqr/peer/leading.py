@@ -32,7 +32,7 @@ from worqr.peer.scanning import SCAN_EVERY, Scanner
 from worqr.peer.sweeping import Sweeper
 
 if TYPE_CHECKING:
-    from worqr.peer.peer import Peer
+    from worqr.peer.engine import Engine
 
 __all__ = ["LOOK_EVERY", "SCAN_EVERY", "TWO_LOOKS", "Leader"]
 
@@ -51,14 +51,14 @@ class Leader:
     the loop.
     """
 
-    def __init__(self, peer: Peer, link: Link, keys: RegistryKeys, *, keepalive: float) -> None:
+    def __init__(self, engine: Engine, link: Link, keys: RegistryKeys, *, keepalive: float) -> None:
         self._link = link
         self._keys = keys
         self._looks = Looks(keepalive)
         self._watch = LeaseWatch()
-        self.promoter: Promoter = Promoter(peer, link, keys, self._missed_hints)
-        self.scanner: Scanner = Scanner(peer, link, keys, leads=lambda: self.leads, expect=self.promoter.expect)
-        self.sweeper: Sweeper = Sweeper(peer, link, keys, leads=lambda: self.leads)
+        self.promoter: Promoter = Promoter(engine, link, keys, self._missed_hints)
+        self.scanner: Scanner = Scanner(engine, link, keys, leads=lambda: self.leads, expect=self.promoter.expect)
+        self.sweeper: Sweeper = Sweeper(engine, link, keys, leads=lambda: self.leads)
         self._until = 0.0
         self._round_ended = time.monotonic()
         self._unable_since: float | None = None

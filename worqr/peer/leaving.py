@@ -1,14 +1,14 @@
-"""Leaving a queue: quiet, drain, cancel, give back, whoever asks for it and however often.
+"""Leaving a queue: stop claiming, drain, cancel, give back. Several callers may request it.
 
 It runs in the engine, so that a caller who is cancelled meanwhile does not leave the queue half-way. `station.left` tells the
 end; `station.hurry` makes it skip what is left of the grace. A server that does not answer is not waited for: the caller goes
 on after `LEAVE_PATIENCE`, and the queue is left on the server as soon as it is back (`departures`).
 
-A handler that has been cancelled and does not end: on the loop nobody can do without its end, so it is waited for, and
-reported now and then. One in a thread or on the asyncio loop is left behind after `LET_GO`: the queue counts as left for
-whoever waits for that. The run *lingers*: it keeps its claim, and if it ends before the peer does, the claim is settled then
-and the queue left for good. If it does not, the peer ends as a dying worker would: without a word, so that the others find
-the claim when the keepalive has lapsed, and not while the handler may still be at work in a process that is about to end.
+A handler may ignore its cancellation. On the Trio loop it is waited for, and reported now and then. In a thread or on the
+asyncio loop it is left behind after `LET_GO`: callers that wait for the queue to be left go on. The run *lingers*: it keeps its
+claim, and if it ends before the peer does, the claim is settled then and the queue left for good. Else the peer ends like a
+worker that dies, without deregistering. The others then reassign the claim when the keepalive has expired, and not while the
+handler may still run in a process that is about to end.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.
@@ -42,8 +42,8 @@ AWAY_PATIENCE = 0.1
 UNWIND = 1.0
 """Seconds that cancelled handlers have to unwind together, so that their tasks go back in one request and in order."""
 LET_GO = 5.0
-"""Seconds after their cancellation until handlers that nobody needs to wait for are left behind; with the default grace it fits
-into Kubernetes's 30 s. Those who want to have longer give themselves more grace."""
+"""Seconds after their cancellation until handlers in threads and on asyncio loops are left behind. With the default grace it
+fits into Kubernetes's 30 s."""
 REMIND = 30.0
 """Seconds between two reports of a handler on the loop that keeps the peer from leaving."""
 
@@ -83,7 +83,7 @@ class Leaving:
                 station.left.set()
 
     async def _leave(self, station: Station, grace: float) -> None:
-        """Quiet, drain for `grace` or until somebody is in a hurry, cancel, give back."""
+        """Stop claiming, drain for `grace` or until `hurry` is set, cancel, give back."""
         try:
             if grace > 0 and not station.hurry.is_set():
                 with trio.move_on_after(grace):
@@ -118,8 +118,8 @@ class Leaving:
     async def _unwind(self, station: Station) -> None:
         """Cancel what runs, and wait for its end: a task that goes back may start elsewhere at once.
 
-        What has unwound within `UNWIND` goes back in one script with all else that the worker holds, in its old order; nobody
-        waits longer for a handler that takes its time. A claim by hand outside a block has nothing that could unwind.
+        Runs that have ended within `UNWIND` go back in one script with all else that the worker holds, in their old order. Slower
+        handlers are not waited for. A claim by hand outside a block has nothing to unwind.
         """
         station.unwinding = True
         station.cancel_running("leaving")
@@ -194,7 +194,7 @@ class Leaving:
 
 
 async def _drain_or_hurry(station: Station) -> None:
-    """Until nothing runs there any more, or somebody cannot wait."""
+    """Wait until nothing runs there any more, or `hurry` is set."""
     async with trio.open_nursery() as nursery:
 
         async def idle() -> None:

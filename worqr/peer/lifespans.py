@@ -10,7 +10,7 @@ import inspect
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from worqr.errors import UsageError
 from worqr.log_events import emit
@@ -84,6 +84,38 @@ async def entered(name: str, lifespan: Callable[[], AbstractAsyncContextManager[
         if not ready:
             _note_wrong_loop(error, "asyncio" if name == LIFESPAN else "Trio")
         raise
+
+
+class States(Generic[S]):
+    """What the lifespans of a mesh's peers have yielded. The peers may run in several threads."""
+
+    def __init__(self) -> None:
+        self._open: list[S] = []
+
+    @property
+    def newest(self) -> S:
+        """The state of the peer that joined last.
+
+        Raises:
+            IndexError: No peer has joined.
+        """
+        return self._open[-1]
+
+    @asynccontextmanager
+    async def entered(self, lifespan: Callable[[], AbstractAsyncContextManager[S]] | None) -> AsyncGenerator[S | None]:
+        """Enter the lifespan of one peer; without one, the state is None."""
+        if lifespan is None:
+            yield None
+            return
+        async with entered(LIFESPAN, lifespan) as state:
+            self._open.append(state)
+            try:
+                yield state
+            finally:
+                last = max(
+                    i for i, each in enumerate(self._open) if each is state
+                )  # equal states are different objects
+                del self._open[last]
 
 
 def _note_wrong_loop(error: BaseException, wanted: Wanted) -> None:

@@ -28,7 +28,7 @@ class Looks:
 
     Attributes:
         keepalive: seconds after which a worker without a beat counts as dead.
-        calm: True if the last look was too soon after a reconnect, or after a change of the server, to declare anybody dead.
+        calm: True if the last look was too soon after a reconnect, or after a change of the server, to declare a worker dead.
     """
 
     keepalive: float
@@ -83,7 +83,7 @@ class LeaseWatch:
     """What a peer remembers of the leader's lease from beat to beat.
 
     A lease that is not renewed expires within 2 s by the server's clock. If that clock is set back, the lease of a leader that
-    died stays, and nobody else leads. A peer that has seen it unchanged for longer takes it.
+    died stays, and no other peer can lead. A peer that has seen it unchanged for longer takes it.
 
     Attributes:
         seen: the lease, since when it is the same, and how many beats have shown it. One value, because the heart's thread

@@ -22,8 +22,8 @@ from worqr.peer.in_step import next_step
 
 if TYPE_CHECKING:
     from worqr.peer.claiming import Station
+    from worqr.peer.engine import Engine
     from worqr.peer.membership import Registration
-    from worqr.peer.peer import Peer
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -35,8 +35,8 @@ LONGEST_PAUSE = 30.0
 class Mapping:
     """Does that for one peer. Changed only in the loop."""
 
-    def __init__(self, peer: Peer, link: Link) -> None:
-        self._peer = peer
+    def __init__(self, engine: Engine, link: Link) -> None:
+        self._engine = engine
         self._link = link
         self._asking: set[Station] = set()
         self._refused = False
@@ -54,14 +54,14 @@ class Mapping:
         """Tell of every queue that the registry was not told of since the newest connection. Never waits."""
         self._refused = False
         connections = self._link.connections
-        for station in self._peer.held_stations():
+        for station in self._engine.held_stations():
             registration = station.registration
             if station.mapped_at == connections or station in self._asking or registration is None or registration.dead:
                 continue
-            if self._peer.membership.departures.is_open(registration, station.name):
+            if self._engine.membership.departures.is_open(registration, station.name):
                 continue  # unmap_work may be on its way
             self._asking.add(station)
-            call = ops.map_work(self._peer.membership.keys, registration.worker, station.name)
+            call = ops.map_work(self._engine.membership.keys, registration.worker, station.name)
             self._link.post(call, partial(self._answered, station, registration, connections), owner=registration)
 
     def _answered(
@@ -74,7 +74,7 @@ class Mapping:
     ) -> None:
         self._asking.discard(station)
         if word == "dead":
-            self._peer.membership.lost(registration, "it is not registered any more")
+            self._engine.membership.lost(registration, "it is not registered any more")
         elif failure is None:
             station.mapped_at = connections
             self._complaints.resolve(station.name)

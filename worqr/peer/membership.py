@@ -1,9 +1,9 @@
 """Membership: a peer's registration in the mesh, from start_worker to stop_worker, and anew when it was swept.
 
-A registration is one worker id. Its heart beats from a thread; a beat that answers `dead` (or a queue that no longer knows
-us) ends it at once: nothing of it is sent any more, its running handlers are cancelled as lost, and a fresh registration
-enters the same queues. Entering goes WorkMap first, then the fence; leaving goes fence first, then WorkMap, so that whoever
-dies in between is found by a sweep.
+A registration is one worker id. Its heart beats from a thread. The reply `dead` to a beat, or a queue that does not list
+the worker, ends it at once: nothing of it is sent any more, its running handlers are cancelled as lost, and a new registration
+enters the same queues. Entering goes WorkMap first, then the fence; leaving goes fence first, then WorkMap, so that a sweep
+finds a worker that dies in between.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from worqr.version import __version__
 if TYPE_CHECKING:
     from worqr.peer.claiming import Station
     from worqr.peer.context import Context
-    from worqr.peer.peer import Peer
+    from worqr.peer.engine import Engine
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -78,13 +78,13 @@ class Registration(Owner):
 class Membership:
     """Keeps a peer registered. Changed only in the loop."""
 
-    def __init__(self, peer: Peer, link: Link, keys: RegistryKeys, *, label: str, keepalive: float | None) -> None:
+    def __init__(self, engine: Engine, link: Link, keys: RegistryKeys, *, label: str, keepalive: float | None) -> None:
         self.link = link
         self.keys = keys
         self.registration: Registration | None = None
         self.settles: Settles = Settles(link)
-        self.departures: Departures = Departures(link, keys, self.settles, peer.spawn)
-        self._peer = peer
+        self.departures: Departures = Departures(link, keys, self.settles, engine.spawn)
+        self._engine = engine
         self._label = label
         self._keepalive = keepalive
         self._held: list[tuple[Registration, Callable[[], None]]] = []
@@ -100,9 +100,14 @@ class Membership:
         """Take a fresh worker id and begin to beat."""
         registration = Registration(self._label)
         facts: list[tuple[str, str | int]] = [
-            *(("host", socket.gethostname()), ("pid", os.getpid()), ("app", self._peer.app), ("version", __version__)),
-            *(("capacity", self._peer.capacity.concurrency), ("keepalive_ms", self.keepalive_ms)),
-            *(("running", 0), ("room", self._peer.capacity.concurrency)),
+            *(
+                ("host", socket.gethostname()),
+                ("pid", os.getpid()),
+                ("app", self._engine.app),
+                ("version", __version__),
+            ),
+            *(("capacity", self._engine.capacity.concurrency), ("keepalive_ms", self.keepalive_ms)),
+            *(("running", 0), ("room", self._engine.capacity.concurrency)),
         ]
         heart = registration.heart = self._new_heart(registration)
         heart.open()  # meanwhile: on a slow line the key would lapse before a connection stands
@@ -126,16 +131,16 @@ class Membership:
         return registration
 
     def _new_heart(self, registration: Registration) -> Heart[Beat]:
-        peer = self._peer
+        engine = self._engine
 
         def make(n: int, turning: bool) -> ops.Call[Beat]:
             return ops.keep_worker_alive(
                 *(self.keys, registration.worker, n),
                 keepalive_ms=self.keepalive_ms,
-                lease_ms=round(LEASE * 1000) if turning and peer.leader.is_fresh() else 0,
-                running=peer.capacity.running,
-                room=max(0, peer.capacity.room),
-                standing=peer.leader.standing_lease(),
+                lease_ms=round(LEASE * 1000) if turning and engine.leader.is_fresh() else 0,
+                running=engine.capacity.running,
+                room=max(0, engine.capacity.room),
+                standing=engine.leader.standing_lease(),
             )
 
         return self.link.heart(
@@ -143,8 +148,8 @@ class Membership:
             replied=lambda beat: self._beat(registration, beat),
             every=BEAT_EVERY if self._keepalive is None else min(BEAT_EVERY, self._keepalive / 3),
             timeout=answer_timeout(self._keepalive),
-            block_limit=peer.block_limit,
-            describe=peer.describe_running,
+            block_limit=engine.block_limit,
+            describe=engine.describe_running,
         )
 
     async def registered(self) -> Registration:
@@ -156,8 +161,9 @@ class Membership:
     # Living
 
     def beat_is_fresh(self) -> bool:
-        """True while nobody can have declared us dead: the newest beat that was answered was sent less than a keepalive ago,
-        and the server said "alive".
+        """Return True while no leader can have declared this worker dead.
+
+        The newest acknowledged beat was sent less than a keepalive ago, and its reply was "alive".
         """
         registration = self.registration
         if registration is None or registration.dead:
@@ -188,9 +194,9 @@ class Membership:
                 go_on()
         heart = registration.heart
         if beat.leads and heart is not None:
-            self._peer.leader.lease(until=(heart.heard_at or boottime()) + LEASE)
-        self._peer.leader.saw_lease(beat.lease)
-        self._peer.hear_of_waiting(beat.waiting)
+            self._engine.leader.lease(until=(heart.heard_at or boottime()) + LEASE)
+        self._engine.leader.saw_lease(beat.lease)
+        self._engine.hear_of_waiting(beat.waiting)
 
     def lost(self, registration: Registration, why: str) -> None:
         """This registration is over: cancel all that runs under it, and register anew."""
@@ -204,13 +210,13 @@ class Membership:
         held, self._held = self._held, []
         for _, go_on in held:
             go_on()
-        self._peer.forget_claims(registration)
-        if not self._peer.leaving:
-            self._peer.spawn(self.rejoin)
+        self._engine.forget_claims(registration)
+        if not self._engine.leaving:
+            self._engine.spawn(self.rejoin)
 
     async def rejoin(self) -> None:
         """Register under a fresh worker id and enter all queues again; tries until it works or the peer leaves."""
-        while not self._peer.leaving:
+        while not self._engine.leaving:
             try:
                 registration = await self.register()
             except WorqrError as error:
@@ -219,7 +225,7 @@ class Membership:
                 await trio.sleep(1)
             else:
                 async with trio.open_nursery() as nursery:
-                    for station in self._peer.entered_stations():
+                    for station in self._engine.entered_stations():
                         nursery.start_soon(self._enter_again, station, registration)
                 return
 
@@ -229,7 +235,7 @@ class Membership:
             try:
                 await self.enter(station, registration)
             except ClaimLost:
-                return  # lost again: whoever noticed has started another rejoin
+                return  # lost again: another rejoin has been started
             except WorqrError as error:
                 text = "queue %(queue)r could not be entered again, next try in %(retry_in)s s: %(error)s"
                 emit(logger, "start_work", text, queue=station.name, retry_in=1, error=str(error))
@@ -239,16 +245,16 @@ class Membership:
 
     def check_marks(self, station: Station) -> None:
         """A cancel message, or a look for strays, came while claims were on their way: now they are known."""
-        self._peer.cancelling.reconcile(station)
-        self._peer.strays.look(station)
+        self._engine.cancelling.reconcile(station)
+        self._engine.strays.look(station)
 
     def says(self, context: Context) -> None:
         """A run said how far it is; from any thread."""
-        self._peer.saying.says(context)
+        self._engine.saying.says(context)
 
     def extends(self, context: Context, seconds: float) -> None:
         """A run asks for more time; from any thread."""
-        self._peer.deadlines.extends(context, seconds)
+        self._engine.deadlines.extends(context, seconds)
 
     # Entering and leaving queues
 
@@ -286,7 +292,7 @@ class Membership:
         if station.quiet:
             return
         station.entered = station.in_fence = True
-        await self._peer.cancelling.subscribe(station)
+        await self._engine.cancelling.subscribe(station)
 
     def leave(self, station: Station, *, stay: bool = False) -> Departure | None:
         """Begin to leave a queue: out of the fence, all claims back to the front, then out of the WorkMap.
@@ -297,7 +303,7 @@ class Membership:
             The departure, which goes on without the caller; None if there is nothing to leave.
         """
         registration = station.registration
-        self._peer.cancelling.unsubscribe(station)
+        self._engine.cancelling.unsubscribe(station)
         if registration is None or registration.dead or stay:
             return None
         return self.departures.begin(station, registration)
@@ -339,7 +345,7 @@ class Membership:
     async def _stop_worker(self, registration: Registration, patience: float) -> None:
         while mapped := await self.link.call(ops.stop_worker(self.keys, registration.worker), patience=patience):
             for queue in mapped:
-                keys = self._peer.queue_keys(queue)
+                keys = self._engine.queue_keys(queue)
                 while (await self.link.call(ops.stop_work(keys, registration.worker), patience=patience)).more:
                     pass
                 await self.link.call(ops.unmap_work(self.keys, registration.worker, queue), patience=patience)

@@ -10,9 +10,10 @@ from typing import Any, Final, Literal, TypedDict, cast
 
 from worqr.errors import UsageError, did_you_mean
 from worqr.foreign import hint_at_option
-from worqr.policy import Policy, RetryPolicy
+from worqr.policy import Policy, RetryPolicy, retry_fields
+from worqr.records import Failed
 from worqr.shards import check_shards
-from worqr.task import KEEP_FAILED, Failed, Seconds, check_count, seconds
+from worqr.task import KEEP_FAILED, Seconds, check_count, seconds
 
 RunsIn = Literal["loop", "thread", "process", "asyncio"]
 """Where a handler runs."""
@@ -28,69 +29,74 @@ MAX_PATIENCE: Final = 1800.0
 
 
 class HandlerOptions(TypedDict, total=False):
-    """The options of a handler; the same words for ``@mesh.task`` and ``peer.serve``."""
+    """The options of a handler, for ``@mesh.task`` and ``peer.serve``."""
 
     timeout: Seconds | None
-    """Seconds a run may take. Then it is cancelled, which is counted apart from failures. Default: None, no limit."""
+    """Seconds, more than 0, that a run may take; then it is cancelled. Timeouts are counted apart from failures. Default: None,
+    no limit.
+    """
     retry: RetryPolicy
-    """What differs from the defaults of `RetryPolicy`; a job's own ``retry`` overrides it. Default: 10 failed runs,
-    then it is given up.
+    """How often and when to retry; what is not set keeps its default. A job's own `retry` overrides it. Default: 10 failed runs,
+    then the task moves to the dead-letter queue.
     """
     keep_failed: int
-    """How many failed tasks of the queue are kept for people to see. 0: none. Default: 1000."""
+    """The number of records that the queue's dead-letter queue keeps, at least 0. Default: 1000."""
     concurrency: int | None
-    """How many tasks of the queue run at once in one peer. Default: None, as many as the peer has room for."""
+    """The number of tasks of the queue that run at once in one peer, at least 1. Default: None, up to the concurrency of the
+    peer.
+    """
     size: int
-    """How many units of the peer's concurrency a run takes. Default: 1."""
+    """The number of units of the peer's concurrency that a run takes, at least 1. Default: 1."""
     priority: int
-    """The weight of the queue while several queues want more room than there is: each gets a share of the room in
-    proportion. Ties go to the higher number. Default: 100.
+    """The weight of the queue while several queues want more than the free concurrency, at least 1. Each gets a proportional
+    share. Ties go to the higher number. Default: 100.
     """
     on_failure: Callable[[Failed], object] | None
-    """Called with one `Failed` for each task that is given up, at least once. It is a job of its own, in the queue's failure
-    queue, made in the same step. Default: None.
+    """Called with one `Failed` for each task that moves to the dead-letter queue, at least once, as a job in the queue's failure
+    queue. Default: None.
     """
     on_failure_retry: RetryPolicy
-    """What differs for the failure handler's own runs. If the last one fails too, the job moves to the dead-letter queue of the
-    failure queue. Default: up to 100 runs, 10 s to 15 minutes apart.
+    """How often and when to retry the failure handler. After its last try, its job moves to the dead-letter queue of the failure
+    queue. Default: up to 100 runs, 10 s to 15 minutes apart.
     """
     on_failure_timeout: Seconds | None
-    """Seconds that a run of the failure handler may take. Default: None, no limit."""
+    """Seconds, more than 0, that a run of the failure handler may take. Default: None, no limit."""
     runs_in: RunsIn
-    """"loop": the peer's Trio loop. "asyncio": an asyncio loop in a thread of the peer. "thread": for plain
-    functions. "process": for plain functions that use the CPU; the process is killed if the run is cancelled.
-    Default: a thread for plain functions, ``Mesh(runs_in=...)`` for async functions.
+    """Where the handler runs. "loop": on the peer's Trio loop. "asyncio": on an asyncio loop in a thread of the peer. "thread":
+    in a thread, for plain functions. "process": in a process, for plain functions that use the CPU; it is killed if the run
+    is cancelled. Default: a thread for plain functions, ``Mesh(runs_in=...)`` for async functions.
     """
     result_ttl: Seconds | None
-    """Seconds to keep the result of a job. Default: None, it is not kept."""
+    """Seconds, at least 0, to keep the result of a job. Default: None, it is not kept."""
     max_length: int | None
-    """An enqueue or dispatch raises `QueueFull` if this many tasks wait. Only for ``@mesh.task``. Default: None, no
+    """An enqueue or dispatch raises `QueueFull` if this many tasks wait, at least 1. Only for ``@mesh.task``. Default: None, no
     limit.
     """
     shards: int
-    """How many lists the queue has, as in ``mesh.queue(name, shards=...)``. Only for ``@mesh.task``. Default: 1."""
+    """The number of lists that the queue consists of, as in ``mesh.queue(name, shards=...)``. Only for ``@mesh.task``. Default:
+    1.
+    """
 
 
 class JoinOptions(TypedDict, total=False):
-    """The options of a peer: of ``join``, ``join_in_thread`` and ``run``."""
+    """The options of a peer, for ``mesh.join``, ``join_in_thread`` and ``run``."""
 
     concurrency: int | Literal["auto"]
-    """How many units of work the peer holds at once. "auto": as many as its CPU and its loop can take, from 1 to
-    1000, judged each second. Default: 100.
+    """The number of units of work that the peer runs at once, at least 1. "auto": between 1 and 1000, adapted every second to
+    the load of the CPU and of the event loop. Default: 100.
     """
     grace: Seconds
-    """Seconds that running handlers may go on when the block has ended. Default: 25, which fits into Kubernetes's 30.
+    """Seconds, at least 0, that running handlers have to end when the block has ended. Default: 25, which fits into Kubernetes's
+    30.
     """
     threads: int
-    """How many plain functions run at once. Default: 40."""
+    """The number of plain functions that run at once in threads, at least 1. Default: 40."""
     processes: int
-    """How many functions with ``runs_in="process"`` run at once. Default: the number of usable CPUs."""
+    """The number of functions with ``runs_in="process"`` that run at once, at least 1. Default: the number of usable CPUs."""
     process_memory: int | None
-    """Bytes of address space that such a process may have; a run that needs more gets a MemoryError. Default: None,
-    no limit.
-    """
+    """Bytes of address space that such a process may use; a run that needs more gets a MemoryError. Default: None, no limit."""
     only: Collection[str]
-    """Names or globs (``"mail.*"``) of the functions to serve. Default: all."""
+    """Names or globs (``"mail.*"``) of the functions to run. Default: all."""
 
 
 PATIENT = Policy(max_failures=100, max_timeouts=100, min_backoff=10.0, max_backoff=900.0)
@@ -159,7 +165,7 @@ def _failing(options: Mapping[str, Any]) -> Policy | None:
     retry, timeout = options.get("on_failure_retry"), options.get("on_failure_timeout")
     if retry is None and timeout is None:
         return None
-    policy = PATIENT if retry is None else PATIENT.over(_check_retry(retry, "on_failure_retry").to_fields())
+    policy = PATIENT if retry is None else PATIENT.over(retry_fields(_check_retry(retry, "on_failure_retry")))
     return policy if timeout is None else replace(policy, timeout=seconds(timeout, "on_failure_timeout", positive=True))
 
 
@@ -200,7 +206,7 @@ def policy_for(
     """The policy of a handler, checked: what is not given is the default."""
     if isinstance(keep_failed, bool) or not isinstance(keep_failed, int) or keep_failed < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"keep_failed must be a whole number, at least 0, not {keep_failed!r}")
-    policy = Policy() if retry is None else Policy().over(_check_retry(retry, "retry").to_fields())
+    policy = Policy() if retry is None else Policy().over(retry_fields(_check_retry(retry, "retry")))
     return replace(
         policy,
         timeout=None if timeout is None else seconds(timeout, "timeout", positive=True),
@@ -281,7 +287,7 @@ class Only:
 
 
 def suggest(name: str, known: Collection[str]) -> str:
-    """What somebody may have meant by `name`."""
+    """Return a suggestion for a misspelt `name`."""
     return did_you_mean(name, known, f"there are {', '.join(map(repr, sorted(known)[:20])) or 'none'}")
 
 

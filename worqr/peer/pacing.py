@@ -5,7 +5,7 @@ Here: the rule (`Pace`, which knows no clock and no loop), what it is fed with, 
 * *full*: the process wants 90 % of its cores, what other programs kept it from using included. Then a quarter less, but not
   less than there are cores: fewer than that could not use them.
 * *late*: whatever the CPU does, the loop is 50 ms late on average (a handler blocks it). Then a quarter less, down to 1.
-* *roomy*: it wants less than 75 %, and is less than 25 ms late. Then more, if all of it was in use and somebody wanted more
+* *roomy*: it wants less than 75 %, and is less than 25 ms late. Then more, if all of it was in use and more was wanted
   still: twice as much until it was full or late for the first time; after that 1 more, then 2, 4, 8.
 * Between these nothing changes; nor while what was decided last has not taken effect, because longer runs go on.
 * Less than half in use: 5 % less, down to where it began, so that what comes after a quiet hour does not all start at once.
@@ -51,7 +51,7 @@ class Sample:
         cpu: cores that this process wanted, with all its threads.
         lag: seconds that the loop was late, on average.
         peak: units, the most that were held at once.
-        short: somebody would have taken more.
+        short: more would have been used.
     """
 
     cpu: float

@@ -1,345 +1,161 @@
-"""The peer: what an application embeds to consume tasks. Here its lifetime, and what it offers; its duties have files.
-
-Lifetimes nest so that leaving is shutting down: the link outlives the registration, that the settling, that the handlers,
-those the claiming. The engine (slots, chores, reconciling) runs behind a shield in one task of `join`, so that an outer
-cancellation meets the application's own tasks only; leaving then happens in order, with a deadline.
-"""
-
-# The private fields of Context are hidden from users, not from its neighbours.
-# pyright: reportPrivateUsage=false
+"""`Peer`: what an application holds of a peer that has joined. What runs it is in `worqr.peer.engine`."""
 
 from __future__ import annotations
 
-import logging
-import re
-import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any, Literal
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Literal, Unpack
 
 import trio
 
 from worqr.errors import UsageError
-from worqr.keys import QueueKeys, RegistryKeys
-from worqr.link import Link
-from worqr.log_events import emit
-from worqr.peer.cancelling import Cancelling
-from worqr.peer.capacity import Capacity
-from worqr.peer.claiming import Station
-from worqr.peer.context import Context
-from worqr.peer.deadlines import Deadlines
-from worqr.peer.leading import Leader
-from worqr.peer.leaving import AWAY_PATIENCE, LEAVE_PATIENCE, Leaving
-from worqr.peer.mapping import Mapping
-from worqr.peer.membership import Membership, Registration
-from worqr.peer.noting import note_forever
-from worqr.peer.options import check_concurrency
-from worqr.peer.pacing import Pacer
-from worqr.peer.runners import Runners
-from worqr.peer.running import Slots
-from worqr.peer.saying import Saying
-from worqr.peer.serving import Serving, our_own
-from worqr.peer.settings import PeerSettings
-from worqr.peer.settling import Settler
-from worqr.peer.stations import Stations
-from worqr.peer.strays import Strays
-from worqr.peer.stuck import Stuck
-from worqr.peer.ticking import Ticker
-from worqr.peer.wrong_loop import error_of_run
-from worqr.task import Health, Seconds, seconds
+from worqr.peer.options import HandlerOptions, handling
+from worqr.policy import RetryPolicy
+from worqr.records import Health
+from worqr.task import Seconds
 
-logger: logging.Logger = logging.getLogger(__name__)
-
-DEFAULT_KEEPALIVE = 3.0
-SETTLE = 1.0
-"""Seconds that whoever serves queues by hand has to begin, while another task waits for the peer already."""
-REST = 1.0
-"""Seconds that a leader who leaves has to end its round of chores."""
+if TYPE_CHECKING:
+    from worqr.peer.engine import Engine
+    from worqr.peer.taking import Claims
 
 
-class Peer(Serving):
-    """A member of the mesh, made by ``mesh.join()``. Under Trio only.
+class Peer:
+    """A member of the mesh: it takes tasks and runs them in this process, as one worker. ``mesh.join()`` makes it.
 
-    Set once: `settings`, the duties.
+    Use it in the Trio loop in which it joined.
     """
 
-    def __init__(self, settings: PeerSettings, link: Link) -> None:
-        self.settings = settings
-        self.capacity: Capacity = Capacity(settings.concurrency)
-        self._link = link
-        self._drained = trio.Event()
-        self._spawned: trio.Nursery | None = None
-        self._runners = Runners(settings)
-        registry = RegistryKeys(settings.prefix)
-        label = re.sub(r"[^A-Za-z0-9._-]", "-", settings.app or socket.gethostname())[:60]
-        self.membership: Membership = Membership(self, link, registry, label=label, keepalive=settings.keepalive)
-        self.cancelling: Cancelling = Cancelling(self, link)
-        self.leader: Leader = Leader(self, link, registry, keepalive=settings.keepalive or DEFAULT_KEEPALIVE)
-        self._ticker = Ticker(self, link, registry, settings.schedules)
-        self._settler = Settler(
-            *(link, self.membership.settles, self.capacity.offer),
-            max_result=settings.max_payload,
-            onlooker=settings.onlooker,
-        )
-        self.capacity.offer_soon = self._settler.touch
-        self.strays: Strays = Strays(self, link, self._settler)
-        self._mapping = Mapping(self, link)
-        self.deadlines: Deadlines = Deadlines()
-        self._slots = Slots(self._run_ended, self._interrupted, self.deadlines)
-        self.stuck: Stuck = Stuck(self._served, self._slots, after=settings.stuck_after)
-        self._leaver = Leaving(self.membership, self._settler, self.stuck, self._served, self.spawn)
-        self._stations = Stations(settings, self.membership, self.capacity, self._leaver)
-        self.saying: Saying = Saying(link)
-        self._pacer = Pacer(self.capacity)
-        self.interrupt: KeyboardInterrupt | None = None
-        self.body: trio.CancelScope = trio.CancelScope()
-        self._unserved: set[str] = set()
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
 
-    # What it tells
+    def __repr__(self) -> str:
+        return f"<Peer {self.id!r}>"
 
     @property
     def id(self) -> str:
-        """The present worker id; another one after the peer was declared dead and joined again."""
-        registration = self.membership.registration
-        return "" if registration is None else registration.worker
+        """The worker id, as in ``mesh.workers()``. A peer that was declared dead joins again under a new id."""
+        return self._engine.id
 
-    @property
-    def leaving(self) -> bool:
-        """It claims nothing more, and gives up its queues."""
-        return self._stations.closed
+    async def serve(
+        self,
+        queue: str,
+        handler: Callable[[bytes], object],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+        **options: Unpack[HandlerOptions],
+    ) -> None:
+        """Run ``handler(task)`` for every task of a raw queue, until cancelled or until the peer has left.
 
-    @property
-    def app(self) -> str:
-        return self.settings.app
+        ``await nursery.start(partial(peer.serve, "q", handler))`` returns when the queue is subscribed. A handler that returns
+        has finished its task. If it raises, the task runs again after a backoff; at the 10th failure it moves to the dead-letter
+        queue (``queue.failed``). Raise `Retry` to choose the time, `Failure` to give up at once, and `Broken` for a payload that
+        cannot be decoded. If a worker dies, its tasks return to the front of the queue at once. A task moves to the
+        dead-letter queue when the third worker dies while running it.
 
-    @property
-    def block_limit(self) -> float:
-        return self.settings.block_limit
+        If you cancel the call, the peer leaves the queue: its handlers are cancelled, and their tasks return to the front without
+        counting a failure. A handler in a thread or on an asyncio loop that does not end within 5 s is left behind. It keeps its
+        task until it ends, or until the peer does.
+
+        Args:
+            queue: The name of the queue. A peer serves a queue once; of a queue with several shards it serves all.
+            handler: An async function, or a plain function, which runs in a thread. Cancelling a plain function has an effect
+                only when it calls ``worqr.current().check_cancelled()``.
+            task_status: Set by ``nursery.start``.
+            **options: See `HandlerOptions`.
+
+        Raises:
+            UsageError: The name is invalid, the handler is not callable, an option does not exist or is not valid, the peer
+                serves this queue already, or it has left.
+            RefusedByServer: The server rejected the request, for example for missing permissions.
+            Unavailable: The server did not reply within the mesh's `patience`.
+        """
+        if options.get("max_length") is not None:
+            raise UsageError("serve() takes no max_length: it bounds enqueues, so give it to @mesh.task or to enqueue")
+        if "shards" in options:
+            raise UsageError(
+                f"serve() takes no shards: say mesh.queue({queue!r}, shards=...), where it is enqueued too"
+            )
+        how = handling("serve", options)
+        how.check_failing(queue)
+        await self._engine.serving.serve(queue, handler, how, task_status=task_status)
+
+    def work(self, queue: str, *, retry: RetryPolicy | None = None) -> AbstractAsyncContextManager[Claims]:
+        """Return a block in which you take the tasks of a raw queue by hand, as `Claims`.
+
+        Tasks that are not settled when the block ends return to the front of the queue. worqr enforces no timeout here; use
+        ``trio.fail_after()``.
+
+        Args:
+            queue: The name of the queue. Of a queue with several shards, claims come from each shard in turn.
+            retry: The retry policy for claims that are retried, and for claims used as a block that raises.
+
+        Returns:
+            An async context manager, which gives the claims.
+
+        Raises:
+            UsageError: On entry: the name is invalid, the peer serves this queue already, or it has left.
+            RefusedByServer: On entry: the server rejected the request.
+            Unavailable: On entry: the server did not reply within the mesh's `patience`.
+        """
+        return self._engine.serving.work(queue, retry)
 
     def set_concurrency(self, n: int | Literal["auto"]) -> None:
-        """Change how many units of work the peer holds at once; with fewer, what runs goes on."""
-        self.capacity.set_concurrency(check_concurrency(n))
+        """Change how many units of work the peer runs at once. Tasks that run already are not affected.
+
+        Args:
+            n: At least 1; or ``"auto"``, which adapts to the load of the CPU and of the event loop.
+
+        Raises:
+            UsageError: `n` is neither.
+        """
+        self._engine.set_concurrency(n)
 
     def health(self) -> Health:
-        """How it stands, at once and without any I/O. Readiness depends on the server, liveness does not."""
-        registration = self.membership.registration
+        """Return the peer's health, without any I/O. `ready` depends on the server; `alive` does not."""
+        engine = self._engine
+        registration = engine.membership.registration
         lag = 0.0 if registration is None or registration.heart is None else registration.heart.lag
-        why = ""
-        if self.leaving:
-            why = "the peer is leaving"
-        elif registration is None or registration.dead:
-            why = "not registered: joining again"
-        elif not self.membership.beat_is_fresh():
-            why = "the server has not acknowledged a beat lately"
-        else:
-            deaf = [s.queue for s in self._stations if s.entered and not s.listening]
-            why = f"not subscribed to queue {deaf[0]!r}" if deaf else ""
+        why = _why_not_ready(engine)
         return Health(
-            alive=lag < self.settings.block_limit,
+            alive=lag < engine.settings.block_limit,
             ready=not why,
             why=why,
-            running=self.capacity.running,
-            room=max(0, self.capacity.room),
+            running=engine.capacity.running,
+            room=max(0, engine.capacity.room),
             loop_lag=lag,
         )
 
-    def queue_keys(self, queue: str) -> QueueKeys:
-        """The keys of a queue of this mesh."""
-        return QueueKeys.of(self.settings.prefix, queue)
-
-    async def shards_of(self, queue: str) -> tuple[QueueKeys, ...]:
-        """The keys of all shards of a queue of this mesh."""
-        keys, sharding = self.queue_keys(queue), self.settings.sharding
-        return (keys,) if sharding is None else await sharding.of(keys, declare=False)
-
-    def entered_stations(self) -> list[Station]:
-        """The queues it serves now."""
-        return [station for station in self._stations if station.entered and not station.left.is_set()]
-
-    def held_stations(self) -> list[Station]:
-        """The queues it serves now, and those where runs were left behind."""
-        return [*self.entered_stations(), *self._leaver.lingering]
-
-    def claims_of(self, name: str) -> set[int]:
-        """The claims of a queue that this peer knows of: they run (where the queue is served now, or where runs were left
-        behind), are on their way back, or the server has not accepted how they ended.
-        """
-        stations = [station for station in (*self._stations, *self._leaver.lingering) if station.name == name]
-        known = self.membership.settles.claims_of(name)
-        return known.union(*(station.running for station in stations), *(station.turned_away for station in stations))
-
-    def _served(self) -> list[Station]:
-        return list(self._stations)
-
-    # What its duties tell it
-
-    def _run_ended(self, context: Context, returned: bool, error: BaseException | None) -> None:
-        if error is not None:
-            error = error_of_run(context, error)
-        self._settler.ended(context, returned, error)
-        context._station.ended(context)
-        self._settler.touch()
-
-    def _interrupted(self, interrupt: KeyboardInterrupt) -> None:
-        """Ctrl-C arrived in a handler: end the block of `join`, which raises it once the peer has left."""
-        self.interrupt = interrupt
-        self.body.cancel()
-
-    def hear_of_waiting(self, queues: list[str]) -> None:
-        """A beat said which queues wait: a wake-up may have been lost."""
-        for queue in queues:
-            station = self._stations.get(queue)
-            if station is not None and station.entered:
-                station.look()
-            elif station is None and queue.startswith("{") and queue not in self._unserved:
-                self._look_at_unserved(queue)
-
-    def _look_at_unserved(self, name: str) -> None:
-        """A queue waits that is not served here. If it is a shard of one that is, this peer joined too early."""
-        queue = self.queue_keys(name).shown
-        if queue != name and self._stations.get(queue) is not None:
-            self._unserved.add(name)
-            text = (
-                "queue %(queue)r has shards that this worker does not serve, because it joined before they were declared: "
-                "restart it"
-            )
-            emit(logger, "shards.unserved", text, queue=queue)
-
-    def forget_claims(self, registration: Registration) -> None:
-        """A registration died: what ran under it is lost."""
-        self._settler.forget()
-        self.membership.settles.forget(registration)
-        for station in self._stations:
-            for context in tuple(station.running.values()):
-                if context._registration is registration:
-                    context._cancel("lost")
-
-    def describe_running(self) -> str:
-        """Which handler blocks the loop, for the log; called from the heart's thread."""
-        return self._slots.describe_blocking()
-
-    def spawn(self, task: Callable[[], Awaitable[Any]]) -> bool:
-        """Run something of ours behind the engine's shield; False if the engine does not run."""
-        if self._spawned is None:
-            return False
-        self._spawned.start_soon(task)
-        return True
-
-    # Its life
-
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """The engine: registers, then runs all duties until `leave` ends it. Started means registered and beating."""
-        if self.settings.sharding is not None:
-            await self.settings.sharding.learn()
-            await self.settings.sharding.declare()
-        await self.membership.register()
-        await self._ticker.declarer.declare()
-        with trio.CancelScope() as self._shield:
-            try:
-                async with trio.open_nursery() as nursery:
-                    self._spawned = nursery
-                    await nursery.start(self._slots.run_forever)
-                    await nursery.start(self._runners.run_forever)
-                    nursery.start_soon(self._settler.flush_forever)
-                    nursery.start_soon(self.membership.settles.try_again_forever)
-                    nursery.start_soon(self.deadlines.watch_forever)
-                    nursery.start_soon(self.stuck.watch_forever)
-                    nursery.start_soon(self.saying.send_forever)
-                    nursery.start_soon(self._pacer.pace_forever)
-                    nursery.start_soon(self.leader.lead_forever)
-                    nursery.start_soon(self.leader.sweeper.sweep_forever)
-                    nursery.start_soon(self.leader.scanner.scan_forever)
-                    nursery.start_soon(self.leader.promoter.promote_forever)
-                    nursery.start_soon(note_forever, self._link, self.membership.keys, self._served)
-                    if self.settings.onlooker is None:
-                        nursery.start_soon(self._ticker.tick_forever)
-                    nursery.start_soon(self.cancelling.reconcile_forever)
-                    nursery.start_soon(self.strays.look_forever)
-                    nursery.start_soon(self._mapping.map_forever)
-                    await trio.lowlevel.checkpoint_if_cancelled()  # before the shield: `join` may be cancelled already
-                    self._shield.shield = True
-                    task_status.started()
-            finally:
-                self._spawned = None
-
-    @asynccontextmanager
-    async def joined(self) -> AsyncGenerator[Peer]:
-        """The peer's whole life around the block of `join`; what it raises is the block's own error, never a group of ours."""
-        error: BaseException | None = None
-        try:
-            async with trio.open_nursery() as nursery:
-                try:
-                    await nursery.start(self.run)
-                    with self.body:
-                        yield self
-                        await self.drain()
-                except BaseException as raised:
-                    error = raised  # raised again below, once everything is given back
-                await self.leave()
-        except BaseExceptionGroup as group:
-            _, broken = group.split(trio.Cancelled)
-            if broken is None:
-                raise
-            error = our_own(broken)
-        if self.interrupt is not None:
-            raise self.interrupt
-        if error is not None:
-            raise error
-
     async def drain(self, grace: Seconds | None = None) -> None:
-        """Claim nothing more, let what runs end within `grace` seconds (default: that of join), give back the rest, and leave.
+        """Take no more tasks, wait for those that run, and leave all queues.
 
-        Back when all queues are left. Twice is harmless. Cancelling the call does not stop the leaving.
-        """
-        wait = self.settings.grace if grace is None else seconds(grace, "grace")
-        if not self.leaving:
-            text = "worker %(worker)s takes no more tasks, and leaves within %(grace)g s"
-            emit(logger, "drain", text, worker=self.id, grace=wait)
-        self._stations.closed = True
-        stations = list(self._stations)
-        for station in stations:
-            self._leaver.begin(station, wait)
-        with trio.move_on_after(wait):  # of several calls the one with the least patience wins
-            for station in stations:
-                await station.left.wait()
-        for station in stations:
-            station.hurry.set()
-        for station in stations:
-            await station.left.wait()
-        self._drained.set()
-        await trio.lowlevel.checkpoint()
+        Tasks that still run after `grace` are cancelled and return to their queues. If you call it more than once, the shortest
+        grace applies. Cancelling the call does not stop the leaving.
 
-    async def wait(self) -> None:
-        """Until the peer has drained.
+        Args:
+            grace: Seconds to wait, or a timedelta. Default: the `grace` of the join, 25 s.
 
         Raises:
-            UsageError: it would wait in vain: there is nothing that it serves, nor a schedule that it would tick.
+            UsageError: `grace` is negative, or not a number or timedelta.
         """
-        if self.settings.nothing and not self._drained.is_set():
-            with trio.move_on_after(SETTLE):
-                await self._stations.used.wait()
-            if not (self._stations.used.is_set() or self._drained.is_set()):
-                raise UsageError(
-                    f"this peer serves nothing: {self.settings.nothing}; import the module that declares them, or serve "
-                    "a queue with peer.serve() before peer.wait()"
-                )
-        await self._drained.wait()
+        await self._engine.drain(grace)
 
-    async def leave(self) -> None:
-        """The end of `join`: cancel and give back what still runs, then leave the registry, all within a deadline.
+    async def wait(self) -> None:
+        """Wait until the peer has drained.
 
-        But for handlers on the loop that ignore their cancellation: those keep it, and nobody in Trio can end them.
+        Raises:
+            UsageError: The peer has nothing to do: the mesh declares no function and no schedule, and no queue is served.
         """
-        with trio.CancelScope(shield=True):
-            for station in self._stations:
-                station.hurry.set()
-            await self.drain(0)
-            with trio.move_on_after(REST if self._leaver.heard else 0):
-                await self.leader.rest()
-            if self._leaver.holds_claims():
-                self.membership.vanish()
-            else:
-                await self.membership.unregister(LEAVE_PATIENCE if self._leaver.heard else AWAY_PATIENCE)
-            self._leaver.let_go()
-            if self._spawned is not None:
-                self._shield.cancel()
+        await self._engine.wait()
+
+
+def _why_not_ready(engine: Engine) -> str:
+    """Return why the peer is not ready to take tasks; empty if it is."""
+    registration = engine.membership.registration
+    if engine.leaving:
+        return "the peer is leaving"
+    if registration is None or registration.dead:
+        return "not registered: joining again"
+    if not engine.membership.beat_is_fresh():
+        return "the server has not acknowledged a beat lately"
+    deaf = [station.queue for station in engine.entered_stations() if not station.listening]
+    return f"not subscribed to queue {deaf[0]!r}" if deaf else ""

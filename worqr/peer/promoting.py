@@ -26,7 +26,7 @@ from worqr.peer.membership import LEASE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from worqr.peer.peer import Peer
+    from worqr.peer.engine import Engine
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ AGAIN = 1.0
 class Promoter:
     """The due times that this peer knows of while it leads. Changed only in the loop."""
 
-    def __init__(self, peer: Peer, link: Link, keys: RegistryKeys, missed: Callable[[], None]) -> None:
-        self._peer = peer
+    def __init__(self, engine: Engine, link: Link, keys: RegistryKeys, missed: Callable[[], None]) -> None:
+        self._engine = engine
         self._link = link
         self._keys = keys
         self._missed = missed
@@ -63,7 +63,7 @@ class Promoter:
 
     def _hear(self, _channel: str, message: bytes) -> None:
         ms, _, base = message.decode("utf-8", "replace").partition(" ")
-        stem = f"{self._peer.settings.prefix}:"
+        stem = f"{self._engine.settings.prefix}:"
         if ms.isdigit() and base.startswith(f"{stem}{{"):
             name = base[len(stem) :]
             self.expect(name[1:-1] if name.endswith("}") else name, int(ms) / 1000)
@@ -81,7 +81,7 @@ class Promoter:
             with trio.move_on_at(min(self._due.values(), default=math.inf)):
                 await self._earlier.wait()
                 continue
-            if self._peer.leader.leads:
+            if self._engine.leader.leads:
                 await self.promote_once()
             else:
                 self._due.clear()
@@ -97,7 +97,7 @@ class Promoter:
 
     async def _promote(self, queue: str) -> None:
         try:
-            _, next_in_ms = await self._link.call(ops.promote_due(self._peer.queue_keys(queue)), patience=LEASE)
+            _, next_in_ms = await self._link.call(ops.promote_due(self._engine.queue_keys(queue)), patience=LEASE)
         except Unavailable as error:
             emit(logger, "promote_due", "queue %(queue)r: trying again: %(error)s", queue=queue, error=str(error))
             self.expect(queue, AGAIN)

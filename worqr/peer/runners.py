@@ -127,7 +127,7 @@ def check_place(handler: Callable[..., object], runs_in: RunsIn | None) -> None:
     """Whether `handler` can run in such a place.
 
     Raises:
-        UsageError: it is a generator, which nobody runs; async, or not, when it should not be; not to be found by a process.
+        UsageError: it is a generator, which would never run; async, or not, when it should not be; not to be found by a process.
     """
     inner: Any = handler
     while isinstance(inner, partial):

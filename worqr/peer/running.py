@@ -3,7 +3,7 @@
 A slot parks between two runs and is woken with the next claim, which costs half of what spawning a task does. What a
 handler leaves behind stays inside: every run has its own cancel scope and its own copy of the context variables; a slot
 whose task was left with an open nursery or a broken stack of scopes is thrown away, and the nursery around each slot
-takes what that raises. `Slots` knows nothing of queues: whoever made it is told how each run ended.
+takes what that raises. `Slots` knows nothing of queues: it calls back when a run has ended.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.
@@ -183,7 +183,7 @@ class Slots:
                 raise
 
     def _tell_of_interrupt(self, error: BaseException) -> bool:
-        """Pass Ctrl-C on, if it is in `error`, to whoever ends the peer."""
+        """Pass Ctrl-C on, if it is in `error`, so that the peer ends."""
         if isinstance(error, BaseExceptionGroup):
             errors = cast("BaseExceptionGroup[BaseException]", error).exceptions
             return any(self._tell_of_interrupt(inner) for inner in errors)
@@ -209,7 +209,7 @@ class Slots:
     async def _run_until_odd(self, slot: _Slot, task: trio.lowlevel.Task) -> bool:
         """Run after run in one cancel scope, until one ends in another way than by returning; False if it corrupted the task.
 
-        A scope that nobody cancelled is as good as new: making one for each run would be a quarter of the cost of a run.
+        A scope that was not cancelled is as good as new: making one for each run would be a quarter of the cost of a run.
         """
         scope = trio.CancelScope()
         returned, error = False, None

@@ -32,7 +32,7 @@ SAY_EVERY = 0.1
 
 
 class Saying:
-    """What the runs of one peer said and nobody has sent yet. `says` is called from any thread, all else in the loop."""
+    """Progress of the runs of one peer that was not sent yet. `says` is called from any thread, all else in the loop."""
 
     def __init__(self, link: Link) -> None:
         self._link = link

@@ -1,8 +1,8 @@
 """Scanning: the leader's look at the queues, every 3 s, in a task of its own.
 
 It tells the beats which queues have tasks, in case a wake-up was lost; tells the promoter what is due; purges what was deleted;
-adopts workers that stand in a fence and in no registry; and forgets names that nobody uses. Which queues it looks at is
-for `KnownQueues` to say; `Unserved` logs those that have tasks and no worker. However long a scan takes, the leader's looks and
+adopts workers that stand in a fence and in no registry; and forgets names that are not used. `KnownQueues` decides which
+queues it looks at; `Unserved` logs those that have tasks and no worker. However long a scan takes, the leader's looks and
 sweeps go on.
 """
 
@@ -28,7 +28,7 @@ from worqr.peer.sweeping import NODE_PATIENCE
 from worqr.peer.unserved import Unserved
 
 if TYPE_CHECKING:
-    from worqr.peer.peer import Peer
+    from worqr.peer.engine import Engine
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -46,14 +46,14 @@ class Scanner:
 
     def __init__(
         self,
-        peer: Peer,
+        engine: Engine,
         link: Link,
         keys: RegistryKeys,
         *,
         leads: Callable[[], bool],
         expect: Callable[[str, float], None],
     ) -> None:
-        self._peer = peer
+        self._engine = engine
         self._link = link
         self._keys = keys
         self._leads = leads
@@ -143,7 +143,7 @@ class Scanner:
 
     async def _inspect(self, name: str, found: dict[str, Inspected]) -> None:
         try:
-            found[name] = await self._link.call(ops.inspect(self._peer.queue_keys(name)), patience=self._patience)
+            found[name] = await self._link.call(ops.inspect(self._engine.queue_keys(name)), patience=self._patience)
         except Unavailable as error:
             self._unreached.add(name)
             emit(logger, "leader", "queue %(queue)r was not scanned: %(error)s", queue=name, error=str(error))
@@ -157,7 +157,7 @@ class Scanner:
 
     async def _purge(self, name: str) -> None:
         try:
-            await self._link.call(ops.purge_queue(self._peer.queue_keys(name)), patience=self._patience)
+            await self._link.call(ops.purge_queue(self._engine.queue_keys(name)), patience=self._patience)
         except Unavailable as error:
             emit(logger, "purge_queue", "queue %(queue)r: trying again: %(error)s", queue=name, error=str(error))
         except WorqrError as error:
@@ -176,7 +176,7 @@ class Scanner:
         for queue, worker in fences:
             if worker in look.beats or worker in look.dying:
                 continue
-            again = await self._link.call(ops.inspect(self._peer.queue_keys(queue)), patience=self._patience)
+            again = await self._link.call(ops.inspect(self._engine.queue_keys(queue)), patience=self._patience)
             if worker in again.workers:
                 text = "worker %(worker)s serves queue %(queue)r but is not registered; its tasks are given back"
                 emit(logger, "adopt_worker", text, worker=worker, queue=queue)

@@ -7,7 +7,7 @@ up the others. Each claim keeps its outcome: a finish stays a finish, with its r
 
 Invariant: from `send` until the server accepts the settle, the claim is in `claims_of(name)`, or its registration is
 dead, or its queue was left (`drop`). So a claim that the server lists for this worker and that is neither running nor in
-`claims_of` is held by nobody. Settles are fenced by the claim, so sending one again is safe.
+`claims_of` is held by no worker. Settles are fenced by the claim, so sending one again is safe.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settling: how a claim ends, in batches, without holding a slot and without anybody waiting for it.
+"""Settling: how a claim ends, in batches. The run does not wait for it, and its slot is free.
 
 Finishes, and stops, of one turn of the loop are sent as one request per queue. Every settle carries its registration and
 is sent again, over lost connections and refusals, until the server accepts it or the worker id is dead (see `settles`). A
@@ -28,7 +28,8 @@ from worqr.peer.context import Context
 from worqr.peer.settles import Make, Settles
 from worqr.peer.task_log import log_failure, log_finished, log_late, log_timeout
 from worqr.policy import Failure, Verdict, judge
-from worqr.task import RemoteError, encode_json
+from worqr.remote import remote_error, told_error, with_stderr
+from worqr.task import encode_json
 
 if TYPE_CHECKING:
     from worqr.peer.claiming import Station
@@ -272,7 +273,7 @@ def encode_result(value: object, max_result: int) -> Result:
 
 def settle_call(context: Context, verdict: Verdict) -> Call[str]:
     """The call that ends a claim whose run raised."""
-    keys, worker, error = context._station.keys, context._registration.worker, RemoteError.of(verdict.error)
+    keys, worker, error = context._station.keys, context._registration.worker, remote_error(verdict.error)
     if verdict.kind != "retry":
         return ops.fail_task(keys, worker, context.fence, error, broken=verdict.kind == "broken")
     return ops.retry_task(
@@ -286,9 +287,9 @@ def settle_call(context: Context, verdict: Verdict) -> Call[str]:
 
 def timeout_call(context: Context, why: str, delay: float) -> Call[str]:
     """The call that ends a claim whose run took too long, and whose task is tried again after `delay` seconds."""
-    error = RemoteError.told("Timeout", why)
+    error = told_error("Timeout", why)
     if isinstance(context._value, LastWords):
-        error = error.with_stderr(context._value.stderr)
+        error = with_stderr(error, context._value.stderr)
     return ops.retry_task(
         *(context._station.keys, context._registration.worker, context.fence, error),
         counter="timeouts",

@@ -1,4 +1,4 @@
-"""The queues that a peer serves now: entering one for the length of a block, whoever dies or leaves meanwhile."""
+"""The queues that a peer serves now. `stationed` enters one for the length of a block; the worker id may change meanwhile."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Stations:
         self.closed: bool = False
         self._prefix = settings.prefix
         self._sharding = settings.sharding
-        self._membership = membership
-        self._capacity = capacity
+        self.membership: Membership = membership
+        self.capacity: Capacity = capacity
         self._leaver = leaver
         self._by_name: dict[str, Station] = {}
         self.used: trio.Event = trio.Event()
@@ -64,7 +64,7 @@ class Stations:
         here: list[Station] = []
         try:
             for station in stations:
-                self._capacity.add(station)
+                self.capacity.add(station)
                 self._by_name[station.name] = station
                 here.append(station)
             self.used.set()
@@ -80,7 +80,7 @@ class Stations:
                     self._leaver.begin(station, 0)
                 for station in here:
                     await station.left.wait()
-                    self._capacity.remove(station)
+                    self.capacity.remove(station)
                     del self._by_name[station.name]
 
     async def _enter_all(self, stations: Sequence[Station]) -> None:
@@ -107,9 +107,9 @@ class Stations:
 
     async def _enter(self, station: Station) -> None:
         while True:
-            registration = await self._membership.registered()
+            registration = await self.membership.registered()
             try:
-                await self._membership.enter(station, registration)
+                await self.membership.enter(station, registration)
             except ClaimLost:
                 continue
             return

@@ -23,8 +23,8 @@ from worqr.peer.in_step import next_step
 
 if TYPE_CHECKING:
     from worqr.peer.claiming import Station
+    from worqr.peer.engine import Engine
     from worqr.peer.membership import Registration
-    from worqr.peer.peer import Peer
     from worqr.peer.settling import Settler
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -35,8 +35,8 @@ LOOK_EVERY = 1.0
 class Strays:
     """Looks for them, for one peer. Changed only in the loop."""
 
-    def __init__(self, peer: Peer, link: Link, settler: Settler) -> None:
-        self._peer = peer
+    def __init__(self, engine: Engine, link: Link, settler: Settler) -> None:
+        self._engine = engine
         self._link = link
         self._settler = settler
         self._asking: set[Station] = set()
@@ -46,7 +46,7 @@ class Strays:
         """Until all is well on every queue, after each new connection."""
         while True:
             await next_step(LOOK_EVERY)
-            stations = self._peer.entered_stations()
+            stations = self._engine.entered_stations()
             self._seen = {station: seen for station, seen in self._seen.items() if station in stations}
             for station in stations:
                 station.looks_for_strays = station.compared_at != self._link.connections
@@ -85,9 +85,9 @@ class Strays:
             emit(logger, "list_own_claims", "queue %(queue)r: %(error)s", queue=station.queue, error=str(failure))
             return
         if held is None:
-            self._peer.membership.lost(registration, f"it was removed from the workers of queue {station.queue!r}")
+            self._engine.membership.lost(registration, f"it was removed from the workers of queue {station.queue!r}")
             return
-        strange = set(held) - self._peer.claims_of(station.name)
+        strange = set(held) - self._engine.claims_of(station.name)
         if not strange:
             station.compared_at = connections
         elif strays := strange & seen:

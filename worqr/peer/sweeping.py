@@ -23,7 +23,7 @@ from worqr.peer.complaints import Complaints
 from worqr.peer.membership import LEASE
 
 if TYPE_CHECKING:
-    from worqr.peer.peer import Peer
+    from worqr.peer.engine import Engine
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -41,8 +41,8 @@ LONGEST_PAUSE = 5.0
 class Sweeper:
     """Sweeps workers while this peer leads. Changed only in the loop."""
 
-    def __init__(self, peer: Peer, link: Link, keys: RegistryKeys, leads: Callable[[], bool]) -> None:
-        self._peer = peer
+    def __init__(self, engine: Engine, link: Link, keys: RegistryKeys, leads: Callable[[], bool]) -> None:
+        self._engine = engine
         self._link = link
         self._keys = keys
         self._leads = leads
@@ -155,7 +155,7 @@ class Sweeper:
         """One queue of a dead worker. A queue that cannot be reached, its node being away, keeps no other waiting."""
         if self._away.get(queue, 0.0) > time.monotonic():
             return
-        keys, given, aside = self._peer.queue_keys(queue), 0, 0
+        keys, given, aside = self._engine.queue_keys(queue), 0, 0
         try:
             while True:
                 step = await self._link.call(ops.fail_worker(keys, worker), patience=self._patience)

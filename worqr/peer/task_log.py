@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Final
 from worqr.log_events import ExcInfo, emit_fields
 from worqr.peer.context import Context
 from worqr.policy import Broken, ChildError, Failure, Retry, Verdict
-from worqr.task import RemoteError, from_ms
+from worqr.records import RemoteError
+from worqr.task import from_ms
 from worqr.tracebacks import one_line, shortened, text_of, users_traceback
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def _late(context: Context) -> float:
 
 
 def log_failure(context: Context, verdict: Verdict) -> None:
-    """Log how a run ended that raised, and what comes next; with a traceback only of what nobody raised on purpose."""
+    """Log how a run ended that raised, and what comes next; with a traceback only of errors that were not raised on purpose."""
     error, policy = verdict.error, context._policy
     if isinstance(error, Broken):
         _log_broken(context, error)

@@ -66,7 +66,7 @@ class Threads:
 
 
 def refuse_awaitable(handler: object, result: object) -> object:
-    """`result`, unless it is something that nobody has run yet."""
+    """Return `result`, unless it is a coroutine or generator that was never run."""
     if inspect.iscoroutine(result):
         result.close()
     if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):

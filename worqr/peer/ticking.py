@@ -5,9 +5,9 @@ at most every 20 ms. For each it decides what to fire (`worqr.cron.judge`), enqu
 its nominal time, and then notes the new cursor together with the next look: compared and set. If the leader dies in between, or
 another one believes that it leads, nothing is enqueued twice, and what was not noted is judged again.
 
-Server clocks jump. What can fire twice and what cannot is told in docs/reference/schedules.md; the rules are in `worqr.cron.judge`,
-`fire_schedule` and `rewind_schedules`. How long nobody has declared a schedule is not measured by that clock but by the time for
-which the mesh was led, which the leaders add up.
+Server clocks jump. docs/reference/schedules.md says what can fire twice and what cannot; the rules are in
+`worqr.cron.judge`, `fire_schedule` and `rewind_schedules`. The time for which no peer has declared a schedule is not
+measured by that clock, but by the time for which the mesh was led, which the leaders add up.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from worqr.peer.sweeping import NODE_PATIENCE
 from worqr.shards import shard_of
 
 if TYPE_CHECKING:
-    from worqr.peer.peer import Peer
+    from worqr.peer.engine import Engine
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -61,9 +61,9 @@ BUSY_FIRST_MS, BUSY_MOST_MS = 20, 500
 class Ticker:
     """Ticks all schedules while the peer leads, and keeps its own declared. Changed only in the loop."""
 
-    def __init__(self, peer: Peer, link: Link, keys: RegistryKeys, declared: Mapping[str, Definition]) -> None:
-        self.declarer: Declarer = Declarer(peer, link, keys, declared)
-        self._peer = peer
+    def __init__(self, engine: Engine, link: Link, keys: RegistryKeys, declared: Mapping[str, Definition]) -> None:
+        self.declarer: Declarer = Declarer(engine, link, keys, declared)
+        self._engine = engine
         self._link = link
         self._keys = keys
         self._patience = NODE_PATIENCE if link.settings.clustered else LEASE
@@ -86,7 +86,7 @@ class Ticker:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.declarer.declare_forever)
             while True:
-                if self._peer.leader.leads:
+                if self._engine.leader.leads:
                     until = await self._tick_or_complain()
                     await trio.sleep(max(0.0, until - trio.current_time()))
                     continue
@@ -149,7 +149,7 @@ class Ticker:
         emit(logger, "rewind_schedules", text, count=rewound)
 
     async def _drop(self, now: float) -> None:
-        """Forget what nobody declares any more."""
+        """Forget schedules that no peer declares any more."""
         if now - (self._leads_since or now) < LED_BEFORE_DROPPING:
             return
         while names := await self._link.call(ops.drop_schedules(self._keys, UNSEEN_MS), patience=LEASE):
@@ -170,7 +170,7 @@ class Ticker:
         except (
             WorqrError,
             ArithmeticError,
-        ) as error:  # a time that no calendar has: nobody else's schedule must suffer
+        ) as error:  # a time that no calendar has must not affect other schedules
             text = "schedule %(schedule)r cannot be fired, trying again: %(error)s"
             self._complaints.error(row.name, "fire_schedule", text, schedule=row.name, error=str(error))
             tick = None
@@ -219,7 +219,7 @@ class Ticker:
         self, definition: Definition, nominals: Sequence[int], now: int
     ) -> tuple[Sequence[int], int | None]:
         """Enqueue these firings in their order, as far as possible; returns those still owed, and the last that was enqueued."""
-        keys, fired = shard_of(await self._peer.shards_of(definition.queue), definition.job), None
+        keys, fired = shard_of(await self._engine.shards_of(definition.queue), definition.job), None
         for n, nominal in enumerate(nominals):
             call = ops.fire_schedule(
                 *(keys, definition.name, nominal),
@@ -257,7 +257,7 @@ async def all_schedules(
 
 
 def schedule_of(row: ScheduleRow, now: int) -> Schedule:
-    """What people want to know of a schedule. One that cannot be read, and that nobody fires, looks overdue."""
+    """Return a schedule as users see it. One that cannot be read is not fired, so it looks overdue."""
     following = row.next
     if following is None or row.paused:
         try:

@@ -36,18 +36,22 @@ __all__ = [
 
 
 class OpenBench(Protocol):
-    """What the fixtures ``worqr_bench`` and ``worqr_asyncio_bench`` give: puts a mesh on a bench until the test ends. The
-    arguments are those of `bench`.
+    """The type of the fixtures ``worqr_bench`` and ``worqr_asyncio_bench``: call it to put a mesh on a bench until the test
+    ends.
     """
 
-    async def __call__(self, mesh: Mesh[Any], *, url: str | None = None, now: datetime | None = None) -> Bench: ...
+    async def __call__(self, mesh: Mesh[Any], *, url: str | None = None, now: datetime | None = None) -> Bench:
+        """Put a mesh on a bench; see `bench`."""
+        ...
 
 
 class OpenBlockingBench(Protocol):
-    """What the fixture ``worqr_blocking_bench`` gives: puts a mesh on a bench until the test ends, as `blocking_bench`."""
+    """The type of the fixture ``worqr_blocking_bench``: call it to put a mesh on a bench until the test ends."""
 
-    def __call__(self, mesh: Mesh[Any], *, url: str | None = None, now: datetime | None = None) -> BlockingBench: ...
+    def __call__(self, mesh: Mesh[Any], *, url: str | None = None, now: datetime | None = None) -> BlockingBench:
+        """Put a mesh on a bench; see `blocking_bench`."""
+        ...
 
 
 Record = Callable[[Mesh[Any]], Sent]
-"""What the fixture ``worqr_recording`` gives: records what is sent until the test ends."""
+"""The type of the fixture ``worqr_recording``: call it to record what is sent until the test ends."""

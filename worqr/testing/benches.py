@@ -16,9 +16,11 @@ from typing import Any, Final, TypeVar, Unpack, overload
 
 import trio
 
+from worqr.client import Client
 from worqr.connecting import Connection, Connections
 from worqr.errors import UsageError
 from worqr.function import Call, Function
+from worqr.inside import client_of
 from worqr.job import Job
 from worqr.keys import RegistryKeys
 from worqr.link import Link, LinkSettings, loop_here, loop_name_here, mailbox_here
@@ -43,14 +45,18 @@ CLEAN_WITHIN: Final = 5.0
 
 
 class Bench:
-    """A mesh on a bench. Made by `bench`; used in the loop, by one task. On asyncio the bench itself runs in another thread."""
+    """A mesh on a test server, with a clock that you can move; `bench` makes it.
+
+    Use it in one task of the loop in which it was made.
+    """
 
     def __init__(self, mesh: Mesh[Any], sent: Sent, errors: list[BaseException]) -> None:
         self._mesh = mesh
         self._sent = sent
         self._errors = errors
         self._keys = RegistryKeys(mesh.prefix)
-        self._clock = Clock(mesh.link, self._keys)
+        self._client = client_of(mesh)
+        self._clock = Clock(self._client.link, self._keys)
         self._firing = Firing(mesh)
 
     @overload
@@ -58,39 +64,42 @@ class Bench:
     @overload
     def sent(self, fn: str) -> list[Call[Any]]: ...
     def sent(self, fn: Function[..., Any] | str) -> list[Call[Any]]:
-        """The calls of a function (or of its name) that were enqueued or dispatched on this bench, in order.
+        """Return the calls of a function that were enqueued or dispatched on this bench, in order.
 
-        They are equal to what ``fn.call(...)`` makes of the same arguments, whatever the options. Those that have run and those
-        that handlers sent are among them; firings of schedules, and what was sent to the raw queue, are not.
+        They are equal to what ``fn.call(...)`` returns for the same arguments, whatever the options. Calls that have run and
+        calls that handlers sent are included; firings of schedules and raw tasks are not.
+
+        Args:
+            fn: The function, or its name.
         """
         return self._sent.calls(fn)
 
     async def run_until_empty(
         self, *, scheduled: bool = False, raise_errors: bool = True, **options: Unpack[JoinOptions]
     ) -> Summary:
-        """Join as a peer that serves all functions of the mesh, run until nothing waits or runs any more, and leave.
+        """Run the functions of the mesh until no task waits or runs any more.
 
-        Meanwhile the clock of the mesh stands still: what is not due when it begins stays, retries with a backoff among it.
-        Queues that nobody serves, and paused ones, do not count; those that peers of the test serve do.
+        The clock of the mesh stands still meanwhile: tasks that are scheduled for later stay, retries with a backoff
+        included. Queues that no worker serves, and paused queues, do not count; queues that peers of the test serve do.
+        Failure handlers are not counted in `Summary`, but their exceptions propagate to the test. If you cancel the call,
+        running tasks return to their queues.
 
         Args:
-            scheduled: run what is scheduled for later as well: when nothing waits, the clock is moved to the next due time, until
-                nothing is scheduled. Schedules do not fire by that.
-            raise_errors: raise what handlers raised, unless it is `Retry`: when nothing waits or runs any more, and before the
-                clock is moved, so that an error ends the run at its first try. Several errors are an ExceptionGroup. A run
-                that took too long is a TimeoutError. False: errors are only counted.
-            options: as for ``mesh.join``: with ``concurrency=1`` tasks run one after the other, with ``only=["shop.*"]`` these
-                functions alone.
+            scheduled: Run scheduled tasks too: when no task waits, move the clock to the next due time, until none is
+                scheduled. Schedules do not fire.
+            raise_errors: Raise what handlers raised, except `Retry`, when no task waits or runs any more. This is before the
+                clock is moved, so an error ends the call at its first try. Several errors are an ExceptionGroup; a run that
+                took too long is a TimeoutError. False: only count errors.
+            **options: See `JoinOptions`: with ``concurrency=1`` tasks run one after the other, ``only=["shop.*"]`` selects
+                functions.
 
         Returns:
-            How many finished, failed, were retried and cancelled, in this run.
+            The number of tasks that finished, failed, were retried and cancelled, in this call.
 
         Raises:
-            Whatever handlers raised: the object itself, with its traceback; of a handler in a process of its own, an error with
-                the name and the text of what was raised there.
-            UsageError: over 1,000 due times one after the other.
-
-        Cancelling it cancels what runs; its tasks go back to the front.
+            Exception: What handlers raised: the exception itself, with its traceback. For a handler in a process, an error
+                with the name and text of that exception.
+            UsageError: There were more than 1,000 due times one after the other.
         """
         self._errors.clear()
         run = Run(self._mesh, self._clock, self._firing, options)
@@ -100,19 +109,24 @@ class Bench:
         return summary
 
     async def advance(self, seconds: Seconds) -> None:
-        """Let time pass for the mesh: what is due by then is put in line, results and ids taken by ``unique_for`` end, tasks
-        expire, schedules fire. Nothing runs before the next `run_until_empty`, and no peer or handler sees its own clock move.
+        """Move the clock of the mesh: scheduled tasks become due, results and reserved ids end, tasks expire, schedules fire.
+
+        No task runs before the next `run_until_empty`. Peers and handlers do not see their own clock move. A daily schedule
+        fires once if you advance by a day. A schedule with ``overlap="skip"`` fires once, however many firings pass, because
+        no task runs in between.
 
         Args:
-            seconds: or a timedelta. Letting a day pass fires a daily schedule once; one with ``overlap="skip"`` has one
-                firing however many passed, because nothing ran in between.
+            seconds: Seconds, or a timedelta.
+
+        Raises:
+            UsageError: `seconds` is not valid.
         """
         ms = round(seconds_of(seconds, "seconds of advance") * 1000)
         await self._clock.move(ms)
         await self._firing.advance(ms)
-        await promote(self._mesh, await look(self._mesh))
+        await promote(self._client, await look(self._client))
 
-    async def begin(self, now: datetime | None) -> None:
+    async def _begin(self, now: datetime | None) -> None:
         """Set the clock; firings of schedules count from then on."""
         if now is not None:
             await self._clock.begin_at(to_ms(now, "now of bench"))
@@ -137,10 +151,10 @@ class BenchConnections(Connections):
         super().__init__()
         self._kept: list[Connection] = []
 
-    async def keep(self, mesh: Mesh[Any]) -> None:
+    async def keep(self, client: Client) -> None:
         """Connect the running loop until `end_kept`."""
         loop = loop_here()
-        connection = self._by_loop.get(loop) or await self._make(mesh, loop)
+        connection = self._by_loop.get(loop) or await self._make(client, loop)
         connection.users += 1
         self._kept.append(connection)
         await connection.link.wait_ready()
@@ -161,59 +175,58 @@ class BenchConnections(Connections):
 class BenchSender(Sender):
     """Sends, and notes what was sent."""
 
-    def __init__(self, mesh: Mesh[Any], sent: Sent) -> None:
-        super().__init__(mesh)
+    def __init__(self, client: Client, sent: list[Call[Any]]) -> None:
+        super().__init__(client)
         self._sent = sent
 
     async def enqueue(self, call: Call[Any]) -> None:
         """As `Sender.enqueue`."""
         await super().enqueue(call)
-        self._sent.note(call)
+        self._sent.append(call)
 
     async def dispatch(self, call: Call[R]) -> Job[R]:
         """As `Sender.dispatch`."""
         job = await super().dispatch(call)
-        self._sent.note(call)
+        self._sent.append(call)
         return job
 
     async def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
         """As `Sender.enqueue_many`."""
         sent = list(calls)
         stored = await super().enqueue_many(sent)
-        self._note_all(sent)
+        self._sent.extend(sent)
         return stored
 
     async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
         """As `Sender.dispatch_many`."""
         sent = list(calls)
         jobs = await super().dispatch_many(sent)
-        self._note_all(sent)
+        self._sent.extend(sent)
         return jobs
-
-    def _note_all(self, calls: Iterable[Call[Any]]) -> None:
-        for call in calls:
-            self._sent.note(call)
 
 
 def bench(
     mesh: Mesh[Any], *, url: str | None = None, now: datetime | None = None
 ) -> AbstractAsyncContextManager[Bench]:
-    """Put the application's own mesh on a bench, connected, for the length of a block, under Trio or asyncio.
+    """Put the application's own mesh on a test server for the length of a block, connected, under Trio or asyncio.
 
-    Its functions, queues and jobs then live under a prefix of the bench's own, whose keys are deleted in the end, however the
-    block ends. One server serves all benches of a process: the first starts it, in a tenth of a second; all others take 4 ms.
-
-    Under Trio the handlers run on the loop of the test. Under asyncio they run in other threads, also those with
-    ``runs_in="asyncio"``. In a test without an event loop use `blocking_bench`.
+    Its functions, queues and jobs then have a prefix of their own; all keys are deleted at the end of the block. One server
+    serves all benches of a process: the first starts it, in a tenth of a second; the others take 4 ms. Under Trio, handlers
+    run on the loop of the test. Under asyncio, they run in other threads, also those with ``runs_in="asyncio"``. In a test
+    without an event loop, use `blocking_bench`.
 
     Args:
-        mesh: any mesh, as it is declared; where it would connect to does not matter.
-        url: the server; default: ``$WORQR_TEST_URL``, else an embedded one (``pip install 'worqr[embedded]'``).
-        now: an aware datetime at which the clock of the bench begins, for tests of schedules; default: what time it is.
+        mesh: Any mesh. The server that it would connect to does not matter.
+        url: The server. Default: ``$WORQR_TEST_URL``, else an embedded one (``pip install 'worqr[embedded]'``).
+        now: A timezone-aware datetime at which the clock of the bench begins, for tests of schedules. Default: the present
+            time.
+
+    Returns:
+        An async context manager, which gives the bench.
 
     Raises:
-        UsageError: `mesh` is connected, on a bench or recording already; there is no server program; `now` has no timezone; no
-            event loop runs.
+        UsageError: The mesh is connected, on a bench or recording already, no server program is installed, `now` has no
+            timezone, or no event loop runs.
     """
     match loop_name_here():
         case "Trio":
@@ -233,7 +246,7 @@ def bench(
 async def bench_on_trio(mesh: Mesh[Any], *, url: str | None, now: datetime | None) -> AsyncGenerator[Bench]:
     """As `bench`, on the running Trio loop."""
     url = url or os.environ.get(SERVER) or (await trio.to_thread.run_sync(kept_server)).url
-    sent, errors = Sent(), list[BaseException]()
+    sent, errors = list[Call[Any]](), list[BaseException]()
 
     def look_on(context: Context, error: BaseException) -> None:
         if not _is_planned(context, error):
@@ -243,21 +256,21 @@ async def bench_on_trio(mesh: Mesh[Any], *, url: str | None, now: datetime | Non
 
     with staged(
         mesh,
-        sender=BenchSender(mesh, sent),
+        sender=BenchSender(client_of(mesh), sent),
         connections=BenchConnections(),
         url=url,
         prefix=f"bench{secrets.token_hex(6)}",
         onlooker=look_on,
     ):
         async with mesh.connect():
-            made = Bench(mesh, sent, errors)
+            made = Bench(mesh, Sent(sent), errors)
             try:
-                await made.begin(now)
+                await made._begin(now)  # pyright: ignore[reportPrivateUsage]
                 yield made
             finally:
                 with trio.CancelScope(shield=True), trio.move_on_after(CLEAN_WITHIN):
                     await trio.to_thread.run_sync(mesh.blocking.close)
-                    await delete_keys(mesh.link, RegistryKeys(mesh.prefix))
+                    await delete_keys(client_of(mesh).link, RegistryKeys(mesh.prefix))
 
 
 def _is_planned(context: Context, error: BaseException) -> bool:

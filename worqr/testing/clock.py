@@ -2,7 +2,7 @@
 
 The scripts of a bench are the same as everybody's, but that they ask a function of ours where the others ask ``TIME``. How
 the clock is set lies in a key of the bench's prefix, of which no other script knows. Keys expire by the server's own clock,
-which nobody moves: those whose end a user can see (results, ids taken by ``unique_for``) are made to expire earlier.
+which does not move: those whose end a user can see (results, ids taken by ``unique_for``) are made to expire earlier.
 """
 
 from __future__ import annotations

@@ -41,11 +41,11 @@ class _Nowhere:
 
 
 class DirectContext(Context):
-    """What ``worqr.current()`` answers inside `context`.
+    """What ``worqr.current()`` returns inside `context`.
 
     Attributes:
-        reported: what the handler said with ``progress``, in order: how far, and the message.
-        extended: what it gave to ``extend``, in seconds.
+        reported: What the handler reported with `progress`, in order: the number and the message.
+        extended: What it passed to `extend`, in seconds.
     """
 
     def __init__(self, entry: list[bytes], state: object) -> None:
@@ -56,11 +56,18 @@ class DirectContext(Context):
         self.extended: list[float] = []
 
     def extend(self, seconds: Seconds) -> None:
-        """Note it; this run has no deadline."""
+        """Add the seconds to `extended`; this run has no deadline.
+
+        Args:
+            seconds: More than 0, or a timedelta.
+
+        Raises:
+            UsageError: `seconds` is not valid.
+        """
         self.extended.append(seconds_of(seconds, "seconds of extend", positive=True))
 
     def check_cancelled(self) -> None:
-        """Raise ``trio.Cancelled`` in a thread of ``trio.to_thread`` whose scope the test has cancelled; else do nothing."""
+        """Raise ``trio.Cancelled`` in a thread of ``trio.to_thread`` that the test has cancelled; else do nothing."""
         if not trio.lowlevel.in_trio_task():
             try:
                 trio.from_thread.check_cancelled()
@@ -77,20 +84,23 @@ def context(
     meta: Mapping[str, str] | None = None,
     state: Any = None,
 ) -> Generator[DirectContext]:
-    """Make ``worqr.current()`` work inside the block, for calling a handler directly, without a mesh or a server.
+    """Make ``worqr.current()`` work inside the block, to call a handler directly, without a mesh or a server.
 
-    The run that it tells of is one of a queue ``test`` with the default policy; nobody settles or cancels it. Child tasks and
-    the threads of ``trio.to_thread`` see it as well.
+    The run is of a queue ``test`` with the default retry policy. It is not settled, and not cancelled. Child tasks and
+    threads of ``trio.to_thread`` see it too.
 
     Args:
-        id: the job's id.
-        task: the payload.
-        failures: how often it failed before; 9 makes this the last attempt.
-        meta: what the dispatch sent along.
-        state: what the mesh's lifespan would have given.
+        id: The job's id.
+        task: The payload.
+        failures: The number of earlier failures; 9 makes this the last attempt.
+        meta: The `meta` of the dispatch.
+        state: The value that the mesh's lifespan would yield.
+
+    Yields:
+        DirectContext: The run.
 
     Raises:
-        UsageError: what no dispatch could have sent.
+        UsageError: An argument is not valid.
     """
     if isinstance(failures, bool) or not isinstance(failures, int) or failures < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"failures must be a whole number, at least 0, not {failures!r}")

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from worqr import ops
 from worqr.cron import Definition, Plan, jitter_ms
+from worqr.inside import client_of, declarations_of
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.mesh import Mesh
 from worqr.ops.replies import in_pieces
@@ -24,7 +25,8 @@ class Firing:
     """Fires the schedules of one bench. Changed only in the loop."""
 
     def __init__(self, mesh: Mesh[Any]) -> None:
-        self._mesh = mesh
+        self._client = client_of(mesh)
+        self._declarations = declarations_of(mesh)
         self._keys = RegistryKeys(mesh.prefix)
         self._now = 0
         self._owed: dict[str, list[int]] = {}
@@ -37,11 +39,11 @@ class Firing:
     async def advance(self, ms: int) -> None:
         """Let so much time pass: enqueue what fires meanwhile, in the order of its nominal times."""
         since, self._now = self._now, self._now + ms
-        declared = self._mesh.declared_schedules
+        declared = self._declarations.schedules
         if not declared:
             return
         await self._declare()
-        rows = {row.name: row for row in (await all_schedules(self._mesh.ask, self._keys))[0]}
+        rows = {row.name: row for row in (await all_schedules(self._client.ask, self._keys))[0]}
         plans = {name: Plan(each) for name, each in declared.items() if name in rows and not rows[name].paused}
         fired: dict[str, int] = {}
         firings = [(at, name) for name, plan in plans.items() for at in _between(plan, since, self._now)]
@@ -52,23 +54,25 @@ class Firing:
         for name, nominal in fired.items():
             following = plans[name].next_after(self._now)
             tick = ops.Tick(rows[name], nominal, following, following, fired=nominal)
-            await self._mesh.ask(ops.tick_schedules(self._keys, [tick]))
+            await self._client.ask(ops.tick_schedules(self._keys, [tick]))
 
     async def _declare(self) -> None:
-        pairs = [(each.name, each.encode()) for each in self._mesh.declared_schedules.values()]
+        pairs = [(each.name, each.encode()) for each in self._declarations.schedules.values()]
         for page in in_pieces(
             pairs, lambda pair: len(pair[1]), most=ops.SCHEDULES_AT_ONCE, most_bytes=ops.SCHEDULES_BYTES
         ):
-            await self._mesh.ask(ops.declare_schedules(self._keys, page, replace=True))
+            await self._client.ask(ops.declare_schedules(self._keys, page, replace=True))
 
     async def fire_owed(self) -> bool:
         """Enqueue the firings that wait for the end of one before, as far as that is over; False: there were none."""
-        fired = [await self._fire(self._mesh.declared_schedules[name]) for name in tuple(self._owed)]
+        fired = [await self._fire(self._declarations.schedules[name]) for name in tuple(self._owed)]
         return any(fired)
 
     async def _fire(self, definition: Definition) -> bool:
         """Enqueue what is owed of one schedule, as far as possible; True if anything was."""
-        keys = await self._mesh.sharding.by_id(QueueKeys(self._mesh.prefix, definition.queue), definition.job)
+        keys = await self._client.sharding.by_id(
+            QueueKeys(self._client.settings.prefix, definition.queue), definition.job
+        )
         owed, fired = self._owed.pop(definition.name), False
         for n, nominal in enumerate(owed):
             call = ops.fire_schedule(
@@ -78,7 +82,7 @@ class Firing:
                 overlap=definition.overlap,
                 task=definition.task,
             )
-            word = await self._mesh.link_to(keys.name).call(call)
+            word = await self._client.link_to(keys.name).call(call)
             if word == "busy":
                 self._owed[definition.name] = owed[n:][-MAX_OWED:]
                 break

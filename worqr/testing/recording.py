@@ -1,4 +1,7 @@
-"""Recording what would be sent, without a server: for tests of code that enqueues, and does not care what becomes of it."""
+"""Recording what would be sent, without a server: for tests of code that only enqueues."""
+
+# The private fields of Call are hidden from users, not from the sender.
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -7,54 +10,69 @@ from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from typing import Any, TypeVar, cast
 
+from worqr.client import Client
 from worqr.connecting import Connection, Connections
 from worqr.errors import NoResult, UsageError
 from worqr.function import Call
+from worqr.inside import client_of
 from worqr.job import Job
 from worqr.keys import QueueKeys
 from worqr.mesh import Mesh
+from worqr.records import CancelCount, Status
 from worqr.sending import Sender
-from worqr.task import CancelCount, Seconds, Status
+from worqr.task import Seconds
 from worqr.testing.staging import Sent, staged
 
 R = TypeVar("R")
 
 
 class RecordedJob(Job[R]):
-    """The handle of a job that was never sent: it waits for ever."""
+    """The handle of a job that was recorded and never sent."""
 
     __slots__ = ()
 
     async def status(self) -> Status:
-        """Waiting."""
+        """Return the state ``waiting``."""
         return Status("waiting", worker=None, since=None, run_at=None, progress=None, message="", failures=0)
 
     async def result(self, timeout: Seconds | None = None) -> R:
-        """Raise NoResult, at once."""
+        """Raise `NoResult`.
+
+        Args:
+            timeout: Ignored.
+
+        Raises:
+            NoResult: Always, and at once.
+        """
         raise NoResult(f"{self!r} was recorded and never sent: to see it run, use worqr.testing.bench")
 
     async def cancel(self, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
-        """Answer what cancelling a waiting job does; it stays among what was sent."""
+        """Return what cancelling a waiting job returns. The call stays in the recording.
+
+        Args:
+            reason: Ignored.
+            wait: Ignored.
+        """
         return CancelCount(waiting=1, running=0, acknowledged=0)
 
 
 class RecordingSender(Sender):
-    """Notes calls instead of sending them. Its coroutines never wait, so that whoever has no loop can step through them."""
+    """Notes calls instead of sending them. Its coroutines never wait, so they run without an event loop too."""
 
-    def __init__(self, mesh: Mesh[Any], sent: Sent) -> None:
-        super().__init__(mesh)
+    def __init__(self, client: Client, sent: list[Call[Any]]) -> None:
+        super().__init__(client)
         self._sent = sent
         self._ids = count(1)
 
     async def enqueue(self, call: Call[Any]) -> None:
         """Note a call."""
-        self._sent.note(call)
+        self._sent.append(call)
 
     async def dispatch(self, call: Call[R]) -> Job[R]:
-        """Note a call; answers a handle that knows nothing."""
-        self._sent.note(call)
-        name = cast("str", call.options.get("id") or f"@{next(self._ids)}")
-        return RecordedJob(self._mesh, QueueKeys(self._mesh.prefix, call.queue), name, outcome="created")
+        """Note a call, and return a handle of it."""
+        self._sent.append(call)
+        name = cast("str", call._options.get("id") or f"@{next(self._ids)}")
+        return RecordedJob(self._client, QueueKeys(self._client.settings.prefix, call.queue), name, outcome="created")
 
     async def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
         """Note calls."""
@@ -64,7 +82,7 @@ class RecordingSender(Sender):
         return len(noted)
 
     async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
-        """Note calls; answers their handles."""
+        """Note calls, and return their handles."""
         return [await self.dispatch(call) for call in calls]
 
 
@@ -78,22 +96,28 @@ class NoConnections(Connections):
         )
 
     @asynccontextmanager
-    async def open(self, mesh: Mesh[Any]) -> AsyncGenerator[None]:
+    async def open(self, client: Client) -> AsyncGenerator[None]:
         """Nothing, whatever loop runs."""
         yield
 
 
 @contextmanager
 def recording(mesh: Mesh[Any]) -> Generator[Sent]:
-    """Record what is sent through the functions of `mesh` inside the block: nothing is sent, and no server is needed.
+    """Record what is sent through the functions of a mesh inside the block. Nothing is sent, and no server is needed.
 
-    Enqueues and dispatches, one or many, are noted, and ``mesh.connect()`` connects to nothing. Arguments are checked as always.
-    A dispatch answers a handle of a job that waits for ever: its ``result()`` raises `NoResult` at once. What is not sent through
-    a function needs a server, and raises UsageError.
+    Enqueues and dispatches are recorded, one or many, and ``mesh.connect()`` connects to nothing. Arguments are checked. A
+    dispatch returns the handle of a job that waits: its ``result()`` raises `NoResult` at once. Calls that do not go through
+    a function need a server, and raise UsageError.
+
+    Args:
+        mesh: Any mesh.
+
+    Yields:
+        Sent: The calls.
 
     Raises:
-        UsageError: `mesh` is connected, on a bench, or recording already.
+        UsageError: The mesh is connected, on a bench, or recording already.
     """
-    sent = Sent()
-    with staged(mesh, sender=RecordingSender(mesh, sent), connections=NoConnections()):
-        yield sent
+    sent: list[Call[Any]] = []
+    with staged(mesh, sender=RecordingSender(client_of(mesh), sent), connections=NoConnections()):
+        yield Sent(sent)

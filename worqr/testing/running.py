@@ -16,7 +16,9 @@ from typing import Any, Final
 import trio
 
 from worqr import ops
+from worqr.client import Client
 from worqr.errors import UsageError
+from worqr.inside import client_of, declared_of, engine_of
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.log_events import emit
 from worqr.mesh import Mesh
@@ -42,19 +44,17 @@ Seen = dict[str, Inspected]
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What became of the tasks of a run; those of failure handlers do not count.
-
-    Attributes:
-        finished: runs that ended well.
-        failed: tasks that were set aside: failed or broken for good, timed out or stalled too often, or expired.
-        retried: runs after which the task is tried again, now or later.
-        cancelled: tasks that were cancelled meanwhile.
-    """
+    """The number of tasks by result, of one ``run_until_empty()``. Runs of failure handlers are not counted."""
 
     finished: int
+    """Runs that returned."""
     failed: int
+    """Tasks that moved to the dead-letter queue: they failed, could not be decoded, timed out or stalled too often, or expired.
+    """
     retried: int
+    """Runs after which the task is run again."""
     cancelled: int
+    """Tasks that were cancelled."""
 
 
 class Run:
@@ -68,6 +68,7 @@ class Run:
         only = Only(options.get("only"))
         only.check(mesh.functions)
         self._mesh = mesh
+        self._client = client_of(mesh)
         self._clock = clock
         self._firing = firing
         self._options = options
@@ -75,7 +76,7 @@ class Run:
             queue: function
             for name, function in mesh.functions.items()
             if name in only
-            for queue in (name, *function.declared.aliases)
+            for queue in (name, *declared_of(function).aliases)
         }
         self._serving: set[str] = set()
         self._peer: Peer | None = None
@@ -84,19 +85,19 @@ class Run:
     async def until_empty(self, *, scheduled: bool, enough: Callable[[], bool]) -> Summary:
         """Run until nothing waits or runs; with `scheduled`, move the clock on until nothing is scheduled, or it is `enough`."""
         await self._note_foreign()
-        before = after = await look(self._mesh)
+        before = after = await look(self._client)
         if any(_has_work(each, scheduled=scheduled) for each in before.values()):
             async with self._clock.stopped(), self._stack:
                 after = await self._steps(scheduled=scheduled, enough=enough)
         return _summary(before, after)
 
     async def _note_foreign(self) -> None:
-        """Make the queues known in which somebody has put tasks by other means than worqr."""
+        """Register queues whose tasks were enqueued by other means than worqr."""
         stem = f"{self._mesh.prefix}:{{"
-        found = await keys_like(self._mesh.link, RegistryKeys(self._mesh.prefix), f"{stem}*}}")
+        found = await keys_like(self._client.link, RegistryKeys(self._mesh.prefix), f"{stem}*}}")
         names = {key[len(stem) : -1] for key, _ in found} & self._mine.keys()
         for name in names:
-            self._mesh.link_to(name)
+            self._client.link_to(name)
 
     async def _steps(self, *, scheduled: bool, enough: Callable[[], bool]) -> Seen:
         for _ in range(MOST_STEPS):
@@ -115,11 +116,11 @@ class Run:
         )
 
     async def _until_quiet(self) -> Seen:
-        """Look again and again until nothing waits or runs where somebody serves; what is due goes in line."""
+        """Wait until no task waits or runs in a queue that is served. Jobs that become due are enqueued."""
         pause, said_at = LOOK_FIRST, trio.current_time() + SAY_AFTER
         while True:
-            seen = await look(self._mesh)
-            promoted = await promote(self._mesh, seen)
+            seen = await look(self._client)
+            promoted = await promote(self._client, seen)
             busy = {name: each for name, each in seen.items() if self._is_busy(name, each)}
             if not busy and not promoted:
                 return seen
@@ -146,7 +147,8 @@ class Run:
             options: JoinOptions = {"grace": 0, **self._options, "only": [glob.escape(name) for name in new]}
             self._peer = await self._stack.enter_async_context(self._mesh.join(**options))
         elif new and self._peer is not None:
-            await self._peer.serve_all(each for name in new for each in self._mesh.functions[name].served())
+            new_handlers = [each for name in new for each in declared_of(self._mesh.functions[name]).served()]
+            await engine_of(self._peer).serve_all(new_handlers)
 
 
 def _function_queue(name: str) -> str:
@@ -154,26 +156,26 @@ def _function_queue(name: str) -> str:
     return QueueKeys.of("", name).queue
 
 
-async def look(mesh: Mesh[Any]) -> Seen:
+async def look(client: Client) -> Seen:
     """Every queue of the bench, at one moment: what a handler enqueues is seen here, or its own run still is.
 
     So the queues are asked together, and again if there are new ones: a handler may have used one for the first time, and ended,
     since the names were asked.
     """
-    names = await queue_names(mesh.ask, RegistryKeys(mesh.prefix))
+    names = await queue_names(client.ask, RegistryKeys(client.settings.prefix))
     while True:
         asked = names
-        seen = await mesh.link.call_all([ops.inspect(QueueKeys.of(mesh.prefix, name)) for name in asked])
-        names = await queue_names(mesh.ask, RegistryKeys(mesh.prefix))
+        seen = await client.link.call_all([ops.inspect(QueueKeys.of(client.settings.prefix, name)) for name in asked])
+        names = await queue_names(client.ask, RegistryKeys(client.settings.prefix))
         if set(names) <= set(asked):
             return dict(zip(asked, seen, strict=True))
 
 
-async def promote(mesh: Mesh[Any], seen: Seen) -> bool:
+async def promote(client: Client, seen: Seen) -> bool:
     """Put in line what was seen to be due; True if anything was."""
     ready = [name for name, each in seen.items() if each.next_in_ms == 0]
     for name in ready:
-        while (await mesh.ask(ops.promote_due(QueueKeys.of(mesh.prefix, name))))[1] == 0:
+        while (await client.ask(ops.promote_due(QueueKeys.of(client.settings.prefix, name))))[1] == 0:
             pass
     return bool(ready)
 

@@ -32,7 +32,7 @@ def kept_server() -> EmbeddedServer:
 
 
 def let_go() -> None:
-    """Keep it no longer: it ends now, unless somebody else uses it, and the next bench starts another."""
+    """Release the server. It ends now, unless it is in use elsewhere; the next bench starts another."""
     with _lock:
         if os.getpid() in _servers:
             _servers.pop(os.getpid())[1].close()

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, overload
 from worqr.connecting import Connections
 from worqr.errors import UsageError
 from worqr.function import Call, Function
+from worqr.inside import client_of
 from worqr.mesh import Mesh
 from worqr.peer.settings import Onlooker
 from worqr.sending import Sender
@@ -17,23 +18,23 @@ R = TypeVar("R")
 
 
 class Sent:
-    """The calls that were sent through the functions of a mesh, in order. Made by `recording`."""
+    """The calls that were sent through the functions of a mesh, in order. `recording` makes it."""
 
-    def __init__(self) -> None:
-        self._calls: list[Call[Any]] = []
-
-    def note(self, call: Call[Any]) -> None:
-        """One more."""
-        self._calls.append(call)
+    def __init__(self, calls: list[Call[Any]]) -> None:
+        self._calls = calls
 
     @overload
     def calls(self, fn: Function[..., R]) -> list[Call[R]]: ...
     @overload
     def calls(self, fn: str) -> list[Call[Any]]: ...
     def calls(self, fn: Function[..., Any] | str) -> list[Call[Any]]:
-        """Those of a function so far, also of one that is only known by its name.
+        """Return the calls of a function so far.
 
-        They are equal to what ``fn.call(...)`` makes of the same arguments (or ``mesh.call(name, ...)``), whatever the options.
+        They are equal to what ``fn.call(...)`` or ``mesh.call(name, ...)`` returns for the same arguments, whatever the
+        options.
+
+        Args:
+            fn: The function, or its name.
         """
         name = fn if isinstance(fn, str) else fn.name
         return [call for call in self._calls if call.queue == name]
@@ -54,16 +55,17 @@ def staged(
     Raises:
         UsageError: the mesh is connected, or taken already.
     """
-    if type(mesh.connections) is not Connections:
+    client = client_of(mesh)
+    if type(client.connections) is not Connections:
         raise UsageError(f"{mesh!r} is on a bench, or in a recording, already")
-    if mesh.connections.any:
+    if client.connections.any:
         raise UsageError(f"{mesh!r} is connected: a test takes a mesh before anything connects it")
-    own = mesh.sender, mesh.connections, mesh.url, mesh.prefix, mesh.onlooker, mesh.credentials
-    mesh.sender, mesh.connections, mesh.onlooker = sender, connections, onlooker
+    own = mesh.url, mesh.prefix, mesh.credentials
     mesh.url, mesh.prefix = url or mesh.url, prefix or mesh.prefix
     if url is not None:  # another server, which does not know the users of the mesh's own
         mesh.credentials = None
     try:
-        yield
+        with client.replaced(sender=sender, connections=connections, onlooker=onlooker):
+            yield
     finally:
-        mesh.sender, mesh.connections, mesh.url, mesh.prefix, mesh.onlooker, mesh.credentials = own
+        mesh.url, mesh.prefix, mesh.credentials = own

@@ -18,6 +18,7 @@ import trio
 
 from worqr.errors import UsageError
 from worqr.function import Call, Function
+from worqr.inside import client_of
 from worqr.link import loop_name_here, mailbox_here
 from worqr.mesh import Mesh
 from worqr.peer.options import JoinOptions
@@ -36,7 +37,7 @@ class _Asked(Generic[T]):
 
     def __init__(self, work: Work[T]) -> None:
         self.future: Future[T] = Future()
-        self.future.set_running_or_notify_cancel()  # whoever waits for it cannot cancel it
+        self.future.set_running_or_notify_cancel()  # the thread that waits for it cannot cancel it
         self._work = work
         self._scope = trio.CancelScope()
         self._variables = copy_context()
@@ -93,7 +94,7 @@ class BenchThread:
 
     async def keep_connected(self) -> None:
         """Connect the running loop until the bench ends."""
-        await self._connections.keep(self._mesh)
+        await self._connections.keep(client_of(self._mesh))
 
     def ask(self, work: Work[T]) -> _Asked[T]:
         """Begin a call of the bench."""
@@ -120,8 +121,9 @@ class BenchThread:
 
     async def _live(self) -> None:
         async with bench_on_trio(self._mesh, url=self._url, now=self._now) as self.bench:
-            assert isinstance(self._mesh.connections, BenchConnections)
-            self._connections = self._mesh.connections
+            connections = client_of(self._mesh).connections
+            assert isinstance(connections, BenchConnections)
+            self._connections = connections
             self._token, self._leave = trio.lowlevel.current_trio_token(), trio.Event()
             async with trio.open_nursery() as self._nursery:
                 self._begun.set_result(None)
@@ -148,10 +150,6 @@ class AsyncioBench(Bench):
         """As `Bench.advance`."""
         await self._ask(lambda bench: bench.advance(seconds))
 
-    async def begin(self, now: datetime | None) -> None:
-        """As `Bench.begin`."""
-        await self._ask(lambda bench: bench.begin(now))
-
     async def _ask(self, work: Work[T]) -> T:
         import asyncio  # as late as this: plain tests do without
 
@@ -164,7 +162,7 @@ class AsyncioBench(Bench):
 
 
 class BlockingBench:
-    """A bench for tests without an event loop; made by `blocking_bench`. Its calls are those of `Bench`, and block."""
+    """A bench for tests without an event loop; `blocking_bench` makes it. Its methods are those of `Bench`, and block."""
 
     def __init__(self, thread: BenchThread) -> None:
         self._thread = thread
@@ -174,35 +172,42 @@ class BlockingBench:
     @overload
     def sent(self, fn: str) -> list[Call[Any]]: ...
     def sent(self, fn: Function[..., Any] | str) -> list[Call[Any]]:
-        """Return the calls of a function that were enqueued or dispatched on this bench; see `Bench.sent`."""
+        """Return the calls of a function that were enqueued or dispatched on this bench, in order; see `Bench.sent`.
+
+        Args:
+            fn: The function, or its name.
+        """
         return self._thread.bench.sent(fn)
 
     def run_until_empty(
         self, *, scheduled: bool = False, raise_errors: bool = True, **options: Unpack[JoinOptions]
     ) -> Summary:
-        """Run all functions of the mesh until nothing waits or runs any more; see `Bench.run_until_empty`.
+        """Run the functions of the mesh until no task waits or runs any more; see `Bench.run_until_empty`.
 
-        Handlers run in other threads meanwhile.
+        Handlers run in other threads.
 
         Args:
-            scheduled: run what is scheduled for later as well, and move the clock for it.
-            raise_errors: raise what handlers raised; False: errors are only counted.
-            options: as for ``mesh.join``.
+            scheduled: Run scheduled tasks too, and move the clock for them.
+            raise_errors: Raise what handlers raised. False: only count errors.
+            **options: See `JoinOptions`.
 
         Returns:
-            How many finished, failed, were retried and cancelled, in this run.
+            The number of tasks that finished, failed, were retried and cancelled, in this call.
 
         Raises:
-            Exception: what handlers raised, the object itself.
-            UsageError: over 1,000 due times one after the other.
+            Exception: What handlers raised: the exception itself.
+            UsageError: There were more than 1,000 due times one after the other.
         """
         return self._ask(lambda bench: bench.run_until_empty(scheduled=scheduled, raise_errors=raise_errors, **options))
 
     def advance(self, seconds: Seconds) -> None:
-        """Let time pass for the mesh; see `Bench.advance`.
+        """Move the clock of the mesh; see `Bench.advance`.
 
         Args:
-            seconds: or a timedelta.
+            seconds: Seconds, or a timedelta.
+
+        Raises:
+            UsageError: `seconds` is not valid.
         """
         self._ask(lambda bench: bench.advance(seconds))
 
@@ -248,19 +253,22 @@ async def open_asyncio_bench(thread: BenchThread) -> AsyncioBench:
 
 @contextmanager
 def blocking_bench(mesh: Mesh[Any], *, url: str | None = None, now: datetime | None = None) -> Generator[BlockingBench]:
-    """Put the application's own mesh on a bench for the length of a block, in a test without an event loop.
+    """Put the application's own mesh on a test server for the length of a block, in a test without an event loop.
 
-    The test enqueues with ``fn.blocking.enqueue(...)``. Handlers run in other threads, and only while `run_until_empty` runs.
-    Everything else is as on a `bench`, the clock too.
+    The test enqueues with ``fn.blocking.enqueue(...)``. Handlers run in other threads, and only during `run_until_empty`. In
+    all else it is as `bench`.
 
     Args:
-        mesh: any mesh, as it is declared; where it would connect to does not matter.
-        url: the server; default: ``$WORQR_TEST_URL``, else an embedded one (``pip install 'worqr[embedded]'``).
-        now: an aware datetime at which the clock of the bench begins; default: the present time.
+        mesh: Any mesh. The server that it would connect to does not matter.
+        url: The server. Default: ``$WORQR_TEST_URL``, else an embedded one (``pip install 'worqr[embedded]'``).
+        now: A timezone-aware datetime at which the clock of the bench begins. Default: the present time.
+
+    Yields:
+        BlockingBench: The bench.
 
     Raises:
-        UsageError: `mesh` is connected, on a bench or recording already; there is no server program; `now` has no timezone; an
-            event loop runs in this thread.
+        UsageError: The mesh is connected, on a bench or recording already, no server program is installed, `now` has no
+            timezone, or an event loop runs in this thread.
     """
     _check_no_loop("testing.blocking_bench()")
     thread = BenchThread(mesh, url, now)

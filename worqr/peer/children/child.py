@@ -44,7 +44,8 @@ from worqr.peer.children.naming import Name, resolve
 from worqr.peer.context import Context, current_context
 from worqr.peer.settling import encode_result, keeps_result
 from worqr.policy import Broken, Failure, Policy, Retry, judge
-from worqr.task import RemoteError, Seconds, name_of, seconds
+from worqr.remote import remote_error
+from worqr.task import Seconds, name_of, seconds
 
 SAY_EVERY: Final = 0.1
 """Seconds between two reports of progress to the parent; it passes on no more either."""
@@ -283,7 +284,7 @@ def raised(error: BaseException, *, last: bool = False) -> Raised:
     at = error.__traceback__
     while at is not None and at.tb_frame.f_code.co_filename == __file__:
         at = at.tb_next  # the frames of this program tell nobody anything
-    told = RemoteError.of(error.with_traceback(at or error.__traceback__))
+    told = remote_error(error.with_traceback(at or error.__traceback__))
     names = [name_of(kind) for kind in type(error).__mro__]
     if isinstance(error, Retry):
         return Raised("retry", told, names, error.delay, error.run_at_ms, error.counted, last)

@@ -14,7 +14,7 @@ import msgspec
 
 from worqr.peer.children.naming import Name
 from worqr.policy import Policy
-from worqr.task import RemoteError
+from worqr.records import RemoteError
 
 LENGTH: Final = struct.Struct("!I")
 

@@ -39,7 +39,9 @@ from worqr.peer.context import Context, current
 from worqr.peer.running import Handler, named_after
 from worqr.peer.settling import Encoded, LastWords
 from worqr.policy import Broken, ChildError, Failure, Retry, Stalled
-from worqr.task import RemoteError, check_count
+from worqr.records import RemoteError
+from worqr.remote import told_error, with_stderr
+from worqr.task import check_count
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -252,7 +254,7 @@ def _outcome(answer: Returned | Raised, child: Child) -> object:
     """What the function returned; raises what it raised."""
     if isinstance(answer, Returned):
         return None if answer.kind is None else Encoded(answer.kind, answer.value)
-    raise _error_of(answer, answer.error.with_stderr(child.output.tail()))
+    raise _error_of(answer, with_stderr(answer.error, child.output.tail()))
 
 
 def _error_of(answer: Raised, remote: RemoteError) -> Exception:
@@ -281,7 +283,7 @@ def _names_here(names: Iterable[str]) -> frozenset[str]:
 
 def _stalled(child: Child) -> Stalled:
     message = f"the process that ran it {child.epitaph()}"
-    return Stalled(RemoteError.told("Stalled", message).with_stderr(child.output.tail()))
+    return Stalled(with_stderr(told_error("Stalled", message), child.output.tail()))
 
 
 async def _wait_gone(children: Iterable[Child], within: float) -> None:

@@ -1,0 +1,110 @@
+"""`Client`: how the objects of one mesh reach its server.
+
+A `Mesh` has one, and gives it to its queues, jobs, functions and peers. Users do not see it: what they may use is on `Mesh`. The
+client owns the connections, the sender, and the numbers of shards that this program declared. The settings are those of the mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from worqr.call import Call
+from worqr.connecting import Connections
+from worqr.errors import UsageError
+from worqr.link import Credentials, Link
+from worqr.sending import Sender
+from worqr.sharding import Sharding
+
+if TYPE_CHECKING:
+    from worqr.peer.settings import Onlooker
+
+T = TypeVar("T")
+
+
+class Settings(Protocol):
+    """The settings of a mesh that a client needs; see `Mesh`. They may change while the mesh is not connected."""
+
+    @property
+    def url(self) -> str | None: ...
+    @property
+    def credentials(self) -> Credentials | None: ...
+    @property
+    def prefix(self) -> str: ...
+    @property
+    def app(self) -> str: ...
+    @property
+    def patience(self) -> float: ...
+    @property
+    def keepalive(self) -> float | None: ...
+    @property
+    def max_payload(self) -> int: ...
+    @property
+    def replicas(self) -> int: ...
+
+
+class Client:
+    """The client of one mesh.
+
+    Attributes:
+        settings: the settings of the mesh.
+        connections: the connection of each running loop, and that of plain threads.
+        sender: sends the calls of functions.
+        onlooker: a test that is told of each run that did not simply return; else None.
+        declared_shards: how many shards this program declared for a queue, by the queue's name.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.connections: Connections = Connections()
+        self.sender: Sender = Sender(self)
+        self.onlooker: Onlooker | None = None
+        self.declared_shards: dict[str, int] = {}
+
+    @property
+    def link(self) -> Link:
+        """The link of the running loop; UsageError outside `connect`."""
+        return self.connections.here().link
+
+    @property
+    def sharding(self) -> Sharding:
+        """The shards that the running loop's connection knows; UsageError outside `connect`."""
+        return self.connections.here().sharding
+
+    def link_to(self, queue: str) -> Link:
+        """Return the link for tasks that go into `queue`, or into this shard of it; note the name for lists of queues."""
+        connection = self.connections.here()
+        connection.note(self.settings, queue)
+        return connection.link
+
+    async def ask(self, call: Call[T]) -> T:
+        """Send one request and wait for its reply."""
+        return await self.connections.here().link.call(call)
+
+    def check_connected(self) -> None:
+        """Raise UsageError outside `connect`."""
+        self.connections.here()
+
+    def declare_shards(self, queue: str, shards: int) -> None:
+        """Set how many shards a queue has. The server compares it when the queue is used.
+
+        Raises:
+            UsageError: this program declared another number before.
+        """
+        if self.declared_shards.setdefault(queue, shards) != shards:
+            raise UsageError(
+                f"queue {queue!r} was declared with {self.declared_shards[queue]} shards, and then with {shards}: say it once"
+            )
+
+    @contextmanager
+    def replaced(
+        self, *, sender: Sender, connections: Connections, onlooker: Onlooker | None = None
+    ) -> Generator[None]:
+        """Use another sender and other connections for the length of a block. For tests, while nothing is connected."""
+        own = self.sender, self.connections, self.onlooker
+        self.sender, self.connections, self.onlooker = sender, connections, onlooker
+        try:
+            yield
+        finally:
+            self.sender, self.connections, self.onlooker = own

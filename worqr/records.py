@@ -1,0 +1,187 @@
+"""The values that users read: the state of tasks, queues, workers and peers; errors and dead-letter records. Pure.
+
+How errors and dead-letter records are stored is in `worqr.remote`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+CancelReason = Literal["cancel", "timeout", "lost", "leaving"]
+"""Why a run is being cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteError:
+    """An error that a run raised, as text. The run may have been in another process or on another machine."""
+
+    type: str
+    """The qualified name of its class, for example ``smtplib.SMTPRecipientsRefused``."""
+    message: str
+    """Its text, at most 4,096 characters."""
+    traceback: str
+    """Its traceback, at most the last 16 KiB. If a run in a process wrote to its standard error, a line ``stderr:`` and the last
+    16 KiB of that follow.
+    """
+    fields: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
+    """The error's public attributes that JSON can encode: ``error.code = 42`` arrives as ``{"code": 42}``. At most 4 KiB in
+    all; attributes that do not fit are left out.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A dead-letter record: a task that will not be run again. See ``queue.failed`` and ``queue.broken``."""
+
+    id: str
+    """The job's id. A plain task has none; its record has one that was generated."""
+    queue: str
+    """The name of its queue."""
+    task: bytes
+    """The payload, unchanged. For the payload of a function, see ``function.decode(task)``."""
+    reason: Literal["failed", "stalled", "timeout", "expired", "broken"]
+    """Why it was given up. ``failed``: its failures reached the limit, or it raised `Failure`. ``stalled``: too many workers died
+    while running it. ``timeout``: it took too long too often. ``expired``: it was not started in time. ``broken``: its payload
+    could not be decoded.
+    """
+    error: RemoteError
+    """The error of the last run."""
+    failures: int
+    """The number of runs that failed."""
+    stalls: int
+    """The number of workers that died while running it."""
+    timeouts: int
+    """The number of runs that took too long."""
+    worker: str
+    """The id of the worker that ran it last."""
+    at: datetime
+    """The time at which it was given up, by the server's clock."""
+    meta: Mapping[str, str]
+    """The `meta` of its dispatch; empty for a plain task."""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelCount:
+    """The number of tasks that a cancel affected."""
+
+    waiting: int
+    """Tasks that had not started; they were removed."""
+    running: int
+    """Tasks that were running; their runs are being cancelled."""
+    acknowledged: int
+    """Of the running tasks, those that had ended before `wait` was over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The state of a job, and the result of its tries. For a plain task, only `state`, `worker` and `since` are known."""
+
+    state: Literal["waiting", "scheduled", "blocked", "active", "finished", "failed", "cancelled", "gone"]
+    """The state. ``scheduled``: it has to wait for its time. ``blocked``: it waits until another run of its id has ended.
+    ``active``: it runs. ``gone``: nothing is stored about it any more.
+    """
+    worker: str | None = None
+    """The id of the worker that runs it; None if it does not run."""
+    since: datetime | None = None
+    """The time at which its run began, by the server's clock; None if it does not run."""
+    run_at: datetime | None = None
+    """The time before which it does not run; None if it has ended."""
+    progress: float | None = None
+    """The progress that the handler reported last; None if it reported none."""
+    message: str = ""
+    """The message that the handler reported last."""
+    failures: int = 0
+    """The number of tries that ended with an error."""
+    attempts: int = 0
+    """The number of tries that have begun, the present one included. Tries that were not counted are left out."""
+    error: RemoteError | None = None
+    """The error of the last try: its type and the first 500 bytes of its message, without a traceback. It is there while the
+    job waits for its next try, during that try, and after the job has failed. ``queue.failed`` has the traceback.
+    """
+    next_run: datetime | None = None
+    """The time before which a ``scheduled`` job does not run; None in other states."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInfo(Status):
+    """One task in a list of many, with its `Status`."""
+
+    id: str | None = None
+    """The job's id; None for a plain task, which has none."""
+    task: bytes = b""
+    """The first 100 bytes of the payload. Empty if the list contains 8 MiB of payload already."""
+    cursor: str = field(default="", compare=False, repr=False)
+    """The position in a list of ``queue.jobs()``. Pass the last one as ``after`` to get the next page."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueInfo:
+    """The counters of a queue at one moment."""
+
+    name: str
+    """The queue's name."""
+    waiting: int
+    """Tasks that are ready to run."""
+    scheduled: int
+    """Jobs that wait for their time."""
+    blocked: int
+    """Jobs that wait until another run of their id has ended."""
+    running: int
+    """Tasks that run now."""
+    failed: int
+    """Records in the dead-letter queue ``queue.failed``."""
+    broken: int
+    """Records in ``queue.broken``, of payloads that could not be decoded."""
+    paused: str | None
+    """The reason that ``queue.pause()`` was given, perhaps empty; None if the queue is not paused."""
+    oldest_job: float | None
+    """The age of the job at the front of the queue, in seconds. None if the queue is empty or a plain task is at the front."""
+    workers: int
+    """The number of workers that serve the queue."""
+    counts: Mapping[str, int]
+    """Totals by event (``enqueued``, ``finished``, ``failed``, ...), since the counters were last unused for 30 days."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """A registered worker."""
+
+    id: str
+    """The worker id. A worker that was declared dead joins again under a new id."""
+    host: str
+    """The host name of its machine."""
+    pid: int
+    """Its process id."""
+    app: str
+    """The name of its application, from ``Mesh(app=...)``."""
+    version: str
+    """Its version of worqr."""
+    queues: frozenset[str]
+    """The names of the queues that it serves."""
+    running: int
+    """The number of tasks that it ran at its last heartbeat."""
+    room: int
+    """The free part of its concurrency at its last heartbeat, in units."""
+    beat_age: float
+    """Seconds since its last heartbeat; infinite if its key has expired. 0 for a worker with ``keepalive=None``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The health of a peer, for the probes of an orchestrator."""
+
+    alive: bool
+    """True if the event loop turns: it was blocked for less than ``Mesh(block_limit=...)`` seconds."""
+    ready: bool
+    """True if the peer is registered, its heartbeat is acknowledged, its queues are subscribed, and it is not leaving."""
+    why: str
+    """Why it is not ready; empty if it is."""
+    running: int
+    """The number of tasks that it runs."""
+    room: int
+    """The free part of its concurrency, in units. A task takes `size` units."""
+    loop_lag: float
+    """Seconds by which the event loop is late."""
