@@ -160,6 +160,16 @@ def test_what_is_no_call_is_an_error_that_says_how_to_make_one(table: worqr.Regi
         table.every(60, call)
 
 
+@pytest.mark.parametrize("decorator", ["cron", "every"])
+def test_a_function_that_is_not_declared_is_an_error_that_says_what_is_missing(
+    table: worqr.Registry, decorator: str
+) -> None:
+    def nightly() -> None: ...
+
+    with pytest.raises(UsageError, match="put @mesh.task between this line and `def nightly`"):
+        getattr(table, decorator)("0 3 * * *" if decorator == "cron" else 60)(nightly)
+
+
 def test_a_large_payload_is_an_error(table: worqr.Registry) -> None:
     table.every(60, Call("fits", (), {}, bytes(MAX_TASK)))
     with pytest.raises(UsageError, match="its payload has 65,537 bytes, at most 65,536 fit"):

@@ -12,9 +12,9 @@ from html import escape
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from worqr.peer.engine import DEFAULT_KEEPALIVE
 from worqr.peer.looks import LOOK_EVERY, TWO_LOOKS
 from worqr.peer.membership import BEAT_EVERY
-from worqr.peer.peer import DEFAULT_KEEPALIVE
 from worqr.peer.scanning import SCAN_EVERY
 from worqr.states import SHOWN, TRANSACTIONS, State, moves
 

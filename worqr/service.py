@@ -58,6 +58,8 @@ class Urgency(enum.IntEnum):
     NOW = 3
 
 
+RETRY_AFTER: Final = 2.0
+"""Seconds from a join that failed to the next. A host name that cannot be resolved, for example, fails at once."""
 _MEANS: Final = {
     Urgency.DRAIN: "shutting down: waiting up to %(grace)g s for running tasks (Ctrl-C again to cancel them)",
     Urgency.CANCEL: "cancelling the running tasks, which go back to their queues (Ctrl-C again to end the process at once)",
@@ -166,6 +168,7 @@ class Service:
                     if self._peer is not None:
                         raise
                     emit(logger, "start", "%(error)s; retrying", level=logging.WARNING, error=str(error))
+                    await trio.sleep(RETRY_AFTER)
 
     async def _serve(self) -> None:
         async with self._mesh.join(**self._options) as peer:

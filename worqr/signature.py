@@ -174,7 +174,7 @@ class Signature:
         try:
             arrived = codec.decode(task)
         except Exception as error:
-            raise UsageError(f"{self.name}: its handler would not take these arguments: {error}") from error
+            raise UsageError(f"{self.name}: invalid arguments: {error}") from error
         for i, name in codec.untyped:
             _check_unchanged(self.name, name, values[name], arrived if self.whole else getattr(arrived, f"p{i}"))
         return task

@@ -185,6 +185,11 @@ class Timetable:
             return None
 
         def decorator(function: F) -> F:
+            if not hasattr(function, "call"):
+                name = getattr(function, "__name__", repr(function))
+                raise UsageError(
+                    f"a schedule needs a declared function: put @mesh.task between this line and `def {name}`"
+                )
             declare(function.call())
             return function
 

@@ -17,7 +17,7 @@ from worqr.records import CancelCount
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
     from worqr.queue import Queue
-    from worqr.task import QueueInfo
+    from worqr.records import QueueInfo
 
 WAIT: Final = 30.0
 """Seconds that ``--wait`` waits for handlers to end, without ``--within``."""

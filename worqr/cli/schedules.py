@@ -16,6 +16,7 @@ from worqr.cli.text import complain, escape, moment, print_json
 from worqr.cli.where import HERE, Where, ask, queue_of, warn_if_unserved
 from worqr.cron import Definition
 from worqr.errors import did_you_mean
+from worqr.inside import client_of
 from worqr.keys import RegistryKeys
 from worqr.peer.ticking import all_schedules
 
@@ -111,7 +112,7 @@ async def _definition(mesh: Mesh, name: str) -> Definition:
         Unhappy: there is no schedule of this name.
         UsageError: a newer version of worqr declared it.
     """
-    rows, _now = await all_schedules(mesh.ask, RegistryKeys(mesh.prefix))
+    rows, _now = await all_schedules(client_of(mesh).ask, RegistryKeys(mesh.prefix))
     known = {row.name: row.definition for row in rows}
     if name not in known:
         raise Unhappy(

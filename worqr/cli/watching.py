@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from worqr.mesh import Mesh
-    from worqr.task import QueueInfo
+    from worqr.records import QueueInfo
 
 EVERY: Final = 1.0
 """Seconds between two looks."""
