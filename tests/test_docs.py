@@ -41,8 +41,7 @@ from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import answer_timeout
 from worqr.link.settings import LinkSettings
 from worqr.lua import all_scripts
-from worqr.peer import cancelling, leading, membership, promoting, saying, unserved
-from worqr.peer import peer as peer_module
+from worqr.peer import cancelling, engine, leading, membership, promoting, saying, unserved
 from worqr.peer.options import GRACE, MAX_PATIENCE, PATIENT, HandlerOptions, JoinOptions
 
 DOCS = ROOT / "docs"
@@ -306,7 +305,7 @@ def test_the_times_are_those_of_the_code() -> None:
         *(membership.BEAT_EVERY, answer_timeout(mesh.keepalive), mesh.keepalive),
         *(leading.LOOK_EVERY, leading.TWO_LOOKS, membership.LEASE),
         *(leading.SCAN_EVERY, unserved.GRACE, cancelling.RECONCILE_EVERY, mesh.block_limit, settings.patience),
-        *(GRACE, peer_module.LEAVE_PATIENCE, promoting.AT_MOST_EVERY),
+        *(GRACE, engine.LEAVE_PATIENCE, promoting.AT_MOST_EVERY),
         *(
             task_module.MAX_FAILURES,
             task_module.MAX_STALLS,
