@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from tests import sampling
 from tests.children import Child
+from tests.importing import import_all
 from tests.leaks import assert_no_leaks, delete_all
 from tests.proxy import FaultProxy
 from tests.sampling import SAMPLE
@@ -45,6 +46,11 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line("markers", "leaves(*patterns): keys that may be left: `{Q1}:failed`, `{Q1}:aside:*`")
     sampling.configure(config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    import_all(session.config)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

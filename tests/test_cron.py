@@ -180,6 +180,7 @@ ZONES = {
 }
 
 
+@pytest.mark.sweep(keep=40)
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 @pytest.mark.parametrize("zone", ZONES)
 def test_firings_are_those_of_the_promise(zone: str, expression: str) -> None:

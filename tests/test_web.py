@@ -141,6 +141,7 @@ DJANGO = ("gunicorn", "-w", "2", "--bind", "unix:{socket}", *QUIET, "web_django:
 needs_django = pytest.mark.skipif(find_spec("django") is None, reason="Django is not installed")
 
 
+@pytest.mark.sweep(keep=2)
 @pytest.mark.parametrize(
     ("program", "instances"),
     [(FASTAPI, 2), (FLASK, 1), ((*FLASK, "--preload"), 1), (STARLETTE, 2), (TRIO, 2)],

@@ -64,7 +64,7 @@ def program(server: Server, prefix: str, tmp_path: Path) -> Callable[..., Ended]
         command = [sys.executable, *(["-m", "worqr", *words] if words else ["app.py"])]
         env = {**os.environ, "WORQR_URL": server.url, "WORQR_PREFIX": prefix, "PYTHONPATH": os.fspath(ROOT)}
         done = subprocess.run(
-            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=4 * PATIENCE, check=False
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=3 * PATIENCE, check=False
         )
         return Ended(done.returncode, done.stdout, done.stderr)
 

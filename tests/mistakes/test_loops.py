@@ -179,13 +179,14 @@ def test_a_missing_await(program: Callable[..., Ended]) -> None:
 
 def test_a_fork_after_connecting(program: Callable[..., Ended]) -> None:
     ended = program(
-        "import os, trio, worqr\n"
+        "import faulthandler, os, trio, worqr\n"
         "mesh = worqr.Mesh()\n"
         "@mesh.task\n"
         "async def send() -> None: ...\n"
         "async def main() -> None:\n"
         "    async with mesh.connect():\n"
         "        if os.fork() == 0:\n"
+        "            faulthandler.dump_traceback_later(60, exit=True)  # should it hang, say where\n"
         "            try:\n"
         "                await send.enqueue()\n"
         "            except worqr.WorqrError as error:\n"

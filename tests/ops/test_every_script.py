@@ -53,6 +53,7 @@ def accepted(desk: Desk, call: Call[Any]) -> bool:
     return True
 
 
+@pytest.mark.sweep(keep=20)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_key_of_a_foreign_type_is_an_error_before_anything_is_written(desk: Desk, name: str) -> None:
     scene = set_scene(desk)

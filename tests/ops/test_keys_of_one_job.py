@@ -99,6 +99,7 @@ def others(state: dict[str, Any], names: set[str]) -> dict[str, Any]:
 TOUCH = [name for name in CALLS if any(f"'{stem}'" in script(name).source for stem in STEMS)]
 
 
+@pytest.mark.sweep(keep=10)
 @pytest.mark.parametrize("name", [*TOUCH, "job_status", "read_result"])
 def test_one_spoilt_job_does_not_stop_the_others(desk: Desk, name: str) -> None:
     scene = set_scene(desk)
