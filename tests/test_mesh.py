@@ -53,6 +53,7 @@ async def test_making_a_mesh_does_nothing() -> None:
         ({"prefix": ""}, "prefix must have 1 to 200 bytes"),
         ({"prefix": "a{b}"}, "prefix 'a{b}' contains '{'"),
         ({"prefix": 7}, "prefix must be a str, not int"),
+        ({"app": 7}, "app must be a str, not int"),
         ({"patience": 0}, "patience must be above 0"),
         ({"patience": -1}, "patience must be above 0"),
         ({"patience": "30"}, "patience must be seconds .* not '30'"),

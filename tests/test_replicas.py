@@ -279,7 +279,9 @@ def test_under_asyncio(mesh: worqr.Mesh, pair: Pair, mine: str, wait_for_replica
             pair.replica.pause()
             waiting = asyncio.create_task(q.enqueue(b"a"))
             await q.enqueue(b"b", replicas=0)
-            while pair.primary.look.llen(QueueKeys(mine, "Q1").base) < 52:  # else the request might be withdrawn, unsent
+            while (
+                pair.primary.look.llen(QueueKeys(mine, "Q1").base) < 52
+            ):  # else the request might be withdrawn, unsent
                 await asyncio.sleep(0.01)
             assert not waiting.done()
             waiting.cancel()

@@ -124,7 +124,9 @@ class Load:
     async def moved(self, to: Server) -> float:
         """When the producers' requests went to this server."""
         wanted = run_id(to)
-        await until(lambda: self.meshes[0]._client.link.run_id == wanted, 2 * PATIENCE, what="a link to the new primary")
+        await until(
+            lambda: self.meshes[0]._client.link.run_id == wanted, 2 * PATIENCE, what="a link to the new primary"
+        )
         return time.monotonic()
 
 

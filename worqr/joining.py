@@ -67,6 +67,7 @@ async def joined(mesh: Mesh[S], states: States[S], options: Mapping[str, Any]) -
 def _peer_settings(mesh: Mesh[Any], options: Mapping[str, Any]) -> PeerSettings:
     refuse_unknown("join", options, tuple(JoinOptions.__annotations__))
     declarations = declarations_of(mesh)
+    memory = options.get("process_memory")
     nothing = f"no function is declared on {mesh!r} with @mesh.task, nor a schedule" if declarations.is_empty else ""
     return PeerSettings(
         prefix=mesh.prefix,
@@ -79,7 +80,7 @@ def _peer_settings(mesh: Mesh[Any], options: Mapping[str, Any]) -> PeerSettings:
         schedules=declarations.schedules,
         threads=check_count(options.get("threads", THREADS), "threads"),
         processes=check_count(options.get("processes", usable_cpus()), "processes"),
-        process_memory=options.get("process_memory"),
+        process_memory=None if memory is None else check_count(memory, "process_memory"),
         nothing=nothing,
         middleware=mesh.middleware,
         around_thread=mesh.around_thread,

@@ -142,7 +142,7 @@ class Mesh(Registry, Fleet, Generic[S]):
         self.url = checked_url(url)
         self.credentials = checked_credentials(credentials, self.url)
         self.prefix = check_name(prefix, "prefix")
-        self.app = app
+        self.app = check_text(app, "app")
         self.patience = checked_patience(patience)
         self.keepalive = None if keepalive is None else checked_keepalive(keepalive)
         self.block_limit = seconds(block_limit, "block_limit", positive=True)

@@ -153,6 +153,14 @@ async def test_room_comes_back_after_every_kind_of_end(mesh: worqr.Mesh, other: 
         await until(lambda: peer.health().room == 3)
 
 
+@pytest.mark.parametrize("name", ["threads", "processes", "process_memory"])
+@pytest.mark.parametrize("value", [0, -5, True, "lots"])
+async def test_a_pool_is_a_whole_number_of_at_least_1(mesh: worqr.Mesh, name: str, value: Any) -> None:
+    with pytest.raises(worqr.UsageError, match=f"{name} must be a whole number of at least 1, not {value!r}"):
+        async with mesh.join(**{name: value}):
+            pass
+
+
 @pytest.mark.parametrize("n", [0, -1, True, 1.5, "3", None])
 async def test_concurrency_is_a_whole_number(mesh: worqr.Mesh, n: Any) -> None:
     with pytest.raises(worqr.UsageError, match=f"concurrency must be a whole number.* at least 1.* not {n!r}"):
