@@ -227,6 +227,17 @@ async def test_a_module_that_sets_up_logging_keeps_it(
     assert await peer.ended(LONG) == 0
 
 
+async def test_ctrl_c_ends_it_while_its_modules_are_imported(spawn: Callable[..., Child], tmp_path: Path) -> None:
+    """Also where the KeyboardInterrupt would be swallowed, as Python does it in callbacks of the import system."""
+    (tmp_path / "slow.py").write_text(
+        "import time\nprint('importing', flush=True)\ntry:\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    time.sleep(600)\n"
+    )
+    peer = spawn(f"import os; os.chdir({str(tmp_path)!r})\n{RUN}", "slow:mesh")
+    assert await peer.line() == "importing"
+    peer.signal(INT)
+    assert await peer.ended(LONG) == 130
+
+
 # Servers
 
 

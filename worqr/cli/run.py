@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from worqr.cli.failing import FAILED, Unhappy, WrongUse
+from worqr.cli.failing import FAILED, INTERRUPTED, Unhappy, WrongUse
 from worqr.cli.finding import NotImported, find_mesh
 from worqr.cli.logs import Level, set_up_logging
 from worqr.cli.reload import command_without_reload, on_leash, supervise
@@ -126,6 +128,22 @@ def _concurrency(text: str | None) -> int | str | None:
     return int(text)
 
 
+@contextmanager
+def _ending_at_ctrl_c() -> Iterator[None]:
+    """End the process at Ctrl-C while modules are imported. A KeyboardInterrupt that is raised in a callback of the import system
+    would be dropped, and the worker would run on.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # ignored, as under nohup, or the handler of an embedding program
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(INTERRUPTED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class _Program:
     """What is run, with which options."""
 
@@ -144,7 +162,8 @@ class _Program:
 
     def run(self, log: Callable[[], None]) -> None:
         """Find the mesh, serve it, and see to it that the process ends afterwards."""
-        mesh = find_mesh(self._target)
+        with _ending_at_ctrl_c():
+            mesh = find_mesh(self._target)
         log()  # not before: the module may have set up logging by itself
         if self._url is not None:
             mesh.url = os.environ["WORQR_URL"] = self._url  # processes that it starts look there, too
