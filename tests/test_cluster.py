@@ -273,15 +273,14 @@ async def test_one_node_without_a_replica_stops_its_own_queues_only(cluster: Clu
     replica = cluster.replica_of(victim)
     try:
         replica.stop()
-        mesh = worqr.Mesh(cluster.url, patience=PATIENCE)
-        impatient = worqr.Mesh(cluster.url, patience=3)
-        async with mesh.join() as peer, impatient.connect(), trio.open_nursery() as nursery:
+        mesh = worqr.Mesh(cluster.url, patience=3)
+        async with mesh.join() as peer, trio.open_nursery() as nursery:
             runs = {queue: Runs() for queue in QUEUES}
             for queue in QUEUES:
                 await nursery.start(partial(peer.serve, queue, runs[queue]))
             victim.pause()
             with pytest.raises(worqr.Unavailable):
-                await impatient.queue("Q0").enqueue(b"x")
+                await mesh.queue("Q0").enqueue(b"x")
             for queue in ("Q1", "Q2"):
                 await mesh.queue(queue).enqueue(b"x")
                 await runs[queue].wait(1)
