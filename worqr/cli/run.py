@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,7 +129,7 @@ def _concurrency(text: str | None) -> int | str | None:
 
 
 @contextmanager
-def _ending_at_ctrl_c() -> Iterator[None]:
+def _ending_at_ctrl_c() -> Generator[None]:
     """End the process at Ctrl-C while modules are imported. A KeyboardInterrupt that is raised in a callback of the import system
     would be dropped, and the worker would run on.
     """
