@@ -118,7 +118,8 @@ class Queue:
             NotReplicated: All tasks were stored, but fewer `replicas` than requested had them within 2 s.
             Unavailable: The server did not reply within `patience`. If its `sent` is None, the tasks may have been stored.
         """
-        checked = [check_task(task, self._client.settings.max_payload) for task in tasks]
+        limit = self._client.settings.max_payload
+        checked = [check_task(task, limit) for task in tasks]
         if max_length is not None:
             check_count(max_length, "max_length")
         wanted = self._client.settings.replicas if replicas is None else check_replicas(replicas)
