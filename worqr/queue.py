@@ -143,10 +143,8 @@ class Queue:
             except NotReplicated as error:  # what it says must be true of all of them
                 stored, late = stored + len(chunk), error
             except WorqrError as error:
-                place = "last" if front else "first"
-                error.add_note(
-                    f"of {len(checked):,} tasks in several requests the {place} {stored:,} were stored before"
-                )
+                parts = f"the {'last' if front else 'first'} {stored:,} were stored before"
+                error.add_note(f"of {len(checked):,} tasks in several requests {parts}")
                 raise
         if late is not None:
             raise late
