@@ -117,7 +117,7 @@ def types(session: nox.Session) -> None:
 
 def check_reports(session: nox.Session) -> None:
     """Check that pyright reports a misspelt option of an overloaded decorator with the option's name."""
-    Path("pyrightconfig.json").write_text("{}", "utf-8")  # else it is a hidden folder of this project, which is left out
+    Path("pyrightconfig.json").write_text("{}", "utf-8")  # else pyright skips this hidden folder of the project
     for option, line in MISSPELT.items():
         Path("misspelt.py").write_text(f"import worqr\n\nmesh = worqr.Mesh()\n\n{line}\n", "utf-8")
         report = str(session.run("pyright", "misspelt.py", success_codes=[1], silent=True))
