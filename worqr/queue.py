@@ -119,7 +119,10 @@ class Queue:
             Unavailable: The server did not reply within `patience`. If its `sent` is None, the tasks may have been stored.
         """
         limit = self._client.settings.max_payload
-        checked = [check_task(task, limit) for task in tasks]
+        checked = [
+            task if type(task) is bytes and len(task) <= limit else check_task(task, limit)  # saves a call per task
+            for task in tasks
+        ]
         if max_length is not None:
             check_count(max_length, "max_length")
         wanted = self._client.settings.replicas if replicas is None else check_replicas(replicas)
