@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import pytest
 import trio
+from worqr.link.thread_driver import ThreadDriver
 
 import worqr
 from tests.children import Child
@@ -25,7 +26,6 @@ from tests.peer.tools import Held, spying
 from tests.proxy import FaultProxy
 from tests.servers import Server
 from worqr import listening, testing
-from worqr.link.threads import ThreadMailbox
 from worqr.lua import all_scripts
 
 pytestmark = pytest.mark.one_server
@@ -865,4 +865,4 @@ async def test_an_interrupt_ends_a_wait(server: Server, prefix: str, spawn: Spaw
 def test_the_mailbox_of_threads_is_meant(mesh: worqr.Mesh) -> None:
     mesh.blocking.queue("Q1").enqueue(b"a")
     connection = mesh._client.connections.of_threads.get(mesh._client, mesh._client.connections.new_link)
-    assert isinstance(connection.link.mailbox, ThreadMailbox)
+    assert isinstance(connection.link.driver, ThreadDriver)

@@ -55,7 +55,7 @@ async def cancel_and_wait(link: Link, shards: Iterable[QueueKeys], step: Step, w
                 await stack.enter_async_context(listening(link, place.keys.cancelled_channel, place.hear))
         waiting = sum([await _all_steps(partial(step, place.keys), place.claims) for place in places])
         if wait > 0:
-            with link.mailbox.move_on_after(wait):
+            with link.driver.move_on_after(wait):
                 while not all(place.claims <= place.settled for place in places):
                     await news.wait()
                     for place in places:

@@ -24,9 +24,9 @@ from worqr.link import (
     Link,
     LinkSettings,
     answer_timeout,
+    driver_here,
     loop_here,
     loop_name_here,
-    mailbox_here,
     run_blocking,
 )
 from worqr.noted import Noted
@@ -216,7 +216,7 @@ class Connections:
 
     def new_link(self, settings: LinkSettings) -> Link:
         """A link, not started, of the running loop or else of plain threads. A test's may be another one."""
-        return Link(settings, mailbox_here())
+        return Link(settings, driver_here())
 
 
 def check_trio(what: str) -> None:
@@ -251,6 +251,9 @@ class SharedConnection:
         Raises: as ``Mesh.connect``.
         """
         connection = self._connection
+        if connection is not None and connection.link.has_ended:  # interrupted in the middle of a change
+            self.close()
+            connection = None
         if connection is None:
             with self._lock:
                 connection = self._connection or self._make(client, new_link)
@@ -358,7 +361,7 @@ async def _start(server: AbstractContextManager[EmbeddedServer]) -> str:
     """Enter the embedded server; answers its URL. When cancelled, let go of it again."""
     started: list[EmbeddedServer] = []
     try:
-        await mailbox_here().in_thread(lambda: started.append(server.__enter__()))
+        await driver_here().in_thread(lambda: started.append(server.__enter__()))
     except BaseException:
         if started:
             await _release(server)
@@ -369,4 +372,4 @@ async def _start(server: AbstractContextManager[EmbeddedServer]) -> str:
 async def _release(server: AbstractContextManager[EmbeddedServer] | None) -> None:
     """Release the embedded server; the last release stops it."""
     if server is not None:
-        await mailbox_here().in_thread(lambda: server.__exit__(None, None, None))
+        await driver_here().in_thread(lambda: server.__exit__(None, None, None))

@@ -29,7 +29,7 @@ from typing import BinaryIO, Self
 from urllib.parse import quote
 
 from worqr.errors import Unavailable, UsageError
-from worqr.link import mailbox_here
+from worqr.link import driver_here
 
 __all__ = ["EmbeddedServer", "find_server", "open_embedded", "shared_server"]
 
@@ -301,7 +301,7 @@ async def open_embedded(
     Cancelling it stops the server: both ends run in a thread, to their end, in milliseconds.
     """
     server = EmbeddedServer(port=port, appendonly=appendonly, dir=dir)
-    threads, entered = mailbox_here(), list[EmbeddedServer]()
+    threads, entered = driver_here(), list[EmbeddedServer]()
     try:
         await threads.in_thread(lambda: entered.append(server.__enter__()))
         yield server

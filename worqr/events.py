@@ -119,7 +119,7 @@ class _Looking(AsyncIterator[ConnectionEvent]):
 
     async def __anext__(self) -> ConnectionEvent:
         while True:
-            with self._link.mailbox.move_on_after(LOOK_AGAIN):
+            with self._link.driver.move_on_after(LOOK_AGAIN):
                 return await anext(self._latest)
             if not self._asking:
                 self._asking = True
@@ -136,7 +136,7 @@ async def connection_events_of(client: Client) -> AsyncGenerator[AsyncIterator[C
     latest = Latest[ConnectionEvent](link, BUFFERED)
 
     def tell(change: Change) -> None:
-        link.mailbox.post(partial(latest.put, ConnectionEvent(*change)))
+        link.driver.post(partial(latest.put, ConnectionEvent(*change)))
 
     with latest:
         link.watchers.add(tell)

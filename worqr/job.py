@@ -143,7 +143,7 @@ class Job(Generic[R]):
             return self._value(found)
         link = self._client.link
         news, parent = News(link), Parent(self.queue)
-        with link.mailbox.move_on_after(patience):
+        with link.driver.move_on_after(patience):
             async with listening(link, (await self._place()).job(self.id), lambda _message: news.tell()):
                 while (found := await self._look()).word == "wait":
                     await news.wait()
@@ -162,7 +162,7 @@ class Job(Generic[R]):
         texts: list[str] = []
         facts: dict[str, Any] = {}
         if patience > 0:
-            with self._client.link.mailbox.move_on_after(LAST_LOOK), suppress(WorqrError):
+            with self._client.link.driver.move_on_after(LAST_LOOK), suppress(WorqrError):
                 await self._explain(texts, facts)
         why = f": {'; '.join(texts)}" if texts else ""
         return ResultTimeout(f"{self!r} had not ended after {patience:g} s{why}", **facts)

@@ -12,7 +12,7 @@ from typing import Generic, Self, TypeVar
 
 from worqr.errors import Unavailable
 from worqr.link import Link, Signal, Waiter
-from worqr.link.mailbox import wake_all
+from worqr.link.driver import wake_all
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ async def listening_to(
     subscription = link.subscriptions.open(channels, hear, confirmed)
     try:
         patience = link.settings.patience
-        with link.mailbox.move_on_after(patience) as waiting:
+        with link.driver.move_on_after(patience) as waiting:
             await subscription.wait_confirmed()
         if waiting.cancelled_caught:
             raise Unavailable(f"{channels[0]}: the server confirmed no subscription within {patience:g} s", sent=False)
@@ -56,8 +56,8 @@ class News:
     """That something was heard since the last look. For one who waits and looks."""
 
     def __init__(self, link: Link) -> None:
-        self._mailbox = link.mailbox
-        self._heard = Signal(link.mailbox)
+        self._driver = link.driver
+        self._heard = Signal(link.driver)
 
     def tell(self) -> None:
         """Something was heard; called in the loop."""
@@ -65,16 +65,16 @@ class News:
 
     async def wait(self) -> None:
         """Until something was heard since the last wait, at most `LOOK_AGAIN` seconds; then look."""
-        with self._mailbox.move_on_after(LOOK_AGAIN):
+        with self._driver.move_on_after(LOOK_AGAIN):
             await self._heard.wait()
-        self._heard = Signal(self._mailbox)
+        self._heard = Signal(self._driver)
 
 
 class Latest(AsyncIterator[T], Generic[T]):
     """An iterator of what is put in, which ends with its block. Of more than `most` the oldest are dropped."""
 
     def __init__(self, link: Link, most: int) -> None:
-        self._mailbox = link.mailbox
+        self._driver = link.driver
         self._items: deque[T] = deque(maxlen=most)
         self._waiters: list[Waiter] = []
         self._closed = False
@@ -95,17 +95,17 @@ class Latest(AsyncIterator[T], Generic[T]):
         self._tell()
 
     async def __anext__(self) -> T:
-        await self._mailbox.checkpoint()  # others have their turn, however much there is
+        await self._driver.checkpoint()  # others have their turn, however much there is
         while True:
             waiter = Waiter()
-            await self._mailbox.prepare(waiter)
+            await self._driver.prepare(waiter)
             if self._items:
                 return self._items.popleft()
             if self._closed:
                 raise StopAsyncIteration
             self._waiters.append(waiter)
             try:
-                await self._mailbox.wait(waiter)
+                await self._driver.wait(waiter)
             finally:
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)

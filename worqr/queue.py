@@ -133,7 +133,7 @@ class Queue:
                 f"{MAX_BYTES:,} bytes, not {len(checked):,} tasks and {sum(map(len, checked)):,} bytes"
             )
         if not chunks:
-            await self._client.link.mailbox.checkpoint()
+            await self._client.link.driver.checkpoint()
             return 0
         if unique:
             return await unique_enqueued(self._client, self._keys, checked, wanted, front=front, max_length=max_length)

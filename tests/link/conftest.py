@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.link.scripts import until
-from worqr.link import Link, LinkSettings, TrioMailbox
+from worqr.link import Link, LinkSettings, TrioDriver
 
 LinkTo = Callable[..., Awaitable[Link]]
 
@@ -20,7 +20,7 @@ async def link_to() -> AsyncIterator[LinkTo]:
     links: list[Link] = []
 
     async def open_link(url: str, *, ready: bool = True, **settings: Any) -> Link:
-        link = Link(LinkSettings(url, app="test", **settings), TrioMailbox())
+        link = Link(LinkSettings(url, app="test", **settings), TrioDriver())
         links.append(link)
         link.start()
         if ready:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 import trio
+from worqr.link.asyncio_driver import AsyncioDriver
 
 from tests.link.scripts import append, echo, lines, log
 from tests.patience import PATIENCE
@@ -23,15 +24,14 @@ from worqr.link import (
     Link,
     LinkSettings,
     Signal,
-    ThreadMailbox,
-    TrioMailbox,
+    ThreadDriver,
+    TrioDriver,
     Waiter,
+    driver_here,
     loop_here,
     loop_name_here,
-    mailbox_here,
 )
-from worqr.link.aio import AsyncioMailbox
-from worqr.link.mailbox import wake_all
+from worqr.link.driver import wake_all
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ def test_what_a_delivery_raises_is_logged_and_the_loop_goes_on(
         raise error
 
     async def main() -> None:
-        mailbox, done = AsyncioMailbox(), asyncio.Event()
+        mailbox, done = AsyncioDriver(), asyncio.Event()
         mailbox.post(fail)
         mailbox.post(done.set)
         await done.wait()
@@ -80,7 +80,7 @@ def test_what_a_delivery_raises_is_logged_and_the_loop_goes_on(
 
 def test_a_waiter_whose_wake_fails_keeps_nobody_asleep(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        mailbox, broken, sound = AsyncioMailbox(), Waiter(), Waiter()
+        mailbox, broken, sound = AsyncioDriver(), Waiter(), Waiter()
         broken.wake = lambda: 1 / 0
         waiting = asyncio.create_task(mailbox.wait(sound))
         await turn()
@@ -93,7 +93,7 @@ def test_a_waiter_whose_wake_fails_keeps_nobody_asleep(caplog: pytest.LogCapture
 
 def test_nobody_is_woken_twice(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        mailbox, waiter = AsyncioMailbox(), Waiter()
+        mailbox, waiter = AsyncioDriver(), Waiter()
         waiting = asyncio.create_task(mailbox.wait(waiter))
         await turn()
         mailbox.post(partial(wake_all, [waiter, waiter]))
@@ -108,7 +108,7 @@ def test_nobody_is_woken_twice(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("wakes_first", [True, False])
 def test_whoever_is_cancelled_is_not_woken(wakes_first: bool, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        mailbox, waiter = AsyncioMailbox(), Waiter()
+        mailbox, waiter = AsyncioDriver(), Waiter()
         waiting = asyncio.create_task(mailbox.wait(waiter))
         await turn()
         both = [partial(wake_all, [waiter]), waiting.cancel]
@@ -127,7 +127,7 @@ def test_whoever_is_cancelled_is_not_woken(wakes_first: bool, caplog: pytest.Log
 
 def test_whoever_is_cancelled_is_not_known_any_more() -> None:
     async def main() -> None:
-        mailbox, waiter = AsyncioMailbox(), Waiter()
+        mailbox, waiter = AsyncioDriver(), Waiter()
         waiting = asyncio.create_task(mailbox.wait(waiter))
         await turn()
         assert waiter.wake is not None
@@ -141,7 +141,7 @@ def test_whoever_is_cancelled_is_not_known_any_more() -> None:
 
 def test_a_signal_is_heard_before_and_after_the_wait_began() -> None:
     async def main() -> None:
-        mailbox = AsyncioMailbox()
+        mailbox = AsyncioDriver()
         early, late = Signal(mailbox), Signal(mailbox)
         early.set()
         await early.wait()
@@ -157,7 +157,7 @@ def test_a_cancellation_that_has_not_come_yet_comes_before_anything_is_sent() ->
     reached: list[str] = []
 
     async def main() -> None:
-        mailbox = AsyncioMailbox()
+        mailbox = AsyncioDriver()
 
         async def ask() -> None:
             task = asyncio.current_task()
@@ -181,8 +181,8 @@ def test_a_cancellation_that_has_not_come_yet_comes_before_anything_is_sent() ->
 
 
 def test_a_loop_that_was_closed_is_no_error() -> None:
-    async def make() -> AsyncioMailbox:
-        return AsyncioMailbox()
+    async def make() -> AsyncioDriver:
+        return AsyncioDriver()
 
     mailbox = asyncio.run(make())
     thread = threading.Thread(target=mailbox.post, args=(lambda: None,))
@@ -193,8 +193,8 @@ def test_a_loop_that_was_closed_is_no_error() -> None:
 
 @pytest.mark.parametrize("_again", range(20))
 def test_a_loop_that_is_closed_meanwhile_is_no_error(_again: int) -> None:
-    async def make() -> AsyncioMailbox:
-        return AsyncioMailbox()
+    async def make() -> AsyncioDriver:
+        return AsyncioDriver()
 
     loop = asyncio.new_event_loop()
     mailbox = loop.run_until_complete(make())
@@ -225,24 +225,24 @@ def test_each_place_has_its_mailbox() -> None:
     found: list[object] = []
 
     async def look() -> None:
-        found.append((loop_name_here(), type(mailbox_here())))
+        found.append((loop_name_here(), type(driver_here())))
         assert loop_here() == loop_here()
         assert loop_here() is not None
 
     async def look_from_a_thread() -> None:
-        await asyncio.to_thread(lambda: found.append((loop_name_here(), type(mailbox_here()))))
+        await asyncio.to_thread(lambda: found.append((loop_name_here(), type(driver_here()))))
 
     trio.run(look)
     asyncio.run(look())
     asyncio.run(look_from_a_thread())
-    assert found == [("Trio", TrioMailbox), ("asyncio", AsyncioMailbox), ("", ThreadMailbox)]
+    assert found == [("Trio", TrioDriver), ("asyncio", AsyncioDriver), ("", ThreadDriver)]
     assert loop_here() is None
 
 
 def test_a_trio_run_that_is_a_guest_and_its_host_have_each_their_own() -> None:
     async def guest() -> tuple[str, type]:
         await trio.lowlevel.checkpoint()
-        return loop_name_here(), type(mailbox_here())
+        return loop_name_here(), type(driver_here())
 
     async def main() -> None:
         loop, ended = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
@@ -252,12 +252,12 @@ def test_a_trio_run_that_is_a_guest_and_its_host_have_each_their_own() -> None:
             done_callback=ended.set_result,
             host_uses_signal_set_wakeup_fd=True,
         )
-        seen = {(loop_name_here(), type(mailbox_here()))}
+        seen = {(loop_name_here(), type(driver_here()))}
         while not ended.done():
             await asyncio.sleep(0)
-            seen.add((loop_name_here(), type(mailbox_here())))
-        assert seen == {("asyncio", AsyncioMailbox)}
-        assert ended.result().unwrap() == ("Trio", TrioMailbox)
+            seen.add((loop_name_here(), type(driver_here())))
+        assert seen == {("asyncio", AsyncioDriver)}
+        assert ended.result().unwrap() == ("Trio", TrioDriver)
 
     run(main)
 
@@ -271,7 +271,7 @@ async def park() -> None:
 
 def test_a_limit_ends_its_block_and_says_so() -> None:
     async def main() -> None:
-        mailbox, task = AsyncioMailbox(), asyncio.current_task()
+        mailbox, task = AsyncioDriver(), asyncio.current_task()
         assert task is not None
         for seconds in (0.01, 0, -1):
             with mailbox.move_on_after(seconds) as limit:
@@ -291,7 +291,7 @@ def test_a_limit_ends_its_block_and_says_so() -> None:
 
 def test_an_error_of_the_block_comes_out_of_a_limit() -> None:
     async def main() -> None:
-        mailbox, error = AsyncioMailbox(), KeyError("of the application")
+        mailbox, error = AsyncioDriver(), KeyError("of the application")
         with pytest.raises(KeyError) as caught, mailbox.move_on_after(PATIENCE):
             raise error
         assert caught.value is error
@@ -315,7 +315,7 @@ WHO = ("inner limit", "outer limit", "timeout around", "cancellation")
 def test_of_all_that_ends_a_block_at_one_moment_the_outermost_counts(at_once: tuple[str, ...]) -> None:
     heard: list[str] = []
 
-    async def wait(mailbox: AsyncioMailbox) -> None:
+    async def wait(mailbox: AsyncioDriver) -> None:
         outer: Any = mailbox.move_on_after(math.inf)
         inner: Any = mailbox.move_on_after(math.inf)
         task = asyncio.current_task()
@@ -347,7 +347,7 @@ def test_of_all_that_ends_a_block_at_one_moment_the_outermost_counts(at_once: tu
             raise
 
     async def main() -> None:
-        task = asyncio.create_task(wait(AsyncioMailbox()))
+        task = asyncio.create_task(wait(AsyncioDriver()))
         await asyncio.wait([task])
         assert task.cancelled() == ("cancellation" in at_once)
         if not task.cancelled():
@@ -367,7 +367,7 @@ def test_of_all_that_ends_a_block_at_one_moment_the_outermost_counts(at_once: tu
 def test_a_limit_works_for_one_who_was_cancelled_and_cleans_up() -> None:
     cleaned: list[bool] = []
 
-    async def clean_up(mailbox: AsyncioMailbox) -> None:
+    async def clean_up(mailbox: AsyncioDriver) -> None:
         try:
             await park()
         finally:
@@ -376,7 +376,7 @@ def test_a_limit_works_for_one_who_was_cancelled_and_cleans_up() -> None:
             cleaned.append(limit.cancelled_caught)
 
     async def main() -> None:
-        task = asyncio.create_task(clean_up(AsyncioMailbox()))
+        task = asyncio.create_task(clean_up(AsyncioDriver()))
         await turn()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -390,7 +390,7 @@ def test_limits_and_cancellations_at_random_moments_lose_nothing() -> None:
     """Each task is under three limits and is cancelled at some moment, all in a few turns of the loop."""
     chance = random.Random(7)
 
-    async def wait(mailbox: AsyncioMailbox, limits: list[float]) -> None:
+    async def wait(mailbox: AsyncioDriver, limits: list[float]) -> None:
         """Until the first limit has passed; those within it pass before, or not."""
         with mailbox.move_on_after(limits[0]) as limit:
             if limits[1:]:
@@ -399,7 +399,7 @@ def test_limits_and_cancellations_at_random_moments_lose_nothing() -> None:
                 await mailbox.checkpoint()
         assert limit.cancelled_caught
 
-    async def endless(mailbox: AsyncioMailbox) -> None:
+    async def endless(mailbox: AsyncioDriver) -> None:
         while True:
             await wait(mailbox, [chance.uniform(0, 0.002) for _ in range(3)])
             task = asyncio.current_task()
@@ -407,7 +407,7 @@ def test_limits_and_cancellations_at_random_moments_lose_nothing() -> None:
             assert task.cancelling() == 0
 
     async def main() -> None:
-        mailbox = AsyncioMailbox()
+        mailbox = AsyncioDriver()
         for _ in range(20):
             tasks = [asyncio.create_task(endless(mailbox)) for _ in range(20)]
             for task in tasks:
@@ -424,7 +424,7 @@ def test_limits_and_cancellations_at_random_moments_lose_nothing() -> None:
 
 def test_what_runs_in_a_thread_runs_to_its_end_whoever_is_cancelled() -> None:
     async def main() -> None:
-        mailbox, gate, begun, done = AsyncioMailbox(), threading.Event(), threading.Event(), list[int]()
+        mailbox, gate, begun, done = AsyncioDriver(), threading.Event(), threading.Event(), list[int]()
 
         def work() -> int:
             begun.set()
@@ -450,7 +450,7 @@ def test_what_runs_in_a_thread_runs_to_its_end_whoever_is_cancelled() -> None:
 
 
 async def test_under_trio_as_well() -> None:
-    mailbox, done = TrioMailbox(), list[int]()
+    mailbox, done = TrioDriver(), list[int]()
     with trio.CancelScope() as scope:
         scope.cancel()
         await mailbox.in_thread(lambda: done.append(1))
@@ -472,7 +472,7 @@ def with_link(url: str, program: LinkProgram, *, ready: bool = True) -> None:
     """Run a program with a link of its loop, and see that its threads end."""
 
     async def main() -> None:
-        link = Link(LinkSettings(url, app="test"), mailbox_here())
+        link = Link(LinkSettings(url, app="test"), driver_here())
         link.start()
         try:
             if ready:
@@ -489,7 +489,7 @@ def with_link(url: str, program: LinkProgram, *, ready: bool = True) -> None:
 def test_what_was_not_sent_is_withdrawn_and_uses_no_number(own_server: Server, prefix: str) -> None:
     async def program(link: Link) -> None:
         own_server.stop()
-        await until(lambda: link.post(echo("notices"), lambda *_: None) or link._pipe.uplink.wire is None)  # type: ignore[func-returns-value]
+        await until(lambda: link.post(echo("notices"), lambda *_: None) or link._pipe.state.name != "READY")  # type: ignore[func-returns-value]
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await link.call(append(prefix, "withdrawn"))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 
+from worqr.link.giving_up import too_old
+
 from tests.link.scripts import append, echo
 from worqr.errors import Unavailable
 from worqr.link.backlog import GUILTY_AFTER, MAX_BYTES, MAX_CALLS, SEND_AGAIN_WITHIN, Backlog
 from worqr.link.clocks import boottime
 from worqr.link.request import Owner, Request
-from worqr.link.uplink import too_old
 from worqr.lua import script
 
 

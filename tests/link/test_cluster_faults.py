@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import trio
+from worqr.link.node_client import NodeClient
+from worqr.link.thread_driver import ThreadDriver, run_blocking
 
 from tests.children import Child
 from tests.link.conftest import LinkTo
@@ -25,11 +27,9 @@ from worqr.link import Link, LinkSettings, Owner
 from worqr.link.backlog import GUILTY_AFTER
 from worqr.link.cluster import ClusterPipes
 from worqr.link.dialect import slot_of
-from worqr.link.pipe import Pipe
 from worqr.link.request import Request
 from worqr.link.settings import Endpoint
 from worqr.link.subscriptions import Subscriptions, _receive_all
-from worqr.link.threads import ThreadMailbox, run_blocking
 from worqr.link.topology import NodeRoute, ShardRoute
 
 LOW, HIGH = "Q0", "Q2"
@@ -48,7 +48,7 @@ def pipes_of(link: Link) -> ClusterPipes:
     return link._pipe
 
 
-def pipe_to(link: Link, node: FakeNode) -> Pipe | None:
+def pipe_to(link: Link, node: FakeNode) -> NodeClient | None:
     return next((pipe for place, pipe in pipes_of(link)._pipes.items() if place.port == node.port), None)
 
 
@@ -76,7 +76,7 @@ async def test_nodes_that_point_to_each_other_are_not_asked_all_the_time(
     rounds, pauses = count(), list[Request]()
     redirected = ClusterPipes.moved
 
-    def counted(self: ClusterPipes, pipe: Pipe, requests: list[tuple[Request, str]]) -> list[Request]:
+    def counted(self: ClusterPipes, pipe: NodeClient, requests: list[tuple[Request, str]]) -> list[Request]:
         tired = redirected(self, pipe, requests)
         pauses.extend(tired)
         return tired
@@ -293,7 +293,7 @@ async def test_a_pipe_that_is_closed_while_it_leaves_ends(
     link = await link_to(fakes.url)
     asked, gate = threading.Event(), threading.Event()
 
-    def busy(_: ClusterPipes, pipe: Pipe) -> bool:
+    def busy(_: ClusterPipes, pipe: NodeClient) -> bool:
         asked.set()
         return gate.wait(PATIENCE) and False
 
@@ -318,8 +318,8 @@ async def test_a_node_that_is_down_and_has_no_slots_is_left_even_if_it_was_busy(
     link = await link_to(fakes.url)
     await link.call(append("t", "x"))
     busy = iter([True, True, True])
-    is_idle = Pipe.is_idle
-    monkeypatch.setattr(Pipe, "is_idle", lambda self: not next(busy, False) and is_idle(self))
+    is_idle = NodeClient.is_idle
+    monkeypatch.setattr(NodeClient, "is_idle", lambda self: not next(busy, False) and is_idle(self))
     fakes.give((ALL, second))
     first.close()
     assert (await link.call(append("t", "y")))[2] == 2
@@ -359,13 +359,13 @@ async def test_a_pipe_retires_and_gets_requests_in_one_piece(
     first, second, _ = fakes.nodes
     link = await link_to(fakes.url)
     alone: list[bool] = []
-    submit, is_idle = Pipe.submit, Pipe.is_idle
+    submit, is_idle = NodeClient.submit, NodeClient.is_idle
 
     def is_locked() -> None:
         alone.append(pipes_of(link)._lock._is_owned())  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(Pipe, "submit", lambda self, some: is_locked() or submit(self, some))
-    monkeypatch.setattr(Pipe, "is_idle", lambda self: is_locked() or is_idle(self))
+    monkeypatch.setattr(NodeClient, "submit", lambda self, some: is_locked() or submit(self, some))
+    monkeypatch.setattr(NodeClient, "is_idle", lambda self: is_locked() or is_idle(self))
     await link.call(append("t", "x"))
     fakes.give((ALL, second))
     first.does = moved("Q", second)
@@ -823,7 +823,7 @@ async def test_a_channel_that_is_opened_while_the_link_ends_is_told(fakes: Fakes
 def test_plain_threads_call_many_nodes_together(fakes: Fakes) -> None:
     first, second, _ = fakes.nodes
     fakes.give((HALVES[0], first), (HALVES[1], second))
-    link = Link(LinkSettings(fakes.url, app="test", patience=PATIENCE), ThreadMailbox())
+    link = Link(LinkSettings(fakes.url, app="test", patience=PATIENCE), ThreadDriver())
     link.start()
     try:
         for _ in range(20):
@@ -883,10 +883,10 @@ CHILD = """
 import os, sys
 import trio
 from tests.link.scripts import echo, tries_in_a_child
-from worqr.link import Link, LinkSettings, TrioMailbox
+from worqr.link import Link, LinkSettings, TrioDriver
 
 async def main():
-    link = Link(LinkSettings(sys.argv[1]), TrioMailbox())
+    link = Link(LinkSettings(sys.argv[1]), TrioDriver())
     link.start()
     await link.wait_ready()
     subscriptions = [link.subscriptions.open([name], lambda *_: None, lambda: None) for name in ("t:{Q}", "{worqr}:due")]

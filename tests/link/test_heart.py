@@ -372,7 +372,7 @@ async def test_a_log_that_blocks_stops_no_beat(link_to: LinkTo, server: Server, 
 
 
 class Loop:
-    """A mailbox whose loop turns when it is told to."""
+    """A driver whose loop turns when it is told to."""
 
     def __init__(self) -> None:
         self.posted: list[Callable[[], object]] = []

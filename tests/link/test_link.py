@@ -17,7 +17,7 @@ from tests.patience import PATIENCE
 from tests.proxy import FaultProxy
 from tests.servers import Server
 from worqr.errors import Unavailable, UsageError
-from worqr.link import Link, LinkSettings, TrioMailbox
+from worqr.link import Link, LinkSettings, TrioDriver
 
 PROMPT = 3.0
 """Seconds, of which a slow machine may need some; whoever waits for a silent server needs 5."""
@@ -25,7 +25,7 @@ PROMPT = 3.0
 
 async def test_nothing_happens_before_the_start(server: Server) -> None:
     before = threading.active_count()
-    link = Link(LinkSettings(server.url), TrioMailbox())
+    link = Link(LinkSettings(server.url), TrioDriver())
     assert threading.active_count() == before
     assert link.connections == 0
     with pytest.raises(UsageError, match="not started"):
@@ -48,7 +48,7 @@ async def test_endless_patience_is_no_overflow(link_to: LinkTo, own_server: Serv
     own_server.stop()
     outcomes = Outcomes()
     link.post(echo("a"), outcomes, patience=1e15)
-    await until(lambda: link._pipe.uplink.wire is None)
+    await until(lambda: link._pipe.state.name != "READY")
     own_server.start()
     await outcomes.wait(1)
     assert outcomes.all == [("a", None)]
@@ -154,7 +154,7 @@ async def test_calls_that_race_the_end_do_not_hang(link_to: LinkTo, server: Serv
 
 
 async def test_no_thread_to_be_had_is_a_clear_error(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    link = Link(LinkSettings(server.url), TrioMailbox())
+    link = Link(LinkSettings(server.url), TrioDriver())
 
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -178,7 +178,7 @@ async def test_no_thread_to_dial_in_is_no_reason_not_to_dial(
         real(self)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    wire = link._pipe.uplink.wire
+    wire = link._pipe._connection.transport.wire
     assert wire is not None
     wire.interrupt()
     assert await link.call(echo("a")) == "a"
@@ -188,10 +188,10 @@ async def test_no_thread_to_dial_in_is_no_reason_not_to_dial(
 CHILD = """
 import os, sys, trio
 from tests.link.scripts import echo, tries_in_a_child
-from worqr.link import Link, LinkSettings, TrioMailbox
+from worqr.link import Link, LinkSettings, TrioDriver
 
 async def main():
-    link = Link(LinkSettings(sys.argv[1]), TrioMailbox())
+    link = Link(LinkSettings(sys.argv[1]), TrioDriver())
     link.start()
     await link.wait_ready()
     subscription = link.subscriptions.open(["a"], lambda *_: None, lambda: None)
@@ -221,11 +221,11 @@ FULL = """
 import resource, socket, sys, trio
 from tests.link.scripts import echo
 from worqr.errors import Unavailable
-from worqr.link import Link, LinkSettings, TrioMailbox
+from worqr.link import Link, LinkSettings, TrioDriver
 
 async def main():
     settings = LinkSettings(sys.argv[1], patience=1.5)
-    old, new = Link(settings, TrioMailbox()), Link(settings, TrioMailbox())
+    old, new = Link(settings, TrioDriver()), Link(settings, TrioDriver())
     old.start()
     await old.wait_ready()
     taken = []

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import trio
+from worqr.link.giving_up import give_up
 
 import worqr
 import worqr.call
@@ -14,7 +15,6 @@ from tests.servers import Server
 from worqr import ops
 from worqr.keys import QueueKeys
 from worqr.link.backlog import Backlog
-from worqr.link.pipe import give_up
 from worqr.link.request import Merged, Request
 from worqr.lua import script
 

@@ -14,7 +14,7 @@ from tests.link.scripts import ECHO, Outcomes, append, echo, kill_connections, l
 from tests.servers import Server
 from worqr.call import Call
 from worqr.errors import ClaimSettled, QueueFull, RefusedByServer, Unavailable, UsageError, WorqrBug
-from worqr.link import uplink
+from worqr.link.session import Session
 
 
 async def test_every_task_gets_its_own_answer(link_to: LinkTo, server: Server) -> None:
@@ -50,14 +50,14 @@ async def test_what_waits_travels_in_one_pipeline(link_to: LinkTo, server: Serve
     link = await link_to(server.url)
     await link.call(echo("so that the script is there"))
     sends: list[int] = []
-    real = uplink.exchange
+    real = Session.begin
 
-    def counting(wire: Any, backlog: Any, producer: str, batch: list[Any], scripts: Any, **options: Any) -> Any:
+    def counting(self: Session, batch: list[Any], *rest: Any) -> Any:
         sends.append(len(batch))
-        return real(wire, backlog, producer, batch, scripts, **options)
+        return real(self, batch, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(uplink, "exchange", counting)
+        patch.setattr(Session, "begin", counting)
         async with trio.open_nursery() as nursery:
             for i in range(200):
                 nursery.start_soon(link.call, echo(str(i)))

@@ -19,7 +19,7 @@ from worqr import ops
 from worqr.call import Call
 from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable
 from worqr.keys import QueueKeys
-from worqr.link import Link, LinkSettings, TrioMailbox, replication
+from worqr.link import Link, LinkSettings, TrioDriver, replication
 from worqr.link.replication import FIRST_SLICE, LONGEST_SLICE, Replication
 from worqr.link.request import Request
 
@@ -279,7 +279,7 @@ async def test_a_cancelled_call_leaves_nothing_behind(link_to: LinkTo, pair: Pai
 
 
 async def test_the_end_of_the_link_is_told(pair: Pair, mine: str) -> None:
-    link = Link(LinkSettings(pair.primary.tcp_url, app="test"), TrioMailbox())
+    link = Link(LinkSettings(pair.primary.tcp_url, app="test"), TrioDriver())
     link.start()
     await link.wait_ready()
     outcomes = await post_unreplicated(link, pair, mine)
@@ -351,7 +351,7 @@ async def test_memory_that_is_full_meanwhile_is_not_taken_for_nothing_stored(
     outcomes = await post_unreplicated(link, pair, mine)
     pair.primary.look.config_set("maxmemory", 1)
     proxy.cut()
-    await until(lambda: link._pipe.uplink.held_until != -math.inf)  # type: ignore[union-attr]
+    await until(lambda: link._pipe.state.name == "HELD")  # type: ignore[union-attr]
     pair.primary.look.config_set("maxmemory", 0)
     pair.replica.resume()
     await outcomes.wait(1)

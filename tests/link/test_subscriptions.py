@@ -147,7 +147,7 @@ async def test_messages_that_arrive_together_are_one_delivery(link_to: LinkTo, s
     link = await link_to(server.url)
     made = await ear(link, f"{prefix}a")
     posts = 0
-    mailbox = link.subscriptions.mailbox
+    mailbox = link.subscriptions.driver
 
     class Counting:
         def post(self, deliver: Any) -> None:
@@ -155,7 +155,7 @@ async def test_messages_that_arrive_together_are_one_delivery(link_to: LinkTo, s
             posts += 1
             mailbox.post(deliver)
 
-    link.subscriptions.mailbox = Counting()  # type: ignore[assignment]
+    link.subscriptions.driver = Counting()  # type: ignore[assignment]
     with server.client() as client, client.pipeline(transaction=True) as pipe:
         for i in range(5000):
             pipe.publish(f"{prefix}a", str(i))

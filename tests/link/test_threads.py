@@ -24,8 +24,8 @@ from tests.patience import PATIENCE
 from tests.proxy import FaultProxy
 from tests.servers import Server
 from worqr.errors import Unavailable, WorqrBug
-from worqr.link import Link, LinkSettings, Signal, ThreadMailbox, TrioMailbox, Waiter, mailbox_here, run_blocking
-from worqr.link.mailbox import wake_all
+from worqr.link import Link, LinkSettings, Signal, ThreadDriver, TrioDriver, Waiter, driver_here, run_blocking
+from worqr.link.driver import wake_all
 
 T = TypeVar("T")
 
@@ -42,8 +42,8 @@ def until(condition: Callable[[], object], within: float = PATIENCE) -> None:
 
 
 @pytest.fixture
-def mailbox() -> ThreadMailbox:
-    return ThreadMailbox()
+def mailbox() -> ThreadDriver:
+    return ThreadDriver()
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def new_link() -> Iterator[Callable[..., Link]]:
     links: list[Link] = []
 
     def make(url: str, **settings: Any) -> Link:
-        links.append(Link(LinkSettings(url, app="test", **settings), ThreadMailbox()))
+        links.append(Link(LinkSettings(url, app="test", **settings), ThreadDriver()))
         links[-1].start()
         return links[-1]
 
@@ -91,12 +91,12 @@ def later(seconds: float, call: Callable[[], object]) -> threading.Timer:
 # Waiting
 
 
-async def wait_for(mailbox: ThreadMailbox, waiter: Waiter) -> None:
+async def wait_for(mailbox: ThreadDriver, waiter: Waiter) -> None:
     await mailbox.prepare(waiter)
     await mailbox.wait(waiter)
 
 
-def test_a_thread_waits_until_it_is_woken(mailbox: ThreadMailbox) -> None:
+def test_a_thread_waits_until_it_is_woken(mailbox: ThreadDriver) -> None:
     waiter = Waiter()
     began = time.monotonic()
     later(0.05, lambda: mailbox.post(partial(wake_all, [waiter])))
@@ -105,7 +105,7 @@ def test_a_thread_waits_until_it_is_woken(mailbox: ThreadMailbox) -> None:
     assert not waiter.abandoned
 
 
-def test_who_was_woken_before_does_not_wait(mailbox: ThreadMailbox) -> None:
+def test_who_was_woken_before_does_not_wait(mailbox: ThreadDriver) -> None:
     waiter = Waiter()
 
     async def late() -> None:
@@ -116,7 +116,7 @@ def test_who_was_woken_before_does_not_wait(mailbox: ThreadMailbox) -> None:
     run_blocking(late())
 
 
-def test_waking_twice_does_no_harm(mailbox: ThreadMailbox, caplog: pytest.LogCaptureFixture) -> None:
+def test_waking_twice_does_no_harm(mailbox: ThreadDriver, caplog: pytest.LogCaptureFixture) -> None:
     waiter = Waiter()
     run_blocking(mailbox.prepare(waiter))
     wake = waiter.wake
@@ -129,7 +129,7 @@ def test_waking_twice_does_no_harm(mailbox: ThreadMailbox, caplog: pytest.LogCap
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
 def test_what_a_delivery_raises_is_logged(
-    mailbox: ThreadMailbox, error: type[BaseException], caplog: pytest.LogCaptureFixture
+    mailbox: ThreadDriver, error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
         raise error
@@ -158,15 +158,15 @@ def test_a_coroutine_that_yields_is_a_bug() -> None:
 
 
 async def test_the_mailbox_is_that_of_where_one_is() -> None:
-    assert isinstance(mailbox_here(), TrioMailbox)
-    assert isinstance(await trio.to_thread.run_sync(mailbox_here), ThreadMailbox)
+    assert isinstance(driver_here(), TrioDriver)
+    assert isinstance(await trio.to_thread.run_sync(driver_here), ThreadDriver)
 
 
 # Time limits
 
 
 @pytest.mark.parametrize("seconds", [0, 0.05])
-def test_a_limit_ends_its_block(mailbox: ThreadMailbox, seconds: float) -> None:
+def test_a_limit_ends_its_block(mailbox: ThreadDriver, seconds: float) -> None:
     waiter, reached = Waiter(), []
 
     async def wait() -> bool:
@@ -182,7 +182,7 @@ def test_a_limit_ends_its_block(mailbox: ThreadMailbox, seconds: float) -> None:
     mailbox.post(partial(wake_all, [waiter]))
 
 
-def test_nothing_is_begun_when_the_limit_has_passed(mailbox: ThreadMailbox) -> None:
+def test_nothing_is_begun_when_the_limit_has_passed(mailbox: ThreadDriver) -> None:
     reached = []
 
     async def begin() -> bool:
@@ -196,7 +196,7 @@ def test_nothing_is_begun_when_the_limit_has_passed(mailbox: ThreadMailbox) -> N
 
 
 @pytest.mark.parametrize("seconds", [60, 1e300, math.inf])
-def test_a_limit_that_has_not_passed_says_nothing(mailbox: ThreadMailbox, seconds: float) -> None:
+def test_a_limit_that_has_not_passed_says_nothing(mailbox: ThreadDriver, seconds: float) -> None:
     waiter = Waiter()
 
     async def wait() -> bool:
@@ -210,7 +210,7 @@ def test_a_limit_that_has_not_passed_says_nothing(mailbox: ThreadMailbox, second
 
 
 @pytest.mark.parametrize(("outer", "inner"), [(0.05, 60), (60, 0.05), (0, 0), (math.inf, 0.05), (0.05, math.inf)])
-def test_of_limits_the_outermost_that_has_passed_ends(mailbox: ThreadMailbox, outer: float, inner: float) -> None:
+def test_of_limits_the_outermost_that_has_passed_ends(mailbox: ThreadDriver, outer: float, inner: float) -> None:
     after = []
 
     async def wait() -> tuple[bool, bool]:
@@ -224,7 +224,7 @@ def test_of_limits_the_outermost_that_has_passed_ends(mailbox: ThreadMailbox, ou
     assert after == ([] if outer <= inner else [True])
 
 
-def test_what_else_ends_a_block_is_not_taken_for_its_limit(mailbox: ThreadMailbox) -> None:
+def test_what_else_ends_a_block_is_not_taken_for_its_limit(mailbox: ThreadDriver) -> None:
     async def fail() -> None:
         with mailbox.move_on_after(0):
             raise ZeroDivisionError
@@ -234,7 +234,7 @@ def test_what_else_ends_a_block_is_not_taken_for_its_limit(mailbox: ThreadMailbo
     run_blocking(mailbox.checkpoint())
 
 
-def test_a_limit_is_of_one_call_in_one_thread(mailbox: ThreadMailbox) -> None:
+def test_a_limit_is_of_one_call_in_one_thread(mailbox: ThreadDriver) -> None:
     """Also if something broke out of its block without leaving it, as an exception from a signal handler may."""
 
     async def outer() -> bool:
@@ -257,7 +257,7 @@ def test_a_limit_is_of_one_call_in_one_thread(mailbox: ThreadMailbox) -> None:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_a_signal_is_seen_before_and_after(mailbox: ThreadMailbox, before: bool) -> None:
+def test_a_signal_is_seen_before_and_after(mailbox: ThreadDriver, before: bool) -> None:
     told = Signal(mailbox)
     if before:
         told.set()
@@ -268,7 +268,7 @@ def test_a_signal_is_seen_before_and_after(mailbox: ThreadMailbox, before: bool)
     run_blocking(told.wait())
 
 
-def test_no_signal_is_missed(mailbox: ThreadMailbox) -> None:
+def test_no_signal_is_missed(mailbox: ThreadDriver) -> None:
     """Set and waited for at the same moment, again and again."""
     for _ in range(300):
         told = Signal(mailbox)
@@ -277,7 +277,7 @@ def test_no_signal_is_missed(mailbox: ThreadMailbox) -> None:
 
 @pytest.mark.parametrize("before", [True, False])
 async def test_a_signal_under_trio(before: bool) -> None:
-    told = Signal(TrioMailbox())
+    told = Signal(TrioDriver())
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             if before:
@@ -416,7 +416,7 @@ def test_a_confirmation_is_waited_for_as_long_as_the_limit(new_link: NewLink, pr
     subscription = link.subscriptions.open(["a"], lambda *_: None, lambda: None)
 
     async def wait() -> bool:
-        with link.mailbox.move_on_after(0.1) as scope:
+        with link.driver.move_on_after(0.1) as scope:
             await subscription.wait_confirmed()
         return scope.cancelled_caught
 
@@ -460,9 +460,9 @@ def test_a_call_of_a_thread_has_patience(new_link: NewLink, proxy: FaultProxy) -
 INTERRUPTED = """
 import signal, sys, threading
 from tests.link.scripts import append, echo
-from worqr.link import Link, LinkSettings, ThreadMailbox, run_blocking
+from worqr.link import Link, LinkSettings, ThreadDriver, run_blocking
 
-link = Link(LinkSettings(sys.argv[1], patience=60), ThreadMailbox())
+link = Link(LinkSettings(sys.argv[1], patience=60), ThreadDriver())
 link.start()
 run_blocking(link.wait_ready())
 assert run_blocking(link.call(append(sys.argv[2], "a")))[1] == 1
@@ -505,9 +505,9 @@ async def test_an_interrupt_ends_a_wait_and_withdraws_the_request(
 
 FORKED = """
 import os, signal, sys, time
-from worqr.link import Link, LinkSettings, ThreadMailbox, run_blocking
+from worqr.link import Link, LinkSettings, ThreadDriver, run_blocking
 
-link = Link(LinkSettings(sys.argv[1], app=sys.argv[2]), ThreadMailbox())
+link = Link(LinkSettings(sys.argv[1], app=sys.argv[2]), ThreadDriver())
 link.start()
 run_blocking(link.wait_ready())
 run_blocking(link.subscriptions.open(["a"], print, lambda: None).wait_confirmed())

@@ -191,10 +191,8 @@ class Backlog:
             if not held.requests:
                 del self.held[base]
 
-    def readmit(self, now: float) -> float:
-        """Those whose pause is over go behind the others; returns when the next pause is over."""
-        if not (self.held or self.outcasts):
-            return math.inf
+    def readmit(self, now: float) -> None:
+        """Put those whose pause is over behind the others."""
         for base, held in list(self.held.items()):
             if held.until <= now:
                 self.pending.extend(held.requests)
@@ -203,13 +201,12 @@ class Backlog:
             if request.not_before <= now:
                 self._line(request).append(request)
         self.outcasts = [request for request in self.outcasts if request.not_before > now]
-        ends = (*(held.until for held in self.held.values()), *(request.not_before for request in self.outcasts))
-        return min(ends, default=math.inf)
 
-    def next_scan(self) -> float:
-        """When somebody may have waited too long, or WAIT is to be asked again."""
-        replication = self.replication
-        return min(self._next_scan, replication.not_before) if replication.waiting else self._next_scan
+    def next_pause(self) -> float:
+        """Return when the next pause ends: of a base that is held, of a request that is tried now and then, or of WAIT."""
+        ends = (*(held.until for held in self.held.values()), *(request.not_before for request in self.outcasts))
+        replication = self.replication.not_before if self.replication.waiting else math.inf
+        return min(*ends, replication, math.inf)
 
     def overdue(self, now: float, *, owners: bool = False) -> tuple[list[Request], list[Request]]:
         """Those whose patience ended, and those whose owner is dead; looks only when one may be due, or when told to.

@@ -23,8 +23,9 @@ from functools import lru_cache, partial
 from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.link.backlog import Backlog
 from worqr.link.dialect import slot_of
-from worqr.link.mailbox import Mailbox, Waiter, wake_all
-from worqr.link.pipe import Pipe, Posted, give_up
+from worqr.link.driver import Driver, Waiter, wake_all
+from worqr.link.giving_up import give_up
+from worqr.link.node_client import NodeClient, Posted
 from worqr.link.reasons import is_unknown_host
 from worqr.link.request import Numbers, Request, fail_all
 from worqr.link.scribe import Scribe
@@ -46,7 +47,7 @@ def cached_slot(name: str) -> int:
 
 
 class ClusterPipes:
-    """The pipes of one cluster. What `Pipe` offers to the link; all of it may be called from any thread.
+    """The pipes of one cluster. What `NodeClient` offers to the link; all of it may be called from any thread.
 
     Attributes:
         ended: why nothing can be sent; None while it works.
@@ -55,19 +56,19 @@ class ClusterPipes:
         home: the slot of the registry, whose node stands for the cluster where one server has to.
     """
 
-    def __init__(self, settings: LinkSettings, mailbox: Mailbox, scribe: Scribe, producer: str, registry: str) -> None:
+    def __init__(self, settings: LinkSettings, driver: Driver, scribe: Scribe, producer: str, registry: str) -> None:
         self.ended: WorqrError | None = UsageError("this link was not started")
         self.numbers: Numbers = Numbers()
         self.home: int = slot_of(registry)
-        self.topology: Topology = Topology(settings, scribe, self)
+        self.topology: Topology = Topology(settings, scribe, self, driver.post)
         self._settings = settings
-        self._mailbox = mailbox
+        self._driver = driver
         self._scribe = scribe
         self._producer = producer
         self._lock = threading.RLock()
-        self._pipes: dict[Endpoint, Pipe] = {}
-        self._endpoints: dict[Pipe, Endpoint] = {}
-        self._order: SlotOrder[Pipe] = SlotOrder()
+        self._pipes: dict[Endpoint, NodeClient] = {}
+        self._endpoints: dict[NodeClient, Endpoint] = {}
+        self._order: SlotOrder[NodeClient] = SlotOrder()
         self._lobby = Backlog(self.numbers)
         self._lobby_view: View | None = None  # with which those in the lobby were last tried
         self._ready_waiters: list[tuple[Waiter, float]] = []
@@ -99,7 +100,7 @@ class ClusterPipes:
         self.topology.start()
 
     def submit(self, request: Request | Posted) -> None:
-        """Have it sent, or all of them, to where they belong. The outcome comes through the mailbox."""
+        """Have it sent, or all of them, to where they belong. The outcome comes through the driver."""
         self._send(request if isinstance(request, Posted) else (request,), self._pipe_of_new)
 
     def wait_ready(self, waiter: Waiter, deadline: float) -> None:
@@ -155,8 +156,8 @@ class ClusterPipes:
         """Have requests that a pipe cannot send be sent to where they belong."""
         self._send(requests, self._pipe_of)
 
-    def _send(self, requests: Iterable[Request], pipe_of: Callable[[int], Pipe | None]) -> None:
-        by_pipe: dict[Pipe, Posted] = {}
+    def _send(self, requests: Iterable[Request], pipe_of: Callable[[int], NodeClient | None]) -> None:
+        by_pipe: dict[NodeClient, Posted] = {}
         unsent: list[Request] = []
         no_thread: RuntimeError | None = None
         with self._lock:  # from the look at `ended` on: whoever ends, or retires a pipe, finds what has come
@@ -184,11 +185,11 @@ class ClusterPipes:
         elif no_thread is not None:
             self._fail(unsent, _no_thread(no_thread))
 
-    def belongs(self, pipe: Pipe, request: Request) -> bool:
+    def belongs(self, pipe: NodeClient, request: Request) -> bool:
         owner = self.topology.owner(cached_slot(request.call.base))
         return owner is None or self._endpoints.get(pipe) == owner
 
-    def moved(self, pipe: Pipe, requests: list[tuple[Request, str]]) -> list[Request]:
+    def moved(self, pipe: NodeClient, requests: list[tuple[Request, str]]) -> list[Request]:
         self.topology.learn((redirect for _, redirect in requests), self._endpoints.get(pipe, _NOWHERE))
         tired: set[str] = set()  # bases: what comes behind one of their requests waits with it
         for request, _ in requests:
@@ -198,10 +199,10 @@ class ClusterPipes:
         self.hand_over(request for request, _ in requests if request.call.base not in tired)
         return [request for request, _ in requests if request.call.base in tired]
 
-    def is_needed(self, pipe: Pipe) -> bool:
+    def is_needed(self, pipe: NodeClient) -> bool:
         return self._endpoints.get(pipe) in self.topology.view.primaries
 
-    def retire(self, pipe: Pipe) -> bool:
+    def retire(self, pipe: NodeClient) -> bool:
         with self._lock:
             endpoint = self._endpoints.get(pipe)
             if endpoint is None or not pipe.is_idle():
@@ -212,23 +213,23 @@ class ClusterPipes:
         self._scribe.emit(logger, "link.moved", "%(server)s has no slots of the cluster any more", server=str(endpoint))
         return True
 
-    def passed(self, pipe: Pipe, waiting: Collection[str]) -> bool:
+    def passed(self, pipe: NodeClient, waiting: Collection[str]) -> bool:
         with self._lock:
-            if self._order.is_passing(pipe) and not pipe.has_news():
+            if self._order.is_passing(pipe):
                 self._order.passed(pipe, set(map(cached_slot, waiting)))
             return not self._order.is_passing(pipe)
 
-    def _pipe_of_new(self, slot: int) -> Pipe | None:
+    def _pipe_of_new(self, slot: int) -> NodeClient | None:
         """As `_pipe_of`; but the pipe of the node that had the slot before, while that pipe may have older requests of it."""
         owner = self._pipe_of(slot)
         if owner is None:
             return None
         pipe, is_new = self._order.choose(slot, owner)
         if is_new:
-            pipe.tell(pipe.sort_out)
+            self._driver.post(pipe.sort_out)
         return pipe
 
-    def _pipe_of(self, slot: int) -> Pipe | None:
+    def _pipe_of(self, slot: int) -> NodeClient | None:
         """The pipe of the node that has `slot`, made now if need be; None: nobody knows which. Under the lock.
 
         Raises:
@@ -240,7 +241,7 @@ class ClusterPipes:
         pipe = self._pipes.get(endpoint)
         if pipe is None:
             route = NodeRoute(self.topology, endpoint)
-            pipe = Pipe(self._settings, self._mailbox, self._scribe, self._producer, route=route, cluster=self)
+            pipe = NodeClient(self._settings, self._driver, self._scribe, self._producer, route=route, cluster=self)
             pipe.start()
             self._pipes[endpoint], self._endpoints[pipe] = pipe, endpoint
         return pipe
@@ -255,7 +256,7 @@ class ClusterPipes:
         for waiter, deadline in waiters:
             self.wait_ready(waiter, deadline)
         for pipe in pipes:
-            pipe.tell(pipe.sort_out)
+            self._driver.post(pipe.sort_out)
         self._tell_listeners()
 
     def meanwhile(self) -> None:
@@ -266,7 +267,7 @@ class ClusterPipes:
             self._ready_waiters = [each for each in self._ready_waiters if each[1] > now]
         if late or orphans:
             give_up(late, orphans, self._outage())
-            self._mailbox.post(partial(wake_all, [*late, *orphans]))
+            self._driver.post(partial(wake_all, [*late, *orphans]))
         self._fail(tired, Unavailable(self._outage()))
 
     def looked(self, error: WorqrError | None) -> None:
@@ -312,7 +313,7 @@ class ClusterPipes:
     def _fail(self, waiters: Collection[Waiter], error: WorqrError) -> None:
         if waiters:
             fail_all(waiters, error)
-            self._mailbox.post(partial(wake_all, waiters))
+            self._driver.post(partial(wake_all, waiters))
 
 
 def _no_thread(exc: RuntimeError) -> Unavailable:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.link.channels import SHARDED, Channels
 from worqr.link.cluster import ClusterPipes, cached_slot
-from worqr.link.mailbox import Mailbox
+from worqr.link.driver import Driver
 from worqr.link.scribe import Scribe
 from worqr.link.settings import Endpoint, LinkSettings
 from worqr.link.subscriptions import Ear, Subscription, Subscriptions
@@ -23,9 +23,9 @@ class ClusterSubscriptions:
     """All subscriptions of a link to a cluster, on a connection for each node that some of them lead to."""
 
     def __init__(
-        self, settings: LinkSettings, mailbox: Mailbox, scribe: Scribe, pipes: ClusterPipes, registry: str
+        self, settings: LinkSettings, driver: Driver, scribe: Scribe, pipes: ClusterPipes, registry: str
     ) -> None:
-        self.mailbox: Mailbox = mailbox
+        self.driver: Driver = driver
         self.ended: WorqrError | None = None
         self._settings = settings
         self._scribe = scribe
@@ -35,7 +35,7 @@ class ClusterSubscriptions:
         self._open: dict[Subscription, int] = {}
         self._hubs: dict[Endpoint, Subscriptions] = {}
         route = ShardRoute(self._topology, pipes.home, settings.address.redacted)
-        self._plain = Subscriptions(settings, mailbox, scribe, route=route)
+        self._plain = Subscriptions(settings, driver, scribe, route=route)
         self._followed: View | None = None
         pipes.when_looked(self._follow)
 
@@ -83,7 +83,7 @@ class ClusterSubscriptions:
         for hub in (self._plain, *hubs):
             hub.close()
         for subscription in homeless:
-            self.mailbox.post(lambda subscription=subscription: subscription.fail(error))  # type: ignore[misc]
+            self.driver.post(lambda subscription=subscription: subscription.fail(error))  # type: ignore[misc]
 
     def poison(self, error: WorqrError) -> None:
         """In a forked child: nothing of this works here."""
@@ -105,7 +105,7 @@ class ClusterSubscriptions:
         hub = self._hubs.get(owner)
         if hub is None:
             route, channels = NodeRoute(self._topology, owner), Channels[Ear](SHARDED, _group_of)
-            hub = Subscriptions(self._settings, self.mailbox, self._scribe, route=route, channels=channels)
+            hub = Subscriptions(self._settings, self.driver, self._scribe, route=route, channels=channels)
             self._hubs[owner] = hub
         if subscription.ear is None or subscription.ear.hub is not hub:
             hub.listen(subscription)

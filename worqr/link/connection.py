@@ -94,7 +94,7 @@ class Wire:
     def send(self, pieces: list[bytes]) -> None:
         """Write commands that are packed; raises `Lost`."""
         try:
-            self._raw.send_packed_command(_sendable(pieces), check_health=False)
+            self._raw.send_packed_command(sendable(pieces), check_health=False)
         except redis_py().errors as exc:
             raise loss(exc) from exc
 
@@ -210,6 +210,14 @@ class Wire:
                 socket.socket.close(sock)
         except OSError:
             pass  # it was gone already
+
+    def hand_over(self) -> socket.socket:
+        """Return the socket, which no longer blocks: from now on a `Transport` sends and reads. `close` still ends it."""
+        sock = self._socket()
+        if sock is None:
+            raise Lost("the connection was closed before it was used", innocent=True)
+        sock.setblocking(False)
+        return sock
 
     def _socket(self) -> socket.socket | None:
         return self._raw._get_socket()  # pyright: ignore[reportPrivateUsage] - there is no public way
@@ -378,8 +386,10 @@ def _tls(address: Address) -> dict[str, Any]:
     return options
 
 
-def _sendable(pieces: list[bytes]) -> list[bytes | memoryview]:
-    """Few pieces of moderate size: small ones joined (a send each would be slow), large ones cut without a copy."""
+def sendable(pieces: list[bytes]) -> list[bytes | memoryview]:
+    """Return few pieces of moderate size: small ones joined (a send each would be slow), large ones cut without a copy."""
+    if len(pieces) == 1 and len(pieces[0]) <= _PIECE:
+        return list(pieces)
     if sum(map(len, pieces)) <= _JOINED:
         return [b"".join(pieces)]
     out: list[bytes | memoryview] = []

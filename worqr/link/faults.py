@@ -81,9 +81,18 @@ class Refused(Exception):
 
 
 def refusal(error: BaseException) -> Refused:
-    """Sort an error reply."""
+    """Sort an error reply that redis-py has read."""
     text = _clean(str(error))
     word: str | None = getattr(error, "status_code", None)
+    return _sorted(word, text)
+
+
+def error_reply(text: str) -> Refused:
+    """Sort an error reply, as it came from the server."""
+    return _sorted(None, _clean(text))
+
+
+def _sorted(word: str | None, text: str) -> Refused:
     if word is None:
         first, _, rest = text.partition(" ")
         word, text = (first, rest) if first.isupper() else ("ERR", text)

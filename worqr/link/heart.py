@@ -30,9 +30,9 @@ from worqr.errors import Unavailable, WorqrError
 from worqr.link.clocks import boottime
 from worqr.link.connection import MOVED, Wire, loading, open_connection, pack
 from worqr.link.dialect import as_sent
+from worqr.link.driver import Driver
 from worqr.link.faults import Kind, Lost, Refused
 from worqr.link.loop_watch import LoopWatch
-from worqr.link.mailbox import Mailbox
 from worqr.link.routes import Route, route_to
 from worqr.link.scribe import Scribe
 from worqr.link.settings import LinkSettings
@@ -85,7 +85,7 @@ class Heart(Generic[R]):
     def __init__(
         self,
         settings: LinkSettings,
-        mailbox: Mailbox,
+        driver: Driver,
         *,
         make: Callable[[int, bool], Call[R]],
         replied: Callable[[R], None],
@@ -103,14 +103,14 @@ class Heart(Generic[R]):
         self.last_error: str = ""
         self._settings = settings
         self._route = route or route_to(settings)
-        self._mailbox = mailbox
+        self._driver = driver
         self._make = make
         self._replied = replied
         self._every = every
         self._timeout = timeout
         self._scribe = scribe or Scribe()
         self._own_scribe = scribe is None
-        self._loop = LoopWatch(mailbox, describe, block_limit)
+        self._loop = LoopWatch(driver, describe, block_limit)
         self._wire: Wire | None = None
         self._sent: deque[_Sent[R]] = deque()
         self._next_beat = self._looked = time.monotonic()  # at the clock, while an answer is awaited
@@ -272,7 +272,7 @@ class Heart(Generic[R]):
             value = sent.call.read(reply)
             self._has_worked = True
             self.acked_at = sent.at
-            self._mailbox.post(partial(self._reply, value, sent.at))
+            self._driver.post(partial(self._reply, value, sent.at))
 
     def _while_silent(self) -> None:
         """Every 0.1 s while we wait for an answer, or to be let in."""

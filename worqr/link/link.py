@@ -20,14 +20,16 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar, cast
 
+import trio
+
 from worqr.call import Call
 from worqr.errors import NotReplicated, Unavailable, UsageError, note_reply
 from worqr.keys import RegistryKeys
 from worqr.link.cluster import ClusterPipes
 from worqr.link.cluster_channels import ClusterSubscriptions
+from worqr.link.driver import Driver, Waiter, wake_all
 from worqr.link.heart import Heart
-from worqr.link.mailbox import Mailbox, Waiter, wake_all
-from worqr.link.pipe import Pipe, Posted
+from worqr.link.node_client import NodeClient, Posted
 from worqr.link.request import Owner, Request
 from worqr.link.routes import Route, route_to
 from worqr.link.scribe import Scribe
@@ -57,31 +59,31 @@ class Link:
     Attributes, set once:
         producer: names this link to the server's memory of replies; 128 random bits, never shared.
         settings: what it was made from.
-        mailbox: how whoever waits for it waits.
+        driver: how whoever waits for it waits.
         subscriptions: channels to listen to.
         watchers: the listeners for a lost server and its return.
     """
 
-    def __init__(self, settings: LinkSettings, mailbox: Mailbox) -> None:
+    def __init__(self, settings: LinkSettings, driver: Driver) -> None:
         self.producer: str = secrets.token_urlsafe(16)
         self.settings = settings
-        self.mailbox: Mailbox = mailbox
+        self.driver: Driver = driver
         self._scribe = Scribe()
         self.watchers: Watchers = self._scribe.watchers
         self._route: Route = route_to(settings)
         self._sentinels: SentinelRoute | None = None
         if settings.address.topology == "sentinel":
             self._route = self._sentinels = SentinelRoute(settings, self._scribe, self._moved)
-        self._pipe: Pipe | ClusterPipes
+        self._pipe: NodeClient | ClusterPipes
         self.subscriptions: Subscriptions | ClusterSubscriptions
         if settings.clustered:
             registry = RegistryKeys(settings.prefix).base
-            pipes = self._pipe = ClusterPipes(settings, mailbox, self._scribe, self.producer, registry)
+            pipes = self._pipe = ClusterPipes(settings, driver, self._scribe, self.producer, registry)
             self._route = ShardRoute(pipes.topology, pipes.home, settings.address.redacted)
-            self.subscriptions = ClusterSubscriptions(settings, mailbox, self._scribe, pipes, registry)
+            self.subscriptions = ClusterSubscriptions(settings, driver, self._scribe, pipes, registry)
         else:
-            self._pipe = Pipe(settings, mailbox, self._scribe, self.producer, route=self._route)
-            self.subscriptions = Subscriptions(settings, mailbox, self._scribe, route=self._route)
+            self._pipe = NodeClient(settings, driver, self._scribe, self.producer, route=self._route)
+            self.subscriptions = Subscriptions(settings, driver, self._scribe, route=self._route)
         self._hearts: list[Heart[object]] = []
         self._together = _Together()
         self._started = self._closed = False
@@ -102,6 +104,11 @@ class Link:
         """Which process of the server we last connected to; changes when it restarts. Empty if our user may not ask."""
         return self._pipe.run_id
 
+    @property
+    def has_ended(self) -> bool:
+        """True if nothing can be sent any more."""
+        return self._closed or (self._started and self._pipe.ended is not None)
+
     def start(self) -> None:
         """Begin to connect, in the background. Raises Unavailable if the system gives us no thread. Idempotent."""
         if self._started or self._closed:
@@ -112,7 +119,8 @@ class Link:
             self._scribe.start()
             if self._sentinels is not None:
                 self._sentinels.start()
-            self._pipe.start()
+            with self.driver.entered:
+                self._pipe.start()
         except RuntimeError as exc:
             self.close()
             raise Unavailable(
@@ -133,9 +141,10 @@ class Link:
             Unavailable: there was none within `patience`.
         """
         waiter = Waiter()
-        await self.mailbox.prepare(waiter)
-        self._pipe.wait_ready(waiter, time.monotonic() + self.settings.patience)
-        await self.mailbox.wait(waiter)
+        await self.driver.prepare(waiter)
+        with self.driver.entered:
+            self._pipe.wait_ready(waiter, time.monotonic() + self.settings.patience)
+        await self.driver.wait(waiter)
         waiter.raise_error()
 
     async def call(self, call: Call[T], *, patience: float | None = None) -> T:
@@ -152,13 +161,13 @@ class Link:
             RefusedByServer, QueueFull, WorqrError: what the server answered, as the call reads it.
             NotReplicated: it took effect, but fewer replicas than the call wants have it; `answer` is its value.
         """
-        pipe, mailbox = self._pipe, self.mailbox
-        if pipe.ended is not None:
+        driver = self.driver
+        if self._pipe.ended is not None:
             self._check()
         request = Request(call, self.settings.patience if patience is None else patience, time.monotonic())
-        await mailbox.prepare(request)
-        pipe.submit(request)
-        await mailbox.wait(request)
+        await driver.prepare(request)
+        self._submit(request)
+        await driver.wait(request)
         if request.error is not None:
             if isinstance(request.error, NotReplicated):
                 note_reply(request.error, request.value)
@@ -175,30 +184,33 @@ class Link:
         """
         if self._pipe.ended is not None:
             self._check()
+        if not calls:
+            await self.driver.checkpoint()
+            return []
         everything = Waiter()
-        await self.mailbox.prepare(everything)
+        await self.driver.prepare(everything)
         now = time.monotonic()
         requests = Posted(Request(call, self.settings.patience, now) for call in calls)
-        if not requests:
-            return []
-        answers: list[None] = []
+        left = len(requests)
 
         def answered() -> None:
-            answers.append(None)  # not a counter: on a cluster, for plain threads, this runs in the thread of each node
-            if len(answers) == len(requests):
+            nonlocal left
+            left -= 1
+            if not left:
                 everything.settled = True
                 wake_all((everything,))
 
         for request in requests:
             request.wake = answered
-        self._pipe.submit(requests)
+        self._submit(requests)
         try:
-            await self.mailbox.wait(everything)
+            await self.driver.wait(everything)
         except BaseException:
             for request in requests:
                 request.wake = None
                 request.abandoned = True
             raise
+        everything.raise_error()
         late: NotReplicated | None = None
         for request in requests:
             if not isinstance(request.error, NotReplicated):
@@ -232,7 +244,7 @@ class Link:
         request.wake = wake
         posted = self._together.posted
         if posted is None:
-            self._pipe.submit(request)
+            self._submit(request)
         else:
             posted.append(request)
 
@@ -248,7 +260,12 @@ class Link:
         finally:
             self._together.posted = None
             if posted:
-                self._pipe.submit(posted)
+                self._submit(posted)
+
+    @trio.lowlevel.enable_ki_protection
+    def _submit(self, request: Request | Posted) -> None:
+        """Send it, or have it sent. In a task of the caller's, where Ctrl-C must not come in the middle of it."""
+        self.driver.submit(self._pipe.submit, request)
 
     def heart(
         self,
@@ -264,7 +281,7 @@ class Link:
         self._check()
         heart = Heart(
             self.settings,
-            self.mailbox,
+            self.driver,
             make=make,
             replied=replied,
             every=every,
@@ -286,13 +303,15 @@ class Link:
         if self._sentinels is not None:
             self._sentinels.close()
         self.subscriptions.close()
-        self._pipe.close()
+        with self.driver.entered:
+            self._pipe.close()
+            self.driver.close()
         self._scribe.stop()
 
     def _moved(self) -> None:
         """In the thread that asks the Sentinels: the primary is another server than before. Hearts look at every beat."""
-        if isinstance(self._pipe, Pipe) and isinstance(self.subscriptions, Subscriptions):
-            self._pipe.reconsider()
+        if isinstance(self._pipe, NodeClient) and isinstance(self.subscriptions, Subscriptions):
+            self.driver.post(self._pipe.reconsider)
             self.subscriptions.ring()
 
     def _check(self) -> None:
@@ -308,6 +327,7 @@ class Link:
         if self._sentinels is not None:
             self._sentinels.poison()
         self._pipe.poison(error)
+        self.driver.poison()
         self.subscriptions.poison(error)
         for heart in self._hearts:
             heart.poison(error)

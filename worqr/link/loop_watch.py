@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from worqr.link.mailbox import Mailbox
+from worqr.link.driver import Driver
 
 _TURNING = 1.0  # a loop that answers within this turns
 _LATE = 1.0  # seconds; we ourselves did not run for so long
@@ -39,10 +39,10 @@ class LoopWatch:
         stalled: it has waited for longer than the block limit.
     """
 
-    def __init__(self, mailbox: Mailbox, describe: Callable[[], str], block_limit: float) -> None:
+    def __init__(self, driver: Driver, describe: Callable[[], str], block_limit: float) -> None:
         self.turning: bool = True
         self.stalled: bool = False
-        self._mailbox = mailbox
+        self._driver = driver
         self._describe = describe
         self._block_limit = block_limit
         self._asked = 0  # changed only by the thread
@@ -86,7 +86,7 @@ class LoopWatch:
         self.turning, self.stalled, self._blocked_since = True, False, None
         self._asked += 1
         self._asked_at = now
-        self._mailbox.post(partial(self._tick, self._asked))
+        self._driver.post(partial(self._tick, self._asked))
 
     def forgive(self, late: float) -> None:
         """This thread woke up so much too late: the process was frozen, or the GIL held. Nor could the loop turn."""

@@ -1,4 +1,4 @@
-"""Which event loop runs in this thread, and the mailbox that goes with it.
+"""Which event loop runs in this thread, and the driver that goes with it.
 
 asyncio is asked only if somebody has imported it: if nobody has, it does not run, and its import takes long.
 """
@@ -10,8 +10,9 @@ from typing import Literal
 
 import trio
 
-from worqr.link.mailbox import Mailbox, TrioMailbox
-from worqr.link.threads import ThreadMailbox
+from worqr.link.driver import Driver
+from worqr.link.thread_driver import ThreadDriver
+from worqr.link.trio_driver import TrioDriver
 
 
 def loop_here() -> object | None:
@@ -35,16 +36,16 @@ def loop_name_here() -> Literal["Trio", "asyncio", ""]:
     return "Trio" if isinstance(loop, trio.lowlevel.TrioToken) else "asyncio"
 
 
-def mailbox_here() -> Mailbox:
-    """The mailbox for a link that is made here: that of the running loop, or, where none runs, of plain threads."""
+def driver_here() -> Driver:
+    """The driver for a link that is made here: that of the running loop, or, where none runs, of plain threads."""
     name = loop_name_here()
     if name == "Trio":
-        return TrioMailbox()
+        return TrioDriver()
     if name == "asyncio":
-        from worqr.link.aio import AsyncioMailbox
+        from worqr.link.asyncio_driver import AsyncioDriver
 
-        return AsyncioMailbox()
-    return ThreadMailbox()
+        return AsyncioDriver()
+    return ThreadDriver()
 
 
 def _asyncio_loop() -> object | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from worqr.call import Call
 from worqr.errors import NotReplicated, Unavailable, WorqrError
-from worqr.link.mailbox import Waiter, wake_all
+from worqr.link.driver import Waiter, wake_all
 
 FORGET_AFTER = 4500.0
 """Seconds without a new number after which a base may be forgotten: the server keeps replies for 3600."""

@@ -25,8 +25,8 @@ from typing import Protocol
 from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrError
 from worqr.link.channels import Channels, Command, Listener
 from worqr.link.connection import MOVED, Wire, open_connection, pack
+from worqr.link.driver import BUG, Driver, Waiter, wake_all
 from worqr.link.faults import Kind, Lost, Refused
-from worqr.link.mailbox import BUG, Mailbox, Waiter, wake_all
 from worqr.link.outage import pause_after
 from worqr.link.routes import Route, route_to
 from worqr.link.scribe import Scribe
@@ -42,7 +42,7 @@ _END_WAIT = 0.2  # seconds that closing waits for the thread; only one that is j
 class Hub(Protocol):
     """Where subscriptions come from."""
 
-    mailbox: Mailbox
+    driver: Driver
     ended: WorqrError | None
 
     def forget(self, subscription: Subscription) -> None:
@@ -84,11 +84,11 @@ class Subscription:
             RefusedByServer: our user may not hear one of them.
             Unavailable: the link was closed.
         """
-        mailbox, waiter = self._hub.mailbox, Waiter()
-        await mailbox.prepare(waiter)
+        driver, waiter = self._hub.driver, Waiter()
+        await driver.prepare(waiter)
         self._waiters.append(waiter)  # before the look: in a plain thread the news may come meanwhile
         if not self._stood and self._error is None and self._hub.ended is None:
-            await mailbox.wait(waiter)
+            await driver.wait(waiter)
         error = self._error or (None if self._stood else self._hub.ended)
         if error is not None:
             raise type(error)(*error.args) from error.__cause__
@@ -141,13 +141,13 @@ class Subscriptions:
     def __init__(
         self,
         settings: LinkSettings,
-        mailbox: Mailbox,
+        driver: Driver,
         scribe: Scribe,
         *,
         route: Route | None = None,
         channels: Channels[Ear] | None = None,
     ) -> None:
-        self.mailbox: Mailbox = mailbox
+        self.driver: Driver = driver
         self.connections: int = 0
         self.ended: WorqrError | None = None
         self._settings = settings
@@ -333,7 +333,7 @@ class Subscriptions:
         failures, self._channels.failures = self._channels.failures, []
         for ear, name in failures:
             error = RefusedByServer(f"the server will not let us subscribe to {name}: {refused}")
-            self.mailbox.post(partial(ear.subscription.fail, error))
+            self.driver.post(partial(ear.subscription.fail, error))
             self._scribe.emit(logger, "link.refused", "%(error)s", error=str(error))
 
     def _send(self, wire: Wire, commands: list[Command]) -> None:
@@ -346,7 +346,7 @@ class Subscriptions:
         """Hand what was heard to the loop, all at once."""
         news, self._channels.news = self._channels.news, []
         if news:
-            self.mailbox.post(partial(_receive_all, news))
+            self.driver.post(partial(_receive_all, news))
 
     def _take_orders(self) -> None:
         for _ in range(self._orders.qsize()):
@@ -383,7 +383,7 @@ class Subscriptions:
         error = self.ended or Unavailable("the link was closed")
         for ear in self._channels.listeners():
             if ear.subscription.ear is ear:
-                self.mailbox.post(partial(ear.subscription.fail, error))
+                self.driver.post(partial(ear.subscription.fail, error))
         selector.close()
         listener.close()
         if self._bell is not None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol, cast
 
 from worqr.errors import RefusedByServer, Unavailable, WorqrBug, WorqrError
@@ -76,13 +77,16 @@ class Topology:
         outage: the time until something is known for the first time.
     """
 
-    def __init__(self, settings: LinkSettings, scribe: Scribe, hooks: Hooks) -> None:
+    def __init__(
+        self, settings: LinkSettings, scribe: Scribe, hooks: Hooks, post: Callable[[Callable[[], object]], None]
+    ) -> None:
         self.view: View = View([None] * SLOTS)
         self.why: str = ""
         self.outage: Outage = Outage(scribe, logger, settings.address.redacted)
         self._settings = settings
         self._scribe = scribe
         self._hooks = hooks
+        self._post = post
         self._doubted = threading.Event()
         self._ended = threading.Event()
         self._learning = threading.Lock()
@@ -110,7 +114,7 @@ class Topology:
                     owners[slot] = owner
                 self.view = View(owners)
         if news:
-            self._hooks.changed()
+            self._post(self._hooks.changed)
 
     def start(self) -> None:
         self._thread.start()
@@ -147,7 +151,7 @@ class Topology:
                 self._drop()
             attempts = 0 if error is None else attempts + 1
             self._tell(error)
-            self._hooks.looked(error)
+            self._post(partial(self._hooks.looked, error))
             refused = error is not None and not isinstance(error, Unavailable)
             self._ended.wait(max(_LOOK_AGAIN, pause_after(attempts, refused=refused)))
             if attempts == 0:
@@ -181,7 +185,7 @@ class Topology:
         for endpoint in self._whom_to_ask():
             if self._ended.is_set():
                 break
-            self._hooks.meanwhile()
+            self._post(self._hooks.meanwhile)
             try:
                 view = self._view_of(endpoint)
             except WorqrError as error:
@@ -256,7 +260,7 @@ class Topology:
         if not self.view.primaries:
             raise Unavailable("no node of the cluster has any slot")
         if changed:
-            self._hooks.changed()
+            self._post(self._hooks.changed)
 
     def _drop(self) -> None:
         wire, self._wire = self._wire, None

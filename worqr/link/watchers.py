@@ -1,6 +1,6 @@
 """Who is told when a server of the link is lost, and when it is back: what the log says of it, for programs.
 
-The link's threads call `lost` and `back`; a listener must return at once, as `Mailbox.post` does.
+The link's threads call `lost` and `back`; a listener must return at once, as `Driver.post` does.
 """
 
 from __future__ import annotations

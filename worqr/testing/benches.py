@@ -23,7 +23,7 @@ from worqr.function import Call, Function
 from worqr.inside import client_of
 from worqr.job import Job
 from worqr.keys import RegistryKeys
-from worqr.link import Link, LinkSettings, loop_here, loop_name_here, mailbox_here
+from worqr.link import Link, LinkSettings, driver_here, loop_here, loop_name_here
 from worqr.mesh import Mesh
 from worqr.peer.context import Context
 from worqr.peer.options import JoinOptions
@@ -169,7 +169,7 @@ class BenchConnections(Connections):
 
     def new_link(self, settings: LinkSettings) -> Link:
         """A link that goes by the clock of the bench."""
-        return BenchLink(settings, mailbox_here())
+        return BenchLink(settings, driver_here())
 
 
 class BenchSender(Sender):

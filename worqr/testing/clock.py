@@ -17,8 +17,7 @@ import trio
 
 from worqr.call import Argument, Call
 from worqr.keys import RegistryKeys
-from worqr.link import Link, LinkSettings, Mailbox, Owner
-from worqr.link.pipe import Pipe
+from worqr.link import Link, Owner
 from worqr.lua import Script, all_scripts
 from worqr.ops import list_schedules
 from worqr.ops.replies import done, text
@@ -58,11 +57,6 @@ def moved_scripts() -> dict[str, Script]:
 
 class BenchLink(Link):
     """A link that runs the scripts of a bench."""
-
-    def __init__(self, settings: LinkSettings, mailbox: Mailbox) -> None:
-        super().__init__(settings, mailbox)
-        assert isinstance(self._pipe, Pipe), "a bench has one server"
-        self._pipe.uplink.scripts = {script.sha: script for script in moved_scripts().values()}
 
     async def call(self, call: Call[T], *, patience: float | None = None) -> T:
         """As `Link.call`."""

@@ -19,7 +19,7 @@ import trio
 from worqr.errors import UsageError
 from worqr.function import Call, Function
 from worqr.inside import client_of
-from worqr.link import loop_name_here, mailbox_here
+from worqr.link import driver_here, loop_name_here
 from worqr.mesh import Mesh
 from worqr.peer.options import JoinOptions
 from worqr.task import Seconds
@@ -157,7 +157,7 @@ class AsyncioBench(Bench):
         try:
             return await asyncio.wrap_future(asked.future)
         except asyncio.CancelledError:
-            await mailbox_here().in_thread(lambda: self._thread.cancel(asked))
+            await driver_here().in_thread(lambda: self._thread.cancel(asked))
             raise
 
 
@@ -229,7 +229,7 @@ async def bench_on_asyncio(mesh: Mesh[Any], *, url: str | None, now: datetime | 
     try:
         yield made
     finally:
-        await mailbox_here().in_thread(thread.stop)
+        await driver_here().in_thread(thread.stop)
 
 
 async def open_asyncio_bench(thread: BenchThread) -> AsyncioBench:
@@ -242,11 +242,11 @@ async def open_asyncio_bench(thread: BenchThread) -> AsyncioBench:
         started = True
 
     try:
-        await mailbox_here().in_thread(start)
+        await driver_here().in_thread(start)
         await thread.keep_connected()
     except BaseException:
         if started:
-            await mailbox_here().in_thread(thread.stop)
+            await driver_here().in_thread(thread.stop)
         raise
     return AsyncioBench(thread)
 

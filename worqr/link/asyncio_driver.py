@@ -1,4 +1,4 @@
-"""The mailbox of one asyncio loop, of whatever make. Imported when the first link is made under asyncio: see `loops`.
+"""`AsyncioDriver`: the link in the asyncio loop that uses it, of whatever make. Imported at first use: see `loops`.
 
 A cancellation of asyncio is an exception that comes once; that it was asked for is counted in the task. Three rules follow:
 
@@ -13,30 +13,54 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
+import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
-from worqr.link.mailbox import TimeLimit, Waiter, guarded
+from worqr.link.driver import TimeLimit, Waiter, guarded
 
 T = TypeVar("T")
 
 
-class AsyncioMailbox:
-    """The mailbox of the asyncio loop it is made in."""
+class AsyncioDriver:
+    """The driver of the asyncio loop it is made in."""
 
-    __slots__ = ("_loop",)
+    __slots__ = ("_loop", "entered")
+
+    takes_turns: Final = True
 
     def __init__(self) -> None:
+        self.entered: AbstractContextManager[object] = nullcontext()
         self._loop = asyncio.get_running_loop()
 
     def post(self, deliver: Callable[[], object]) -> None:
-        try:
+        with suppress(RuntimeError):  # the loop is closed: no task is left that waits
             self._loop.call_soon_threadsafe(guarded, deliver)
-        except RuntimeError:
-            pass  # it is closed: nobody is left to be told
+
+    def submit(self, send: Callable[[Any], object], requests: Any) -> None:
+        send(requests)
+
+    def soon(self, callback: Callable[[], object]) -> None:
+        self._loop.call_soon(guarded, callback)
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
+        return self._loop.call_later(max(when - time.monotonic(), 0), guarded, callback)
+
+    def watch(self, sock: socket.socket, readable: Callable[[], object], writable: Callable[[], object]) -> _Watch:
+        return _Watch(self._loop, sock, readable, writable)
+
+    def close(self) -> None:
+        pass
+
+    def interrupted(self, error: Exception) -> None:
+        pass  # no signal handler raises in the middle of a change
+
+    def poison(self) -> None:
+        pass  # the loop is the parent's, and never runs here
 
     async def checkpoint(self) -> None:
         await asyncio.sleep(0)
@@ -44,10 +68,13 @@ class AsyncioMailbox:
     async def prepare(self, request: Waiter) -> None:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
-            await asyncio.sleep(0)  # raises what has not come yet; who was cancelled before and cleans up may go on
+            await asyncio.sleep(
+                0
+            )  # raises what has not come yet; a task that was cancelled before and cleans up may go on
 
     async def wait(self, request: Waiter) -> None:
-        # What settles a request wakes it by `post`, so in this thread, and cannot come between these lines.
+        if request.settled:  # at once, as at the end of the link
+            return
         future = self._loop.create_future()
         request.wake = partial(_settle, future)
         try:
@@ -75,6 +102,42 @@ class AsyncioMailbox:
             return result
         finally:
             del cancelled  # its traceback knows this frame
+
+
+class _Watch:
+    """A socket that the loop watches."""
+
+    __slots__ = ("_closed", "_descriptor", "_loop", "_writable", "wants_write")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        readable: Callable[[], object],
+        writable: Callable[[], object],
+    ) -> None:
+        self.wants_write: bool = False
+        self._loop = loop
+        self._descriptor = sock.fileno()
+        self._writable = writable
+        self._closed = False
+        loop.add_reader(self._descriptor, guarded, readable)
+
+    def want_write(self, wanted: bool) -> None:
+        if wanted == self.wants_write or self._closed:
+            return
+        self.wants_write = wanted
+        if wanted:
+            self._loop.add_writer(self._descriptor, guarded, self._writable)
+        else:
+            self._loop.remove_writer(self._descriptor)
+
+    def close(self) -> None:
+        if not self._closed:
+            self.want_write(False)
+            self._closed = True
+            with suppress(RuntimeError):  # the loop is closed, and watches nothing any more
+                self._loop.remove_reader(self._descriptor)
 
 
 def _settle(future: asyncio.Future[None]) -> None:

@@ -13,8 +13,8 @@ from tests.link.conftest import LinkTo
 from tests.link.scripts import Outcomes, echo, lines, until
 from tests.patience import PATIENCE
 from tests.servers import Server
-from worqr.link import TrioMailbox, Waiter
-from worqr.link.mailbox import wake_all
+from worqr.link import TrioDriver, Waiter
+from worqr.link.driver import wake_all
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
@@ -24,57 +24,57 @@ async def test_what_a_delivery_raises_is_logged_and_the_run_goes_on(
     def fail() -> None:
         raise error
 
-    mailbox = TrioMailbox()
-    mailbox.post(fail)
+    driver = TrioDriver()
+    driver.post(fail)
     done = trio.Event()
-    mailbox.post(done.set)
+    driver.post(done.set)
     with trio.fail_after(PATIENCE):
         await done.wait()
     assert len(lines(caplog, "link.deliver")) == 1
 
 
 async def test_a_waiter_whose_wake_fails_keeps_nobody_asleep(caplog: pytest.LogCaptureFixture) -> None:
-    mailbox, broken, sound = TrioMailbox(), Waiter(), Waiter()
+    driver, broken, sound = TrioDriver(), Waiter(), Waiter()
     broken.wake = lambda: 1 / 0
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(mailbox.wait, sound)
+            nursery.start_soon(driver.wait, sound)
             await trio.testing.wait_all_tasks_blocked()
-            mailbox.post(partial(wake_all, [broken, sound]))
+            driver.post(partial(wake_all, [broken, sound]))
     assert len(lines(caplog, "link.deliver")) == 1
 
 
 async def test_nobody_is_woken_twice() -> None:
-    mailbox, waiter = TrioMailbox(), Waiter()
+    driver, waiter = TrioDriver(), Waiter()
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(mailbox.wait, waiter)
+            nursery.start_soon(driver.wait, waiter)
             await trio.testing.wait_all_tasks_blocked()
-            mailbox.post(partial(wake_all, [waiter, waiter]))
-            mailbox.post(partial(wake_all, [waiter]))
+            driver.post(partial(wake_all, [waiter, waiter]))
+            driver.post(partial(wake_all, [waiter]))
     await trio.testing.wait_all_tasks_blocked()
 
 
 async def test_whoever_was_cancelled_is_not_woken() -> None:
-    mailbox, waiter = TrioMailbox(), Waiter()
+    driver, waiter = TrioDriver(), Waiter()
     with trio.move_on_after(0.01):
-        await mailbox.wait(waiter)
+        await driver.wait(waiter)
     assert waiter.abandoned
-    mailbox.post(partial(wake_all, [waiter]))
+    driver.post(partial(wake_all, [waiter]))
     await trio.sleep(0.01)  # a second reschedule would end this run
 
 
 def test_a_loop_that_has_ended_is_no_error() -> None:
-    mailboxes: list[TrioMailbox] = []
+    drivers: list[TrioDriver] = []
 
     async def make() -> None:
-        mailboxes.append(TrioMailbox())
+        drivers.append(TrioDriver())
 
     trio.run(make)
-    thread = threading.Thread(target=mailboxes[0].post, args=(lambda: None,))
+    thread = threading.Thread(target=drivers[0].post, args=(lambda: None,))
     thread.start()
     thread.join()
-    mailboxes[0].post(lambda: None)
+    drivers[0].post(lambda: None)
 
 
 async def test_a_posted_callback_that_fails_harms_no_other(

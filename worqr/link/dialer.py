@@ -1,0 +1,86 @@
+"""`Dialer`: attempts to connect, each in a thread of its own, because resolving a name or a handshake can block for long."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from worqr.errors import WorqrBug, WorqrError
+from worqr.link.connection import Wire, open_connection
+from worqr.link.driver import Driver
+from worqr.link.faults import Lost
+from worqr.link.routes import Route
+from worqr.link.settings import LinkSettings
+from worqr.lua import Script
+
+Dialled = Callable[[Wire | None, WorqrError | None], None]
+
+
+class Dialer:
+    """The attempts to connect to one server. All of it belongs to the loop, but for `_attempt`.
+
+    Attributes:
+        scripts: what the server has to have.
+        dialling: an attempt is being made.
+    """
+
+    def __init__(self, settings: LinkSettings, driver: Driver, route: Route, dialled: Dialled) -> None:
+        self.scripts: list[Script] = []
+        self.dialling: bool = False
+        self._settings = settings
+        self._driver = driver
+        self._route = route
+        self._dialled = dialled
+        self._number = 0
+        self._closed = False
+
+    def dial(self, *, first: bool) -> None:
+        """Begin an attempt. `first`: no connection has stood before."""
+        self.dialling = True
+        self._number += 1
+        attempt = partial(self._attempt, self._number, first=first)
+        try:
+            threading.Thread(target=attempt, name="worqr-dial", daemon=True).start()
+        except RuntimeError:  # no more threads to be had: block here, and expire late
+            attempt()
+
+    def forget(self) -> None:
+        """Nobody waits for the present attempt any more: it leads to the wrong place."""
+        self._number += 1
+        self.dialling = False
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _attempt(self, number: int, *, first: bool) -> None:
+        """In the thread."""
+        wire: Wire | None = None
+        error: WorqrError | None = None
+        try:
+            wire = open_connection(
+                *(self._settings, self._route, "data"), scripts=self.scripts, on_silence=self._give_up, first=first
+            )
+        except WorqrError as exc:
+            error = exc
+        except BaseException as exc:
+            error = WorqrBug(f"connecting failed ({type(exc).__name__}: {exc}); please report this")
+            error.__cause__ = exc
+        if self._closed and wire is not None:
+            wire.close()
+        else:
+            self._driver.post(partial(self._end, number, wire, error))
+
+    def _give_up(self) -> None:
+        """While a server that was dialled is silent."""
+        if self._closed:
+            raise Lost("the link was closed", innocent=True)
+
+    def _end(self, number: int, wire: Wire | None, error: WorqrError | None) -> None:
+        """In the loop."""
+        if number != self._number or self._closed:
+            if wire is not None:
+                wire.close()
+            return
+        self.dialling = False
+        self._dialled(wire, error)

@@ -1,0 +1,206 @@
+"""The seam between the link and the program that calls it: who waits, and who drives the sockets.
+
+Here: `Waiter` (a call that will be settled), the `Driver` protocol, and `Signal`, an event that works with each driver. The
+drivers are in `trio_driver`, `asyncio_driver` and `thread_driver`; `loops` chooses. Not here: requests and sockets.
+
+The link has no thread of its own for requests. A driver runs its callbacks in the caller's loop: when a socket is ready, when a
+time has come, or when another thread posts something. Where no loop runs, the threads that wait for a reply do it for each other.
+
+Two rules make a double wake-up and a crashed loop impossible:
+
+* `Waiter.wake` is set, taken and called in the loop only, and is taken (set to None) before it is called. A caller that gives up
+  sets it to None too, so a reply that comes later wakes no task.
+* Each callback that a driver runs is guarded: an error in it is logged, and neither ends the loop nor reaches other callbacks.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+from worqr.log_events import emit
+
+T = TypeVar("T")
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+BUG = "a callback failed, the others go on; this is a bug of worqr, please report it"
+
+
+class Waiter:
+    """A call that waits, or will wait, until this is settled.
+
+    Attributes:
+        settled: there is an outcome.
+        abandoned: the caller has given up. Set by the caller only.
+        wake: what to run in the loop when it is settled. Changed in the loop only, once it is submitted.
+        error: the outcome, if it is a bad one.
+    """
+
+    __slots__ = ("abandoned", "error", "settled", "wake")
+
+    def __init__(self) -> None:
+        self.settled: bool = False
+        self.abandoned: bool = False
+        self.wake: Callable[[], object] | None = None
+        self.error: Exception | None = None
+
+    def raise_error(self) -> None:
+        """Raise the error, if there is one; it is taken out, so that its traceback keeps nothing alive."""
+        error, self.error = self.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
+
+
+class TimeLimit(Protocol):
+    """A block with a time limit."""
+
+    @property
+    def cancelled_caught(self) -> bool:
+        """True if the limit ended the block."""
+        ...
+
+
+class Timer(Protocol):
+    """A callback that runs at some time."""
+
+    def cancel(self) -> None:
+        """Do not run it, if it has not run yet."""
+        ...
+
+
+class Watch(Protocol):
+    """A socket that the driver watches."""
+
+    @property
+    def wants_write(self) -> bool:
+        """True while the driver waits until more can be sent."""
+        ...
+
+    def want_write(self, wanted: bool) -> None:
+        """Call `writable` when more can be sent, or no longer."""
+        ...
+
+    def close(self) -> None:
+        """Watch it no longer. Before the socket is closed."""
+        ...
+
+
+class Driver(Protocol):
+    """How the link waits: one kind per event loop, and one for plain threads.
+
+    Attributes:
+        entered: a block in which the state of the link may be used. Loops need none; plain threads have it one at a time.
+        takes_turns: other tasks run before what is given to `soon`, so that their requests can join.
+    """
+
+    @property
+    def takes_turns(self) -> bool: ...
+    @property
+    def entered(self) -> AbstractContextManager[object]: ...
+
+    def post(self, deliver: Callable[[], object]) -> None:
+        """Run `deliver` in the loop soon. From any thread; never raises, also when the loop has ended."""
+        ...
+
+    def submit(self, send: Callable[[Any], object], requests: Any) -> None:
+        """Call `send(requests)` where the state of the link may be used: here, or in the thread that uses it."""
+        ...
+
+    def soon(self, callback: Callable[[], object]) -> None:
+        """In the loop: run `callback` when the other tasks have had their turn."""
+        ...
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
+        """In the loop: run `callback` at a time of the monotonic clock."""
+        ...
+
+    def watch(self, sock: socket.socket, readable: Callable[[], object], writable: Callable[[], object]) -> Watch:
+        """In the loop: call `readable` whenever something can be read, until the watch is closed."""
+        ...
+
+    def close(self) -> None:
+        """The link has ended: free what the driver holds. Idempotent."""
+        ...
+
+    def interrupted(self, error: Exception) -> None:
+        """The link has ended in the middle of a change: settle all that wait with this error, also those it does not know."""
+        ...
+
+    def poison(self) -> None:
+        """In a forked child: forget what the parent's driver holds, without a change to it."""
+        ...
+
+    async def checkpoint(self) -> None:
+        """Let others run; raise the caller's cancellation, if there is one."""
+        ...
+
+    async def prepare(self, request: Waiter) -> None:
+        """Comes before `request` is submitted. Raises the caller's cancellation, if there is one: nothing should be sent then."""
+        ...
+
+    async def wait(self, request: Waiter) -> None:
+        """Wait until `request` is settled. When cancelled, abandon it: it is withdrawn, or its reply is dropped."""
+        ...
+
+    def move_on_after(self, seconds: float) -> AbstractContextManager[TimeLimit]:
+        """A block that waits no longer than this, as ``trio.move_on_after`` makes it."""
+        ...
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run a blocking function in a thread, to its end. A caller that is cancelled meanwhile learns it then, or at its next
+        wait.
+        """
+        ...
+
+
+class Signal:
+    """An event for one waiting task at a time. Call `set` in the loop; where no loop runs, in any thread."""
+
+    __slots__ = ("_driver", "_is_set", "_waiter")
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._is_set = False
+        self._waiter: Waiter | None = None
+
+    def set(self) -> None:
+        """It has happened."""
+        self._is_set = True
+        waiter = self._waiter
+        if waiter is not None:
+            wake_all((waiter,))
+
+    async def wait(self) -> None:
+        """Until it has happened."""
+        waiter = Waiter()
+        await self._driver.prepare(waiter)
+        self._waiter = waiter  # and then look, as `set` sets and then looks: one of the two sees the other
+        if not self._is_set:
+            await self._driver.wait(waiter)
+
+
+def guarded(deliver: Callable[[], object]) -> None:
+    """Run `deliver`; log what it raises, also a BaseException: it would end the whole run, from a callback of ours."""
+    try:
+        deliver()
+    except BaseException as error:
+        emit(logger, "link.deliver", BUG, exc_info=error)
+
+
+def wake_all(waiters: Iterable[Waiter]) -> None:
+    """In the loop: wake each of them once; one that fails does not keep the others asleep."""
+    for waiter in waiters:
+        wake = waiter.wake
+        if wake is not None:
+            waiter.wake = None
+            try:
+                wake()
+            except Exception as error:
+                emit(logger, "link.deliver", BUG, exc_info=error)

@@ -1,0 +1,371 @@
+"""`Session`: the requests on one connection, from packing to outcome. No I/O: bytes in, bytes and outcomes out.
+
+A session dies with its connection. It sends one batch at a time: what comes meanwhile waits for the next one. An error reply
+never harms its neighbours: the rest of the batch is read to the end. Not here: the order of requests (`backlog`), what is done
+about requests that were not answered (`node_client`), sockets.
+
+Phases, and what the next reply belongs to:
+
+=========  =======================================  ======================================================
+phase      the next reply is                        then
+=========  =======================================  ======================================================
+IDLE       nobody's: the connection is lost         `begin` (-> LOADING, REPLYING), `begin_count` (-> COUNTING)
+LOADING    that of the oldest SCRIPT LOAD           -> REPLYING, when the last script is loaded
+REPLYING   that of the oldest request of the batch  -> COUNTING, if replicas are counted; else -> IDLE
+COUNTING   that of WAIT                             -> IDLE
+LOST       none                                     -
+=========  =======================================  ======================================================
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+import hiredis
+
+from worqr.call import Call
+from worqr.errors import QueueFull, RefusedByServer, UsageError, WorqrBug, WorqrError
+from worqr.link.backlog import Backlog
+from worqr.link.clocks import boottime
+from worqr.link.connection import loading, pack
+from worqr.link.dialect import as_sent
+from worqr.link.faults import Kind, Lost, Refused, demoted, error_reply
+from worqr.link.request import Numbers, Request
+from worqr.lua import Script
+
+PER_SEND: Final = 64
+"""Requests that are packed before the first bytes are sent: the server works on them while the next ones are packed."""
+
+_NOT_YET: Final = object()
+
+
+class Phase(enum.Enum):
+    """What the next reply on the connection belongs to."""
+
+    IDLE = "nothing is under way"
+    LOADING = "scripts are being loaded"
+    REPLYING = "requests are being answered"
+    COUNTING = "replicas are being counted"
+    LOST = "the connection is lost"
+
+
+@dataclass(slots=True)
+class BatchResult:
+    """What became of the requests of a batch that do not have their outcome yet.
+
+    Attributes:
+        answered: they took effect, and wait for replicas.
+        noscript: the server does not know their scripts.
+        held, dropped: the server cannot work, on this connection or at all.
+        moved: with the redirect of the node, ``SLOT HOST:PORT``.
+        moving: their slot is being moved at this moment.
+        unanswered: the connection was lost first.
+        lost: why.
+        cause: why some are held, dropped, moved or moving.
+        settled: some have their outcome.
+    """
+
+    answered: list[Request] = field(default_factory=list[Request])
+    noscript: list[Request] = field(default_factory=list[Request])
+    held: list[Request] = field(default_factory=list[Request])
+    dropped: list[Request] = field(default_factory=list[Request])
+    moved: list[tuple[Request, str]] = field(default_factory=list[tuple[Request, str]])
+    moving: list[Request] = field(default_factory=list[Request])
+    unanswered: list[Request] = field(default_factory=list[Request])
+    lost: Lost | None = None
+    cause: str = ""
+    settled: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Every request has its outcome, or waits for replicas only."""
+        return not (
+            self.noscript or self.held or self.dropped or self.moved or self.moving or self.unanswered or self.lost
+        )
+
+
+class Session:
+    """The requests on one connection.
+
+    Attributes:
+        phase: what the next reply belongs to.
+        settled: requests that have their outcome. Whoever calls `receive` takes them.
+        result: the batch that ended last, or goes on.
+    """
+
+    __slots__ = (
+        "_backlog",
+        "_clustered",
+        "_expected",
+        "_loads",
+        "_next",
+        "_producer",
+        "_reader",
+        "_replicas",
+        "_since",
+        "_unloadable",
+        "phase",
+        "result",
+        "settled",
+    )
+
+    def __init__(self, backlog: Backlog, producer: str, *, clustered: bool = False) -> None:
+        self.phase: Phase = Phase.IDLE
+        self.settled: list[Request] = []
+        self.result: BatchResult = BatchResult()
+        self._backlog = backlog
+        self._producer = producer
+        self._clustered = clustered
+        self._reader: Any = cast("Callable[..., Any]", hiredis.Reader)(
+            replyError=error_reply, protocolError=_protocol_error, notEnoughData=_NOT_YET
+        )
+        self._next = cast("Callable[[], object]", self._reader.gets)
+        self._expected: deque[Request] = deque()
+        self._loads: deque[Script] = deque()
+        self._unloadable: dict[str, Refused] = {}  # by the SHA of the script
+        self._replicas = 0  # the most that a request of the batch wants
+        self._since = 0.0  # when WAIT was sent
+
+    # Sending
+
+    def begin(self, batch: list[Request], now: float, scripts: Collection[Script] = ()) -> Iterator[list[bytes]]:
+        """Begin a batch: its commands in pieces, to be sent one after the other. Take all of them.
+
+        Args:
+            batch: the requests, in their order.
+            now: on the monotonic clock.
+            scripts: to be loaded in front of them, so that no SCRIPT FLUSH of another program comes between.
+        """
+        assert self.phase is Phase.IDLE, "one batch at a time"
+        self.result, self._replicas = BatchResult(), 0
+        self._loads.extend(scripts)
+        self._unloadable = {}
+        pieces = loading(scripts) if scripts else []
+        self.phase = Phase.LOADING if scripts else Phase.REPLYING
+        for start in range(0, len(batch), PER_SEND):
+            if start:
+                yield pieces
+                pieces = []
+            pieces += self._packed(batch[start : start + PER_SEND])
+        replication = self._backlog.replication
+        if self._replicas or replication.waiting:
+            question = replication.question(self._replicas, now)
+            self._replicas = 0 if question is None else -1
+            pieces += [] if question is None else [pack(question)]
+        yield pieces
+        if not self._expected and self.phase is Phase.REPLYING:  # none of them could be packed
+            self._end_of_replies(now)
+
+    def begin_count(self, now: float) -> list[bytes]:
+        """Ask how many replicas have what was answered before, when there is nothing else to send; empty: not now."""
+        assert self.phase is Phase.IDLE, "one batch at a time"
+        question = self._backlog.replication.question(0, now)
+        if question is None:
+            return []
+        self.result = BatchResult()
+        self.phase, self._since = Phase.COUNTING, now
+        self._backlog.replication.asking = True
+        return [pack(question)]
+
+    def _packed(self, requests: list[Request]) -> list[bytes]:
+        """The bytes of some requests. One that cannot be packed gets its error, and no bytes."""
+        pieces: list[bytes] = []
+        expect, numbers = self._expected.append, self._backlog.numbers
+        now = boottime()
+        for request in requests:
+            call = request.call
+            try:
+                pieces.append(pack(self._command(request, call, numbers)))
+            except Exception as exc:
+                request.error = UsageError(f"an argument of {call.script.name} cannot be sent ({type(exc).__name__})")
+                self.settled.append(request)
+                continue
+            expect(request)
+            if not request.written:
+                request.written, request.written_at = True, now
+            if call.replicas > self._replicas:
+                self._replicas = call.replicas
+        return pieces
+
+    def _command(self, request: Request, call: Call[Any], numbers: Numbers) -> tuple[bytes | str | int, ...]:
+        """One call as a command. A numbered request gets its number here, and keeps it when it is sent again."""
+        script, keys = as_sent(call, clustered=True) if self._clustered else (call.script, call.keys)
+        if not call.numbered:
+            return (b"EVALSHA", script.sha, len(keys), *keys, *call.args)
+        base = call.base
+        number = request.number = request.number or numbers.give(base)
+        name = f"{base}:producer:{self._producer}"
+        return (b"EVALSHA", script.sha, len(keys) + 1, name, *keys, number, numbers.lowest(base), *call.args)
+
+    # Receiving
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Take bytes from the server, split anywhere.
+
+        Raises:
+            Lost: they are no replies, or replies to nothing that was asked.
+        """
+        self._reader.feed(data)
+        read, expected, clustered = self._next, self._expected, self._clustered
+        try:
+            while (reply := read()) is not _NOT_YET:
+                if self.phase is not Phase.REPLYING:
+                    self._other_reply(reply, now)
+                    continue
+                request = expected.popleft()
+                if type(reply) is Refused:
+                    self._refused(request, reply, clustered=clustered)
+                else:
+                    self._answered(request, reply)
+                if not expected:
+                    self._end_of_replies(now)
+        except _NotRedis as error:
+            raise Lost(f"the server sent something that is no reply ({error})") from error
+
+    def _other_reply(self, reply: object, now: float) -> None:
+        match self.phase:
+            case Phase.LOADING:
+                script = self._loads.popleft()
+                if isinstance(reply, Refused):
+                    self._unloadable[script.sha] = reply
+                if not self._loads:
+                    self.phase = Phase.REPLYING
+                    if not self._expected:
+                        self._end_of_replies(now)
+            case Phase.COUNTING:
+                self._counted(reply, now)
+            case _:
+                text = f": {reply}" if isinstance(reply, Refused) else ""
+                raise Lost(f"the server sent a reply that no request waits for{text}", innocent=True)
+
+    def _answered(self, request: Request, reply: object) -> None:
+        if not request.settled:
+            call = request.call
+            try:
+                request.value = call.read(cast("list[Any]", reply))
+            except WorqrError as exc:
+                request.error = exc
+            except Exception as exc:
+                text = f"the reply to {call.script.name} could not be read ({type(exc).__name__}); please report this"
+                request.error = WorqrBug(text)
+                request.error.__cause__ = exc
+            else:
+                if call.replicas:
+                    self.result.answered.append(request)
+                    return
+        self.settled.append(request)
+
+    def _refused(self, request: Request, refused: Refused, *, clustered: bool) -> None:
+        if not request.settled:  # else it has waited too long, and has its error
+            if self._is_sent_again(request, refused, clustered=clustered):
+                return
+            request.error = self._final_error(request, refused)
+            request.error.__cause__ = refused
+        self.settled.append(request)
+
+    def _is_sent_again(self, request: Request, refused: Refused, *, clustered: bool) -> bool:
+        """Put the request among those of its kind, if another try can help it."""
+        result = self.result
+        match refused.kind:
+            case Kind.NOSCRIPT if self._script(request).sha not in self._unloadable:
+                result.noscript.append(request)
+                return True
+            case Kind.MOVED if clustered:
+                result.moved.append((request, refused.text))
+            case Kind.MOVING if clustered:
+                result.moving.append(request)
+            case Kind.DROP:
+                result.dropped.append(request)
+            case Kind.HOLD:
+                result.held.append(request)
+            case Kind.FULL if request.losses:
+                # The server refuses before it checks whether an earlier copy, whose reply was lost, has been executed.
+                result.held.append(request)
+            case _:
+                return False
+        result.cause = str(refused)
+        return True
+
+    def _final_error(self, request: Request, refused: Refused) -> WorqrError:
+        """The error of a request that no other try can help."""
+        script = self._script(request)
+        match refused.kind:
+            case Kind.MOVED | Kind.MOVING:
+                text = f"the server refused {script.name}: {refused}; it is a node of a cluster: write redis+cluster://"
+                return RefusedByServer(text)
+            case Kind.NOSCRIPT:
+                why = self._unloadable[script.sha]
+                return RefusedByServer(f"the server refused to load the script {script.name}: {why}")
+            case Kind.FULL:
+                return QueueFull(
+                    "the server is out of memory (maxmemory), nothing was stored; let queues drain, or add memory"
+                )
+            case _:
+                return RefusedByServer(f"the server refused {script.name}: {refused}")
+
+    def _script(self, request: Request) -> Script:
+        script = request.call.script
+        return script.sharded if self._clustered else script
+
+    # The end of a batch
+
+    def _end_of_replies(self, now: float) -> None:
+        """All requests are answered. The reply to WAIT follows, if replicas are counted."""
+        result = self.result
+        if result.moved:
+            self._keep_order(result)
+        if result.answered:
+            self._backlog.replication.add(result.answered, now)
+        if self._replicas < 0:
+            self.phase, self._since = Phase.COUNTING, now
+        else:
+            self.phase = Phase.IDLE
+
+    @staticmethod
+    def _keep_order(result: BatchResult) -> None:
+        """A request that moves to another node must not overtake one of the same base that this node gets again."""
+        stays = {request.call.base for request in (*result.noscript, *result.held, *result.dropped, *result.moving)}
+        result.moving += [request for request, _ in result.moved if request.call.base in stays]
+        result.moved = [each for each in result.moved if each[0].call.base not in stays]
+
+    def _counted(self, reply: object, now: float) -> None:
+        """The reply to WAIT: how many replicas have everything that this connection wrote before it."""
+        replication = self._backlog.replication
+        replication.asking = False
+        self.phase = Phase.IDLE
+        if isinstance(reply, Refused):
+            if reply.kind is Kind.REFUSED and not demoted(reply):
+                self.settled += replication.refused(reply)
+                return
+            if reply.kind is not Kind.HOLD:
+                raise Lost(str(reply), innocent=True)
+            reply = 0
+        self.settled += replication.answered(cast("int", reply), now - self._since, now)
+
+    def lose(self, lost: Lost, now: float) -> None:
+        """The connection is lost: what was not answered is in `result` then. Idempotent."""
+        if self.phase is Phase.LOST:
+            return
+        result = self.result if self.phase is not Phase.IDLE else BatchResult()
+        in_replies = self.phase in (Phase.LOADING, Phase.REPLYING)
+        self.phase, self.result = Phase.LOST, result
+        self._backlog.replication.asking = False
+        result.lost = lost
+        result.unanswered = list(self._expected)
+        self._expected.clear()
+        if in_replies and result.answered:
+            self._backlog.replication.add(result.answered, now)
+        if result.moved:
+            self._keep_order(result)
+
+
+class _NotRedis(Exception):
+    """Bytes that are no reply of a Redis server."""
+
+
+def _protocol_error(text: str) -> _NotRedis:
+    return _NotRedis(text)

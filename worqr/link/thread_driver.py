@@ -1,0 +1,410 @@
+"""`ThreadDriver`: the link of plain threads, where no loop runs. The threads that wait for a reply drive its sockets.
+
+One of the threads that wait drives the sockets for all of them: it waits until one is ready, reads replies and wakes the threads
+that they belong to. When it has its own reply, another thread that waits takes over. While no thread waits, nothing is read:
+what was lost meanwhile is found by the next call.
+
+A coroutine that waits by a driver alone never yields here, so `run_blocking` runs it to its end in one step. Deadlines are kept:
+a wait that lasts too long ends with an exception of ours, which ends the block that set the deadline.
+
+The state of the link is used by one thread at a time, under the lock `entered`. No thread holds the lock while it waits. A signal
+handler may raise (Ctrl-C) while the main thread uses that state, and leave it half changed. Then the link ends with an error for
+all calls that wait, and the next call makes a new one.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+import itertools
+import logging
+import math
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, suppress
+from typing import Any, Final, TypeVar, cast
+
+from worqr.errors import Unavailable, WorqrBug
+from worqr.link.driver import BUG, TimeLimit, Waiter, wake_all
+from worqr.link.thread_limits import Limit, check_limits, here, next_limit, until
+from worqr.log_events import emit
+
+T = TypeVar("T")
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+class ThreadDriver:
+    """The driver of plain threads, of any number of them."""
+
+    __slots__ = ("_closed", "_driving", "_followers", "_gathering", "_reactor", "_roles", "_timers", "_waiting", "_wakes_at", "entered")
+
+    takes_turns: Final = True
+
+    def __init__(self) -> None:
+        self.entered: _Entered = _Entered()
+        self._roles = threading.Lock()  # of who drives and who follows; held for a moment
+        self._reactor: _Reactor | None = None
+        self._timers = _Timers()
+        self._followers: dict[_Gate, None] = {}  # gates of threads that wait while another one drives
+        self._waiting: set[Waiter] = set()
+        self._driving: int | None = None  # the thread that drives
+        self._wakes_at = math.inf  # when it looks at the timers at the latest
+        self._gathering = False  # a request is about to be sent, and others may join it
+        self._closed = False
+
+    def submit(self, send: Callable[[Any], object], requests: Any) -> None:
+        self.entered.submit(send, requests)
+
+    # The link's side, under the lock
+
+    def post(self, deliver: Callable[[], object]) -> None:
+        with self.entered:
+            _run(deliver)
+            self._ring()
+
+    def soon(self, callback: Callable[[], object]) -> None:
+        self._gathering = True
+        self.call_at(time.monotonic(), callback)
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> _Timer:
+        timer = self._timers.add(when, callback)
+        if when < self._wakes_at:
+            self._ring()
+        return timer
+
+    def watch(self, sock: socket.socket, readable: Callable[[], object], writable: Callable[[], object]) -> _Watch:
+        return _Watch(self._the_reactor(), sock, readable, writable)
+
+    def close(self) -> None:
+        self._closed = True
+        self._timers.clear()
+        self._ring()
+        if self._driving is None:
+            self._free()
+
+    def interrupted(self, error: Exception) -> None:
+        for waiter in self._waiting:
+            if not waiter.settled:
+                waiter.error, waiter.settled = copy.copy(error), True
+        wake_all(self._waiting)
+
+    def poison(self) -> None:
+        self._waiting.clear()
+        self.entered, self._roles = _Entered(), threading.Lock()  # a thread of the parent may have held the old ones
+        self._driving = None
+        self._free()
+
+    def _the_reactor(self) -> _Reactor:
+        if self._reactor is None:
+            try:
+                self._reactor = _Reactor()
+            except OSError as error:
+                raise Unavailable(
+                    f"cannot watch a socket ({error}): this process is at its limit (ulimit -n)"
+                ) from error
+        return self._reactor
+
+    def _ring(self) -> None:
+        """Wake the thread that drives, unless it is this one."""
+        if self._driving is not None and self._driving != threading.get_ident() and self._reactor is not None:
+            self._reactor.ring()
+
+    def _free(self) -> None:
+        reactor, self._reactor = self._reactor, None
+        if reactor is not None:
+            reactor.close()
+
+    # The waiting threads
+
+    async def checkpoint(self) -> None:
+        check_limits()
+
+    async def prepare(self, request: Waiter) -> None:
+        check_limits()
+        request.wake = _Gate()
+        self._waiting.add(request)
+
+    async def wait(self, request: Waiter) -> None:
+        gate = request.wake
+        try:
+            if gate is None:
+                return  # it was settled meanwhile
+            assert isinstance(gate, _Gate), "a thread that waits has prepared to"
+            while not gate.is_open:
+                if self._takes_over(gate):
+                    try:
+                        self._drive(gate)
+                    finally:
+                        self._stop_driving()
+                elif not gate.is_open:
+                    gate.wait()
+        except BaseException:
+            request.wake = None
+            request.abandoned = True
+            raise
+        finally:
+            self._waiting.discard(request)
+            self._followers.pop(gate, None)  # type: ignore[call-overload]
+            if self._followers and self._driving is None:
+                self._hand_on()
+
+    def _takes_over(self, gate: _Gate) -> bool:
+        """Begin to drive, if no other thread does; else wait until this thread's turn comes, or its reply."""
+        with self._roles:
+            if gate.is_open:
+                return False
+            if self._driving is None:
+                self._driving = threading.get_ident()
+                return True
+            self._followers[gate] = None
+            return False
+
+    def _drive(self, gate: _Gate) -> None:
+        """Wait for the sockets and timers of all threads, until this thread has its reply."""
+        reactor = self._the_reactor()
+        while not gate.is_open:
+            self._wakes_at = self._timers.next()
+            ready = reactor.wait(until(self._wakes_at))
+            if self._gathering:
+                self._let_join()
+            with self.entered:
+                for watch, mask in ready:
+                    watch.ready(mask)
+                self._timers.run()
+            if not gate.is_open:
+                check_limits()
+
+    def _let_join(self) -> None:
+        """Let other threads submit their requests, so that they go out together; as long as more of them do."""
+        self._gathering = False
+        before = -1
+        while len(self._followers) > before:
+            before = len(self._followers)
+            time.sleep(0)
+
+    def _stop_driving(self) -> None:
+        with self._roles:
+            self._driving = None
+            self._wakes_at = math.inf
+        if self._closed:
+            with self.entered:
+                if self._driving is None:
+                    self._free()
+
+    def _hand_on(self) -> None:
+        """Have one of the threads that wait drive the sockets, if none does."""
+        with self._roles:
+            if self._driving is None and self._followers:
+                first = next(iter(self._followers))
+                del self._followers[first]
+                first.promote()
+
+    def move_on_after(self, seconds: float) -> AbstractContextManager[TimeLimit]:
+        return Limit(time.monotonic() + seconds)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        return work()
+
+
+class _Entered:
+    """The lock of the link's state. A thread that submits requests while another has it leaves them to that one."""
+
+    __slots__ = ("_lock", "_submitted")
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._submitted: deque[tuple[Callable[[Any], object], Any]] = deque()
+
+    def submit(self, send: Callable[[Any], object], requests: Any) -> None:
+        """Send them now, or have the thread send them that has the lock."""
+        self._submitted.append((send, requests))
+        self._send_submitted()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        if self._submitted:
+            self._send_submitted()
+
+    def _send_submitted(self) -> None:
+        submitted = self._submitted
+        while submitted and self._lock.acquire(blocking=False):
+            try:
+                while submitted:
+                    send, requests = submitted.popleft()
+                    send(requests)
+            finally:
+                self._lock.release()
+
+
+class _Reactor:
+    """The sockets of a driver. `wait` belongs to the thread that drives; the rest is done under the lock."""
+
+    __slots__ = ("_bell", "_listener", "selector")
+
+    def __init__(self) -> None:
+        self.selector: selectors.BaseSelector = selectors.DefaultSelector()
+        self._listener, self._bell = socket.socketpair()
+        self._listener.setblocking(False)
+        self._bell.setblocking(False)
+        self.selector.register(self._listener, selectors.EVENT_READ)
+
+    def wait(self, timeout: float | None) -> list[tuple[_Watch, int]]:
+        """The sockets that are ready; none: time has passed, or the bell was rung."""
+        ready: list[tuple[_Watch, int]] = []
+        for key, mask in self.selector.select(timeout):
+            if key.data is None:
+                with suppress(BlockingIOError):
+                    self._listener.recv(4096)
+            else:
+                ready.append((key.data, mask))
+        return ready
+
+    def ring(self) -> None:
+        with suppress(OSError):  # full: the thread wakes anyway
+            self._bell.send(b"!")
+
+    def close(self) -> None:
+        self.selector.close()
+        self._listener.close()
+        self._bell.close()
+
+
+class _Watch:
+    """A socket that is watched while some thread waits."""
+
+    __slots__ = ("_closed", "_reactor", "_readable", "_socket", "_writable", "wants_write")
+
+    def __init__(
+        self,
+        reactor: _Reactor,
+        sock: socket.socket,
+        readable: Callable[[], object],
+        writable: Callable[[], object],
+    ) -> None:
+        self.wants_write: bool = False
+        self._reactor = reactor
+        self._socket = sock
+        self._readable = readable
+        self._writable = writable
+        self._closed = False
+        reactor.selector.register(sock, selectors.EVENT_READ, self)
+
+    def want_write(self, wanted: bool) -> None:
+        if wanted != self.wants_write and not self._closed:
+            self.wants_write = wanted
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
+            self._reactor.selector.modify(self._socket, events, self)
+            self._reactor.ring()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed, self.wants_write = True, False
+            with suppress(KeyError, ValueError, OSError, RuntimeError):  # the driver was closed first
+                self._reactor.selector.unregister(self._socket)
+
+    def ready(self, mask: int) -> None:
+        """The socket is ready, or was a moment ago."""
+        if mask & selectors.EVENT_WRITE and self.wants_write:
+            _run(self._writable)
+        if mask & selectors.EVENT_READ and not self._closed:
+            _run(self._readable)
+
+
+class _Timer:
+    __slots__ = ("callback",)
+
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self.callback: Callable[[], object] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class _Timers:
+    """Callbacks by their time. Run by the thread that drives."""
+
+    __slots__ = ("_numbers", "_times")
+
+    def __init__(self) -> None:
+        self._times: list[tuple[float, int, _Timer]] = []
+        self._numbers = itertools.count()
+
+    def add(self, when: float, callback: Callable[[], object]) -> _Timer:
+        timer = _Timer(callback)
+        heapq.heappush(self._times, (when, next(self._numbers), timer))
+        return timer
+
+    def next(self) -> float:
+        times = self._times
+        return times[0][0] if times else math.inf
+
+    def run(self) -> None:
+        """Run those whose time has come."""
+        times = self._times
+        if times and times[0][0] <= (now := time.monotonic()):
+            while times and times[0][0] <= now:
+                callback = heapq.heappop(times)[2].callback
+                if callback is not None:
+                    _run(callback)
+
+    def clear(self) -> None:
+        self._times.clear()
+
+
+def _run(callback: Callable[[], object]) -> None:
+    """Run it; log an error. What a signal handler raises meanwhile goes on to the program."""
+    try:
+        callback()
+    except Exception as error:
+        emit(logger, "link.deliver", BUG, exc_info=error)
+
+
+class _Gate:
+    """One thread waits for it, once; calling it opens it."""
+
+    __slots__ = ("_lock", "is_open")
+
+    def __init__(self) -> None:
+        self.is_open: bool = False
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def __call__(self) -> None:
+        self.is_open = True
+        self.promote()
+
+    def promote(self) -> None:
+        """Wake the thread, so that it drives the sockets. From any thread; twice does no harm."""
+        with suppress(RuntimeError):  # it is awake
+            self._lock.release()
+
+    def wait(self) -> None:
+        """Wait until it is open or the thread is to drive; raise if a limit of this thread has passed."""
+        while (limit := next_limit()) is not None:
+            check_limits()
+            left = limit - time.monotonic()
+            patience = -1 if left == math.inf else min(max(left, 0), threading.TIMEOUT_MAX)
+            if self._lock.acquire(timeout=patience):
+                return
+        self._lock.acquire()
+
+
+def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end in this thread; it waits by a `ThreadDriver`, or not at all."""
+    outer, here.limit = here.limit, None  # those of whoever is interrupted here, or was, are not its own
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return cast("T", end.value)
+    finally:
+        here.limit = outer
+    coroutine.close()
+    raise WorqrBug(f"{coroutine!r} waits for an event loop, and here is none; please report this")

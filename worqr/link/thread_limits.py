@@ -1,0 +1,83 @@
+"""Time limits of plain threads: blocks as ``trio.move_on_after`` makes them. A thread that waits looks at its limits itself."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+
+class LimitPassed(BaseException):
+    """A limit has passed: on its way from a wait to the block that has set the limit, where it ends."""
+
+    def __init__(self, limit: Limit) -> None:
+        super().__init__("a time limit has passed")
+        self.limit = limit
+
+
+class Limit:
+    """``trio.move_on_after`` for a plain thread."""
+
+    __slots__ = ("_outer", "cancelled_caught", "ends_at")
+
+    def __init__(self, ends_at: float) -> None:
+        self.ends_at = ends_at
+        self.cancelled_caught = False
+        self._outer: Limit | None = None
+
+    @property
+    def outer(self) -> Limit | None:
+        """The block around it."""
+        return self._outer
+
+    def __enter__(self) -> Self:
+        self._outer = here.limit
+        here.limit = self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        here.limit = self._outer
+        self.cancelled_caught = isinstance(error, LimitPassed) and error.limit is self
+        return self.cancelled_caught
+
+
+class _Here(threading.local):
+    """Of this thread: the innermost limit that it waits under."""
+
+    limit: Limit | None = None
+
+
+here = _Here()
+
+
+def next_limit() -> float | None:
+    """When the first limit of this thread passes; None: it has none."""
+    return None if here.limit is None else min(limit.ends_at for limit in _limits())
+
+
+def until(wakes_at: float) -> float | None:
+    """Seconds until a time of the link, or until the first limit of this thread; None: neither comes."""
+    limit = next_limit()
+    end = wakes_at if limit is None else min(wakes_at, limit)
+    return None if end == math.inf else max(end - time.monotonic(), 0)
+
+
+def _limits() -> Iterator[Limit]:
+    limit = here.limit
+    while limit is not None:
+        yield limit
+        limit = limit.outer
+
+
+def check_limits() -> None:
+    """End the outermost block whose limit has passed, and so all those within it."""
+    if here.limit is not None:
+        now = time.monotonic()
+        passed = [limit for limit in _limits() if limit.ends_at <= now]
+        if passed:
+            raise LimitPassed(passed[-1])

@@ -1,0 +1,124 @@
+"""`Transport`: a connection that was opened, encrypted and authenticated, and is then driven without blocking.
+
+Here: sending what the socket takes, keeping the rest, and reading what has arrived, also through TLS. Not here: what the bytes
+mean (`session`), when a connection is opened (`node_client`), waiting (the drivers).
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from worqr.link.connection import Wire, sendable
+from worqr.link.driver import Driver
+from worqr.link.faults import Lost, loss
+
+_READ: Final = 64 * 1024
+_READ_AT_ONCE: Final = 1024 * 1024
+"""Bytes that are read in one turn of the loop, so that other tasks have their turn."""
+
+_WAITS = (BlockingIOError, ssl.SSLWantReadError)
+_CLOSED = "Connection closed by server."
+
+
+class Transport:
+    """The socket of one connection. All methods belong to the driver's loop.
+
+    Attributes:
+        wire: the connection.
+
+    Args:
+        wire: the connection; nothing else uses it from now on.
+        driver: waits for the socket.
+        readable: called when something can be read; calls `read`.
+        progress: called after a part of what was left was sent; with the reason, if the connection was lost then.
+    """
+
+    def __init__(
+        self, wire: Wire, driver: Driver, readable: Callable[[], object], progress: Callable[[Lost | None], object]
+    ) -> None:
+        self.wire: Wire = wire
+        self._socket: socket.socket = wire.hand_over()
+        self._is_tls = isinstance(self._socket, ssl.SSLSocket)
+        self._out: deque[bytes | memoryview] = deque()
+        self._driver = driver
+        self._readable = readable
+        self._progress = progress
+        self._closed = False
+        self._watch = driver.watch(self._socket, readable, self._writable)
+
+    def send(self, pieces: list[bytes]) -> None:
+        """Send bytes, or keep those that the socket does not take yet. Raises `Lost`."""
+        self._out.extend(sendable(pieces))
+        if not self._watch.wants_write:
+            self._flush()
+
+    def _flush(self) -> None:
+        out, send = self._out, self._socket.send
+        try:
+            while out:
+                piece = out[0]
+                sent = send(piece)
+                if sent == len(piece):
+                    out.popleft()
+                else:
+                    out[0] = memoryview(piece)[sent:]
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            pass
+        except OSError as error:
+            out.clear()
+            self._watch.want_write(False)
+            raise loss(error) from error
+        if bool(out) != self._watch.wants_write:
+            self._watch.want_write(bool(out))
+
+    def _writable(self) -> None:
+        try:
+            self._flush()
+        except Lost as lost:
+            self._progress(lost)
+        else:
+            self._progress(None)
+
+    def read(self) -> list[bytes]:
+        """What has arrived, in pieces; empty: nothing. Raises `Lost`."""
+        pieces: list[bytes] = []
+        size = 0
+        receive, closed = self._socket.recv, False
+        try:
+            while size < _READ_AT_ONCE:
+                data = receive(_READ)
+                if not data:
+                    closed = True
+                    break
+                pieces.append(data)
+                size += len(data)
+                if len(data) < _READ and not self._is_tls:  # TLS may have decrypted more than it returned
+                    break
+        except _WAITS:
+            pass
+        except ssl.SSLWantWriteError:
+            self._watch.want_write(True)
+        except OSError as error:
+            if not pieces:
+                raise loss(error) from error
+        if closed and not pieces:
+            raise Lost(_CLOSED)
+        if size >= _READ_AT_ONCE and self._is_tls:  # the socket does not become readable for what TLS has decrypted
+            self._driver.soon(self._readable)
+        return pieces
+
+    def close(self) -> None:
+        """End the connection. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._watch.close()
+            self.wire.close()
+
+    def abandon(self) -> None:
+        """In a forked child: close its copy of the socket; the connection goes on in the parent."""
+        self._closed = True
+        self.wire.abandon()

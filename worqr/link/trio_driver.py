@@ -1,0 +1,226 @@
+"""`TrioDriver`: the link in the Trio run that uses it. System tasks wait for its sockets and times, so no nursery is needed."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import socket
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import trio
+
+from worqr.link.driver import TimeLimit, Waiter, guarded
+
+T = TypeVar("T")
+
+
+class TrioDriver:
+    """The driver of the Trio run it is made in. Its tasks begin when they are first needed, and end with the run at last."""
+
+    __slots__ = ("_callbacks", "_timers", "_token", "entered")
+
+    takes_turns: Final = True
+
+    def __init__(self) -> None:
+        self.entered: AbstractContextManager[object] = nullcontext()
+        self._token = trio.lowlevel.current_trio_token()
+        self._callbacks = _Callbacks()
+        self._timers = _Timers()
+
+    def post(self, deliver: Callable[[], object]) -> None:
+        with suppress(trio.RunFinishedError):  # no task is left that waits
+            self._token.run_sync_soon(guarded, deliver)
+
+    def submit(self, send: Callable[[Any], object], requests: Any) -> None:
+        send(requests)
+
+    def soon(self, callback: Callable[[], object]) -> None:
+        self._callbacks.add(callback)
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> _Timer:
+        return self._timers.add(when, callback)
+
+    def watch(self, sock: socket.socket, readable: Callable[[], object], writable: Callable[[], object]) -> _Watch:
+        return _Watch(sock, readable, writable)
+
+    def close(self) -> None:
+        self._callbacks.close()
+        self._timers.close()
+
+    def interrupted(self, error: Exception) -> None:
+        pass  # no signal handler raises in the middle of a change
+
+    def poison(self) -> None:
+        pass  # the tasks are the parent's, and never run here
+
+    async def checkpoint(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def prepare(self, request: Waiter) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+
+    async def wait(self, request: Waiter) -> None:
+        if request.settled:  # at once, as at the end of the link
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            return
+        request.wake = partial(trio.lowlevel.reschedule, trio.lowlevel.current_task())
+
+        def abandon(_: object) -> trio.lowlevel.Abort:
+            request.wake = None
+            request.abandoned = True
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abandon)
+
+    def move_on_after(self, seconds: float) -> AbstractContextManager[TimeLimit]:
+        return trio.move_on_after(seconds)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        with trio.CancelScope(shield=True):
+            return await trio.to_thread.run_sync(work)
+        raise AssertionError("the scope is never cancelled")
+
+
+class _Watch:
+    """A task that waits until the socket is readable; and one that waits until it is writable, while that is wanted."""
+
+    __slots__ = ("_closed", "_readable", "_socket", "_writable", "wants_write")
+
+    def __init__(self, sock: socket.socket, readable: Callable[[], object], writable: Callable[[], object]) -> None:
+        self.wants_write: bool = False
+        self._socket = sock
+        self._readable = readable
+        self._writable = writable
+        self._closed = False
+        trio.lowlevel.spawn_system_task(self._read, name="worqr.link.read")
+
+    def want_write(self, wanted: bool) -> None:
+        if wanted and not self.wants_write and not self._closed:
+            trio.lowlevel.spawn_system_task(self._write, name="worqr.link.write")
+        self.wants_write = wanted
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed, self.wants_write = True, False
+            with suppress(RuntimeError):  # the run has ended, and its tasks with it
+                trio.lowlevel.notify_closing(self._socket)
+
+    async def _read(self) -> None:
+        with suppress(trio.ClosedResourceError, OSError):
+            while not self._closed:
+                await trio.lowlevel.wait_readable(self._socket)
+                if not self._closed:
+                    guarded(self._readable)
+
+    async def _write(self) -> None:
+        with suppress(trio.ClosedResourceError, trio.BusyResourceError, OSError):
+            while self.wants_write:
+                await trio.lowlevel.wait_writable(self._socket)
+                if self.wants_write:
+                    guarded(self._writable)
+
+
+class _Callbacks:
+    """A task that runs callbacks when the tasks that are ready now have had their turn."""
+
+    __slots__ = ("_added", "_closed", "_parked", "_task")
+
+    def __init__(self) -> None:
+        self._added: list[Callable[[], object]] = []
+        self._task: trio.lowlevel.Task | None = None
+        self._parked = False
+        self._closed = False
+
+    def add(self, callback: Callable[[], object]) -> None:
+        self._added.append(callback)
+        if self._parked:
+            self._wake()
+        elif self._task is None:
+            self._task = trio.lowlevel.spawn_system_task(self._run, name="worqr.link.soon")
+
+    def close(self) -> None:
+        self._closed = True
+        if self._parked:
+            with suppress(RuntimeError):  # the run has ended, and its tasks with it
+                self._wake()
+
+    def _wake(self) -> None:
+        self._parked = False
+        assert self._task is not None, "only a task that exists is parked"
+        trio.lowlevel.reschedule(self._task)
+
+    async def _run(self) -> None:
+        while not self._closed:
+            if not self._added:
+                self._parked = True
+                await trio.lowlevel.wait_task_rescheduled(self._cancelled)
+            callbacks, self._added = self._added, []
+            for callback in callbacks:
+                guarded(callback)
+
+    def _cancelled(self, _: object) -> trio.lowlevel.Abort:
+        self._parked = False
+        return trio.lowlevel.Abort.SUCCEEDED
+
+
+class _Timer:
+    __slots__ = ("callback",)
+
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self.callback: Callable[[], object] = callback
+
+    def cancel(self) -> None:
+        self.callback = _nothing
+
+
+class _Timers:
+    """A task that runs callbacks when their time has come. Times are those of the monotonic clock."""
+
+    __slots__ = ("_closed", "_numbers", "_scope", "_times")
+
+    def __init__(self) -> None:
+        self._times: list[tuple[float, int, _Timer]] = []
+        self._numbers = itertools.count()
+        self._scope: trio.CancelScope | None = None
+        self._closed = False
+
+    def add(self, when: float, callback: Callable[[], object]) -> _Timer:
+        timer = _Timer(callback)
+        heapq.heappush(self._times, (when, next(self._numbers), timer))
+        if self._scope is None:
+            self._scope = trio.CancelScope()
+            trio.lowlevel.spawn_system_task(self._run, name="worqr.link.timers")
+        elif self._times[0][2] is timer:
+            self._scope.deadline = _on_trios_clock(when)
+        return timer
+
+    def close(self) -> None:
+        self._closed = True
+        self._times.clear()
+        if self._scope is not None:
+            with suppress(RuntimeError):
+                self._scope.cancel()
+
+    async def _run(self) -> None:
+        while not self._closed:
+            now = time.monotonic()
+            while self._times and self._times[0][0] <= now:
+                guarded(heapq.heappop(self._times)[2].callback)
+            if self._closed:
+                return
+            with trio.CancelScope() as self._scope:
+                if self._times:
+                    self._scope.deadline = _on_trios_clock(self._times[0][0])
+                await trio.sleep_forever()
+
+
+def _on_trios_clock(when: float) -> float:
+    return trio.current_time() + when - time.monotonic()
+
+
+def _nothing() -> None:
+    pass
