@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import pytest
 import trio
-from worqr.link.thread_driver import ThreadDriver
 
 import worqr
 from tests.children import Child
@@ -26,6 +25,7 @@ from tests.peer.tools import Held, spying
 from tests.proxy import FaultProxy
 from tests.servers import Server
 from worqr import listening, testing
+from worqr.link.thread_driver import ThreadDriver
 from worqr.lua import all_scripts
 
 pytestmark = pytest.mark.one_server

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import pytest
 import trio
-from worqr.link.asyncio_driver import AsyncioDriver
 
 from tests.link.scripts import append, echo, lines, log
 from tests.patience import PATIENCE
@@ -31,6 +30,7 @@ from worqr.link import (
     loop_here,
     loop_name_here,
 )
+from worqr.link.asyncio_driver import AsyncioDriver
 from worqr.link.driver import wake_all
 
 T = TypeVar("T")

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import trio
-from worqr.link.node_client import NodeClient
-from worqr.link.thread_driver import ThreadDriver, run_blocking
 
 from tests.children import Child
 from tests.link.conftest import LinkTo
@@ -27,9 +25,11 @@ from worqr.link import Link, LinkSettings, Owner
 from worqr.link.backlog import GUILTY_AFTER
 from worqr.link.cluster import ClusterPipes
 from worqr.link.dialect import slot_of
+from worqr.link.node_client import NodeClient
 from worqr.link.request import Request
 from worqr.link.settings import Endpoint
 from worqr.link.subscriptions import Subscriptions, _receive_all
+from worqr.link.thread_driver import ThreadDriver, run_blocking
 from worqr.link.topology import NodeRoute, ShardRoute
 
 LOW, HIGH = "Q0", "Q2"
@@ -233,36 +233,15 @@ async def test_a_node_that_lost_its_slots_is_left_and_found_again(
     first, second, _ = fakes.nodes
     link = await link_to(fakes.url)
     await link.call(append("t", "x"))
-    before = threads("worqr-link")
     fakes.give((ALL, second))
     first.does = moved("Q", second)
     assert (await link.call(append("t", "y")))[2] == 2
     await until(lambda: pipe_to(link, first) is None, what="a pipe that retires")
-    await until(lambda: threads("worqr-link") == before, what="its thread's end")
     await until(lambda: [line for line in lines(caplog, "link.moved") if first.place in line])
     fakes.give((ALL, first))
     first.does, second.does = None, moved("Q", first)
     assert (await link.call(append("t", "z")))[2] == 3
     assert link.connections == 3
-
-
-async def test_a_node_without_slots_is_left_when_what_has_come_is_done(fakes: Fakes, link_to: LinkTo) -> None:
-    first, second, _ = fakes.nodes
-    link = await link_to(fakes.url)
-    pipe, gate = pipe_to(link, first), threading.Event()
-    assert pipe is not None
-
-    def block() -> None:
-        gate.wait(PATIENCE)
-
-    pipe.tell(block)
-    fakes.give((ALL, second))
-    pipes_of(link).topology.doubt()
-    await until(lambda: pipes_of(link).topology.view.primaries == {Endpoint("127.0.0.1", second.port)})
-    await until(lambda: pipe._inbox.qsize() == 1, what="the news")
-    pipe.tell(lambda: None)
-    gate.set()
-    await until(lambda: pipe_to(link, first) is None, what="a pipe that retires")
 
 
 async def test_a_call_that_was_suspected_follows_its_slot_when_its_pause_is_over(fakes: Fakes, link_to: LinkTo) -> None:
@@ -274,7 +253,7 @@ async def test_a_call_that_was_suspected_follows_its_slot_when_its_pause_is_over
     request.losses = request.lost_alone = GUILTY_AFTER
     request.not_before = time.monotonic() + 1
     request.wake = lambda: outcomes(request.value, request.error)
-    pipe.tell(lambda: pipe._backlog.outcasts.append(request))
+    pipe._backlog.outcasts.append(request)
     fakes.give((ALL, second))
     first.does = moved("Q", second)
     await link.call(append("t", "y"))
@@ -283,32 +262,6 @@ async def test_a_call_that_was_suspected_follows_its_slot_when_its_pause_is_over
     await outcomes.wait(1)
     assert outcomes.values == [["ok", b"x", 2, 2]]
     await until(lambda: pipe_to(link, first) is None, what="a pipe that retires")
-
-
-async def test_a_pipe_that_is_closed_while_it_leaves_ends(
-    fakes: Fakes, link_to: LinkTo, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was found to be busy, so it would stay."""
-    first, second, _ = fakes.nodes
-    link = await link_to(fakes.url)
-    asked, gate = threading.Event(), threading.Event()
-
-    def busy(_: ClusterPipes, pipe: NodeClient) -> bool:
-        asked.set()
-        return gate.wait(PATIENCE) and False
-
-    monkeypatch.setattr(ClusterPipes, "retire", busy)
-    fakes.give((ALL, second))
-    pipes_of(link).topology.doubt()
-    await until(asked.is_set)
-    closing = threading.Thread(target=link.close)
-    closing.start()
-    pipe = pipe_to(link, first)
-    assert pipe is not None
-    await until(lambda: pipe._closing)
-    gate.set()
-    await until(lambda: not pipe._thread.is_alive(), what="the end of a thread")
-    closing.join(PATIENCE)
 
 
 async def test_a_node_that_is_down_and_has_no_slots_is_left_even_if_it_was_busy(
@@ -350,29 +303,6 @@ async def test_what_was_on_its_way_to_a_node_that_lost_its_slots_keeps_its_numbe
     await outcomes.wait(1)
     assert outcomes.all == [(["ok", b"x", 1, 1], None)]
     assert numbers(second) == [("1", "1")] * 4
-
-
-async def test_a_pipe_retires_and_gets_requests_in_one_piece(
-    fakes: Fakes, link_to: LinkTo, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From the choice of a pipe to the submitting nobody may retire it, nor between its look around and its end."""
-    first, second, _ = fakes.nodes
-    link = await link_to(fakes.url)
-    alone: list[bool] = []
-    submit, is_idle = NodeClient.submit, NodeClient.is_idle
-
-    def is_locked() -> None:
-        alone.append(pipes_of(link)._lock._is_owned())  # type: ignore[attr-defined]
-
-    monkeypatch.setattr(NodeClient, "submit", lambda self, some: is_locked() or submit(self, some))
-    monkeypatch.setattr(NodeClient, "is_idle", lambda self: is_locked() or is_idle(self))
-    await link.call(append("t", "x"))
-    fakes.give((ALL, second))
-    first.does = moved("Q", second)
-    await link.call(append("t", "y"))
-    await until(lambda: pipe_to(link, first) is None, what="a pipe that retires")
-    assert len(alone) >= 4
-    assert all(alone)
 
 
 @pytest.mark.parametrize("answer", ["silence", "TRYAGAIN some keys are away"])
@@ -521,37 +451,6 @@ async def test_nobody_waits_when_a_link_is_closed(fakes: Fakes, link_to: LinkTo)
             await each.subscription.wait_confirmed()
 
 
-class ClosedFirst:
-    """A lock; before it is taken for the first time, somebody else closes the link."""
-
-    def __init__(self, pipes: ClusterPipes) -> None:
-        self._lock = pipes._lock
-        self._pipes: list[ClusterPipes] = [pipes]
-
-    def __enter__(self) -> None:
-        if self._pipes:
-            self._pipes.pop().close()
-        self._lock.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self._lock.__exit__(*error)
-
-
-@pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("what", ["call", "wait_ready"])
-async def test_a_link_that_is_closed_just_before_says_so(
-    fakes: Fakes, link_to: LinkTo, monkeypatch: pytest.MonkeyPatch, known: bool, what: str
-) -> None:
-    if not known:
-        fakes.give(((0, 0), fakes.nodes[0]))
-    link = await link_to(fakes.url, ready=False)
-    await until(lambda: pipes_of(link).topology.view.primaries)
-    monkeypatch.setattr(pipes_of(link), "_lock", ClosedFirst(pipes_of(link)))
-    with pytest.raises(Unavailable, match="closed"), trio.fail_after(PATIENCE):
-        await (link.call(ECHO_CALL) if what == "call" else link.wait_ready())
-    assert pipes_of(link)._pipes == {}
-
-
 class Boom(BaseException):
     """A bug that nothing catches."""
 
@@ -578,7 +477,7 @@ async def test_a_pipe_that_dies_of_a_bug_ends_the_link(
     with pytest.raises(WorqrBug):
         await link.call(ECHO_CALL)
     await until(lambda: len(lines(caplog, "link.died")) == 1)
-    await until(lambda: threads("worqr-link") == threads("worqr-topology") == 0, what="threads that end")
+    await until(lambda: threads("worqr-topology") == 0, what="threads that end")
 
 
 # What nodes say of the cluster
@@ -748,44 +647,6 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return names
 
 
-async def test_a_call_for_which_there_is_no_thread(fakes: Fakes, link_to: LinkTo, no_threads: set[str]) -> None:
-    first, second, _ = fakes.nodes
-    fakes.give((HALVES[0], first), (HALVES[1], second))
-    link = await link_to(fakes.url)
-    no_threads.add("worqr-link")
-    with pytest.raises(Unavailable, match="ulimit -u") as caught:
-        await link.call_all([append("t", "x", HIGH), append("t", "x", LOW)])
-    assert caught.value.sent is False
-    await until(lambda: second.ran)  # the other was not kept from its node
-    outcomes = Outcomes()
-    link.post(append("t", "y", LOW), outcomes, owner=Owner("W1"))
-    second.does = moved(HIGH, first)
-    link.post(append("t", "z", HIGH), outcomes)
-    await until(lambda: len(second.ran) > 1)
-    assert outcomes.all == []
-    no_threads.clear()
-    await outcomes.wait(2)
-    assert sorted(value[1] for value in outcomes.values) == [b"y", b"z"]
-
-
-async def test_a_call_that_somebody_counts_on_waits_for_a_thread(
-    fakes: Fakes, link_to: LinkTo, no_threads: set[str]
-) -> None:
-    """Without any news of slots."""
-    first, second, _ = fakes.nodes
-    fakes.give((HALVES[0], first), (HALVES[1], second))
-    link = await link_to(fakes.url)
-    no_threads.add("worqr-link")
-    outcomes = Outcomes()
-    link.post(append("t", "x", LOW), outcomes, owner=Owner("W1"))
-    before = first.said("CLUSTER", "SLOTS") + second.said("CLUSTER", "SLOTS")
-    await until(lambda: sum(node.said("CLUSTER", "SLOTS") for node in fakes.nodes) > before + 1)
-    assert outcomes.all == []
-    no_threads.clear()
-    await outcomes.wait(1)
-    assert outcomes.values == [["ok", b"x", 1, 1]]
-
-
 async def test_a_channel_for_which_there_is_no_thread(fakes: Fakes, link_to: LinkTo, no_threads: set[str]) -> None:
     first, second, _ = fakes.nodes
     link = await link_to(fakes.url)
@@ -892,9 +753,8 @@ async def main():
     subscriptions = [link.subscriptions.open([name], lambda *_: None, lambda: None) for name in ("t:{Q}", "{worqr}:due")]
     for subscription in subscriptions:
         await subscription.wait_confirmed()
-    held = link._pipe._lock, link.subscriptions._lock
-    for lock in held:
-        lock.acquire()  # as some other thread might have, just then
+    held = link.subscriptions._lock
+    held.acquire()  # as some other thread might have, just then
     pid = os.fork()
     if pid == 0:
         import threading
@@ -902,8 +762,7 @@ async def main():
         link.close()
         print("child", *said, threading.active_count(), flush=True)
         os._exit(0)
-    for lock in held:
-        lock.release()
+    held.release()
     os.waitpid(pid, 0)
     print("parent", await link.call(echo("still here")), link.connections, flush=True)
     link.close()

@@ -149,7 +149,7 @@ async def test_calls_that_race_the_end_do_not_hang(link_to: LinkTo, server: Serv
                 for _ in range(10):
                     nursery.start_soon(ask)
                 await trio.sleep(0.005)
-                await trio.to_thread.run_sync(link.close)
+                link.close()
         assert ended == 10
 
 

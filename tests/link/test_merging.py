@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import trio
-from worqr.link.giving_up import give_up
 
 import worqr
 import worqr.call
@@ -15,6 +14,7 @@ from tests.servers import Server
 from worqr import ops
 from worqr.keys import QueueKeys
 from worqr.link.backlog import Backlog
+from worqr.link.giving_up import give_up
 from worqr.link.request import Merged, Request
 from worqr.lua import script
 
@@ -87,7 +87,7 @@ def test_each_part_has_its_own_patience() -> None:
     assert (parts[0].settled, parts[1].settled, merged.settled) == (True, False, False)
     backlog.put_back([merged])
     assert backlog.take() == [merged]
-    assert backlog.next_scan() == 10.5
+    assert backlog._next_scan == 10.5
     merged.value, merged.settled = 2, True
     merged.parts[0].error = error = worqr.Unavailable("it waited")
     merged._share()

@@ -332,7 +332,7 @@ async def test_an_evicting_policy_is_warned_of_once(
 # Our own bugs
 
 
-async def test_a_bug_in_the_thread_ends_everything_that_waits(
+async def test_a_bug_ends_everything_that_waits(
     link_to: LinkTo, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     link = await link_to(server.url)
@@ -342,7 +342,7 @@ async def test_a_bug_in_the_thread_ends_everything_that_waits(
 
     outcomes = Outcomes()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(uplink, "exchange", die)
+        patch.setattr(Session, "begin", die)
         for _ in range(3):
             link.post(echo("a"), outcomes)
         await outcomes.wait(3)

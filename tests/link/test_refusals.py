@@ -56,7 +56,7 @@ async def test_what_passes_is_waited_for(
     assert troubled.look.lrange("t:{Q}", 0, 1) == [b"before", b"meanwhile"]
     await until(lambda: lines(caplog, "link.back"))
     [lost], [_back] = lines(caplog, "link.lost"), lines(caplog, "link.back")
-    assert re.search(f"{trouble}|closed|reset|pipe", lost, re.IGNORECASE), lost
+    assert re.search(f"{trouble}|closed|reset|pipe|refused", lost, re.IGNORECASE), lost
 
 
 async def test_a_replica_that_has_lost_its_primary_is_waited_for(

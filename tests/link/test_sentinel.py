@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterator
 
 import pytest
-import trio
 
 from tests.link.conftest import LinkTo
 from tests.link.scripts import ECHO_CALL, Outcomes, append, echo, lines, until
@@ -380,4 +379,4 @@ async def test_a_closed_link_ends_while_a_sentinel_is_silent(
     proxy.blackhole()
     link = await link_to(f"redis+sentinel://127.0.0.1:{proxy.port}/{SERVICE}", ready=False)
     await until(lambda: proxy.connections)
-    await trio.to_thread.run_sync(link.close)
+    link.close()

@@ -41,7 +41,7 @@ class Told:
 def topology(*shares: tuple[int, int, Endpoint | None]) -> tuple[Topology, Told]:
     """One that knows this."""
     told = Told()
-    made = Topology(LinkSettings("redis+cluster://a:1"), Scribe(), told)
+    made = Topology(LinkSettings("redis+cluster://a:1"), Scribe(), told, lambda run: run())
     if shares:
         made._take(view(*shares))
     told.changes = 0

@@ -15,7 +15,6 @@ Until some node has told who has what, requests wait in the lobby.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache, partial
@@ -47,7 +46,7 @@ def cached_slot(name: str) -> int:
 
 
 class ClusterPipes:
-    """The pipes of one cluster. What `NodeClient` offers to the link; all of it may be called from any thread.
+    """The pipes of one cluster. What `NodeClient` offers to the link. All methods belong to the driver's loop.
 
     Attributes:
         ended: why nothing can be sent; None while it works.
@@ -65,7 +64,6 @@ class ClusterPipes:
         self._driver = driver
         self._scribe = scribe
         self._producer = producer
-        self._lock = threading.RLock()
         self._pipes: dict[Endpoint, NodeClient] = {}
         self._endpoints: dict[NodeClient, Endpoint] = {}
         self._order: SlotOrder[NodeClient] = SlotOrder()
@@ -86,8 +84,7 @@ class ClusterPipes:
     @property
     def connections(self) -> int:
         """How many there have been, to all nodes."""
-        with self._lock:
-            return self._past_connections + sum(pipe.connections for pipe in self._pipes.values())
+        return self._past_connections + sum(pipe.connections for pipe in list(self._pipes.values()))
 
     @property
     def run_id(self) -> str:
@@ -105,19 +102,15 @@ class ClusterPipes:
 
     def wait_ready(self, waiter: Waiter, deadline: float) -> None:
         """Settle `waiter` when the connection to the registry's node stands, was refused, or the deadline has passed."""
-        with self._lock:
-            error = self.ended
-            try:
-                pipe = self._pipe_of(self.home) if error is None else None
-            except RuntimeError as exc:
-                error, pipe = _no_thread(exc), None
-            if pipe is not None:
-                pipe.wait_ready(waiter, deadline)
-            elif error is None:
-                self._ready_waiters.append((waiter, deadline))
-                self.topology.doubt()
-        if error is not None:
-            self._fail((waiter,), error)
+        if self.ended is not None:
+            self._fail((waiter,), self.ended)
+            return
+        pipe = self._pipe_of(self.home)
+        if pipe is not None:
+            pipe.wait_ready(waiter, deadline)
+        else:
+            self._ready_waiters.append((waiter, deadline))
+            self.topology.doubt()
 
     def close(self) -> None:
         """End all threads; what is unanswered gets Unavailable. Idempotent."""
@@ -130,23 +123,20 @@ class ClusterPipes:
     def poison(self, error: WorqrError) -> None:
         """In a forked child: the threads do not exist here, and the sockets are the parent's."""
         self.ended = error
-        self._lock = threading.RLock()  # somebody may have held the old one, who is not here
         self.topology.poison()
         for pipe in self._pipes.values():
             pipe.poison(error)
 
     def when_looked(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called when slots may have other owners; in whatever thread finds it out. It must not raise."""
+        """Call `listener` in the loop when slots may have other owners. It must not raise."""
         self._listeners.append(listener)
 
     def _end(self, error: WorqrError) -> None:
-        with self._lock:
-            self.ended = error = self.ended or error
-            pipes = list(self._pipes.values())
-            left: list[Waiter] = [*self._lobby.clear(), *(waiter for waiter, _ in self._ready_waiters)]
-            self._ready_waiters = []
+        self.ended = error = self.ended or error
+        left: list[Waiter] = [*self._lobby.clear(), *(waiter for waiter, _ in self._ready_waiters)]
+        self._ready_waiters = []
         self.topology.close()
-        for pipe in pipes:
+        for pipe in list(self._pipes.values()):
             pipe.close()
         self._fail(left, error)
 
@@ -157,33 +147,20 @@ class ClusterPipes:
         self._send(requests, self._pipe_of)
 
     def _send(self, requests: Iterable[Request], pipe_of: Callable[[int], NodeClient | None]) -> None:
+        if self.ended is not None:
+            self._fail(list(requests), self.ended)
+            return
         by_pipe: dict[NodeClient, Posted] = {}
-        unsent: list[Request] = []
-        no_thread: RuntimeError | None = None
-        with self._lock:  # from the look at `ended` on: whoever ends, or retires a pipe, finds what has come
-            error = self.ended
-            requests = self._with_lobby(requests)
-            for request in requests if error is None else ():
-                try:
-                    pipe = pipe_of(cached_slot(request.call.base))
-                except RuntimeError as exc:
-                    if not (request.written or request.owner):
-                        no_thread = exc
-                        unsent.append(request)
-                        continue
-                    pipe = None  # somebody counts on it: it waits for a thread, as it would for a server
-                if pipe is None:
-                    self._lobby.add(request)
-                else:
-                    by_pipe.setdefault(pipe, Posted()).append(request)
-            for pipe, some in by_pipe.items():
-                pipe.submit(some[0] if len(some) == 1 else some)
-            if self._lobby.pending:
-                self.topology.doubt()
-        if error is not None:
-            self._fail(list(requests), error)
-        elif no_thread is not None:
-            self._fail(unsent, _no_thread(no_thread))
+        for request in self._with_lobby(requests):
+            pipe = pipe_of(cached_slot(request.call.base))
+            if pipe is None:
+                self._lobby.add(request)
+            else:
+                by_pipe.setdefault(pipe, Posted()).append(request)
+        for pipe, some in by_pipe.items():
+            pipe.submit(some[0] if len(some) == 1 else some)
+        if self._lobby.pending:
+            self.topology.doubt()
 
     def belongs(self, pipe: NodeClient, request: Request) -> bool:
         owner = self.topology.owner(cached_slot(request.call.base))
@@ -203,21 +180,19 @@ class ClusterPipes:
         return self._endpoints.get(pipe) in self.topology.view.primaries
 
     def retire(self, pipe: NodeClient) -> bool:
-        with self._lock:
-            endpoint = self._endpoints.get(pipe)
-            if endpoint is None or not pipe.is_idle():
-                return False
-            del self._endpoints[pipe], self._pipes[endpoint]
-            self._order.forget(pipe)
-            self._past_connections += pipe.connections
+        endpoint = self._endpoints.get(pipe)
+        if endpoint is None or not pipe.is_idle():
+            return False
+        del self._endpoints[pipe], self._pipes[endpoint]
+        self._order.forget(pipe)
+        self._past_connections += pipe.connections
         self._scribe.emit(logger, "link.moved", "%(server)s has no slots of the cluster any more", server=str(endpoint))
         return True
 
     def passed(self, pipe: NodeClient, waiting: Collection[str]) -> bool:
-        with self._lock:
-            if self._order.is_passing(pipe):
-                self._order.passed(pipe, set(map(cached_slot, waiting)))
-            return not self._order.is_passing(pipe)
+        if self._order.is_passing(pipe):
+            self._order.passed(pipe, set(map(cached_slot, waiting)))
+        return not self._order.is_passing(pipe)
 
     def _pipe_of_new(self, slot: int) -> NodeClient | None:
         """As `_pipe_of`; but the pipe of the node that had the slot before, while that pipe may have older requests of it."""
@@ -230,11 +205,7 @@ class ClusterPipes:
         return pipe
 
     def _pipe_of(self, slot: int) -> NodeClient | None:
-        """The pipe of the node that has `slot`, made now if need be; None: nobody knows which. Under the lock.
-
-        Raises:
-            RuntimeError: the system gives us no thread.
-        """
+        """The pipe of the node that has `slot`, made now if need be; None: the node is not known."""
         endpoint = self.topology.owner(slot)
         if endpoint is None:
             return None
@@ -246,25 +217,22 @@ class ClusterPipes:
             self._pipes[endpoint], self._endpoints[pipe] = pipe, endpoint
         return pipe
 
-    # What the topology tells, in its thread or in that of a pipe
+    # What the topology tells
 
     def changed(self) -> None:
-        with self._lock:
-            waiters, self._ready_waiters = self._ready_waiters, []
-            pipes = list(self._pipes.values())
+        waiters, self._ready_waiters = self._ready_waiters, []
         self._leave_lobby()
         for waiter, deadline in waiters:
             self.wait_ready(waiter, deadline)
-        for pipe in pipes:
-            self._driver.post(pipe.sort_out)
+        for pipe in list(self._pipes.values()):
+            pipe.sort_out()
         self._tell_listeners()
 
     def meanwhile(self) -> None:
         now = time.monotonic()
-        with self._lock:
-            late, orphans = self._lobby.overdue(now, owners=True)
-            tired = [waiter for waiter, deadline in self._ready_waiters if deadline <= now]
-            self._ready_waiters = [each for each in self._ready_waiters if each[1] > now]
+        late, orphans = self._lobby.overdue(now, owners=True)
+        tired = [waiter for waiter, deadline in self._ready_waiters if deadline <= now]
+        self._ready_waiters = [each for each in self._ready_waiters if each[1] > now]
         if late or orphans:
             give_up(late, orphans, self._outage())
             self._driver.post(partial(wake_all, [*late, *orphans]))
@@ -273,19 +241,17 @@ class ClusterPipes:
     def looked(self, error: WorqrError | None) -> None:
         unknown = error is not None and is_unknown_host(error) and not self.topology.view.primaries
         if error is not None and (unknown or not isinstance(error, Unavailable)):  # no node will ever let us in
-            with self._lock:
-                waiters, self._ready_waiters = [waiter for waiter, _ in self._ready_waiters], []
+            waiters, self._ready_waiters = [waiter for waiter, _ in self._ready_waiters], []
             self._fail(waiters, Unavailable(self._outage()) if unknown else error)
         self.meanwhile()
         if error is None:
             self._leave_lobby()
             self._tell_listeners()
-        with self._lock:
-            if self._lobby.pending or self._ready_waiters:
-                self.topology.doubt()
+        if self._lobby.pending or self._ready_waiters:
+            self.topology.doubt()
 
     def _with_lobby(self, requests: Iterable[Request]) -> Iterable[Request]:
-        """What waits in the lobby goes first, once more for each view of the cluster. Under the lock."""
+        """What waits in the lobby goes first, once more for each view of the cluster."""
         if not self._lobby.pending or self._lobby_view is self.topology.view:
             return requests
         self._lobby_view = self.topology.view
@@ -293,9 +259,8 @@ class ClusterPipes:
 
     def _leave_lobby(self) -> None:
         """Try again what could not be sent."""
-        with self._lock:
-            self._lobby_view = None
-            self.hand_over(())
+        self._lobby_view = None
+        self.hand_over(())
 
     def _tell_listeners(self) -> None:
         for listener in self._listeners:
@@ -314,7 +279,3 @@ class ClusterPipes:
         if waiters:
             fail_all(waiters, error)
             self._driver.post(partial(wake_all, waiters))
-
-
-def _no_thread(exc: RuntimeError) -> Unavailable:
-    return Unavailable(f"cannot start a thread ({exc}): this process is at its limit (ulimit -u)")

@@ -685,7 +685,7 @@ class NodeClient:
 
     def _died(self, exc: BaseException) -> None:
         """A bug; or a signal handler raised while the state was being changed: no call may wait in vain."""
-        if isinstance(exc, Exception):
+        if not isinstance(exc, KeyboardInterrupt | SystemExit):
             error: WorqrError = WorqrBug(f"the link died ({type(exc).__name__}: {exc}); please report this")
             self._scribe.emit(logger, "link.died", DIED, exc_info=exc)
         else:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Final, TypeVar, cast
 
-from worqr.errors import Unavailable, WorqrBug
+from worqr.errors import Unavailable, UsageError, WorqrBug
 from worqr.link.driver import BUG, TimeLimit, Waiter, wake_all
 from worqr.link.thread_limits import Limit, check_limits, here, next_limit, until
 from worqr.log_events import emit
@@ -41,7 +41,18 @@ logger: logging.Logger = logging.getLogger(__name__)
 class ThreadDriver:
     """The driver of plain threads, of any number of them."""
 
-    __slots__ = ("_closed", "_driving", "_followers", "_gathering", "_reactor", "_roles", "_timers", "_waiting", "_wakes_at", "entered")
+    __slots__ = (
+        "_closed",
+        "_driving",
+        "_followers",
+        "_gathering",
+        "_reactor",
+        "_roles",
+        "_timers",
+        "_waiting",
+        "_wakes_at",
+        "entered",
+    )
 
     takes_turns: Final = True
 
@@ -52,7 +63,7 @@ class ThreadDriver:
         self._timers = _Timers()
         self._followers: dict[_Gate, None] = {}  # gates of threads that wait while another one drives
         self._waiting: set[Waiter] = set()
-        self._driving: int | None = None  # the thread that drives
+        self._driving: _Gate | None = None  # that of the thread that drives
         self._wakes_at = math.inf  # when it looks at the timers at the latest
         self._gathering = False  # a request is about to be sent, and others may join it
         self._closed = False
@@ -65,7 +76,6 @@ class ThreadDriver:
     def post(self, deliver: Callable[[], object]) -> None:
         with self.entered:
             _run(deliver)
-            self._ring()
 
     def soon(self, callback: Callable[[], object]) -> None:
         self._gathering = True
@@ -74,18 +84,20 @@ class ThreadDriver:
     def call_at(self, when: float, callback: Callable[[], object]) -> _Timer:
         timer = self._timers.add(when, callback)
         if when < self._wakes_at:
-            self._ring()
+            self.wake_driving()
         return timer
 
     def watch(self, sock: socket.socket, readable: Callable[[], object], writable: Callable[[], object]) -> _Watch:
-        return _Watch(self._the_reactor(), sock, readable, writable)
+        with self._roles:
+            reactor = self._the_reactor()
+        return _Watch(reactor, sock, readable, writable)
 
     def close(self) -> None:
-        self._closed = True
         self._timers.clear()
-        self._ring()
-        if self._driving is None:
-            self._free()
+        with self._roles:
+            self._closed = True
+            if self._driving is None:
+                self._free()
 
     def interrupted(self, error: Exception) -> None:
         for waiter in self._waiting:
@@ -100,6 +112,7 @@ class ThreadDriver:
         self._free()
 
     def _the_reactor(self) -> _Reactor:
+        """With the lock of the roles."""
         if self._reactor is None:
             try:
                 self._reactor = _Reactor()
@@ -109,10 +122,13 @@ class ThreadDriver:
                 ) from error
         return self._reactor
 
-    def _ring(self) -> None:
-        """Wake the thread that drives, unless it is this one."""
-        if self._driving is not None and self._driving != threading.get_ident() and self._reactor is not None:
-            self._reactor.ring()
+    def wake_driving(self, gate: _Gate | None = None) -> None:
+        """Wake the thread that drives, unless it is this one. With a gate: if it is the thread of this gate."""
+        driving, reactor = self._driving, self._reactor
+        if driving is None or reactor is None or driving.thread == threading.get_ident():
+            return
+        if gate is None or gate is driving:
+            reactor.ring()
 
     def _free(self) -> None:
         reactor, self._reactor = self._reactor, None
@@ -126,7 +142,12 @@ class ThreadDriver:
 
     async def prepare(self, request: Waiter) -> None:
         check_limits()
-        request.wake = _Gate()
+        if self.entered.is_owned():
+            raise UsageError(
+                "this call comes from a signal handler that has interrupted another call of the same mesh: set a flag in the "
+                "handler, or hand the call to a thread"
+            )
+        request.wake = _Gate(self)
         self._waiting.add(request)
 
     async def wait(self, request: Waiter) -> None:
@@ -140,7 +161,7 @@ class ThreadDriver:
                     try:
                         self._drive(gate)
                     finally:
-                        self._stop_driving()
+                        self._stop_driving(gate)
                 elif not gate.is_open:
                     gate.wait()
         except BaseException:
@@ -158,15 +179,20 @@ class ThreadDriver:
         with self._roles:
             if gate.is_open:
                 return False
-            if self._driving is None:
-                self._driving = threading.get_ident()
+            outer = self._driving
+            if (
+                outer is None or outer.thread == gate.thread
+            ):  # a signal handler calls, and has interrupted a call that drives
+                self._the_reactor()
+                gate.outer, self._driving = outer, gate
                 return True
             self._followers[gate] = None
             return False
 
     def _drive(self, gate: _Gate) -> None:
         """Wait for the sockets and timers of all threads, until this thread has its reply."""
-        reactor = self._the_reactor()
+        reactor = self._reactor
+        assert reactor is not None, "it was made when this thread took over"
         while not gate.is_open:
             self._wakes_at = self._timers.next()
             ready = reactor.wait(until(self._wakes_at))
@@ -187,14 +213,12 @@ class ThreadDriver:
             before = len(self._followers)
             time.sleep(0)
 
-    def _stop_driving(self) -> None:
+    def _stop_driving(self, gate: _Gate) -> None:
         with self._roles:
-            self._driving = None
+            self._driving = gate.outer
             self._wakes_at = math.inf
-        if self._closed:
-            with self.entered:
-                if self._driving is None:
-                    self._free()
+            if self._closed and gate.outer is None:
+                self._free()
 
     def _hand_on(self) -> None:
         """Have one of the threads that wait drive the sockets, if none does."""
@@ -224,6 +248,10 @@ class _Entered:
         """Send them now, or have the thread send them that has the lock."""
         self._submitted.append((send, requests))
         self._send_submitted()
+
+    def is_owned(self) -> bool:
+        """Return True if this thread has the lock."""
+        return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]  # pyright: ignore
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -368,18 +396,22 @@ def _run(callback: Callable[[], object]) -> None:
 
 
 class _Gate:
-    """One thread waits for it, once; calling it opens it."""
+    """One thread waits for it, once; calling it opens it, from any thread."""
 
-    __slots__ = ("_lock", "is_open")
+    __slots__ = ("_driver", "_lock", "is_open", "outer", "thread")
 
-    def __init__(self) -> None:
+    def __init__(self, driver: ThreadDriver) -> None:
         self.is_open: bool = False
+        self.outer: _Gate | None = None  # of the call that drives further out on the stack of this thread
+        self.thread = threading.get_ident()
+        self._driver = driver
         self._lock = threading.Lock()
         self._lock.acquire()
 
     def __call__(self) -> None:
         self.is_open = True
         self.promote()
+        self._driver.wake_driving(self)
 
     def promote(self) -> None:
         """Wake the thread, so that it drives the sockets. From any thread; twice does no harm."""

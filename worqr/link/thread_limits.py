@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
+_LONGEST = 3600.0
+"""Seconds of one wait, which has a limit of its own in the system."""
+
 
 class LimitPassed(BaseException):
     """A limit has passed: on its way from a wait to the block that has set the limit, where it ends."""
@@ -64,7 +67,7 @@ def until(wakes_at: float) -> float | None:
     """Seconds until a time of the link, or until the first limit of this thread; None: neither comes."""
     limit = next_limit()
     end = wakes_at if limit is None else min(wakes_at, limit)
-    return None if end == math.inf else max(end - time.monotonic(), 0)
+    return None if end == math.inf else min(max(end - time.monotonic(), 0), _LONGEST)
 
 
 def _limits() -> Iterator[Limit]:

@@ -48,6 +48,9 @@ class TrioDriver:
         return _Watch(sock, readable, writable)
 
     def close(self) -> None:
+        self.post(self._close)
+
+    def _close(self) -> None:
         self._callbacks.close()
         self._timers.close()
 
@@ -145,8 +148,7 @@ class _Callbacks:
     def close(self) -> None:
         self._closed = True
         if self._parked:
-            with suppress(RuntimeError):  # the run has ended, and its tasks with it
-                self._wake()
+            self._wake()
 
     def _wake(self) -> None:
         self._parked = False
@@ -202,8 +204,7 @@ class _Timers:
         self._closed = True
         self._times.clear()
         if self._scope is not None:
-            with suppress(RuntimeError):
-                self._scope.cancel()
+            self._scope.cancel()
 
     async def _run(self) -> None:
         while not self._closed:
