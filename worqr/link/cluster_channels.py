@@ -6,7 +6,6 @@ slot to another node; what was said meanwhile is lost, as with any connection, a
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 
 from worqr.errors import Unavailable, UsageError, WorqrError
@@ -31,7 +30,6 @@ class ClusterSubscriptions:
         self._scribe = scribe
         self._topology = pipes.topology
         self._registry = registry
-        self._lock = threading.RLock()
         self._open: dict[Subscription, int] = {}
         self._hubs: dict[Endpoint, Subscriptions] = {}
         route = ShardRoute(self._topology, pipes.home, settings.address.redacted)
@@ -55,32 +53,26 @@ class ClusterSubscriptions:
         slots = {cached_slot(name) for name in names}
         if len(slots) > 1:
             raise UsageError(f"on a cluster the channels of a subscription must share a slot: {', '.join(names)}")
-        with self._lock:
-            if self.ended is not None:
-                raise type(self.ended)(*self.ended.args)
+        if self.ended is not None:
+            raise type(self.ended)(*self.ended.args)
+        with self.driver.entered:
             self._open[subscription] = slots.pop()
-            try:
-                self._place(subscription, self._topology.view)
-            except WorqrError:
-                del self._open[subscription]
-                raise
+            self._place(subscription, self._topology.view)
         return subscription
 
     def forget(self, subscription: Subscription) -> None:
-        """It hears nothing more. From any thread."""
-        with self._lock:
+        """It hears nothing more."""
+        with self.driver.entered:
             self._open.pop(subscription, None)
             ear = subscription.ear
-        if ear is not None:
-            ear.hub.let_go(ear)
+            if ear is not None:
+                ear.hub.let_go(ear)
 
     def close(self) -> None:
-        """End all threads; whoever waits for a confirmation gets Unavailable. Idempotent."""
-        with self._lock:
-            self.ended = self.ended or Unavailable(f"the link to {self._settings.address.redacted} was closed")
-            hubs, homeless = list(self._hubs.values()), [each for each in self._open if each.ear is None]
-            error = self.ended
-        for hub in (self._plain, *hubs):
+        """End all connections; callers that wait for a confirmation get Unavailable. Idempotent."""
+        error = self.ended = self.ended or Unavailable(f"the link to {self._settings.address.redacted} was closed")
+        homeless = [each for each in self._open if each.ear is None]
+        for hub in (self._plain, *self._hubs.values()):
             hub.close()
         for subscription in homeless:
             self.driver.post(lambda subscription=subscription: subscription.fail(error))  # type: ignore[misc]
@@ -88,16 +80,11 @@ class ClusterSubscriptions:
     def poison(self, error: WorqrError) -> None:
         """In a forked child: nothing of this works here."""
         self.ended = error
-        self._lock = threading.RLock()  # somebody may have held the old one, who is not here
         for hub in (self._plain, *self._hubs.values()):
             hub.poison(error)
 
     def _place(self, subscription: Subscription, view: View) -> None:
-        """Listen where its slot is now, if anybody knows. Under the lock.
-
-        Raises:
-            Unavailable: the system gives us no thread for it.
-        """
+        """Listen where its slot is now, if that is known."""
         owner = view.owners[self._open[subscription]]
         if owner is None:
             self._topology.doubt()
@@ -111,21 +98,16 @@ class ClusterSubscriptions:
             hub.listen(subscription)
 
     def _follow(self) -> None:
-        """Slots may have other owners than before: in whatever thread finds it out."""
-        with self._lock:
-            view = self._topology.view
-            if self.ended is not None or view is self._followed:
-                return
-            gone = [self._hubs[endpoint] for endpoint in self._hubs if endpoint not in view.primaries]
-            try:
-                for subscription in self._open:
-                    self._place(subscription, view)
-            except WorqrError:  # the system gives us no thread, for now
-                self._topology.doubt()
-                return
-            self._followed = view
-            self._hubs = {endpoint: hub for endpoint, hub in self._hubs.items() if hub not in gone}
-        self._plain.ring()
+        """Slots may have other owners than before."""
+        view = self._topology.view
+        if self.ended is not None or view is self._followed:
+            return
+        self._followed = view
+        for subscription in self._open:
+            self._place(subscription, view)
+        gone = [hub for endpoint, hub in self._hubs.items() if endpoint not in view.primaries]
+        self._hubs = {endpoint: hub for endpoint, hub in self._hubs.items() if hub not in gone}
+        self._plain.reconsider()
         for hub in gone:
             hub.close()
 

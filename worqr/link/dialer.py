@@ -25,17 +25,28 @@ class Dialer:
         dialling: an attempt is being made.
     """
 
-    def __init__(self, settings: LinkSettings, driver: Driver, route: Route, dialled: Dialled) -> None:
+    def __init__(
+        self,
+        settings: LinkSettings,
+        driver: Driver,
+        route: Route,
+        dialled: Dialled,
+        *,
+        purpose: str = "data",
+        timeout: float | None = None,
+    ) -> None:
         self.scripts: list[Script] = []
         self.dialling: bool = False
         self._settings = settings
         self._driver = driver
         self._route = route
         self._dialled = dialled
+        self._purpose = purpose
+        self._timeout = timeout
         self._number = 0
         self._closed = False
 
-    def dial(self, *, first: bool) -> None:
+    def dial(self, *, first: bool = False) -> None:
         """Begin an attempt. `first`: no connection has stood before."""
         self.dialling = True
         self._number += 1
@@ -59,7 +70,11 @@ class Dialer:
         error: WorqrError | None = None
         try:
             wire = open_connection(
-                *(self._settings, self._route, "data"), scripts=self.scripts, on_silence=self._give_up, first=first
+                *(self._settings, self._route, self._purpose),
+                timeout=self._timeout,
+                scripts=self.scripts,
+                on_silence=self._give_up,
+                first=first,
             )
         except WorqrError as exc:
             error = exc

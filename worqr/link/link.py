@@ -302,8 +302,8 @@ class Link:
             heart.stop()
         if self._sentinels is not None:
             self._sentinels.close()
-        self.subscriptions.close()
         with self.driver.entered:
+            self.subscriptions.close()
             self._pipe.close()
             self.driver.close()
         self._scribe.stop()
@@ -312,7 +312,7 @@ class Link:
         """In the thread that asks the Sentinels: the primary is another server than before. Hearts look at every beat."""
         if isinstance(self._pipe, NodeClient) and isinstance(self.subscriptions, Subscriptions):
             self.driver.post(self._pipe.reconsider)
-            self.subscriptions.ring()
+            self.driver.post(self.subscriptions.reconsider)
 
     def _check(self) -> None:
         """Raise why nothing can be sent any more, if so; a copy, because a traceback belongs to one task."""

@@ -21,11 +21,9 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
-
-import hiredis
 
 from worqr.call import Call
 from worqr.errors import QueueFull, RefusedByServer, UsageError, WorqrBug, WorqrError
@@ -33,14 +31,13 @@ from worqr.link.backlog import Backlog
 from worqr.link.clocks import boottime
 from worqr.link.connection import loading, pack
 from worqr.link.dialect import as_sent
-from worqr.link.faults import Kind, Lost, Refused, demoted, error_reply
+from worqr.link.faults import Kind, Lost, Refused, demoted
+from worqr.link.replies import NOT_YET, NotRedis, ReplyReader, new_reader
 from worqr.link.request import Numbers, Request
 from worqr.lua import Script
 
 PER_SEND: Final = 64
 """Requests that are packed before the first bytes are sent: the server works on them while the next ones are packed."""
-
-_NOT_YET: Final = object()
 
 
 class Phase(enum.Enum):
@@ -102,7 +99,6 @@ class Session:
         "_clustered",
         "_expected",
         "_loads",
-        "_next",
         "_producer",
         "_reader",
         "_replicas",
@@ -120,10 +116,7 @@ class Session:
         self._backlog = backlog
         self._producer = producer
         self._clustered = clustered
-        self._reader: Any = cast("Callable[..., Any]", hiredis.Reader)(
-            replyError=error_reply, protocolError=_protocol_error, notEnoughData=_NOT_YET
-        )
-        self._next = cast("Callable[[], object]", self._reader.gets)
+        self._reader: ReplyReader = new_reader()
         self._expected: deque[Request] = deque()
         self._loads: deque[Script] = deque()
         self._unloadable: dict[str, Refused] = {}  # by the SHA of the script
@@ -210,9 +203,9 @@ class Session:
             Lost: they are no replies, or replies to nothing that was asked.
         """
         self._reader.feed(data)
-        read, expected, clustered = self._next, self._expected, self._clustered
+        read, expected, clustered = self._reader.gets, self._expected, self._clustered
         try:
-            while (reply := read()) is not _NOT_YET:
+            while (reply := read()) is not NOT_YET:
                 if self.phase is not Phase.REPLYING:
                     self._other_reply(reply, now)
                     continue
@@ -223,7 +216,7 @@ class Session:
                     self._answered(request, reply)
                 if not expected:
                     self._end_of_replies(now)
-        except _NotRedis as error:
+        except NotRedis as error:
             raise Lost(f"the server sent something that is no reply ({error})") from error
 
     def _other_reply(self, reply: object, now: float) -> None:
@@ -361,11 +354,3 @@ class Session:
             self._backlog.replication.add(result.answered, now)
         if result.moved:
             self._keep_order(result)
-
-
-class _NotRedis(Exception):
-    """Bytes that are no reply of a Redis server."""
-
-
-def _protocol_error(text: str) -> _NotRedis:
-    return _NotRedis(text)

@@ -1,22 +1,18 @@
-"""Channels to listen to: a thread and a connection of their own, made at the first subscription.
+"""Channels to listen to, over one connection that is driven by the caller's loop; it is made at the first subscription.
 
-Here: `Subscription` (the face, in the loop) and `Subscriptions` (the thread). Which channels are wanted, asked for
-and confirmed is `channels`' business. Messages are hints; they get lost whenever a connection does. So whoever
-subscribes learns each time that its channels stand (again): that is the moment to look for what was missed.
+Here: `Subscription`, which callers use, and `Subscriptions`, which keeps a connection for all of them. Which channels are wanted,
+asked for and confirmed is in `channels`. Messages are hints; they get lost whenever a connection does. So a subscriber learns
+each time that its channels stand (again): that is the moment to look for what was missed.
 
-The thread sleeps in a selector on its socket and on a socket pair, through which the loop wakes it when orders wait.
-A connection that has said nothing for `ping_every` gets a PING; one that then says nothing for `pong_timeout` is
-dropped: redis-py would wait for the TCP timeout, hours. Nothing about an outage is logged here; the data connection
-does that.
+A connection on which nothing has come for `ping_every` gets a PING; one on which nothing comes for `pong_timeout` after that is
+given up: TCP would wait for hours. The time in which the loop was blocked does not count. An outage is not logged here; the data
+connection logs it.
 """
 
 from __future__ import annotations
 
+import enum
 import logging
-import queue
-import selectors
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -24,19 +20,21 @@ from typing import Protocol
 
 from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrError
 from worqr.link.channels import Channels, Command, Listener
-from worqr.link.connection import MOVED, Wire, open_connection, pack
-from worqr.link.driver import BUG, Driver, Waiter, wake_all
+from worqr.link.connection import MOVED, Wire, pack
+from worqr.link.dialer import Dialer
+from worqr.link.driver import BUG, Driver, Timer, Waiter, wake_all
 from worqr.link.faults import Kind, Lost, Refused
 from worqr.link.outage import pause_after
+from worqr.link.replies import NOT_YET, NotRedis, new_reader
 from worqr.link.routes import Route, route_to
 from worqr.link.scribe import Scribe
 from worqr.link.settings import LinkSettings
+from worqr.link.transport import Transport
 from worqr.log_events import emit
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-_MESSAGES_PER_DELIVERY = 1000  # a flood reaches the loop in parts, so that other tasks have their turn
-_END_WAIT = 0.2  # seconds that closing waits for the thread; only one that is just connecting takes longer
+_LATE = 0.05  # seconds: a look that is later was held up by a loop that was blocked
 
 
 class Hub(Protocol):
@@ -46,7 +44,7 @@ class Hub(Protocol):
     ended: WorqrError | None
 
     def forget(self, subscription: Subscription) -> None:
-        """It hears nothing more. From any thread."""
+        """It hears nothing more."""
         ...
 
 
@@ -130,8 +128,18 @@ class Ear(Listener):
         self.hub = hub
 
 
+class State(enum.Enum):
+    """The state of the connection of some `Subscriptions`."""
+
+    UNUSED = "nothing was subscribed yet"
+    DIALLING = "an attempt to connect is being made"
+    WAITING = "until the next attempt to connect"
+    CONNECTED = "channels are asked for as they are wanted"
+    ENDED = "nothing is heard any more"
+
+
 class Subscriptions:
-    """All subscriptions of a link, on one connection. `open` belongs to the loop, or to plain threads; `close` to any thread.
+    """All subscriptions of a link, on one connection. All methods belong to the driver's loop.
 
     Args:
         route: where the server is; by default where the settings say.
@@ -150,18 +158,20 @@ class Subscriptions:
         self.driver: Driver = driver
         self.connections: int = 0
         self.ended: WorqrError | None = None
+        self.state: State = State.UNUSED
         self._settings = settings
         self._scribe = scribe
         self._route = route or route_to(settings)
-        self._orders: queue.SimpleQueue[tuple[Ear, bool]] = queue.SimpleQueue()
+        timeout = settings.pong_timeout
+        self._dialer = Dialer(settings, driver, self._route, self._dialled, purpose="subscribe", timeout=timeout)
         self._channels: Channels[Ear] = Channels() if channels is None else channels
-        self._starting = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._bell: socket.socket | None = None
-        self._wire: Wire | None = None
-        self._served = False
-
-    # In the loop
+        self._transport: Transport | None = None
+        self._reader = new_reader()
+        self._attempts = 0
+        self._served = False  # the present connection has brought something
+        self._heard_at = 0.0
+        self._pinged = False
+        self._timer: Timer | None = None
 
     def open(
         self, channels: Iterable[str], deliver: Callable[[str, bytes], object], confirmed: Callable[[], object]
@@ -172,159 +182,185 @@ class Subscriptions:
         """
         self._check()
         subscription = Subscription(self, channels, deliver, confirmed)
-        self.listen(subscription)
+        with self.driver.entered:
+            self.listen(subscription)
         return subscription
 
     def listen(self, subscription: Subscription) -> None:
-        """Listen for it here, and no more where it was listened for before. From any thread."""
-        with self._starting:  # whoever ends us comes before the check, or finds the order
-            self._check()
-            self._ensure_thread()
-            before, subscription.ear = subscription.ear, Ear(subscription, self)
-            self._orders.put((subscription.ear, True))
-        self.ring()
+        """Listen for it here, and no more where it was listened for before."""
+        self._check()
+        before, subscription.ear = subscription.ear, Ear(subscription, self)
+        if not self._channels:
+            self._heard_at, self._pinged = time.monotonic(), False  # without channels there was no PING
+        self._channels.add(subscription.ear)
+        self._ask()
         if before is not None:
             before.hub.let_go(before)
 
     def forget(self, subscription: Subscription) -> None:
         if subscription.ear is not None:
-            self.let_go(subscription.ear)
+            with self.driver.entered:
+                self.let_go(subscription.ear)
 
     def let_go(self, ear: Ear) -> None:
-        """Listen no more for this one. From any thread."""
+        """Listen no more for this one."""
         if self.ended is None:
-            self._orders.put((ear, False))
-            self.ring()
+            self._channels.remove(ear)
+            self._ask()
+
+    def reconsider(self) -> None:
+        """The server may be elsewhere by now: go there, if so."""
+        transport = self._transport
+        if self.ended is None and transport is not None and not self._route.leads_to(transport.wire.endpoint):
+            self._lost(Lost(MOVED, innocent=True))
 
     def close(self) -> None:
-        """End the thread; whoever waits for a confirmation gets Unavailable. Idempotent."""
+        """End it; callers that wait for a confirmation get Unavailable. Idempotent."""
         if self.ended is not None:
             return
-        with self._starting:  # a thread that is there is known
-            self.ended = Unavailable(f"the link to {self._settings.address.redacted} was closed")
-        thread, wire = self._thread, self._wire
-        if thread is not None:
-            self.ring()
-            if wire is not None:
-                wire.interrupt()
-            if thread is not threading.current_thread():
-                thread.join(_END_WAIT)
+        error = self.ended = Unavailable(f"the link to {self._settings.address.redacted} was closed")
+        self._drop()
+        self._dialer.close()
+        self.state = State.ENDED
+        for ear in self._channels.listeners():
+            if ear.subscription.ear is ear:
+                self.driver.post(partial(ear.subscription.fail, error))
 
     def poison(self, error: WorqrError) -> None:
         """In a forked child: nothing of this works here."""
-        self.ended = error
-        if self._wire is not None:
-            self._wire.abandon()
+        self.ended, self.state = error, State.ENDED
+        self._dialer.close()
+        if self._transport is not None:
+            self._transport.abandon()
 
     def _check(self) -> None:
         if self.ended is not None:
             raise type(self.ended)(*self.ended.args)
 
-    def _ensure_thread(self) -> None:
-        if self._thread is not None:
+    # Connecting
+
+    def _dial(self) -> None:
+        self.state = State.DIALLING
+        self._dialer.dial()
+
+    def _dialled(self, wire: Wire | None, error: WorqrError | None) -> None:
+        if wire is not None:
+            try:
+                self._connected(Transport(wire, self.driver, self._readable, self._progress))
+            except (Lost, WorqrError):
+                wire.close()
+                self._rest()
             return
-        try:
-            listener, bell = socket.socketpair()
-            selector = selectors.DefaultSelector()
-        except OSError as exc:
-            raise Unavailable(f"cannot listen to channels ({exc}): this process is at its limit (ulimit -n)") from exc
-        listener.setblocking(False)
-        bell.setblocking(False)
-        selector.register(listener, selectors.EVENT_READ)
-        thread = threading.Thread(target=self._run, args=(selector, listener), name="worqr-subscriptions", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as exc:
-            for each in (selector, listener, bell):
-                each.close()
-            raise Unavailable(f"cannot listen to channels ({exc}): this process is at its limit (ulimit -u)") from exc
-        self._thread, self._bell = thread, bell
+        self._rest(refused=isinstance(error, RefusedByServer))
 
-    def ring(self) -> None:
-        """Have the thread look for orders, and whether the server is elsewhere by now. From any thread."""
-        try:
-            if self._bell is not None:
-                self._bell.send(b"!")
-        except OSError:
-            pass  # full: it will wake anyway; closed: it has ended
-
-    # The thread
-
-    def _run(self, selector: selectors.BaseSelector, listener: socket.socket) -> None:
-        attempts = 0
-        while self.ended is None:
-            refused, before = False, self.connections
-            try:
-                timeout, look = self._settings.pong_timeout, self._while_silent
-                self._wire = open_connection(
-                    *(self._settings, self._route, "subscribe"), timeout=timeout, on_silence=look
-                )
-                self._stand(self._wire, selector, listener)
-            except Lost:
-                self._route.doubt()  # and the data connection tells of it
-            except WorqrError as exc:
-                refused = isinstance(exc, RefusedByServer)
-            except Exception as exc:  # a bug must cost a connection, not every message from now on
-                self._scribe.emit(logger, "link.subscriptions", "a bug of worqr; connecting again", exc_info=exc)
-            attempts = 1 if self.connections > before and self._served else attempts + 1
-            self._drop()
-            self._rest(selector, listener, pause_after(attempts, refused=refused))
-        self._finish(selector, listener)
-
-    def _while_silent(self) -> None:
-        if self.ended is not None:
-            raise Lost("the link was closed", innocent=True)
-
-    def _stand(self, wire: Wire, selector: selectors.BaseSelector, listener: socket.socket) -> None:
-        """Serve one connection until it is lost (`Lost`) or the end comes."""
+    def _connected(self, transport: Transport) -> None:
+        self._transport = transport
+        self._reader = new_reader()
+        self.state = State.CONNECTED
         self.connections += 1
-        self._served = False
+        self._attempts, self._served = self._attempts + 1, False
+        self._heard_at, self._pinged = time.monotonic(), False
         self._channels.reset()
-        self._take_orders()
-        self._send(wire, self._channels.changes())
-        descriptor = wire.fileno()
-        selector.register(descriptor, selectors.EVENT_READ)
-        try:
-            heard, pinged = time.monotonic(), False
-            while self.ended is None:
-                quiet = self._settings.ping_every + (self._settings.pong_timeout if pinged else 0)
-                ready = selector.select(max(heard + quiet - time.monotonic(), 0) if self._channels else None)
-                rung = self._answer_bell(ready, listener)
-                if rung:
-                    if not self._route.leads_to(wire.endpoint):
-                        raise Lost(MOVED, innocent=True)
-                    if not self._channels:
-                        heard, pinged = time.monotonic(), False  # nobody listened, so nobody looked
-                    self._take_orders()
-                    self._send(wire, self._channels.changes())
-                if len(ready) > rung:
-                    self._receive(wire)
-                    heard, pinged = time.monotonic(), False
-                elif self._channels and time.monotonic() - heard >= quiet:
-                    if pinged:
-                        raise Lost(f"nothing was heard for {quiet:g} s")
-                    self._send(wire, [self._channels.ping()])
-                    pinged = True
-        finally:
-            selector.unregister(descriptor)
+        self._ask()
+        self._plan()
 
-    def _receive(self, wire: Wire) -> None:
-        """Everything that has arrived, in deliveries of moderate size."""
-        channels = self._channels
-        while self.ended is None:
+    def _lost(self, lost: Lost) -> None:
+        """The connection is of no use any more; the data connection logs it."""
+        if self._transport is None:
+            return
+        if self._served:
+            self._attempts = 1
+        self._drop()
+        self._route.doubt()
+        self._rest(counted=True)
+
+    def _rest(self, *, refused: bool = False, counted: bool = False) -> None:
+        """Wait before the next attempt."""
+        if self.ended is not None:
+            return
+        self._attempts += not counted
+        pause = pause_after(self._attempts, refused=refused)
+        if pause > 0:
+            self.state = State.WAITING
+            self._call_at(time.monotonic() + pause, self._dial)
+        else:
+            self._dial()
+
+    def _drop(self) -> None:
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.close()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _call_at(self, when: float, callback: Callable[[], object]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.driver.call_at(when, callback)
+
+    # Serving a connection
+
+    def _ask(self) -> None:
+        """Ask for what is wanted, and deliver the news that needs no reply."""
+        if self.state is State.UNUSED:
+            self._dial()
+        if self._transport is not None:
             try:
-                channels.heard(wire.read_nowait())
-                self._served = True
-            except BlockingIOError:
-                break
-            except Refused as refused:
-                self._refused(refused)
-            if channels.expelled:
-                raise Lost("channels went to another node", innocent=True)
-            if len(channels.news) >= _MESSAGES_PER_DELIVERY:
-                self._take_orders()  # a flood must not keep others from subscribing
-                self._send(wire, channels.changes())
-        self._send(wire, channels.changes())
+                self._send(self._channels.changes())
+            except Lost as lost:
+                self._lost(lost)
+            else:
+                self._plan()
+        news, self._channels.news = self._channels.news, []
+        if news:
+            self.driver.post(partial(_receive_all, news))
+
+    def _send(self, commands: list[Command]) -> None:
+        if commands and self._transport is not None:
+            self._transport.send([pack(command) for command in commands])
+
+    def _progress(self, lost: Lost | None) -> None:
+        if lost is not None:
+            self._lost(lost)
+        else:
+            self._readable()
+
+    def _readable(self) -> None:
+        """Deliver what has arrived."""
+        try:
+            self._receive()
+        except Lost as lost:
+            self._lost(lost)
+        except Exception as error:  # a bug must cost a connection, not every message from now on
+            self._scribe.emit(logger, "link.subscriptions", "a bug of worqr; connecting again", exc_info=error)
+            self._lost(Lost("a bug", innocent=True))
+        news, self._channels.news = self._channels.news, []
+        if news:
+            _receive_all(news)
+
+    def _receive(self) -> None:
+        transport, channels = self._transport, self._channels
+        if transport is None:
+            return
+        pieces = transport.read()
+        if pieces:
+            self._heard_at, self._pinged = time.monotonic(), False
+        gets = self._reader.gets
+        try:
+            for data in pieces:
+                self._reader.feed(data)
+                while (reply := gets()) is not NOT_YET:
+                    if isinstance(reply, Refused):
+                        self._refused(reply)
+                    else:
+                        channels.heard(reply)
+                        self._served = True
+                    if channels.expelled:
+                        raise Lost("channels went to another node", innocent=True)
+        except NotRedis as error:
+            raise Lost(f"the server sent something that is no message ({error})") from error
+        self._send(channels.changes())
 
     def _refused(self, refused: Refused) -> None:
         if refused.kind is not Kind.REFUSED:
@@ -336,58 +372,37 @@ class Subscriptions:
             self.driver.post(partial(ear.subscription.fail, error))
             self._scribe.emit(logger, "link.refused", "%(error)s", error=str(error))
 
-    def _send(self, wire: Wire, commands: list[Command]) -> None:
-        """Send what is to be sent, and deliver what there is to deliver."""
-        if commands:
-            wire.send([pack(command) for command in commands])
-        self._deliver()
+    # A connection on which nothing comes
 
-    def _deliver(self) -> None:
-        """Hand what was heard to the loop, all at once."""
-        news, self._channels.news = self._channels.news, []
-        if news:
-            self.driver.post(partial(_receive_all, news))
+    @property
+    def _gives_up_at(self) -> float:
+        """When the next PING is to be sent, or the one that was sent is overdue."""
+        return self._heard_at + self._settings.ping_every + (self._settings.pong_timeout if self._pinged else 0)
 
-    def _take_orders(self) -> None:
-        for _ in range(self._orders.qsize()):
-            ear, wanted = self._orders.get_nowait()
-            if wanted:
-                self._channels.add(ear)
-            else:
-                self._channels.remove(ear)
+    def _plan(self) -> None:
+        if self._transport is not None and self._timer is None and self._channels:
+            self._call_at(self._gives_up_at, partial(self._look, self._gives_up_at))
 
-    def _answer_bell(self, ready: list[tuple[selectors.SelectorKey, int]], listener: socket.socket) -> bool:
-        if not any(key.fileobj is listener for key, _ in ready):
-            return False
+    def _look(self, planned: float) -> None:
+        self._timer = None
+        self._readable()  # what the socket has is read before anything is judged
+        now = time.monotonic()
+        if self._transport is not None and self._channels:
+            if now - planned > _LATE:
+                self._heard_at += now - planned
+            if now >= self._gives_up_at:
+                self._silent()
+        self._plan()
+
+    def _silent(self) -> None:
+        if self._pinged:
+            self._lost(Lost("no reply to PING"))
+            return
+        self._pinged = True
         try:
-            while listener.recv(4096):
-                pass
-        except BlockingIOError:
-            pass
-        return True
-
-    def _drop(self) -> None:
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            wire.close()
-
-    def _rest(self, selector: selectors.BaseSelector, listener: socket.socket, pause: float) -> None:
-        """Wait before the next attempt; orders are kept, only the end wakes it."""
-        end = time.monotonic() + pause
-        while self.ended is None and (left := end - time.monotonic()) > 0:
-            self._answer_bell(selector.select(left), listener)
-
-    def _finish(self, selector: selectors.BaseSelector, listener: socket.socket) -> None:
-        self._drop()
-        self._take_orders()
-        error = self.ended or Unavailable("the link was closed")
-        for ear in self._channels.listeners():
-            if ear.subscription.ear is ear:
-                self.driver.post(partial(ear.subscription.fail, error))
-        selector.close()
-        listener.close()
-        if self._bell is not None:
-            self._bell.close()
+            self._send([self._channels.ping()])
+        except Lost as lost:
+            self._lost(lost)
 
 
 def _receive_all(news: list[tuple[Ear, str | None, bytes]]) -> None:

@@ -1,0 +1,35 @@
+"""Replies out of the bytes of a connection, split anywhere. hiredis parses; an error reply is a `Refused`, and is not raised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Protocol, cast
+
+import hiredis
+
+from worqr.link.faults import error_reply
+
+NOT_YET: Final = object()
+"""What `ReplyReader.gets` returns when no whole reply has arrived."""
+
+
+class NotRedis(Exception):
+    """Bytes that are no reply of a Redis server."""
+
+
+class ReplyReader(Protocol):
+    """The parser of one connection."""
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes from the server."""
+        ...
+
+    def gets(self) -> object:
+        """The next reply, in which an error is a `Refused`; `NOT_YET`: there is none. Raises `NotRedis`."""
+        ...
+
+
+def new_reader() -> ReplyReader:
+    """Return a parser for a connection that has just been made."""
+    make = cast("Callable[..., Any]", hiredis.Reader)
+    return cast("ReplyReader", make(replyError=error_reply, protocolError=NotRedis, notEnoughData=NOT_YET))
