@@ -569,7 +569,7 @@ async def test_a_channel_is_heard_where_its_slot_is(fakes: Fakes, link_to: LinkT
     first, second, _ = fakes.nodes
     link = await link_to(fakes.url)
     low, high = await ear(link, f"t:{{{LOW}}}"), await ear(link, f"t:{{{HIGH}}}")
-    assert threads("worqr-subscriptions") == 1
+    assert len(link.subscriptions._hubs) == 1  # type: ignore[union-attr]
     fakes.give((HALVES[0], first), (HALVES[1], second))
     first.answers["SSUBSCRIBE"] = moved(HIGH, second)
     first.cut()
@@ -580,7 +580,7 @@ async def test_a_channel_is_heard_where_its_slot_is(fakes: Fakes, link_to: LinkT
     assert second.said("SSUBSCRIBE", f"t:{{{LOW}}}") == 0
     fakes.give((ALL, second))
     first.cut()
-    await until(lambda: threads("worqr-subscriptions") == 1, what="the end of a connection that leads nowhere")
+    await until(lambda: len(link.subscriptions._hubs) == 1, what="the end of a connection that leads nowhere")  # type: ignore[union-attr]
     await until(lambda: second.said("SSUBSCRIBE", f"t:{{{LOW}}}"))
     low.subscription.close()
     await until(lambda: second.said("SUNSUBSCRIBE", f"t:{{{LOW}}}") == 1)
@@ -630,38 +630,6 @@ async def test_what_was_said_where_a_channel_was_before_is_not_heard(fakes: Fake
 
 
 # No thread to be had
-
-
-@pytest.fixture
-def no_threads(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Threads that cannot be started, by their names."""
-    names: set[str] = set()
-    start = threading.Thread.start
-
-    def maybe(self: threading.Thread) -> None:
-        if self.name in names:
-            raise RuntimeError("can't start new thread")
-        start(self)
-
-    monkeypatch.setattr(threading.Thread, "start", maybe)
-    return names
-
-
-async def test_a_channel_for_which_there_is_no_thread(fakes: Fakes, link_to: LinkTo, no_threads: set[str]) -> None:
-    first, second, _ = fakes.nodes
-    link = await link_to(fakes.url)
-    listening = await ear(link, "t:{Q}")
-    no_threads.add("worqr-subscriptions")
-    fakes.give((ALL, second))
-    first.does = moved("Q", second)
-    await link.call(append("t", "x"))  # the redirect is learnt, and the channel cannot follow it
-    with pytest.raises(Unavailable, match="ulimit -u"):
-        link.subscriptions.open(["t:{Q}"], lambda *_: None, lambda: None)
-    assert second.said("SSUBSCRIBE") == 0
-    no_threads.clear()
-    await listening.wait_confirmations(2)
-    assert [words[1:] for words in second.heard if words[0] == "SSUBSCRIBE"] == [["t:{Q}"]]
-    assert len(link.subscriptions._open) == 1  # type: ignore[union-attr]
 
 
 async def test_a_channel_that_is_opened_while_the_link_ends_is_told(fakes: Fakes, link_to: LinkTo) -> None:
@@ -753,8 +721,6 @@ async def main():
     subscriptions = [link.subscriptions.open([name], lambda *_: None, lambda: None) for name in ("t:{Q}", "{worqr}:due")]
     for subscription in subscriptions:
         await subscription.wait_confirmed()
-    held = link.subscriptions._lock
-    held.acquire()  # as some other thread might have, just then
     pid = os.fork()
     if pid == 0:
         import threading
@@ -762,7 +728,6 @@ async def main():
         link.close()
         print("child", *said, threading.active_count(), flush=True)
         os._exit(0)
-    held.release()
     os.waitpid(pid, 0)
     print("parent", await link.call(echo("still here")), link.connections, flush=True)
     link.close()

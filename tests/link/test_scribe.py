@@ -17,7 +17,6 @@ logger = logging.getLogger("worqr.test.scribe")
 def test_lines_come_in_order_and_before_the_end(caplog: pytest.LogCaptureFixture) -> None:
     scribe = Scribe()
     caplog.set_level(logging.INFO)
-    scribe.start()
     for i in range(100):
         scribe.emit(logger, "link.back", "line %(duration)d", duration=i)
     scribe.stop()
@@ -35,7 +34,6 @@ def test_a_handler_that_blocks_blocks_neither_the_line_nor_the_end() -> None:
     handler = Blocked()
     logger.addHandler(handler)
     try:
-        scribe.start()
         began = time.monotonic()
         for _ in range(10):
             scribe.emit(logger, "link.lost", "line")
@@ -44,7 +42,8 @@ def test_a_handler_that_blocks_blocks_neither_the_line_nor_the_end() -> None:
     finally:
         gate.set()
         logger.removeHandler(handler)
-        scribe._thread.join(PATIENCE)
+        if scribe._thread is not None:
+            scribe._thread.join(PATIENCE)
 
 
 def test_a_handler_that_raises_costs_only_its_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -59,7 +58,6 @@ def test_a_handler_that_raises_costs_only_its_line(caplog: pytest.LogCaptureFixt
     broken = Broken()
     logger.addFilter(broken)
     try:
-        scribe.start()
         scribe.emit(logger, "link.lost", "bad")
         scribe.emit(logger, "link.lost", "good")
         scribe.stop()

@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from tests.link.conftest import LinkTo
-from tests.link.scripts import lines, until
+from tests.link.scripts import echo, lines, until
 from tests.patience import PATIENCE
 from tests.proxy import FaultProxy
 from tests.servers import Server
@@ -82,11 +82,11 @@ async def test_a_message_is_heard_by_all_who_listen_and_nobody_else(
     assert link.subscriptions.connections == 1
 
 
-async def test_there_is_no_thread_before_the_first_subscription(link_to: LinkTo, server: Server) -> None:
+async def test_requests_and_subscriptions_need_no_thread(link_to: LinkTo, server: Server) -> None:
     link = await link_to(server.url)
-    assert "worqr-subscriptions" not in [thread.name for thread in threading.enumerate()]
     await ear(link, "a")
-    assert "worqr-subscriptions" in [thread.name for thread in threading.enumerate()]
+    assert await link.call(echo("a")) == "a"
+    await until(lambda: not [thread.name for thread in threading.enumerate() if thread.name.startswith("worqr-")])
 
 
 async def test_when_it_is_confirmed_nothing_is_missed(link_to: LinkTo, server: Server, prefix: str) -> None:

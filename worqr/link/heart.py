@@ -125,8 +125,6 @@ class Heart(Generic[R]):
         if self._refused is not None:
             raise self._refused
         try:
-            if self._own_scribe:
-                self._scribe.start()
             self._thread.start()
         except RuntimeError as exc:
             raise Unavailable(f"cannot start the keepalive ({exc}): this process is at its limit (ulimit -u)") from exc

@@ -116,7 +116,6 @@ class Link:
             return
         self._started = True
         try:
-            self._scribe.start()
             if self._sentinels is not None:
                 self._sentinels.start()
             with self.driver.entered:
@@ -328,6 +327,7 @@ class Link:
             self._sentinels.poison()
         self._pipe.poison(error)
         self.driver.poison()
+        self._scribe.poison()
         self.subscriptions.poison(error)
         for heart in self._hearts:
             heart.poison(error)

@@ -1,16 +1,16 @@
-"""Writes the link's log lines, in a thread of its own.
+"""Writes the log lines of the link in a thread, which exists only while there are lines.
 
 A log handler may block for long: a terminal that is held, a full pipe, a slow disk. The threads that keep the worker
-alive and carry requests must not stand behind it, so they only put a line on a queue. Lines keep their order. Not for
-the loop's thread, which logs as everybody does.
+alive must not stand behind it, so they only put a line on a queue. Lines keep their order.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from worqr.link.watchers import Watchers
 from worqr.log_events import emit_fields
@@ -21,15 +21,13 @@ Line = Callable[[], None]
 
 
 class Scribe:
-    """One daemon thread and its queue; and the watchers, to whom it is told what is logged of the connection."""
+    """Lines that are written in a daemon thread; and the watchers, to which the link tells what it logs of the connection."""
 
     def __init__(self) -> None:
         self.watchers: Watchers = Watchers()
-        self._lines: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="worqr-scribe", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
+        self._lines: deque[Line] = deque()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
 
     def emit(
         self,
@@ -43,17 +41,32 @@ class Scribe:
         **fields: object,
     ) -> None:
         """Have an event logged soon, as `log_events.emit` does; never blocks. Give fields whose values stay as they are."""
-        self._lines.put(lambda: emit_fields(logger, event, text, fields, level=level, exc_info=exc_info))
+        self._lines.append(lambda: emit_fields(logger, event, text, fields, level=level, exc_info=exc_info))
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="worqr-scribe", daemon=True)
+                with suppress(RuntimeError):  # no more threads to be had: the next line tries again
+                    self._thread.start()
+                    return
+                self._thread = None
 
     def stop(self) -> None:
-        """Write what is there and end; does not wait for a handler that blocks."""
-        self._lines.put(None)
-        if self._thread.is_alive():
-            self._thread.join(_FLUSH)
+        """Wait until the lines are written, but not for a handler that blocks."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_FLUSH)
+
+    def poison(self) -> None:
+        """In a forked child: the thread stayed in the parent, which writes its lines."""
+        self._lock, self._thread = threading.Lock(), None
+        self._lines.clear()
 
     def _run(self) -> None:
-        while (line := self._lines.get()) is not None:
-            try:
+        while True:
+            with self._lock:
+                if not self._lines:
+                    self._thread = None
+                    return
+                line = self._lines.popleft()
+            with suppress(Exception):  # a handler that raises is on its own: there is no other log to write it to
                 line()
-            except Exception:  # noqa: S110
-                pass  # a handler that raises is on its own: there is nobody else to tell

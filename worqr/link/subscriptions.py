@@ -190,6 +190,8 @@ class Subscriptions:
         """Listen for it here, and no more where it was listened for before."""
         self._check()
         before, subscription.ear = subscription.ear, Ear(subscription, self)
+        if self._transport is not None:
+            self._readable()  # its channels may stand already, if the connection does
         if not self._channels:
             self._heard_at, self._pinged = time.monotonic(), False  # without channels there was no PING
         self._channels.add(subscription.ear)
@@ -260,9 +262,7 @@ class Subscriptions:
         self.connections += 1
         self._attempts, self._served = self._attempts + 1, False
         self._heard_at, self._pinged = time.monotonic(), False
-        self._channels.reset()
         self._ask()
-        self._plan()
 
     def _lost(self, lost: Lost) -> None:
         """The connection is of no use any more; the data connection logs it."""
@@ -290,6 +290,7 @@ class Subscriptions:
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.close()
+        self._channels.reset()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -345,7 +346,10 @@ class Subscriptions:
             return
         pieces = transport.read()
         if pieces:
-            self._heard_at, self._pinged = time.monotonic(), False
+            self._heard_at = time.monotonic()
+            if self._pinged:
+                self._pinged = False
+                self._look_again()
         gets = self._reader.gets
         try:
             for data in pieces:
@@ -382,6 +386,13 @@ class Subscriptions:
     def _plan(self) -> None:
         if self._transport is not None and self._timer is None and self._channels:
             self._call_at(self._gives_up_at, partial(self._look, self._gives_up_at))
+
+    def _look_again(self) -> None:
+        """The next look is due at another time than before."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._plan()
 
     def _look(self, planned: float) -> None:
         self._timer = None

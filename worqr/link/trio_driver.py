@@ -21,13 +21,14 @@ T = TypeVar("T")
 class TrioDriver:
     """The driver of the Trio run it is made in. Its tasks begin when they are first needed, and end with the run at last."""
 
-    __slots__ = ("_callbacks", "_timers", "_token", "entered")
+    __slots__ = ("_callbacks", "_closed", "_timers", "_token", "entered")
 
     takes_turns: Final = True
 
     def __init__(self) -> None:
         self.entered: AbstractContextManager[object] = nullcontext()
         self._token = trio.lowlevel.current_trio_token()
+        self._closed = False
         self._callbacks = _Callbacks()
         self._timers = _Timers()
 
@@ -48,7 +49,9 @@ class TrioDriver:
         return _Watch(sock, readable, writable)
 
     def close(self) -> None:
-        self.post(self._close)
+        if not self._closed:
+            self._closed = True
+            self.post(self._close)
 
     def _close(self) -> None:
         self._callbacks.close()
@@ -58,7 +61,7 @@ class TrioDriver:
         pass  # no signal handler raises in the middle of a change
 
     def poison(self) -> None:
-        pass  # the tasks are the parent's, and never run here
+        self._closed = True  # the tasks are the parent's, and never run here
 
     async def checkpoint(self) -> None:
         await trio.lowlevel.checkpoint()
