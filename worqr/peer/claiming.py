@@ -301,13 +301,13 @@ class Station:
         self._membership.says(context)
 
     def extends(self, context: Context, seconds: float) -> None:
-        """A run asks for `seconds` from now on; from any thread."""
+        """A run asks for a deadline `seconds` from now; from any thread."""
         self._membership.extends(context, seconds)
 
     # Ending
 
     def ended(self, context: Context) -> None:
-        """The claim is out of our hands (settled or lost): its room is free, if it was not given away before."""
+        """The claim was settled or lost: its units are free, unless they were given away before."""
         if self.running.pop(context.fence, None) is None:
             return
         place_given = self._given_away.pop(context.fence, None) if self._given_away else None
@@ -322,12 +322,13 @@ class Station:
             self.idle.set()
 
     def give_slot_away(self, context: Context, *, place: bool = False) -> None:
-        """A run is stuck: its units, and its place under the handler's limit, are for others from now on. The claim stays, and
-        with it the duty to call `ended`, which then frees only what is left. Twice is harmless.
+        """Give the units of a stuck run, and its place under the handler's limit, to other runs. May be called twice.
+
+        The claim stays. `ended` must still be called for it, and then frees only what is left.
 
         Args:
-            context: a run of this station; one that has ended is left alone.
-            place: its place in the pool as well; only if what it stood for (a thread, a process) is really free again.
+            context: a run of this station; a run that has ended is ignored.
+            place: free its place in the pool too; only if the thread or process of that place is really free again.
         """
         fence = context.fence
         if fence not in self.running:
@@ -344,12 +345,12 @@ class Station:
         self._capacity.offer_soon()
 
     def cancel_running(self, reason: CancelReason) -> None:
-        """Cancel all that runs here."""
+        """Cancel all runs of this station."""
         for context in tuple(self.running.values()):
             context._cancel(reason)
 
     async def wait_idle(self) -> None:
-        """Until nothing runs here, nor will: an answer that comes when we are in a hurry is not taken in."""
+        """Wait until nothing runs here, nor will: a reply that arrives while we hurry is not used."""
         while self.running or (self._in_flight and not self.hurry.is_set()):
             self.idle = trio.Event()
             await self.idle.wait()
@@ -374,7 +375,7 @@ class HandlerStation(Station):
     ) -> None:
         super().__init__(keys, membership, capacity, policy, size=size, priority=priority, pool=pool, limit=limit)
         self.handler = handler
-        self.begun: dict[int, Began] = {}  # filled while the log has DEBUG
+        self.begun: dict[int, Began] = {}  # filled while DEBUG is logged
         self._run = run
 
     def demand(self) -> int:

@@ -58,7 +58,7 @@ REST = 1.0
 
 
 class Engine:
-    """The duties of one peer, and its lifetime; `Peer` is the part for users. Under Trio only; set once: `settings`, the duties."""
+    """The duties of one peer, and its lifetime; `Peer` is for users. Under Trio only; set once: `settings`, the duties."""
 
     def __init__(self, settings: PeerSettings, link: Link) -> None:
         self.settings = settings
