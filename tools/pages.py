@@ -170,7 +170,7 @@ def _pattern(line: str) -> str:
 
 
 class Reader:
-    """Reads one page, and does what it says."""
+    """Reads one page and runs it."""
 
     def __init__(self, page: Path, folder: Path, url: str, port: int) -> None:
         self._page = page
@@ -216,7 +216,7 @@ class Reader:
             self._run([sys.executable, "-c", f"import {Path(block.title).stem}"], block, None)
 
     def close(self) -> None:
-        """Stop what runs beside the page: Ctrl-C, then SIGKILL."""
+        """Stop the processes beside the page: Ctrl-C, then SIGKILL."""
         running = [process for process in self._beside.values() if process.is_running()]
         for process in running:
             process.interrupt()

@@ -74,6 +74,7 @@ class Tick:
         look_at: when a leader is to look at it again, in ms by the server's clock.
         next, fired: None: unchanged.
     """
+
     was: ScheduleRow
     last: int
     next: int | None
