@@ -75,7 +75,7 @@ def run(tree: Path, names: Sequence[str]) -> dict[tuple[str, str, str], float]:
 
 
 def medians(found: dict[str, Any]) -> dict[tuple[str, str, str], float]:
-    """What ``--json`` wrote, as one figure per row."""
+    """The output of ``--json``, as one figure per row."""
     return {
         (table["title"].partition(":")[0], row["what"], row["unit"]): row["median"]
         for table in found["tables"]

@@ -340,9 +340,7 @@ class Queue:
         """
         check_text(reason, "reason")
         for keys in await self._client.sharding.of(self._keys):
-            self._client.link_to(
-                keys.name
-            )  # the name is stored, so that operators who list queues can find and resume it
+            self._client.link_to(keys.name)  # stores the name, so that operators can find and resume the queue
         await self._ask_all(lambda keys: ops.pause(keys, reason))
 
     async def resume(self) -> None:

@@ -207,7 +207,7 @@ def _register_at_exit() -> None:
         if not _ending:
             import_module(
                 "concurrent.futures.thread"
-            )  # its exit function waits for our handlers, so ours must run before
+            )  # its exit function waits for our handlers: ours must run before it
             register: Callable[[Callable[[], None]], object] = getattr(threading, "_register_atexit", atexit.register)
             register(_at_exit)
             _ending.append("awaited")

@@ -129,9 +129,7 @@ class Settler:
                 self._send_finishes(station, claims, results.get(station))
         if self._stopped:
             for station in [station for station in self._stopped if not station.unwinding]:
-                claims = sorted(
-                    self._stopped.pop(station), reverse=True
-                )  # the newest first, which restores the old order
+                claims = sorted(self._stopped.pop(station), reverse=True)  # newest first: restores the old order
                 self._send(station, claims, ops.stop_tasks)
         self._flushed()
 
