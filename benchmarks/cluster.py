@@ -130,7 +130,7 @@ class Failovers:
                 while replica.ask("ROLE")[0] != b"master":  # noqa: ASYNC110 - the server's, not ours
                     await trio.sleep(0.01)
                 elected = time.perf_counter()
-                while last < elected:  # noqa: ASYNC110 - nobody tells
+                while last < elected:  # noqa: ASYNC110 - the client gets no notification
                     await trio.sleep(0.01)
                 nursery.cancel_scope.cancel()
         finally:

@@ -205,9 +205,7 @@ def _register_at_exit() -> None:
     """
     try:
         if not _ending:
-            import_module(
-                "concurrent.futures.thread"
-            )  # its exit function waits for our handlers: ours must run before it
+            import_module("concurrent.futures.thread")  # its exit waits for our handlers, so ours must run before it
             register: Callable[[Callable[[], None]], object] = getattr(threading, "_register_atexit", atexit.register)
             register(_at_exit)
             _ending.append("awaited")
