@@ -1,8 +1,8 @@
 """``python -m benchmarks.compare REVISION [name ...] [--rounds N]``: measure this tree beside another revision, in turns.
 
-Each round runs the named benchmarks once in a checkout of REVISION and once in this tree, in changing order, so that a busy
-minute of the machine hits both alike. The table shows the ratio of each figure, this tree by the other revision, in such a way
-that more than 1 is better. A figure that only one of them has is left out.
+Each round runs the named benchmarks once in a checkout of REVISION and once in this tree, in changing order. So a
+busy minute of the machine affects both. The table shows the ratio of each figure, this tree by the other revision, in such a
+way that more than 1 is better. A figure that only one of them has is left out.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Imports run one way: errors, call, lua, task, keys, policy, options (pure) <- ops <- link <- peer, job, queue <- mesh <- cli.
 Only `worqr.link` imports redis.
 
-A public name is imported when it is first used, so that a program that needs only a part of worqr (a worker process, a command, a
-test of errors) imports only that part.
+A public name is imported when it is first used. So a worker process, a command or a test of errors imports only its part of
+worqr.
 """
 
 from importlib import import_module

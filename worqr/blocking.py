@@ -1,7 +1,7 @@
 """The producer's side for plain threads, where no event loop runs: Django, Flask, scripts. ``mesh.blocking``, ``fn.blocking``.
 
-This module wraps coroutines of other modules. A call runs the coroutine of the same name to its end in the calling thread, on the
-one link that all plain threads of the process share (`worqr.connecting`). Calls of a function are sent by the client's sender,
+This module wraps coroutines of other modules. A call runs the coroutine of the same name to its end in the calling thread. All
+plain threads of the process share one link (`worqr.connecting`). Calls of a function are sent by the client's sender,
 as from a coroutine. There is no second client, and nothing here talks to the server itself.
 """
 

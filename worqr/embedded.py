@@ -1,12 +1,12 @@
 """A private server for tests, demos and single machines: it ends with the process that started it.
 
-This module finds a server program, starts it on a unix socket in a folder of its own, and ends it. It has no code about tasks. It
-uses just enough of the server's protocol to check that the server replies.
+This module finds a server program, starts it on a unix socket in a folder of its own, and ends it. It has no code about tasks.
+It uses just enough of the server's protocol to check that the server replies.
 
-How the server ends with its parent: it is the child of a small `sh` that holds the reading end of a pipe, the *leash*. No process
-writes to the pipe. When the process that holds the other end closes it, or ends for any reason (SIGKILL included), the shell
-reads the end of the file, kills the server and removes its folder. (Linux's PR_SET_PDEATHSIG would be wrong here: it fires
-when the *thread* that forked ends, and macOS does not have it.)
+How the server ends with its parent: it is the child of a small `sh` that holds the reading end of a pipe, the *leash*. No
+process writes to the pipe. The process that holds the other end closes it, or ends for any reason (SIGKILL included). Then the
+shell reads the end of the file, kills the server and removes its folder. (Linux's PR_SET_PDEATHSIG would be wrong here: it
+fires when the *thread* that forked ends, and macOS does not have it.)
 """
 
 from __future__ import annotations

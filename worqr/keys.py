@@ -1,7 +1,7 @@
 """Every key and channel of a mesh: name, type, lifetime. Nothing else in Python spells a key.
 
-All keys of a queue share the hash tag ``{queue}``, all registry keys the tag ``{prefix}``, so that on a Redis Cluster each
-script touches one slot. Names are never parsed back out of keys. The Lua scripts build the same names from the queue's base;
+All keys of a queue share the hash tag ``{queue}``, all registry keys the tag ``{prefix}``. So on a Redis Cluster each script
+touches one slot. Names are never parsed back out of keys. The Lua scripts build the same names from the queue's base;
 ``tests/test_keys.py`` checks that both sides agree.
 """
 

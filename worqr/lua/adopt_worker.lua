@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- adopt_worker: marks a worker as dead that serves a queue but is not registered, so that its claims are recovered like those
+-- adopt_worker: marks a worker as dead that serves a queue but is not registered. Its claims are then recovered like those
 -- of any other dead worker, even if a leader dies in between.
 -- KEYS[1] registered SET
 -- KEYS[2] dying SET

@@ -2,7 +2,7 @@
 
 A message is a hint that any client could forge; the mark on the server decides. So a peer asks the server (`reconcile`) when a
 message names one of its claims, when `c` comes on its own wake channel (which stands for any number of claims), at every
-(re)subscription, and once a second while anything runs. This module also has the three channels of each queue of a peer.
+(re)subscription, and once a second while tasks run. This module also has the three channels of each queue of a peer.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.

@@ -24,8 +24,8 @@ from worqr.peer.context import Context
 
 BLOCKED = 0.1
 GRACE = 1.0
-"""Seconds. If a blocked loop could not check deadlines for longer than the first value, runs get the lost time back before they
-are cancelled, up to the second value. So a run that ended in time meanwhile keeps its own outcome."""
+"""Seconds. If a blocked loop could not check deadlines for longer than the first value, runs get the lost time back, up to the
+second value. So a run that ended in time meanwhile keeps its own outcome."""
 SWEEP_OVER = 1000
 """Number of entries up to which ended ones are not removed."""
 

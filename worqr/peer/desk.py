@@ -1,6 +1,6 @@
 """Buffers claims until `Claims` takes them: one desk for a queue with all its shards.
 
-Claims are requested from one shard first, and from the next if that one had too few, so that no more tasks are claimed than calls
+Claims are requested from one shard first, and from the next if that one had too few. So no more tasks are claimed than calls
 wait for. A call that waits is woken when claims have come, or when no more will come.
 """
 

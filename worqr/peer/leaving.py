@@ -1,13 +1,13 @@
 """Leaving a queue: stop claiming, drain, cancel, give back. Several callers may request it.
 
-It runs in the engine, so that a caller who is cancelled meanwhile does not leave the queue half-way. `station.left` is set at the
-end; `station.hurry` skips the rest of the grace. The caller waits for a server that does not reply for `LEAVE_PATIENCE` only; the
-queue is left on the server as soon as the server replies again (`departures`).
+It runs in the engine, so that a caller who is cancelled meanwhile does not leave the queue half-way. `station.left` is set at
+the end; `station.hurry` skips the rest of the grace. The caller waits for a server that does not reply for `LEAVE_PATIENCE`
+only; the queue is left on the server as soon as the server replies again (`departures`).
 
 A handler may ignore its cancellation. On the Trio loop the peer waits for it, and logs it now and then. In a thread or on the
 asyncio loop it is left behind after `LET_GO`: callers that wait for the queue to be left go on. The run *lingers*: it keeps its
-claim, and if it ends before the peer does, the claim is settled then and the queue left for good. Otherwise the peer ends like a
-worker that dies, without deregistering. The leader then recovers the claim when the keepalive has expired, and not while the
+claim, and if it ends before the peer does, the claim is settled then and the queue left for good. Otherwise the peer ends like
+a worker that dies, without deregistering. The leader then recovers the claim when the keepalive has expired. Until then the
 handler may still run in a process that is about to end.
 """
 

@@ -2,7 +2,7 @@
 
 A registry that failed over to a replica may have lost its last writes, a map_work among them. The worker then serves a
 queue whose claims would not be recovered if it died. So after each new connection map_work is sent once more for every queue
-that is served, or where runs were left behind, until the server accepts it, with growing pauses.
+that is served, or where runs were left behind. It is repeated, with growing pauses, until the server accepts it.
 
 Invariant: no map_work is sent for a queue between its unmap_work and the reply to that (`Departures.is_open`). A map_work that
 was sent before reaches the same node first.

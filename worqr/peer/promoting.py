@@ -1,8 +1,8 @@
 """Promoting: the leading peer enqueues jobs when they are due.
 
-It sleeps until the earliest due time that it knows. It learns due times from its scans, from each promotion, and from a hint that
-the scripts publish when a job becomes the earliest of its queue. The server's clock decides whether a job is due. If the leader
-asks too early, the job stays where it is, and the reply has the remaining time.
+It sleeps until the earliest due time that it knows. It learns due times from its scans, from each promotion,
+and from hints: the scripts publish one when a job becomes the earliest of its queue. The server's clock decides whether a job
+is due. If the leader asks too early, the job stays where it is, and the reply has the remaining time.
 """
 
 from __future__ import annotations

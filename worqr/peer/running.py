@@ -1,9 +1,9 @@
 """Running handlers: slots, each a Trio task of its own that runs one handler after another.
 
-A slot parks between two runs and is woken with the next claim, which costs half as much as spawning a task. What a handler leaves
-behind stays inside its run: every run has its own cancel scope and its own copy of the context variables. A slot whose task was
-left with an open nursery or a broken stack of scopes is discarded, and the nursery around each slot receives what that raises.
-`Slots` has no knowledge of queues: it calls back when a run has ended.
+A slot parks between two runs and is woken with the next claim, which costs half as much as spawning a task. What a handler
+leaves behind stays inside its run: every run has its own cancel scope and its own copy of the context variables. A slot whose
+task was left with an open nursery or a broken stack of scopes is discarded. The nursery around each slot receives what that
+raises. `Slots` has no knowledge of queues: it calls back when a run has ended.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.

@@ -167,7 +167,7 @@ class Scanner:
     async def _audit(self, fences: set[tuple[str, str]]) -> None:
         """Find workers that are in a fence and not registered. Ids are registered before they enter a fence, and only once.
 
-        So the fence is read before the registry, for a worker that was just arriving, and once more after it, for one that was
+        So the fence is read twice: before the registry, for a worker that was just arriving, and after it, for one that was
         just leaving. The leader's next check finds the adopted worker among the dead ones, and recovers it.
         """
         if not fences:

@@ -1,13 +1,13 @@
 """Strays: claims that the server lists for this worker but that the worker has settled, because the server lost the settle.
 
 A server may lose its latest writes: in a failover to a replica that had not received them, or by a crash before they were on
-disk. It then lists claims of ours that ended long ago. The leader does not recover them, because their worker is alive. So after
-each new connection the worker asks, for every queue, which claims it holds, and gives back the unknown ones: those tasks run once
-more. The opposite case, claims of ours that the server lost, is handled in `cancelling`.
+disk. It then lists claims of ours that ended long ago. The leader does not recover them, because their worker is alive. So
+after each new connection the worker asks, for every queue, which claims it holds, and gives back the unknown ones: those tasks
+run once more. The opposite case, claims of ours that the server lost, is handled in `cancelling`.
 
-A claim is known, and no stray, if it runs, if it runs where a queue was left, or if the server has not accepted its settle yet.
-The worker asks while no start is under way, so that the reply has no claim whose own reply is still unread. A stray must be found
-twice, a second apart, because on a cluster requests may overtake each other while slots move.
+A claim is not a stray if it runs, also where a queue was left, or if the server has not accepted its settle yet.
+The worker asks while no start is under way, so that the reply has no claim whose own reply is still unread. A stray must be
+found twice, a second apart, because on a cluster requests may overtake each other while slots move.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Log lines about the runs of a task: started, finished, failed, and the time of the next attempt.
 
 A failed run is one line, with the queue, the id of the job, the attempt, the error and the time until the next attempt. When
-worqr gives up, because that was the last attempt or the error is final, the line is ``task.failed`` with the level ERROR, also
-after a timeout or a crash. Payloads are never logged. A decoder's message may quote them, and is reduced to the part that does
-not.
+worqr gives up, because that was the last attempt or the error is final, the line is ``task.failed`` with the level ERROR. This
+includes timeouts and crashes. Payloads are never logged. A decoder's message may quote them, and is reduced to the part that
+does not.
 
 Runs that end well are logged at DEBUG. `note_started` is called only if DEBUG is enabled, and `log_finished` uses only what it
 stored, so that otherwise a run costs nothing extra.

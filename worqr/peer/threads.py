@@ -4,8 +4,8 @@ A thread cannot be stopped. When its run is cancelled it finds out by asking (`C
 ``trio.from_thread.check_cancelled``), and its claim is settled when it has really ended. A run that is cancelled before its
 thread begins never begins. Trio's threads are daemons: a stuck one delays neither the end of the peer nor that of the process.
 
-What a handler runs on the loop with ``trio.from_thread.run`` is not cancelled together with it, because Trio runs it in a task
-of its own once a thread may be left behind.
+A function that a handler runs on the loop with ``trio.from_thread.run`` is not cancelled together with it. Trio runs it in a
+task of its own once a thread may be left behind.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Ticking: the leader enqueues the firings of all schedules, including those of other applications.
 
 The registry has all schedules in the order of the times at which they are due next. The leader reads only those that are due,
-at most every 20 ms. For each it decides what to fire (`worqr.cron.judge`), enqueues the firings, each fenced on its queue by
-its nominal time, and then stores the new cursor together with the next due time by compare-and-set. If the leader dies in
-between, or another peer believes that it leads, nothing is enqueued twice, and firings that were not stored are judged again.
+at most every 20 ms. For each it decides what to fire (`worqr.cron.judge`) and enqueues the firings, each fenced on its queue by
+its nominal time. Then it stores the new cursor and the next due time by compare-and-set. If the leader dies in between, or
+another peer believes that it leads, nothing is enqueued twice. Firings that were not stored are judged again.
 
 Server clocks jump. docs/reference/schedules.md says what can fire twice and what cannot; the rules are in `worqr.cron.judge`,
-`fire_schedule` and `rewind_schedules`. The time for which no peer has declared a schedule is not measured by that clock, but by
-the time for which the mesh was led, which the leaders add up.
+`fire_schedule` and `rewind_schedules`. How long no peer has declared a schedule is not measured by that clock. The leaders add
+up the time for which the mesh was led.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The reports of the demo's handlers: JSON objects in the queue ``results``. This module writes and reads them.
 
-Times are of the system's monotonic clock, which all processes of one machine share, so that the demo can say how long
-after the kill a second run began.
+Times are of the system's monotonic clock, which all processes of one machine share. So the demo can show how long after the
+kill a second run began.
 """
 
 from __future__ import annotations
