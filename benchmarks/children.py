@@ -1,4 +1,4 @@
-"""The processes beside this one, as seen from here: started, asked, killed, and gone with their benchmark."""
+"""Other processes as seen from this one: started, asked, killed, and ended with their benchmark."""
 
 from __future__ import annotations
 

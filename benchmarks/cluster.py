@@ -1,4 +1,4 @@
-"""A cluster of three shards beside one server, all on this machine; and how long its failovers are felt."""
+"""A cluster of three shards beside one server, all on this machine; and for how long callers notice its failovers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from worqr.embedded import EmbeddedServer
 CONCURRENCY = 100
 CALLERS = 100
 PAUSE = 0.001
-"""Seconds between the calls of one who feels for a failover."""
+"""Seconds between the calls of a caller that measures a failover."""
 
 
 class Load:
@@ -31,7 +31,7 @@ class Load:
         self._sharded.queue("hot", shards=3)
 
     async def drain(self, queues: int) -> float:
-        """Fill so many queues, then drain them with one peer."""
+        """Fill `queues` queues, then drain them with one peer."""
         return await self._drain(self.mesh, [f"Q{number}" for number in range(queues)])
 
     async def drain_sharded(self) -> float:
@@ -62,7 +62,7 @@ class Load:
         return total / (ended - began)
 
     async def enqueue(self, queues: int) -> float:
-        """One task per call by 100 callers, over so many queues."""
+        """One task per call by 100 callers, over `queues` queues."""
         each = self.tasks // CALLERS
 
         async def call(queue: worqr.Queue) -> None:
@@ -85,7 +85,7 @@ TASK = b"x" * 100
 
 
 class Failovers:
-    """Somebody calls all the time, and notes the longest time for which no answer came."""
+    """A caller calls all the time, and notes the longest time without a reply."""
 
     def __init__(self, nodes: Nodes) -> None:
         self.nodes = nodes
@@ -100,7 +100,7 @@ class Failovers:
         return await self._felt(change)
 
     async def killed(self) -> float:
-        """The node that has the queue stands still (as one that is gone) until another has its slots; seconds."""
+        """Freeze the node that has the queue (as if it were gone) until another one has its slots; return seconds."""
 
         async def change(primary: Node, replica: Node) -> None:
             os.kill(primary.server.pid, signal.SIGSTOP)
@@ -130,7 +130,7 @@ class Failovers:
                 while replica.ask("ROLE")[0] != b"master":  # noqa: ASYNC110 - the server's, not ours
                     await trio.sleep(0.01)
                 elected = time.perf_counter()
-                while last < elected:  # noqa: ASYNC110 - nobody tells
+                while last < elected:  # noqa: ASYNC110 - the client gets no notification
                     await trio.sleep(0.01)
                 nursery.cancel_scope.cancel()
         finally:

@@ -1,8 +1,8 @@
 """``python -m benchmarks.compare REVISION [name ...] [--rounds N]``: measure this tree beside another revision, in turns.
 
-Each round runs the named benchmarks once in a checkout of REVISION and once in this tree, in changing order, so that a busy
-minute of the machine hits both alike. The table shows the ratio of each figure, this tree by the other revision, in such a way
-that more than 1 is better. A figure that only one of them has is left out.
+Each round runs the named benchmarks once in a checkout of REVISION and once in this tree, in changing order. So a
+busy minute of the machine affects both. The table shows the ratio of each figure, this tree by the other revision, in such a
+way that more than 1 is better. A figure that only one of them has is left out.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def run(tree: Path, names: Sequence[str]) -> dict[tuple[str, str, str], float]:
 
 
 def medians(found: dict[str, Any]) -> dict[tuple[str, str, str], float]:
-    """What ``--json`` wrote, as one figure per row."""
+    """The output of ``--json``, as one figure per row."""
     return {
         (table["title"].partition(":")[0], row["what"], row["unit"]): row["median"]
         for table in found["tables"]

@@ -1,4 +1,4 @@
-"""A fleet of 200 peers, all of them real, in a few processes: what it costs while it idles, and when a quarter of it dies."""
+"""A fleet of 200 real peers in a few processes: its cost while it idles, and the recovery when a quarter of it dies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from worqr.embedded import EmbeddedServer
 
 PROCESSES = 8
 HOLDERS = 2
-"""Of these, so many are killed at once, with tasks in hand."""
+"""How many of these are killed at once, while they hold tasks."""
 PAUSE = 0.002
 
 
@@ -74,7 +74,7 @@ async def _cpu(children: list[Child]) -> float:
 
 
 async def _enqueue(queue: worqr.Queue, count: int) -> float:
-    """Some enqueues with pauses, each of which wakes somebody; the median latency in microseconds."""
+    """Enqueue a few times with pauses, which wakes a worker each time; return the median latency in microseconds."""
     latencies: list[float] = []
     for _ in range(count):
         began = time.perf_counter()

@@ -21,7 +21,7 @@ Put = Callable[[bytes], Awaitable[object]]
 
 
 async def put_in(client: redis.Redis, put: Put, total: int, callers: int) -> float:
-    """`callers` that put `total` tasks into an empty server, each one after the other; answers tasks per second."""
+    """`callers` that put `total` tasks into an empty server, each one after another; return tasks per second."""
     client.flushdb()
 
     async def caller() -> None:
@@ -36,7 +36,7 @@ async def put_in(client: redis.Redis, put: Put, total: int, callers: int) -> flo
 
 
 def with_options(queue: worqr.Queue) -> Put:
-    """A dispatch that says all that a careful caller says."""
+    """A dispatch with all options that a careful caller sets."""
     ids = count()
     retry = worqr.RetryPolicy(max_failures=5, max_backoff=60)
 

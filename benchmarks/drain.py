@@ -36,7 +36,7 @@ class Drains:
         return QueueKeys(PREFIX, queue)
 
     async def whole(self, *, queues: int = 1, deadline: bool = False, **options: Any) -> float:
-        """Fill `queues`, drain them with one peer; answers tasks per second, from entering them to the last handler.
+        """Fill `queues`, drain them with one peer; return tasks per second, from entering them to the last handler.
 
         `options` are those of `Peer.serve`.
         """

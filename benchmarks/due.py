@@ -1,4 +1,4 @@
-"""A million jobs that are due later: what they cost in memory, and what else happens meanwhile, beside a queue of few."""
+"""A million scheduled jobs: their cost in memory, and the effect on other operations, beside a queue of few."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CALLERS = 1000
 IDLE_BAR = Bar(20, most=True)
 SOON = 0.05
 STEP = 0.00037
-"""Seconds by which each single job is due later than the one before it: so they meet all phases of a millisecond."""
+"""Seconds between the due times of successive single jobs, chosen so that they meet all phases of a millisecond."""
 
 
 def used(client: redis.Redis) -> int:
@@ -36,7 +36,7 @@ def name_of(number: int) -> str:
 
 
 async def schedule(queue: worqr.Queue, jobs: int) -> float:
-    """Dispatch `jobs` over the day after the next, by many callers; answers the seconds that took."""
+    """Dispatch `jobs` over the day after the next, by many callers; return the seconds that took."""
     numbers = iter(range(jobs))
 
     async def caller() -> None:

@@ -20,7 +20,7 @@ BATCH = 1000
 
 
 class Enqueues:
-    """Ways to fill one queue, which is emptied before each run. All answer tasks per second."""
+    """Ways to fill one queue, which is emptied before each run. All return tasks per second."""
 
     def __init__(self, server: EmbeddedServer) -> None:
         self.mesh = worqr.Mesh(server.url)

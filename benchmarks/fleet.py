@@ -1,4 +1,4 @@
-"""What a fleet of idle peers costs: those who enqueue, and the server."""
+"""The cost of a fleet of idle peers, for enqueueing callers and for the server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Cost:
 
 
 class Fleet:
-    """A mesh that grows. `one` is a queue with a single peer, `many` the one that all others serve."""
+    """A mesh that grows. `one` is a queue with a single peer; all other peers serve `many`."""
 
     def __init__(self, server: EmbeddedServer, client: redis.Redis, plan: Plan) -> None:
         self.client = client
@@ -51,7 +51,7 @@ class Fleet:
         return spent.rate
 
     async def enqueue(self, name: str, cost: Cost) -> float:
-        """Some enqueues with pauses, each of which wakes somebody; answers the median latency in microseconds."""
+        """Enqueue a few times with pauses, which wakes a worker each time; return the median latency in microseconds."""
         queue, latencies = self.mesh.queue(name), list[float]()
         before = account(self.client)
         for _ in range(self.plan.size(300, 10)):

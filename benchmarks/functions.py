@@ -25,7 +25,7 @@ BODY = "b" * 40
 
 @dataclass
 class Order:
-    """What a typed payload looks like."""
+    """The data of a typed payload."""
 
     id: UUID
     at: datetime

@@ -1,4 +1,4 @@
-"""What a peer costs that has nothing to do: requests to the server, and CPU."""
+"""The cost of a peer without tasks: requests to the server, and CPU."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Idle:
 
 
 async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
-    """Both kinds of peer at once, each on a server where it can be told apart."""
+    """Both kinds of peer at once, each on a server of its own."""
     async with AsyncExitStack() as stack:
         second, third = (stack.enter_context(EmbeddedServer()) for _ in range(2))
         leader = await stack.enter_async_context(open_child("peers", server, queue="Q1", handler="do_nothing"))

@@ -17,7 +17,7 @@ from worqr.options import encode_options
 
 BAR = Bar(10_000)
 OWN: Mapping[str, Any] = {"timeout": 30, "result_ttl": 60, "retry": worqr.RetryPolicy(max_failures=5)}
-"""What a job of the last kind brings itself."""
+"""The options that a job of the last kind has itself."""
 
 
 class JobDrains(Drains):

@@ -1,4 +1,4 @@
-"""What a figure is: some runs of ours, as many of its limit, and perhaps a bar."""
+"""The parts of a figure: some runs of worqr, as many of its limit, and perhaps a bar."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What the design asks for: at least, or with `most` at most `value`."""
+    """A goal of the design: at least `value`, or with `most` at most `value`."""
 
     value: float
     most: bool = False
@@ -106,7 +106,7 @@ class Row:
 
 @dataclass(slots=True)
 class Table:
-    """One subject's lines. `limit` says what the limit is; `notes` what a reader must know."""
+    """One subject's lines. `limit` explains the limit; `notes` has what a reader must know."""
 
     title: str
     limit: str

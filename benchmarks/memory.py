@@ -1,4 +1,4 @@
-"""What a waiting task costs in the server's memory."""
+"""The memory that a waiting task takes on the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What unused queues cost the server and the leader, while the leader has no tasks to run."""
+"""The cost of unused queues for the server and the leader, while the leader has no tasks to run."""
 
 from __future__ import annotations
 

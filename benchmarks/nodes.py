@@ -1,4 +1,4 @@
-"""A cluster for a benchmark: primaries and replicas on loopback, gone with the block that opened it."""
+"""A cluster for a benchmark: primaries and replicas on loopback, ended with the block that opened it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from worqr.embedded import EmbeddedServer
 
 SLOTS = 16384
 NODE_TIMEOUT_MS = 1000
-"""After which a node that does not answer counts as gone; the election comes on top."""
+"""Time after which a node that does not reply counts as gone; the election comes on top."""
 SETTLES_WITHIN = 60.0
 
 
@@ -28,7 +28,7 @@ class Node:
     client: redis.Redis
 
     def ask(self, *command: str | int) -> Any:
-        """The raw answer to a command."""
+        """The raw reply to a command."""
         pool = self.client.connection_pool
         connection = pool.get_connection()
         try:
@@ -61,7 +61,7 @@ class Nodes:
         return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
 
     def settle(self, but: Node | None = None) -> None:
-        """Until all nodes but one say that all is well, and all replicas are in step."""
+        """Wait until all nodes but one report that the cluster is well, and all replicas are in step."""
         until(lambda: all(self._is_well(node) for node in self.nodes if node is not but))
 
     def pair(self, key: str) -> tuple[Node, Node]:
@@ -105,7 +105,7 @@ def open_cluster(primaries: int = 3) -> Iterator[Nodes]:
 
 
 def free_port() -> int:
-    """One that the system gives to nobody who asks for any."""
+    """A port that the system does not assign to other programs."""
     while True:
         port = random.randrange(20_000, 32_000)
         try:

@@ -18,14 +18,14 @@ from worqr.embedded import EmbeddedServer
 
 P50_BAR, P99_BAR = Bar(1.2, most=True), Bar(5, most=True)
 PAUSE = 0.002
-"""Seconds between two samples: long enough for the peer to be idle again, and for its finish to be answered."""
+"""Seconds between two samples: enough for the peer to be idle again, and for the reply to its finish."""
 
 Sample = Callable[[], Awaitable[float]]
 Bars = tuple[Bar | None, Bar | None]
 
 
 class Latencies:
-    """Samples of one kind, in milliseconds: each run adds `per_run` of them and answers their median."""
+    """Samples of one kind, in milliseconds: each run adds `per_run` of them and returns their median."""
 
     def __init__(self, sample: Sample, per_run: int) -> None:
         self.p99: list[float] = []

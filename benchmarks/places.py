@@ -1,4 +1,4 @@
-"""What it costs that handlers run elsewhere: tasks drained in threads and on the asyncio loop, beside the peer's own loop."""
+"""The cost of running handlers elsewhere: tasks drained in threads and on the asyncio loop, beside the peer's own loop."""
 
 from __future__ import annotations
 

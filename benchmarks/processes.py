@@ -1,4 +1,4 @@
-"""What a run in a process costs: the round trip to a warm one, the start of a cold one, and how soon a cancelled one is gone."""
+"""The cost of a run in a process: the round trip to a warm one, the start of a cold one, and the end of a cancelled one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How fast plain threads and asyncio tasks put tasks in, each beside redis-py alone: what a view or a script pays for one
-enqueue. And what it costs to wait until a replica has it.
+"""How fast plain threads and asyncio tasks enqueue, each beside redis-py alone: the cost of one enqueue for a view or a script.
+And the cost of waiting until a replica has it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TASKS = 100
 
 
 class Producers:
-    """Ways of plain threads to fill one queue, which is emptied before each run. All answer tasks per second."""
+    """Ways of plain threads to fill one queue, which is emptied before each run. All return tasks per second."""
 
     def __init__(self, server: EmbeddedServer) -> None:
         self.mesh = worqr.Mesh(server.url)
@@ -49,7 +49,7 @@ class Producers:
         self.queue.dispatch(TASK)
 
     def push_and_publish(self) -> None:
-        """The least a producer can do that wakes somebody: both commands in one round trip."""
+        """The least that a producer can do to wake a worker: both commands in one round trip."""
         pipe = self.client.pipeline(transaction=False)
         pipe.lpush(self.keys.base, TASK)
         pipe.publish(self.keys.base, b"")
@@ -72,7 +72,7 @@ def _rate(once: Callable[[], None], threads: int, count: int) -> float:
 
 
 class AsyncioProducers:
-    """The same of asyncio tasks. Each run has a loop and connections of its own, which stand when it begins."""
+    """The same with asyncio tasks. Each run has a loop and connections of its own, which are open when it begins."""
 
     def __init__(self, server: EmbeddedServer) -> None:
         self.mesh = worqr.Mesh(server.url)
@@ -133,7 +133,7 @@ async def _rate_of_tasks(once: Callable[[], Awaitable[object]], tasks: int, coun
 
 
 class ReplicatedProducers:
-    """A primary with one replica, both on this machine. All answer tasks per second."""
+    """A primary with one replica, both on this machine. All return tasks per second."""
 
     def __init__(self, url: str) -> None:
         self.mesh = worqr.Mesh(url)
@@ -168,7 +168,7 @@ class ReplicatedProducers:
 
 
 async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
-    """What wants to put tasks in and is not Trio; and what it costs to wait for a replica."""
+    """Producers that do not run on Trio; and the cost of waiting for a replica."""
     return [await _threads(plan, server), await _asyncio(plan, server), await _replicated(plan)]
 
 

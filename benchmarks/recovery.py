@@ -1,4 +1,4 @@
-"""How long the tasks of a peer that was killed wait until they run again elsewhere."""
+"""How long it takes until the tasks of a killed peer run again elsewhere."""
 
 from __future__ import annotations
 

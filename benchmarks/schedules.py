@@ -1,4 +1,4 @@
-"""Schedules: what they cost the peer that leads, and how late their tasks start. They fire evenly spread."""
+"""Schedules: their cost for the leading peer, and how late their tasks start. They fire evenly spread."""
 
 from __future__ import annotations
 

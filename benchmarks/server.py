@@ -1,4 +1,4 @@
-"""The server as it looks without worqr: a bare client, worqr's own scripts driven by it, and the server's books."""
+"""The server without worqr: a bare client, worqr's own scripts called by it, and the server's statistics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from worqr.lua import all_scripts
 
 PRODUCER = "bare"
 ASKED_BY_CLIENTS = frozenset({"evalsha", "ping", "subscribe", "unsubscribe"})
-"""What a peer that stands asks for. The rest of a quiet server's statistics was called by scripts, or by us."""
+"""The requests of a worker that claims tasks. All other statistics of a quiet server come from scripts, or from the benchmark."""
 
 
 def bare(server: EmbeddedServer) -> redis.Redis:
@@ -39,7 +39,7 @@ def fill(client: redis.Redis, key: str, count: int, size: int = 100) -> None:
 
 
 def fill_jobs(client: redis.Redis, keys: QueueKeys, count: int, options: Mapping[str, object], size: int = 100) -> None:
-    """Dispatch `count` jobs with different tasks of `size` bytes; `options` as `worqr.options.encode_options` answers them."""
+    """Dispatch `count` jobs with different tasks of `size` bytes; `options` as `worqr.options.encode_options` returns them."""
     numbers = itertools.count(time.time_ns() // 1000)
     for start in range(0, count, 10_000):
         pipe = client.pipeline(transaction=False)
@@ -51,7 +51,7 @@ def fill_jobs(client: redis.Redis, keys: QueueKeys, count: int, options: Mapping
 
 
 def command(call: Call[Any], number: int = 0, lowest: int = 0) -> tuple[Any, ...]:
-    """What the link would send for `call`: script, number of keys, keys, arguments."""
+    """The link's request for `call`: script, number of keys, keys, arguments."""
     keys, args = call.keys, call.args
     if call.numbered:
         keys, args = (f"{call.base}:producer:{PRODUCER}", *keys), (number, lowest, *args)
@@ -60,7 +60,7 @@ def command(call: Call[Any], number: int = 0, lowest: int = 0) -> tuple[Any, ...
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What the server has done so far: requests by clients, time in their commands, CPU time; all in seconds."""
+    """The server's totals: requests by clients, time in their commands, CPU time; all in seconds."""
 
     at: float
     requests: dict[str, int]

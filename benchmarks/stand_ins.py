@@ -1,8 +1,8 @@
-"""Idle peers as the server sees them, hundreds in one thread: what a fleet costs can be seen on a machine of two cores.
+"""Simulated idle peers, hundreds in one thread: so the cost of a fleet can be measured on a machine of two cores.
 
-A real peer takes about 0.2 % of a core to idle, so a thousand of them need more than two cores, and would measure each
-other. A stand-in does what a peer does, by worqr's own scripts: it registers, enters the fence, is hungry, listens to
-its channels, beats once a second, and when it is woken claims, finishes, and is hungry again. It never leads.
+An idle peer takes about 0.2 % of a core, so a thousand of them need more than two cores, and would measure each other. A
+stand-in runs the same worqr scripts as a peer: it registers, serves a queue, waits for tasks, listens to its channels and sends
+a heartbeat once a second. When it is woken it claims and finishes tasks, then waits again. It never leads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SLICES = 20
 
 
 class StandIns:
-    """All of one process. `serve_forever` never returns; `enter` says when they stand."""
+    """All simulated peers of one process. `serve_forever` never returns; `enter` returns when they all serve."""
 
     def __init__(self, socket: str, queue: str, count: int) -> None:
         self._client = redis.Redis(unix_socket_path=socket)
@@ -39,7 +39,7 @@ class StandIns:
         self._beats = 0
 
     def _send(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """One pipeline; answers the replies as the calls read them."""
+        """Send one pipeline; return the replies as the calls decode them."""
         pipe = self._client.pipeline(transaction=False)
         for call in calls:
             self._requests += 1
@@ -51,7 +51,7 @@ class StandIns:
         return ops.start_tasks(self._keys, worker, self._numbers[worker], ROOM)
 
     def enter(self) -> None:
-        """Register, enter the queue, listen, and find it empty: from then on they are hungry."""
+        """Register, serve the queue, listen, and find it empty: from then on they wait for tasks."""
         for worker in self._workers:
             self._send(
                 [

@@ -1,4 +1,4 @@
-"""What it costs to begin: importing worqr, beside its dependencies, ``worqr run`` until it serves, and a connection."""
+"""The cost of starting: importing worqr, beside its dependencies; ``worqr run`` until it serves; and a connection."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def started(code: str, environment: Mapping[str, str]) -> float:
 
 
 async def serving(folder: str, environment: Mapping[str, str]) -> float:
-    """Milliseconds from starting ``worqr run`` until it says that it serves."""
+    """Milliseconds from starting ``worqr run`` until it logs that it serves."""
     command = [sys.executable, "-m", "worqr", "run", "program:mesh", "--log-json"]
     began = time.perf_counter()
     process = await trio.lowlevel.open_process(command, cwd=folder, env=environment, stderr=subprocess.PIPE)

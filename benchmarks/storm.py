@@ -1,4 +1,4 @@
-"""What a storm of retries costs its neighbours: thousands of jobs fail, and another queue's tasks must flow."""
+"""The cost of a storm of retries for its neighbours: thousands of jobs fail, and another queue's tasks must flow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it costs that a peer lives in a thread beside another loop: its drains and its pick-ups, beside those of a native one.
+"""The cost of running a peer in a thread beside another loop: its drains and pick-ups, beside those of a native one.
 
 Both are processes of their own. In one a peer has the process's only loop; in the other it has joined in a thread, while the main
 thread runs asyncio, which either waits, or is busy for a millisecond and waits for one, by turns: as a web server that has
@@ -46,7 +46,7 @@ class Beside:
         return await enqueue(self._pickup, self._child)
 
     async def rest(self) -> None:
-        """Leave the machine to the others."""
+        """Pause, to leave the machine to other processes."""
         await self._turn(False)
 
     async def _turn(self, busy: bool) -> None:

@@ -1,8 +1,7 @@
-"""Claims by hand: readings are taken from the queue in batches, and each batch is one transaction of a database.
+"""Claims by hand: take readings from the queue in batches, and store each batch in one transaction of a database.
 
-``batches.py FILE`` writes them into an SQLite database, ``batches.py --feed N`` enqueues N of them. A task may be
-delivered again (when the process dies between the commit and the finish), so the table has a key that a second copy
-does not get past.
+``batches.py FILE`` writes them into an SQLite database, ``batches.py --feed N`` enqueues N of them. A task may be delivered
+again, when the process dies between the commit and the finish. So the table has a key that rejects a second copy.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Cancelling across processes: ``cancel.py render NAME`` runs a long task, ``cancel.py stop NAME`` ends it.
 
-The handler is cancelled where it runs, as Trio cancels anything: at its next ``await``, and its ``finally`` blocks
-run. The caller learns when it has really ended. The task never comes back.
+The handler is cancelled in its process, like any Trio task: at its next ``await``, and its ``finally`` blocks run. The caller
+waits until it has really ended. The task is not run again.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A producer that knows redis-py and not worqr: the same two commands from any client in any language."""
+"""A producer that uses redis-py without worqr: the same two commands work from any client in any language."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Typed functions: what crosses is a dataclass, results come back in their type, and what fails for good is told.
+"""Typed functions: the arguments are dataclasses, results keep their type, and a failure handler reports failed tasks.
 
 ``orders.py work`` is a peer, ``orders.py ship TOTAL [TOTAL ...]`` ships orders of these totals and prints when each will arrive.
 """

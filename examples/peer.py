@@ -1,4 +1,4 @@
-"""The smallest peer: greets whoever is put into the queue ``greetings``. Start as many of them as you like."""
+"""The smallest worker: greets each name in the queue ``greetings``. Start as many of them as you like."""
 
 import trio
 

@@ -1,7 +1,7 @@
-"""Work for the CPU, in processes that are killed when nobody wants them any more.
+"""CPU-bound work in processes, which are killed when their result is no longer needed.
 
-``primes.py work`` is a peer with two processes, ``primes.py below N`` counts the primes below N, shows how far it is, and gives
-it up after ten seconds, wherever it runs. No thread could be stopped so.
+``primes.py work`` is a worker with two processes. ``primes.py below N`` counts the primes below N and shows the progress. It
+cancels the job after ten seconds, whichever worker runs it. A thread could not be stopped like this.
 """
 
 import os

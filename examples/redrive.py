@@ -1,7 +1,7 @@
-"""What was set aside, and how it comes back: look at it, forget what is hopeless, put back the rest.
+"""The dead-letter queue: list tasks, retry them, or drop them.
 
-``redrive.py show QUEUE`` lists what failed and what is broken, ``redrive.py retry QUEUE [ERROR]`` puts back what failed (with
-that type of error), ``redrive.py drop QUEUE ERROR`` forgets it. Try it with the queue of retries.py, ``deliveries``.
+``redrive.py show QUEUE`` lists failed and broken tasks, ``redrive.py retry QUEUE [ERROR]`` retries the failed ones (with that
+type of error), ``redrive.py drop QUEUE ERROR`` deletes them. Try it with the queue of retries.py, ``deliveries``.
 """
 
 import sys

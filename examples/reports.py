@@ -1,7 +1,7 @@
-"""A job with an id, as a web application would have it: asked for, watched, stopped and fetched, by different processes.
+"""A job with an id, as in a web application: ordered, watched, stopped and fetched by different processes.
 
-``reports.py work`` writes reports. ``reports.py order NAME [PAGES]`` asks for one and watches it; ordered again while it runs, it
-is written once more afterwards. ``reports.py fetch NAME`` waits for its result, ``reports.py stop NAME`` cancels it.
+``reports.py work`` writes reports. ``reports.py order NAME [PAGES]`` orders one and watches it; if you order it again while it
+runs, it runs once more afterwards. ``reports.py fetch NAME`` waits for its result, ``reports.py stop NAME`` cancels it.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""What a handler can say about a task that it could not do, and who hears of those that were given up.
+"""How a handler retries or fails a task, and a failure handler for the failed ones.
 
-``retries.py work`` delivers mails, ``retries.py send ADDRESS...`` asks for some: an address without ``@`` will never do,
-``later@...`` is put off once, ``broken@...`` fails until it is given up. What is given up goes to the failure handler.
+``retries.py work`` delivers mails, ``retries.py send ADDRESS...`` enqueues some. An address without ``@`` fails for good,
+``later@...`` is delayed once, ``broken@...`` fails until its last attempt. Failed mails go to the failure handler.
 """
 
 import sys
@@ -25,7 +25,7 @@ async def deliver(task: bytes) -> None:
 
 
 def bounce(record: worqr.Failed) -> None:
-    """A failure handler is retried by a patient policy of its own, so this mail gets through in the end."""
+    """A failure handler has a patient retry policy of its own, so this mail is delivered in the end."""
     print(f"given up after {record.failures}: {record.task.decode()}: {record.error.message}", flush=True)
 
 

@@ -1,8 +1,7 @@
-"""One run at a time, and only when it has been quiet: a search index is rebuilt half a second after the last change.
+"""Debounce: a search index is rebuilt half a second after the last change, and only one run at a time.
 
 ``singleton.py work`` rebuilds indexes, ``singleton.py edit SITE N`` makes N changes to a site, as fast as it can. All of them
-are one job, which each change puts off; a change that comes while the index is being rebuilt waits for that run, and is
-another.
+are one job, which each change delays. A change during a run becomes a second job, which waits for that run.
 """
 
 import sys

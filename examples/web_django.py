@@ -1,7 +1,7 @@
-"""Django on gunicorn (or its own runserver): a whole project in one file, whose processes are web servers and peers.
+"""Django on gunicorn (or its own runserver): a whole project in one file, whose processes are web servers and workers.
 
 ``gunicorn --chdir examples "web_django:application()"``, or ``python examples/web_django.py runserver``. Every process that
-serves the site embeds a peer, which `Reports.ready` starts; processes for other commands only produce.
+serves the site runs tasks too: `Reports.ready` starts its worker. Processes for other commands only enqueue.
 """
 
 import os
@@ -24,7 +24,7 @@ import worqr
 
 @contextmanager
 def fresh_connections() -> Generator[None]:
-    """Around each handler in a thread, as Django does it around each request."""
+    """Wraps each handler in its thread, as Django wraps each request."""
     close_old_connections()
     yield
     close_old_connections()

@@ -1,7 +1,7 @@
-"""FastAPI on uvicorn: every instance is a web server and a peer. The peer runs its handlers on an asyncio loop of its own.
+"""FastAPI on uvicorn: every instance is a web server and a worker. The worker runs its handlers on an asyncio loop of its own.
 
-``uvicorn --app-dir examples --port 8001 web_fastapi:app``, and the same with other ports. Whichever instance a request
-reaches, any of them writes the report, tells how far it is, and cancels it.
+``uvicorn --app-dir examples --port 8001 web_fastapi:app``, and the same with other ports. Whichever instance gets a request,
+any of them may write the report, show its progress, and cancel it.
 """
 
 import asyncio

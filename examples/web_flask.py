@@ -1,4 +1,4 @@
-"""Flask on gunicorn: every worker process is a web server and a peer, whose Trio loop runs in a thread of its own.
+"""Flask on gunicorn: every worker process is a web server and a worker, whose Trio loop runs in a thread of its own.
 
 ``gunicorn -c examples/web_gunicorn.py web_flask:app``; the configuration starts and stops the peers.
 """

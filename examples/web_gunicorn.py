@@ -1,6 +1,6 @@
 """The configuration of gunicorn for web_flask.py: each worker process starts a peer of its own, and stops it when it ends.
 
-With ``--preload`` the application is imported once, before the workers are forked, and all this stays as it is.
+With ``--preload`` the application is imported once, before the workers are forked; this file works unchanged.
 """
 
 from pathlib import Path

@@ -17,7 +17,7 @@ import worqr
 
 
 class Press:
-    """What the handlers of one peer share: no more than five of them print at once. It stands for a connection pool."""
+    """A resource that the handlers of one worker share: at most five of them print at once. It stands for a connection pool."""
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(5)

@@ -1,4 +1,4 @@
-"""Starlette on Hypercorn with its Trio worker: the peer lives on the loop of the web server, and no thread is needed.
+"""Starlette on Hypercorn with its Trio worker: the peer runs on the loop of the web server, without a thread.
 
 ``hypercorn -k trio --bind 127.0.0.1:8001 web_trio:app`` in this folder, and the same with other ports.
 """

@@ -1,4 +1,4 @@
-"""Programs run beside a test, as processes of their own: read line by line, killed, frozen, and gone with the test."""
+"""Programs run beside a test, as processes of their own: read line by line, frozen, killed, and ended with the test."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Cluster:
             node.close()
 
     def settle(self) -> None:
-        """Until every node that runs says that all is well, that so many primaries have slots, and every replica is in step."""
+        """Wait until each running node reports that all is well, `primaries` have slots, and every replica is in step."""
         wait(lambda: all(self._is_well(node) for node in self.running), "a cluster that is well")
 
     def known_to(self, node: Node) -> list[list[str]]:
@@ -235,7 +235,7 @@ def cluster_of_module(server_kind: str) -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(cluster_of_module: Cluster) -> Iterator[Cluster]:
-    """Three primaries, three replicas, no keys; whatever a test does to it is undone."""
+    """Three primaries, three replicas, no keys; everything that a test does to it is undone."""
     cluster_of_module.clear()
     yield cluster_of_module
     for node in cluster_of_module.nodes:

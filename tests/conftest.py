@@ -129,7 +129,7 @@ class LoggedEvents(logging.Handler):
 
 @pytest.fixture(autouse=True)
 def _only_log_events() -> Iterator[None]:
-    """What worqr logs in any test is in the registry of log events."""
+    """Every event that worqr logs in a test is in the registry of log events."""
     logger, handler = logging.getLogger("worqr"), LoggedEvents()
     logger.addHandler(handler)
     yield

@@ -1,4 +1,4 @@
-"""How several processes that collect the same tests at the same time share the work of compiling them."""
+"""How processes that collect the same tests at the same time share the work of compiling them."""
 
 from __future__ import annotations
 

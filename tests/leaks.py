@@ -1,4 +1,4 @@
-"""What a prefix holds: a dump to compare, and the checker that says which keys a test has leaked."""
+"""The keys of a prefix: a dump to compare, and the checker that names the keys that a test has leaked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long tests wait for what must happen: never a matter of the machine's speed, for whoever waits in vain fails anyway."""
+"""How long tests wait for an event. It does not depend on the machine's speed: a test that waits in vain fails in any case."""
 
 PATIENCE = 60.0
 """Seconds. CI machines are slow, shared, and stand still for a second now and then."""

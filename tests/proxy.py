@@ -72,7 +72,7 @@ class Fault:
         await _wait(self._fired, within, f"no request for {self.action} matching {self.matching!r} on {self.on!r}")
 
     async def wait_executed(self, within: float = PATIENCE) -> None:
-        """The server has answered the request, whether or not anybody got the answer."""
+        """The server has replied to the request, whether or not the reply arrived."""
         await _wait(self._executed, within, f"the server has not answered {self.matching!r}")
 
     def release(self) -> None:

@@ -19,7 +19,7 @@ REPLICATING = {**SETTINGS, "repl-diskless-sync-delay": "0", "repl-timeout": "600
 
 @dataclass
 class Pair:
-    """A primary and its replica; `follow` makes anybody a replica of anybody else, `promote` a primary."""
+    """A primary and its replica; `follow` makes any server a replica of any other, `promote` a primary."""
 
     kind: str
     primary: Server = field(init=False)
@@ -34,7 +34,7 @@ class Pair:
         follow(self.replica, self.primary)
 
     def restore(self) -> None:
-        """As it was, whatever a test did to it, and empty."""
+        """Restore the first state, whatever a test did to it, and empty it."""
         for server in (self.primary, self.replica):
             if server.running:
                 server.resume()
@@ -81,7 +81,7 @@ def pair_of_module(server_kind: str) -> Iterator[Pair]:
 
 @pytest.fixture
 def pair(pair_of_module: Pair) -> Iterator[Pair]:
-    """A primary and a replica in step with it, without keys; whatever a test does to them is undone."""
+    """A primary and a replica in step with it, without keys; everything that a test does to them is undone."""
     yield pair_of_module
     pair_of_module.restore()
 
@@ -111,7 +111,7 @@ def mine(pair: Pair) -> Iterator[str]:
 
 @pytest.fixture
 def wait_for_replicas(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """`wait_for_replicas(seconds)`: how long a request waits for its replicas; as long as it takes, if nobody says so."""
+    """`wait_for_replicas(seconds)`: how long a request waits for its replicas; by default without limit."""
 
     def say(seconds: float) -> None:
         monkeypatch.setattr(replication, "REPLICAS_WAIT", seconds)

@@ -1,4 +1,4 @@
-"""What a run leaves out, and what it took: a sample of the exhaustive tests without ``--all``, and the sums at the end."""
+"""What a run leaves out, and how long it took: a sample of the exhaustive tests without ``--all``, and the totals at the end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def header(config: pytest.Config) -> str:
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Drop the cases that the sample does not keep of each test that is marked `sweep`, on each kind of server."""
+    """Drop the cases outside the sample of each test that is marked `sweep`, on each kind of server."""
     sample = config.stash[SAMPLE]
     cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:

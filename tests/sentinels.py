@@ -1,4 +1,4 @@
-"""Sentinels: real ones, that watch a primary and its replica; and one that says what a test tells it to."""
+"""Sentinels: real ones, which watch a primary and its replica; and a fake one, whose replies a test sets."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Watched:
     """A primary with a replica, and three Sentinels that watch it.
 
     Attributes:
-        servers: the two; who of them is the primary changes.
+        servers: the two; which of them is the primary changes.
     """
 
     kind: str
@@ -171,15 +171,15 @@ def watched(kind: str) -> Iterator[Watched]:
 
 
 class FakeSentinel:
-    """Answers as a Sentinel would: whatever it is told. Everything may be changed while it runs.
+    """Replies as a Sentinel would, with what a test sets. Everything may be changed while it runs.
 
     Attributes:
         primary: the port it names, on 127.0.0.1.
         epoch: the number of the decision that made it the primary.
         others: the ports of the Sentinels it says it knows.
-        users: who may ask, with which password; by default everybody.
+        users: the users that may ask, with their passwords; by default all may.
         failing_over: it is about to promote another one.
-        tls: what it shows to whoever comes, if anything.
+        tls: its certificate, if it has one.
         asked: how often it was asked for the primary.
     """
 

@@ -1,4 +1,4 @@
-"""The servers the tests run on: which kinds are there, and a process of a kind that can be stopped and frozen."""
+"""The servers the tests run on: the kinds that are installed, and processes of a kind that can be stopped and frozen."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Server:
         return self._process.log
 
     def client(self, **options: Any) -> redis.Redis:
-        """A plain redis-py client on the unix socket that answers bytes and never resends; closed with the server."""
+        """A plain redis-py client on the unix socket that returns bytes and never resends; closed with the server."""
         known: dict[str, Any] = {
             "protocol": 2,
             "socket_timeout": PATIENCE,
@@ -126,7 +126,7 @@ class Server:
 
     @property
     def look(self) -> redis.Redis:
-        """The client for those who look again and again: one connection for them all."""
+        """The client for code that polls: one connection for all of it."""
         if self._look is None:
             self._look = self.client()
         return self._look
@@ -186,7 +186,7 @@ S = TypeVar("S", bound=Server)
 
 
 def started(make: Callable[[], S]) -> S:
-    """A server that runs. Its port was free a moment ago; if somebody has taken it meanwhile, another one."""
+    """A running server. Its port was free a moment ago; if another program has taken it meanwhile, take another port."""
     for left in (2, 1, 0):
         server = make()
         try:
@@ -206,7 +206,7 @@ _given: set[int] = set()
 def free_port() -> int:
     """A port that stays free while its server is down.
 
-    The system gives none below 32768 to whoever asks for any. Each of the processes that run tests side by side has
+    The system assigns no port below 32768 by itself. Each of the processes that run tests side by side has
     ports of its own, and gives none twice.
     """
     mine = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))

@@ -17,7 +17,7 @@ from tests.servers import Server
 
 @dataclass(frozen=True)
 class Trouble:
-    """A word that a server answers with, and how to make it do so.
+    """A server's error word, and how to make the server reply with it.
 
     Attributes:
         begin, end: blocking.
@@ -98,7 +98,7 @@ def stop_spinning(server: Server) -> None:
 
 
 def change_password(server: Server) -> None:
-    """Of the user that everybody is, and nobody is told. Whoever is connected may stay; so they are not."""
+    """Change the default user's password, which no client gets. Open connections would stay valid, so they are closed."""
     server.look.ping()
     raw(server, "ACL", "SETUSER", "default", "resetpass", ">new")
     for kind in ("normal", "pubsub"):
@@ -152,4 +152,4 @@ TROUBLES = (
     Trouble("LOADING", load_slowly, have_loaded),
     Trouble("CLUSTERDOWN", lose_slots, have_slots, {"cluster-enabled": "yes"}),
 )
-"""All of them pass: whoever waits goes on when they do."""
+"""All of them pass: waiting requests continue when they do."""

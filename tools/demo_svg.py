@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run_on_terminal(command: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[int, bytes]:
-    """Run a command on a pseudo-terminal of `COLUMNS` columns. Returns its exit code, and what it wrote."""
+    """Run a command on a pseudo-terminal of `COLUMNS` columns. Returns its exit code and its output."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     clean = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}

@@ -1,8 +1,8 @@
 """Draws the diagrams of the documentation: ``python -m tools.diagrams``.
 
-Each diagram is a function that returns the text of an SVG file in ``docs/assets``. The states and moves of "life of a job"
-are those of `worqr.states`; here stand their places and words. The seconds of the other diagrams are the code's own.
-Colours follow the reader's light or dark mode. ``tests/test_diagrams.py`` compares the committed files with what this makes.
+Each diagram is a function that returns the text of an SVG file in ``docs/assets``. The states and moves of "life of a job" come
+from `worqr.states`; this module has their positions and labels. The seconds of the other diagrams come from the code. Colours
+follow the reader's light or dark mode. ``tests/test_diagrams.py`` compares the committed files with the output.
 """
 
 from __future__ import annotations
@@ -112,11 +112,11 @@ PLACES: Final[dict[State, tuple[float, float, str]]] = {
     "broken": (640, 475, "undecodable"),
     "gone": (555, 590, "nothing is kept"),
 }
-"""The middle of each state, and what it means."""
+"""The centre of each state, and its meaning."""
 
 
 class Route(NamedTuple):
-    """The way of one move, and its words, if they are not those of another move that goes the same way."""
+    """The path of one move, and its label, if it has none in common with another move on the same path."""
 
     points: list[Point]
     words: str = ""
@@ -206,7 +206,7 @@ def shown(state: State) -> str:
 
 
 def kind_of(names: list[str]) -> str:
-    """Who causes a move: worqr by itself if it may, else a producer, else somebody on request."""
+    """The actor of a move: worqr itself if it may, else a producer, else an operator on request."""
     actors = {TRANSACTIONS[name].by for name in names}
     if "worker" in actors:
         return "worker"

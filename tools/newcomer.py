@@ -94,7 +94,7 @@ class Newcomer:
             time.sleep(0.02)
 
     def leave(self) -> None:
-        """Stop what runs."""
+        """Stop the running processes."""
         for process, _ in reversed(self._beside):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)

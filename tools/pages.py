@@ -8,7 +8,7 @@
   out, because there is a server already.
 * ```` ```text title="Output" ```` after one of these: its lines are printed, in this order; ``...`` stands for any text.
   A program that goes on when it has printed them gets Ctrl-C. Without this block, a program must end by itself.
-* ```` ```js title="NAME.mjs" ```` is a file as well.
+* ```` ```js title="NAME.mjs" ```` and ```` ```ruby title="NAME.rb" ```` are files as well.
 * ```` ```yaml ````, ``toml`` and ``json`` are parsed. All other blocks, such as ``bash``, are not run: they install software,
   or need another machine.
 
@@ -170,7 +170,7 @@ def _pattern(line: str) -> str:
 
 
 class Reader:
-    """Reads one page, and does what it says."""
+    """Reads one page and runs it."""
 
     def __init__(self, page: Path, folder: Path, url: str, port: int) -> None:
         self._page = page
@@ -208,7 +208,7 @@ class Reader:
                 path = self._folder / "example.py"
                 path.write_text(self._own(block.code), "utf-8")
                 self._run([sys.executable, path.name], block, output)
-            elif block.language == "js" and block.title:
+            elif block.language in {"js", "ruby"} and block.title:
                 (self._folder / block.title).write_text(self._own(block.code), "utf-8")
             elif block.language == "sh":
                 self._run_lines(block, output)
@@ -216,7 +216,7 @@ class Reader:
             self._run([sys.executable, "-c", f"import {Path(block.title).stem}"], block, None)
 
     def close(self) -> None:
-        """Stop what runs beside the page: Ctrl-C, then SIGKILL."""
+        """Stop the processes beside the page: Ctrl-C, then SIGKILL."""
         running = [process for process in self._beside.values() if process.is_running()]
         for process in running:
             process.interrupt()

@@ -1,14 +1,17 @@
-"""Checks the sentences of the documentation: ``python -m tools.prose``. Exit code 1: there is something to rewrite.
+"""Checks the sentences of the documentation and the code: ``python -m tools.prose``. Exit code 1: rewrite what it prints.
 
-Two rules are checked: a sentence has at most 25 words, and some words of the project's early shorthand are not used.
-Code, tables, headings and link targets do not count as sentences. `EXCEPTIONS` lists pages that are not held to the rules,
-each with its reason.
+Two rules are checked on pages: a sentence has at most 25 words, and some words of the project's early shorthand are not used.
+Code, tables, headings and link targets do not count as sentences. Docstrings and comments are only checked for `CODE_WORDS`.
+`EXCEPTIONS` lists the pages and folders that are not held to the rules, each with its reason.
 """
 
 from __future__ import annotations
 
+import ast
+import io
 import re
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +21,7 @@ LONGEST = 25
 """Words in a sentence."""
 EXCEPTIONS = {
     "docs/changelog.md": "it includes CHANGELOG.md, which is checked where it is",
+    "worqr/link/": "its comments have not been rewritten yet",
 }
 WORDS = (
     r"whoever",
@@ -48,6 +52,29 @@ WORDS = (
 )
 """Regular expressions, which match whole words in any case."""
 UNWANTED = re.compile(rf"\b(?:{'|'.join(WORDS)})\b", re.IGNORECASE)
+CODE = ("worqr", "tools", "benchmarks", "examples")
+"""Folders whose docstrings and comments are checked. Tests are not: their names and texts are older than the word list."""
+CODE_WORDS = (
+    r"whoever",
+    r"nobody",
+    r"somebody",
+    r"anybody",
+    r"everybody",
+    r"so long",
+    r"set aside",
+    r"is told",
+    r"are told",
+    r"is said to",
+    r"there it is",
+    r"its own business",
+    r"the same holds",
+    r"swept",
+    r"to be had",
+    r"has a say",
+    r"twice is harmless",
+)
+"""Words without a legitimate use in a docstring or comment. Names of keys and modules (``hungry``, ``sweeping``) are allowed."""
+UNWANTED_IN_CODE = re.compile(rf"\b(?:{'|'.join(CODE_WORDS)})\b", re.IGNORECASE)
 
 
 class Finding(NamedTuple):
@@ -79,6 +106,50 @@ def findings(page: Path, text: str) -> Iterator[Finding]:
             yield Finding(name, line, f"{count} words", sentence)
         for match in UNWANTED.finditer(re.sub(r"`[^`]*`", "", sentence)):
             yield Finding(name, line, f"unwanted: {match[0]!r}", sentence)
+
+
+def code_files() -> list[Path]:
+    """The Python and Lua files whose docstrings and comments are checked."""
+    found = [path for folder in CODE for kind in ("*.py", "*.lua") for path in (ROOT / folder).rglob(kind)]
+    return sorted(path for path in found if path.relative_to(ROOT) != Path("tools/prose.py"))
+
+
+def findings_in_code(file: Path, text: str) -> Iterator[Finding]:
+    """The unwanted words in the docstrings and comments of one file."""
+    name = file.relative_to(ROOT).as_posix()
+    for line, prose in comments(text) if file.suffix == ".lua" else docstrings(text):
+        plain = " ".join(re.sub(r"`[^`]*`", "", prose).split())
+        for match in UNWANTED_IN_CODE.finditer(plain):
+            near = plain[max(0, match.start() - 40) : match.end() + 40]
+            yield Finding(name, line, f"unwanted: {match[0]!r}", near.strip())
+
+
+def docstrings(text: str) -> Iterator[tuple[int, str]]:
+    """Every docstring and every block of comments of a Python file, with its first line."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    yield from _blocks((token.start[0], token.string[1:]) for token in tokens if token.type == tokenize.COMMENT)
+
+
+def comments(text: str) -> Iterator[tuple[int, str]]:
+    """Every block of comments of a Lua file, with its first line."""
+    lines = enumerate(text.splitlines(), start=1)
+    yield from _blocks((number, line.partition("--")[2]) for number, line in lines if "--" in line)
+
+
+def _blocks(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Join the texts of successive lines."""
+    start, last, kept = 0, -1, list[str]()
+    for number, text in lines:
+        if kept and number != last + 1:
+            yield start, " ".join(kept)
+            kept = []
+        start, last = start if kept else number, number
+        kept.append(text)
+    if kept:
+        yield start, " ".join(kept)
 
 
 def sentences(text: str) -> Iterator[tuple[int, str]]:
@@ -116,21 +187,30 @@ def _blank(match: re.Match[str]) -> str:
     return "\n" * match[0].count("\n")
 
 
+def is_excepted(path: Path) -> bool:
+    """True for a page, or a file in a folder, that is not held to the rules."""
+    return path.relative_to(ROOT).as_posix().startswith(tuple(EXCEPTIONS))
+
+
 def main(arguments: list[str]) -> int:
-    """Check the pages and folders that are named, or all; print what was found, and how many sentences there are."""
+    """Check the pages and folders that are named, or all pages and all code. Print the findings and the number of sentences."""
     named = [Path(name).resolve() for name in arguments]
     chosen = [page for path in named for page in (sorted(path.rglob("*.md")) if path.is_dir() else [path])] or pages()
-    checked = [page for page in chosen if page.relative_to(ROOT).as_posix() not in EXCEPTIONS]
+    checked = [page for page in chosen if not is_excepted(page)]
     found, total = list[Finding](), 0
     for page in checked:
         text = page.read_text("utf-8")
         found += findings(page, text)
         total += sum(1 for _ in sentences(text))
+    files = [] if named else [file for file in code_files() if not is_excepted(file)]
+    for file in files:
+        found += findings_in_code(file, file.read_text("utf-8"))
     for finding in found:
         print(finding)
     long = sum(1 for finding in found if finding.reason.endswith("words"))
     print(
-        f"{len(checked)} pages, {total} sentences, {long} with more than {LONGEST} words, {len(found) - long} unwanted words"
+        f"{len(checked)} pages, {total} sentences, {long} with more than {LONGEST} words, "
+        f"{len(files)} files of code, {len(found) - long} unwanted words"
     )
     return 1 if found else 0
 

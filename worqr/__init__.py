@@ -3,8 +3,8 @@
 Imports run one way: errors, call, lua, task, keys, policy, options (pure) <- ops <- link <- peer, job, queue <- mesh <- cli.
 Only `worqr.link` imports redis.
 
-A public name is imported when it is first asked for, so that who needs a part of worqr does not wait for all of it: a worker
-process, a command, a test that only wants the errors.
+A public name is imported when it is first used. So a worker process, a command or a test of errors imports only its part of
+worqr.
 """
 
 from importlib import import_module
@@ -82,7 +82,7 @@ _HOMES = {
     "worqr.thread_peer": "ThreadPeer",
     "worqr.timetable": "ScheduleOptions",
 }
-"""Where the public names come from."""
+"""The module of each public name."""
 
 __all__ = [
     "Aside",
@@ -151,7 +151,7 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name):
-        """The public name `name`; asked once for each."""
+        """Import the public name `name`; called once for each."""
         for home, names in _HOMES.items():
             if name in names.split():
                 value = globals()[name] = getattr(import_module(home), name)

@@ -1,4 +1,4 @@
-"""What was set aside: the failed tasks of a queue (the last `keep_failed`) and the broken ones (all)."""
+"""The dead-letter queue: the failed tasks of a queue (the last `keep_failed`) and the broken ones (all)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 Claims = list[tuple[QueueKeys, list[int]]]
-"""The claims under which tasks were set aside, by shard."""
+"""The claims under which tasks failed, by shard."""
 
 
 class Aside:
@@ -140,8 +140,8 @@ class Aside:
         return await self._client.sharding.of(self._keys)
 
     async def _find(self, ids: tuple[str, ...]) -> Claims:
-        """The entries of these ids. All are looked for in one request, so that twice the same id means two; and in all shards: it
-        may have failed when there were others.
+        """Return the entries of these ids. One request looks for all of them, so that the same id twice means two entries. It
+        searches all shards: the task may have failed when the queue had another number of shards.
         """
         names = [check_id(name, generated=True) for name in ids]
         if not names:
@@ -168,7 +168,7 @@ class Aside:
         if limit is not None:
             check_count(limit, "limit")
         shards = await self._shards()
-        bare = limit is None or len(shards) == 1  # else it takes their times to tell which are the newest
+        bare = limit is None or len(shards) == 1  # else their times are needed to find the newest
         found = [
             (keys, claim, int(record.get("at", 0)))
             for keys in shards

@@ -1,8 +1,8 @@
 """The producer's side for plain threads, where no event loop runs: Django, Flask, scripts. ``mesh.blocking``, ``fn.blocking``.
 
-Here: what blocks, around what is awaited elsewhere. A call runs the coroutine of the same name to its end in the calling thread,
-by the one link that all plain threads of the process share (`worqr.connecting`). What is sent through a function goes through
-``mesh.sender`` as ever. There is no second client, and nothing here talks to the server itself.
+This module wraps coroutines of other modules. A call runs the coroutine of the same name to its end in the calling thread. All
+plain threads of the process share one link (`worqr.connecting`). Calls of a function are sent by the client's sender,
+as from a coroutine. There is no second client, and nothing here talks to the server itself.
 """
 
 from __future__ import annotations
@@ -306,10 +306,10 @@ class BlockingFunction(Generic[P, R]):
         client = declared.home()
         return BlockingJob(client, Job(client, declared.keys(), check_id(id, generated=True), results=declared.results))
 
-    if not TYPE_CHECKING:  # a type checker knows all attributes that there are
+    if not TYPE_CHECKING:  # a type checker knows all attributes
 
         def __getattr__(self, name: str) -> Any:
-            """Asked only for what is not there."""
+            """Called only for a missing attribute."""
             hint = f"use `{{fn}}.blocking.{'options(delay=60).dispatch' if name == 'apply_async' else 'enqueue'}(...)`"
             raise AttributeError(
                 no_such_method("BlockingFunction", self._declared.name, name, dict.fromkeys(CALLS, hint))

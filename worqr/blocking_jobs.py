@@ -30,7 +30,7 @@ class BlockingJob(Generic[R]):
         return f"<BlockingJob {self.id!r} of {self.queue!r}>"
 
     def __eq__(self, other: object) -> bool:
-        """The same id on the same queue of the same mesh, whichever dispatch."""
+        """True for the same id on the same queue of the same mesh, whatever the dispatch."""
         if not isinstance(other, BlockingJob):
             return NotImplemented
         theirs: BlockingJob[Any] = other  # pyright: ignore[reportUnknownVariableType]
@@ -109,6 +109,6 @@ def run_coroutine(client: Client, coroutine: Coroutine[Any, Any, R]) -> R:
     try:
         return client.connections.drive(client, coroutine)
     except (Duplicate, NotReplicated) as error:
-        if error.job is not None:  # a thread could do nothing with the other kind
+        if error.job is not None:  # replace the async handle, which a thread could not use
             error.job = BlockingJob(client, cast("Job[Any]", error.job))
         raise

@@ -1,4 +1,4 @@
-"""`async_block`: a context manager for ``async with`` that says so when it is used in another way."""
+"""`async_block`: a context manager for ``async with`` that raises a helpful error when it is used in another way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels to the server: one script call as data. Pure; `ops` builds these, the link sends them."""
+"""One script call as data. Pure; `ops` builds these calls, the link sends them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Argument = bytes | str | int
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Merge(Generic[T_co]):
-    """How a call becomes one with others of its kind on the same base, which wait at the same time.
+    """How a call is joined with others of its kind on the same base that wait at the same time.
 
     Attributes:
         items: how much of one request's limit it takes.
         join: makes one call of many; calls with the same function may be joined.
-        share: what this call's caller is answered when the joined call succeeded. Its error is everybody's.
-        pick: where there is no fixed answer: takes it out of the joined call's value, from the place behind so many items.
+        share: the value for this call's caller when the joined call succeeded. If that fails, all callers get its error.
+        pick: if that value is not fixed: takes it from the joined call's value, at the position after that many items.
     """
 
     items: int
@@ -32,18 +32,18 @@ class Merge(Generic[T_co]):
 
 @dataclass(slots=True, eq=False)
 class Call(Generic[T_co]):
-    """One call of one script, checked and ready to be packed. Set once; not frozen, because that makes it twice as dear.
+    """One call of one script, checked and ready to be packed. Set once; not frozen, because that would double its cost.
 
     Attributes:
-        script: what runs.
-        base: the stem all its keys share with their hash tag (``worqr:{Q1}`` or ``{worqr}``); numbers are counted per base.
-        keys: the script's KEYS. A numbered call gets ``{base}:producer:{producer id}`` put in front by the link.
-        args: the script's ARGV. A numbered call gets its number and the lowest unanswered number put in front by the link.
-        read: turns the reply (an array whose first item is a word) into the value; raises a WorqrError for a refusal.
+        script: the script to run.
+        base: the prefix that all its keys share, with their hash tag (``worqr:{Q1}`` or ``{worqr}``); numbers count per base.
+        keys: the script's KEYS. The link puts ``{base}:producer:{producer id}`` in front of those of a numbered call.
+        args: the script's ARGV. The link puts the call's number and the lowest unanswered number in front for a numbered call.
+        read: turns the reply (an array whose first item is a status word) into the value; raises a WorqrError for a refusal.
         numbered: carries (producer, number), so that a resend gets the stored reply instead of a second effect.
-        size: bytes of payload among the arguments, about; for the link's limit on a batch.
-        merge: set if it may be joined with others of as many `replicas` before it is first written.
-        replicas: how many replicas must have what it wrote before it counts as answered. It must write, also when it is resent.
+        size: approximate bytes of payload among the arguments; for the link's limit on a batch.
+        merge: set if the call may be joined with others of the same `replicas` before it is first written.
+        replicas: how many replicas must have its writes before it counts as answered. It must write, also when it is resent.
     """
 
     script: Script

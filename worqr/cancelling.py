@@ -1,4 +1,4 @@
-"""Cancelling as producers and operators do it: ask, and wait for the acknowledgement of what ran.
+"""Cancelling as producers and operators do it: request it, and wait until the running tasks have acknowledged it.
 
 How a peer learns of it is in `peer.cancelling`.
 """
@@ -17,11 +17,11 @@ from worqr.ops import MAX_ITEMS, Cancelled
 from worqr.records import CancelCount
 
 Step = Callable[[QueueKeys, Cancelled | None], Awaitable[Cancelled]]
-"""One request of a cancel to one shard, from where the last one ended."""
+"""One request of a cancel to one shard, from the end of the previous request on."""
 
 
 class _Marked:
-    """What was cancelled in one shard while it ran, and what of it has ended."""
+    """The claims that were cancelled in one shard while they ran, and those of them that have ended."""
 
     def __init__(self, keys: QueueKeys, news: News) -> None:
         self.keys = keys
@@ -35,7 +35,7 @@ class _Marked:
             self._news.tell()
 
     async def look(self, link: Link) -> None:
-        """Messages get lost: whose mark is gone has ended."""
+        """Check the marks, because messages may get lost: a claim without its mark has ended."""
         if self.claims <= self.settled:
             return
         ordered = sorted(self.claims - self.settled)
@@ -46,7 +46,7 @@ class _Marked:
 
 
 async def cancel_and_wait(link: Link, shards: Iterable[QueueKeys], step: Step, wait: float) -> CancelCount:
-    """Cancel in all of these shards, and wait up to `wait` seconds until those that ran have ended."""
+    """Cancel in all of these shards, and wait up to `wait` seconds until the running tasks have ended."""
     news = News(link)
     places = [_Marked(keys, news) for keys in shards]
     async with AsyncExitStack() as stack:
@@ -65,7 +65,7 @@ async def cancel_and_wait(link: Link, shards: Iterable[QueueKeys], step: Step, w
 
 
 async def _all_steps(step: Callable[[Cancelled | None], Awaitable[Cancelled]], claims: set[int]) -> int:
-    """Cancel until there is no more: how many waited; `claims` get those that were marked."""
+    """Repeat the cancel until there is no more; return how many waited. `claims` gets those that were marked."""
     waiting, last = 0, None
     while last is None or last.more:
         last = await step(last)

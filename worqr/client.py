@@ -1,7 +1,7 @@
 """`Client`: how the objects of one mesh reach its server.
 
-A `Mesh` has one, and gives it to its queues, jobs, functions and peers. Users do not see it: what they may use is on `Mesh`. The
-client owns the connections, the sender, and the numbers of shards that this program declared. The settings are those of the mesh.
+A `Mesh` has one, and passes it to its queues, jobs, functions and peers. It is internal: `Mesh` has the public methods. The
+client owns the connections, the sender, and the numbers of shards that this program declared. The mesh has the settings.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Client:
         settings: the settings of the mesh.
         connections: the connection of each running loop, and that of plain threads.
         sender: sends the calls of functions.
-        onlooker: a test that is told of each run that did not simply return; else None.
+        onlooker: a test's callback for each run that did not return normally; else None.
         declared_shards: how many shards this program declared for a queue, by the queue's name.
     """
 
@@ -101,7 +101,7 @@ class Client:
     def replaced(
         self, *, sender: Sender, connections: Connections, onlooker: Onlooker | None = None
     ) -> Generator[None]:
-        """Use another sender and other connections for the length of a block. For tests, while nothing is connected."""
+        """Use another sender and other connections for the length of a block. For tests, while the mesh is not connected."""
         own = self.sender, self.connections, self.onlooker
         self.sender, self.connections, self.onlooker = sender, connections, onlooker
         try:

@@ -1,5 +1,6 @@
-"""The links of one mesh: one per running loop, Trio's or asyncio's, counted, so that nested and parallel connections share it,
-and one for plain threads.
+"""The links of one mesh: one per running loop, Trio's or asyncio's, and one for plain threads.
+
+A link of a loop is counted, so that nested and parallel connections share it.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Connection:
     noted: Noted = field(default_factory=Noted)
 
     def note(self, settings: Settings, queue: str) -> None:
-        """Note the queue's name in the server, now and then."""
+        """Store the queue's name on the server, from time to time."""
         if time.monotonic() < self.noted.until.get(queue, 0.0):  # at each enqueue: without the cost of a call
             return
         if self.noted.is_due(queue):
@@ -93,7 +94,7 @@ class Connections:
 
     @property
     def any(self) -> bool:
-        """True while some loop is connected."""
+        """True while a loop is connected."""
         return bool(self._by_loop)
 
     def here(self) -> Connection:
@@ -154,7 +155,7 @@ class Connections:
                 await _release(connection.server)
 
     async def _make(self, client: Client, loop: object) -> Connection:
-        """The connection of this loop, made now; the embedded server, if that is meant, runs as long as it."""
+        """Make the connection of this loop; an embedded server, if the URL requests one, runs as long as it."""
         self._end_left_behind()
         url = _url(client)
         server: AbstractContextManager[EmbeddedServer] | None = None
@@ -207,20 +208,20 @@ class Connections:
         return connection
 
     def forget(self) -> None:
-        """In a forked child: the connections are the parent's. Even a request that fails would wait for a lock of Trio's that
-        a thread of the parent may have held.
+        """In a forked child: the connections are the parent's. Even a request that fails would wait for a lock of Trio's that a
+        thread of the parent may have held.
         """
         self._of_parents |= self._by_loop
         self._by_loop.clear()
         self.of_threads.forget()
 
     def new_link(self, settings: LinkSettings) -> Link:
-        """A link, not started, of the running loop or else of plain threads. A test's may be another one."""
+        """Return a link that is not started, for the running loop or else for plain threads. Tests may replace it."""
         return Link(settings, driver_here())
 
 
 def check_trio(what: str) -> None:
-    """UsageError where Trio does not run: a peer needs it."""
+    """Raise UsageError where Trio does not run: a peer needs it."""
     if loop_name_here() != "Trio":
         raise UsageError(
             f"{what} needs a running Trio loop, as inside trio.run(...): anywhere else, under asyncio or where no loop runs, use "
@@ -246,7 +247,7 @@ class SharedConnection:
         self._end: weakref.finalize[[Connection], SharedConnection] | None = None
 
     def get(self, client: Client, new_link: Callable[[LinkSettings], Link]) -> Connection:
-        """The connection. As long as it never stood, this waits for it.
+        """The connection. Until it was connected for the first time, this waits for it.
 
         Raises: as ``Mesh.connect``.
         """
@@ -288,7 +289,7 @@ class SharedConnection:
             end()
 
     def forget(self) -> None:
-        """In a forked child: it is the parent's, whose end shall be no business of ours."""
+        """In a forked child: the connection is the parent's, and its end must not affect the parent."""
         if self._end is not None:
             self._end.detach()
         if self._connection is not None:
@@ -299,7 +300,7 @@ class SharedConnection:
 
 _all_connections: weakref.WeakSet[Connections] = weakref.WeakSet()
 _of_parents: list[object] = []
-"""Embedded servers of the parent that a forked child must keep alive: to release one takes a lock that may be held for ever."""
+"""Embedded servers of the parent that a forked child must keep alive: releasing one takes a lock that may never be released."""
 
 
 def _after_fork_in_child() -> None:
@@ -334,7 +335,7 @@ def _url(client: Client) -> str:
 
 
 def _source(client: Client) -> str:
-    """Where the URL comes from, for messages."""
+    """The origin of the URL, for messages."""
     if client.settings.url:
         return GIVEN
     return next((name for name in ("WORQR_URL", "REDIS_URL") if os.environ.get(name)), DEFAULT)
@@ -358,7 +359,7 @@ def _settings(client: Client, url: str) -> LinkSettings:
 
 
 async def _start(server: AbstractContextManager[EmbeddedServer]) -> str:
-    """Enter the embedded server; answers its URL. When cancelled, let go of it again."""
+    """Enter the embedded server; return its URL. If cancelled, release it again."""
     started: list[EmbeddedServer] = []
     try:
         await driver_here().in_thread(lambda: started.append(server.__enter__()))

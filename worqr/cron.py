@@ -1,12 +1,12 @@
-"""Schedules: when something is to be enqueued, and what is done about firings that were missed or overlap.
+"""Schedules: when a firing is due, and what happens to firings that were missed or overlap.
 
-No I/O and no clock. A `Definition` is a schedule as it lies in the registry; a `Plan` is one made ready to be asked for its
-firings. A firing is its nominal time: whole milliseconds since the epoch, the same for every peer. How an application
-declares schedules is in `worqr.timetable`, who fires them in `worqr.peer.ticking`.
+No I/O and no clock. A `Definition` is a schedule as stored in the registry; a `Plan` is one that can compute its firings. A
+firing is its nominal time: whole milliseconds since the epoch, the same for every peer. `worqr.timetable` declares the
+schedules of an application, `worqr.peer.ticking` fires them.
 
-A cron expression means local time of its zone. A local time that does not exist (clocks go forward) fires at the next one
-that does, once however many it stands for; one that exists twice fires at the first. Only an expression for every hour of
-the day follows real time, as in Debian's cron: it fires in both of the hours that the clock shows twice.
+A cron expression means local time of its zone. If a local time does not exist (clocks go forward), the next existing time fires
+instead, once for all of the skipped times. A local time that exists twice fires the first time. Only an expression for every
+hour of the day follows real time, as in Debian's cron: it fires in both of the hours that the clock shows twice.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import msgspec
 from worqr.errors import UsageError, did_you_mean
 
 ON_TIME_MS: Final = 10_000
-"""A firing this late is still on time: the leader may have changed, which takes less. Older ones were missed."""
+"""A firing this late is still on time: a change of the leader takes less. Older ones were missed."""
 AHEAD_MS: Final = 60_000
-"""A cursor this far ahead of the server's clock waits for it. One further ahead was noted by a wrong clock, and counts as now."""
+"""A cursor this far ahead of the server's clock waits for it. A cursor further ahead is from a wrong clock, and counts as now."""
 
 _MINUTE: Final = timedelta(minutes=1)
 _EVERY_HOUR: Final = set(range(24))
@@ -34,14 +34,14 @@ Overlap = Literal["skip", "queue", "cancel"]
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One schedule as it lies in the registry.
+    """One schedule as stored in the registry.
 
-    What is unknown is refused rather than ignored: a leader of an older version must not tick what it half understands.
+    Unknown fields are refused rather than ignored: an older leader must not tick a schedule that it knows only in part.
     Defaults are left out, so that a version that adds a field does not change the definitions of the one before.
 
     Attributes:
         cron: the expression, or empty; then `every_ms` is the period.
-        misfire: how many missed firings are made up for.
+        misfire: how many missed firings are caught up.
     """
 
     name: str
@@ -56,16 +56,16 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @property
     def job(self) -> str:
-        """The id of the job that each of its firings is; `fire_schedule` makes the same."""
+        """The id of the job that each of its firings is; `fire_schedule` builds the same id."""
         return f"cron:{self.name}"
 
     def encode(self) -> bytes:
-        """As it lies in the registry: equal definitions are equal bytes."""
+        """Encode it for the registry: equal definitions are equal bytes."""
         return msgspec.json.encode(self)
 
     @staticmethod
     def decode(blob: bytes) -> Definition:
-        """What `encode` wrote. Raises UsageError for what another version may have meant."""
+        """Decode the output of `encode`. Raises UsageError for fields of another version."""
         try:
             return msgspec.json.decode(blob, type=Definition)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -96,11 +96,11 @@ def ms_of(when: datetime) -> int:
     return (when - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
 
 
-# When
+# Times
 
 
 class Plan:
-    """A definition that can be asked for its firings. Set once.
+    """A definition that can compute its firings. Set once.
 
     Raises:
         UsageError: the expression or the zone is wrong, or the extra ``cron`` is missing.
@@ -114,7 +114,7 @@ class Plan:
             self._zone = _zone(definition.timezone)
             hours = self._new_cron(definition.cron, datetime(2000, 1, 1)).hours
             minute, _, rest = definition.cron.split(" ", 2)
-            # With a star, cronsim goes by real time, whatever the other fields are.
+            # With a star, cronsim follows real time, whatever the other fields are.
             self._real_time = f"{minute} * {rest}" if hours == _EVERY_HOUR and self._zone is not UTC else ""
 
     def next_after(self, ms: int) -> int:
@@ -149,14 +149,14 @@ class Plan:
             window *= 8
 
     def _first_local(self, now: datetime) -> datetime:
-        """The first later than `now` that the expression names in local time."""
+        """The first time after `now` that the expression names in local time."""
         for local in self._new_cron(self.definition.cron, now.astimezone(self._zone).replace(tzinfo=None)):
             if (moment := _moment(local, self._zone)) > now:
                 return moment
         raise UsageError(f"cron expression {self.definition.cron!r} never fires")
 
     def _first_real(self, now: datetime) -> datetime:
-        """The first later than `now` at which the clock shows what the expression names, also for the second time."""
+        """The first time after `now` at which the clock shows what the expression names, also for the second time."""
         for moment in self._new_cron(self._real_time, now.astimezone(self._zone)):
             if (real := moment.astimezone(UTC)) > now:
                 return real
@@ -164,7 +164,7 @@ class Plan:
 
 
 def _moment(local: datetime, zone: tzinfo) -> datetime:
-    """When the clock shows `local` for the first time; if it never does, when it shows the next time that exists."""
+    """The first moment at which the clock shows `local`; if it never does, that of the next existing time."""
     while True:
         moment = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
         if moment.astimezone(zone).replace(tzinfo=None) == local:
@@ -174,13 +174,13 @@ def _moment(local: datetime, zone: tzinfo) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a leader does about the time since it last looked.
+    """The leader's decision about the time since it last looked.
 
     Attributes:
         fire: the firings to enqueue, oldest first.
-        cursor: up to which firing all has been judged.
+        cursor: up to which firing all were judged.
         missed: how many were not on time, at least; `made_up` of them are in `fire`.
-        next: the first firing that is still to come.
+        next: the first future firing.
     """
 
     fire: list[int]
@@ -193,9 +193,9 @@ class Verdict:
 def judge(plan: Plan, cursor: int, now: int) -> Verdict:
     """Decide which of the firings later than `cursor` and not later than `now` are enqueued; by the server's clock, in ms.
 
-    A cursor up to `AHEAD_MS` ahead of `now` stays: nothing fires until the clock has caught up, so nothing fires twice. A cursor
-    further ahead is set to `now`. The clock was wrong before, or it is now: firings that the clock shows for the second time
-    are enqueued for the second time.
+    A cursor up to `AHEAD_MS` ahead of `now` stays: nothing fires until the clock has caught up, so nothing fires twice. A
+    cursor further ahead is set to `now`. The clock was wrong before, or it is now: firings that the clock shows for the second
+    time are enqueued for the second time.
     """
     if cursor > now + AHEAD_MS:
         cursor = now
@@ -227,7 +227,7 @@ def jitter_ms(definition: Definition, nominal: int) -> int:
 
 
 class _Cron(Protocol):
-    """As much of cronsim as is used."""
+    """The part of cronsim that is used."""
 
     hours: set[int]
 
@@ -235,7 +235,7 @@ class _Cron(Protocol):
 
 
 def _cron(expression: str) -> Callable[[str, datetime], _Cron]:
-    """What makes an iterator over firings; it was tried on `expression`."""
+    """The factory of iterators over firings; it was tried on `expression`."""
     try:
         from cronsim import CronSim, CronSimError
     except ImportError:

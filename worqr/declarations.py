@@ -1,7 +1,7 @@
 """`Declarations`: the functions and schedules of one registry.
 
-A `Registry` has one; users do not see it. It checks that names are unique, passes what is declared on to the mesh that includes
-the registry, and tells the peers that have joined already. Nothing is sent.
+A `Registry` has one; users do not see it. It checks that names are unique, passes the declarations on to the mesh that includes
+the registry, and notifies the peers that have joined already. Nothing is sent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Declarations:
     Attributes:
         functions: the functions by name.
         schedules: the schedules by name.
-        client: that of the mesh that this is part of; None until a mesh includes the registry.
+        client: that of the mesh that includes this registry; None until a mesh does.
     """
 
     def __init__(self, client: Client | None = None) -> None:
@@ -49,7 +49,7 @@ class Declarations:
     # Functions
 
     def add(self, function: Function[..., Any]) -> None:
-        """Take in a function.
+        """Add a function.
 
         Raises:
             UsageError: A name is taken, here or in a registry that includes this one.
@@ -60,7 +60,7 @@ class Declarations:
         self._adopt(function)
 
     def _forget_older(self, name: str, fn: Callable[..., Any]) -> None:
-        """Make room for a function that is defined anew, here and wherever the older one was included."""
+        """Remove a function that is defined anew, here and wherever the older one was included."""
         older = self.functions.get(name)
         if older is None or not _is_defined_anew(declared_of(older).fn, fn):
             return
@@ -71,7 +71,7 @@ class Declarations:
             at = at._home[0] if at._home is not None else None
 
     def _forget(self, name: str, queue: str) -> None:
-        """Forget a function, and the schedules of its queue."""
+        """Remove a function, and the schedules of its queue."""
         del self.functions[name]
         self._names = {each: of for each, of in self._names.items() if of != name}
         for each in [each for each, one in self.schedules.items() if one.queue in {name, queue}]:
@@ -130,7 +130,7 @@ class Declarations:
     # Including
 
     def include(self, other: Declarations, prefix: str) -> None:
-        """Take in all of `other`, now and later, with `prefix` in front of the names.
+        """Add all declarations of `other`, now and later, with `prefix` in front of the names.
 
         Raises:
             UsageError: `other` is a mesh's or is included already; or a name is taken. Nothing is changed.

@@ -72,7 +72,7 @@ async def dispatched(
 def handle_of(
     client: Client, queue: QueueKeys, done: Dispatched, results: Results | None = None, *, at: QueueKeys | None = None
 ) -> Job[Any]:
-    """Return the handle of one dispatched job, which lies in the shard `at`.
+    """Return the handle of one dispatched job, which is stored in the shard `at`.
 
     Raises:
         QueueFull: The queue is at its `max_length`.

@@ -1,12 +1,12 @@
-"""A private server for tests, demos and single machines: started here, gone with the process that started it.
+"""A private server for tests, demos and single machines: it ends with the process that started it.
 
-What lives here: finding a server program, starting it on a unix socket in a folder of its own, and ending it. What must
-not: anything about tasks. This module speaks just enough of the server's protocol to see that it answers.
+This module finds a server program, starts it on a unix socket in a folder of its own, and ends it. It has no code about tasks.
+It uses just enough of the server's protocol to check that the server replies.
 
-How it dies with its parent: the server is the child of a small `sh` that holds the reading end of a pipe, the *leash*.
-Nobody ever writes to it. When the process that holds the other end closes it, or ends in whatever way, SIGKILL
-included, the shell reads the end of the file, kills the server and removes its folder. (Linux's PR_SET_PDEATHSIG would
-be wrong here: it fires when the *thread* that forked ends, and macOS does not have it.)
+How the server ends with its parent: it is the child of a small `sh` that holds the reading end of a pipe, the *leash*. No
+process writes to the pipe. The process that holds the other end closes it, or ends for any reason (SIGKILL included). Then the
+shell reads the end of the file, kills the server and removes its folder. (Linux's PR_SET_PDEATHSIG would be wrong here: it
+fires when the *thread* that forked ends, and macOS does not have it.)
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SOCKET_PATH_LIMIT = 100
 """Longest path of a unix socket, in bytes: macOS has room for 104 with the final NUL, Linux for 108."""
 
 START_WITHIN = 30.0
-"""Seconds until a server has to answer; it starts in milliseconds, but may have an append-only file to load."""
+"""Seconds within which a server has to reply; it starts in milliseconds, but may have an append-only file to load."""
 
 LOG_LINES = 8
 """How much of its log is shown when a server does not start."""
@@ -93,12 +93,12 @@ class EmbeddedServer:
         appendonly: keep the data in an append-only file in `dir`.
         dir: an existing folder for the server's files, which is left alone on leaving; None: the private folder.
         socket: path of the unix socket, at most 100 bytes; None: in the private folder.
-        program: the server to start; None: whatever `find_server` finds.
+        program: the server to start; None: the one that `find_server` finds.
         settings: more of the server's settings, by their names in its configuration file.
 
     Raises:
         UsageError: `socket` is too long; on entering: no server program is installed, or it was entered before.
-        Unavailable: on entering: the server ended at once, or did not answer; the message has the end of its log.
+        Unavailable: on entering: the server ended at once, or did not reply; the message has the end of its log.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class EmbeddedServer:
 
     @property
     def log(self) -> str:
-        """What the server has logged so far."""
+        """The server's log so far."""
         return self._started().log()
 
     def __enter__(self) -> Self:
@@ -199,7 +199,7 @@ class _Running:
         self._keeper: subprocess.Popen[bytes] | None = None  # set once
 
     def start(self, within: float) -> None:
-        """Start the server and block until it answers; it may have data to load before."""
+        """Start the server and block until it replies; it may have data to load before."""
         hold, self._leash = os.pipe()
         _leashes.add(self)
         _let_go_in_forks()
@@ -210,7 +210,7 @@ class _Running:
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 env={**os.environ, "LC_ALL": "C"},  # Redis 7.2 refuses to start in a locale that is not installed
-                start_new_session=True,  # Ctrl-C is the application's; it needs the server to give its tasks back
+                start_new_session=True,  # Ctrl-C must reach the application only, which needs the server to give its tasks back
             )
         finally:
             os.close(hold)
@@ -241,7 +241,7 @@ class _Running:
         return os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0).decode("utf-8", "replace")
 
     def stop(self) -> None:
-        """Let go of the leash and wait until server and folder are gone. In a forked child, nothing."""
+        """Close the leash and wait until server and folder are gone. In a forked child, do nothing."""
         if self._owner != os.getpid() or self._log.closed:
             return
         self.let_go()
@@ -258,7 +258,7 @@ class _Running:
 
 
 _leashes: set[_Running] = set()
-"""The servers of this process. A forked child must let go of their leashes, or the servers would live as long as it."""
+"""The servers of this process. A forked child must close its copies of their leashes, or it would keep the servers running."""
 
 
 @cache
@@ -271,7 +271,7 @@ def _let_go_in_forks() -> None:
 
 
 def _private_folder() -> Path:
-    """A new folder of mode 0700 whose path leaves room for a socket: a long TMPDIR gives way to /tmp."""
+    """A new folder of mode 0700 whose path is short enough for a socket: with a long TMPDIR it is in /tmp."""
     folder = tempfile.mkdtemp(prefix="worqr-")
     if len(os.fsencode(folder)) + len("/s") > SOCKET_PATH_LIMIT:
         os.rmdir(folder)
@@ -288,7 +288,7 @@ def _answers(path: str) -> bool:
             answer = probe.recv(64)
         except OSError:
             return False
-    # A server that wants a password answers as well: it is the application that has to know it.
+    # A server that requires a password counts as running too: the application has to know the password.
     return answer.startswith((b"+PONG", b"-NOAUTH"))
 
 
@@ -311,7 +311,7 @@ async def open_embedded(
 
 
 class _Shared:
-    """The one server of a process, and how many hold it. Changed only under the lock."""
+    """The one server of a process, and its number of users. Changed only under the lock."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -320,13 +320,13 @@ class _Shared:
 
 
 _shared: dict[int, _Shared] = {}
-"""By process id: a forked child begins with nothing of its own."""
+"""By process id: a forked child starts without a server."""
 _of_parent: list[str] = []
 """The URL of the server that a worker process shares with its parent."""
 
 
 def use_embedded(url: str | None) -> None:
-    """Let this process use its parent's server for ``embedded:``, so that what it enqueues is found; None: one of its own."""
+    """Let this process use its parent's server for ``embedded:``, so that its tasks are found; None: one of its own."""
     _of_parent[:] = [] if url is None else [url]
 
 
@@ -336,7 +336,7 @@ def server_of_parent() -> str | None:
 
 
 def embedded_url() -> str | None:
-    """The URL of the server that is behind ``embedded:`` now, here or in the parent; None: there is none."""
+    """The URL of the server behind ``embedded:`` now, of this process or its parent; None: there is none."""
     shared = _shared.get(os.getpid())
     if _of_parent or shared is None:
         return server_of_parent()
@@ -346,9 +346,9 @@ def embedded_url() -> str | None:
 
 @contextmanager
 def shared_server() -> Generator[EmbeddedServer]:
-    """The server behind ``Mesh("embedded:")``: one per process, from the first who enters to the last who leaves.
+    """The server behind ``Mesh("embedded:")``: one per process, from the first that enters to the last that leaves.
 
-    Entering it first, and leaving it last, blocks for some ten milliseconds.
+    The first entry and the last exit block for some ten milliseconds.
     """
     shared = _shared.setdefault(os.getpid(), _Shared())
     with shared.lock:

@@ -108,7 +108,7 @@ class NoResult(WorqrError):
 class ResultTimeout(WorqrError, TimeoutError):
     """The job has not ended within `timeout` seconds. Ask again later. It is also a `TimeoutError`.
 
-    The attributes are None if the server did not tell in time, and with ``timeout=0``.
+    The attributes are None if the server did not reply in time, and with ``timeout=0``.
 
     Attributes:
         state: The state of the job, as in `Status`.
@@ -173,7 +173,7 @@ class WorqrBug(WorqrError):
 
 
 def note_reply(error: NotReplicated, reply: object) -> None:
-    """Keep the reply that the request had, in its error: what was stored is stored."""
+    """Keep the request's own reply in its error: the data is stored."""
     error._reply = reply  # pyright: ignore[reportPrivateUsage]
 
 

@@ -94,7 +94,7 @@ class _Reader:
 
 @asynccontextmanager
 async def events_of(client: Client, queue: QueueKeys) -> AsyncGenerator[AsyncIterator[Event]]:
-    """What happens to a queue, all of its shards."""
+    """The events of a queue, all of its shards."""
     link = client.link
     latest = Latest[Event](link, BUFFERED)
     async with AsyncExitStack() as stack:
@@ -131,7 +131,7 @@ class _Looking(AsyncIterator[ConnectionEvent]):
 
 @asynccontextmanager
 async def connection_events_of(client: Client) -> AsyncGenerator[AsyncIterator[ConnectionEvent]]:
-    """What happens to the connection of the running loop, beginning with the servers that are lost already."""
+    """The connection events of the running loop; first, one for each server that is lost already."""
     link = client.link
     latest = Latest[ConnectionEvent](link, BUFFERED)
 

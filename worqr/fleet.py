@@ -1,7 +1,6 @@
-"""The workers of a mesh, as an operator sees them: who is registered, and how one is evicted; and whether the server is there.
-`Mesh` is a `Fleet`.
+"""The workers of a mesh as an operator sees them: list them, evict one, and watch the connection to the server.
 
-How a worker registers, and how the leader finds out by itself who is dead, is in `peer.membership` and `peer.leading`.
+`Mesh` is a `Fleet`. `peer.membership` registers workers, and `peer.leading` finds dead ones.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ async def _sweep(link: Link, registry: RegistryKeys, worker: str) -> None:
 
 
 def _unknown(worker: str, known: list[str]) -> str:
-    """Why `worker` cannot be evicted, and who may have been meant."""
+    """The reason why `worker` cannot be evicted, with a suggestion."""
     near = [each for each in known if each.startswith(worker)] or difflib.get_close_matches(worker, known, NEAREST, 0.3)
     there = "`mesh.workers()` and `worqr workers` list those that are registered" if known else "none is registered"
     if near:

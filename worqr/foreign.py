@@ -1,7 +1,7 @@
-"""What people know from other task queues, and how worqr does the same thing. Pure: for the texts of errors only.
+"""Names from other task queues, and what worqr calls the same thing. Pure: only for the texts of errors.
 
-Celery, RQ, arq, Dramatiq, taskiq and SAQ taught people these words. A name that is here is answered with the spelling that
-works; a typing mistake is answered by `did_you_mean`.
+Users know these names from Celery, RQ, arq, Dramatiq, taskiq and SAQ. An error about such a name shows the spelling that works;
+for a typing mistake, `did_you_mean` has a suggestion.
 """
 
 from __future__ import annotations

@@ -66,12 +66,12 @@ class Call(Generic[R_co]):
 
     @property
     def _results(self) -> Results | None:
-        """What is known of its result; None of a function that lives elsewhere."""
+        """The codec of its result; None for a function that is declared in another program."""
         return None if self._declared is None else self._declared.results
 
 
 def named_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], max_payload: int) -> Call[Any]:
-    """A call of a function that lives elsewhere, of which nothing is known but its name.
+    """A call of a function that is declared in another program: only its name is known.
 
     Raises:
         UsageError: a bad name, arguments that JSON cannot carry, or positional ones, which only the function can name.
@@ -94,7 +94,7 @@ def named_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], max_pay
 
 
 class Declared:
-    """What all handles of one function share. Changed only while an application is imported.
+    """The data that all handles of one function share. Changed only while an application is imported.
 
     Attributes:
         name: the function's, and its queue's; with the prefixes under which its registry was included.
@@ -237,7 +237,7 @@ class Bound(Generic[P, R]):
     if not TYPE_CHECKING:  # a type checker knows all attributes that there are
 
         def __getattr__(self, name: str) -> Any:
-            """Asked only for what is not there."""
+            """Called only for a missing attribute."""
             raise AttributeError(no_such_method("Bound", _name_in(self), name, _OPTIONS_MAKE_A_JOB))
 
 
@@ -261,7 +261,7 @@ class Function(Bound[P, R]):
     def __init__(self, declared: Declared) -> None:
         functools.update_wrapper(cast("Any", self), declared.fn)
         for name in [name for name in vars(self) if not name.startswith("__") and hasattr(type(self), name)]:
-            del vars(self)[name]  # its `dispatch` (of a singledispatch, say) would stand in front of ours
+            del vars(self)[name]  # its `dispatch` (of a singledispatch, for example) would hide ours
         super().__init__(declared, declared.defaults)
         self.__worqr_handler__: Callable[[bytes], Any] = declared.handler
 
@@ -271,7 +271,7 @@ class Function(Bound[P, R]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Asked only for what is not there."""
+            """Called only for a missing attribute."""
             raise AttributeError(no_such_method(type(self).__name__, _name_in(self), name))
 
     @property

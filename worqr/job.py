@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 Outcome = Literal["created", "updated", "blocked", "unchanged"]
-"""What became of a dispatch: a new job; a change of the one with its id; blocked, until the run of that id ends; nothing."""
+"""The outcome of a dispatch: a new job; a change of the job with its id; blocked, until the run of that id ends; nothing."""
 
 ENDED = frozenset({"finished", "failed", "cancelled", "gone"})
 
 LAST_LOOK: Final = 2.0
-"""Seconds that `ResultTimeout` waits for what it says about the job."""
+"""Seconds for which `ResultTimeout` waits for the job's state."""
 LONGEST_ERROR: Final = 200
 """Characters of the last error in the message of `ResultTimeout`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What a producer knows of the results of a function: how they decode, from a kind and bytes, and whether they are kept."""
+    """What a producer knows about a function's results: how to decode a kind and bytes, and whether they are kept."""
 
     decode: Callable[[str, bytes], Any]
     kept: bool
@@ -87,7 +87,7 @@ class Job(Generic[R]):
         self._at = at
 
     async def _place(self) -> QueueKeys:
-        """The shard in which it lies: where it was dispatched to; else its id says so."""
+        """The shard that stores it: the shard of its dispatch; without a dispatch, the id determines it."""
         return self._at or await self._client.sharding.by_id(self._keys, self.id)
 
     def __repr__(self) -> str:
@@ -158,7 +158,7 @@ class Job(Generic[R]):
         return False
 
     async def _timed_out(self, patience: float) -> ResultTimeout:
-        """The error that says what keeps the job, as far as the server says so now."""
+        """The error that says why the job has not ended, if the server replies in time."""
         texts: list[str] = []
         facts: dict[str, Any] = {}
         if patience > 0:

@@ -1,8 +1,8 @@
 """Every key and channel of a mesh: name, type, lifetime. Nothing else in Python spells a key.
 
-All keys of a queue share the hash tag ``{queue}``, all registry keys the tag ``{prefix}``, so that on a Redis Cluster each
-script touches one slot. Names are never parsed back out of keys. The same names stand in the Lua, built from the queue's
-base; ``tests/test_keys.py`` holds both sides together.
+All keys of a queue share the hash tag ``{queue}``, all registry keys the tag ``{prefix}``. So on a Redis Cluster each script
+touches one slot. Names are never parsed back out of keys. The Lua scripts build the same names from the queue's base;
+``tests/test_keys.py`` checks that both sides agree.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ MAX_NAME: Final = 200
 _FAILURES: Final = "-fail"
 
 NEVER: Final = ":never"
-"""Behind a base: a key that is never written. What the link needs it for is told in `link.dialect`."""
+"""Appended to a base: a key that is never written. `link.dialect` documents its purpose."""
 
 MARKER: Final = b"\x00worqr\x00"
 """A task item that begins so is a reference to a job; the id follows."""
 
 
 def check_name(name: object, what: str = "queue name") -> str:
-    """Return `name` if it may stand in a key.
+    """Return `name` if it is valid in a key.
 
     Raises:
         UsageError: not a string, empty, over 200 bytes of UTF-8, or with a brace, a control character or a lone surrogate.
@@ -46,10 +46,10 @@ def check_name(name: object, what: str = "queue name") -> str:
 
 @dataclass(frozen=True, slots=True)
 class QueueKeys:
-    """The keys and channels of one queue; `base` is the waiting list itself and the stem of all others.
+    """The keys and channels of one queue; `base` is the waiting list itself and the prefix of all others.
 
-    `failures`: the failure queue of that queue is meant, which lies in the same slot. `tag`: one of the queue's further shards is
-    meant, a list in a slot of its own; `worqr.shards` says which there are, and which task goes where.
+    `failures`: the keys of that queue's failure queue, which is in the same slot. `tag`: the keys of one of the queue's further
+    shards, a list in a slot of its own; `worqr.shards` has the list of shards, and which task goes where.
     """
 
     prefix: str
@@ -59,7 +59,7 @@ class QueueKeys:
 
     @classmethod
     def of(cls, prefix: str, name: str) -> QueueKeys:
-        """The keys of the queue, or of the shard, that the registry knows by `name`."""
+        """The keys of the queue, or of the shard, that has this `name` in the registry."""
         inner, brace, kind = name[1:].rpartition("}")
         if name.startswith("{") and brace:
             failures = kind.endswith(_FAILURES)
@@ -75,8 +75,8 @@ class QueueKeys:
 
     @property
     def name(self) -> str:
-        """What the registry calls it: the queue's name, or ``{Q1}-fail``, ``{Q1~tag}-shard``, ``{Q1~tag}-shard-fail``, which no
-        queue's name can be.
+        """The name in the registry: the queue's name, or ``{Q1}-fail``, ``{Q1~tag}-shard``, ``{Q1~tag}-shard-fail``, which are
+        invalid as names of queues.
         """
         if self.tag:
             return f"{{{self.queue}~{self.tag}}}-shard{_FAILURES if self.failures else ''}"
@@ -84,12 +84,12 @@ class QueueKeys:
 
     @property
     def shown(self) -> str:
-        """What people call it: `name` without regard to shards."""
+        """The name for people: `name` without regard to shards."""
         return f"{{{self.queue}}}{_FAILURES}" if self.failures else self.queue
 
     @property
     def mark(self) -> str:
-        """What ends the ids that are generated there, so that an id tells its shard: ``~tag``; nothing in the first shard."""
+        """The suffix of ids that are generated there, by which an id names its shard: ``~tag``; empty in the first shard."""
         return f"~{self.tag}" if self.tag else ""
 
     @property
@@ -109,12 +109,12 @@ class QueueKeys:
 
     @property
     def suspects(self) -> str:
-        """LIST of items one stall away from being set aside."""
+        """LIST of suspects: tasks one stall away from the dead-letter queue."""
         return f"{self.base}:suspects"
 
     @property
     def cancelling(self) -> str:
-        """SET of claims whose cancellation was asked for."""
+        """SET of claims whose cancellation was requested."""
         return f"{self.base}:cancelling"
 
     @property
@@ -129,12 +129,12 @@ class QueueKeys:
 
     @property
     def failed(self) -> str:
-        """ZSET of claims set aside as failed, by time in ms; capped."""
+        """ZSET of the claims of failed tasks, by time in ms; capped."""
         return f"{self.base}:failed"
 
     @property
     def broken(self) -> str:
-        """ZSET of claims set aside as broken, by time in ms."""
+        """ZSET of the claims of broken tasks, by time in ms."""
         return f"{self.base}:broken"
 
     @property
@@ -169,7 +169,7 @@ class QueueKeys:
 
     @property
     def aside_index(self) -> str:
-        """HASH: job id -> the claim under which it was last set aside."""
+        """HASH: job id -> the claim under which it last failed."""
         return f"{self.base}:aside"
 
     @property
@@ -179,12 +179,12 @@ class QueueKeys:
 
     @property
     def fired(self) -> str:
-        """HASH: schedule -> its last firing on this queue, and what became of it; expires a week after the last of them."""
+        """HASH: schedule -> its last firing on this queue, and its outcome; expires a week after the last of them."""
         return f"{self.base}:fired"
 
     @property
     def cancel_channel(self) -> str:
-        """Channel: a claim whose cancellation was asked for."""
+        """Channel: a claim whose cancellation was requested."""
         return f"{self.base}_cancel"
 
     @property
@@ -211,7 +211,7 @@ class QueueKeys:
         return f"{self.base}:leaving:{worker}"
 
     def policy(self, worker: str) -> str:
-        """HASH: what a sweep must know of `worker`'s handler."""
+        """HASH: the options of `worker`'s handler, for the recovery of its claims."""
         return f"{self.base}:policy:{worker}"
 
     def claim(self, claim: int) -> str:
@@ -219,19 +219,19 @@ class QueueKeys:
         return f"{self.base}:claim:{claim}"
 
     def job(self, id: str) -> str:
-        """HASH: the record of a job that does not run. Also the channel on which its changes are told."""
+        """HASH: the record of a job that does not run. Also the channel for its changes."""
         return f"{self.base}:job:{id}"
 
     def result(self, id: str) -> str:
-        """HASH: how a job ended, and which dispatches of it; expires after its `result_ttl`."""
+        """HASH: how a job ended, and its dispatches; expires after its `result_ttl`."""
         return f"{self.base}:result:{id}"
 
     def older_result(self, id: str) -> str:
-        """HASH: the result before that one, for a caller that is about to read it; expires as it would have."""
+        """HASH: the previous result, for a caller that is about to read it; its expiry is unchanged."""
         return f"{self.base}:older_result:{id}"
 
     def taken(self, id: str) -> str:
-        """STRING: the id is taken (`unique_for`); expires."""
+        """STRING: the id is reserved (`unique_for`); expires."""
         return f"{self.base}:taken:{id}"
 
     def active(self, id: str) -> str:
@@ -243,7 +243,7 @@ class QueueKeys:
         return f"{self.base}:twins:{digest}"
 
     def aside(self, claim: int) -> str:
-        """HASH: the record of a task set aside under its last claim."""
+        """HASH: the dead-letter record of a task, by its last claim."""
         return f"{self.base}:aside:{claim}"
 
     def wake_channel(self, worker: str) -> str:
@@ -284,7 +284,7 @@ class RegistryKeys:
 
     @property
     def due_channel(self) -> str:
-        """Channel: ``ms base``: a job became the earliest of its queue, due in so many milliseconds. A hint for the leader."""
+        """Channel: ``ms base``: a job became the earliest of its queue, due in `ms` milliseconds. A hint for the leader."""
         return f"{self.base}:due"
 
     @property
@@ -326,5 +326,5 @@ class RegistryKeys:
         return f"{self.base}:WorkMap:{worker}"
 
     def info(self, worker: str) -> str:
-        """HASH: what people want to know of `worker`; expires."""
+        """HASH: facts about `worker`, for people; expires."""
         return f"{self.base}:info:{worker}"

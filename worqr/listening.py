@@ -1,5 +1,5 @@
-"""Hearing a channel for the length of a block; waiting for news with a look now and then, since messages get lost; keeping the
-latest of what was heard, for one who comes for them later.
+"""Receive the messages of a channel for the length of a block; wait for messages with a check now and then, because they may get
+lost; keep the latest messages for a reader that comes later.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOOK_AGAIN = 1.0
 
 @asynccontextmanager
 async def listening(link: Link, channel: str, hear: Callable[[bytes], None]) -> AsyncGenerator[None]:
-    """Hear a channel for the length of a block, which begins when the server has confirmed it.
+    """Subscribe to a channel for the length of a block, which begins when the server has confirmed it.
 
     Raises:
         Unavailable: no confirmation within the link's patience.
@@ -35,8 +35,8 @@ async def listening(link: Link, channel: str, hear: Callable[[bytes], None]) -> 
 async def listening_to(
     link: Link, channels: Sequence[str], hear: Callable[[str, bytes], None], confirmed: Callable[[], None]
 ) -> AsyncGenerator[None]:
-    """Hear several channels of one slot, in the order in which the server publishes. `confirmed` is called each time that they
-    have been subscribed: at first, and after each reconnect.
+    """Subscribe to several channels of one slot, in the order in which the server publishes. `confirmed` is called each time that
+    they have been subscribed: at first, and after each reconnect.
 
     Raises: as `listening`.
     """
@@ -53,25 +53,25 @@ async def listening_to(
 
 
 class News:
-    """That something was heard since the last look. For one who waits and looks."""
+    """A flag that a message arrived since the last check, for a task that waits and checks."""
 
     def __init__(self, link: Link) -> None:
         self._driver = link.driver
         self._heard = Signal(link.driver)
 
     def tell(self) -> None:
-        """Something was heard; called in the loop."""
+        """Set the flag; called in the loop."""
         self._heard.set()
 
     async def wait(self) -> None:
-        """Until something was heard since the last wait, at most `LOOK_AGAIN` seconds; then look."""
+        """Wait for a message since the last wait, at most `LOOK_AGAIN` seconds; then the caller checks."""
         with self._driver.move_on_after(LOOK_AGAIN):
             await self._heard.wait()
         self._heard = Signal(self._driver)
 
 
 class Latest(AsyncIterator[T], Generic[T]):
-    """An iterator of what is put in, which ends with its block. Of more than `most` the oldest are dropped."""
+    """An iterator of the items that are put in; it ends with its block. Of more than `most` the oldest are dropped."""
 
     def __init__(self, link: Link, most: int) -> None:
         self._driver = link.driver
@@ -80,7 +80,7 @@ class Latest(AsyncIterator[T], Generic[T]):
         self._closed = False
 
     def put(self, item: T) -> None:
-        """One more; called in the loop."""
+        """Add an item; called in the loop."""
         self._items.append(item)
         self._tell()
 
@@ -95,7 +95,7 @@ class Latest(AsyncIterator[T], Generic[T]):
         self._tell()
 
     async def __anext__(self) -> T:
-        await self._driver.checkpoint()  # others have their turn, however much there is
+        await self._driver.checkpoint()  # let other tasks run, however many items there are
         while True:
             waiter = Waiter()
             await self._driver.prepare(waiter)

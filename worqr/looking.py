@@ -1,4 +1,4 @@
-"""Looking at queues: one request to each shard, and what they answer as one. For `worqr.queue` and `worqr.mesh`."""
+"""Read-only views of queues: one request to each shard, with the replies combined. For `worqr.queue` and `worqr.mesh`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Listed = Literal["waiting", "scheduled", "blocked", "active"]
 """The states whose jobs can be listed."""
 LISTED: Final[tuple[str, ...]] = ("waiting", "scheduled", "blocked", "active")
 LEAST: Final = 100
-"""Places that a request looks at, at least: some may hold nothing."""
+"""Positions that a request reads, at least: some may be empty."""
 COMPARED: Final = 1000
-"""Names that are compared at most with one that no worker serves: this takes about 20 us each."""
+"""Names that are compared, at most, with that of a queue without a worker: this takes about 20 us each."""
 
 
 async def ask_each(client: Client, shards: Sequence[QueueKeys], make: Callable[[QueueKeys], Call[T]]) -> list[T]:
@@ -38,7 +38,7 @@ async def ask_each(client: Client, shards: Sequence[QueueKeys], make: Callable[[
 async def list_jobs(
     client: Client, shards: Sequence[QueueKeys], state: Listed, limit: int, after: str
 ) -> list[TaskInfo]:
-    """Up to `limit` tasks in this state, one shard after the other, from the one after the cursor `after`."""
+    """Return up to `limit` tasks in this state, one shard after the other, after the cursor `after`."""
     first, start = _parse(after, state, len(shards))
     found: list[TaskInfo] = []
     for n in range(first, len(shards)):
@@ -51,7 +51,7 @@ async def list_jobs(
 
 
 def _parse(after: str, state: Listed, shards: int) -> tuple[int, str]:
-    """The shard, and the cursor in it."""
+    """Split a cursor into the shard and the cursor in it."""
     if not after:
         return 0, ""
     known, _, rest = after.partition(" ")
@@ -66,7 +66,7 @@ def _parse(after: str, state: Listed, shards: int) -> tuple[int, str]:
 async def _page(
     client: Client, keys: QueueKeys, state: Listed, limit: int, cursor: str
 ) -> tuple[bool, list[tuple[str, TaskInfo | None]]]:
-    """Whether there is more, and places with their cursors; at some of them no task of this state is left."""
+    """Whether there is more, and positions with their cursors; some have no task of this state any more."""
     if state == "active":
         most = min(limit, MAX_ITEMS)
         worker, _, claim = cursor.rpartition(" ")
@@ -93,7 +93,7 @@ async def nearest_served(client: Client, queue: str) -> str:
 
 
 async def all_infos(client: Client, known: Iterable[QueueKeys]) -> list[QueueInfo]:
-    """What there is to know of the queues that the registry knows by `known`, by name; all shards of one as one."""
+    """Return snapshots of the queues that the registry knows as `known`, by name; all shards of one combined."""
     found: dict[str, set[QueueKeys]] = {}
     for keys in known:
         every = await client.sharding.of(replace(keys, tag=""), declare=False)

@@ -233,7 +233,7 @@ class Mesh(Registry, Fleet, Generic[S]):
         return ThreadPeer(self, options)
 
     def run(self, **options: Unpack[JoinOptions]) -> None:
-        """Join, and run tasks until the process is told to stop; the last line of a script. ``worqr run`` does the same.
+        """Join, and run tasks until the process is asked to stop; the last line of a script. ``worqr run`` does the same.
 
         The first SIGTERM or SIGINT (Ctrl-C) lets running tasks end within `grace`. The second cancels them, and they return to
         the front of their queues. The third ends the process at once. If a handler does not end, the process exits some seconds

@@ -1,4 +1,4 @@
-"""Which names of queues a producer has noted in the server, so that `mesh.queues()` lists them. Pure, but for the clock."""
+"""Which names of queues a producer has stored on the server, so that `mesh.queues()` lists them. Pure, except for the clock."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Noted:
         with self._lock:
             self.until.pop(queue, None)
             self.until[queue] = now + ops.NOTE_EVERY
-            for oldest in list(islice(self.until, 2)):  # each name that comes lets up to two go
+            for oldest in list(islice(self.until, 2)):  # each new name removes up to two old ones
                 if self.until[oldest] <= now or len(self.until) > MANY_NAMES:
                     del self.until[oldest]
         return True

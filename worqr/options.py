@@ -1,4 +1,4 @@
-"""What a dispatch says: `JobOptions`, `Update`, and how they travel. Pure; everything is checked before anything is sent."""
+"""The options of a dispatch: `JobOptions`, `Update`, and their encoding. Pure; everything is checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_ID: Final = 200
 MAX_META: Final = 4096
 """Bytes of a job's meta, as JSON."""
 RAW_OPTIONS: Final = frozenset({"max_length", "replicas"})
-"""What can be said of a raw task; every other option makes it a job."""
+"""The options that a raw task can have; every other option makes it a job."""
 MAX_REPLICAS: Final = 100
 """More than any server has: a slip, which would never be met."""
 _EXAMPLES: Final = {

@@ -156,7 +156,7 @@ def retry_fields(retry: RetryPolicy) -> dict[str, str]:
 
 
 POLICY_FIELDS: Final = frozenset({*(each.name for each in fields(RetryPolicy)), "timeout", "result_ttl"})
-"""The fields of a record that a dispatch may give, and that otherwise the handler's options decide."""
+"""The record fields that a dispatch may set; the handler's options supply the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ class Verdict:
 
 
 def judge(error: BaseException, policy: Policy, failures: int, stalls: int = 0) -> Verdict:
-    """What becomes of a run that raised `error`, after `failures` that failed and `stalls` that died before.
+    """The next step for a run that raised `error`, after `failures` that failed and `stalls` that died before.
 
     A group of nothing but Retry and Failure counts as its first Failure, else as the Retry that is due last; one around a
     `Stalled` as that; every other group is one error.
@@ -242,14 +242,14 @@ def judge(error: BaseException, policy: Policy, failures: int, stalls: int = 0) 
 
 
 def _only(error: BaseException, policy: Policy, failures: int) -> BaseException:
-    """The one error that a group stands for, if it does."""
+    """The one error that a group contains, if there is only one."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     group = cast("BaseExceptionGroup[BaseException]", error)
     inner = list(_flat(group))
     stalled = next((each for each in inner if isinstance(each, Stalled)), None)
     if stalled is not None:
-        return stalled  # whatever was made of that by what was around it
+        return stalled  # even if middleware has replaced or wrapped it
     if not all(isinstance(each, Retry | Failure) for each in inner):
         return group
     failed = next((each for each in inner if isinstance(each, Failure)), None)

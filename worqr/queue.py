@@ -143,7 +143,7 @@ class Queue:
         for chunk in reversed(chunks) if front else chunks:
             try:
                 stored += await enqueued(self._client, self._keys, chunk, front, None, 0 if late else wanted)
-            except NotReplicated as error:  # what it says must be true of all of them
+            except NotReplicated as error:  # its text must be true of all of them
                 stored, late = stored + len(chunk), error
             except WorqrError as error:
                 parts = f"the {'last' if front else 'first'} {stored:,} were stored before"
@@ -340,7 +340,7 @@ class Queue:
         """
         check_text(reason, "reason")
         for keys in await self._client.sharding.of(self._keys):
-            self._client.link_to(keys.name)  # noted, so that it can be found, and resumed, by those who list queues
+            self._client.link_to(keys.name)  # stores the name, so that operators can find and resume the queue
         await self._ask_all(lambda keys: ops.pause(keys, reason))
 
     async def resume(self) -> None:

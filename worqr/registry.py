@@ -1,7 +1,7 @@
 """`Registry`: where functions are declared, and how they come into a mesh.
 
 A registry is an application's, a plug-in's or a blueprint's; a `Mesh` is one. Nothing here is global, and nothing is sent: what
-was declared is served when a peer joins, and peers that have joined already are told of each declaration.
+was declared is served when a peer joins, and peers that have joined already are notified of each declaration.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ K = TypeVar("K")
 
 
 class Sender:
-    """Sends the calls of one mesh's functions. Tests put another one in its place."""
+    """Sends the calls of one mesh's functions. Tests replace it."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -73,11 +73,11 @@ class Sender:
         if late is not None:
             raise late
         if not stored:
-            await self._send([])  # a checkpoint, as every call is
+            await self._send([])  # a checkpoint, like every call
         return stored
 
     async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
-        """Send calls as jobs, in one round trip per thousand; answers their handles, in the order of the calls."""
+        """Send calls as jobs, in one round trip per thousand; return their handles, in the order of the calls."""
         jobs: list[Job[R]] = []
         sending = 0
         late: NotReplicated | None = None
@@ -111,7 +111,7 @@ class Sender:
         return jobs
 
     async def _by_shard(self, calls: Sequence[Call[R]]) -> list[tuple[QueueKeys, list[tuple[int, Call[R]]]]]:
-        """Calls with their places, by the shard of each job; all of one queue that have no id go to one."""
+        """The calls with their positions, by the shard of each job; all calls of one queue without an id go to one shard."""
         found: list[tuple[QueueKeys, list[tuple[int, Call[R]]]]] = []
         sharding = self._client.sharding
         for name, of_queue in _grouped(enumerate(calls), lambda each: each[1].queue):
@@ -158,10 +158,10 @@ class Sender:
     async def _send(
         self, requests: Sequence[tuple[str, Request[T]]], late: NotReplicated | None = None
     ) -> tuple[list[T], NotReplicated | None]:
-        """Send requests together and wait for all answers, in their order; the first error, once all have answered.
+        """Send requests together and wait for all replies, in order; raise the first error after all have replied.
 
-        That some were not replicated in time is no error here, but answered: the others are to be stored, too. After the first
-        `late` one nothing waits for replicas.
+        If too few replicas had a request's writes in time, that is returned, not raised: the other requests are to be stored too.
+        After the first such `late` reply nothing waits for replicas.
         """
         for name in {name for name, _ in requests}:
             self._client.link_to(name)
@@ -174,7 +174,7 @@ class Sender:
 
 
 def _no_call(given: object) -> UsageError:
-    """Of something that is no call, mostly what a function returned that was called instead."""
+    """Make the error for a value that is not a call; mostly the result of a function that was called instead."""
     if inspect.iscoroutine(given):
         called = given.cr_frame.f_locals.get("self") if given.cr_frame is not None else None
         given.close()  # or Python warns that it was never awaited
@@ -186,7 +186,7 @@ def _no_call(given: object) -> UsageError:
 
 
 def _note(error: Exception, verb: str, done: int, sending: int) -> None:
-    """Say in `error` how far it had come."""
+    """Add to `error` how far it had come."""
     if done or sending > 1:
         also = f"; of the {sending:,} after them, some may be" if sending else ""
         error.add_note(f"the first {done:,} calls were {verb}{also}")
@@ -201,7 +201,7 @@ def _size(call: Call[Any]) -> int:
 
 
 def _grouped(items: Iterable[T], key: Callable[[T], K]) -> list[tuple[K, list[T]]]:
-    """The items by a key of theirs, each group in the old order."""
+    """Group the items by a key, each group in the old order."""
     found: dict[K, list[T]] = {}
     for item in items:
         found.setdefault(key(item), []).append(item)

@@ -1,11 +1,11 @@
-"""A mesh as a program: ``worqr run`` and ``mesh.run()``. It joins, serves until it is told to stop, and ends, whatever happens.
+"""A mesh as a program: ``worqr run`` and ``mesh.run()``. It joins, serves until it is asked to stop, and always ends.
 
-The first SIGTERM or SIGINT lets what runs end within `grace`; the second cancels handlers, whose tasks go back to the front
-of their queues; the third ends the process at once. They are Python's own signal handlers, so that the third works while a
-handler blocks the loop, too.
+The first SIGTERM or SIGINT gives running tasks `grace` seconds to end. The second cancels handlers, whose tasks return to the
+front of their queues. The third ends the process at once. They are Python's own signal handlers, so that the third works even
+while a handler blocks the loop.
 
-A peer cannot leave while one of its handlers refuses to end, so a thread watches the leaving. It says what still runs, and
-ends the process after a bounded time; the other peers have its tasks some seconds later.
+A peer cannot leave while one of its handlers refuses to end, so a thread watches the shutdown. It logs what still runs, and
+ends the process after a bounded time; other workers get its tasks some seconds later.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ logger: logging.Logger = logging.getLogger(__name__)
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 REFUSES_AFTER: Final = 4.0
-"""Seconds after which a handler that was cancelled, and is not gone, is worth a line of the log; it fits into Kubernetes's 30."""
+"""Seconds after which a cancelled handler that has not ended is logged; with the grace, it fits into Kubernetes's 30."""
 ENDS_AFTER: Final = 10.0
-"""And after which the process ends without it. Leaving a server that does not answer takes 6 at most."""
+"""Seconds after which the process ends without it. Leaving takes 6 at most if the server does not reply."""
 LAST_WORDS: Final = 1.0
-"""Seconds for writing them: who reads our log may be what hangs."""
+"""Seconds for writing the last log lines: the reader of the log may hang."""
 
 
 class Urgency(enum.IntEnum):
@@ -107,7 +107,7 @@ class Service:
         self._watch = _Watch(self._describe_running, self._grace)
 
     def check(self) -> None:
-        """UsageError if this mesh cannot run here, or has nothing to serve. Changes nothing."""
+        """Raise UsageError if this mesh cannot run here, or has nothing to serve. Changes nothing."""
         _check_place()
         if declarations_of(self._mesh).is_empty:
             raise UsageError(
@@ -133,7 +133,7 @@ class Service:
                 signal.signal(number, handler)
 
     def urge(self, urgency: int) -> None:
-        """End, at least so urgently (see `Urgency`); from any thread, and from a signal handler."""
+        """Stop, at least with this urgency (see `Urgency`); from any thread, and from a signal handler."""
         if urgency >= Urgency.NOW:
             os._exit(1)
         self._urgency = max(self._urgency, urgency)
@@ -147,7 +147,7 @@ class Service:
         self.urge(self._signals)
 
     def _heed(self) -> None:
-        """In the loop: do what was asked for."""
+        """In the loop: stop with the requested urgency."""
         if self._urgency > self._told:
             self._told = self._urgency
             text = _MEANS[Urgency(self._urgency)]
@@ -159,7 +159,7 @@ class Service:
 
     async def _run(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
-        self._heed()  # it may have been urged before there was a token
+        self._heed()  # a stop may have been requested before there was a token
         with self._scope:
             while self._peer is None:
                 try:
@@ -196,7 +196,7 @@ class Service:
             nursery.cancel_scope.cancel()
 
     def _describe_running(self) -> str:
-        """What still runs; from the watch's thread."""
+        """Log what still runs; from the watch's thread."""
         peer = self._peer
         if peer is None:
             return "the peer has not joined yet"
@@ -219,11 +219,11 @@ class _Watch:
         threading.Thread(target=self._run, name="worqr-watch", daemon=True).start()
 
     def begin(self, urgency: int) -> None:
-        """It is leaving, so urgently."""
+        """The peer is leaving, with this urgency."""
         self._told.put(urgency)
 
     def end(self) -> None:
-        """It has left."""
+        """The peer has left."""
         self._told.put(0)
 
     def _run(self) -> None:
@@ -261,7 +261,7 @@ def end_now(event: str, text: str, reason: str) -> NoReturn:
 
 
 def end_within(patience: float) -> None:
-    """The program is over: if it has not ended after so many seconds, because some thread has not, end it with code 1."""
+    """The program is over: if the process has not ended after that many seconds, because a thread has not, end it with code 1."""
 
     def wait() -> None:
         time.sleep(patience)
@@ -289,7 +289,7 @@ def importing() -> Generator[None]:
 
 
 def _check_place() -> None:
-    """UsageError where a mesh cannot run as a program."""
+    """Raise UsageError where a mesh cannot run as a program."""
     if getattr(_importing, "now", False):
         raise UsageError(
             "mesh.run() was called while `worqr run` imports this module: put it under `if __name__ == '__main__':`"
@@ -303,7 +303,7 @@ def _check_place() -> None:
         raise UsageError(f"mesh.run() starts a loop of its own; inside a running one use {instead}")
 
 
-# What it says of itself
+# Its description, for the log
 
 
 def _served(mesh: Mesh[Any], peer: Peer) -> list[Function[..., Any]]:
@@ -313,7 +313,7 @@ def _served(mesh: Mesh[Any], peer: Peer) -> list[Function[..., Any]]:
 
 
 def _banner(mesh: Mesh[Any], peer: Peer, served: list[Function[..., Any]]) -> str:
-    """Who serves what, where; several lines."""
+    """The queues that this peer serves, and where their handlers run; several lines."""
     settings = engine_of(peer).settings
     wide = max((len(function.name) for function in served), default=0)
     functions = [f"{function.name:<{wide}}  {_options(function, mesh.runs_in)}".rstrip() for function in served]
@@ -333,7 +333,7 @@ def _banner(mesh: Mesh[Any], peer: Peer, served: list[Function[..., Any]]) -> st
 
 
 def _options(function: Function[..., Any], default: AsyncRunsIn) -> str:
-    """What is special about a function, for people."""
+    """The options of a function that are not defaults, for people."""
     declared = declared_of(function)
     how = declared.how
     found = [

@@ -1,8 +1,8 @@
-"""What a connection knows of queues of several shards: how many each has, by what was declared first in the mesh.
+"""What a connection knows about queues of several shards: how many each has, by the first declaration in the mesh.
 
-The number stands in the registry and nowhere else. It is asked for when a connection is made, at each join, and every hour; a
-number that this program declares is compared with it before the queue is used for the first time. What lies in which shard is
-in `worqr.shards`.
+The registry is the only place of the number. A connection reads it when it is made, at each join, and every hour. A number that
+this program declares is compared with it before the queue is used for the first time. `worqr.shards` says which task is in
+which shard.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from worqr.link import Link
 from worqr.shards import MAX_SHARDS, shard_of, shards_of
 
 LEARN_EVERY: Final = 3600.0
-"""Seconds after which a connection asks again what others have declared meanwhile."""
+"""Seconds after which a connection reads again what other programs have declared."""
 
 
 class Sharding:
-    """How many shards the queues of a mesh have, as one connection knows it. `declared`: what this program says, which may
-    become more.
+    """How many shards the queues of a mesh have, as one connection knows it. `declared`: the declarations of this program, to
+    which more may be added.
     """
 
     def __init__(self, link: Link, prefix: str, declared: Mapping[str, int]) -> None:
@@ -40,15 +40,15 @@ class Sharding:
         self._asked_at = 0.0
 
     def copy_for(self, link: Link) -> Sharding:
-        """Return a `Sharding` of another link to the same mesh, which begins with what this one knows."""
+        """Return a `Sharding` of another link to the same mesh, with the same initial numbers."""
         copy = Sharding(link, self._keys.prefix, self._declared)
         copy._known, copy._asked_at = self._known, self._asked_at
         return copy
 
-    # Learning
+    # Reading
 
     async def begin(self) -> None:
-        """A connection is there: learn what others have declared, and tell them what this program declares. Twice is harmless.
+        """After connecting: read the declarations of other programs, and send those of this program. May be called twice.
 
         A conflicting number is not reported here: the first use of the queue raises it, or the join of a peer.
         """
@@ -59,7 +59,7 @@ class Sharding:
             await self.declare()
 
     async def learn(self) -> None:
-        """Ask what is known of all queues.
+        """Read the numbers of all queues.
 
         Raises:
             WrongVersion: the mesh has another wire version. It is the first request of a connection: nothing was written.
@@ -68,7 +68,7 @@ class Sharding:
         self._believe(await self._link.call(ops.list_shards(self._keys)))
 
     def learn_now_and_then(self) -> None:
-        """Ask again if it was long ago, without waiting for the answer."""
+        """Read again if that was long ago, without waiting for the reply."""
         if self._asked_at + LEARN_EVERY <= time.monotonic():
             self._asked_at = time.monotonic()
 
@@ -83,10 +83,10 @@ class Sharding:
         self._known = {name: number for name, number in known.items() if 1 < number <= MAX_SHARDS}
 
     async def declare(self) -> None:
-        """Say all that this program says, as far as it is not known; what was said first holds.
+        """Send this program's declarations that are not known yet; the first declaration of a queue decides.
 
         Raises:
-            UsageError: that was another number.
+            UsageError: the first declaration had another number.
         """
         new = {queue: number for queue, number in self._declared.items() if self._known.get(queue) != number}
         if not new:
@@ -112,10 +112,11 @@ class Sharding:
         self._known = {name: each for name, each in self._known.items() if name != queue}
         return dropped
 
-    # Telling
+    # Choosing shards
 
     async def of(self, keys: QueueKeys, *, declare: bool = True) -> tuple[QueueKeys, ...]:
-        """All shards of a queue; of one shard, that one. `declare`: what this program says of it, if it does.
+        """Return all shards of a queue; for a shard, only that one. `declare`: the number that this program declares, if it
+        does.
 
         Raises:
             UsageError: this program declares another number than the mesh knows.
@@ -125,7 +126,7 @@ class Sharding:
             try:
                 await self.declare()
             except UsageError:
-                self._check(keys.queue)  # that of another queue is nothing to this one
+                self._check(keys.queue)  # an error about another queue does not matter here
             number = self._known[keys.queue]
         return (keys,) if number == 1 or keys.tag else shards_of(keys, number)
 
@@ -139,11 +140,11 @@ class Sharding:
         return await self.by_id(keys, given) if isinstance(given, str) else await self.next_of(keys)
 
     async def share_of(self, keys: QueueKeys, max_length: int) -> int:
-        """How much of the bound of a queue is that of one shard."""
+        """The part of a queue's limit that applies to one shard."""
         return ceil(max_length / len(await self.of(replace(keys, tag=""))))
 
     async def options_for(self, keys: QueueKeys, options: Mapping[str, object]) -> Mapping[str, object]:
-        """The encoded options of a job, with the share of this shard in the queue's bound."""
+        """The encoded options of a job, with this shard's part of the queue's limit."""
         bound = options.get("max_length")
         return {**options, "max_length": await self.share_of(keys, bound)} if isinstance(bound, int) else options
 

@@ -1,14 +1,14 @@
-"""Where the tasks of a queue of several shards lie: names, slots, and which id belongs to which. Pure.
+"""Where the tasks of a queue of several shards are stored: names, slots, and which id belongs to which shard. Pure.
 
-A queue of n shards is n lists, each with all that belongs to a queue, in slots of their own. Shard 0 is the plain queue, so that
-what waited there before there were shards is found, and foreign producers' two commands go on to work. The others are
-``worqr:{Q1~TAG}-shard``: shard i lies in the slot ``(slot of Q1 + round(16384 * i / n)) mod 16384``, and its tag is the first of
-``0 1 ... 9 A ... Z a ... z 00 01 ...`` that makes it lie there. So where the slots are divided evenly over k nodes, a queue of k
-shards has one list on each; and a list that n shards have is one that 2n shards have, too.
+A queue of n shards is n lists, each with its other keys, in slots of their own. Shard 0 is the plain queue: tasks that waited
+there before the queue had shards are found, and the two commands of foreign producers still work. The others are named
+``worqr:{Q1~TAG}-shard``. Shard i is in the slot ``(slot of Q1 + round(16384 * i / n)) mod 16384``, and its tag is the first of
+``0 1 ... 9 A ... Z a ... z 00 01 ...`` that hashes to that slot. So if the slots are divided evenly over k nodes, a queue of k
+shards has one list on each node. The lists of n shards are also among those of 2n shards.
 
-A job whose id was given lies in shard CRC16(id) mod n (the CRC16 of Redis Cluster, XMODEM, of the id's UTF-8): all dispatches of
-one id meet, and an id runs once at a time. A generated id tells its shard itself, by the tag: ``@1712345678901234~TAG``, without
-one in shard 0. A raw task lies in any.
+A job with a given id is in shard CRC16(id) mod n (the CRC16 of Redis Cluster, XMODEM, of the id's UTF-8). So all dispatches of
+one id meet, and an id runs once at a time. A generated id contains the tag of its shard: ``@1712345678901234~TAG``, without a
+tag in shard 0. A raw task may be in any shard.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _ALPHABET: Final = (digits + ascii_uppercase + ascii_lowercase).encode()
 
 
 def check_shards(value: object) -> int:
-    """`value` if a queue may have so many shards, else UsageError."""
+    """Return `value` if it is a valid number of shards, else raise UsageError."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SHARDS:
         raise UsageError(f"shards must be a whole number from 1 to {MAX_SHARDS}, not {value!r}")
     return value
 
 
 def slot_of(name: str) -> int:
-    """The slot of Redis Cluster of all that stands under the hash tag `name`."""
+    """The slot of Redis Cluster for keys with the hash tag `name`."""
     return crc_hqx(name.encode(), 0) % SLOTS
 
 
@@ -72,7 +72,7 @@ def shards_of(keys: QueueKeys, shards: int) -> tuple[QueueKeys, ...]:
 
 
 def shard_of(shards: tuple[QueueKeys, ...], id: str) -> QueueKeys:
-    """The shard of a queue in which the job of this id lies. A generated id says it itself, whatever `shards` there are now."""
+    """The shard that has the job of this id. A generated id names it, whatever `shards` there are now."""
     if id.startswith("@"):
         tag = id.rpartition("~")[2] if "~" in id else ""
         return replace(shards[0], tag=tag) if tag.isascii() and tag.isalnum() else shards[0]

@@ -1,8 +1,8 @@
-"""How the arguments and the result of one function travel: as JSON, by the names and types of its signature. Pure.
+"""How the arguments and the result of one function are encoded: as JSON, by the names and types of its signature. Pure.
 
-The payload is the JSON object of all parameters by name, defaults written out, so that any producer that can push JSON of the
-right shape can call the function. A single positional-only parameter takes the payload whole; of ``bytes`` it is the payload
-itself. What msgspec knows it encodes and checks; of a pydantic model, pydantic does.
+The payload is the JSON object of all parameters by name, with defaults written out. So any producer of JSON in the right form
+can call the function. A single positional-only parameter is the whole payload; of type ``bytes``, it is the unchanged payload.
+msgspec encodes and checks the types that it supports; pydantic does so for its models.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from worqr.task import encode_json, is_model, name_of
 _WHOLE: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIABLE: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _UNTYPED: Final[tuple[object, ...]] = (Any, object)
-"""What says nothing of a type; a parameter without an annotation is taken for Any."""
+"""Annotations without information; a parameter without an annotation counts as Any."""
 _MISSING: Final = object()
 _LATER: Final = (NameError, AttributeError)
-"""What an annotation raises that names what is only defined further below, or only for type checkers."""
+"""The errors of an annotation whose names are defined further below, or only for type checkers."""
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and keyword arguments: each parameter stands in one of them, defaults as well."""
+"""Positional and keyword arguments: each parameter is in one of them, defaults as well."""
 
 
 class Signature:
-    """The signature of `function`, which `name` stands for in errors; `keeps`: its result is kept.
+    """The signature of `function`; `name` names it in errors; `keeps`: its result is kept.
 
-    Types are looked at when the function is declared, or, if they name what is only defined later, when they are needed first.
+    Types are resolved when the function is declared. If they name something that is defined later, they are resolved at first
+    use.
 
     Raises:
-        UsageError: parameters that cannot travel (``*args``, ``**kwargs``), or types that neither msgspec nor pydantic knows.
+        UsageError: a parameter that cannot be serialized (``*args``), or a type that neither msgspec nor pydantic supports.
     """
 
     def __init__(self, function: Callable[..., object], name: str, *, keeps: bool = False) -> None:
@@ -107,7 +108,7 @@ class Signature:
         """The codec.
 
         Raises:
-            UsageError: an annotation names what does not exist when the program runs.
+            UsageError: an annotation names something that does not exist when the program runs.
         """
         if self._codec is not None:
             return self._codec
@@ -125,7 +126,7 @@ class Signature:
         """The value of each parameter in their order, defaults written out.
 
         Raises:
-            TypeError: Python would not take such a call either.
+            TypeError: Python would reject such a call too.
         """
         values = dict(zip(self._names, args, strict=False))
         if len(args) <= self._positional and not (kwargs.keys() & values.keys()) and kwargs.keys() <= self._by_keyword:
@@ -148,17 +149,17 @@ class Signature:
         raise AssertionError(f"{self.name}: the call was refused without a reason")
 
     def split(self, values: Mapping[str, Any]) -> Arguments:
-        """The values of all parameters as a call of the function takes them."""
+        """The values of all parameters in the form of a call of the function."""
         positional = self._names[: self._positional]
         return tuple([values[name] for name in positional]), {
             name: values[name] for name in self._names[self._positional :]
         }
 
     def encode(self, values: Mapping[str, Any]) -> bytes:
-        """The payload that says these values; its types are checked as the handler will.
+        """Encode these values as a payload; their types are checked as the handler will check them.
 
         Raises:
-            UsageError: the handler would not take it, or JSON cannot carry it.
+            UsageError: the handler would reject it, or JSON cannot represent it.
         """
         codec = self.ready()
         if codec.raw:
@@ -169,7 +170,7 @@ class Signature:
         else:
             try:
                 task = encode_json(values[self._names[0]] if self.whole else values)
-            except Exception as error:  # whatever a user's type raises in being encoded
+            except Exception as error:  # any error from encoding a user's type
                 raise UsageError(f"{self.name}: JSON cannot carry these arguments: {error}") from error
         try:
             arrived = codec.decode(task)
@@ -180,7 +181,7 @@ class Signature:
         return task
 
     def decode(self, task: bytes) -> Arguments:
-        """The arguments that `task` says. Fields of newer producers are ignored, missing ones have their defaults.
+        """Decode the arguments from `task`. Fields of newer producers are ignored; missing fields have their defaults.
 
         Raises:
             Broken: it is not JSON, or not of these types.
@@ -189,7 +190,7 @@ class Signature:
         try:
             value = codec.decode(task)
         except MemoryError:
-            raise  # no fault of the payload
+            raise  # not an error of the payload
         except Exception as error:  # msgspec's, or of a type with checks of its own
             raise Broken(f"{self.name}: {type(error).__name__}: {error}{_remedy(error)}") from error
         if self.whole:
@@ -202,10 +203,10 @@ class Signature:
         )
 
     def decode_result(self, kind: str, value: bytes) -> Any:
-        """What the function returned, from what was kept of it.
+        """Decode the function's stored result.
 
         Raises:
-            UsageError: it is not of the type that the function is said to return.
+            UsageError: it is not of the function's annotated return type.
         """
         codec = self.ready()
         try:
@@ -220,7 +221,7 @@ class Signature:
 
 
 def _remedy(error: Exception) -> str:
-    """What to do about a payload that does not decode."""
+    """The remedy for a payload that does not decode."""
     if not isinstance(error, msgspec.MsgspecError):
         return ""
     if not isinstance(error, msgspec.ValidationError):
@@ -249,10 +250,10 @@ class _Codec:
 
 
 def _check_unchanged(function: str, name: str, value: object, arrived: object) -> None:
-    """Refuse an argument of which only an annotation could say that it is not what JSON makes of it: a tuple, a datetime, bytes.
+    """Refuse an argument that JSON changes and that no annotation restores: a tuple, a datetime, bytes.
 
     Raises:
-        UsageError: it would arrive as something else.
+        UsageError: it would arrive as another type.
     """
     if value == arrived:
         return
@@ -273,7 +274,7 @@ def _decoder(hint: Any) -> Callable[[bytes], Any]:
 
 
 def _annotated(function: Callable[..., object]) -> object:
-    """What carries the annotations of something that can be called."""
+    """The object that has the annotations of a callable."""
     while isinstance(function, partial):
         function = cast("Callable[..., object]", function.func)  # pyright: ignore[reportUnknownMemberType]
     known = inspect.isroutine(function) or hasattr(function, "__wrapped__")
@@ -281,7 +282,7 @@ def _annotated(function: Callable[..., object]) -> object:
 
 
 def _shape(parameters: list[inspect.Parameter], hints: Mapping[str, Any]) -> type[msgspec.Struct]:
-    """A struct with a field for each parameter. The fields have names of our own, because not every name can be one."""
+    """A struct with a field for each parameter. The fields have generated names, because not every name is valid for a field."""
     fields: list[Any] = []
     for i, each in enumerate(parameters):
         field = (f"p{i}", hints[each.name])
@@ -294,14 +295,14 @@ def _shape(parameters: list[inspect.Parameter], hints: Mapping[str, Any]) -> typ
 
 
 def _give(value: object) -> Callable[[], object]:
-    """The default itself, as Python gives it: also one that can change is always the same."""
+    """The default itself, as in Python: a mutable default is shared."""
     return lambda: value
 
 
 def _decode_custom(kind: type[Any], value: Any) -> Any:
-    """An instance of a type that msgspec does not know: a pydantic model, by pydantic's rules for JSON.
+    """Decode a type that msgspec does not support: a pydantic model, by pydantic's rules for JSON.
 
-    What pydantic says of an error quotes the payload, which belongs in no log: only its words are taken over.
+    pydantic's error messages quote the payload, which must not be logged: only the messages without the values are used.
     """
     if kind is object:
         return value
@@ -343,14 +344,12 @@ def _check_known(name: str, what: str, hint: object) -> None:
 
 
 def _travels(custom: type) -> bool:
-    """Whether JSON can carry what msgspec leaves to others: a pydantic model, and of ``object`` what JSON has."""
+    """Return True if JSON supports a value that msgspec does not: a pydantic model; or, for ``object``, a JSON value."""
     return is_model(custom) or custom is object
 
 
 def _customs(info: object, seen: set[int]) -> Iterator[type]:
-    """The types inside `info` that msgspec leaves to others, or that it should: it runs none of the checks of pydantic's
-    dataclasses.
-    """
+    """The types inside `info` that msgspec does not handle, or should not: it runs no checks of pydantic's dataclasses."""
     if id(info) in seen:
         return
     seen.add(id(info))

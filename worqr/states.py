@@ -1,11 +1,11 @@
-"""The life of a job as data: where it can be, and which transaction may move it from where to where. Pure.
+"""The life of a job as data: its states, and which transaction may move it from which state to which. Pure.
 
-This is the only place that says so; the scripts do it. ``tests/ops/test_job_machine.py`` drives all of them at random and
-holds each step against this table, which also stands in ``docs/reference/job-states.md``. A task without a record lives in
-the same way, but is only ever waiting or active.
+This is the only definition; the scripts implement it. ``tests/ops/test_job_machine.py`` runs all of them at random and compares
+each step with this table, which is also shown in ``docs/reference/job-states.md``. A task without a record has the same life, but
+is only ever waiting or active.
 
-Not in the table: a transaction that leaves a job where it is (an update of one that waits, a cancel that only marks a run),
-and the end of what is kept, by which a finished or cancelled job is gone after its ``result_ttl``.
+Not in the table: a transaction that does not move a job (an update of a waiting job, a cancel that only marks a run), and the
+expiry by which a finished or cancelled job is gone after its ``result_ttl``.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 State = Literal["new", "waiting", "due", "blocked", "active", "finished", "failed", "broken", "cancelled", "gone"]
-"""Where a job is.
+"""The state of a job.
 
-``new``: not there yet. ``waiting``: a reference to it lies in a list. ``due``: its time is still to come. ``blocked``: it
-waits because the same id runs. ``active``: a worker has it under a claim. ``failed`` and ``broken``: set aside. ``gone``:
-nothing is known of it any more.
+``new``: not stored yet. ``waiting``: a reference to it is in a list. ``due``: its time is in the future. ``blocked``: it waits
+because the same id runs. ``active``: a worker has it under a claim. ``failed`` and ``broken``: in the dead-letter queue.
+``gone``: nothing is known of it any more.
 """
 
 LIVE: Final[tuple[State, ...]] = ("waiting", "due", "blocked", "active")
-"""What a record's field ``state`` may say."""
+"""The values of a record's field ``state``."""
 SHOWN: Final[Mapping[str, str]] = {"due": "scheduled"}
-"""States that people read by another name than the one that records and scripts have."""
+"""States whose name for people differs from that in records and scripts."""
 ENDS: Final[tuple[State, ...]] = ("finished", "failed", "broken", "cancelled", "gone")
 
 By = Literal["producer", "worker", "leader", "operator"]
@@ -33,14 +33,14 @@ By = Literal["producer", "worker", "leader", "operator"]
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """Who takes it, and where it may move a job: from each state to one of several."""
+    """The actor of a transaction, and its moves: from each state to one of several."""
 
     by: By
     moves: Mapping[State, tuple[State, ...]]
 
 
 _FREED: Final[Mapping[State, tuple[State, ...]]] = {"blocked": ("waiting", "due")}
-"""The run of its id ended, and it follows; or came back, and took it in: both go on as one."""
+"""The run of its id ended, and the job follows; or the run returned, and the two jobs were merged."""
 _ABOVE_THE_CAP: Final[Mapping[State, tuple[State, ...]]] = {"failed": ("gone",)}
 _GIVEN_BACK: Final = Transaction("worker", {"active": ("waiting", "due", "cancelled"), **_FREED})
 _CLEARED: Final = Transaction("operator", dict.fromkeys(("waiting", "due", "blocked"), ("cancelled",)))
@@ -73,7 +73,7 @@ TRANSACTIONS: Final[Mapping[str, Transaction]] = {
     "retry_aside": Transaction("operator", {"failed": ("waiting", "blocked"), "broken": ("waiting", "blocked")}),
     "drop_aside": Transaction("operator", {"failed": ("gone",), "broken": ("gone",)}),
 }
-"""By the name of the script. Whatever is not here moves no job."""
+"""By the name of the script. A script that is missing here moves no job."""
 
 
 def moves() -> Iterator[tuple[str, State, State]]:

@@ -1,4 +1,4 @@
-"""What the server knows, as people want to see it: all shards of a queue as one queue, which mostly has one, and workers."""
+"""The server's data in the form for people: all shards of a queue combined into one queue, and workers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from worqr.task import from_ms
 T = TypeVar("T")
 
 DONE_TO_ALL: Final = frozenset({"paused", "resumed"})
-"""Totals of what is done to all shards at once: it counts once."""
+"""Totals of operations on all shards at once, which count once."""
 
 
 async def queue_names(ask: Callable[[Call[QueuesPage]], Awaitable[QueuesPage]], keys: RegistryKeys) -> list[str]:
     """Return the names of all queues that are served, hold something, or were used lately.
 
-    A page begins with the names that were noted last. A name that is noted again between two pages is missing in the later one:
-    so the list is read again from the top, as far as names were noted meanwhile.
+    A page begins with the most recently noted names. A name that is noted again between two pages is missing in the later one. So
+    the list is read again from the top, down to the names that were noted meanwhile.
     """
     found: dict[str, None] = {}
     since = 0.0
@@ -84,7 +84,7 @@ def _facts(seen: JobState) -> dict[str, Any]:
 
 
 def status_of(seen: JobState) -> Status:
-    """Where a job is."""
+    """The state of a job."""
     return Status(**_facts(seen))
 
 
@@ -94,7 +94,7 @@ def task_info_of(seen: Glance) -> TaskInfo:
 
 
 def running_of(held: Sequence[Sequence[Held]], limit: int) -> list[TaskInfo]:
-    """Up to `limit` of what runs; of several shards the longest first."""
+    """Up to `limit` running tasks; of several shards the longest-running first."""
     claims = held[0] if len(held) == 1 else sorted(chain(*held), key=lambda each: each.claim)
     return [
         replace(task_info_of(each.seen), worker=each.worker, since=from_ms(each.claim / 1000))
@@ -103,7 +103,7 @@ def running_of(held: Sequence[Sequence[Held]], limit: int) -> list[TaskInfo]:
 
 
 def in_turn(lists: Sequence[list[T]], limit: int) -> list[T]:
-    """Up to `limit` items, one of each list in turn; no order is known between them."""
+    """Up to `limit` items, one of each list in turn; their order across lists is not known."""
     if len(lists) == 1:
         return lists[0]
     rounds = range(max(map(len, lists)))

@@ -22,7 +22,7 @@ MAX_STALLS: Final = 3
 KEEP_FAILED: Final = 1000
 
 LONGEST: Final = 100 * 365 * 86400
-"""Seconds of the longest duration: what is longer is a mistake, or infinity."""
+"""Seconds of the longest duration: a longer one is a mistake, or infinity."""
 
 
 def seconds(value: object, what: str, *, positive: bool = False) -> float:
@@ -47,7 +47,7 @@ def check_text(value: object, what: str) -> str:
 
 
 def is_model(kind: type) -> bool:
-    """True for a pydantic model, which this tells without importing pydantic."""
+    """True for a pydantic model, without importing pydantic."""
     return hasattr(kind, "__pydantic_validator__") and hasattr(kind, "model_validate_json")
 
 

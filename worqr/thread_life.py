@@ -1,8 +1,8 @@
 """The thread of a peer in a thread: one Trio loop in it, and one ``mesh.join`` in that, from its start to its end.
 
-A life is told to leave by a moment by which it should have, and the earliest that it was told counts. At the end of the
-interpreter all that run are told to leave, before threads are waited for and before ``atexit`` (where no thread can be started
-any more). They are daemons, so that one that cannot leave does not hold up the exit.
+Each request to leave sets a time by which the thread should have left; the earliest time applies. When the interpreter exits,
+all running threads are asked to leave, before threads are joined and before ``atexit`` (where no thread can be started any
+more). They are daemons, so that one that cannot leave does not delay the exit.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Life:
     # From any thread
 
     def begin(self) -> None:
-        """Start the thread; Unavailable if the system gives us none."""
+        """Start the thread; raise Unavailable if the system cannot."""
         _lives.add(self)
         try:
             self._thread.start()
@@ -73,7 +73,7 @@ class Life:
             ) from error
 
     def leave(self, grace: float) -> None:
-        """Leave within so many seconds. Of several requests the earliest applies; a peer that has not joined leaves at once."""
+        """Leave within that many seconds. Of several requests the earliest applies; a peer that has not joined leaves at once."""
         self._leave_by.append(time.monotonic() + grace)
         token = self._token
         if token is not None:
@@ -81,7 +81,7 @@ class Life:
                 token.run_sync_soon(self._heed, idempotent=True)
 
     def wait_ended(self, patience: float | None = None) -> bool:
-        """Whether it has ended, after so many seconds at most."""
+        """Wait up to that many seconds; return True if it has ended."""
         try:
             self.ended.result(patience)
         except TimeoutError:
@@ -89,23 +89,23 @@ class Life:
         return True
 
     def join(self) -> None:
-        """After `ended`: wait for the last instructions of the thread."""
+        """After `ended`: wait until the thread has really finished."""
         if self._thread is not threading.current_thread():
             self._thread.join()
 
     def check_outside(self) -> None:
-        """UsageError on the loop that the caller would wait for."""
+        """Raise UsageError on the loop that the caller would wait for."""
         if threading.current_thread() is self._thread:
             raise UsageError("a handler on the peer's own loop cannot stop the peer: it would wait for its own end")
 
     def raise_if_not_joined(self) -> None:
-        """After `joined`: raise what prevented it."""
+        """After `joined`: raise the error that prevented it."""
         if self._peer is None:
             self.join()
             raise self._error or UsageError("the peer was stopped before it had joined")
 
     def raise_what_ended_it(self) -> None:
-        """After `ended`: once."""
+        """After `ended`: raise its error, once."""
         error, self._error = self._error, None
         if error is not None and self._peer is not None:
             raise error
@@ -141,7 +141,7 @@ class Life:
 
     async def _live(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
-        self._heed()  # it may have been told before there was a token
+        self._heed()  # a request may have come before there was a token
         with self._joining:
             async with self._mesh.join(**self._options) as peer:
                 self._peer = peer
@@ -154,7 +154,7 @@ class Life:
             (self._waiting if self._peer is not None else self._joining).cancel()
 
     async def _wait_and_drain(self, peer: Peer) -> None:
-        """Until told to leave, then as long as the least patient of those who told us has patience."""
+        """Wait until asked to leave, then until the earliest requested time."""
         while not self._leave_by:
             with trio.CancelScope() as self._waiting:
                 await trio.sleep_forever()
@@ -165,7 +165,7 @@ class Life:
 
 
 def check_startable(mesh: Mesh[Any]) -> None:
-    """UsageError if a peer would be of no use, or would outlive the interpreter."""
+    """Raise UsageError if a peer would be of no use, or would outlive the interpreter."""
     if declarations_of(mesh).is_empty:
         raise UsageError(
             f"there is nothing to serve: no function is declared on {mesh!r} with @mesh.task, nor a schedule; import the "
@@ -181,7 +181,7 @@ def no_health(why: str) -> Health:
 # Forks, and the end
 
 _lives: set[Life] = set()
-"""Those that run."""
+"""The running ones."""
 _of_parents: list[Life] = []
 """Objects of the parent that a forked child must keep alive: their locks may be held by threads that it does not have."""
 _ending: list[str] = []
@@ -198,13 +198,14 @@ if hasattr(os, "register_at_fork"):
 
 
 def _register_at_exit() -> None:
-    """Have `_at_exit` called at the end of the main thread, while threads can still be started; UsageError if that has come.
+    """Have `_at_exit` called at the end of the main thread, while threads can still be started; raise UsageError if it has
+    passed.
 
-    Python has this for its own pools only, under a private name; where it has not, ``atexit`` does it nearly as well.
+    Python has this for its own pools only, under a private name. Without it, ``atexit`` is nearly as good.
     """
     try:
         if not _ending:
-            import_module("concurrent.futures.thread")  # its end waits for work of our handlers, so it comes after ours
+            import_module("concurrent.futures.thread")  # its exit waits for our handlers, so ours must run before it
             register: Callable[[Callable[[], None]], object] = getattr(threading, "_register_atexit", atexit.register)
             register(_at_exit)
             _ending.append("awaited")
@@ -215,7 +216,7 @@ def _register_at_exit() -> None:
 
 
 def _at_exit() -> None:
-    """Let all leave; what takes too long is left behind, and dies with the process."""
+    """Ask all to leave; a thread that takes too long is left behind, and ends with the process."""
     _ending.append("begun")
     lives = list(_lives)
     for life in lives:

@@ -1,9 +1,9 @@
 """A peer in a thread of its own, for programs that do not run on Trio: ``mesh.join_in_thread()``.
 
-`ThreadPeer` is what an application holds; each start makes a `Life` (see `thread_life`), which is the thread and what runs in it.
-Whoever waits for it, a thread, Trio or asyncio, waits for one of the two futures of that.
+`ThreadPeer` is the object that an application holds; each start makes a `Life` (see `thread_life`), which is the thread and
+everything in it. A thread, Trio or asyncio waits for it by one of its two futures.
 
-A RuntimeWarning tells of a `ThreadPeer` that is dropped without a start, as of a coroutine that was never awaited. One that still
+A `ThreadPeer` that is dropped without a start causes a RuntimeWarning, like a coroutine that was never awaited. One that still
 exists at the exit may be meant for other processes that import the same module: there is no warning if it was made while a module
 was imported, nor after a fork.
 """
@@ -174,7 +174,7 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
             life.raise_what_ended_it()
 
     def _begin(self) -> Life:
-        """The present life, or a new one."""
+        """The present `Life`, or a new one."""
         with self._lock:
             self._unstarted = None
             if self._life is None or self._life.ended.done():
@@ -231,7 +231,7 @@ def _at_exit() -> None:
 
 
 async def _wait(future: Future[None]) -> None:
-    """Until it is done, under Trio or asyncio. A wait that is cancelled leaves it alone."""
+    """Wait until the future is done, under Trio or asyncio. Cancelling the wait does not affect the future."""
     if trio.lowlevel.in_trio_run():
         event = trio.Event()
         _when_done(future, trio.lowlevel.current_trio_token().run_sync_soon, event.set)
@@ -247,14 +247,14 @@ async def _wait(future: Future[None]) -> None:
 
 def _when_done(future: Future[None], soon: Callable[[Callable[[], None]], object], tell: Callable[[], None]) -> None:
     def done(_: Future[None]) -> None:
-        with suppress(RuntimeError):  # of either kind: the loop has ended, and who waited there
+        with suppress(RuntimeError):  # from Trio or asyncio: the loop has ended, and the waiting task with it
             soon(tell)
 
     future.add_done_callback(done)
 
 
 async def _wait_gone(life: Life) -> None:
-    """Until nothing is left of it; a cancellation comes afterwards, because that is soon."""
+    """Wait until the thread has ended; a cancellation is raised afterwards, because that is soon."""
     if trio.lowlevel.in_trio_run():
         with trio.CancelScope(shield=True):
             await _wait(life.ended)

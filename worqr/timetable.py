@@ -144,7 +144,7 @@ class Timetable:
         """Enqueue a call once in each period.
 
         A period fires at its multiples since the Unix epoch: ``every(3600)`` fires on the hour, no matter when the workers
-        start. In all else it is as `cron`.
+        start. Otherwise it is like `cron`.
 
         Args:
             period: Seconds, or a timedelta; at least 0.1 s.

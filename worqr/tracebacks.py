@@ -17,14 +17,14 @@ FRAMES: Final = 30
 MANY_PLACES: Final = 100
 TRACEBACK: Final = "Traceback (most recent call last):\n"
 OURS: Final = f"{Path(__file__).parent}{os.sep}"
-"""What the names of our own source files begin with."""
+"""The prefixes of worqr's own source files."""
 ONE_LINE: Final = 500
 """Characters of an error's text in a log line; a traceback has all of it."""
 MANY_ERRORS: Final = 3
 """Errors of a group that are named in one line."""
 
 _RUNNERS: Final = re.compile(r"[/\\](?:trio[/\\](?:_core[/\\]|_threads\.py)|asyncio[/\\]\w+\.py$)")
-"""Source files of the event loops, which run what we give them."""
+"""Source files of the event loops, which call worqr's code."""
 _frames: dict[tuple[tuple[int, int], ...], tuple[str, list[CodeType]]] = {}
 """Where errors were raised, and how that reads; the code is kept so that no other gets its id."""
 

@@ -48,7 +48,7 @@ def _wait(scene: Scene, look: Callable[[], dict[str, str]]) -> dict[str, str]:
 
 
 def held(scene: Scene) -> dict[str, str]:
-    """What each queue still holds, in words."""
+    """The remaining contents of each queue, as text."""
     found: dict[str, str] = {}
     for queue, base in BASES.items():
         node = scene.servers.owner(base)

@@ -1,4 +1,4 @@
-"""What all rules share: a history with its excuses, and what a violation is."""
+"""The data that all rules share: a history with its excuses, and the class of violations."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ RULES: list[Rule] = [*RUN_RULES, *TASK_RULES, *END_RULES]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found. `explained`: what looked like a violation and was explained by a fault, by rule and fault."""
+    """The findings. `explained`: apparent violations that a fault explains, by rule and fault."""
 
     violations: list[Violation] = field(default_factory=list[Violation])
     explained: Counter[str] = field(default_factory=Counter[str])

@@ -1,4 +1,4 @@
-"""What peers and producers have in common: their settings, their ledger, their pulse, and that they die with the world."""
+"""The common part of peers and producers: settings, ledger, pulse, and that they end with the world."""
 
 from __future__ import annotations
 

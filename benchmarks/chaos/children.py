@@ -1,4 +1,4 @@
-"""The peers and producers of a run as processes: starting, killing, freezing and ending them, and who died by himself."""
+"""The peers and producers of a run as processes: start, freeze, kill and end them, and notice which died by themselves."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Children:
         process.popen.terminate()
 
     def bury(self) -> list[Process]:
-        """Note who has ended; those that died by themselves, or failed to leave in good order."""
+        """Note which processes have ended: those that died by themselves, or failed to leave normally."""
         died: list[Process] = []
         for process in self.processes.values():
             code = process.popen.poll()
@@ -108,7 +108,7 @@ class Children:
         return died
 
     def end_hung(self, processes: list[Process]) -> None:
-        """Write who hangs, have the stacks of all threads written to its output, and kill it."""
+        """Note which processes hang, write the stacks of all their threads to their output, and kill them."""
         for process in processes:
             self._ledger.write("hung", who=process.name)
             process.state = "killed"

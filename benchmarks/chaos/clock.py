@@ -48,7 +48,7 @@ class ServerClock:
 
 
 def build_clock(folder: Path) -> ServerClock | str:
-    """A clock built in `folder`; a string says why there is none."""
+    """A clock built in `folder`; a string has the reason why there is none."""
     if sys.platform != "linux":
         return "the clock is moved by LD_PRELOAD, which needs Linux"
     compiler = shutil.which("cc")

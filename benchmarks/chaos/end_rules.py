@@ -1,4 +1,4 @@
-"""Rules about what is there at the end: results, dead letters, schedules, keys, and the processes themselves."""
+"""Rules about the end of a run: results, dead-letter records, schedules, keys, and the processes themselves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAY_STAY: Final = (f"{{{PREFIX}}}:version",)
 
 
 def results(case: Case) -> Iterator[Violation]:
-    """A result is what the handler returned; a failure or a cancellation has happened; none that is kept is missing."""
+    """A result is the handler's return value; a failure or a cancellation did happen; no kept result is missing."""
     history, dead = case.history, {(entry.queue, entry.task) for entry in case.history.dead}
     for result in history.results:
         subject = result.queue, result.task
@@ -90,7 +90,7 @@ def _is_due(history: History, reason: str, queue: str, runs: list[Run]) -> bool:
 
 
 def schedules(case: Case) -> Iterator[Violation]:
-    """Every moment fires once (`ended_twice` knows who fires twice), from the first one on, until the calm phase."""
+    """Every moment fires once (`ended_twice` has the exceptions), from the first one on, until the calm phase."""
     fired: dict[str, dict[int, float]] = defaultdict(dict)
     for runs in case.history.runs.values():
         nominal = runs[0].nominal
@@ -143,7 +143,7 @@ FOUND: Final = {
 
 
 def found_by_world(case: Case) -> Iterator[Violation]:
-    """What was seen while the run ended."""
+    """Observations while the run ended."""
     for entry in case.history.findings:
         text = " ".join(f"{name}={value}" for name, value in entry.facts.items())
         yield violation(FOUND[entry.what], text, entry.facts.get("who"))

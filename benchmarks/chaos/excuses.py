@@ -16,7 +16,7 @@ SETTLES_WITHIN: Final = 2.0
 CONNECTS_WITHIN: Final = 2.0
 """Seconds of trouble that follow each trouble: connections are made again, and the backlog is sent."""
 NOTICED_WITHIN: Final = 20.0
-"""Seconds between the sweep of a worker and its new worker id, which it gets when the server answers it again."""
+"""Seconds between a worker's recovery and its new worker id, which it gets when the server replies to it again."""
 SLACK: Final = 0.1
 """Seconds between a line of the ledger and what it tells."""
 DEAD_AFTER: Final = 1.0
@@ -34,9 +34,9 @@ AWAY: Final = (
     "latency",
     "half-open connections",
 )
-"""Trouble in which the server answers nothing, or too late. A slot that moves and a lost connection are no such trouble."""
+"""Troubles in which the server does not reply, or too late. A slot that moves and a lost connection are not among them."""
 AGAIN_WITHIN: Final = 1.0
-"""Seconds until a peer has noticed that the server answers again."""
+"""Seconds until a peer has noticed that the server replies again."""
 SAID_WITHIN: Final = 0.3
 """Seconds in which the end of a run may not have reached an absent server, before or after the trouble."""
 
@@ -151,7 +151,7 @@ class Excuses:
     def _was_frozen(self, run: Run, until: float) -> str | None:
         for span in self._frozen.get(run.peer, ()):
             is_long, is_before = span.end - span.begin >= FROZEN, span.begin <= until
-            # A reply that lies in the socket while the process is frozen lets a run begin just after.
+            # A reply that is in the socket while the process is frozen lets a run begin just after.
             if is_long and is_before and span.end >= run.began - SETTLES_WITHIN and self._unsettled(run, span.begin):
                 return "frozen"
         return None
@@ -172,7 +172,7 @@ class Excuses:
         return "claim by hand of a peer that left" if at <= until + SLACK and is_near else None
 
     def _left_in_outage(self, run: Run, until: float) -> str | None:
-        """A peer that leaves waits for an absent server for a few seconds only; what it could not say is lost with it."""
+        """A peer that leaves waits only a few seconds for an absent server; its unsent requests are lost with it."""
         at = self._history.left.get(run.peer)
         if at is None or run.ended is None or not run.ended <= at <= until:
             return None
@@ -191,7 +191,8 @@ class Excuses:
         return "declared dead, and left" if away >= FROZEN and self._unsettled(run, until) else None
 
     def _ended_after_grace(self, run: Run, until: float) -> str | None:
-        """What a thread or a process has not ended when its leaving peer's grace is over is given back. The peer hears of their
+        """Threads and processes that have not ended when their leaving peer's grace is over: their tasks are given back. The peer
+        notices their end later than the ledger.
         end later than the ledger.
         """
         at = self._history.leaving.get(run.peer)

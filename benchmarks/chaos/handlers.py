@@ -47,7 +47,7 @@ def policy_of(queue: str) -> worqr.RetryPolicy:
 
 
 def options_of(queue: str) -> dict[str, Any]:
-    """What the peer passes to `serve`."""
+    """The arguments of the peer's `serve`."""
     options: dict[str, Any] = {"retry": policy_of(queue), "keep_failed": MANY_RUNS}
     if queue == JOBS:
         options["timeout"] = TIMEOUT

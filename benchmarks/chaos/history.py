@@ -1,4 +1,4 @@
-"""What happened, put together from the ledger: requests, runs, cancellations, faults. No judgement here."""
+"""The events of a run, combined from the ledger: requests, runs, cancellations, faults. It does not judge."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FINAL: Final = frozenset({"returned", "failure", "broken"})
 
 @dataclass(slots=True)
 class Request:
-    """One enqueue or dispatch. `answer`: acked, refused, unknown; None: its producer died before it had one."""
+    """One enqueue or dispatch. `answer`: acked, refused, unknown; None: its producer died before the reply."""
 
     producer: str
     queue: str
@@ -58,7 +58,7 @@ class Run:
     how: str | None = None
     counted: bool = False
     answer: str | None = None
-    """How the server answered the settle, if the peer waited for it."""
+    """The server's reply to the settle, if the peer waited for it."""
 
     @property
     def is_final(self) -> bool:
@@ -97,7 +97,7 @@ class Dead(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A stretch of time. `who` None: everybody."""
+    """A stretch of time. `who` None: all processes."""
 
     begin: float
     end: float
@@ -138,7 +138,7 @@ class History:
     """Of the server's clock against the true time, in seconds, from each of these jumps on."""
     calm: dict[str, Any] = field(default_factory=dict[str, Any])
     findings: list[Entry] = field(default_factory=list[Entry])
-    """What the world itself found to be wrong: undrained, silent, died, hung."""
+    """Problems that the world itself found: undrained, silent, died, hung."""
     keys: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     last: float = 0.0
 

@@ -51,7 +51,7 @@ ENTRIES: Final = {
     "died": "a process ended by itself or with an error: who, code",
     "hung": "a process did not end within patience: who",
 }
-"""What each entry means, and the facts it carries."""
+"""The meaning of each entry, and its facts."""
 
 
 class Entry(NamedTuple):
@@ -102,7 +102,7 @@ WEATHER: Final = frozenset({"trouble", "failover", "clock"})
 
 
 def lines_about(folder: Path, words: set[str | int], at_most: int = 40) -> list[str]:
-    """What the ledger says of `words`, by time: their lines, the ends of their runs, the answers to their requests, and what
+    """The ledger's lines about `words`, by time: the words' own, the ends of their runs, the replies to their requests, and what
     happened to the processes and the server meanwhile.
     """
     named = [entry for entry in read(folder) if _mentions(entry, words)]

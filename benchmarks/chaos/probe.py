@@ -1,4 +1,4 @@
-"""Ask each server for a PING all the time, and write when the answer took long: a slow disk is trouble, too."""
+"""Send each server a PING all the time, and note slow replies: a slow disk is trouble, too."""
 
 from __future__ import annotations
 

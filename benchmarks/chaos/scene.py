@@ -1,4 +1,4 @@
-"""What faults act on: servers, processes, proxy, ledger, and the agenda of what is to be undone later."""
+"""The targets of faults: servers, processes, proxy, ledger, and the agenda of faults to be undone later."""
 
 from __future__ import annotations
 

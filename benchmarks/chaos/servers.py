@@ -146,7 +146,7 @@ class Servers:
 
     @property
     def primaries(self) -> list[Node]:
-        """The nodes that answer and have data."""
+        """The nodes that reply and have data."""
         return [node for node in self.nodes if node.state == "up"]
 
     def owner(self, key: str) -> Node:

@@ -1,4 +1,4 @@
-"""Rules about tasks: what was acknowledged ends, and what must not run does not."""
+"""Rules about tasks: an acknowledged task ends, and a cancelled one does not run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.chaos.history import Cancel, History, Request, Run, Subject, rep
 
 
 def lost(case: Case) -> Iterator[Violation]:
-    """What was acknowledged ends, and what has begun ends, and what was stored with it."""
+    """Every task that was acknowledged ends, and so does every task that has begun, or was stored with one of these."""
     history, dead = case.history, {(entry.queue, entry.task) for entry in case.history.dead}
     ends = _ends_by_id(history)
     for request in history.requests:
@@ -39,7 +39,7 @@ def lost(case: Case) -> Iterator[Violation]:
 
 
 def kept_end(case: Case) -> Iterator[Violation]:
-    """What a schedule fired ends."""
+    """Every firing of a schedule ends."""
     for (queue, task), runs in case.history.runs.items():
         if runs[0].nominal is not None and not _has_ended(runs):
             yield violation("a firing did not end", f"{queue} {task}: {told(runs[-1])}", *runs)
@@ -95,7 +95,7 @@ def refused_ran(case: Case) -> Iterator[Violation]:
 
 
 def cancelled_ran(case: Case) -> Iterator[Violation]:
-    """After an acknowledged cancellation no new run begins; of what ran, at most the one claim that was being started."""
+    """After an acknowledged cancellation no new run begins; among running tasks, at most the one claim that was being started."""
     rule = "a cancelled task came back"
     for (queue, task), cancels in case.history.cancels.items():
         runs = case.history.runs.get((queue, task), [])

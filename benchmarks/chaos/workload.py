@@ -1,4 +1,4 @@
-"""What peers, producers and the checker agree on: queues, policies, schedules, and how a run behaves. No I/O."""
+"""The shared definitions of peers, producers and the checker: queues, policies, schedules, and how a run behaves. No I/O."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_STALLS: Final = {JOBS: 3}
 """Elsewhere as many as a run may need: a worker dies every few seconds here."""
 MANY: Final = 100_000
 TIMEOUT: Final = 3.0
-"""Seconds a run of the queue `jobs` may take. Only runs that mean to time out take so long."""
+"""Seconds that a run of the queue `jobs` may take. Only runs that are meant to time out take longer."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ SCHEDULES: Final = {
     "plain": Beat(0.7, complete=False),
 }
 OWED: Final = 100
-"""Missed firings that worqr makes up for, at most; a fault never lasts as long as so many periods."""
+"""Missed firings that worqr catches up, at most; no fault lasts that many periods."""
 WAITING: Final = 100
 """Firings of one schedule that wait for the one before, at most: above that, worqr drops the oldest."""
 
@@ -53,13 +53,13 @@ SLOW: Final = "slow"
 
 
 def result_of(task: str) -> str:
-    """What a run of `task` returns, where results are kept."""
+    """The result of a run of `task`, where results are kept."""
     return f"done {task}"
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What a run does: it takes `seconds`, then ends `how`."""
+    """The behaviour of a run: it takes `seconds`, then ends `how`."""
 
     seconds: float
     how: str

@@ -39,7 +39,7 @@ PAUSES = (0.2, 2.0)
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run."""
+    """The settings of a run."""
 
     server: ServerKind
     minutes: float
@@ -51,7 +51,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run tells besides its ledger."""
+    """The output of a run besides its ledger."""
 
     faults: Counter[str]
     started: Counter[str]
@@ -136,7 +136,7 @@ def _role(name: str) -> Role:
 
 
 def _trouble(scene: Scene, plan: Plan) -> None:
-    """Inject faults for as long as the plan says."""
+    """Inject faults for the time of the plan."""
     faults = CLUSTER_FAULTS if scene.servers.clustered else FAULTS
     until(lambda: all(map(scene.children.works, scene.children.processes.values())), "peers and producers at work")
     end = time.monotonic() + plan.minutes * 60

@@ -1,4 +1,4 @@
-"""What ``worqr run tests.cli.app:mesh`` serves: handlers that say what becomes of them."""
+"""The mesh of ``worqr run tests.cli.app:mesh``: handlers that report how they end."""
 
 from __future__ import annotations
 

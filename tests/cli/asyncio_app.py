@@ -1,4 +1,4 @@
-"""What ``worqr run tests.cli.asyncio_app:mesh`` serves: a mesh whose async handlers run on asyncio."""
+"""The mesh of ``worqr run tests.cli.asyncio_app:mesh``: its async handlers run on asyncio."""
 
 from __future__ import annotations
 

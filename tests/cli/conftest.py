@@ -19,7 +19,7 @@ from worqr.cli import main
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What servers differ in is the library's business: commands are tested on one."""
+    """The library handles the differences between servers: commands are tested on one."""
     keep_one_kind(config, items, Path(__file__).parent)
 
 
@@ -36,7 +36,7 @@ def logging_as_before() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command printed, and its exit code."""
+    """The output of a command, and its exit code."""
 
     code: int
     out: str
@@ -67,7 +67,7 @@ def logging_as_it_was() -> Iterator[None]:
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """`command("queues", "--json")`: what ``worqr queues --json`` answers; on no server in particular."""
+    """`command("queues", "--json")`: run ``worqr queues --json``; on no particular server."""
 
     def run(*arguments: str) -> Answer:
         capsys.readouterr()

@@ -1,4 +1,4 @@
-"""What the documentation's programs do depends on worqr, not on the kind of server, so they run on one kind."""
+"""The documentation's programs depend on worqr, not on the kind of server, so they run on one kind."""
 
 from __future__ import annotations
 

@@ -33,5 +33,5 @@ def columns(page: str, heading: str, skipped: int = 0) -> dict[str, dict[str, st
 
 
 def words(cell: str) -> list[str]:
-    """What stands in a cell as code."""
+    """The code in a cell."""
     return re.findall(r"`([^`]+)`", cell)

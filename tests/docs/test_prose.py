@@ -44,6 +44,32 @@ def test_the_rules(text: str, expected: list[str]) -> None:
     assert reasons(text) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    {
+        "a docstring": ("a.py", '"""Whoever waits."""\n', [1]),
+        "a docstring over two lines": ("a.py", 'def f() -> None:\n    """It is\n    told."""\n', [2]),
+        "a docstring of an attribute": ("a.py", 'A = 1\n"""Nobody waits."""\n', [2]),
+        "a comment": ("a.py", "A = 1\nB = 2  # for nobody\n", [2]),
+        "comments over two lines": ("a.py", "A = 1\n# It is set\n# aside.\n", [2]),
+        "two comments": ("a.py", "A = 1  # It is set\n\nB = 2  # aside.\n", []),
+        "a string": ("a.py", 'A = "nobody"\n', []),
+        "a name": ("a.py", "nobody = 1  # see `nobody`\n", []),
+        "a long sentence": ("a.py", f'"""{LONG}."""\n', []),
+        "a comment of Lua": ("a.lua", "-- RETURNS ok\nlocal a = 1 -- for nobody\n", [1]),
+        "a string of Lua": ("a.lua", "local nobody = 'nobody'\n", []),
+    }.values(),
+)
+def test_code_is_checked_for_words(name: str, text: str, expected: list[int]) -> None:
+    file = prose.ROOT / "worqr" / name
+    assert [finding.line for finding in prose.findings_in_code(file, text)] == expected
+
+
+def test_the_code_that_is_checked() -> None:
+    checked = {file.relative_to(prose.ROOT).as_posix() for file in prose.code_files() if not prose.is_excepted(file)}
+    assert {"worqr/mesh.py", "worqr/lua/enqueue.lua", "worqr/peer/children/pool.py", "tools/pages.py"} <= checked
+
+
 def test_a_finding_names_page_line_and_sentence() -> None:
     [finding] = prose.findings(PAGE, "# Title\n\nFine.\n\nNobody waits.\n")
     assert str(finding) == "docs/page.md:5: unwanted: 'Nobody': Nobody waits."

@@ -1,4 +1,4 @@
-"""The other peer: joins in the test's own process after (or before) something died, and notes all that it runs."""
+"""The other peer: joins in the test's own process after (or before) a process died, and notes all its runs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def rescuer(url: str, prefix: str, queue: str = "Q1", *, keepalive: float 
 
 
 async def wait_for_nobody(url: str, prefix: str, *, but: str = "", within: float = PATIENCE) -> None:
-    """Until no worker but `but` is registered or being swept: nothing of the dead is left to do."""
+    """Wait until only worker `but` is registered, and no worker is being recovered."""
     mesh = worqr.Mesh(url, prefix=prefix)
     async with mesh.connect():
         with trio.move_on_after(within):

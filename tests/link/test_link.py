@@ -153,8 +153,8 @@ async def test_calls_that_race_the_end_do_not_hang(link_to: LinkTo, server: Serv
         assert ended == 10
 
 
-async def test_no_thread_to_be_had_is_a_clear_error(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    link = Link(LinkSettings(server.url), TrioDriver())
+async def test_no_thread_to_be_had_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = Link(LinkSettings("redis+cluster://127.0.0.1:1"), TrioDriver())
 
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

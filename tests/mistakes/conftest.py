@@ -21,7 +21,7 @@ NewMesh = Callable[..., worqr.Mesh]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What a message says does not depend on the kind of server."""
+    """A message does not depend on the kind of server."""
     keep_one_kind(config, items, Path(__file__).parent)
 
 
@@ -43,7 +43,7 @@ def mesh(new_mesh: NewMesh) -> worqr.Mesh:
 
 @dataclass(frozen=True)
 class Ended:
-    """What a program printed, and its exit code."""
+    """The output of a program, and its exit code."""
 
     code: int
     out: str

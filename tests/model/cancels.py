@@ -1,11 +1,11 @@
-"""A cancel meets everything else: a task that is enqueued, claimed, finished, stopped, swept, and enqueued once more.
+"""A cancel together with everything else: a task that is enqueued, claimed, finished, stopped, recovered, and enqueued again.
 
 One payload, enqueued (T1), cancelled by its payload, and after the answer enqueued again by the same caller (T2).
 Worker A can crash or fall silent, lose replies and lose the cancel message; worker B cannot. The caller's cancel can
 lose its reply as well, and an old copy of it can run late.
 
-Promised: whatever a cancel counted ends as cancelled, never finished and never back in the queue; nothing that was
-enqueued after the answer is touched; a mark goes with its claim; an acknowledgement is true.
+Promised: every task that a cancel counted ends as cancelled, never finished and never back in the queue; no task that was
+enqueued after the reply is touched; a mark is deleted with its claim; an acknowledgement is true.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Cancelling(NamedTuple):
     asked: str = ""
     """The caller's cancel: nothing, sent, ran, answered, acknowledged."""
     seen: int = 0
-    """What the two-step mistake read before it acts: a claim."""
+    """What the two-step mistake has read before it acts: a claim."""
     kept: bool = False
     late: int = 0
     a: str = "up"

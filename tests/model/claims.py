@@ -1,11 +1,11 @@
-"""Starting, settling and sweeping: worker A with every fault, worker B without, two tasks, one queue.
+"""Start, settle and recover: worker A with every fault, worker B without, two tasks, one queue.
 
-A sends one start and one settle at a time; their replies can get lost with the connection, and then both are sent again
-while what the server had not read may still run, late. A can crash, or fall silent: it lives, does not beat,
-is condemned and swept, and hears of it only later. The sweep gives back one claim per call.
+A sends one start and one settle at a time. Their replies can get lost with the connection; then both are sent again, while
+requests that the server had not read may still run, late. A can crash, or fall silent: it is alive, sends no heartbeat, is
+condemned and recovered, and notices only later. The recovery gives back one claim per call.
 
-Promised: a task is in exactly one place; a claim is in the fence or about to be swept; nobody holds a claim
-without knowing it; what was told `ok` or `mine` is finished.
+Promised: a task is in exactly one place; a claim is in the fence or about to be recovered; no worker holds a claim without
+knowing it; a task whose reply was `ok` or `mine` is finished.
 """
 
 from __future__ import annotations

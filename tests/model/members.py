@@ -1,11 +1,11 @@
-"""One worker's membership: joining, serving, leaving, dying; the leader's two looks, the sweep and the audit.
+"""One worker's membership: join, serve, leave, die; the leader's two checks, the recovery and the audit.
 
-The peer sends one request at a time to the registry or to its queue's slot; replies get lost, and copies that
-the server had not read may run late, even after the worker was swept and forgotten. The peer can crash, freeze (and
-wake up as a zombie), and the server's clock can jump, so that the keepalive key is gone under a worker that beats.
+The peer sends one request at a time to the registry or to its queue's slot. Replies get lost, and copies that the server had not
+read may run late, even after the worker was recovered and forgotten. The peer can crash, freeze (and wake up as a zombie), and
+the server's clock can jump, so that the keepalive key of a worker expires while it sends heartbeats.
 
-Promised: who beats and serves is not condemned and stays in the fence; a worker knows all its claims; when everything
-rests, a worker that is gone has left nothing behind, and one that lives stands exactly where it believes to stand.
+Promised: a worker that sends heartbeats and serves is not condemned and stays in the fence. A worker knows all its claims. When
+everything rests, a worker that is gone has left nothing behind, and a live one is exactly where it believes to be.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Membership(NamedTuple):
     registry_kept: tuple[int, str] = (0, "")
     queue_kept: tuple[int, str] = (0, "")
     look: str = ""
-    """What the leader saw of the key: nothing amiss, missing once, missing twice."""
+    """The leader's view of the key: present, missing once, missing twice."""
     beaten: bool = False
     """The worker has beaten since the leader's first look."""
     failed: bool = False
@@ -73,7 +73,7 @@ class Membership(NamedTuple):
 
     @property
     def beats(self) -> bool:
-        """Whether the peer sends beats."""
+        """True if the peer sends heartbeats."""
         return self.process == "up" and self.phase in BEATING
 
 
@@ -209,7 +209,7 @@ class Members(Model[Membership]):
     def _read(self, state: Membership, call: Call) -> Membership:
         if call.reply == "gone":
             return die(state)
-        if call.reply == "refused":  # leaves the rest to the sweep
+        if call.reply == "refused":  # leaves the rest to the leader
             return state._replace(phase="left")
         holds = call.reply == "took" if call.verb == "start_tasks" else state.holds and call.verb != "stop_work"
         return state._replace(phase=AFTER[call.verb], holds=holds)

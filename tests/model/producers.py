@@ -30,7 +30,7 @@ class Copy(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What the producer knows of one task's request."""
+    """The producer's knowledge of one task's request."""
 
     number: int
     told: str = ""

@@ -1,15 +1,14 @@
-"""Breadth-first search over the states of a small model, with the shortest way to whatever is wrong.
+"""Breadth-first search over the states of a small model, with the shortest way to any violation.
 
-A model is a set of immutable states and the steps between them. Each step is somebody's:
+A model is a set of immutable states and the steps between them. Each step has an actor:
 
 - `By.MESH`: the mesh takes it by itself, sooner or later (a script runs, a reply is read, a beat is due);
 - `By.USER`: an application may take it or never take it (enqueue, a handler returns);
 - `By.FAULT`: the environment's doing, bounded by budgets in the state (a crash, a lost reply, a late copy).
 
 Three things are checked. *Invariants* hold in every state. *Rest*: a state in which the mesh has nothing left to do
-must be a good one, whatever users and faults do or leave undone. *Coming to rest*: from every state the
-mesh's own steps can lead to rest (no livelock). A task that waits for ever, a key that leaks and a claim that nobody
-sweeps are all bad states at rest.
+must be a good one, for all behaviour of users and faults. *Coming to rest*: from every state the mesh's own steps can lead to
+rest (no livelock). A task that waits for ever, a key that leaks and a claim that is never recovered are all bad states at rest.
 
 No trio, no redis, no clock: time is the order of steps. What needs a duration (two looks, an expiry) is a rule in the
 model that says which step cannot come before which.
@@ -33,7 +32,7 @@ MOST_STATES = 500_000
 
 
 class By(Enum):
-    """Who takes a step."""
+    """The actor of a step."""
 
     MESH = "mesh"
     USER = "user"
@@ -43,7 +42,7 @@ class By(Enum):
 class Model(ABC, Generic[State]):
     """One part of the protocol, correct or with one named mistake put in.
 
-    Group attributes, set once: `moves` names every transition and who takes it; `mistakes` names what can be put in,
+    Group attributes, set once: `moves` names every transition and its actor; `mistakes` names what can be put in,
     and how many steps at most show it; `least` is the number of states below which a search was vacuous.
     """
 
@@ -66,16 +65,16 @@ class Model(ABC, Generic[State]):
 
     @abstractmethod
     def broken(self, state: State) -> str | None:
-        """What is wrong with `state`, or None."""
+        """The violation in `state`, or None."""
 
     @abstractmethod
     def restless(self, state: State) -> str | None:
-        """What is wrong with resting in `state`, or None."""
+        """The reason why `state` is bad to rest in, or None."""
 
 
 @dataclass(slots=True)
 class Found:
-    """What a search saw: `wrong` is None, or says what is wrong at the end of `trace`, the shortest way there."""
+    """The outcome of a search: `wrong` is None, or names the violation at the end of `trace`, the shortest way to it."""
 
     states: int = 0
     fired: Counter[str] = field(default_factory=Counter[str])

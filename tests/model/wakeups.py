@@ -41,7 +41,7 @@ class Worker(NamedTuple):
     phase: str = "serving"
     """serving, draining, left or crashed."""
     busy: str = ""
-    """What fills its room: a task of this queue, another queue's, or nothing."""
+    """What occupies its capacity: a task of this queue, of another queue, or nothing."""
     wants: bool = True
     """Must claim as soon as it has room; False: relies on being in `hungry`."""
     call: str = ""
@@ -51,7 +51,7 @@ class Worker(NamedTuple):
 
 
 class Waking(NamedTuple):
-    """The queue, its hungry workers, the messages on their way."""
+    """The queue, its waiting workers, the messages on their way."""
 
     workers: tuple[Worker, Worker] = (Worker(), Worker())
     waiting: int = 0
@@ -253,12 +253,12 @@ class Tokens(Wakeups):
 
 
 def reachable(worker: Worker) -> bool:
-    """Whether a PUBLISH to it reaches somebody."""
+    """True if a PUBLISH to it has a receiver."""
     return worker.phase in ("serving", "draining")
 
 
 def has_room(worker: Worker) -> bool:
-    """Whether it may claim."""
+    """True if it may claim."""
     return worker.phase == "serving" and not worker.busy
 
 
@@ -269,13 +269,13 @@ def put(state: Waking, index: int, worker: Worker) -> Waking:
 
 
 def wake_all(state: Waking) -> Waking:
-    """A message on the queue's own channel, which every worker hears; nobody leaves `hungry`."""
+    """A message on the queue's own channel, which every worker receives; no worker leaves `hungry`."""
     everybody = frozenset(index for index, worker in enumerate(state.workers) if reachable(worker))
     return state._replace(messages=state.messages | everybody)
 
 
 def wake(state: Waking) -> Waking:
-    """The shared piece: pops one hungry worker if a task waits; a PUBLISH that reaches nobody moves on to the next."""
+    """The shared piece: pops one waiting worker if a task waits; a PUBLISH without a receiver moves on to the next."""
     if not state.waiting or state.paused:
         return state
     for index in sorted(state.hungry):

@@ -1,4 +1,4 @@
-"""A desk per test, on a server that all share or on one of the test's own."""
+"""A desk per test, on a shared server or on one of the test's own."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ FENCE = 8_000_000_000_000_000
 """Above the clock in microseconds until the year 2223, below 2**53, and one that Lua's tostring would spoil."""
 BOOM = RemoteError("Boom", "it broke", "line 1\nline 2")
 TRIED = {"error_type": BOOM.type, "error_message": BOOM.message}
-"""What a job remembers of a try that raised it."""
+"""The error that a job keeps of a failed attempt."""
 DIED = {"error_type": "Stalled", "error_message": "its worker died while it ran"}
 PAST = 1_000_000_000_000
 """A time long ago, in ms."""
@@ -58,7 +58,7 @@ def reference(id: str) -> bytes:
 
 
 def policy(max_stalls: int = 3, keep_failed: int = 1000, *, on_failure: bool = False, **more: Any) -> dict[str, str]:
-    """What a queue knows of a worker's handler; as `Desk.enter` puts it there."""
+    """The options of a worker's handler in the queue, as `Desk.enter` stores them."""
     known = {"max_stalls": max_stalls, "keep_failed": keep_failed, "on_failure": int(on_failure), **more}
     return {name: str(value) for name, value in known.items()}
 
@@ -92,7 +92,7 @@ def aside(
     error: RemoteError = BOOM,
     **kept: Any,
 ) -> dict[str, str]:
-    """The record of a task that A set aside, or was set aside with; `kept` is what a job brings with it."""
+    """The record of a task that failed under A; `kept` has the fields of a job itself."""
     counters = {"failures": str(failures), "stalls": str(stalls), "timeouts": str(timeouts)}
     why = {"error_type": error.type, "error_message": error.message, "error_traceback": error.traceback}
     brought = {name: str(value) for name, value in kept.items()}
@@ -106,7 +106,7 @@ def job(id: str | None, task: bytes = b"a", **options: Any) -> tuple[dict[str, A
 
 
 def fields_of(entry: Any) -> dict[str, Any]:
-    """What a start answered for a job, by name; bytes are text, but for the payload."""
+    """A start's reply for a job, by name; bytes as text, except the payload."""
     assert isinstance(entry, list)
     names = [name.decode() for name in entry[::2]]
     assert len(names) == len(set(names))
@@ -114,7 +114,7 @@ def fields_of(entry: Any) -> dict[str, Any]:
 
 
 def payloads(entries: Sequence[Any]) -> list[bytes]:
-    """What a start answered, without what jobs bring with them."""
+    """A start's reply, without the jobs' own fields."""
     return [fields_of(entry)["task"] if isinstance(entry, list) else entry for entry in entries]
 
 
@@ -148,7 +148,7 @@ class Desk:
         return reply
 
     def call(self, call: Call[T]) -> T:
-        """What `call` answers to its caller."""
+        """The value that `call` returns to its caller."""
         return call.read(self.send(call))
 
     def resend(self, call: Call[Any]) -> list[Any]:
@@ -221,7 +221,7 @@ class Desk:
         return self.take(worker, len(tasks))
 
     def retry(self, worker: str, claimed: int, **options: Any) -> str:
-        """retry_task with what matters to nobody filled in."""
+        """retry_task with defaults for the arguments that do not matter."""
         return self.call(
             ops.retry_task(self.q, worker, claimed, BOOM, **{"counter": "failures", "limit": 10, **options})
         )
@@ -253,7 +253,7 @@ class Desk:
         return int(seconds) * 1000 + int(micros) // 1000
 
     def stall(self, *tasks: bytes, times: int = 2) -> None:
-        """Put `tasks`, whose workers then die so many times (nothing else may wait): 2 make suspects of them."""
+        """Enqueue `tasks`, whose workers then die that many times (nothing else may wait): 2 make suspects of them."""
         self.put(*tasks)
         for _ in range(times):
             for n in range(len(tasks)):

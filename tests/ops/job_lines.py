@@ -34,8 +34,8 @@ from worqr.states import State
 
 @dataclass
 class Lines:
-    """All that a queue holds, and how something gets in line. Lists have their front first. Every method named as a script is
-    that transaction; what it answers is the reply.
+    """The contents of a queue, and how a task gets into it. Lists have their front first. A method that is named like a script is
+    that transaction; its return value is the reply.
     """
 
     fence_number: int = FENCE
@@ -66,7 +66,7 @@ class Lines:
     fired: dict[str, str] = field(default_factory=dict[str, str])
     failure_fence: int = FENCE
     failure_jobs: dict[str, Record] = field(default_factory=dict[str, Record])
-    # What happened in the last transaction, for those who watch.
+    # What happened in the last transaction, for observers.
     script: str = ""
     moved: list[tuple[str, State, State]] = field(default_factory=list[tuple[str, State, State]])
     unclaimed: int = 0
@@ -247,7 +247,7 @@ class Lines:
         return ["ok", *reply]
 
     def _refused(self, jobs: list[tuple[dict[str, Any], bytes]]) -> Reply | None:
-        """What a dispatch of all or nothing answers if it is nothing: up to the first that is refused."""
+        """The reply to an all-or-nothing dispatch that stored nothing: up to the first refused job."""
         seen, more, reply = set[str](), 0, list[Any]()
         for o, _task in jobs:
             job_id = o.get("id")
@@ -374,7 +374,7 @@ class Lines:
             del self.due[job_id]
             self._move("due", self._put(job_id, 0, suspect="suspect" in self.jobs[job_id]))
 
-    # What is seen of it
+    # Views of it
 
     def _ended_as(self, job_id: str, number: int) -> Record | None:
         for result in (self.results.get(job_id), self.older_results.get(job_id) if number else None):
@@ -420,7 +420,7 @@ class Lines:
         return "replaced" if number and max(newer) > number else "gone", {}
 
     def payloads(self) -> list[bytes]:
-        """What waits, in the order in which it will be taken."""
+        """The waiting tasks, in the order in which they will be taken."""
         found, seen = list[bytes](), set[str]()
         for item in (*self.suspects, *self.queue):
             job_id = id_of(item)
@@ -436,7 +436,7 @@ class Lines:
         return self.count_queued() + len(self.items)
 
     def keys(self) -> dict[str, Any]:
-        """Every key that the server should hold, without the stored replies and without what a job is told by."""
+        """Every key that the server should have, except stored replies and keys of notifications."""
         found: dict[str, Any] = {
             "": self.queue[::-1],
             ":suspects": self.suspects[::-1],

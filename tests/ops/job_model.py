@@ -338,7 +338,7 @@ class Model(Lines):
         own = {"task": task, "failed": facts, "run_at": NOW, "state": "waiting"}
         self.failure_jobs[f"@f{claim}"] = {**own, "queued": number, "first": number, "last": number}
 
-    # Leaving and being swept
+    # Leaving and being recovered
 
     def stop_work(self, worker: str, limit: int) -> Reply:
         self.begin("stop_work")
@@ -484,7 +484,7 @@ class Model(Lines):
         if job_id is not None and job_id in self.jobs and self.is_trashed(self.jobs[job_id]):
             self._forget(job_id, self.cleared_why or "")
 
-    # What was set aside
+    # The dead-letter queue
 
     def retry_aside(self, kind: str, claims: list[int]) -> Reply:
         self.begin("retry_aside")
@@ -544,7 +544,7 @@ class Model(Lines):
         self._count("resumed")
         return ["ok"]
 
-    # Time, by nobody's hand
+    # Time, without any transaction
 
     def time_passes(self, job_id: str, score: int) -> None:
         """The time of a due job comes."""

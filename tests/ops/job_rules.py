@@ -1,4 +1,4 @@
-"""The rules of `job_model` for single records: what a dispatch changes, what is merged, what has expired. And the words.
+"""The rules of `job_model` for single records: what a dispatch changes, what is merged, what has expired. And status words.
 
 Records are dicts with the fields that the server keeps. Times are milliseconds; two of them stand for what only the
 server's clock knows: `NOW`, and `LATER`, which is `DELAY` from now.
@@ -56,7 +56,7 @@ class Place:
 
 @dataclass
 class Policy:
-    """What the queue knows of a worker's handler."""
+    """The options of a worker's handler in the queue."""
 
     max_stalls: int = 3
     keep_failed: int = 2
@@ -74,7 +74,7 @@ class Policy:
 
 @dataclass
 class Failure:
-    """Why a run did not end well, as it is set aside."""
+    """Why a run did not end well, as its dead-letter record has it."""
 
     kind: str
     reason: str
@@ -104,7 +104,7 @@ def resets_counts(o: Mapping[str, Any]) -> bool:
 
 
 def flags(o: Mapping[str, Any]) -> Record:
-    """What a blocked job remembers of its dispatch, should the run come back."""
+    """The changes of a blocked job's dispatch, in case the run returns."""
     flags: Record = {"update_data": 1} if replaces_data(o) else {}
     flags |= {"update_counts": 1} if resets_counts(o) else {}
     return flags | named(forced(o))
@@ -132,7 +132,7 @@ def reset_counts(job: Record) -> None:
 
 
 def merge(job: Record, twin: Record, when: int) -> int:
-    """Change the job that came back as the dispatches of its blocked twin said; answers when it is due then."""
+    """Change the job that returned as the dispatches of its blocked twin said; return when it is due then."""
     if "update_data" in twin:
         job["task"] = twin["task"]
         replace(job, twin, "meta", "scheduled_for")
@@ -147,7 +147,7 @@ def merge(job: Record, twin: Record, when: int) -> int:
 
 
 def tries(job: Record, uncounted: int) -> Record:
-    """What a result keeps of the tries of a job: what is not there is nothing, or one attempt."""
+    """The attempt counters in a result: a missing one is 0, or one attempt."""
     attempts = uncounted + sum(int(job.get(name, 0)) for name in COUNTERS)
     kept = {name: job[name] for name in ("progress", "message") if job.get(name)}
     kept |= {"failures": job["failures"]} if int(job.get("failures", 0)) else {}

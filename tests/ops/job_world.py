@@ -88,7 +88,7 @@ class World:
         return reply
 
     def heard(self) -> dict[str, list[bytes]]:
-        """What was published since the last time: cancellations acknowledged, and hints of what is due."""
+        """The messages published since the last time: cancellations acknowledged, and hints about due times."""
         self.client.publish(f"{self.prefix}!", b"")
         found: dict[str, list[bytes]] = {"cancelled": [], "due": []}
         while True:
@@ -152,13 +152,13 @@ class World:
         return LATER if abs(ms - self.now - DELAY) < _SOON else ms
 
     def entry(self, entry: Any) -> Any:
-        """What a start answered for one claim: the payload, a job's fields, or None."""
+        """A start's reply for one claim: the payload, a job's fields, or None."""
         if not isinstance(entry, list):
             return entry
         names = [name.decode() for name in entry[::2]]
         return {name: self._told("", name, value) for name, value in zip(names, entry[1::2], strict=True)}
 
-    # Changing, by nobody's hand
+    # Changes without any transaction
 
     def settle_times(self, past: int, future: int) -> None:
         """As the model's: what was now or later becomes a time that is known."""
@@ -180,7 +180,7 @@ class World:
 
 
 def differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    """What is not as the model says, key by key."""
+    """The differences from the model, key by key."""
     lines = [
         f"{name}: {found.get(name)!r}\n   expected {expected.get(name)!r}"
         for name in sorted(found.keys() | expected.keys())

@@ -19,8 +19,8 @@ KEPT = {"result_ttl": "60000"}
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Claims of A: on a raw task, on a job that failed once, on one with a blocked twin, and one that is marked; the claims
-    under which tasks were set aside as failed and as broken. And all that the scene was when it was set."""
+    """Claims of A: on a raw task, on a job that failed once, on one with a blocked twin, and a marked one; the claims under which
+    tasks failed and were broken. And the state of the scene when it was set."""
 
     raw: int
     job: int
@@ -34,8 +34,8 @@ class Scene:
 
 
 def set_scene(desk: Desk) -> Scene:
-    """A holds claims, B is hungry, C is being swept; a suspect, raw tasks, jobs and a reference to nothing wait, two jobs are
-    due, two blocked, one has expired; results are kept, an id is taken, and A has a failure handler."""
+    """A holds claims, B waits for tasks, C is being recovered. A suspect, raw tasks, jobs and a reference without a record wait;
+    two jobs are due, two blocked, one has expired. Results are kept, an id is reserved, and A has a failure handler."""
     desk.register("A", "B", "C", queues=["Q1"])
     desk.beat("A", lease_ms=LEASE)
     desk.client.delete(desk.g.worker("C"))
@@ -76,7 +76,7 @@ def set_scene(desk: Desk) -> Scene:
 
 
 def reset_scene(desk: Desk, scene: Scene) -> None:
-    """As it was, whatever has happened since."""
+    """Restore its first state."""
     desk.wipe()
     desk.numbers, desk.starts = dict(scene.numbers), dict(scene.starts)
     with desk.client.pipeline(transaction=False) as pipe:
@@ -186,7 +186,7 @@ BEFORE: dict[str, Callable[[Desk], object]] = {
     "tick_schedules": declared,
     "stop_worker": lambda desk: desk.call(ops.unmap_work(desk.g, "A", "Q1")),
 }
-"""What makes their way free."""
+"""The preparation that a script needs before its call."""
 
 
 def next_call(desk: Desk, scene: Scene, name: str) -> Call[Any]:

@@ -66,7 +66,7 @@ def seen(desk: Desk) -> dict[str, int]:
 
 
 def lead(desk: Desk, ms: int) -> None:
-    """The mesh was led for so long."""
+    """The mesh was led for that long."""
     desk.client.hset(desk.g.schedules, "led", ms)
 
 

@@ -27,9 +27,9 @@ def new_mesh(server: Server, prefix: str) -> NewMesh:
 
 @pytest.fixture
 def without_scans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No leader looks through the queues: whatever happens all the same, somebody was told to do.
+    """No leader scans the queues: everything that happens is the effect of a message.
 
-    So a message that is lost is seen by what never happens, and not by how long it took.
+    So a lost message shows in an event that never comes, and not in a longer time.
     """
 
     async def scan_once(_scanner: Scanner) -> None:

@@ -192,7 +192,7 @@ def spin(task: bytes) -> None:
 
 
 def spin_shortly(task: bytes) -> None:
-    """Write who is here into the file named, and go on until the time is over, which is soon then."""
+    """Write the process ids into the named file, shorten the deadline, and go on until it has passed."""
     grandchild = subprocess.Popen(["sleep", "100"])
     Path(task.decode()).write_text(f"{os.getpid()} {grandchild.pid}")
     print("not long now", file=sys.stderr)

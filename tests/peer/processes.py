@@ -1,4 +1,4 @@
-"""What the tests of worker processes are made of: a pool of them, runs without a queue, and a look at processes."""
+"""Tools for the tests of worker processes: a pool of them, runs without a queue, and views of processes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Pool:
         desk: Desk | None = None,
         deadline: float | None = None,
     ) -> Any:
-        """What the run of a job returns, decoded by nobody: (kind, bytes), or None."""
+        """The result of a job's run, not decoded: (kind, bytes), or None."""
         run = self.children.prepare(handler)
         desk = desk or self.desk
         if policy is not None:
@@ -105,7 +105,7 @@ async def open_pool(limit: int = 2, **settings: Any) -> AsyncGenerator[Pool]:
 
 
 def is_alive(pid: int) -> bool:
-    """True if the process runs, and is not just waiting to be reaped by somebody else."""
+    """True if the process runs, and does not only wait to be reaped by its parent."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What the tests of peers are made of: handlers that note their runs, ways to wait, and a look at what the server was asked."""
+"""Tools for the tests of peers: handlers that note their runs, ways to wait, and a view of the server's requests."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def serving(
 
 
 async def eventually(look: Callable[[], Awaitable[T]], wanted: T, within: float = PATIENCE) -> None:
-    """Wait for something on the server that tells nobody."""
+    """Wait for a change on the server that has no notification."""
     deadline = time.monotonic() + within
     while (seen := await look()) != wanted:
         assert time.monotonic() < deadline, f"not within {within:g} s: {seen!r} is not {wanted!r}"
@@ -121,7 +121,7 @@ async def at_most(seconds: float = 15) -> AsyncGenerator[None]:
 
 
 class Spy:
-    """What clients (not scripts) asked of the server since, as the names of scripts and commands."""
+    """The requests of clients (not of scripts) since then, as the names of scripts and commands."""
 
     def __init__(self, server: Server, prefix: str) -> None:
         self._client = server.client()

@@ -1,4 +1,4 @@
-"""What type checkers know of the face: never run, checked in the session `types`. A line that must be an error says which."""
+"""The public API as type checkers see it: never run, checked in the session `types`. A line that must be an error says which."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager

@@ -1,4 +1,4 @@
-"""Finding the mesh that ``worqr run package.module:mesh`` means, and saying clearly what is wrong if there is none."""
+"""Find the mesh that ``worqr run package.module:mesh`` means, and explain clearly if there is none."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class PlainFormatter(logging.Formatter):
 
 class JsonFormatter(logging.Formatter):
     """One object on a line: ``time`` (UTC), ``level``, ``logger``, ``message``, ``exception`` and ``stack`` where there are
-    some, and whatever a record was given as ``extra``, under its own names.
+    some, and the values that a record has as ``extra``, under their own names.
     """
 
     def format(self, record: logging.LogRecord) -> str:

@@ -1,4 +1,4 @@
-"""``worqr queues`` and ``worqr workers``: what there is, as a table or as JSON; and how one of them is evicted."""
+"""``worqr queues`` and ``worqr workers``: show them as tables or as JSON, and evict a worker."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ async def _stdin_lines(*, whole: bool) -> AsyncIterator[list[bytes]]:
 
 
 async def _stdin_chunks() -> AsyncIterator[bytes]:
-    """Yield what there is, as it comes: a terminal's or a pipe's writer may be slow."""
+    """Yield the input as it comes: a terminal's or a pipe's writer may be slow."""
     while chunk := await trio.to_thread.run_sync(os.read, 0, READ_SIZE, abandon_on_cancel=True):
         yield chunk
 
@@ -269,5 +269,5 @@ async def _result(job: Job[bytes], patience: float) -> object:
 
 
 def _result_fields(result: object) -> object:
-    """Bytes as a payload is shown, all else as it is."""
+    """Show bytes as a payload, every other value unchanged."""
     return payload_fields(result) if isinstance(result, bytes) else result

@@ -1,8 +1,8 @@
-"""``worqr run --reload``: a supervisor that starts the worker as a child, and anew when a ``.py`` file of the project changes.
+"""``worqr run --reload``: a supervisor that restarts the worker, its child, when a ``.py`` file of the project changes.
 
-Supervisor and child share the terminal, so that a debugger works in a handler, and Ctrl-C reaches both. Between them lies
-a pipe, the leash: the supervisor writes into it how urgently the child should leave (see `worqr.service.Urgency`), and its
-end means that the supervisor is gone. What is said twice is no harm.
+Supervisor and child share the terminal, so that a debugger works in a handler, and Ctrl-C reaches both. They are connected by a
+pipe, the leash: the supervisor writes into it how urgently the child should leave (see `worqr.service.Urgency`). The end of the
+pipe means that the supervisor has ended. Repeated messages do no harm.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Final
 from worqr.cli.text import complain
 
 LEASH: Final = "WORQR_RELOAD_LEASH"
-"""The environment variable that tells a child the number of its end of the leash."""
+"""The environment variable with the number of the child's end of the leash."""
 LOOK_EVERY: Final = 0.3
-"""Seconds between two looks at the files; a change is acted upon when two looks in a row see the same."""
+"""Seconds between two checks of the files; a change takes effect when two checks in a row find the same."""
 LET_GO: Final = 10.0
 """Seconds that a child has to cancel its handlers and give their tasks back; then it is killed."""
 SKIPPED: Final = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "env", "build", "dist"})
@@ -34,7 +34,7 @@ Seen = dict[str, tuple[int, int]]
 
 
 def supervise(command: Sequence[str], folder: Path) -> int:
-    """Run `command` as a child, and again after each change below `folder`, until told to stop; the exit code."""
+    """Run `command` as a child, and restart it after each change below `folder`, until a signal; return the exit code."""
     supervisor = _Supervisor(command, folder)
     before = [(number, signal.signal(number, supervisor.hear)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
@@ -77,7 +77,7 @@ class _Supervisor:
             self._start()
 
     def _settled(self, now: Seen) -> Seen:
-        """Return the files, once two looks in a row see the same."""
+        """Return the files, once two checks in a row find the same."""
         while True:
             time.sleep(LOOK_EVERY)
             before, now = now, look(self._folder)
@@ -94,7 +94,7 @@ class _Supervisor:
         self._pull(self._urgency)  # a signal may have come before there was a child
 
     def _wait(self, seconds: float) -> int | None:
-        """Its exit code, if it has ended; told once, unless we are ending, too."""
+        """Its exit code, if it has ended; logged once, unless the supervisor is ending too."""
         if self._child is None:
             time.sleep(seconds)
             return 0 if self._urgency else None
@@ -143,7 +143,7 @@ def _files(folder: str) -> Iterator[tuple[str, tuple[int, int]]]:
     try:
         entries = list(os.scandir(folder))
     except OSError:
-        return  # it went while we looked
+        return  # the file was removed meanwhile
     if any(entry.name == "pyvenv.cfg" for entry in entries):
         return
     for entry in entries:
@@ -158,13 +158,13 @@ def _files(folder: str) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def changed(before: Seen, now: Seen) -> str:
-    """What is different, for people."""
+    """The changed files, for people."""
     names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
     return os.path.relpath(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def on_leash(heed: Callable[[int], None]) -> bool:
-    """In a child: `heed` is called, in a thread, with what comes through the leash. False: there is none."""
+    """In a child: call `heed`, in a thread, with the messages from the leash. Return False if there is no leash."""
     number = os.environ.pop(LEASH, "")
     if not number:
         return False

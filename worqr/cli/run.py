@@ -1,4 +1,4 @@
-"""``worqr run package.module:mesh``: a worker as a program of its own. What such a program does is in `worqr.service`."""
+"""``worqr run package.module:mesh``: a worker as a program of its own. `worqr.service` is the program."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def run(
 
 
 def _run_with_json(program: _Program, level: Level | None) -> int:
-    """Run it, and say what is wrong in JSON, too."""
+    """Run it; with JSON output, print errors as JSON too."""
     set_up_logging(level, as_json=True)
     try:
         program.run(lambda: set_up_logging(level, as_json=True))
@@ -155,13 +155,13 @@ class _Program:
         self._service: Service | None = None
 
     def urge(self, urgency: int) -> None:
-        """What comes through the leash."""
+        """Handle a message from the leash."""
         if self._service is None:
             os._exit(FAILED)  # it is still being imported: nothing is held
         self._service.urge(urgency)
 
     def run(self, log: Callable[[], None]) -> None:
-        """Find the mesh, serve it, and see to it that the process ends afterwards."""
+        """Find the mesh, serve it, and make sure that the process ends afterwards."""
         with _ending_at_ctrl_c():
             mesh = find_mesh(self._target)
         log()  # not before: the module may have set up logging by itself
@@ -180,7 +180,7 @@ class _Program:
         end_within(ENDS_AFTER)
 
     def _check_queues(self, mesh: Mesh[Any]) -> None:
-        """Unhappy if a name fits nothing; ``join`` would say it of its own option."""
+        """Raise an error if a name matches nothing; ``join`` would name its own option instead."""
         try:
             Only(self._options.get("only")).check(mesh.functions)
         except UsageError as error:

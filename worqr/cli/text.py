@@ -1,6 +1,6 @@
-"""What the commands print: text made safe for a terminal, plain tables, and lines of JSON.
+"""The output of the commands: text made safe for a terminal, plain tables, and lines of JSON.
 
-Payloads, names, errors and reasons may come from anybody. They must not move the cursor, change colours or hide other text.
+Payloads, names, errors and reasons may come from any client. They must not move the cursor, change colours or hide other text.
 So every character that is not printed as itself is written as its escape. Nothing here reads markup.
 Tables that fit a terminal are in `worqr.cli.terminal`.
 """

@@ -1,4 +1,4 @@
-"""What people type on a command line, as values: durations, times, pairs, arguments. Pure."""
+"""Parse the values on a command line: durations, times, pairs, arguments. Pure."""
 
 from __future__ import annotations
 

@@ -672,8 +672,12 @@ class NodeClient:
             return
         while self._ready_waiters:
             cluster.wait_ready(*self._ready_waiters.pop())
-        if self._backlog.is_busy():
-            self._lost(Lost("it is no primary any more", innocent=True))
+        connection = self._connection
+        if self._backlog.is_busy() and connection is not None:
+            if time.monotonic() - connection.heard_at >= _TICK:
+                self._lost(Lost("it is no primary any more", innocent=True))
+            else:
+                self._plan()
         elif cluster.retire(self):
             self._end(Unavailable("the node is no primary any more"))
 

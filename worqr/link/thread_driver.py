@@ -63,6 +63,7 @@ class ThreadDriver:
         self._timers = _Timers()
         self._followers: dict[_Gate, None] = {}  # gates of threads that wait while another one drives
         self._waiting: set[Waiter] = set()
+        self._broken: Exception | None = None  # the link has ended in the middle of a change
         self._driving: _Gate | None = None  # that of the thread that drives
         self._wakes_at = math.inf  # when it looks at the timers at the latest
         self._gathering = False  # a request is about to be sent, and others may join it
@@ -100,10 +101,11 @@ class ThreadDriver:
                 self._free()
 
     def interrupted(self, error: Exception) -> None:
-        for waiter in self._waiting:
+        self._broken = error
+        for waiter in tuple(self._waiting):
             if not waiter.settled:
                 waiter.error, waiter.settled = copy.copy(error), True
-        wake_all(self._waiting)
+        wake_all(tuple(self._waiting))
 
     def poison(self) -> None:
         self._waiting.clear()
@@ -148,13 +150,16 @@ class ThreadDriver:
                 "handler, or hand the call to a thread"
             )
         request.wake = _Gate(self)
-        self._waiting.add(request)
 
     async def wait(self, request: Waiter) -> None:
         gate = request.wake
+        if gate is None:
+            return  # it was settled meanwhile
+        self._waiting.add(request)
         try:
-            if gate is None:
-                return  # it was settled meanwhile
+            if self._broken is not None:
+                request.error, request.settled = copy.copy(self._broken), True
+                return
             assert isinstance(gate, _Gate), "a thread that waits has prepared to"
             while not gate.is_open:
                 if self._takes_over(gate):

@@ -1,5 +1,5 @@
 -- USES own record
--- Sets the field `name` of the hash `key`, or takes it away where `value` is false; nothing if it is no hash.
+-- Sets the field `name` of the hash `key`, or deletes it where `value` is false. Does nothing if the key is not a hash.
 local function set_field(key, name, value)
   if value then
     own(redis.pcall('HSET', key, name, value))
@@ -8,8 +8,8 @@ local function set_field(key, name, value)
   end
 end
 
--- Forgets the record set aside under `claim`, and that its id was. Those of one id know the one before and the one after,
--- and the index knows the newest, so that each can go without a search.
+-- Deletes the dead-letter record under `claim`. The records of one id are linked to their neighbours, and the index has the
+-- newest of them, so that each can be deleted without a search.
 local function forget_aside(base, claim)
   local aside = base .. ':aside:'
   local kept = own(redis.pcall('HMGET', aside .. claim, 'id', 'older', 'newer')) or {}
@@ -25,7 +25,7 @@ local function forget_aside(base, claim)
   redis.call('DEL', aside .. claim)
 end
 
--- Writes the record set aside under `claim` and lists it, if it is to be kept; the oldest above the cap go.
+-- Writes the dead-letter record under `claim` and lists it, if it is to be kept; the oldest records above the cap are deleted.
 local function list_aside(base, claim, record, facts, how)
   local aside, list, keep = base .. ':aside:' .. claim, base .. ':' .. how.kind, tonumber(how.keep)
   if how.kind == 'broken' or keep > 0 then

@@ -1,6 +1,6 @@
 -- USES counts mark own result twins
--- Deletes the record of a job that does not run, wherever its place in line is (that is the caller's), and tells whoever
--- waits for it that it was cancelled. `ttl` as keep_result.
+-- Deletes the record of a job that does not run and publishes the cancellation to callers that wait for its result. The caller
+-- removes the job from its list or set. `ttl` as in keep_result.
 local function forget_job(base, id, ttl, reason)
   local job = base .. ':job:' .. id
   local kept = redis.call('HMGET', job, 'twin', 'first', 'last', 'result_ttl')
@@ -12,7 +12,7 @@ local function forget_job(base, id, ttl, reason)
   redis.call('DEL', job, base .. ':taken:' .. id)
 end
 
--- Cancels the job `id` where it waits, is due or is blocked, in O(log n). Answers 1, or 0 if it does none of this.
+-- Cancels the job `id` if it is waiting, due or blocked, in O(log n). Returns 1, or 0 if it is in none of these states.
 local function cancel_waiting(base, id, ttl, reason)
   local kept = own(redis.pcall('HMGET', base .. ':job:' .. id, 'state', 'queued')) or {}
   local cleared = tonumber(redis.call('HGET', base .. ':counts', 'cleared')) or 0
@@ -28,8 +28,8 @@ local function cancel_waiting(base, id, ttl, reason)
   return 1
 end
 
--- Notes in the record of the job `id`, if it runs, why it is to be cancelled. Answers its claim and its worker, or nil: the
--- caller marks the claim. `last`: the dispatches up to this one are cancelled with it, for their handles (nil: only its own).
+-- Stores the reason for the cancellation in the record of the job `id` if it runs. Returns its claim and its worker, or nil;
+-- the caller marks the claim. `last`: handles of dispatches up to this one see the cancellation too (nil: only the run's own).
 local function reject_run(base, id, reason, last)
   local active = base .. ':active:' .. id
   local run = own(redis.pcall('HMGET', active, 'claim', 'worker')) or {}
@@ -44,7 +44,7 @@ local function reject_run(base, id, reason, last)
   return run[1], run[2] or ''
 end
 
--- Marks the run of the job `id`, if it runs. Answers its claim, or nil. `last` as reject_run.
+-- Marks the run of the job `id` as cancelled, if it runs. Returns its claim, or nil. `last` as in reject_run.
 local function cancel_running(base, id, reason, last)
   local claim = reject_run(base, id, reason, last)
   if claim then
@@ -53,8 +53,8 @@ local function cancel_running(base, id, reason, last)
   return claim
 end
 
--- Cancels whatever there is of the job `id`, and frees the id, also of a job that has ended. Answers how many did not run (0
--- or 1), and the claim of the one that runs, or nil.
+-- Cancels the job `id` in any state and frees the id, even if the job has ended. Returns how many jobs did not run (0 or 1),
+-- and the claim of the run, or nil.
 local function cancel_one(base, id, reason)
   local blocked = redis.call('SISMEMBER', base .. ':blocked', id) == 1
   local last = blocked and redis.call('HGET', base .. ':job:' .. id, 'last')

@@ -1,6 +1,6 @@
 -- USES entry line own
 -- LATER expire
--- True if the job was to begin before now and never did.
+-- True if the job was to begin before now and never began.
 local function is_expired(fields, now)
   local until_ms = tonumber(fields.expires_at)
   if fields.expires then
@@ -9,13 +9,13 @@ local function is_expired(fields, now)
   return until_ms and now > until_ms and not fields.started
 end
 
--- Moves the last item of the list `source` under `claim` of `worker`; the claim's place in the worker's set of claims is the
--- caller's to add. Answers taken, its entry and the size of its payload; skipped, for a reference whose record is gone, has
--- no task or does not wait, which it takes away; expired, when it was set aside under `claim` instead; or empty.
+-- Moves the last item of the list `source` under `claim` of `worker`. The caller adds the claim to the worker's set of claims.
+-- Returns taken, the entry and the size of its payload; skipped, for a reference whose record is gone, has no task or does not
+-- wait (the reference is removed); expired, if it went to the dead-letter queue under `claim` instead; or empty.
 local function claim_last(base, source, worker, claim, now)
   local held = base .. ':claim:' .. claim
   local item = redis.pcall('RPOPLPUSH', source, held)
-  if item and item.err then -- another application's value in the place of a claim that nobody has yet
+  if item and item.err then -- another application's value at the key of a claim that no worker holds yet
     own(item)
     redis.call('DEL', held)
     item = redis.call('RPOPLPUSH', source, held)

@@ -1,9 +1,9 @@
 -- USES counts fence
 local TRASHED = {'', ':suspects', ':due', ':blocked'}
 
--- Puts all that waits out of reach in O(1), to be purged in steps, and notes a fence number: what was claimed up to there and
--- is given back afterwards is dropped. `why` is told to whoever waits for one of them. Answers how many tasks waited, or nil
--- while an earlier clearing is still to be purged.
+-- Moves everything that waits to the trash in O(1), to be purged in steps, and stores a fence number. A task that was claimed
+-- up to that number and is given back later is dropped. Callers that wait for its result receive `why`. Returns how many tasks
+-- waited, or nil while an earlier clearing is still to be purged.
 local function clear(base, why)
   local trash = base .. ':trash'
   if redis.call('EXISTS', trash, trash .. ':suspects', trash .. ':due', trash .. ':blocked') > 0 then

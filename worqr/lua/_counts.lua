@@ -6,9 +6,9 @@ local function keep_counts(base)
   end
 end
 
--- Adds `n` to the counter `field` of the queue and tells those who listen to its events. `ids`: of those among them that have
--- one, the first 100 are told (nil: none); or, instead, `reply`: what a start answers, where the entry of a job ends with its
--- id. `heard`: what NUMSUB answers for the events of the queue, if a script asked before it collected ids (nil: ask).
+-- Adds `n` to the counter `field` of the queue and publishes the queue event. `ids`: the first 100 ids among them are published
+-- too (nil: none). Instead of ids, `reply`: the reply of a start, where the entry of a job ends with its id. `heard`: the reply
+-- of NUMSUB for the queue's events, if a script asked before it collected ids (nil: ask).
 local function tally(base, field, n, ids, heard, reply)
   if n == 0 then
     return
@@ -26,14 +26,14 @@ local function tally(base, field, n, ids, heard, reply)
     local id = not reply and entry or type(entry) == 'table' and entry[#entry]
     named[#named + 1] = id and #named < 100 and id or nil
   end
-  if #named > 0 then -- first, on a channel of its own: whoever knows of no ids hears the event as ever
+  if #named > 0 then -- first, on a channel of its own: subscribers without ids still get the plain event
     redis.pcall('PUBLISH', base .. ':event_ids', event .. '\n' .. table.concat(named, '\n'))
   end
   redis.pcall('PUBLISH', events, event)
 end
 
--- Adds `n` to the number of references in the lists whose record is gone (n may be negative); no event. Never below 0: there
--- are references that nobody counted, of a foreign producer or from before the counters expired.
+-- Adds `n` (may be negative) to the number of references in the lists whose record is gone; publishes no event. Never below 0:
+-- references of foreign producers, or from before the counters expired, were not counted.
 local function tally_stale(base, n)
   if n ~= 0 then
     local stale = (tonumber(redis.call('HGET', base .. ':counts', 'stale')) or 0) + n
@@ -46,7 +46,7 @@ local function tally_stale(base, n)
   end
 end
 
--- Notes that `n` references to nothing were taken out of the lists. With nothing `left` in them there are none at all.
+-- Notes that `n` references without a record were removed from the lists. With nothing `left` in the lists, there are none.
 local function untally_stale(base, n, left)
   tally_stale(base, -n)
   if left == 0 then
@@ -54,18 +54,18 @@ local function untally_stale(base, n, left)
   end
 end
 
--- How many tasks wait: what lies in the lists, without the references whose record is gone.
+-- Returns how many tasks wait: the length of the lists without the references whose record is gone.
 local function count_waiting(base)
   local items = redis.call('LLEN', base) + redis.call('LLEN', base .. ':suspects')
   return math.max(0, items - (tonumber(redis.call('HGET', base .. ':counts', 'stale')) or 0))
 end
 
--- How many tasks are there that do not run: in line, due later, or blocked by their twins.
+-- Returns how many tasks do not run: waiting, due later, or blocked by the run of their id.
 local function count_queued(base)
   return count_waiting(base) + redis.call('ZCARD', base .. ':due') + redis.call('SCARD', base .. ':blocked')
 end
 
--- Milliseconds of the server's clock.
+-- Returns the server's clock in milliseconds.
 local function now_ms()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)

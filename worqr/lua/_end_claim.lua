@@ -1,7 +1,7 @@
 -- USES own reference
 -- LATER end_job
--- Deletes what lies under `claim`; false if nothing does, else how many twins can be taken now, and the id, if it is a job. Its
--- place in the worker's set of claims is the caller's to remove.
+-- Deletes what is stored under `claim`. Returns false if there is nothing, else how many blocked jobs became claimable, and the
+-- id, if it is a job. The caller removes the claim from the worker's set of claims.
 local function end_claim(base, claim, how)
   local item = redis.pcall('LPOP', base .. ':claim:' .. claim)
   if not item or item.err then
@@ -12,8 +12,8 @@ local function end_claim(base, claim, how)
   return id and end_job(base, id, how) or 0, id
 end
 
--- True if the cancellation of `claim` was asked for: takes the mark away and tells whoever waits for it. To count it is the
--- caller's.
+-- Returns true if the cancellation of `claim` was requested; removes the mark and notifies the callers that wait for it. The
+-- caller counts the cancellation.
 local function take_mark(base, claim)
   if redis.call('SREM', base .. ':cancelling', claim) == 0 then
     return false

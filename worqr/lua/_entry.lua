@@ -1,6 +1,6 @@
 -- USES fence own reference
--- What a start answers for the claimed `item`: the payload, or for a job its record as names and values, with its id; false
--- for none.
+-- Returns the entry of a start for the claimed `item`: the payload, or for a job its record as names and values, with its id;
+-- false if the record is gone.
 local function entry_of(base, item)
   local id = item and job_id(item)
   if not id then
@@ -14,7 +14,7 @@ local function entry_of(base, item)
   return entry
 end
 
--- Adds to `reply` the entries of `count` claims from `first` on: what a start has claimed before.
+-- Adds to `reply` the entries of the `count` claims from `first` on, which an earlier start has claimed.
 local function claimed_again(base, reply, first, count)
   for i = 0, count - 1 do
     local item = own(redis.pcall('LINDEX', base .. ':claim:' .. digits(first + i), 0))
@@ -23,8 +23,8 @@ local function claimed_again(base, reply, first, count)
   return reply
 end
 
--- What a start is answered that gets nothing new: its worker, of which the fence holds `place`, stands outside, or has sent
--- it before. For any other one nil, and the claim under which the worker took its last suspect.
+-- Returns the reply to a start that claims nothing: the worker does not serve the queue, or the request is a copy. `place` is
+-- what the fence holds of the worker. For any other request: nil, and the claim under which the worker took its last suspect.
 local function started_before(base, place, number)
   if not place then
     return {'not_serving'}

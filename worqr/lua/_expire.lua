@@ -1,6 +1,6 @@
 -- USES record result set_aside types
--- Sets the claimed job `id`, which was to begin before now, aside. False if that would meet a key of a foreign type: an error in
--- the midst of it would lose the task.
+-- Moves the claimed job `id`, which was to begin before now, to the dead-letter queue. Returns false if a key has a foreign
+-- type: an error in the middle of the move would lose the task.
 local function expire(base, item, id, claim, worker, fields, now)
   local can_set_aside = pcall(function()
     check_types(base)

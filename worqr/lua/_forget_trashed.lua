@@ -1,5 +1,6 @@
 -- USES cancel result
--- Forgets the job `id` of a queue that was deleted, for the `reason` given then: its place in the trash is skipped.
+-- Deletes the job `id` of a deleted queue, for the `reason` stored with the deletion. The purge then skips its place in the
+-- trash.
 local function forget_trashed(base, id, reason)
   forget_job(base, id, any_result_ttl(base), reason)
 end

@@ -1,10 +1,10 @@
 -- USES counts end_claim record set_aside wait_again
--- The one way back into the queue, for stop, retry, leave and sweep. `how`: counter ('' = free, failures, stalls, timeouts),
--- limit (the job's own, or a default, of that counter), max_stalls, back (true: to the back), run_at (ms, nil: at once), retried_at
--- (ms as text, nil: run_at is no delay), now,
--- ttl, and what set_aside needs. A claim whose cancel mark stands ends as cancelled, one of a queue cleared since is dropped.
--- Answers given, cancelled, dropped, aside or gone, how many can be taken now, and of what was given the id, if it has one.
--- The claim's place in the worker's set of claims is the caller's to remove.
+-- The one way back into the queue, for stop, retry, leave and the recovery of dead workers. `how`: counter ('' = free,
+-- failures, stalls, timeouts), limit (the job's own, or a default, of that counter), max_stalls, back (true: to the back),
+-- run_at (ms, nil: at once), retried_at (ms as text, nil: run_at is no delay), now, ttl, and the fields for set_aside. A claim
+-- with a cancel mark ends as cancelled; a claim of a queue that was cleared since is dropped. Returns given, cancelled,
+-- dropped, aside or gone, how many tasks became claimable, and the id of a job that was given back. The caller removes the
+-- claim from the worker's set of claims.
 local function give_back(base, claim, how)
   local record = read_claim(base, claim)
   if take_mark(base, claim) then

@@ -1,7 +1,8 @@
 -- USES own reference
--- What people are shown of the task `item`: its id (false for a raw one), the first 100 bytes of its payload, and of a job what
--- its record says, which is an `active` one or a `job`. `room` holds how many bytes of payload may still be read: a hash field
--- can only be read whole. What is longer is shown as empty. Of a record that another application replaced, only the id is shown.
+-- Returns the summary of the task `item` that is shown to people: its id (false for a raw task), the first 100 bytes of its
+-- payload, and a job's record fields; the record is an `active` one or a `job`. `room` is how many bytes of payload may still
+-- be read: a hash field can only be read whole, and a longer payload is shown as empty. If another application replaced the
+-- record, only the id is shown.
 local function glance(base, kind, item, room)
   local id = job_id(item)
   if not id then

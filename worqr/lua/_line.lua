@@ -1,8 +1,8 @@
 -- USES own reference
--- A job's record says in `state` where it stands: waiting (a reference lies in a list), due (in the zset of due times),
--- blocked (the same id runs), active. A reference is only a place in line: one whose record is not waiting is skipped.
+-- The `state` of a job's record is waiting (a reference is in a list), due (in the zset of due times), blocked (the same id
+-- runs) or active. A reference only marks a position: a reference whose record is not waiting is skipped.
 
--- Tells whoever watches the job that it changed: a hint, they look.
+-- Notifies the callers that watch the job. The message is a hint: they read the state themselves.
 local function tell(base, id, word)
   redis.pcall('PUBLISH', base .. ':job:' .. id, word)
 end
@@ -11,8 +11,8 @@ local function state_at(run_at, now)
   return run_at > now and 'due' or 'waiting'
 end
 
--- Puts the job `id`, whose record says where it will stand and which stands nowhere yet, in line, or among the due until
--- `run_at`. To the back, or to the `front`; a suspect goes to the suspects. Answers 1 if somebody can take it now, else 0.
+-- Puts the job `id` into the queue, or among the due jobs until `run_at`. Its record already has the new state, and no list has
+-- the job yet. To the back, or to the `front`; a suspect goes to the suspects. Returns 1 if it is claimable now, else 0.
 local function stand(base, id, run_at, now, front, suspect)
   if run_at > now then
     local due = base .. ':due'
@@ -30,13 +30,13 @@ local function stand(base, id, run_at, now, front, suspect)
   return 1
 end
 
--- As `stand`, for a job whose record does not say it yet.
+-- As `stand`, but writes the state into the record too.
 local function put_in_line(base, id, run_at, now, front, suspect)
   redis.call('HSET', base .. ':job:' .. id, 'state', state_at(run_at, now))
   return stand(base, id, run_at, now, front, suspect)
 end
 
--- The twin that waited for the active job `id` to end: in line it goes. Answers as put_in_line, 0 if there is none.
+-- Puts the job that was blocked by the active job `id` into the queue. Returns the result of put_in_line, 0 if there is none.
 local function unblock(base, id, now)
   if redis.call('SREM', base .. ':blocked', id) == 0 then
     return 0

@@ -1,7 +1,7 @@
 -- USES counts
--- What there is of the job `id`: `job`, where it waits, is due or is blocked; `active`, true while it runs; `taken`, true while
--- its id is; `last`, the newest of its dispatches. A record in the trash is none, but `trashed` says why it lies there: that
--- holds for the whole id.
+-- Reads the state of the id `id`: `job`, if it is waiting, due or blocked; `active`, true while it runs; `taken`, true while
+-- the id is reserved; `last`, the newest of its dispatches. A record in the trash does not count, but `trashed` has the reason
+-- for the deletion, which holds for the whole id.
 local function look_for(base, id)
   local kept = redis.call('HMGET', base .. ':job:' .. id, 'state', 'queued', 'run_at', 'last', 'update_low',
     'update_high', 'update_policy')
@@ -22,7 +22,7 @@ local function look_for(base, id)
   return seen
 end
 
--- Why the dispatch `o` stores nothing: duplicate, unchanged, full; nil if it does. `more`: jobs that are stored before it.
+-- Returns why the dispatch `o` stores nothing: duplicate, unchanged, full; or nil. `more`: jobs that are stored before it.
 local function refusal(base, o, seen, more)
   if seen.job or seen.active or seen.taken then
     if o.exists == 'raise' then

@@ -1,12 +1,12 @@
--- Marks `claim` as to be cancelled and tells all who listen: its owner asks for its marks then.
+-- Marks `claim` for cancellation and publishes it: the worker that holds it then asks for its marks.
 local function mark(base, claim)
   if redis.call('SADD', base .. ':cancelling', claim) == 1 then
     redis.pcall('PUBLISH', base .. '_cancel', claim)
   end
 end
 
--- Marks many claims and tells each worker that holds one of them, once, on its own channel: a message per claim to everybody
--- would block the server for seconds. `marked`: claims and their workers in turn.
+-- Marks many claims and notifies each worker that holds one of them, once, on the worker's own channel. One message per claim
+-- to all workers would block the server for seconds. `marked`: claims and their workers in turn.
 local function mark_all(base, marked)
   if #marked == 2 then
     return mark(base, marked[1])
@@ -27,8 +27,8 @@ local function mark_all(base, marked)
   end
 end
 
--- The workers that hold claims, or may, in the order of their ids. Reads their sets of claims: one of a wrong type is an error
--- before the first write.
+-- Returns the workers that hold claims, or may, in the order of their ids. Reads their sets of claims, so that a set of a wrong
+-- type is an error before the first write.
 local function holders_of(base)
   local workers = redis.call('HKEYS', base .. ':workers')
   table.sort(workers)
@@ -39,7 +39,7 @@ local function holders_of(base)
 end
 
 -- Calls look(claim, worker) for at most `budget` claims of `holders`, in the order of worker ids and, within each, of claims.
--- `after` is '-', or where the last call ended: a claim, a space, its worker. Answers the same, '-' when all were looked at.
+-- `after` is '-', or the end of the last call: a claim, a space, its worker. Returns the next `after`, '-' when all are done.
 local function each_claim(base, holders, after, budget, look)
   local last, behind = string.match(after, '^(%d+) (.*)$')
   for _, worker in ipairs(holders) do

@@ -1,6 +1,6 @@
 -- USES policy text
--- The options of a dispatch may come from anywhere. What they must be is looked at before anything is written, so that nobody
--- who claims or lists the job later stumbles over them.
+-- The options of a dispatch may come from any client. They are validated before anything is written, so that no worker that
+-- claims the job and no caller that lists it fails on them.
 local KINDS = {id = 'id', random = 'random', delay = 'whole', run_at = 'whole', unique_for = 'positive',
   max_length = 'whole', data = 'boolean', counts = 'boolean', front = 'boolean', policy = 'string',
   when = ' set keep later earlier ', exists = ' update skip raise ', expires = 'digits', expires_at = 'digits',
@@ -42,7 +42,7 @@ local function fits(kind, value)
   return type(value) == kind
 end
 
--- What is wrong with the options `o` of a job with the payload `task`, as an error to answer; nil if nothing is.
+-- Returns what is wrong with the options `o` of a job with the payload `task`, as an error reply; nil if they are valid.
 local function wrong_job(o, task)
   if type(o) ~= 'table' or not task then
     return redis.error_reply('ERR a job is its options, a msgpack map, and its task')

@@ -1,6 +1,6 @@
--- What a `redis.pcall` on a key of one job returned. nil if another application has written a key of another type there: then
--- what the queue kept under it is gone, and the job is treated like one whose record was deleted. So one such key neither ends
--- a script after its first write nor stops the other jobs of the same call. Any other error is raised.
+-- Returns the result of a `redis.pcall` on a key of one job, or nil if another application has written a key of another type.
+-- What the queue kept there is lost, and the job is treated like a job whose record was deleted. So one such key neither aborts
+-- a script after its first write nor blocks the other jobs of the same call. Any other error is raised.
 local function own(reply)
   if type(reply) ~= 'table' or not reply.err then
     return reply

@@ -1,10 +1,11 @@
--- Requests carry (producer, number), so that a copy that comes again, or late, changes nothing. Replies are kept as they are,
--- one field per number, until the producer says that it needs them no more: 'low' is the lowest number it may still send, and
--- no reply is kept below 'oldest', which follows in steps.
+-- Requests carry (producer, number), so that a repeated or late copy changes nothing. Replies are stored unchanged, one field
+-- per number, until the producer no longer needs them: 'low' is the lowest number it may still send. No reply is kept below
+-- 'oldest', which follows in steps.
 local REPLIES_EXPIRE = 3600
 local low, oldest
 
--- The reply to a request seen before, {'late'} for one the producer gave up or has the answer of, nil for a new one.
+-- Returns the reply to a request seen before, {'late'} for one that the producer abandoned or has the reply of, nil for a new
+-- one.
 local function replied(producer, number, lowest)
   assert(tonumber(number) and tonumber(lowest), 'the number of a request and the lowest unanswered one must be numbers')
   local kept = redis.call('HMGET', producer, number, 'low', 'oldest')
@@ -19,7 +20,7 @@ local function replied(producer, number, lowest)
   return nil
 end
 
--- Keeps `reply` under `number`, which replied() did not know, and forgets those below `lowest`, at most 1000 at a time.
+-- Stores `reply` under `number`, for which replied() found nothing, and deletes those below `lowest`, at most 1000 at a time.
 local function remember(producer, number, lowest, reply)
   low = math.max(tonumber(lowest), low)
   oldest = oldest or low
@@ -37,8 +38,8 @@ local function remember(producer, number, lowest, reply)
   return reply
 end
 
--- Runs a script whose header says NUMBERED: the loader puts its body into `transaction`. Whatever that returns is remembered,
--- refusals too; but not an error, which wrote nothing: the same number may come again and then have its effect.
+-- Runs a script whose header says NUMBERED: the loader puts its body into `transaction`. Its reply is stored, a refusal too. An
+-- error is not stored, because it wrote nothing: the same number may come again and take effect then.
 local function numbered(producer, number, lowest, transaction)
   local before = replied(producer, number, lowest)
   if before then

@@ -1,5 +1,5 @@
 -- USES line own
--- Puts up to `limit` jobs whose time has come in line. Answers how many of them can be taken now.
+-- Puts up to `limit` due jobs into the queue. Returns how many of them can be claimed now.
 local function promote(base, limit, now)
   local ids = redis.call('ZRANGEBYSCORE', base .. ':due', '-inf', now, 'LIMIT', 0, limit)
   local pushed = 0

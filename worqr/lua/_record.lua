@@ -1,5 +1,5 @@
 -- USES own reference id
--- A hash as a table; nil if it is empty, or no hash.
+-- Returns a hash as a table; nil if it is empty, or not a hash.
 local function read_hash(key)
   local flat = own(redis.pcall('HGETALL', key))
   if not flat or #flat == 0 then
@@ -12,8 +12,8 @@ local function read_hash(key)
   return fields
 end
 
--- Writes the table `fields` into the hash `key`. A value of another application in its place is replaced: the name is the
--- queue's own, and by now the job may stand nowhere else.
+-- Writes the table `fields` into the hash `key`. Another application's value is replaced: the key is the queue's own, and by
+-- now the record may be the only copy of the job.
 local function write_hash(key, fields)
   local flat = {}
   for name, value in pairs(fields) do
@@ -32,8 +32,8 @@ local function record_of(base, item, id, claim, fields)
     timeouts = tonumber(fields.timeouts) or 0}
 end
 
--- What is known of the task under `claim`, read before anything is written; nil if nothing lies there, or a reference to
--- nothing.
+-- Returns what is known of the task under `claim`, read before anything is written; nil if there is no task, or a reference
+-- without a record.
 local function read_claim(base, claim)
   local item = own(redis.pcall('LINDEX', base .. ':claim:' .. claim, 0))
   if not item then

@@ -1,5 +1,5 @@
 -- USES line own retire_result
--- What a sweep, or whoever else speaks for a worker, must know of its handler.
+-- The handler options that a script needs when it acts for a worker, for example in its recovery.
 local function policy_of(base, worker)
   local kept = redis.call('HMGET', base .. ':policy:' .. worker, 'max_stalls', 'keep_failed', 'on_failure',
     'result_ttl')
@@ -7,14 +7,14 @@ local function policy_of(base, worker)
     ttl = tonumber(kept[4]) or 0}
 end
 
--- Milliseconds that results are kept on this queue if the job itself does not say: the longest of what its workers say. One
--- read, however many workers there are.
+-- Returns for how many milliseconds this queue keeps results if the job does not say: the longest time that its workers set.
+-- One read, however many workers there are.
 local function any_result_ttl(base)
   return tonumber(redis.call('ZRANGE', base .. ':result_ttls', -1, -1, 'WITHSCORES')[2]) or 0
 end
 
--- Notes in a result what was known of the tries: failures if there were any, attempts if it is not 1, and how far the last one
--- had come. `kept`: failures, stalls, timeouts, progress, message. `uncounted`: the tries that the three counters do not count.
+-- Stores the attempt counters in a result: failures if there were any, attempts if it is not 1, and the last progress. `kept`:
+-- failures, stalls, timeouts, progress, message. `uncounted`: the attempts that the three counters do not count.
 local function note_tries(result, kept, uncounted)
   local attempts = (tonumber(kept[1]) or 0) + (tonumber(kept[2]) or 0) + (tonumber(kept[3]) or 0) + uncounted
   if attempts ~= 1 then
@@ -31,7 +31,7 @@ local function note_tries(result, kept, uncounted)
   end
 end
 
--- As `note_tries`, of what the record `key` says; false for `result`: nothing is kept.
+-- As `note_tries`, from the record `key`; with false for `result`, nothing is kept.
 local function keep_tries(result, key, uncounted)
   if result then
     local kept = own(redis.pcall('HMGET', key, 'failures', 'stalls', 'timeouts', 'progress', 'message')) or {}
@@ -39,9 +39,8 @@ local function keep_tries(result, key, uncounted)
   end
 end
 
--- Keeps how the job `id` ended, for as long as its `result_ttl` (false: ttl) says, and tells whoever waits. `first` and
--- `last` are the dispatches that it belongs to; `facts` names and values in turn.
--- Answers the key of the result, or false.
+-- Stores how the job `id` ended for its `result_ttl` (false: ttl) and notifies the callers that wait for it. `first` and `last`
+-- are the dispatches to which the result belongs; `facts` names and values in turn. Returns the key of the result, or false.
 local function keep_result(base, id, first, last, result_ttl, ttl, outcome, facts)
   ttl = tonumber(result_ttl) or ttl
   local result = ttl > 0 and base .. ':result:' .. id

@@ -1,4 +1,4 @@
--- Makes room for the result of a newer dispatch; that of an earlier one stays for whoever is about to read it.
+-- Makes room for the result of a newer dispatch. The result of the one before it stays for callers that are about to read it.
 local function retire_result(base, id)
   local result = base .. ':result:' .. id
   if redis.call('EXISTS', result) == 1 then

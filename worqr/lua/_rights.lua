@@ -1,6 +1,6 @@
--- What the scripts of a peer do on a queue: every command, on keys where it stands; @ is the queue's base. A script that is
--- refused one of them in its middle has done what came before it, and a task that it held is lost. So who may not do all of
--- that does not enter. Nothing is called: the server is asked. The arguments are as many as a call would need.
+-- The commands that a worker's scripts run on a queue, each with example keys; @ is the queue's base. A script that is refused
+-- a command in its middle has already done part of its work, and a task that it held is lost. So a worker whose user lacks a
+-- right may not serve the queue. Nothing is called: the server is asked. The arguments are as many as a call would need.
 local RIGHTS = [[
   DEL @:claim:1, DEL @:policy:1, EXISTS @:paused, EXPIRE @:counts 1, GET @:taken:1, HDEL @:workers 1, HEXISTS @:job:1 1,
   HGET @:aside 1, HGETALL @:active:1, HINCRBY @:counts 1 1, HKEYS @:workers, HLEN @:policy:1, HMGET @:aside:1 1,
@@ -16,7 +16,8 @@ local RIGHTS = [[
   ZRANGEBYSCORE @:due 0 0, ZREM @:due 1
 ]]
 
--- The error that tells what of that the caller's user may not do; nil if there is nothing, or the server cannot be asked.
+-- Returns the error that names the commands the caller's user may not run; nil if there are none, or the server cannot be
+-- asked.
 local function missing_rights(base)
   local missing = {}
   for example in string.gmatch(redis.acl_check_cmd and RIGHTS or '', '[^,]+') do

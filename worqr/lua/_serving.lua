@@ -1,8 +1,8 @@
 -- The fence is a hash: worker -> number, first claim, count and suspect of its last start request. A worker whose claims are
--- given back in several steps stands there as leaving until the last: it gets nothing, but whoever looks for claims finds them.
+-- given back in several steps has the value `leaving` until the last step: it claims nothing, but its claims can be listed.
 local LEAVING = 'leaving'
 
--- What the fence holds of `worker`; nil if it stands outside, or leaves.
+-- Returns what the fence holds of `worker`; nil if the worker does not serve the queue, or leaves it.
 local function place_in_fence(workers, worker)
   local place = redis.call('HGET', workers, worker)
   if place and place ~= LEAVING then
@@ -11,7 +11,7 @@ local function place_in_fence(workers, worker)
   return nil
 end
 
--- Why a claim is not among those of `worker`: it settled it before (a resend), or it was swept.
+-- Returns why a claim is not among those of `worker`: the worker settled it before (a resend), or its claims were recovered.
 local function why_not_held(workers, worker)
   return place_in_fence(workers, worker) and 'mine' or 'lost'
 end

@@ -1,5 +1,5 @@
 -- USES aside counts fence line record result twins wake id
--- Gives the failure handler of the queue its job: the payload as it is, and beside it what became of it.
+-- Enqueues the job of the queue's failure handler: the unchanged payload, and how the task failed.
 local function post_failure(base, claim, task, facts)
   local failures = base .. '-fail'
   local id, fence = new_id(failures, 'f' .. claim), next_fence(failures)
@@ -12,10 +12,9 @@ local function post_failure(base, claim, task, facts)
   wake(failures, 1)
 end
 
--- Ends `claim` by setting its task aside; the failure handler's job is made in the same step. `how`: kind (failed, broken),
--- reason, keep (cap of failed, as text; '0': none), on_failure, ttl, worker, now, error_type, error_message, error_traceback,
--- error_fields (nil: none).
--- Answers how many twins can be taken now.
+-- Ends `claim` by moving its task to the dead-letter queue, and enqueues the failure handler's job in the same step. `how`:
+-- kind (failed, broken), reason, keep (cap of failed, as text; '0': none), on_failure, ttl, worker, now, error_type,
+-- error_message, error_traceback, error_fields (nil: none). Returns how many blocked jobs became claimable.
 local function set_aside(base, claim, record, how)
   local facts = {id = record.id, reason = how.reason, error_type = how.error_type, error_message = how.error_message,
     error_traceback = how.error_traceback, error_fields = how.error_fields, failures = record.failures,

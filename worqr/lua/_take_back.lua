@@ -1,5 +1,5 @@
 -- USES give_back result wake serving types
--- Up to `limit` of the claims, newest first. Of more than that the order is found once and kept, until all are given back.
+-- Returns up to `limit` of the claims, newest first. If there are more, the order is computed once and kept until all are done.
 local function newest_first(base, worker, limit)
   local claims, order = base .. ':claims:' .. worker, base .. ':leaving:' .. worker
   if redis.call('EXISTS', order) == 0 then
@@ -11,8 +11,8 @@ local function newest_first(base, worker, limit)
   return redis.call('RPOP', order, limit)
 end
 
--- Takes `worker` out of the fence and gives up to `limit` of its claims back, newest first, so that the old order stands.
--- With counter 'stalls' this is a sweep, with '' the worker leaves: one code path. Answers ok or more, then how many.
+-- Removes `worker` from the fence and gives up to `limit` of its claims back, newest first, which restores the old order.
+-- Counter 'stalls': recovery of a dead worker; '': the worker leaves. Both use this code. Returns ok or more, then how many.
 local function take_back(base, worker, limit, counter)
   local claims, policy = base .. ':claims:' .. worker, base .. ':policy:' .. worker
   check_types(base)
@@ -31,9 +31,9 @@ local function take_back(base, worker, limit, counter)
     end
   end
   redis.call('SREM', base .. ':hungry', worker)
-  tally(base, counter == '' and 'stopped' or 'stalled', ended.given, ids) -- the others are counted where they end
+  tally(base, counter == '' and 'stopped' or 'stalled', ended.given, ids) -- the others were counted when they ended
   local anything_left = redis.call('LLEN', base) + redis.call('LLEN', base .. ':suspects') > 0
-  wake(base, math.max(ready, anything_left and 1 or 0)) -- it may take a wake-up along
+  wake(base, math.max(ready, anything_left and 1 or 0)) -- the worker may have consumed a wake-up
   if redis.call('EXISTS', claims) == 1 then
     redis.call('HSET', base .. ':workers', worker, LEAVING)
     return {'more', ended.given, ended.cancelled, ended.aside}

@@ -1,4 +1,4 @@
--- A number in digits, not beyond what Python reads as a moment or the server takes as an expiry.
+-- A number in digits, clamped to what Python accepts as a time and the server accepts as an expiry.
 local function is_digits(value)
   return type(value) == 'string' and #value <= 15 and string.find(value, '^%d+$') ~= nil
 end

@@ -1,6 +1,6 @@
 -- USES own
--- The set of the jobs that were raw tasks of one payload; cancel_task reads it. Where the key belongs to another application, a
--- job is only not found by its payload.
+-- The set of the jobs that were raw tasks of one payload; cancel_task reads it. If another application owns the key, the job
+-- cannot be found by its payload; nothing else changes.
 local function note_twin(base, digest, id)
   own(redis.pcall('SADD', base .. ':twins:' .. digest, id))
 end

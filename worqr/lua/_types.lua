@@ -1,5 +1,5 @@
--- Reads the keys of a queue that its scripts write, so that one of a wrong type (a foreign application's) is an error before
--- the first write, not after it.
+-- Reads the keys of a queue that its scripts write, so that a key of a wrong type (written by another application) is an error
+-- before the first write, not after it.
 local function check_types(base)
   redis.call('LLEN', base)
   redis.call('LLEN', base .. ':suspects')
@@ -15,7 +15,8 @@ local function check_types(base)
   redis.call('ZCARD', base .. ':result_ttls')
 end
 
--- As check_types: what else is read and written when a task of `worker` is set aside, its failure handler's queue with it.
+-- As check_types, for the other keys used when a task of `worker` goes to the dead-letter queue, and its failure handler's
+-- queue.
 local function check_aside_types(base, worker)
   local failures = base .. '-fail'
   redis.call('HLEN', base .. ':policy:' .. worker)

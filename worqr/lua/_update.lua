@@ -1,10 +1,10 @@
 -- USES line rules record counts fence
--- Moves a job that is in line or due to where its new due time says. Answers as put_in_line.
+-- Moves a waiting or due job to its new due time. Returns the result of put_in_line.
 local function move(base, id, kept, run_at, now, front)
   if kept.state == 'waiting' then
     if run_at <= now then
       tell(base, id, 'waiting')
-      return 0 -- it keeps its place
+      return 0 -- the position stays
     end
     tally_stale(base, 1)
   else
@@ -14,7 +14,7 @@ local function move(base, id, kept, run_at, now, front)
   return put_in_line(base, id, run_at, now, front, suspect)
 end
 
--- Changes the job that waits, is due or is blocked, field by field as the dispatch says.
+-- Changes the waiting, due or blocked job, field by field as the dispatch says.
 local function update(base, id, o, task, number, asked, now, kept)
   local job, blocked, fields, gone = base .. ':job:' .. id, kept.state == 'blocked', {last = number}, {}
   local lower, upper = bounds_of(o.when, asked)

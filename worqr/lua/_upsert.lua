@@ -24,11 +24,11 @@ local function create(base, id, o, task, number, asked, now, seen)
   return 'created', stand(base, id, asked, now, o.front)
 end
 
--- One dispatch: a new job, or a change of the one that has its id. `o`: id (nil: a new one, made
--- with `random`), delay or run_at (ms), when (set, keep, later, earlier), exists (update, skip, raise), data, counts, policy
--- (names of fields to replace), fields, meta, expires, expires_at, scheduled_for, unique_for, max_length, front; `number` is its
--- fence number, as text. `seen`: what look_for found just now. Answers the outcome, the id, the dispatch that its handle waits
--- for, how many can be taken now, and how many jobs there are more (0 or 1).
+-- Runs one dispatch: stores a new job, or changes the job that has its id. `o`: id (nil: a new one, made with `random`), delay
+-- or run_at (ms), when (set, keep, later, earlier), exists (update, skip, raise), data, counts, policy (names of fields to
+-- replace), fields, meta, expires, expires_at, scheduled_for, unique_for, max_length, front. `number` is its fence number, as
+-- text. `seen`: what look_for found just now. Returns the outcome, the id, the dispatch that its handle waits for, how many
+-- tasks became claimable, and how many jobs were added (0 or 1).
 local function upsert(base, o, task, number, now, seen)
   local id = o.id or new_id(base, number, o.random)
   seen = seen or o.id and look_for(base, id) or {last = number}

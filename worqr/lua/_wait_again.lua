@@ -1,6 +1,6 @@
 -- USES line policy record rules fence twins
--- What a blocked `twin` changes in the job that it is merged with, whose record has `fields` and which would be due at
--- `run_at`: field by field, as the dispatches of the twin said. Answers when it is due then.
+-- Merges a blocked `twin` into the job with the record `fields`, which would be due at `run_at`: field by field, as the
+-- dispatches of the twin said. Returns when the job is due then.
 local function merge_twin(job, fields, twin, changes, run_at)
   if twin.update_data then
     changes.task, changes.meta, changes.scheduled_for = twin.task, twin.meta, twin.scheduled_for
@@ -20,15 +20,15 @@ local function merge_twin(job, fields, twin, changes, run_at)
   return math.max(tonumber(twin.update_low), math.min(run_at, tonumber(twin.update_high)))
 end
 
--- The first 500 bytes of a text, without the character that they may cut in two.
+-- The first 500 bytes of a text, without a character that the cut would split.
 local function beginning_of(text)
   return #text <= 500 and text or (string.gsub(string.sub(text, 1, 500), '[\192-\255][\128-\191]*$', ''))
 end
 
--- Makes the task under `claim` wait again, in line or until `how.run_at` (nil: at once), with the counter that this return
--- costs and the error of the try that ended. A raw task about which something must be remembered becomes a job. `queued` is
--- the fence number of its place: one that is not above the number of the last clearing lies in the trash. Answers how many can
--- be taken now, and the id of the job, if it is one.
+-- Puts the task under `claim` back into the queue, now or at `how.run_at` (nil: now), with the counter of this return and the
+-- error of the attempt that ended. A raw task with something to store becomes a job. `queued` is the fence number of its place:
+-- if it is not above the number of the last clearing, the place is in the trash. Returns how many tasks became claimable, and
+-- the id of the job, if it is one.
 local function wait_again(base, claim, record, how, now)
   redis.call('DEL', base .. ':claim:' .. claim)
   local front, run_at, remembers = not how.back, how.run_at or now, how.counter ~= ''

@@ -1,6 +1,6 @@
--- Wakes up to min(n, 16) hungry workers, each on its own channel. A publish that reaches nobody moves on to the next, 64
--- tries at most: a wake-up is a hint, and the scan finds what it misses. Where only suspects wait, a worker that runs one is
--- passed over and stays hungry.
+-- Wakes up to min(n, 16) waiting workers, each on its own channel. A publish without a receiver moves on to the next worker, 64
+-- attempts at most: a wake-up is a hint, and the leader's scan finds what it misses. If only suspects wait, a worker that runs
+-- a suspect is skipped and stays in the set.
 local function wake(base, n)
   local left, tries, passed = math.min(n, 16), 64, {}
   local only_suspects = left > 0 and redis.call('LLEN', base) == 0 and redis.call('LLEN', base .. ':suspects') > 0

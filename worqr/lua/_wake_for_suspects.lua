@@ -1,5 +1,5 @@
 -- USES wake
--- Wakes one more if a suspect waits: whoever has just ended a claim may have held the one suspect it is allowed.
+-- Wakes one more worker if a suspect waits: the caller's ended claim may have been the one suspect that a worker may run.
 local function wake_for_suspects(base)
   if redis.call('LLEN', base .. ':suspects') > 0 then
     wake(base, 1)

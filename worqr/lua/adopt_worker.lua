@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
--- adopt_worker: puts a worker that stands in the fence of a queue but in no registry among the dying, so that it is swept
--- like any other, whichever sweeper dies in between.
+-- adopt_worker: marks a worker as dead that serves a queue but is not registered. Its claims are then recovered like those
+-- of any other dead worker, even if a leader dies in between.
 -- KEYS[1] registered SET
 -- KEYS[2] dying SET
 -- KEYS[3] work_map SET
 -- ARGV[1] worker id
 -- ARGV[2] queue name
--- RETURNS ok | alive (it is registered: its own business)
+-- RETURNS ok | alive (it is registered)
 -- RESEND safe: worker ids are never used again, and what is already given back is not given back twice
 local registered, dying, work_map = KEYS[1], KEYS[2], KEYS[3]
 local worker, queue = ARGV[1], ARGV[2]

@@ -1,13 +1,13 @@
 #!lua flags=allow-oom
--- cancel_all: cancels every task of a queue: what waits is put out of reach, what runs is marked and its workers told.
--- What ran before and is given back is dropped even if it is not marked yet, so one call or many: nothing slips through.
+-- cancel_all: cancels every task of a queue: waiting tasks go to the trash, running ones are marked and their workers notified.
+-- A task that ran before and is given back is dropped even if it is not marked yet: none escapes, in one call or several.
 -- KEYS[1] producer HASH
 -- KEYS[2] queue LIST
 -- ARGV[1] number of the request
 -- ARGV[2] lowest number still unanswered
 -- ARGV[3] after place among the claims up to which they were looked at, - at first
 -- ARGV[4] budget claims to look at in one call
--- ARGV[5] reason text for whoever waits for a result
+-- ARGV[5] reason text for callers that wait for a result
 -- RETURNS ok waiting running after claim... | more (the same; call again with after) | busy (purge_queue first) | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED

@@ -1,11 +1,12 @@
 #!lua flags=allow-oom
--- cancel_job: cancels a job by its id: what waits, is due or is blocked is deleted, the run is marked and its worker told.
+-- cancel_job: cancels a job by its id: a waiting, due or blocked job is deleted, a running one is marked and its worker
+-- notified.
 -- KEYS[1] producer HASH
 -- KEYS[2] queue LIST
 -- ARGV[1] number of the request
 -- ARGV[2] lowest number still unanswered
 -- ARGV[3] id of the job
--- ARGV[4] reason text for whoever waits for its result
+-- ARGV[4] reason text for callers that wait for its result
 -- RETURNS ok waiting claim...: how many did not run, and the claim that is marked | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED

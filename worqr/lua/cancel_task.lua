@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- cancel_task: cancels every task of a queue with this payload: waiting ones are removed, running ones are marked and their
--- workers told. One script sees all of the queue as long as no more than budget claims are held on it.
+-- workers notified. One call inspects the whole queue if no more than budget claims are held on it.
 -- KEYS[1] producer HASH
 -- KEYS[2] queue LIST
 -- KEYS[3] counts HASH
@@ -11,7 +11,7 @@
 -- ARGV[5] after place among the claims up to which they were looked at, - at first
 -- ARGV[6] page twins to look at in one call
 -- ARGV[7] budget claims to look at in one call
--- ARGV[8] reason text for whoever waits for a result
+-- ARGV[8] reason text for callers that wait for a result
 -- RETURNS ok waiting running cursor after claim... | more (the same; call again with cursor and after) | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED

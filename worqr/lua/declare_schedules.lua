@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- declare_schedules: stores schedules of a peer. A new or changed one counts its firings from now on; one that is as it was
--- goes on where it stood, so that what was missed while no peer lived can be made up for. A pause stays.
+-- declare_schedules: stores schedules of a worker. A new or changed one counts its firings from now on. An unchanged one
+-- continues where it was, so that firings missed while no worker ran can be caught up. A pause stays.
 -- KEYS[1] producer HASH
 -- KEYS[2] schedules HASH
 -- KEYS[3] schedules_due ZSET

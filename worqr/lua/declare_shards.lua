@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- declare_shards: notes how many shards queues have, unless it is known already: the first who says so decides.
+-- declare_shards: stores how many shards queues have, unless it is stored already: the first declaration decides.
 -- KEYS[1] producer HASH
 -- KEYS[2] shards HASH
 -- ARGV[1] number of the request

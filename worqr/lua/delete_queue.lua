@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- delete_queue: puts all that waits out of reach; claims, fence and hungry stay. What runs may finish; what is given back
--- afterwards is dropped, because its claim is not above the fence number noted here.
+-- delete_queue: moves everything that waits to the trash; claims, fence and hungry stay. Running tasks may finish; a task that
+-- is given back later is dropped, because its claim is not above the fence number stored here.
 -- KEYS[1] producer HASH
 -- KEYS[2] queue LIST
 -- ARGV[1] number of the request

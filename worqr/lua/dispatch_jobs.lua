@@ -1,6 +1,6 @@
 #!lua
--- dispatch_jobs: stores jobs, or changes those that have the same id, each as its options say; one whose id runs is blocked
--- until that ends. Wakes as many hungry workers as there is new work for.
+-- dispatch_jobs: stores jobs, or changes those that have the same id, each by its options. A job whose id runs is blocked until
+-- that run ends. Wakes as many waiting workers as there are new tasks.
 -- KEYS[1] producer HASH
 -- KEYS[2] queue LIST
 -- ARGV[1] number of the request
@@ -15,7 +15,7 @@
 local queue = KEYS[2]
 local whole = ARGV[3] == '1'
 
--- All that can be wrong shows itself before the first write: types, options, and, of a whole, what is refused.
+-- Everything that can be wrong is checked before the first write: types, options, and, of a whole, what is refused.
 check_types(queue)
 local jobs, looked, more, reply = {}, {}, 0, {'ok'}
 for i = 4, #ARGV, 2 do

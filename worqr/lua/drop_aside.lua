@@ -1,11 +1,11 @@
 #!lua flags=allow-oom
--- drop_aside: forgets what was set aside.
+-- drop_aside: deletes records of the dead-letter queue.
 -- KEYS[1] producer HASH
 -- KEYS[2] queue LIST
 -- KEYS[3] list ZSET
 -- ARGV[1] number of the request
 -- ARGV[2] lowest number still unanswered
--- ARGV[3..] dropped claims under which they were set aside
+-- ARGV[3..] dropped claims under which they failed
 -- RETURNS ok dropped | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED

@@ -1,13 +1,13 @@
 #!lua flags=allow-oom
--- drop_schedules: forgets schedules that no peer has declared while the mesh was led for so long. Time in which nobody led, or
--- in which the leader slept, does not count, nor does the server's clock.
+-- drop_schedules: deletes schedules that no worker has declared while the mesh was led for unseen_ms. Time without a leader, or
+-- in which the leader was suspended, does not count, and the server's clock does not matter.
 -- KEYS[1] schedules HASH
 -- KEYS[2] schedules_due ZSET
 -- KEYS[3] schedules_seen ZSET
 -- ARGV[1] unseen_ms ms
 -- ARGV[2] limit, how many at most
 -- RETURNS ok name...
--- RESEND safe: a copy drops only what nobody has declared meanwhile
+-- RESEND safe: a copy drops only what no worker has declared meanwhile
 -- USES fence
 local schedules, schedules_due, schedules_seen = KEYS[1], KEYS[2], KEYS[3]
 local unseen_ms, limit = tonumber(ARGV[1]), ARGV[2]

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- drop_shards: forgets how many shards a queue has, if they are as many as the caller knows.
+-- drop_shards: deletes the stored number of shards of a queue, if it is the number that the caller knows.
 -- KEYS[1] producer HASH
 -- KEYS[2] shards HASH
 -- ARGV[1] number of the request

@@ -1,11 +1,11 @@
 #!lua
--- enqueue: puts tasks at the back (or the front) of a queue and wakes as many hungry workers as there is work for.
+-- enqueue: puts tasks at the back (or the front) of a queue and wakes as many waiting workers as there are tasks.
 -- All of them are stored or none. A payload that begins with the reference marker becomes a job with a generated id.
 -- KEYS[1] producer HASH
 -- KEYS[2] queue LIST
 -- ARGV[1] number of the request
 -- ARGV[2] lowest number still unanswered
--- ARGV[3] max_length tasks that may wait, also those due later; -1: no bound
+-- ARGV[3] max_length tasks that may wait, including those due later; -1: no limit
 -- ARGV[4] front 1: to be taken next, 0: to the back
 -- ARGV[5..] tasks bytes, in the order in which they are to be taken
 -- RETURNS ok stored | full waiting | late
@@ -16,7 +16,7 @@ local queue = KEYS[2]
 local max_length, front = tonumber(ARGV[3]), ARGV[4] == '1'
 local tasks_from, tasks = 5, #ARGV - 4
 
--- Wrong types show themselves before the first write.
+-- A key of a wrong type is an error before the first write.
 redis.call('LLEN', queue)
 local anybody_hungry = redis.call('SCARD', queue .. ':hungry') > 0
 if max_length >= 0 then
@@ -33,10 +33,10 @@ local function stored_item(task)
   local fence = next_fence(queue)
   note_fence(queue, fence)
   local id, digest = new_id(queue, digits(fence)), redis.sha1hex(task)
-  redis.call('DEL', queue .. ':job:' .. id) -- a value of another application, if there is any
+  redis.call('DEL', queue .. ':job:' .. id) -- another application's value, if there is one
   redis.call('HSET', queue .. ':job:' .. id, 'task', task, 'twin', digest, 'queued', digits(fence),
     'state', 'waiting', 'first', digits(fence), 'last', digits(fence))
-  own(redis.pcall('SADD', queue .. ':twins:' .. digest, id)) -- likewise: then the job has no place among its twins
+  own(redis.pcall('SADD', queue .. ':twins:' .. digest, id)) -- the same: then the job cannot be found by its payload
   return MARKER .. id
 end
 

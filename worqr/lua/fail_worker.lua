@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- fail_worker: takes a dead worker out of the fence of a queue and gives its claims back to the front in their old order,
--- each with one stall more; one stall before the limit to the suspects, set aside at it. Call again while it answers more.
+-- fail_worker: removes a dead worker from the fence of a queue. Its claims go back to the front in their old order, each
+-- with one stall more. A task becomes a suspect one stall before the limit, and fails at it. Call again while it returns more.
 -- KEYS[1] queue LIST
 -- ARGV[1] worker id
 -- ARGV[2] limit claims given back in one call

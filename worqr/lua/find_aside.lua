@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- find_aside: the claims under which jobs were set aside, the newest of each id first; an id that is named twice gets two.
+-- find_aside: finds the claims under which jobs failed, the newest of each id first; an id that is given twice gets two.
 -- KEYS[1] queue LIST
 -- KEYS[2] list ZSET
 -- KEYS[3] aside_index HASH

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- finish_tasks: ends claims as finished, keeps the results of jobs, puts blocked twins in line; a claim whose cancel mark
--- stands ends as cancelled instead, without a result.
+-- finish_tasks: ends claims as finished, keeps the results of jobs, puts blocked jobs into the queue. A claim with a cancel
+-- mark ends as cancelled instead, without a result.
 -- KEYS[1] queue LIST
 -- KEYS[2] workers HASH
 -- KEYS[3] claims SET
@@ -9,13 +9,13 @@
 -- ARGV[2] results among what follows
 -- ARGV[3..] ended first, for each result, claim id, kind (bytes, json, none) and value; then the ids of all ended claims
 -- RETURNS ok [claim word]...: only those that did not end as finished: cancelled, mine (settled before by this worker,
---   a resend), lost (the worker was swept: the task runs elsewhere)
+--   a resend), lost (the worker counted as dead: the task runs elsewhere)
 -- RESEND safe: fenced by the claim
 -- USES counts end_claim serving types wake
 local queue, workers, claims, policy = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local worker, results = ARGV[1], tonumber(ARGV[2])
 
--- Wrong types show themselves before the first write; of what only twins and suspects need, when there are some.
+-- A key of a wrong type is an error before the first write. Keys for blocked jobs and suspects are checked if there are some.
 redis.call('HLEN', queue .. ':counts')
 local no_twins = redis.call('SCARD', queue .. ':blocked') == 0
 local suspects_wait = redis.call('LLEN', queue .. ':suspects') > 0 and redis.call('SCARD', queue .. ':hungry') > 0
@@ -36,7 +36,7 @@ for i = 3, 2 + 3 * results, 3 do
   results_of[ended] = {'kind', kind, 'value', value}
 end
 
--- One call for many claims where that is possible: most of a script's time is spent in calling commands one by one.
+-- One call for many claims where that is possible: calling commands one by one takes most of a script's time.
 local reply, finished, ready = {'ok'}, 0, 0
 for from = 3 + 3 * results, #ARGV, 1000 do
   local named = {}

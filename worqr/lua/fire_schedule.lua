@@ -1,8 +1,8 @@
 #!lua
--- fire_schedule: enqueues one firing of a schedule as the job cron:NAME, once, whoever asks how often. Firings come in the
--- order of their nominal times: one that is older than the last is over. But a last one that lies more than a minute ahead of
--- the clock was fired while that was wrong: it holds back nothing, and its job, if it did not begin, is replaced. A retry whose
--- delay was counted from such a time does not hold back the schedule either: it is due now.
+-- fire_schedule: enqueues one firing of a schedule as the job cron:NAME, once, however often it is called. Firings come in the
+-- order of their nominal times: a firing older than the last one is skipped. But a last firing more than a minute ahead of the
+-- clock was fired while the clock was wrong: it blocks no later firing, and its job, if it did not begin, is replaced. A retry
+-- whose delay was counted from such a time does not block the schedule either: it is due now.
 -- KEYS[1] queue LIST
 -- KEYS[2] fired HASH
 -- ARGV[1] name of the schedule

@@ -1,13 +1,13 @@
 #!lua flags=allow-oom
--- forget_queues: forgets the names of queues that were found empty, unless one was noted lately, or a worker that is being
--- swept served it: what the sweep gives back may go there. Living workers note what they serve.
+-- forget_queues: deletes the names of queues that were found empty. A name stays if it was noted lately, or if a dead worker in
+-- recovery served the queue: its tasks may be given back there. Live workers note the queues that they serve.
 -- KEYS[1] queues ZSET
 -- KEYS[2] dying SET
--- ARGV[1] work_map_stem text that a worker id completes to its WorkMap
+-- ARGV[1] work_map_stem text before the worker id in the key of its work map
 -- ARGV[2] unused_ms ms for which a name must not have been noted
--- ARGV[3] limit dying workers above which nothing is forgotten
+-- ARGV[3] limit dead workers in recovery above which nothing is deleted
 -- ARGV[4..] names text, at most 100
--- RETURNS ok name... (those that are not known any more) | busy (too many workers are being swept)
+-- RETURNS ok name... (those that are no longer known) | busy (too many dead workers are in recovery)
 -- RESEND safe: a name that was noted meanwhile stays
 -- USES counts
 local queues, dying = KEYS[1], KEYS[2]

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- forget_worker: the last step of a sweep, once all its queues were given back and unmapped.
+-- forget_worker: the last step of a dead worker's recovery, after all its queues were given back and unmapped.
 -- KEYS[1] dying SET
 -- KEYS[2] work_map SET
 -- KEYS[3] info HASH

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- inspect: what there is to know of one queue, for people and for the leader's scan.
+-- inspect: a snapshot of one queue, for people and for the leader's scan.
 -- KEYS[1] queue LIST
 -- KEYS[2] workers HASH
 -- KEYS[3] due ZSET
@@ -13,8 +13,8 @@
 -- KEYS[11] trash_blocked SET
 -- KEYS[12] blocked SET
 -- RETURNS ok waiting due running failed broken paused trash workers counts blocked next_in oldest: paused is false or the
---   reason, trash not 0 if there is something to purge, workers the fence's members and those who leave it, counts names and
---   values in turn, next_in ms until the next job is due (-1: none), oldest ms since the job in front was due (-1: it is none)
+--   reason, trash not 0 if there is something to purge, workers those in the fence, also leaving ones, counts names and values
+--   in turn, next_in ms until the next job is due (-1: none), oldest ms since the job in front was due (-1: no job in front)
 -- RESEND safe: it only reads
 -- USES counts own reference
 local queue, workers, due, failed, broken = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]

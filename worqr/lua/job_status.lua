@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- job_status: where a job is, and what is known of its tries, also after its end.
+-- job_status: the state of a job and its attempts, also after its end.
 -- KEYS[1] job HASH
 -- KEYS[2] active HASH
 -- KEYS[3] result HASH
@@ -8,7 +8,7 @@
 -- KEYS[6] aside_index HASH
 -- ARGV[1] number of the dispatch that is meant, 0: the newest
 -- ARGV[2] id of the job
--- ARGV[3] aside_stem what the key of a record set aside begins with
+-- ARGV[3] aside_stem prefix of the keys of dead-letter records
 -- RETURNS waiting fields | due fields | blocked fields | active fields | finished fields | failed fields | cancelled fields |
 --   gone; fields are claim worker run_at progress message failures attempts error_type error_message, each false if not known
 -- RESEND safe: it only reads
@@ -16,7 +16,7 @@
 local job, active, result, older_result, counts, aside_index = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local number, id, aside_stem = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 
--- What the record `key` says. `tries`: those that the three counters do not count.
+-- The fields of the record `key`. `tries`: attempts that the three counters do not count.
 local function told(word, key, tries)
   local kept = redis.call('HMGET', key, 'claim', 'worker', 'run_at', 'progress', 'message', 'failures', 'stalls',
     'timeouts', 'error_type', 'error_message')

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
--- keep_worker_alive: one beat. Re-arms the key of a worker nobody swept, even when it had expired; takes or renews the
--- leader's lease if asked to; answers with the lease and with the queues that wait. A lease that the worker has seen standing
--- still is taken from its holder: it does not expire when the server's clock was set back.
+-- keep_worker_alive: one heartbeat. Renews the key of a worker that was not declared dead, even an expired key; takes or renews
+-- the leader's lease if asked to; returns the lease and the queues with waiting tasks. If a lease stops changing, the worker
+-- takes it from its holder: a lease does not expire after the server's clock was set back.
 -- KEYS[1] registered SET
 -- KEYS[2] worker_key STRING
 -- KEYS[3] leader STRING

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- list_aside: what was set aside, newest first, from where the last page ended.
+-- list_aside: one page of the dead-letter queue, newest first, after the end of the last page.
 -- KEYS[1] queue LIST
 -- KEYS[2] list ZSET
 -- ARGV[1] limit records

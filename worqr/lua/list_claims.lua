@@ -1,12 +1,12 @@
 #!lua flags=no-writes
--- list_claims: what runs on a queue, by worker, the oldest claim first; also of workers that leave. One page of it.
+-- list_claims: one page of the running tasks of a queue, by worker, the oldest claim first; also of workers that leave.
 -- KEYS[1] queue LIST
 -- KEYS[2] workers HASH
 -- ARGV[1] limit claims
 -- ARGV[2] max_bytes bytes of payload of jobs that are read
 -- ARGV[3] after_worker worker of the last claim of the page before, empty for the first page
 -- ARGV[4] after_claim that claim, 0 for the first page
--- RETURNS ok entry...: an entry is claim worker glance, a glance as `glance` tells
+-- RETURNS ok entry...: an entry is claim worker glance, a glance as `glance` returns it
 -- RESEND safe: it only reads
 -- USES glance own
 local queue, workers = KEYS[1], KEYS[2]

@@ -1,6 +1,6 @@
 #!lua flags=no-writes
--- list_jobs: one page of what waits, is due or is blocked, each with a cursor after which the next page begins. What waits is
--- listed in the order in which it will be taken, raw tasks too; what is due by its time; what is blocked by id.
+-- list_jobs: one page of waiting, due or blocked jobs, each with the cursor of the next page. Waiting jobs are listed in the
+-- order in which they will be taken, with raw tasks; due jobs by time; blocked jobs by id.
 -- KEYS[1] queue LIST
 -- KEYS[2] suspects LIST
 -- KEYS[3] due ZSET
@@ -10,7 +10,7 @@
 -- ARGV[2] limit places to look at
 -- ARGV[3] after cursor of the last entry of the page before, empty for the first page
 -- ARGV[4] max_bytes bytes of payload after which no further entry is listed
--- RETURNS ok entry... | more entry...; an entry is its cursor and its glance, or only a cursor, for a place that was skipped
+-- RETURNS ok entry... | more entry...; an entry is its cursor and its glance, or only a cursor, for a position that was skipped
 -- RESEND safe: it only reads
 -- USES glance own
 local queue, suspects, due, blocked, counts = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
@@ -19,14 +19,14 @@ local max_bytes = tonumber(ARGV[4])
 
 local reply, budget, listed = {'ok'}, {left = max_bytes}, {}
 
--- Lists the `item` at one place, if it is in this state; false if the page is full.
+-- Lists the `item` at one position, if it is in this state; returns false if the page is full.
 local function list(cursor, item)
   if #reply > limit or budget.left <= 0 then
     reply[1] = 'more'
     return false
   end
   local id = job_id(item)
-  -- A job that was due in between has two places in line, and one that was cancelled has left its place.
+  -- A job that was due in between has two positions in the lists, and a cancelled job no longer has the state.
   local there = not id or own(redis.pcall('HGET', queue .. ':job:' .. id, 'state')) == state
   if there and not listed[item] then
     reply[#reply + 1] = {cursor, glance(queue, 'job', item, budget)}
@@ -48,7 +48,7 @@ local function list_line(name, key, first, claimed)
 end
 
 if state == 'waiting' then
-  -- A place is counted from the front: what is put in behind changes none. Claims move all of them ahead.
+  -- A position is counted from the front: tasks added at the back change no position. Claims move all of them ahead.
   local claimed = tonumber(redis.call('HGET', counts, 'claimed')) or 0
   local line, place, claimed_then = string.match(after, '^(%l+) (%d+) (%d+)$')
   local first = math.max(0, (tonumber(place) or -1) + 1 - math.max(0, claimed - (tonumber(claimed_then) or claimed)))

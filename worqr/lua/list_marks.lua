@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- list_marks: which of these claims are still marked as to be cancelled; the others have been settled.
+-- list_marks: returns which of these claims are still marked for cancellation; the others have been settled.
 -- KEYS[1] cancelling SET
 -- ARGV[1..] named claim ids
 -- RETURNS ok claim...

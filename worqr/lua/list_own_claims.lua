@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- list_own_claims: which claims of a queue a worker holds, the oldest first.
+-- list_own_claims: returns the claims of a queue that a worker holds, the oldest first.
 -- KEYS[1] workers HASH
 -- KEYS[2] claims SET
 -- ARGV[1] worker id

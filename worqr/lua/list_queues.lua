@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- list_queues: one page of the names of all queues, those that were noted last first.
+-- list_queues: one page of the names of all queues, the most recently noted first.
 -- KEYS[1] queues ZSET
 -- ARGV[1] limit names in one page
 -- ARGV[2] after_noted ms at which the last name of the page before was noted, '' for the first page

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- list_shards: the queues that have several shards, and how many; refuses a mesh of another wire version.
+-- list_shards: returns the queues that have several shards, and how many; refuses a mesh of another wire version.
 -- KEYS[1] shards HASH
 -- KEYS[2] version STRING
 -- ARGV[1] wire_version whole number

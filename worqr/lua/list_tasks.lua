@@ -1,11 +1,11 @@
 #!lua flags=no-writes
--- list_tasks: payloads that wait, newest first, or from the front in the order in which they will be taken.
+-- list_tasks: returns waiting payloads, newest first, or from the front in the order in which they will be taken.
 -- KEYS[1] queue LIST
 -- KEYS[2] suspects LIST
 -- ARGV[1] limit tasks
 -- ARGV[2] from_front 1: the next to be taken first, 0: the newest first
 -- ARGV[3] max_bytes bytes of payload after which no further task is listed
--- ARGV[4] max_skipped references to nothing that are skipped at most
+-- ARGV[4] max_skipped references without a record that are skipped at most
 -- RETURNS ok waiting task...
 -- RESEND safe: it only reads
 -- USES own reference counts
@@ -24,7 +24,7 @@ local function list(key)
     local task = item
     if id then
       local kept = own(redis.pcall('HMGET', queue .. ':job:' .. id, 'task', 'state')) or {}
-      task = kept[2] == 'waiting' and not listed[id] and kept[1] -- one that was due in between has two places in line
+      task = kept[2] == 'waiting' and not listed[id] and kept[1] -- a job that was due in between has two positions in the lists
     end
     if task then
       reply[#reply + 1] = task

@@ -1,9 +1,9 @@
 #!lua flags=no-writes
--- list_workers: who is registered, for people.
+-- list_workers: returns the registered workers, for people.
 -- KEYS[1] registered SET
--- ARGV[1] worker_stem text that a worker id completes to its keepalive key
--- ARGV[2] info_stem text that a worker id completes to its facts
--- ARGV[3] work_map_stem text that a worker id completes to its WorkMap
+-- ARGV[1] worker_stem text before the worker id in its keepalive key
+-- ARGV[2] info_stem text before the worker id in the key of its facts
+-- ARGV[3] work_map_stem text before the worker id in the key of its work map
 -- RETURNS ok entry...: an entry is worker ttl_ms facts queues
 -- RESEND safe: it only reads
 local registered = KEYS[1]

@@ -1,9 +1,9 @@
 #!lua flags=no-writes
--- look_at_workers: the leader's look: who is registered, with what beat, and who is being swept.
+-- look_at_workers: returns, for the leader, the registered workers with their heartbeats, and the dead workers in recovery.
 -- KEYS[1] registered SET
 -- KEYS[2] dying SET
--- ARGV[1] worker_stem text that a worker id completes to its keepalive key
--- RETURNS ok run_id beats dying: beats are worker ids and beats (false: none) in turn; run_id '' if INFO is not allowed
+-- ARGV[1] worker_stem text before the worker id in its keepalive key
+-- RETURNS ok run_id beats dying: beats are worker ids and heartbeats (false: none) in turn; run_id '' if INFO is not allowed
 -- RESEND safe: it only reads
 local registered, dying = KEYS[1], KEYS[2]
 local worker_stem = ARGV[1]

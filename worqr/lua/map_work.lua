@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- map_work: notes that a registered worker is about to serve a queue; before the queue's fence lets it in.
+-- map_work: notes that a registered worker is about to serve a queue. Call it before start_work.
 -- KEYS[1] producer HASH
 -- KEYS[2] registered SET
 -- KEYS[3] work_map SET
@@ -9,7 +9,7 @@
 -- ARGV[3] worker id
 -- ARGV[4] queue name
 -- ARGV[5] queues_expire_s s
--- RETURNS ok | dead (the worker was swept, or never registered) | late
+-- RETURNS ok | dead (the worker was declared dead, or never registered) | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not map what was unmapped
 -- NUMBERED
 -- USES counts

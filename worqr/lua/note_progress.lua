@@ -1,5 +1,5 @@
 #!lua
--- note_progress: what handlers say about how far they are. A raw task about which something is said becomes a job.
+-- note_progress: stores the progress and messages of running tasks. A raw task with progress becomes a job.
 -- KEYS[1] queue LIST
 -- KEYS[2] claims SET
 -- ARGV[1] worker id

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- pause: claims on the queue stop; enqueueing goes on.
+-- pause: stops claims of the queue's tasks; enqueueing goes on.
 -- KEYS[1] producer HASH
 -- KEYS[2] queue LIST
 -- KEYS[3] paused STRING

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- pause_schedule: lets the firings of a schedule pass, or fires again from now on: nothing is made up for.
+-- pause_schedule: pauses a schedule, or resumes it from now on; firings missed while it was paused are not caught up.
 -- KEYS[1] producer HASH
 -- KEYS[2] schedules HASH
 -- KEYS[3] schedules_due ZSET

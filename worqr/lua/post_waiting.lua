@@ -1,10 +1,10 @@
 #!lua flags=allow-oom
--- post_waiting: the leader's scan tells every beat which queues wait.
+-- post_waiting: the leader's scan announces the queues with waiting tasks to every heartbeat.
 -- KEYS[1] waiting SET
 -- ARGV[1] waiting_expire_s s
 -- ARGV[2..] names of non-empty, unpaused queues, at most 100
 -- RETURNS ok
--- RESEND safe: it sets what it set; what stands here is a hint
+-- RESEND safe: it stores the same again; the stored names are a hint
 local waiting = KEYS[1]
 local waiting_expire_s = ARGV[1]
 

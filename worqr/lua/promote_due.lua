@@ -1,10 +1,10 @@
 #!lua flags=allow-oom
--- promote_due: puts jobs whose time has come in line and wakes as many workers; says when the next one is due.
+-- promote_due: puts due jobs into the queue and wakes as many workers; returns when the next one is due.
 -- KEYS[1] queue LIST
 -- KEYS[2] due ZSET
 -- ARGV[1] limit jobs in one call
 -- RETURNS ok promoted next_in: ms until the next one is due, 0 if more are due now, -1 if there is none
--- RESEND safe: a copy promotes what is due then
+-- RESEND safe: a copy promotes the jobs that are due then
 -- USES counts promote types wake
 local queue, due = KEYS[1], KEYS[2]
 local limit = tonumber(ARGV[1])

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- purge_queue: one step of emptying what was put out of reach, with the records of the jobs in it; whoever waits for one of
--- them learns that it was cancelled.
+-- purge_queue: deletes one batch of the trash, with the records of its jobs. Callers that wait for one of them are notified of
+-- the cancellation.
 -- KEYS[1] queue LIST
 -- KEYS[2] trash LIST
 -- KEYS[3] trash_suspects LIST
@@ -21,7 +21,7 @@ local noted, ttl = redis.call('HMGET', counts, 'cleared', 'cleared_why'), any_re
 local cleared, why = tonumber(noted[1]) or math.huge, noted[2] or ''
 local function purge(id)
   local kept = own(redis.pcall('HMGET', queue .. ':job:' .. id, 'task', 'queued')) or {}
-  if kept[1] and (tonumber(kept[2]) or 0) <= cleared then -- else a newer one of this id, which waits in the queue
+  if kept[1] and (tonumber(kept[2]) or 0) <= cleared then -- else a newer job of this id waits in the queue
     forget_job(queue, id, ttl, why)
   end
   limit = limit - 1

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- read_result: how a job ended; or that it has not, and whether its result will be kept.
+-- read_result: returns how a job ended; or that it has not, and whether its result will be kept.
 -- KEYS[1] queue LIST
 -- KEYS[2] job HASH
 -- KEYS[3] active HASH
@@ -9,7 +9,7 @@
 -- KEYS[7] aside_index HASH
 -- ARGV[1] number of the dispatch whose result is wanted, 0: of the newest
 -- ARGV[2] id of the job
--- ARGV[3] aside_stem what the key of a record set aside begins with
+-- ARGV[3] aside_stem prefix of the keys of dead-letter records
 -- RETURNS wait | never (it has not ended, and nothing will be kept) | gone | replaced (gone, and there is a newer dispatch) |
 --   finished kind value | failed type message traceback fields | cancelled reason
 -- RESEND safe: it only reads
@@ -19,7 +19,7 @@ local aside_index = KEYS[7]
 local number, id, aside_stem = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 
 local found, outcome = ended_as(result, older_result, number)
--- A dispatch that has ended and lives all the same failed, and was put back.
+-- A dispatch that has ended and still has a record failed, and was retried.
 local live = (number == 0 or not found or outcome == 'failed') and live_record(active, job, counts, number)
 if live then
   local ttl = tonumber(redis.call('HGET', live, 'result_ttl')) or any_result_ttl(queue)

@@ -1,10 +1,10 @@
 #!lua flags=no-writes
--- reconcile: which of a worker's claims are marked as to be cancelled, and which of those it names are gone.
+-- reconcile: returns which of a worker's claims are marked for cancellation, and which of the claims it names are gone.
 -- KEYS[1] workers HASH
 -- KEYS[2] claims SET
 -- KEYS[3] cancelling SET
 -- ARGV[1] worker id
--- ARGV[2..] named claim ids, after a reconnect: all that it believes to hold
+-- ARGV[2..] named claim ids, after a reconnect: all claims that the worker counts as its own
 -- RETURNS ok count marked... gone... (count of the marked) | not_serving
 -- RESEND safe: it only reads
 -- USES serving

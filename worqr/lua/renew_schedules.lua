@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
--- renew_schedules: notes that a peer still declares these schedules, and returns the names of those that are not there.
+-- renew_schedules: notes that a worker still declares these schedules, and returns the names of those that are missing.
 -- KEYS[1] schedules HASH
 -- KEYS[2] schedules_due ZSET
 -- KEYS[3] schedules_seen ZSET
 -- ARGV[1] expire_s s until all schedules of a mesh without peers are forgotten
 -- ARGV[2..] names text
 -- RETURNS ok name... (missing)
--- RESEND safe: a copy notes the same again; what is missing stays missing
+-- RESEND safe: a copy notes the same again; missing schedules stay missing
 -- USES counts fence schedules
 local schedules, schedules_due, schedules_seen = KEYS[1], KEYS[2], KEYS[3]
 local expire_s = ARGV[1]

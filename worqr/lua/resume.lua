@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- resume: claims on the queue go on; every peer that serves it is told.
+-- resume: allows claims of the queue's tasks again and notifies every worker that serves it.
 -- KEYS[1] producer HASH
 -- KEYS[2] queue LIST
 -- KEYS[3] paused STRING

@@ -1,19 +1,19 @@
 #!lua flags=allow-oom
--- retry_aside: makes jobs of what was set aside, to the back of the queue, all counters at zero. One whose id waits already
--- stays where it is; one whose id runs is blocked until that ends.
+-- retry_aside: turns dead-letter records into jobs, at the back of the queue, with all counters at zero. A job whose id waits
+-- already keeps its position; a job whose id runs is blocked until that run ends.
 -- KEYS[1] producer HASH
 -- KEYS[2] queue LIST
 -- KEYS[3] list ZSET
 -- ARGV[1] number of the request
 -- ARGV[2] lowest number still unanswered
--- ARGV[3..] retried claims under which they were set aside
+-- ARGV[3..] retried claims under which they failed
 -- RETURNS ok retried | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
 -- USES aside counts fence own policy twins types upsert wake
 local queue, list = KEYS[2], KEYS[3]
 
--- False if a key of another type stands where the record of the job, of its run, or of its taken id would.
+-- False if a key of another type is where the job's record, its active record or its reserved id would be.
 local function is_free(id)
   return own(redis.pcall('HLEN', queue .. ':job:' .. id)) and own(redis.pcall('HLEN', queue .. ':active:' .. id))
     and own(redis.pcall('GET', queue .. ':taken:' .. id)) ~= nil

@@ -1,13 +1,13 @@
 #!lua flags=allow-oom
--- retry_task: ends a claim whose run is to be repeated: the task goes to the back of the queue, at once or when it is due, as a
--- job that counts what happened; at the limit of the counter it is set aside as failed.
+-- retry_task: ends a claim whose task is to be retried: the task goes to the back of the queue, now or when it is due, as a job
+-- with its counters. At the limit of the counter it goes to the dead-letter queue as failed.
 -- KEYS[1] queue LIST
 -- KEYS[2] workers HASH
 -- KEYS[3] claims SET
 -- ARGV[1] worker id
 -- ARGV[2] claim id
--- ARGV[3] counter failures, stalls (its process died), timeouts, or nothing: it costs nothing
--- ARGV[4] limit of that counter, for a job that brings none of its own; the last one is final
+-- ARGV[3] counter failures, stalls (its process died), timeouts, or empty: none is counted
+-- ARGV[4] limit of that counter, for a job that has none of its own; the task fails when it is reached
 -- ARGV[5] delay ms until it is due, - if run_at says
 -- ARGV[6] run_at ms since 1970 when it is due, - if delay says
 -- ARGV[7] error_type text

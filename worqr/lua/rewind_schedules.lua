@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
--- rewind_schedules: after the server's clock was set back, lets every schedule that stands in its future go on from now. A page
--- of them; the last page notes that it is done.
+-- rewind_schedules: after the server's clock was set back, lets every schedule with a time in the future continue from now.
+-- Handles one page; the last page stores that it is done.
 -- KEYS[1] schedules HASH
 -- KEYS[2] schedules_due ZSET
 -- ARGV[1] cursor of the page before; 0 for the first
--- ARGV[2] budget, how many schedules to look at, about
+-- ARGV[2] budget, how many schedules to look at, approximately
 -- RETURNS ok cursor (of the next page; 0: it is done) rewound, how many
--- RESEND safe: a copy finds nothing in the future
+-- RESEND safe: a copy finds no schedule in the future
 -- USES counts fence schedules
 local schedules, schedules_due = KEYS[1], KEYS[2]
 local cursor, budget = ARGV[1], ARGV[2]
@@ -23,7 +23,7 @@ local function rewind(name, last)
   local at = redis.call('ZSCORE', schedules_due, name)
   local put_off = ahead(at) and tonumber(at) ~= tonumber(kept[1])
   if ahead(last) then
-    local owed = {} -- without those whose time comes again: they would be owed twice
+    local owed = {} -- without firings whose time comes again: they would be owed twice
     for nominal in string.gmatch(kept[2] or '', '%d+') do
       owed[#owed + 1] = tonumber(nominal) <= now and nominal or nil
     end

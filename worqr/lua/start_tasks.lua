@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
--- start_tasks: moves up to n tasks into claims of a worker that stands in the fence; a suspect first, one at a time.
--- Jobs that are due are put in line when it runs short; one that has expired is set aside, and its number is used up.
--- Short of n because nothing is left: the worker joins the hungry in the same script. Left some behind: wakes one more.
+-- start_tasks: moves up to n tasks into claims of a worker in the fence; a suspect first, one at a time. If there are fewer
+-- tasks, due jobs are put into the queue. An expired job goes to the dead-letter queue, and its number is used up. If nothing
+-- is left, the worker joins the waiting workers (hungry) in the same script. If tasks are left, one more is woken.
 -- KEYS[1] queue LIST
 -- KEYS[2] workers HASH
 -- KEYS[3] claims SET
@@ -13,9 +13,9 @@
 -- ARGV[2] number of the worker's start request on this queue, counts from 1
 -- ARGV[3] wanted tasks, 0: only pass a wake-up on
 -- ARGV[4] max_bytes bytes of payload after which no further task is taken
--- ARGV[5] max_skipped references to nothing that are skipped at most
--- RETURNS ok first entry... | short first hungry entry... (joined the hungry, who are so many now) | paused | late |
---   not_serving;
+-- ARGV[5] max_skipped references without a record that are skipped at most
+-- RETURNS ok first entry... | short first hungry entry... (joined the waiting workers; hungry is their number) | paused |
+--   late | not_serving;
 --   claims are first, first + 1, ...; an entry is the payload, or for a job the names and values of its record and its id;
 --   false for a claim that is gone
 -- RESEND safe: fenced by the number; an equal one gets the same claims again, a lower one nothing
@@ -35,7 +35,7 @@ if redis.call('EXISTS', paused) == 1 then
   return {'paused'}
 end
 
--- Wrong types show themselves before the first write; of what only an expired job needs, when there is one.
+-- A key of a wrong type is an error before the first write. Keys that only an expired job needs are checked when there is one.
 local left, anybody_hungry = redis.call('LLEN', queue) + redis.call('LLEN', suspects), redis.call('SCARD', hungry) > 0
 local first_source = redis.call('SISMEMBER', claims, suspect) == 0 and suspects or queue
 local source, dry, asleep, woken = first_source, false, redis.call('ZCARD', due), 0
@@ -74,7 +74,7 @@ end
 tally(queue, 'claimed', taken, nil, nil, reply)
 left = left - taken - skipped
 untally_stale(queue, skipped, left)
--- Dry with something left: those are suspects, and this worker runs one. Others may take them.
+-- Tasks are left although the lists were read to the end: these are suspects, and this worker runs one. Others may take them.
 local wakes = math.min(left, dry and math.max(woken, 1) or 1)
 if anybody_hungry and (wakes > 0 or not dry) then
   redis.call('SREM', hungry, worker)

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- start_work: puts a worker into the fence of a queue, with what a sweep must know of its handler, if it has all rights there.
+-- start_work: puts a worker into the fence of a queue, with the handler options for its recovery, if it has all rights there.
 -- KEYS[1] producer HASH
 -- KEYS[2] queue LIST
 -- KEYS[3] workers HASH
@@ -7,10 +7,10 @@
 -- ARGV[1] number of the request
 -- ARGV[2] lowest number still unanswered
 -- ARGV[3] worker id
--- ARGV[4] max_stalls deaths, the last of which is final
+-- ARGV[4] max_stalls deaths of workers; at this number the task fails
 -- ARGV[5] keep_failed records, 0: none
 -- ARGV[6] on_failure 1: a failure handler is registered
--- ARGV[7] result_ttl ms that results are kept, - if they are not
+-- ARGV[7] result_ttl ms for which results are kept, - if they are not
 -- ARGV[8] last number of a start request that the worker sent to this queue before
 -- RETURNS ok | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not put a worker back that left

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- stop_work: a worker leaves a queue: out of the fence first, then its claims go back to the front in their old order;
--- their attempts are not counted. Call again while it answers more.
+-- stop_work: removes a worker from the fence of a queue, then gives its claims back to the front in their old order; their
+-- attempts are not counted. Call again while it returns more.
 -- KEYS[1] producer HASH
 -- KEYS[2] queue LIST
 -- ARGV[1] number of the request
@@ -8,7 +8,7 @@
 -- ARGV[3] worker id
 -- ARGV[4] limit claims given back in one call
 -- RETURNS ok given cancelled aside | more given cancelled aside | late
--- RESEND safe: the reply is stored under the producer's number; a late copy must not put a worker out that came back
+-- RESEND safe: the reply is stored under the producer's number; a late copy must not remove a worker that came back
 -- NUMBERED
 -- USES take_back
 local queue = KEYS[2]

@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
--- stop_worker: a worker that serves nothing any more leaves the registry, and gives the leader's lease up.
+-- stop_worker: a worker that no longer serves a queue leaves the registry, and releases the leader's lease.
 -- KEYS[1] registered SET
 -- KEYS[2] worker_key STRING
 -- KEYS[3] work_map SET
 -- KEYS[4] info HASH
 -- KEYS[5] leader STRING
 -- ARGV[1] worker id
--- RETURNS ok | busy queue... (its WorkMap is not empty: stop_work and unmap_work first) | gone (it was swept)
+-- RETURNS ok | busy queue... (its work map is not empty: stop_work and unmap_work first) | gone (it was declared dead)
 -- RESEND safe: worker ids are never used again
 local registered, worker_key, work_map, info, leader = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local worker = ARGV[1]

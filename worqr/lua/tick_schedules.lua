@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- tick_schedules: notes how far schedules got, each only if it stands where its leader found it: whoever declared, resumed or
--- ticked it meanwhile wins. Then returns those that a leader is to look at now.
+-- tick_schedules: stores how far schedules got, each only if it is as its leader read it: a concurrent declaration, resume or
+-- tick wins. Then returns the schedules that a leader is to look at now.
 -- KEYS[1] schedules HASH
 -- KEYS[2] schedules_due ZSET
 -- ARGV[1] limit, how many due schedules to return at most
@@ -10,7 +10,7 @@
 --   last, next (empty: as it was), look_at, fired (likewise: the last firing that was enqueued), owed..., each after a space
 -- RETURNS ok now_ms led next_ms row... | back (the clock was set back: call rewind_schedules first); next_ms: when the next one
 --   is due, or empty; a row is definition, last, next, fired, owed (each may be missing) and name
--- RESEND safe: a copy finds a schedule where it was to be, or moved on by somebody else
+-- RESEND safe: a copy finds the schedule as it stored it, or changed by another process
 -- USES counts fence schedules
 local schedules, schedules_due = KEYS[1], KEYS[2]
 local limit, was_led, led = ARGV[1], ARGV[2], ARGV[3]
@@ -59,7 +59,7 @@ local reply, bytes = {'ok', digits(now), redis.call('HGET', schedules, 'led') or
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', schedules_due, '-inf', digits(now), 'LIMIT', 0, limit)) do
   local kept = redis.call('HMGET', schedules, 'def ' .. name, 'last ' .. name, 'next ' .. name, 'fired ' .. name,
     'owed ' .. name, 'paused ' .. name)
-  if not kept[1] or kept[6] then -- gone, or paused: it has no place there
+  if not kept[1] or kept[6] then -- gone or paused: not in the set of due schedules
     redis.call('ZREM', schedules_due, name)
   else
     kept[6], reply[#reply + 1], bytes = name, kept, bytes + #kept[1]

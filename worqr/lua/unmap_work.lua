@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- unmap_work: notes that a worker serves a queue no more; after the queue's stop_work or fail_worker said ok.
+-- unmap_work: notes that a worker no longer serves a queue. Call it after the queue's stop_work or fail_worker returned ok.
 -- KEYS[1] producer HASH
 -- KEYS[2] work_map SET
 -- ARGV[1] number of the request

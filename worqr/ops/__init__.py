@@ -1,12 +1,11 @@
-"""One typed function per transaction: builds the call and says how its reply is read. No I/O, no loops around calls.
+"""One typed function per transaction. It builds the call and decodes the reply; it does no I/O and does not loop.
 
-Each function mirrors the file of its name in ``lua/``, whose header has the guarantees; here stand only the Python
-side's words. A reply is a list whose first item is a word; a refusal becomes an error, all others a value.
+Each function has the name of its script in ``lua/``, whose header documents the guarantees. This package has the Python
+side only. A reply is a list whose first item is a status word. A refusal raises an error; every other word becomes a value.
 
-Modules: `tasks` (a task's way through a queue), `jobs` (a job by its id), `asides` (what was set aside), `serving` (a
-worker and a queue), `registry` (the mesh as a whole),
-`operators` (cancel, delete, pause), `reading` (looking at a queue), `replies` (what they share). ``tests/test_lua.py``
-sees to it that `__all__` has no hole.
+Modules: `tasks` (a task's way through a queue), `jobs` (a job by its id), `asides` (the dead-letter queue), `serving` (a
+worker and a queue), `registry` (the mesh as a whole), `operators` (cancel, delete, pause), `reading` (looking at a
+queue), `replies` (shared helpers). ``tests/test_lua.py`` checks that `__all__` is complete.
 """
 
 from __future__ import annotations

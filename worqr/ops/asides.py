@@ -1,4 +1,4 @@
-"""What was set aside: listed, tried again, forgotten."""
+"""The dead-letter queue (failed and broken tasks): list, retry and drop its records."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from worqr.keys import QueueKeys
 from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, Reply, new_call, pairs, text, word_of
 
 AsideList = Literal["failed", "broken"]
-"""Which of the two lists of a queue."""
+"""One of the two dead-letter lists of a queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Reply of list_aside: (claim, fields of its record) of each, and where to go on, if there is more."""
+    """Reply of list_aside: the claim and record fields of each entry, and the cursor of the next page if there is one."""
 
     more: bool
     after: str
@@ -39,7 +39,7 @@ def list_aside(
     error: str = "",
     bare: bool = False,
 ) -> Call[Page]:
-    """One page, newest first; `bare`: only the claims."""
+    """One page, newest first. With `bare`, only the claims."""
 
     def read(reply: Reply) -> Page:
         records = [(int(entry[0]), _fields(entry[1]) if len(entry) > 1 else {}) for entry in reply[3:]]
@@ -55,7 +55,7 @@ def _fields(flat: Sequence[Any]) -> dict[str, bytes]:
 
 
 def find_aside(keys: QueueKeys, which: AsideList, ids: Sequence[str]) -> Call[list[int]]:
-    """The claims under which up to MAX_ITEMS jobs were set aside, the newest of each id; twice named: two of them."""
+    """Return the claims under which up to MAX_ITEMS jobs failed, newest first. An id that is given twice yields two claims."""
 
     def read(reply: Reply) -> list[int]:
         return [int(claim) for claim in reply[1:]]
@@ -70,12 +70,12 @@ def _count(reply: Reply) -> int:
 
 
 def retry_aside(keys: QueueKeys, which: AsideList, claims: Sequence[int]) -> Call[int]:
-    """Make jobs of up to MAX_ITEMS of them; answers how many."""
+    """Turn up to MAX_ITEMS records into jobs; return how many."""
     names = (keys.base, _list(keys, which))
     return new_call("retry_aside", keys.base, names, tuple(claims), _count, numbered=True)
 
 
 def drop_aside(keys: QueueKeys, which: AsideList, claims: Sequence[int]) -> Call[int]:
-    """Forget up to MAX_ITEMS of them; answers how many."""
+    """Drop up to MAX_ITEMS records; return how many."""
     names = (keys.base, _list(keys, which))
     return new_call("drop_aside", keys.base, names, tuple(claims), _count, numbered=True)

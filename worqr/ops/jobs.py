@@ -20,7 +20,7 @@ _DISPATCH: Final = script("dispatch_jobs")
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
-    """What became of one dispatch: created, updated, blocked, unchanged, duplicate or full; and the handle's id and number."""
+    """Outcome of one dispatch (created, updated, blocked, unchanged, duplicate or full), and the handle's id and number."""
 
     outcome: str
     id: str
@@ -46,7 +46,7 @@ def _read_all(reply: Reply) -> list[Dispatched]:
 def dispatch_jobs(
     keys: QueueKeys, jobs: Sequence[NewJob], *, whole: bool = False, replicas: int = 0
 ) -> Call[list[Dispatched]]:
-    """Store up to MAX_ITEMS jobs; with `whole` all or none: then the last of the answers says which one was refused."""
+    """Store up to MAX_ITEMS jobs. With `whole`, store all or none; the last outcome then says which job was refused."""
     args: list[Argument] = [int(whole)]
     for options, task in jobs:
         args += (_encode(options), task)
@@ -58,7 +58,7 @@ def dispatch_jobs(
 
 
 def _join(calls: Sequence[Call[list[Dispatched]]]) -> Call[list[Dispatched]]:
-    """One dispatch of all their jobs, in their order."""
+    """One dispatch with the jobs of several dispatches, in their order."""
     first = calls[0]
     args = (first.args[0], *(arg for call in calls for arg in call.args[1:]))
     return Call(_DISPATCH, first.base, first.keys, args, first.read, True, sum(call.size for call in calls))
@@ -75,7 +75,7 @@ _ONE: Final[Merge[list[Dispatched]]] = Merge(1, _join, pick=_pick(1))
 
 
 def promote_due(keys: QueueKeys, limit: int = MAX_ITEMS) -> Call[tuple[int, int | None]]:
-    """Put up to `limit` due jobs in line; answers how many, and in how many ms the next one is due (None: there is none)."""
+    """Move up to `limit` due jobs into the queue. Return how many, and the ms until the next one is due (None: there is none)."""
 
     def read(reply: Reply) -> tuple[int, int | None]:
         next_in = int(reply[2])
@@ -96,14 +96,14 @@ def cancel_job(keys: QueueKeys, id: str, reason: str) -> Call[Cancelled]:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Reply of read_result: its word and what belongs to it."""
+    """Reply of read_result: its status word and the values that follow it."""
 
     word: str
     facts: list[Any]
 
 
 def read_result(keys: QueueKeys, id: str, number: int) -> Call[Found]:
-    """How the job ended, or whether it will be known; `number` as `Dispatched`, 0: the newest."""
+    """Return how the job ended, or whether its result will be kept; `number` as in `Dispatched`, 0: the newest dispatch."""
 
     def read(reply: Reply) -> Found:
         return Found(word_of(reply), reply[1:])
@@ -114,7 +114,7 @@ def read_result(keys: QueueKeys, id: str, number: int) -> Call[Found]:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """Reply of job_status; what is None is not known, or not so."""
+    """Reply of job_status. A field is None if it is unknown or does not apply."""
 
     word: str
     claim: int | None = None
@@ -128,7 +128,7 @@ class JobState:
 
 
 def job_status(keys: QueueKeys, id: str, number: int) -> Call[JobState]:
-    """Where the job is; `number` as `Dispatched`, 0: the newest."""
+    """Return the state of the job; `number` as in `Dispatched`, 0: the newest dispatch."""
 
     def read(reply: Reply) -> JobState:
         word = word_of(reply)

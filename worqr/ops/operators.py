@@ -11,14 +11,14 @@ from worqr.keys import QueueKeys
 from worqr.ops.replies import MAX_ITEMS, Reply, done, new_call, text, word_of
 
 CANCEL_PAGE: Final = 1_000
-"""What one script cancels at most, of running tasks: it must not hold the server up."""
+"""Running tasks that one script cancels at most, so that it does not block the server for long."""
 LOOK_BUDGET: Final = 10_000
-"""Claims whose payload a cancel by payload looks at in one script."""
+"""Claims that one script inspects at most when it cancels by payload."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Reply of a cancel: removed while waiting, claims marked while running, and where to go on, if there is more."""
+    """Reply of a cancel: tasks removed while waiting, claims marked while running, and the cursor if there is more."""
 
     more: bool
     waiting: int
@@ -45,7 +45,7 @@ def cancel_task(
 
 
 def cancel_all(keys: QueueKeys, after: str = "-", *, reason: str = "") -> Call[Cancelled | None]:
-    """Cancel every task; call again with after while there is more. None: purge_queue first."""
+    """Cancel every task; call again with `after` while there is more. Returns None if purge_queue must be called first."""
 
     def read(reply: Reply) -> Cancelled | None:
         word = word_of(reply)
@@ -57,7 +57,7 @@ def cancel_all(keys: QueueKeys, after: str = "-", *, reason: str = "") -> Call[C
 
 
 def delete_queue(keys: QueueKeys) -> Call[bool]:
-    """Put all that waits out of reach; False: purge_queue first."""
+    """Move everything that waits to the trash; return False if purge_queue must be called first."""
 
     def read(reply: Reply) -> bool:
         return word_of(reply) != "busy"
@@ -66,7 +66,7 @@ def delete_queue(keys: QueueKeys) -> Call[bool]:
 
 
 def purge_queue(keys: QueueKeys, limit: int = MAX_ITEMS) -> Call[bool]:
-    """One step of emptying what delete_queue and cancel_all put out of reach; True: there is more."""
+    """Delete one batch of the trash that delete_queue and cancel_all filled; return True if there is more."""
 
     def read(reply: Reply) -> bool:
         return word_of(reply) == "more"
@@ -76,10 +76,10 @@ def purge_queue(keys: QueueKeys, limit: int = MAX_ITEMS) -> Call[bool]:
 
 
 def pause(keys: QueueKeys, reason: str) -> Call[str]:
-    """Stop claims on the queue."""
+    """Stop claims of the queue's tasks."""
     return new_call("pause", keys.base, (keys.base, keys.paused), (reason,), done, numbered=True)
 
 
 def resume(keys: QueueKeys) -> Call[str]:
-    """Let claims on the queue go on."""
+    """Allow claims of the queue's tasks again."""
     return new_call("resume", keys.base, (keys.base, keys.paused), (), done, numbered=True)

@@ -1,4 +1,4 @@
-"""Looking at a queue."""
+"""Read-only operations on a queue."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Unstarted = Literal["waiting", "due", "blocked"]
 """The states of a job that does not run."""
 
 _NOT_TOTALS: Final = {"fence", "cleared", "cleared_why", "stale"}
-"""Fields of the counters' hash that count nothing which happened."""
+"""Fields of the counters' hash that are not event counters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """Reply of inspect; `workers` are the members of the fence and those who leave it, `counts` totals by name."""
+    """Reply of inspect. `workers` are the workers that serve the queue or leave it; `counts` are totals by name."""
 
     waiting: int
     due: int
@@ -37,7 +37,7 @@ class Inspected:
 
 
 def inspect(keys: QueueKeys) -> Call[Inspected]:
-    """What there is to know of the queue."""
+    """Return a snapshot of the queue's counters."""
 
     def read(reply: Reply) -> Inspected:
         waiting, due, running, failed, broken = (int(part) for part in reply[1:6])
@@ -57,7 +57,7 @@ def inspect(keys: QueueKeys) -> Call[Inspected]:
 
 
 def list_tasks(keys: QueueKeys, limit: int, *, from_front: bool = False) -> Call[tuple[int, list[bytes]]]:
-    """How many tasks wait, and up to `limit` payloads, newest first or in the order in which they will be taken."""
+    """Count the waiting tasks; return up to `limit` payloads, newest first or in the order in which workers take them."""
 
     def read(reply: Reply) -> tuple[int, list[bytes]]:
         return int(reply[1]), reply[2:]
@@ -68,7 +68,7 @@ def list_tasks(keys: QueueKeys, limit: int, *, from_front: bool = False) -> Call
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """What people are shown of one task. A raw one has no id, and nothing is known of it but the beginning of its payload."""
+    """A summary of one task for display. A raw task has no id and no record: only the beginning of its payload is known."""
 
     id: str | None
     task: bytes
@@ -77,7 +77,7 @@ class Glance:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One claim, as `list_claims` answers."""
+    """One claim, as `list_claims` returns it."""
 
     claim: int
     worker: str
@@ -85,7 +85,7 @@ class Held:
 
 
 def _glance(word: str, tries: int, id: bytes | None, task: bytes, *kept: bytes | None) -> Glance:
-    """`tries`: those that the three counters do not count."""
+    """`tries`: attempts that none of the three counters counts."""
     if id is None or not kept:
         return Glance(None, task, JobState(word, attempts=tries))
     _, claim, worker, run_at, progress, message, failures, stalls, timeouts, error_type, error_message = kept
@@ -104,7 +104,7 @@ def _glance(word: str, tries: int, id: bytes | None, task: bytes, *kept: bytes |
 
 
 def list_claims(keys: QueueKeys, limit: int = MAX_ITEMS, *, after: tuple[str, int] = ("", 0)) -> Call[list[Held]]:
-    """What runs, by worker and claim; `after` those of the last one of the page before."""
+    """Return one page of running tasks, by worker and claim; `after`: those of the previous page's last entry."""
 
     def held(claim: bytes, worker: bytes, seen: list[Any]) -> Held:
         return Held(int(claim), text(worker), _glance("active", 1, *seen))
@@ -117,14 +117,14 @@ def list_claims(keys: QueueKeys, limit: int = MAX_ITEMS, *, after: tuple[str, in
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """Reply of list_jobs: each place in the order of the list, with its cursor; no glance where no job of this state is."""
+    """Reply of list_jobs: list positions in order, each with its cursor. A position without a job in this state has no glance."""
 
     more: bool
     places: list[tuple[str, Glance | None]]
 
 
 def list_jobs(keys: QueueKeys, state: Unstarted, limit: int = MAX_ITEMS, *, after: str = "") -> Call[JobPage]:
-    """One page of what waits, is due or is blocked: up to `limit` places from the one after the cursor `after`."""
+    """Return one page of waiting, due or blocked jobs: up to `limit` positions after the cursor `after`."""
 
     def place(cursor: bytes, seen: list[Any] | None = None) -> tuple[str, Glance | None]:
         return text(cursor), None if seen is None else _glance(state, 0, *seen)
@@ -137,7 +137,7 @@ def list_jobs(keys: QueueKeys, state: Unstarted, limit: int = MAX_ITEMS, *, afte
 
 
 def list_marks(keys: QueueKeys, claims: Sequence[int]) -> Call[list[int]]:
-    """Those of up to MAX_ITEMS claims whose cancellation is asked for and not settled yet."""
+    """Return those of up to MAX_ITEMS claims whose cancellation was requested and is not settled yet."""
 
     def read(reply: Reply) -> list[int]:
         return [int(claim) for claim in reply[1:]]

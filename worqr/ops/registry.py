@@ -1,4 +1,4 @@
-"""The mesh as a whole: who is registered, beats, leads, serves what, and what waits."""
+"""The mesh as a whole: registered workers, heartbeats, the leader's lease, served queues, queues with waiting tasks."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ QUEUES_AT_ONCE: Final = 1000
 """Names in one page of list_queues: a millisecond of the server's time."""
 FORGET_AT_ONCE: Final = 100
 MANY_DYING: Final = 20
-"""Workers that are being swept, above which no name is forgotten: each of them costs forget_queues a look."""
+"""Number of dead workers in recovery above which no name is forgotten: forget_queues reads one key for each."""
 UNUSED_MS: Final = 3_600_000
-"""How long a name must not have been noted before it may be forgotten. Whoever uses a queue notes it every NOTE_EVERY seconds."""
+"""How long a name must not have been noted before it may be forgotten. A process notes its queues every NOTE_EVERY seconds."""
 ANY_BEAT: Final = b"*"
-"""For condemn_worker: the worker is evicted, whatever its beat is."""
+"""For condemn_worker: evict the worker, whatever its heartbeat is."""
 NOTE_EVERY: Final = 600.0
 """Seconds after which producers and peers note the names of the queues that they use again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """Reply of keep_worker_alive: alive or dead, re-armed after it had lapsed, holds the lease, queues that wait, and the lease
-    as it stands after the beat ('' for none).
+    """Reply of keep_worker_alive.
+
+    The fields: alive or dead, re-armed after it had lapsed, holds the lease, queues with waiting tasks, and the lease after
+    this heartbeat ('' for none).
     """
 
     alive: bool
@@ -43,7 +45,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Reply of look_at_workers: the server's run id, each registered worker's beat (None: missing), and the dying."""
+    """Reply of look_at_workers: the server's run id, each registered worker's heartbeat (None: missing), and the dead workers."""
 
     run_id: str
     beats: dict[str, bytes | None]
@@ -62,7 +64,7 @@ class QueuesPage:
 
 
 def _check_version(keys: RegistryKeys, reply: Reply) -> None:
-    """Raise WrongVersion if that is the reply."""
+    """Raise WrongVersion if the reply is a refusal of the wire version."""
     if word_of(reply) == "version":
         raise WrongVersion(
             f"the mesh {keys.prefix!r} on this server speaks wire version {text(reply[1])}, this worqr speaks "
@@ -96,7 +98,7 @@ def keep_worker_alive(
     room: int,
     standing: str = "",
 ) -> Call[Beat]:
-    """One beat; lease_ms 0: do not ask for the lease; standing: the lease to take from its holder, who does not renew it."""
+    """Send one heartbeat; lease_ms 0: do not ask for the lease; standing: the lease to take over because it is not renewed."""
 
     def read(reply: Reply) -> Beat:
         word = word_of(reply)
@@ -114,7 +116,7 @@ def _still_mapped(reply: Reply) -> list[str]:
 
 
 def stop_worker(keys: RegistryKeys, worker: str) -> Call[list[str]]:
-    """Leave the registry; answers the queues still mapped, which must be stopped first (then nothing was done)."""
+    """Leave the registry; return the queues that are still mapped. If there are any, stop them first: nothing was done."""
     names = (keys.registered, keys.worker(worker), keys.work_map(worker), keys.info(worker), keys.leader)
     return new_call("stop_worker", keys.base, names, (worker,), _still_mapped)
 
@@ -127,12 +129,12 @@ def map_work(keys: RegistryKeys, worker: str, queue: str) -> Call[str]:
 
 
 def unmap_work(keys: RegistryKeys, worker: str, queue: str) -> Call[str]:
-    """Note that the worker serves the queue no more."""
+    """Note that the worker no longer serves the queue."""
     return new_call("unmap_work", keys.base, (keys.work_map(worker),), (queue,), done, numbered=True)
 
 
 def look_at_workers(keys: RegistryKeys) -> Call[Look]:
-    """Who is registered, with what beat."""
+    """List the registered workers with their heartbeats."""
 
     def read(reply: Reply) -> Look:
         beats = {text(worker): beat for worker, beat in pairs(reply[2])}
@@ -142,13 +144,13 @@ def look_at_workers(keys: RegistryKeys) -> Call[Look]:
 
 
 def condemn_worker(keys: RegistryKeys, worker: str, seen: bytes | None) -> Call[str]:
-    """Declare the worker dead if its beat is still `seen` (None: missing; ANY_BEAT: whatever it is): ok, alive or gone."""
+    """Declare the worker dead if its heartbeat is still `seen` (None: missing; ANY_BEAT: any). Returns ok, alive or gone."""
     names = (keys.registered, keys.dying, keys.worker(worker))
     return new_call("condemn_worker", keys.base, names, (worker, seen or b""), expect("ok", "alive", "gone"))
 
 
 def forget_worker(keys: RegistryKeys, worker: str) -> Call[list[str]]:
-    """End a sweep; answers the queues still mapped, which must be failed and unmapped first."""
+    """End a worker's recovery; return the queues that are still mapped, which must be failed and unmapped first."""
     names = (keys.dying, keys.work_map(worker), keys.info(worker))
     return new_call("forget_worker", keys.base, names, (worker,), _still_mapped)
 
@@ -167,7 +169,7 @@ def list_workers(keys: RegistryKeys) -> Call[list[tuple[str, int, dict[str, str]
 
 
 def list_queues(keys: RegistryKeys, after: tuple[bytes, bytes] | None = None) -> Call[QueuesPage]:
-    """Names of queues, the last noted first: the first page, or the one after."""
+    """Names of queues, the most recently noted first: the first page, or the page after `after`."""
 
     def read(reply: Reply) -> QueuesPage:
         word_of(reply)
@@ -180,9 +182,9 @@ def list_queues(keys: RegistryKeys, after: tuple[bytes, bytes] | None = None) ->
 
 
 def forget_queues(keys: RegistryKeys, names: Sequence[str]) -> Call[list[str]]:
-    """Forget names of queues that hold nothing, at most FORGET_AT_ONCE; answers those that are not known any more.
+    """Forget names of empty queues, at most FORGET_AT_ONCE; return the names that are no longer known.
 
-    Answers none while many workers are being swept.
+    Forgets none while more than `MANY_DYING` dead workers are being recovered.
     """
 
     def read(reply: Reply) -> list[str]:
@@ -199,7 +201,7 @@ def note_queues(keys: RegistryKeys, names: Sequence[str]) -> Call[str]:
 
 
 def declare_shards(keys: RegistryKeys, declared: Mapping[str, int]) -> Call[dict[str, int]]:
-    """Note how many shards queues have, unless that is known; answers what is known of them."""
+    """Store the number of shards of queues that have none stored yet; return the stored numbers."""
 
     def read(reply: Reply) -> dict[str, int]:
         word_of(reply)
@@ -210,7 +212,7 @@ def declare_shards(keys: RegistryKeys, declared: Mapping[str, int]) -> Call[dict
 
 
 def list_shards(keys: RegistryKeys) -> Call[dict[str, int]]:
-    """How many shards each queue has that has several. Every connection asks it first, and raises WrongVersion by it."""
+    """Return the number of shards of each queue that has several; raise WrongVersion. Every new connection calls it first."""
 
     def read(reply: Reply) -> dict[str, int]:
         _check_version(keys, reply)
@@ -220,17 +222,17 @@ def list_shards(keys: RegistryKeys) -> Call[dict[str, int]]:
 
 
 def drop_shards(keys: RegistryKeys, queue: str, known: int) -> Call[str]:
-    """Forget that the queue has `known` shards: ok, or changed."""
+    """Forget that the queue has `known` shards. Returns ok, or changed."""
     read = expect("ok", "changed")
     return new_call("drop_shards", keys.base, (keys.shards,), (queue, known), read, numbered=True)
 
 
 def post_waiting(keys: RegistryKeys, names: Sequence[str]) -> Call[str]:
-    """Tell every beat which queues wait."""
+    """Announce the queues with waiting tasks to every heartbeat."""
     return new_call("post_waiting", keys.base, (keys.waiting,), (WAITING_EXPIRE_S, *names), done)
 
 
 def adopt_worker(keys: RegistryKeys, worker: str, queue: str) -> Call[str]:
-    """Put a worker that stands in the queue's fence but in no registry among the dying: ok, or alive."""
+    """Start the recovery of a worker that serves the queue but is not registered. Returns ok, or alive."""
     names = (keys.registered, keys.dying, keys.work_map(worker))
     return new_call("adopt_worker", keys.base, names, (worker, queue), expect("ok", "alive"))

@@ -1,4 +1,4 @@
-"""What all operations share: building a call, and reading a reply, whose first item is a word."""
+"""Helpers of all operations: build a call, and decode a reply, whose first item is a status word."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_ITEMS: Final = 1000
 MAX_BYTES: Final = 8 * 1024 * 1024
 """Bytes of payload in one request or reply; a larger single task travels alone."""
 MAX_SKIPPED: Final = 1000
-"""References to nothing that one script skips."""
+"""References without a record that one script skips."""
 
 
 def new_call(
@@ -31,16 +31,16 @@ def new_call(
     numbered: bool = False,
     size: int = 0,
 ) -> Call[T]:
-    """A call of the script `name`; the rest as in `Call`."""
+    """A call of the script `name`; the other arguments as in `Call`."""
     return Call(script(name), base, keys, args, read, numbered, size)
 
 
 def word_of(reply: Reply) -> str:
-    """The word that a reply begins with.
+    """Return the status word of a reply.
 
     Raises:
-        WorqrBug: ``late``, which only a copy of a request can be told that nobody waits for any more. The reply of
-            start_tasks, which has a ``late`` of its own, is not read by this.
+        WorqrBug: The word is ``late``. Only a copy of a request receives it, and no caller waits for the reply to a copy.
+            start_tasks has a ``late`` of its own, so its reply is not decoded here.
     """
     word = text(reply[0])
     if word == "late":
@@ -49,7 +49,7 @@ def word_of(reply: Reply) -> str:
 
 
 def expect(*words: str) -> Callable[[Reply], str]:
-    """A reader that answers the reply's word, one of `words`."""
+    """Return a reader that returns the reply's status word, which must be one of `words`."""
 
     def read(reply: Reply) -> str:
         word = word_of(reply)
@@ -61,16 +61,16 @@ def expect(*words: str) -> Callable[[Reply], str]:
 
 
 done: Callable[[Reply], str] = expect("ok")
-"""Reads the reply of a script that has nothing to tell."""
+"""Read the reply of a script that returns nothing but ok."""
 
 
 def text(value: bytes | str) -> str:
-    """A name as the server sent it; bytes that are no UTF-8 do not harm the rest of the reply."""
+    """Decode a name from the server; bytes that are not UTF-8 do not spoil the rest of the reply."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def error_of(type: bytes | None, message: bytes | None) -> RemoteError | None:
-    """The error of the last try as a record keeps it; None if it keeps none."""
+    """The error of the last attempt from a record, or None."""
     return RemoteError(text(type), text(message or ""), "") if type else None
 
 

@@ -1,4 +1,4 @@
-"""The schedules of the mesh: declared, listed, ticked, paused, dropped (registry), and fired (a queue)."""
+"""The schedules of the mesh: declare, list, tick, pause and drop them (registry), and fire them (a queue)."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from worqr.ops.replies import Reply, done, expect, new_call, pairs, text, texts,
 
 SCHEDULES_EXPIRE_S: Final = 30 * 24 * 3600
 FIRED_EXPIRE_S: Final = 7 * 24 * 3600
-"""A leader that fires again what it does not know to be fired is late by seconds, not by days."""
+"""How long a queue remembers the last firings. A leader that repeats firings it has not noted is late by seconds, not by days."""
 SCHEDULES_AT_ONCE: Final = 250
-"""Schedules that one script declares, renews, ticks or drops: a few milliseconds of the server's time."""
+"""Schedules that one script declares, renews, ticks or drops, so that it takes a few milliseconds."""
 SCHEDULES_BYTES: Final = 1024 * 1024
 """Bytes of definitions that one script declares."""
 _FACTS: Final = 2000
-"""Facts about schedules that one script lists, about; a schedule has four or five."""
+"""Facts about schedules that one script lists, approximately. A schedule has four or five."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRow:
-    """One schedule as it lies in the registry; times are nominal ones, in ms by the server's clock.
+    """One schedule as it is stored in the registry; times are nominal ones, in ms by the server's clock.
 
     Attributes:
-        definition: as its declarer encoded it.
-        last: up to which all firings were judged.
-        next, fired: the next firing, and the last that was enqueued, if somebody has noted them.
+        definition: as its declaring worker encoded it.
+        last: the time up to which all firings were judged.
+        next, fired: the next firing, and the last that was enqueued; None if not noted yet.
         owed: firings that wait for their turn, oldest first.
-        stands: `last` and `owed` as they lie there, by which a tick knows that nobody has changed them.
+        stands: `last` and `owed` as stored. A tick compares them to detect a change by another process.
     """
 
     name: str
@@ -68,11 +68,11 @@ class Schedules:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """How far a schedule got: where it was found, and where it is now.
+    """How far a schedule got: the stored values that the leader read, and the new ones.
 
     Attributes:
         look_at: when a leader is to look at it again, in ms by the server's clock.
-        next, fired: None: as it was.
+        next, fired: None: unchanged.
     """
 
     was: ScheduleRow
@@ -153,14 +153,14 @@ def _row(name: str, facts: dict[str, bytes]) -> ScheduleRow:
 
 
 def _number(value: bytes | None) -> int | None:
-    """What somebody spoilt by hand counts as missing: one schedule must not keep the others from being read."""
+    """Treat a value that was damaged by hand as missing: one schedule must not keep the others from being read."""
     return (
         int(value) if value and value.isdigit() and len(value) < 15 else None
     )  # to the year 5138; calendars end at 9999
 
 
 def tick_schedules(keys: RegistryKeys, ticks: Sequence[Tick] = (), *, was_led: int = 0, led: int = 0) -> Call[Due]:
-    """Note how far up to a page of schedules got, unless somebody changed them; then return the page of those that are due."""
+    """Note how far up to a page of schedules got, unless another process changed them; return the page that is due."""
     args: list[Argument] = [SCHEDULES_AT_ONCE, was_led, led]
     for tick in ticks:
         following, fired = ("" if ms is None else ms for ms in (tick.next, tick.fired))
@@ -195,7 +195,7 @@ def rewind_schedules(keys: RegistryKeys, cursor: str = "0") -> Call[tuple[str, i
 
 
 def pause_schedule(keys: RegistryKeys, name: str, *, paused: bool) -> Call[bool]:
-    """Stop a schedule or let it go on; False: there is none of this name."""
+    """Pause or resume a schedule; return False if no schedule has this name."""
 
     def read(reply: Reply) -> bool:
         return word_of(reply) != "unknown"
@@ -205,7 +205,7 @@ def pause_schedule(keys: RegistryKeys, name: str, *, paused: bool) -> Call[bool]
 
 
 def drop_schedules(keys: RegistryKeys, unseen_ms: int, limit: int = 100) -> Call[list[str]]:
-    """Forget schedules that nobody declared while the mesh was led for so long; returns their names, up to `limit`."""
+    """Drop schedules that no worker declared while the mesh was led for `unseen` ms; return their names, up to `limit`."""
 
     def read(reply: Reply) -> list[str]:
         word_of(reply)

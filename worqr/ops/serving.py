@@ -1,4 +1,4 @@
-"""A worker and a queue: entering its fence, leaving it, and being swept out of it."""
+"""A worker and a queue: start serving it, stop serving it, and recover its claims after the worker's death."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def start_work(
     on_failure: bool = False,
     result_ttl_ms: int | None = None,
 ) -> Call[str]:
-    """Into the fence; `last` is the highest number of a start request that the worker sent to this queue before.
+    """Let the worker claim tasks of the queue; `last` is the highest start request number it sent to this queue before.
 
-    The server refuses it if the user lacks a right that the scripts of a peer need on this queue.
+    The server refuses it if the user lacks a right that the scripts of a worker need on this queue.
     """
     names = (keys.base, keys.workers, keys.policy(worker))
     ttl = "-" if result_ttl_ms is None else result_ttl_ms
@@ -44,10 +44,10 @@ def _returned(reply: Reply) -> Returned:
 
 
 def stop_work(keys: QueueKeys, worker: str, limit: int = MAX_ITEMS) -> Call[Returned]:
-    """Leave the queue; call again while there is more."""
+    """Stop serving the queue; call again while there is more."""
     return new_call("stop_work", keys.base, (keys.base,), (worker, limit), _returned, numbered=True)
 
 
 def fail_worker(keys: QueueKeys, worker: str, limit: int = MAX_ITEMS) -> Call[Returned]:
-    """Give a dead worker's claims back; call again while there is more."""
+    """Give a dead worker's claims back to the queue; call again while there is more."""
     return new_call("fail_worker", keys.base, (keys.base,), (worker, limit), _returned)

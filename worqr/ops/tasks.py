@@ -1,4 +1,4 @@
-"""A task's way through a queue: put in, claimed, ended."""
+"""A task's way through a queue: enqueue, claim, settle."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from worqr.remote import fields_as_json
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Reply of start_tasks: its word, the first claim's fence number, one entry per claim, and with `short` how many workers
-    wait for tasks of this queue now, this one among them.
+    """Reply of start_tasks: its status word, the first claim's fence number, and one entry per claim.
 
-    An entry is the payload, or the names and values of a job's record and its id in turn, or None for a claim that is
-    gone.
+    With the word `short`, also how many workers wait for tasks of this queue now, including this one.
+    An entry is the payload; or, for a job, the names and values of its record, then its id; or None for a claim that is gone.
     """
 
     word: str
@@ -33,7 +32,7 @@ class Started:
 def enqueue(
     keys: QueueKeys, tasks: Sequence[bytes], *, front: bool = False, max_length: int | None = None, replicas: int = 0
 ) -> Call[int]:
-    """Put up to MAX_ITEMS tasks into the queue; answers how many."""
+    """Add up to MAX_ITEMS tasks to the queue; return how many."""
 
     def read(reply: Reply) -> int:
         if word_of(reply) == "full":
@@ -57,7 +56,7 @@ _ENQUEUE = script("enqueue")
 
 
 def _join_enqueues(calls: Sequence[Call[int]]) -> Call[int]:
-    """One enqueue of all their tasks, in their order."""
+    """One enqueue of the tasks of several enqueues, in their order."""
     first = calls[0]
     args = (*first.args[:2], *(task for call in calls for task in call.args[2:]))
     return Call(_ENQUEUE, first.base, first.keys, args, first.read, True, sum(call.size for call in calls))
@@ -84,20 +83,20 @@ def _held(keys: QueueKeys, worker: str) -> tuple[str, ...]:
 
 
 def _exceptions(reply: Reply) -> dict[int, str]:
-    """Claim -> word, for the claims that did not simply end as asked."""
+    """Claim -> status word, for the claims that did not end as requested."""
     if len(reply) == 1:
         return {}
     return {int(claim): text(word) for claim, word in pairs(reply[1:])}
 
 
 Result = tuple[str, bytes]
-"""A result as it is kept: how it is encoded (bytes, json, none), and that."""
+"""An encoded result: the encoding (bytes, json, none) and the value."""
 
 
 def finish_tasks(
     keys: QueueKeys, worker: str, claims: Sequence[int], results: Mapping[int, Result] | None = None
 ) -> Call[dict[int, str]]:
-    """End up to MAX_ITEMS claims as finished; answers those that did not (cancelled, mine, lost)."""
+    """End up to MAX_ITEMS claims as finished; return the claims for which that failed (cancelled, mine, lost)."""
     kept: list[Argument] = []
     for claim, (kind, value) in (results or {}).items():
         kept += (claim, kind, value)
@@ -108,7 +107,7 @@ def finish_tasks(
 
 
 def stop_tasks(keys: QueueKeys, worker: str, claims: Sequence[int]) -> Call[dict[int, str]]:
-    """Give up to MAX_ITEMS claims back to the front; answers those that were not."""
+    """Give up to MAX_ITEMS claims back to the front of the queue; return the claims for which that failed."""
     return new_call("stop_tasks", keys.base, _held(keys, worker), (worker, *claims), _exceptions)
 
 
@@ -123,7 +122,7 @@ def retry_task(
     delay_ms: int = 0,
     run_at_ms: int | None = None,
 ) -> Call[str]:
-    """The run is to be repeated: to the back, now or when it is due, or set aside when `counter` reaches `limit`."""
+    """Retry the task: at the back of the queue, now or when it is due; or fail it when `counter` reaches `limit`."""
     when: tuple[Argument, Argument] = (delay_ms, "-") if run_at_ms is None else ("-", run_at_ms)
     args = (worker, claim, counter, limit, *when, error.type, error.message, error.traceback, fields_as_json(error))
     read = expect("given", "aside", "cancelled", "dropped", "gone", "mine", "lost")
@@ -131,7 +130,7 @@ def retry_task(
 
 
 def fail_task(keys: QueueKeys, worker: str, claim: int, error: RemoteError, *, broken: bool = False) -> Call[str]:
-    """The run failed for good: set aside."""
+    """Fail the task for good: move it to the dead-letter queue."""
     kind = "broken" if broken else "failed"
     args = (worker, claim, kind, error.type, error.message, error.traceback, fields_as_json(error))
     read = expect("aside", "cancelled", "gone", "mine", "lost")
@@ -139,7 +138,7 @@ def fail_task(keys: QueueKeys, worker: str, claim: int, error: RemoteError, *, b
 
 
 def note_progress(keys: QueueKeys, worker: str, said: Sequence[tuple[int, float | None, str]]) -> Call[int]:
-    """(claim, progress, message) of runs that say how far they are; answers how many of them still run."""
+    """Note the progress and message of (claim, progress, message) triples; return how many of these claims still run."""
     args: list[Argument] = [worker]
     for claim, progress, message in said:
         args += (claim, "" if progress is None else repr(progress), message)
@@ -151,7 +150,7 @@ def note_progress(keys: QueueKeys, worker: str, said: Sequence[tuple[int, float 
 
 
 def reconcile(keys: QueueKeys, worker: str, named: Sequence[int] = ()) -> Call[tuple[list[int], list[int]] | None]:
-    """(marked, gone) among the worker's claims; None when it stands outside the fence."""
+    """Return the (marked, gone) claims of the worker; None if it does not serve the queue."""
 
     def read(reply: Reply) -> tuple[list[int], list[int]] | None:
         if word_of(reply) == "not_serving":
@@ -164,7 +163,7 @@ def reconcile(keys: QueueKeys, worker: str, named: Sequence[int] = ()) -> Call[t
 
 
 def list_own_claims(keys: QueueKeys, worker: str) -> Call[list[int] | None]:
-    """Claims that the worker holds, the oldest first, at most `MAX_ITEMS`; None when it stands outside the fence."""
+    """Return up to `MAX_ITEMS` claims of the worker, oldest first; None if it does not serve the queue."""
 
     def read(reply: Reply) -> list[int] | None:
         return None if word_of(reply) == "not_serving" else [int(claim) for claim in reply[1:]]

@@ -1,10 +1,10 @@
 """Handlers written for asyncio: one asyncio loop in a thread of the peer, for handlers whose libraries need one.
 
 Each run is a task on that loop. Cancelling it is ``task.cancel()``, once, and the slot waits until the task has ended. The
-loop lives as long as the peer, so that connection pools made by one run are good for the next. It is started by the first
-run; at the peer's end tasks that handlers left behind are cancelled.
+loop exists as long as the peer, so that connection pools made by one run are good for the next. The first run starts it.
+When the peer leaves, tasks that handlers left behind are cancelled.
 
-Runs cross to the loop, and their ends come back, in batches: one wake-up of either loop for all that came up meanwhile.
+Runs cross to the loop, and their outcomes return, in batches: one wake-up of either loop handles everything that has arrived.
 A handler that blocks the asyncio loop blocks neither the peer nor its keepalive.
 """
 
@@ -36,14 +36,14 @@ logger: logging.Logger = logging.getLogger(__name__)
 END_WAIT = 1.0
 """Seconds that the asyncio loop has to end what was left on it, when its peer has left."""
 MOST_TASKS = 5
-"""How many of those that do not end are shown in the log."""
+"""How many tasks that do not end are shown in the log."""
 
 
 class AsyncioLoop:
-    """The asyncio loop of one peer. `hosting` is the block in which it lives, which connects it to the mesh.
+    """The asyncio loop of one peer. `hosting` is the block in which it runs, which connects it to the mesh.
 
     Set once, by the first run: `_token`, `_loop`, `_thread`. `_new` and `_ended` are filled on one side and emptied on the
-    other; `_told` and `_telling` are set by who fills them, before a wake-up, and cleared by who empties them, after it.
+    other. The side that fills them sets `_told` and `_telling` before a wake-up; the other side clears them after it.
     """
 
     def __init__(self, hosting: Hosting | None = None) -> None:
@@ -59,7 +59,7 @@ class AsyncioLoop:
         self._gone = trio.Event()
 
     def prepare(self, handler: Callable[[Any], Awaitable[object]]) -> Handler:
-        """An async function written for asyncio as something to await in a slot."""
+        """Return an async function written for asyncio as an async function that a slot can await."""
         name = name_of(handler)
 
         async def in_asyncio(task: bytes) -> object:
@@ -76,7 +76,7 @@ class AsyncioLoop:
     # In the Trio loop
 
     def start(self, run: _AsyncioRun) -> None:
-        """Let `run` begin on the asyncio loop."""
+        """Start `run` on the asyncio loop."""
         loop = self._loop or self._open()
         self._new.append(run)
         if not self._told:
@@ -84,7 +84,7 @@ class AsyncioLoop:
             loop.call_soon_threadsafe(self._start_new)
 
     def call(self, callback: Callable[[], None]) -> None:
-        """Run `callback` on the asyncio loop, which is started for it if it does not run yet."""
+        """Run `callback` on the asyncio loop; start the loop if it does not run yet."""
         loop = self._loop or self._open()
         loop.call_soon_threadsafe(callback)
 
@@ -107,7 +107,7 @@ class AsyncioLoop:
         return loop
 
     async def end(self) -> None:
-        """End the loop and what is left on it; within `END_WAIT`, whatever blocks it. Nothing is run on it afterwards."""
+        """End the loop and its remaining tasks within `END_WAIT`, even if a task blocks it. Nothing is run on it afterwards."""
         loop = self._loop
         if loop is None:
             return
@@ -119,7 +119,7 @@ class AsyncioLoop:
             emit(logger, "asyncio.stuck", text, duration=END_WAIT, where=self._describe(loop))
 
     def _describe(self, loop: asyncio.AbstractEventLoop) -> str:
-        """What keeps the loop: what it is busy with, or what its tasks wait for."""
+        """What delays the loop's end: the code that it runs, or what its tasks wait for."""
         if asyncio.current_task(loop) is not None:
             return self.where()
         tasks = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())[:MOST_TASKS]
@@ -138,7 +138,7 @@ class AsyncioLoop:
         return self._loop
 
     def where(self) -> str:
-        """Where the loop's thread is at this moment."""
+        """The stack of the loop's thread at this moment."""
         ident = None if self._thread is None else self._thread.ident
         return "" if ident is None else describe(thread_frames(ident, below=asyncio.events.Handle._run.__code__))
 
@@ -176,7 +176,7 @@ class AsyncioLoop:
             self._new.popleft().begin()
 
     def ended(self, run: _AsyncioRun) -> None:
-        """The task of `run` has ended: let its slot know."""
+        """The task of `run` has ended: notify its slot."""
         self._ended.append(run)
         if not self._telling:
             self._telling = True
@@ -184,16 +184,16 @@ class AsyncioLoop:
 
 
 def _say_asyncio() -> None:
-    """Tell libraries for several loops (httpx, anyio) which one this thread runs: they may have been told another before."""
+    """Set which event loop this thread runs, for libraries that ask sniffio (httpx, anyio): it may have been set otherwise."""
     try:
-        from sniffio import thread_local  # Trio brings it along, as long as it needs it itself
+        from sniffio import thread_local  # a dependency of Trio, for now
     except ImportError:
         return
     thread_local.name = "asyncio"
 
 
 def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel what is left on the loop, wait for its end, and close it."""
+    """Cancel the remaining tasks on the loop, wait for their end, and close it."""
     try:
         left = asyncio.all_tasks(loop)
         for task in left:
@@ -297,7 +297,7 @@ class _AsyncioRun(Elsewhere):
 
     def _cancel_task(self) -> None:
         if self._begun and not self._ended and self._running is not None:
-            self._running.cancel()  # one that has not begun sees it when it does
+            self._running.cancel()  # a task that has not begun is cancelled when it begins
 
     def check_cancelled(self) -> None:
         if self._cancelled:

@@ -1,7 +1,7 @@
 """The lifespan on the asyncio loop of a peer: ``Mesh(asyncio_lifespan=...)``.
 
-It is one task of that loop, from before the peer takes anything until it has left. Here: that task, seen from Trio, and the
-block of `join` around the peer. What handlers run there is in `aio`.
+It is one task of that loop, from before the peer takes any task until the peer has left. This module has that task, as seen from
+Trio, and the block of `join` around the peer. Handlers on that loop are run by `aio`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ async def with_asyncio_lifespan(
 ) -> AsyncGenerator[PeerSettings]:
     """The lifespan around a peer, which gets its loop and its state with the settings.
 
-    A lifespan that ends by itself cancels the block, which then raises what ended it.
+    A lifespan that ends by itself cancels the block, which then raises the lifespan's error.
     """
     loop, block = AsyncioLoop(settings.hosting), trio.CancelScope()
     life = _Life(loop, lifespan, block.cancel)
@@ -108,7 +108,7 @@ class _Life:
         emit(logger, "asyncio.stuck", text, duration=LEAVE_WITHIN)
 
     def raise_error(self) -> None:
-        """Raise what ended the lifespan, if it was an error; once."""
+        """Raise the error that ended the lifespan, if there was one; once."""
         error, self._error = self._error, None
         if error is not None:
             try:

@@ -1,8 +1,8 @@
 """Cancelling: how a running handler learns that a caller cancelled it, or that its claim is gone.
 
-A message is a hint that any client could forge; the mark in Redis is the truth. So a peer asks (`reconcile`) when a message
-names one of its claims, when `c` comes on its own wake channel (which stands for any number of claims), at every
-(re)subscription, and once a second while anything runs. Here are also the three channels of each queue that a peer listens to.
+A message is a hint that any client could forge; the mark on the server decides. So a peer asks the server (`reconcile`) when a
+message names one of its claims, when `c` comes on its own wake channel (which stands for any number of claims), at every
+(re)subscription, and once a second while tasks run. This module also has the three channels of each queue of a peer.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.
@@ -35,18 +35,18 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 RECONCILE_EVERY = 1.0
 ASKERS = 3
-"""How many workers, on average, ask for a task that a foreign producer announces to all that wait for one."""
+"""How many waiting workers, on average, request a task that a foreign producer announces to all of them."""
 TO_ALL = (b"resumed", b"deleted")
 """Messages on the queue's own channel after which every worker looks."""
 LOOK_AT_MARKS = b"c"
-"""The message on a worker's own wake channel that tells it to look which of its claims are marked as to be cancelled. Any
-other message there is a wake-up."""
+"""The message on a worker's own wake channel that makes it ask which of its claims are marked for cancellation. Any other
+message there is a wake-up."""
 
 Reconciled = tuple[list[int], list[int]] | None
 
 
 class Cancelling:
-    """Listens for one peer. Changed only in the loop."""
+    """Listens on behalf of one peer. Changed only in the loop."""
 
     def __init__(self, engine: Engine, link: Link) -> None:
         self._engine = engine
@@ -55,7 +55,7 @@ class Cancelling:
         self._complained: WeakSet[Station] = WeakSet()
 
     async def subscribe(self, station: Station) -> None:
-        """Listen to the queue's channels under its present registration; back when the server has confirmed it."""
+        """Listen to the queue's channels under its present registration; return when the server has confirmed it."""
         self.unsubscribe(station)
         registration = station.registration
         assert registration is not None
@@ -82,37 +82,37 @@ class Cancelling:
             except UsageError:
                 if station.subscription is subscription:
                     raise
-                return  # the queue was left meanwhile, or entered anew
+                return  # the queue was left, or served anew, while we waited
         if waiting.cancelled_caught:
             raise Unavailable(
                 f"queue {station.queue!r}: the server did not confirm the subscription within {patience:g} s", sent=None
             )
 
     def unsubscribe(self, station: Station) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if station.subscription is not None:
             station.subscription.close()
             station.subscription = None
             station.listening = False
 
     def _confirmed(self, station: Station) -> None:
-        """(Re)subscribed: messages may have been missed. First what runs, then what waits."""
+        """(Re)subscribed: messages may have been missed. First check running tasks, then waiting ones."""
         station.listening = True
         self.reconcile(station, named=True)
         station.look()
 
     def _hear(self, station: Station, message: bytes) -> None:
-        """Handle a message on the queue's own channel, which every worker of the queue receives. None of them has to react.
+        """Handle a message on the queue's own channel, which every worker of the queue receives. No worker has to react.
 
-        A worker without room sends nothing. Of those that wait for tasks a few ask, among them the leader of the mesh. That may
-        be none, if the leader is not there: then the scan finds the task. While the queue is paused none asks.
+        A worker without a free slot sends nothing. Of the waiting workers a few ask, among them the leader of the mesh. It may
+        be none, if the leader does not serve the queue: then the scan finds the task. While the queue is paused, none asks.
         """
         few = self._engine.leader.leads or station.asking or random() * station.workers_waiting < ASKERS
         if few or message in TO_ALL:
             station.look()
 
     def _hint(self, station: Station, message: bytes) -> None:
-        # A claim we do not know may be in a reply that is still under way: then the reply's arrival asks.
+        # A claim we do not know may be in a reply that is still on its way: then the reply's arrival asks.
         if not message.isdigit():
             return
         if int(message) in station.running:
@@ -121,12 +121,12 @@ class Cancelling:
             station.hinted = True
 
     def _told_to_look(self, station: Station) -> None:
-        """One message for many claims of ours. Some may be in a reply that is still under way."""
+        """One message for many claims of ours. Some may be in a reply that is still on its way."""
         station.hinted |= station.asking
         self.reconcile(station)
 
     def reconcile(self, station: Station, *, named: bool = False) -> None:
-        """Ask which of the station's claims are marked, with `named` also which are gone; never waits."""
+        """Ask which of the station's claims are marked, and with `named` also which are gone. Never waits."""
         registration = station.registration
         if registration is None or registration.dead or not station.in_fence or not (named or station.running):
             return
@@ -170,7 +170,7 @@ class Cancelling:
             self.reconcile(station)
 
     async def reconcile_forever(self) -> None:
-        """Once a second, whatever the messages say, for every queue on which something runs."""
+        """Once a second, for every queue on which something runs, ask without waiting for a message."""
         while True:
             await next_step(RECONCILE_EVERY)
             for station in self._engine.entered_stations():

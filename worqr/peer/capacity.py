@@ -1,17 +1,16 @@
-"""Capacity: how many units of work a peer holds at once, and whose turn it is when room becomes free.
+"""Capacity: how many units of work a peer holds at once, and which queue gets the next free unit.
 
 Here: `Capacity`, shared by all stations of a peer, and `Pool`, a second limit (threads, processes) that some of them share.
-Not here: asking the server (`claiming`), and how "auto" finds its number (`pacing`).
+Not here: requests to the server (`claiming`), and how "auto" finds its number (`pacing`).
 
-Stations that would take more than they have are *rivals*. What room there is goes to them in turns: a station's `turn` is the
-units it was given, each divided by its priority, and the least is next; so in the long run each gets units in proportion to
-its priority, and of equals the higher priority goes first. While there are rivals no station exceeds its share of the room
-(its priority by the sum of theirs, but always one run), so that long runs of one queue do not crowd out the others. Room
-that is left then is for any station. A station whose last runs all ended within `BRIEF` may use all of the room in its turn:
-the others do not wait long for it, and large batches cost less.
+Stations that could use more units than they have are *rivals*. Free units go to them in turns. A station's `turn` is the units
+that it was given, each divided by its priority; the station with the least turn is next. So in the long run each gets units in
+proportion to its priority; ties go to the higher priority. While there are rivals, no station exceeds its share (its priority
+divided by the sum of theirs, but at least one run), so that long runs of one queue do not crowd out the others. Units that are
+left then are for any station. A station whose last runs all ended within `BRIEF` may use all free units in its turn: the others
+wait only briefly, and large batches cost less.
 
-A run that is larger than what is free waits while smaller ones of others go ahead, `PATIENCE` times; then what becomes
-free is kept until it fits.
+If a large run does not fit, smaller runs may overtake it `PATIENCE` times. After that, freed units are reserved for it.
 """
 
 from __future__ import annotations
@@ -26,19 +25,18 @@ from trio_util import AsyncValue
 from worqr.errors import UsageError
 
 BRIEF: Final = 0.05
-"""Seconds. A queue whose runs end so soon may take a turn with all of the room."""
+"""Seconds. A queue whose runs end within this time may take a turn with all free units."""
 PATIENCE: Final = 10
-"""How often others may go ahead of a run that waits for more room than there is."""
+"""How often smaller runs may overtake a run that needs more units than are free."""
 AUTO_START: Final = 10
 AUTO_MOST: Final = 1000
-"""Where "auto" begins, and the most it comes to."""
+"""The first value of "auto", and its maximum."""
 
 
 class Pool:
-    """Places that runs take besides their units, one each: threads, processes, the concurrency of a handler. Changed only in the
-    loop.
+    """A limit on runs besides units, one place each: threads, processes, the concurrency of a handler. Changed only in the loop.
 
-    Who raises `limit` calls `Capacity.offer_soon`.
+    Code that raises `limit` calls `Capacity.offer_soon`.
     """
 
     __slots__ = ("limit", "taken")
@@ -49,7 +47,7 @@ class Pool:
 
     @property
     def room(self) -> int:
-        """How many more runs find a place; what is asked for already is not counted twice."""
+        """How many more runs have a place here; places for claims that were requested already are not counted twice."""
         return self.limit - self.taken
 
 
@@ -60,13 +58,13 @@ class Consumer(Protocol):
         size: units that each of its runs takes.
         priority: its weight among its rivals; the shards of a queue share the queue's.
         pool: the second limit of its runs.
-        limit: the third, which is the handler's own.
-        turn: units it was given, divided by its priority; whose is least is next.
-        overtaken: how often others went ahead of it while it did not fit.
-        brief: nothing of it runs, and when something did last, all was over within `BRIEF`.
+        limit: the third limit, which is the handler's own.
+        turn: units it was given, divided by its priority; the station with the least is next.
+        overtaken: how often other stations overtook it while it did not fit.
+        brief: none of its runs is active, and the last ones all ended within `BRIEF`.
         running: its claims.
         asking: a start request is under way.
-        owes: it has been woken up for work that it has not asked for yet.
+        owes: a wake-up arrived for tasks that it has not requested yet.
     """
 
     size: int
@@ -87,11 +85,11 @@ class Consumer(Protocol):
     def owes(self) -> bool: ...
     @property
     def held(self) -> int:
-        """Its claims, and those that it asks for just now."""
+        """Its claims, and the claims that it is requesting."""
         ...
 
     def more(self) -> int:
-        """How many claims it would take now, beyond those that it has and asks for."""
+        """How many more claims it would take now, beyond those it has and those it is requesting."""
         ...
 
     def ask(self, wanted: int) -> None: ...
@@ -102,7 +100,7 @@ class Capacity:
     """The room of one peer, in units. Changed only in the loop.
 
     Attributes:
-        concurrency: units that may be held at once; of what is held already nothing is taken away.
+        concurrency: units that may be held at once. If it falls, tasks that run already are not affected.
         used: units that are in use. Code that decreases this must call `offer_soon`.
         peak: the most that were in use since this was reset.
     """
@@ -116,7 +114,7 @@ class Capacity:
         self._reached = 0.0
         self._stations: list[Consumer] = []
         self.told_full: dict[str, object] = {}
-        """Queues of which it was logged that a handler waits for a job there, and no run of it finds a place; by whom."""
+        """Queues for which it was logged that a handler waits for a job there that cannot run; and that handler's queue."""
         self.offer_soon: Callable[[], None] = self.offer
 
     @property
@@ -130,7 +128,7 @@ class Capacity:
 
     @property
     def room(self) -> int:
-        """How many more units could be claimed now; what is asked for already is not counted twice."""
+        """How many more units could be claimed now; units for claims that were requested already are not counted twice."""
         return self.concurrency - self.used - self._reserved
 
     @property
@@ -140,16 +138,16 @@ class Capacity:
 
     @property
     def least(self) -> int:
-        """The size of the largest run that must find room."""
+        """The size of the largest run that must fit."""
         return max([station.size for station in self._stations], default=1)
 
     @property
     def short(self) -> bool:
-        """Somebody would take more at once if there were more units."""
+        """A station would take more now if there were more units."""
         return any(self.room < station.size for station in self._rivals())
 
     def is_full_for(self, queue: str) -> bool:
-        """Return True if `queue` is served here, and one more of its runs finds no place now. From any thread."""
+        """Return True if `queue` is served here and one more of its runs finds no free slot now. From any thread."""
         here = [station for station in tuple(self._stations) if station.queue == queue]
         return bool(here) and not any(
             self.room >= station.size
@@ -158,7 +156,7 @@ class Capacity:
         )
 
     def set_concurrency(self, n: int | Literal["auto"]) -> None:
-        """From now on `n` units; "auto" goes on from what there are. With fewer, what runs goes on.
+        """Set the concurrency to `n` units; "auto" starts from the present number. Tasks that run already are not affected.
 
         Raises:
             UsageError: a queue is served whose runs are larger.
@@ -177,19 +175,19 @@ class Capacity:
         await self._auto.wait_value(True)
 
     def resize(self, n: int) -> None:
-        """From now on `n` units, but no fewer than the largest run takes."""
+        """Set `n` units, but no fewer than the largest run takes."""
         before, self.concurrency = self.concurrency, max(n, self.least)
         if self.concurrency > before:
             self.offer_soon()
 
     def check_fits(self, queue: str, size: int) -> None:
-        """UsageError if a run of `size` units of `queue` would never find room."""
+        """Raise UsageError if a run of `size` units of `queue` would never fit."""
         _check_fits(queue, size, "auto" if self.auto else self.concurrency)
 
-    # What the stations tell
+    # Called by the stations
 
     def add(self, station: Consumer) -> None:
-        """UsageError if its runs would never find room."""
+        """Raise UsageError if its runs would never fit."""
         self.check_fits(station.queue, station.size)
         self._stations.append(station)
         self.resize(self.concurrency)
@@ -198,16 +196,16 @@ class Capacity:
         self._stations.remove(station)
 
     def begin_wanting(self, station: Consumer) -> None:
-        """`station` has reason to ask again. The time in which it wanted nothing gives it no claim on what comes now."""
+        """`station` has reason to request tasks again. Time in which it wanted none gives it no priority now."""
         station.turn = max(station.turn, self._reached)
         station.overtaken = 0
 
     def reserve(self, units: int) -> None:
-        """So many units more (or fewer) are asked for."""
+        """`n` units more (or fewer) are requested."""
         self._reserved += units
 
     def take(self, units: int) -> None:
-        """So many units more are held."""
+        """`n` units more are held."""
         self.used += units
         if self.used > self.peak:
             self.peak = self.used
@@ -215,7 +213,7 @@ class Capacity:
     # Sharing it out
 
     def offer(self) -> None:
-        """Let the stations ask for what room there is; a wake-up that there is none for goes on to another worker."""
+        """Let the stations request tasks for the free units; a wake-up without a free unit is passed on to another worker."""
         if self.room > 0:
             rivals = self._rivals()
             if len(rivals) == 1:
@@ -235,12 +233,12 @@ class Capacity:
         ]
 
     def _fits(self, station: Consumer) -> int:
-        """How many of its runs there is room for."""
+        """How many of its runs fit."""
         fits = self.room // station.size
         return fits if station.pool is None else min(fits, station.pool.room)
 
     def _share_out(self, rivals: list[Consumer]) -> None:
-        for rival in rivals:  # who could not be served for long is owed one round of the room, not all that it missed
+        for rival in rivals:  # a station that waited long is owed one round of the units, not all that it missed
             rival.turn = max(rival.turn, self._reached - self.concurrency / rival.priority)
         rivals.sort(key=_turn_of)
         self._serve_in_turn(rivals, bounded=True)
@@ -248,7 +246,7 @@ class Capacity:
             self._serve_in_turn([rival for rival in rivals if rival.more() > 0], bounded=False)
 
     def _serve_in_turn(self, rivals: Sequence[Consumer], *, bounded: bool) -> None:
-        """One turn for each; `bounded`: within its share."""
+        """One turn for each rival; `bounded`: within its share."""
         weights: Mapping[Pool | None, float] = {}
         waiting: list[Consumer] = []
         for station in rivals:
@@ -286,7 +284,7 @@ class Capacity:
 
 
 def _weigh(rivals: Sequence[Consumer]) -> Mapping[Pool | None, float]:
-    """The sum of their priorities, under None for all and under each pool for those that share it."""
+    """The sum of the rivals' priorities: under None of all of them, under each pool of those that share it."""
     weights: defaultdict[Pool | None, float] = defaultdict(float)
     for rival in rivals:
         weights[None] += rival.priority

@@ -1,12 +1,12 @@
-"""Claiming: a `Station` is where a peer meets one queue. It asks for tasks when it has room and reason, and hands them on.
+"""Claiming: a `Station` connects a peer with one queue. It requests tasks when units are free, and hands them to handlers.
 
-One start request at a time per queue; its room is reserved while it is under way. A station *wants* (should ask as soon as
-there is room) from the moment something says that there may be work (joined, woken, scanned, resubscribed, or the last
-reply left tasks behind) until a reply comes back short, when the same script has put the worker among the hungry. A wake-up
-that comes while a request is under way is remembered; one that there is no room for is passed on.
+Each queue has one start request at a time; its units are reserved while it is under way. A station *wants* (should request as
+soon as units are free) from the moment something indicates tasks: it joined, was woken, scanned or resubscribed, or the last
+reply left tasks behind. It stops wanting when a reply comes back short: the same script has then registered the worker as
+waiting. A wake-up during a request is remembered; a wake-up without a free unit is passed on to another worker.
 
-A reply is believed only while our last acknowledged beat is younger than the keepalive: a process that was frozen wakes
-up with claims that may have been reassigned meanwhile.
+A reply is used only while our last acknowledged heartbeat is younger than the keepalive. A process that was frozen may wake up
+with claims that were reassigned meanwhile.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.
@@ -46,11 +46,11 @@ logger: logging.Logger = logging.getLogger(__name__)
 PolicyFields = tuple[tuple[bytes, bytes], ...]
 REFUSED = "queue %(queue)r: the server refuses to hand out tasks; the next scan tries again: %(error)s"
 MANY_POLICIES = 100
-"""Policies of jobs that are remembered; of a queue whose jobs all bring others, none is needed twice."""
+"""Policies of jobs that are cached. If all jobs of a queue have different fields, no cached policy is used twice."""
 
 
 def policies_over(policy: Policy) -> Callable[[PolicyFields], Policy]:
-    """Return what makes the policy of a job that brings fields of its own. Most jobs of a queue bring the same ones: each
+    """Return a factory of policies for jobs with policy fields of their own. Most jobs of a queue have the same fields, so each
     policy is made once.
     """
     made: dict[PolicyFields, Policy] = {}
@@ -66,12 +66,12 @@ def policies_over(policy: Policy) -> Callable[[PolicyFields], Policy]:
 
 
 class Station:
-    """One queue that this peer serves, or one shard of it. Subclasses say how many claims they want and what becomes of them.
+    """One queue that this peer serves, or one shard of it. Subclasses define how many claims they want, and handle the claims.
 
-    Set once: `keys`, `policy`, `variables`, `handler`, and what `Capacity` shares the room out by: `size`, `priority`, `pool`;
-    `limit`, which is the handler's own, and which all shards of its queue share.
+    Set once: `keys`, `policy`, `variables`, `handler`, and the values that `Capacity` shares units out by: `size`, `priority`,
+    `pool`; `limit`, which is the handler's own, and which all shards of its queue share.
     Changed by `Capacity`: `turn`, `overtaken`. Changed only in the loop: everything else. `workers_waiting` is how many workers
-    waited for tasks of this queue when this one began to; infinity: the queue is paused.
+    waited for tasks of this queue when this one began to wait; infinity: the queue is paused.
     """
 
     handler: Handler
@@ -97,7 +97,7 @@ class Station:
         pool: Pool | None = None,
         limit: Pool | None = None,
     ) -> None:
-        """UsageError if a run of `size` units would never find room."""
+        """Raise UsageError if a run of `size` units would never fit."""
         capacity.check_fits(keys.shown, size)
         self.size: int = size
         self.priority: float = priority
@@ -129,7 +129,7 @@ class Station:
 
     @property
     def name(self) -> str:
-        """What the registry calls the queue, or this shard of it."""
+        """The name of the queue, or of this shard of it, in the registry."""
         return self.keys.name
 
     @property
@@ -139,7 +139,7 @@ class Station:
 
     @property
     def mark(self) -> str:
-        """What ends the ids that are generated there."""
+        """The suffix of the ids that are generated there."""
         return self.keys.mark
 
     @property
@@ -149,15 +149,15 @@ class Station:
 
     @property
     def held(self) -> int:
-        """How many claims have room here, and are asked for; a stuck one that gave its slot away is not among them."""
+        """How many claims hold or reserve units; a stuck run whose slot was given away does not count."""
         return len(self.running) - len(self._given_away) + self._reserved
 
     def demand(self) -> int:
-        """How many claims the consumer could take now, whatever room the peer has."""
+        """How many claims the consumer could take now, regardless of free units."""
         raise NotImplementedError
 
     def more(self) -> int:
-        """How many claims it would take if there were room, beyond those that it asks for already; 0: it has no reason to ask."""
+        """How many more claims it would take if units were free, beyond those requested; 0: it has no reason to request."""
         if not self._wants or self.quiet or not self._live() or self.name in self._membership.settles.crowded:
             return 0
         return min(self.demand(), MAX_ITEMS) - self._reserved
@@ -166,10 +166,10 @@ class Station:
         """Accept new claims: run them, or pass them to a call that waits."""
         raise NotImplementedError
 
-    # What gives it reason to ask
+    # Reasons to request tasks
 
     def look(self) -> None:
-        """There may be work: joined, woken up, resubscribed, seen by a scan."""
+        """There may be tasks: joined, woken up, resubscribed, or found by a scan."""
         if self.quiet:
             return
         if not self._wants:
@@ -181,29 +181,29 @@ class Station:
             self.claim()
 
     def wake(self) -> None:
-        """A message says that there is work. It is owed until a start request has been sent: there may be no room for it any
-        more, because another queue took it, or we are on the way out. Then it goes on to the next hungry worker.
+        """Handle a wake-up. It counts as pending until a start request has been sent: the free units may be gone by then, because
+        another queue took them, or because the peer is leaving. Then it is passed on to the next waiting worker.
         """
         self.owes = True
         self.look()
         self.pass_on()
 
     def pass_on(self) -> None:
-        """Hand on a wake-up that there is no room for: what there is was offered just now."""
+        """Pass on a wake-up for which no unit is free: the free units were offered just now."""
         if self.owes and not self._in_flight and self._live():
             self.ask(0)
 
-    # Asking
+    # Requesting tasks
 
     def _live(self) -> bool:
         return self.in_fence and self.registration is not None and not self.registration.dead
 
     def claim(self) -> None:
-        """Ask for as many tasks as there is room for, if there is reason to, and it is our turn."""
+        """Request as many tasks as fit, if there is a reason to, and if it is our turn."""
         self._capacity.offer()
 
     def ask(self, wanted: int) -> None:
-        """Ask for `wanted` tasks, whose room is reserved from now on; 0: for nothing, which hands a wake-up on."""
+        """Request `wanted` tasks, and reserve their units from now on; 0: request none, which passes a wake-up on."""
         registration = self.registration
         assert registration is not None
         self._in_flight = True
@@ -217,7 +217,7 @@ class Station:
         self._membership.link.post(call, answered, owner=registration)
 
     def _reserve(self, wanted: int) -> None:
-        """So many claims are asked for now; 0: none any more."""
+        """`n` claims are being requested now; 0: none any more."""
         more, self._reserved = wanted - self._reserved, wanted
         self._capacity.reserve(more * self.size)
         if self.pool is not None:
@@ -226,7 +226,7 @@ class Station:
             self.limit.taken += more
 
     def _take(self, n: int) -> None:
-        """So many claims are held from now on."""
+        """`n` claims are held from now on."""
         if not self.running:
             self._busy_since = monotonic()
         self.brief = False
@@ -239,7 +239,7 @@ class Station:
             self.limit.taken += n
 
     def _answered(self, registration: Registration, started: Started | None, failure: Exception | None) -> None:
-        """The reply is here; believe it now, or when the next beat says that we live."""
+        """Use the reply now, or when the next heartbeat confirms that we are registered."""
         if started is not None and started.entries and not self._membership.beat_is_fresh():
             self._membership.after_beat(registration, lambda: self._started(registration, started, failure))
         else:
@@ -251,9 +251,7 @@ class Station:
         self._reserve(0)
         self.idle.set()
         if registration.dead or registration is not self.registration or self.hurry.is_set():
-            if (
-                started is not None and not registration.dead
-            ):  # it goes back with the queue, or, if that was left, by itself
+            if started is not None and not registration.dead:  # it returns with the queue, or alone if that was left
                 came = range(started.first, started.first + len(started.entries))
                 if self.left.is_set():
                     self._membership.settles.give_back(self.keys, registration, came)
@@ -286,30 +284,30 @@ class Station:
         self._capacity.offer()
 
     def new_context(self, registration: Registration, fence: int, entry: object) -> Context:
-        """One claim as its consumer sees it."""
+        """One claim in the form that its consumer takes."""
         return Context(self, registration, fence, entry)
 
     def _refused(self, failure: Exception | None) -> None:
-        """The server will not do it (a key of a wrong type, say); the next scan tries again."""
+        """The server refused the request (for a key of a wrong type, for example); the next scan tries again."""
         self._wants = False
         if not isinstance(failure, ClaimLost):
             emit(logger, "start_tasks", REFUSED, queue=self.queue, error=str(failure))
         self._capacity.offer()
 
-    # What runs
+    # Running tasks
 
     def says(self, context: Context) -> None:
-        """A run said how far it is; from any thread."""
+        """A run reported its progress; from any thread."""
         self._membership.says(context)
 
     def extends(self, context: Context, seconds: float) -> None:
-        """A run asks for `seconds` from now on; from any thread."""
+        """A run asks for a deadline `seconds` from now; from any thread."""
         self._membership.extends(context, seconds)
 
     # Ending
 
     def ended(self, context: Context) -> None:
-        """The claim is out of our hands (settled or lost): its room is free, if it was not given away before."""
+        """The claim was settled or lost: its units are free, unless they were given away before."""
         if self.running.pop(context.fence, None) is None:
             return
         place_given = self._given_away.pop(context.fence, None) if self._given_away else None
@@ -324,12 +322,13 @@ class Station:
             self.idle.set()
 
     def give_slot_away(self, context: Context, *, place: bool = False) -> None:
-        """A run is stuck: its units, and its place under the handler's limit, are for others from now on. The claim stays, and
-        with it the duty to call `ended`, which then frees only what is left. Twice is harmless.
+        """Give the units of a stuck run, and its place under the handler's limit, to other runs. May be called twice.
+
+        The claim stays. `ended` must still be called for it, and then frees only what is left.
 
         Args:
-            context: a run of this station; one that has ended is left alone.
-            place: its place in the pool as well; only if what it stood for (a thread, a process) is really free again.
+            context: a run of this station; a run that has ended is ignored.
+            place: free its place in the pool too; only if the thread or process of that place is really free again.
         """
         fence = context.fence
         if fence not in self.running:
@@ -346,12 +345,12 @@ class Station:
         self._capacity.offer_soon()
 
     def cancel_running(self, reason: CancelReason) -> None:
-        """Cancel all that runs here."""
+        """Cancel all runs of this station."""
         for context in tuple(self.running.values()):
             context._cancel(reason)
 
     async def wait_idle(self) -> None:
-        """Until nothing runs here, nor will: an answer that comes when we are in a hurry is not taken in."""
+        """Wait until nothing runs here, nor will: a reply that arrives while we hurry is not used."""
         while self.running or (self._in_flight and not self.hurry.is_set()):
             self.idle = trio.Event()
             await self.idle.wait()
@@ -376,7 +375,7 @@ class HandlerStation(Station):
     ) -> None:
         super().__init__(keys, membership, capacity, policy, size=size, priority=priority, pool=pool, limit=limit)
         self.handler = handler
-        self.begun: dict[int, Began] = {}  # filled while the log has DEBUG
+        self.begun: dict[int, Began] = {}  # filled while DEBUG is logged
         self._run = run
 
     def demand(self) -> int:

@@ -165,7 +165,7 @@ class Claim(Context):
         return error is not None
 
     async def _end(self, error: Exception | None) -> None:
-        """Settle as a handler's run would be."""
+        """Settle as the run of a handler would be settled."""
         if self.cancel_reason == "lost":
             station_of(self).release(self)
         elif error is not None and self.cancel_reason is None:
@@ -178,7 +178,7 @@ class Claim(Context):
             await self.finish()
 
     async def _settle(self, call: Call[Any]) -> Any:
-        """Send what ends this claim; whatever comes of it, the claim is out of our hands from now on."""
+        """Send the request that settles this claim. Whatever the outcome, the claim counts as settled from now on."""
         hand = station_of(self)
         hand.release(self)
         if self._registration.dead:
@@ -186,7 +186,7 @@ class Claim(Context):
         return await hand.send([self.fence], lambda _: call, self._registration)
 
     def _settled_error(self) -> ClaimLost | ClaimSettled:
-        """What is wrong with settling it once more."""
+        """The error for a second settle of this claim."""
         if self.cancel_reason == "lost":
             return ClaimLost(
                 f"{self!r} is no longer ours: it was lost or went back to its queue, and runs or ran elsewhere"
@@ -194,14 +194,14 @@ class Claim(Context):
         return ClaimSettled(f"{self!r} is settled already: a claim is settled exactly once")
 
     def _check(self, word: str, verb: str) -> None:
-        if word == "lost":  # `mine` answers a settle that was sent again
+        if word == "lost":  # `mine` is the reply to a settle that was sent again
             raise ClaimLost(f"{self!r} was lost before it was {verb}: it runs or ran elsewhere")
 
     def _cancel(self, reason: CancelReason) -> None:
         super()._cancel(reason)
         self._cancelled.set()
         hand = station_of(self)
-        if self in hand.desk.ready:  # it was not taken yet; a stop settles a claim that is cancelled
+        if self in hand.desk.ready:  # not taken yet: a stop settles a cancelled claim too
             hand.desk.ready.remove(self)
             hand.give_back([self])
 
@@ -228,7 +228,7 @@ class HandStation(Station):
 
     @property
     def reserved(self) -> int:
-        """How many claims it asks for just now."""
+        """How many claims it is requesting."""
         return self._reserved
 
     def demand(self) -> int:
@@ -249,7 +249,7 @@ class HandStation(Station):
         self.desk.clear(self)
 
     async def wait_blocks(self) -> None:
-        """Until no claim's own block runs any more."""
+        """Wait until no claim's own block runs any more."""
         while any(claim._scope is not None for claim in self.running.values()):
             self._some_ended = trio.Event()
             await self._some_ended.wait()
@@ -259,7 +259,7 @@ class HandStation(Station):
         self._some_ended.set()
 
     def release(self, claim: Claim) -> None:
-        """The claim is being settled: it may not be settled again, and its room is free.
+        """Note that the claim is being settled: it may not be settled again, and its units are free.
 
         Raises:
             ClaimLost: it went back when its queue was left.
@@ -272,7 +272,7 @@ class HandStation(Station):
         self._capacity.offer_soon()
 
     def give_back(self, claims: Iterable[Claim]) -> None:
-        """Stop claims of one registration without waiting for the answer. While the queue is being left, that gives them back."""
+        """Stop claims of one registration without waiting for the reply. While the queue is being left, that gives them back."""
         stopped = list(claims)
         for claim in stopped:
             self.release(claim)
@@ -282,7 +282,7 @@ class HandStation(Station):
             self._membership.settles.give_back(self.keys, registration, alive)
 
     async def send(self, claims: Sequence[int], make: Make, registration: Registration) -> Any:
-        """Send a settle and wait for its answer; it is sent again until the server accepts it or the worker id is dead."""
+        """Send a settle and wait for the reply; repeat it until the server accepts it or the worker id is dead."""
         done = trio.Event()
         answers: list[tuple[Any, Exception | None]] = []
 
@@ -302,7 +302,7 @@ class HandStation(Station):
         return value
 
     async def finish(self, claims: Sequence[Claim], results: Mapping[int, Result] | None = None) -> list[Claim]:
-        """Finish claims; answers those that were lost."""
+        """Finish claims; return those that were lost."""
         lost = [claim for claim in claims if claim._settled]
         alive: dict[Registration, list[Claim]] = {}
         for claim in claims:

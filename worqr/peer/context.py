@@ -1,8 +1,7 @@
-"""What a handler may ask about its run: `Context`, found by `current()`.
+"""What a handler can ask about its run: `Context`, found by `current()`.
 
-A context is one claim in the hands of this process. Its fields are plain and its calls never wait, so that a coroutine, a
-thread and an asyncio task see the same thing. How it ends is decided in `settling`; `Claim`, the same held by hand, is in
-`claims`.
+A context is one claim that this process holds. Its fields are plain and its calls never wait, so that a coroutine, a thread and
+an asyncio task can use it alike. `settling` decides how it ends; `Claim`, the class for claims by hand, is in `claims`.
 """
 
 from __future__ import annotations
@@ -198,7 +197,7 @@ def check_thread() -> None:
 
 
 def _message(message: object) -> str:
-    """At most 1,000 characters that UTF-8 can carry: what it says must not fail the run."""
+    """At most 1,000 characters that UTF-8 can encode: a progress message must not fail the run."""
     if not isinstance(message, str):
         raise UsageError(f"the message of progress must be a str, not {type(message).__name__}")
     return clean_text(message[:1000])
@@ -213,10 +212,10 @@ def _finite(done: object) -> float | None:
 
 
 def failed_of(context: Context, queue: str) -> Failed:
-    """What a failure job of `queue` tells.
+    """Decode the payload of a failure job of `queue`.
 
     Raises:
-        Broken: It was put there by another program.
+        Broken: another program enqueued it.
     """
     facts = context._record.get(b"failed") if context._record is not None else None  # pyright: ignore[reportPrivateUsage]
     if facts is None:

@@ -1,4 +1,4 @@
-"""What a process may use of the machine's cores, and what it wants of them. Without trio, and without any part of a peer."""
+"""How many cores a process may use, and how many it needs. Imports neither Trio nor other modules of the peer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from worqr.peer.settings import usable_cpus
 
 
 class CpuMeter:
-    """Measures from when it is made."""
+    """Measures from its creation on."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -18,8 +18,8 @@ class CpuMeter:
         self._waited = _waits()
 
     def wanted(self) -> float:
-        """Cores that the process wanted since then: on average so many of its threads ran, or were ready to run and did not
-        get a core. Where the system does not tell how long threads wait (it is Linux that does), only what ran.
+        """The cores that the process needed since the last call: the average number of its threads that ran, or were ready to run
+        but did not get a core. On systems other than Linux, which do not report waiting threads, only those that ran.
         """
         waited = sum([wait - self._waited.get(thread, 0) for thread, wait in _waits().items()]) / 1e9
         return (time.process_time() - self._used + waited) / (time.monotonic() - self._began)
@@ -41,12 +41,12 @@ def _waits() -> dict[str, int]:
 
 
 def usable_cores(root: Path = Path("/")) -> float:
-    """How many cores this process may use: those that it is bound to, and no more than its control group has a quota for."""
+    """How many cores this process may use: its CPU affinity, limited by the quota of its control group."""
     return min([float(usable_cpus()), *_quotas(root)])
 
 
 def _quotas(root: Path) -> list[float]:
-    """What the files of control groups say, of version 2 and 1, where they can be read."""
+    """The quotas from the files of control groups, versions 2 and 1, where they can be read."""
     found: list[float] = []
     groups, own = root / "sys/fs/cgroup", root / "proc/self/cgroup"
     try:

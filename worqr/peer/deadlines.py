@@ -1,10 +1,9 @@
-"""Timeouts of runs: one heap and one task for all that run, which costs less than a deadline in each run's cancel scope.
+"""Timeouts of runs: one heap and one task for all runs, which costs less than a deadline in each run's cancel scope.
 
-A run that has ended leaves a number behind, to be skipped when its time comes or swept when most are such; nothing of the run
-itself is kept. One that is extended gets another number, so that it leaves one behind as well.
+A run that has ended leaves only a number in the heap. The number is skipped when its time comes, or removed when most entries
+are of ended runs. A run that is extended gets another number and leaves the old one behind.
 
-The heap goes by Trio's clock. Handlers are told by ``time.monotonic()``, which a thread, an asyncio loop and a child process
-can read as well.
+The heap uses Trio's clock. Handlers see ``time.monotonic()``, which threads, an asyncio loop and child processes can read too.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.
@@ -25,8 +24,8 @@ from worqr.peer.context import Context
 
 BLOCKED = 0.1
 GRACE = 1.0
-"""Seconds. If the loop could not look at a deadline for longer than the first, because some handler blocked it, runs get the lost
-time back before they are cancelled, up to the second: a neighbour that has ended by itself keeps its own outcome."""
+"""Seconds. If a blocked loop could not check deadlines for longer than the first value, runs get the lost time back, up to the
+second value. So a run that ended in time meanwhile keeps its own outcome."""
 SWEEP_OVER = 1000
 """Number of entries up to which ended ones are not removed."""
 
@@ -44,7 +43,7 @@ class Deadlines:
         self._earlier = trio.Event()
 
     def begin(self, context: Context, timeout: float) -> None:
-        """A run begins that may take `timeout` seconds."""
+        """Start the timeout of a run, `timeout` seconds from now."""
         context.deadline = time.monotonic() + timeout
         self._add(context, trio.current_time() + timeout)
 
@@ -61,7 +60,7 @@ class Deadlines:
             self._sweep_at = max(SWEEP_OVER, 2 * len(heap))
 
     def extends(self, context: Context, seconds: float) -> None:
-        """A run asks for `seconds` from now; from any thread, without waiting. One that has no deadline gets none."""
+        """Move a run's deadline to `seconds` from now; from any thread, without waiting. A run without a deadline gets none."""
         if context.deadline is None or context.cancel_reason is not None:
             return
         context.deadline = time.monotonic() + seconds
@@ -72,16 +71,16 @@ class Deadlines:
                 self._token.run_sync_soon(self.extend, context)
 
     def extend(self, context: Context) -> None:
-        """Let a run go on until its deadline, which has changed; unless it has ended, or its time was up before we came here."""
+        """Set the changed deadline of a run, unless the run has ended or its old deadline has passed."""
         if context.deadline is not None and self._running.pop(context._timer, None) is not None:
             self._add(context, trio.current_time() + context.deadline - time.monotonic())
 
     def end(self, context: Context) -> None:
-        """The run has ended in time, or not."""
+        """The run has ended, in time or not."""
         self._running.pop(context._timer, None)
 
     async def watch_forever(self) -> None:
-        """Cancel what runs past its deadline."""
+        """Cancel runs that pass their deadline."""
         while True:
             self._earlier = trio.Event()
             due = self._heap[0][0] if self._heap else math.inf

@@ -1,7 +1,7 @@
-"""Declaring: a peer stores the schedules of its application when it joins, and says every ten minutes that they are still meant.
+"""Declaring: a peer stores the schedules of its application when it joins, and renews them every ten minutes.
 
 Definitions are sent at the join, in pages. Later only names are sent; a definition follows if the registry has lost it. So a
-peer that joined before a deployment does not undo what the deployment changed. Firing them is for `worqr.peer.ticking`.
+peer that joined before a deployment does not undo the changes of that deployment. `worqr.peer.ticking` fires the schedules.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 LOOK_EVERY = 2.0
-"""Seconds between two looks for schedules that were declared after the join."""
+"""Seconds between two checks for schedules that were declared after the join."""
 REDECLARE = 600.0
 FAILED_AGAIN = 3.0
 """Seconds until the next try after the server refused."""
@@ -50,7 +50,7 @@ class Declarer:
         self._complaints = Complaints(logger)
 
     async def declare(self) -> None:
-        """Store the schedules that were not declared yet, in place of what others meant by their names."""
+        """Store the schedules that were not declared yet; they replace schedules of the same names."""
         new = [definition for name, definition in self._declared.items() if name not in self._told]
         self._tell_again = trio.current_time() + REDECLARE
         self._told_as = self._engine.membership.registration
@@ -60,7 +60,7 @@ class Declarer:
             await self._note_queues(new)
 
     async def declare_forever(self) -> None:
-        """Declare what is new, and renew the rest in time."""
+        """Declare new schedules, and renew the others in time."""
         while True:
             wait = LOOK_EVERY
             try:
@@ -78,7 +78,7 @@ class Declarer:
             await next_step(wait)
 
     async def keep_declared(self) -> None:
-        """Declare what is new; renew the rest when it is time, or when the registry may have lost it."""
+        """Declare new schedules; renew the others when it is time, or when the registry may have lost them."""
         if len(self._declared) > len(self._told):
             await self.declare()
         if not self._told:

@@ -1,17 +1,17 @@
 """Leaving queues on the server: stop_work, then unmap_work, sent until the server has accepted both.
 
-A departure belongs to a registration. It runs in the engine, not in the caller: a caller waits for a moment and goes on,
-the departure goes on for as long as the registration lives. The link sends its requests again over lost connections;
-what the server refuses is sent again here, with growing pauses. If the registration dies, a sweep does the rest.
+A departure belongs to a registration. It runs in the engine, not in the caller: a caller waits for a limited time and goes on,
+but the departure continues until the registration ends. The link repeats its requests over lost connections. Requests that the
+server refuses are repeated here, with growing pauses. If the registration is declared dead, the leader does the rest.
 
 Invariant: stop_work gives back *all* claims that the worker holds on a queue. So nothing may be claimed there between the
-first stop_work of a departure and the answer to its last one: `enter` waits for the departure of the same queue before
-it sends start_work (see `wait_gone`), and a station that leaves while another one of this peer serves the queue, or has
-runs left behind there, begins no departure at all. Its claims go back one by one, by their ids.
+first stop_work of a departure and the reply to its last one. `enter` waits for the departure of the same queue before it sends
+start_work (see `wait_gone`). A station begins no departure while another one of this peer serves the queue, or while runs were
+left behind there: its claims go back one by one, by their ids.
 
-Settles come first: stop_work is sent when the server has answered every settle of the queue, so that no finished task
-goes back with the queue because its finish came later. A settle that the server refuses is tried once more, then its
-task goes back with the queue and runs again.
+Settles come first: stop_work is sent when the server has replied to every settle of the queue. Otherwise a finished task could
+go back with the queue because its finish came later. A settle that the server refuses is tried once more; then its task goes
+back with the queue and runs again.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Departure:
     """One queue that one registration leaves.
 
     Attributes:
-        done: set when the queue was left, or the registration died.
-        answers: how many answers of the server there were.
-        refused: the last refusal, if the server refuses it.
+        done: set when the queue was left, or the registration was declared dead.
+        answers: how many replies of the server there were.
+        refused: the last refusal, if the server refuses the request.
     """
 
     def __init__(self, registration: Registration, keys: QueueKeys) -> None:
@@ -72,7 +72,7 @@ class Departures:
         self._complaints = Complaints(logger)
 
     def begin(self, station: Station, registration: Registration) -> Departure:
-        """Leave the station's queue, in the engine. If that is under way already, return that departure."""
+        """Leave the station's queue, in the engine. If a departure is under way already, return it."""
         place = registration, station.name
         departure = self._open.get(place)
         if departure is None:
@@ -113,7 +113,7 @@ class Departures:
             self._settles.drop(keys.name)
             await self._insist(departure, partial(ops.unmap_work, self._keys, worker, keys.name))
         except ClaimLost:
-            pass  # a sweep gives back what it held
+            pass  # the leader gives its claims back
         finally:
             self._end(departure)
 
@@ -125,7 +125,7 @@ class Departures:
         """Send a request until the server accepts it.
 
         Raises:
-            ClaimLost: the registration died.
+            ClaimLost: the registration was declared dead.
         """
         pause, queue = FIRST_PAUSE, departure.keys.shown
         while True:

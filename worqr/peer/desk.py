@@ -1,7 +1,7 @@
 """Buffers claims until `Claims` takes them: one desk for a queue with all its shards.
 
-Claims are requested from one shard first, and from the next if that one had too few, so that no more is claimed than calls wait
-for. A call that waits is woken when claims have come, or when no more will come.
+Claims are requested from one shard first, and from the next if that one had too few. So no more tasks are claimed than calls
+wait for. A call that waits is woken when claims have come, or when no more will come.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class Desk:
-    """The claims of one queue that are ready to be taken, and who waits for some. Changed only in the loop.
+    """The claims of one queue that are ready to be taken, and the calls that wait for claims. Changed only in the loop.
 
     Attributes:
         stations: of all shards; each adds itself when it is made.
         ready: claims that were not taken yet.
-        reserved: claims that the stations ask for just now.
+        reserved: claims that the stations are requesting.
     """
 
     def __init__(self) -> None:
@@ -54,16 +54,16 @@ class Desk:
 
     @property
     def is_asked(self) -> bool:
-        """Somebody waits."""
+        """A call waits for claims."""
         return bool(self._asked)
 
     def put(self, claims: Iterable[Claim]) -> None:
-        """They have come."""
+        """Add claims, and wake a call that waits."""
         self.ready.extend(claims)
         self._arrived.set()
 
     def put_back(self, claims: Sequence[Claim]) -> None:
-        """Nobody took them after all: they are the first that the next call gets."""
+        """Put claims back that were not taken: the next call gets them first."""
         for claim in reversed(claims):
             station = station_of(claim)
             if not station.quiet:
@@ -80,7 +80,7 @@ class Desk:
         self._arrived.set()
 
     async def collect(self, n: int) -> list[Claim]:
-        """1 to n claims, as soon as there is one; none once the peer leaves."""
+        """Return 1 to n claims, as soon as there is one; none once the peer leaves."""
         key = object()
         await trio.lowlevel.checkpoint()
         try:
@@ -96,7 +96,7 @@ class Desk:
             self._asked.pop(key, None)
 
     async def finish(self, claims: Sequence[Claim], results: Mapping[int, Result] | None = None) -> list[Claim]:
-        """Finish claims, those of all shards together; answers those that were lost, or raises the first error."""
+        """Finish claims of all shards together; return those that were lost, or raise the first error."""
         by_station: dict[HandStation, list[Claim]] = {}
         for claim in claims:
             by_station.setdefault(station_of(claim), []).append(claim)
@@ -120,5 +120,5 @@ class Desk:
 
 
 def station_of(claim: Claim) -> HandStation:
-    """Where it came from."""
+    """The station of this claim."""
     return cast("HandStation", claim._station)

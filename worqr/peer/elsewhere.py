@@ -1,8 +1,8 @@
-"""Runs that happen elsewhere than on the loop, in a thread or on an asyncio loop, and the slot that waits for them.
+"""Runs in a thread or on an asyncio loop, and the slot on the Trio loop that waits for them.
 
-Such a run cannot be stopped from here, only told to stop. So its slot waits until it has really ended, even if the slot is
-cancelled meanwhile; the claim is settled by what the handler then returned or raised. Only a peer that leaves does not wait for
-ever: it lets go of a run that does not end.
+Such a run cannot be stopped from the Trio loop, only asked to stop. So its slot waits until the run has really ended, even if
+the slot is cancelled meanwhile. The claim is then settled by what the handler returned or raised. Only a peer that leaves does
+not wait without limit: it leaves a run behind that does not end.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.
@@ -31,9 +31,9 @@ class Elsewhere:
     __slots__ = ("_ended", "_error", "_token", "_value", "_waiting", "raised")
 
     overdue_remedy: ClassVar[str] = ""
-    """What its author can do about a handler that goes on after its timeout."""
+    """A remedy for the author of a handler that runs on after its timeout."""
     stoppable: ClassVar[bool] = True
-    """It can be made to stop from outside, if its handler lets it."""
+    """The run can be stopped from outside, if its handler cooperates."""
 
     def __init__(self) -> None:
         context = current_context.get(None)
@@ -46,44 +46,44 @@ class Elsewhere:
         self._ended = False
         self._waiting: trio.lowlevel.Task | None = None
 
-    # What its watchers may do, in the loop
+    # For the code that watches it, in the loop
 
     @property
     def can_be_let_go(self) -> bool:
-        """A slot waits for nothing but this."""
+        """A slot waits for this run and nothing else."""
         return self._waiting is not None
 
     def where(self) -> str:
-        """Where the handler is at this moment, as in a traceback; empty if it has ended, or not begun."""
+        """The stack of the handler at this moment, as in a traceback; empty if it has ended, or not begun."""
         raise NotImplementedError
 
     def replace(self) -> bool:
-        """The handler is stuck: let another one run in its place; False if there is none to give. Twice is harmless."""
+        """The handler is stuck: let another run take its place; return False if there is none. May be called twice."""
         return False
 
     def let_go(self) -> None:
-        """Wait no longer for a run that was cancelled: the slot goes on as if the handler had ended."""
+        """Stop waiting for a run that was cancelled: the slot continues as if the handler had ended."""
         self._wake()
 
-    # What its handler may do, there
+    # For its handler, in the handler's thread or loop
 
     def check_cancelled(self) -> None:
-        """Raise in the way of that place if the run is being cancelled."""
+        """Raise the cancellation error of that thread or loop, if the run is being cancelled."""
         raise NotImplementedError
 
     def _has_ended(self) -> None:
-        """The handler has ended; called where it ran, last of all."""
+        """The handler has ended; called where it ran, as the last step."""
         self._ended = True
         if self._waiting is not None:
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._wake)
 
-    # What its slot does
+    # For its slot
 
     async def _park(self, abort: Abort) -> None:
-        """Wait until it has ended, or until the slot is to wait no longer.
+        """Wait until the run has ended, or until the slot is to stop waiting.
 
-        Either this task sees that the run has ended, or the run sees that this task waits. Both together do no harm.
+        Either this task sees that the run has ended, or the run sees that this task waits. Both at once do no harm.
         """
         self._waiting = trio.lowlevel.current_task()
         if self._ended:
@@ -97,7 +97,7 @@ class Elsewhere:
             trio.lowlevel.reschedule(task)
 
     def _outcome(self) -> object:
-        """What the handler returned, or raise what it raised."""
+        """Return what the handler returned, or raise what it raised."""
         error, self._error = self._error, None
         if error is None:
             return self._value
@@ -109,5 +109,5 @@ class Elsewhere:
 
 
 def no_abort(_: object) -> trio.lowlevel.Abort:
-    """A wait that is not cut short by a cancellation."""
+    """Wait without being cut short by a cancellation."""
     return trio.lowlevel.Abort.FAILED

@@ -1,8 +1,8 @@
-"""`Engine`: what runs a peer. Here its lifetime, and what its duties ask each other for; the duties have files of their own.
+"""`Engine`: runs a peer. This module has its lifetime, and the calls between its duties; each duty has a file of its own.
 
-Lifetimes nest so that leaving is shutting down: the link outlives the registration, that the settling, that the handlers,
-those the claiming. The engine (slots, chores, reconciling) runs behind a shield in one task of `join`, so that an outer
-cancellation meets the application's own tasks only; leaving then happens in order, with a deadline.
+Lifetimes are nested, so that leaving is an orderly shutdown: the link outlives the registration, which outlives settling, which
+outlives the handlers, which outlive claiming. The engine (slots, chores, reconciling) runs behind a shield in one task of `join`.
+An outer cancellation therefore reaches the application's own tasks only; the peer then leaves in order, with a deadline.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.
@@ -58,7 +58,7 @@ REST = 1.0
 
 
 class Engine:
-    """The duties of one peer, and its life. `Peer` is what users see of it. Under Trio only; set once: `settings`, the duties."""
+    """The duties of one peer, and its lifetime; `Peer` is for users. Under Trio only; set once: `settings`, the duties."""
 
     def __init__(self, settings: PeerSettings, link: Link) -> None:
         self.settings = settings
@@ -93,17 +93,17 @@ class Engine:
         self.body: trio.CancelScope = trio.CancelScope()
         self._unserved: set[str] = set()
 
-    # What it tells
+    # Reading its state
 
     @property
     def id(self) -> str:
-        """The present worker id; another one after the peer was declared dead and joined again."""
+        """The present worker id; a peer that was declared dead joins again under a new one."""
         registration = self.membership.registration
         return "" if registration is None else registration.worker
 
     @property
     def leaving(self) -> bool:
-        """It claims nothing more, and gives up its queues."""
+        """It claims no more tasks, and is leaving its queues."""
         return self._stations.closed
 
     @property
@@ -115,7 +115,7 @@ class Engine:
         return self.settings.block_limit
 
     def set_concurrency(self, n: int | Literal["auto"]) -> None:
-        """Change how many units of work the peer holds at once; with fewer, what runs goes on."""
+        """Change how many units of work the peer holds at once. Tasks that run already are not affected."""
         self.capacity.set_concurrency(check_concurrency(n))
 
     def queue_keys(self, queue: str) -> QueueKeys:
@@ -136,8 +136,8 @@ class Engine:
         return [*self.entered_stations(), *self._leaver.lingering]
 
     def claims_of(self, name: str) -> set[int]:
-        """The claims of a queue that this peer knows of: they run (where the queue is served now, or where runs were left
-        behind), are on their way back, or the server has not accepted how they ended.
+        """The claims of a queue that this peer knows of. They run (where the queue is served, or where runs were
+        left behind), are on their way back, or wait until the server accepts their settle.
         """
         stations = [station for station in (*self._stations, *self._leaver.lingering) if station.name == name]
         known = self.membership.settles.claims_of(name)
@@ -151,7 +151,7 @@ class Engine:
         assert self._spawned is not None
         await self.serving.serve_all(self._spawned, handlers)
 
-    # What its duties tell it
+    # Called by its duties
 
     def _run_ended(self, context: Context, returned: bool, error: BaseException | None) -> None:
         if error is not None:
@@ -166,7 +166,7 @@ class Engine:
         self.body.cancel()
 
     def hear_of_waiting(self, queues: list[str]) -> None:
-        """A beat said which queues wait: a wake-up may have been lost."""
+        """A heartbeat's reply named the queues with waiting tasks: a wake-up may have been lost."""
         for queue in queues:
             station = self._stations.get(queue)
             if station is not None and station.entered:
@@ -175,7 +175,7 @@ class Engine:
                 self._look_at_unserved(queue)
 
     def _look_at_unserved(self, name: str) -> None:
-        """A queue waits that is not served here. If it is a shard of one that is, this peer joined too early."""
+        """A queue that is not served here has waiting tasks. If it is a shard of a served queue, this peer joined too early."""
         queue = self.queue_keys(name).shown
         if queue != name and self._stations.get(queue) is not None:
             self._unserved.add(name)
@@ -186,7 +186,7 @@ class Engine:
             emit(logger, "shards.unserved", text, queue=queue)
 
     def forget_claims(self, registration: Registration) -> None:
-        """A registration died: what ran under it is lost."""
+        """A registration was declared dead: its running tasks are lost."""
         self._settler.forget()
         self.membership.settles.forget(registration)
         for station in self._stations:
@@ -195,20 +195,20 @@ class Engine:
                     context._cancel("lost")
 
     def describe_running(self) -> str:
-        """Which handler blocks the loop, for the log; called from the heart's thread."""
+        """The handler that blocks the loop, for the log; called from the heart's thread."""
         return self._slots.describe_blocking()
 
     def spawn(self, task: Callable[[], Awaitable[Any]]) -> bool:
-        """Run something of ours behind the engine's shield; False if the engine does not run."""
+        """Run an internal task behind the engine's shield; return False if the engine does not run."""
         if self._spawned is None:
             return False
         self._spawned.start_soon(task)
         return True
 
-    # Its life
+    # Its lifetime
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """The engine: registers, then runs all duties until `leave` ends it. Started means registered and beating."""
+        """The engine: registers, then runs all duties until `leave` ends it. Started means registered, with a heartbeat."""
         if self.settings.sharding is not None:
             await self.settings.sharding.learn()
             await self.settings.sharding.declare()
@@ -244,7 +244,7 @@ class Engine:
 
     @asynccontextmanager
     async def joined(self) -> AsyncGenerator[Engine]:
-        """The peer's whole life around the block of `join`; what it raises is the block's own error, never a group of ours."""
+        """The peer's lifetime around the block of `join`. Raises the block's own error, never an internal exception group."""
         error: BaseException | None = None
         try:
             async with trio.open_nursery() as nursery:
@@ -254,7 +254,7 @@ class Engine:
                         yield self
                         await self.drain()
                 except BaseException as raised:
-                    error = raised  # raised again below, once everything is given back
+                    error = raised  # raised again below, after all claims are given back
                 await self.leave()
         except BaseExceptionGroup as group:
             _, broken = group.split(trio.Cancelled)
@@ -267,9 +267,9 @@ class Engine:
             raise error
 
     async def drain(self, grace: Seconds | None = None) -> None:
-        """Claim nothing more, let what runs end within `grace` seconds (default: that of join), give back the rest, and leave.
+        """Claim no more tasks, let running ones end within `grace` seconds (default: that of join), give back the rest, leave.
 
-        Back when all queues are left. Twice is harmless. Cancelling the call does not stop the leaving.
+        Returns when all queues are left. May be called twice. Cancelling the call does not stop the leaving.
         """
         wait = self.settings.grace if grace is None else seconds(grace, "grace")
         if not self.leaving:
@@ -279,7 +279,7 @@ class Engine:
         stations = list(self._stations)
         for station in stations:
             self._leaver.begin(station, wait)
-        with trio.move_on_after(wait):  # of several calls the one with the least patience wins
+        with trio.move_on_after(wait):  # of several calls, the shortest grace applies
             for station in stations:
                 await station.left.wait()
         for station in stations:
@@ -293,7 +293,7 @@ class Engine:
         """Wait until the peer has drained.
 
         Raises:
-            UsageError: it would wait in vain: there is nothing that it serves, nor a schedule that it would tick.
+            UsageError: it would never drain: it serves no queue and declares no schedule.
         """
         if self.settings.nothing and not self._drained.is_set():
             with trio.move_on_after(SETTLE):
@@ -306,7 +306,7 @@ class Engine:
         await self._drained.wait()
 
     async def leave(self) -> None:
-        """The end of `join`: cancel and give back what still runs, then leave the registry, all within a deadline.
+        """The end of `join`: cancel running tasks, give them back, then leave the registry, all within a deadline.
 
         Handlers on the Trio loop that ignore their cancellation delay it, because Trio cannot end them.
         """

@@ -1,4 +1,4 @@
-"""One wake-up for all the periodic looks of a peer: an idle process costs what it is woken for."""
+"""One wake-up for all periodic checks of a peer, so that an idle process wakes rarely."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which queues the leader's next scan looks at. Pure: no I/O, and no clock but the times it is given.
+"""Which queues the leader's next scan reads. Pure: no I/O, and no clock but the times it is given.
 
-Each scan looks at the queues that may need the leader soon: those that are served, or hold jobs that are due later, or something
-to purge, and those whose name was noted in the last seconds. All other names take turns, a few of them at each scan, so that a
-name costs little however many there are. A name that was noted an hour ago and whose queue is empty may be forgotten.
+Each scan reads the queues that may need the leader soon: served queues, queues with scheduled jobs or with trash, and queues
+that were noted in the last seconds. All other names take turns, a few per scan, so that the cost does not grow with the number
+of names. A name may be forgotten when it was noted an hour ago and its queue is empty.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from itertools import islice
 from worqr.ops import NOTE_EVERY, UNUSED_MS, Inspected
 
 FRESH = 30.0
-"""Seconds for which a name that was noted is looked at in each scan: a worker notes a queue before it enters it."""
+"""Seconds for which each scan reads a name after it was noted: a worker notes a queue before it serves it."""
 FRESH_AT_ONCE = 2000
-"""Of those. If more were noted, they take turns, so that a scan ends soon."""
+"""Limit of such names per scan. If more were noted, they take turns, so that a scan ends soon."""
 UNSEEN_AT_ONCE = 2000
 QUIET_AT_ONCE = 200
 MAX_WAITING = 100
-"""Queues that the beats are told of."""
+"""Queues that are announced to heartbeats, at most."""
 
 
 class KnownQueues:
@@ -39,11 +39,11 @@ class KnownQueues:
 
     @property
     def unseen(self) -> int:
-        """How many names are still to be looked at for the first time."""
+        """How many names have not been read yet."""
         return len(self._unseen)
 
     def note(self, name: str, noted_ms: float, server_ms: float, now: float) -> None:
-        """Take in that `name` was noted at `noted_ms`."""
+        """Store that `name` was noted at `noted_ms`."""
         if self.noted.get(name) == noted_ms:
             return
         self.noted[name] = noted_ms
@@ -52,7 +52,7 @@ class KnownQueues:
             self._fresh[name] = now + FRESH
 
     def look_again(self, server_ms: float) -> None:
-        """Look once more at all queues in use: what became due there may not have been told."""
+        """Read all queues in use once more: hints about due jobs may have been missed."""
         since = server_ms - (NOTE_EVERY + 60) * 1000
         self._unseen.update((name, None) for name, noted_ms in self.noted.items() if noted_ms >= since)
 
@@ -78,11 +78,11 @@ class KnownQueues:
         return list(names)
 
     def tried(self, name: str) -> None:
-        """Take in that `name` was looked at, with or without success."""
+        """Store that `name` was read, with or without success."""
         self._unseen.pop(name, None)
 
     def inspected(self, name: str, queue: Inspected) -> None:
-        """Take in what was found there."""
+        """Store what the scan found there."""
         if queue.workers or queue.running or queue.due or queue.trash:
             self._urgent[name] = None
         else:
@@ -94,7 +94,7 @@ class KnownQueues:
         return [name for name, queue in found.items() if self.noted.get(name, 0) <= latest and is_empty(queue)]
 
     def forget(self, names: Iterable[str]) -> None:
-        """Know these names no more."""
+        """Forget these names."""
         for name in names:
             for kept in (self.noted, self._urgent, self._fresh, self._unseen):
                 kept.pop(name, None)
@@ -102,7 +102,7 @@ class KnownQueues:
     def waiting(self, found: Mapping[str, Inspected]) -> list[str]:
         """Return the queues that have tasks and workers, so that a wake-up may have been lost; in turns if they are many.
 
-        Where there is room, also shards that have tasks and no workers: a peer that serves the others of its queue warns.
+        If the limit allows, also shards that have tasks and no workers: a peer with the queue's other shards logs a warning.
         """
         names = sorted(name for name, q in found.items() if q.waiting and q.paused is None)
         served = [name for name in names if found[name].workers]

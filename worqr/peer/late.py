@@ -1,8 +1,8 @@
 """Serve functions that are declared after their mesh has joined: in a module that is imported late, in a notebook.
 
-`join` serves what is declared when it is entered. Each later declaration tells the peers of the mesh, from whichever thread it
-is made in, and each of them serves the new function soon afterwards. A function that is declared anew in place of another one is
-not exchanged, because runs of the older one may be under way: that is logged, and the next join serves the new one.
+`join` serves the functions that are declared when it is entered. Each later declaration notifies the peers of the mesh, from any
+thread, and each of them serves the new function soon afterwards. A function that replaces another one of its name is not
+exchanged, because runs of the older one may be under way. That is logged, and the next join serves the new function.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ def serving_late(
     """Serve the functions that are declared during the block.
 
     Args:
-        engine: that of the peer.
-        declarations: those of the mesh.
+        engine: the peer's engine.
+        declarations: the mesh's declarations.
         only: the names that this peer may serve.
         known: the functions that were declared before.
     """
     late = _Late(engine, declarations, only, known)
     if engine.spawn(late.serve_forever):
         with declarations.when_declared(late.tell):
-            late.tell()  # of what was declared while the peer joined
+            late.tell()  # functions were declared while the peer joined
             yield
     else:
         yield
@@ -69,7 +69,7 @@ class _Late:
         self._complaints = Complaints(logger)
 
     def tell(self) -> None:
-        """Something was declared."""
+        """A function was declared."""
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._hear, idempotent=True)
 
@@ -77,7 +77,7 @@ class _Late:
         self._news.set()
 
     async def serve_forever(self) -> None:
-        """Serve what is new, whenever told, until the peer leaves."""
+        """Serve new functions whenever notified, until the peer leaves."""
         while not self._engine.leaving:
             with trio.move_on_after(AGAIN if self._missing else inf):
                 await self._news.wait()

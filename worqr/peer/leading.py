@@ -1,13 +1,13 @@
-"""Leading: the chores of the mesh, done by whichever peer holds the lease.
+"""Leading: the chores of the mesh, done by the peer that holds the lease.
 
-Here: the lease, and the leader's looks. Every half second it looks at the keepalive keys: a worker whose key is missing at two
-looks at least 1.25 s apart is dead (likewise one whose beat has stood still for nine keepalives, for the server's clock may have
-jumped). Nobody is declared dead within a keepalive of the leader's own reconnect or of a change of the server: first
-everybody gets time to beat. A leader that cannot judge for longer than that, because its own connection keeps breaking, lets
-another peer lead.
+This module has the lease and the leader's checks. Every half second the leader reads the keepalive keys. A worker is dead when
+its key is missing at two checks at least 1.25 s apart. It is also dead when its heartbeat has not changed for nine keepalives,
+because the server's clock may have jumped. No worker is declared dead within a keepalive of the leader's own reconnect or of a
+change of the server: first every worker gets time to send a heartbeat. A leader that cannot judge for longer than that, because
+its own connection keeps breaking, lets another peer lead.
 
-Not here: `Looks`, the judgement alone; `Sweeper`, which gives back what the dead held; `Scanner`, which looks at the queues;
-`Promoter`, which puts jobs in line when they are due. Each of these has a task of its own: no chore keeps a look waiting.
+Not here: `Looks`, the judgement alone; `Sweeper`, which gives back the claims of dead workers; `Scanner`, which reads the
+queues; `Promoter`, which enqueues due jobs. Each of these has a task of its own: no chore delays a check.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ __all__ = ["LOOK_EVERY", "SCAN_EVERY", "TWO_LOOKS", "Leader"]
 logger: logging.Logger = logging.getLogger(__name__)
 
 ROUND = 2 * LEASE
-"""Seconds that a round of a leader that works takes at most: a look waits for its answer no longer than a lease."""
+"""Seconds that a round of a working leader takes at most: a check waits for its reply no longer than a lease."""
 UNABLE = 1.5
-"""Seconds beyond a keepalive for which a leader that cannot judge keeps the lease: one reconnect costs a keepalive, not more."""
+"""Seconds beyond a keepalive for which a leader that cannot judge keeps the lease: one reconnect takes a keepalive, not more."""
 STAND_ASIDE = 2 * LEASE
-"""Seconds for which it does not ask for the lease then: for one lease it is still held, for another it is free."""
+"""Seconds for which it does not ask for the lease then: it still holds it for one lease, and leaves it free for another."""
 
 
 class Leader:
-    """Does the chores while it holds the lease. The heart's thread calls `is_fresh` and `standing_lease`; all else is changed in
-    the loop.
+    """Does the chores while it holds the lease. The heart's thread calls `is_fresh` and `standing_lease`; everything else is
+    changed in the loop.
     """
 
     def __init__(self, engine: Engine, link: Link, keys: RegistryKeys, *, keepalive: float) -> None:
@@ -73,7 +73,7 @@ class Leader:
     def lease(self, *, until: float) -> None:
         """The lease is ours until then, by CLOCK_BOOTTIME."""
         if time.monotonic() < self._aside_until:
-            return  # the beat was sent before we stood aside
+            return  # the heartbeat was sent before we gave up the lease
         if not self.leads:
             emit(logger, "leader", "this worker is the leader of the mesh now")
             lease, since, _ = self._watch.seen
@@ -85,7 +85,7 @@ class Leader:
         self._until = until
 
     def saw_lease(self, lease: str) -> None:
-        """A beat was answered with this lease, ours or another's."""
+        """A heartbeat's reply named this lease, ours or another's."""
         self._watch.saw(lease, time.monotonic())
 
     def standing_lease(self) -> str:
@@ -102,13 +102,13 @@ class Leader:
         return now >= self._aside_until and now - self._round_ended < ROUND
 
     def _missed_hints(self) -> None:
-        """What became due was perhaps not told."""
+        """Hints about due jobs may have been missed."""
         self.scanner.look_again()
 
     # The rounds
 
     async def lead_forever(self) -> None:
-        """Round after round, also while another leads: then a round is nothing."""
+        """Run round after round, also while another peer leads: then a round does nothing."""
         while not self._resting:
             wait = LOOK_EVERY
             if self.leads:
@@ -152,12 +152,12 @@ class Leader:
             self._until, self._aside_until, self._unable_since = 0.0, now + STAND_ASIDE, None
 
     async def look_once(self) -> None:
-        """Look at the workers, and let those that are dead be swept, and those whose sweep another leader did not finish."""
+        """Check the workers; start the recovery of dead ones, and of those whose recovery another leader did not finish."""
         look = await self._link.call(ops.look_at_workers(self._keys), patience=LEASE)
         self.sweeper.take(self._looks.judge(look, time.monotonic(), self._link.connected_at), look.dying)
 
     async def rest(self) -> None:
-        """Begin nothing more, and return when what is under way has ended: a sweep half done waits for another leader."""
+        """Start no more chores, and return when those under way have ended: an unfinished recovery waits for another leader."""
         self._resting = True
         await self._idle.wait()
         await self.sweeper.rest()

@@ -1,13 +1,13 @@
 """Leaving a queue: stop claiming, drain, cancel, give back. Several callers may request it.
 
-It runs in the engine, so that a caller who is cancelled meanwhile does not leave the queue half-way. `station.left` tells the
-end; `station.hurry` makes it skip what is left of the grace. A server that does not answer is not waited for: the caller goes
-on after `LEAVE_PATIENCE`, and the queue is left on the server as soon as it is back (`departures`).
+It runs in the engine, so that a caller who is cancelled meanwhile does not leave the queue half-way. `station.left` is set at
+the end; `station.hurry` skips the rest of the grace. The caller waits for a server that does not reply for `LEAVE_PATIENCE`
+only; the queue is left on the server as soon as the server replies again (`departures`).
 
-A handler may ignore its cancellation. On the Trio loop it is waited for, and reported now and then. In a thread or on the
+A handler may ignore its cancellation. On the Trio loop the peer waits for it, and logs it now and then. In a thread or on the
 asyncio loop it is left behind after `LET_GO`: callers that wait for the queue to be left go on. The run *lingers*: it keeps its
-claim, and if it ends before the peer does, the claim is settled then and the queue left for good. Else the peer ends like a
-worker that dies, without deregistering. The others then reassign the claim when the keepalive has expired, and not while the
+claim, and if it ends before the peer does, the claim is settled then and the queue left for good. Otherwise the peer ends like
+a worker that dies, without deregistering. The leader then recovers the claim when the keepalive has expired. Until then the
 handler may still run in a process that is about to end.
 """
 
@@ -38,7 +38,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 LEAVE_PATIENCE = 2.0
 AWAY_PATIENCE = 0.1
-"""Seconds to say good-bye, and to a server that has not heard us leave the queues."""
+"""Seconds to deregister, and to wait for a server that has not confirmed that the queues were left."""
 UNWIND = 1.0
 """Seconds that cancelled handlers have to unwind together, so that their tasks go back in one request and in order."""
 LET_GO = 5.0
@@ -52,8 +52,8 @@ class Leaving:
     """Lets stations leave. Changed only in the loop.
 
     Attributes:
-        heard: turns False when the server did not answer one of them: it may be gone.
-        lingering: stations that count as left, but for runs that were left behind and have not ended.
+        heard: False once the server did not reply to a request: it may be gone.
+        lingering: stations that count as left, except for runs that were left behind and have not ended.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Leaving:
         self._spawn = spawn
 
     def begin(self, station: Station, grace: float) -> None:
-        """Leave a queue, in the engine; `station.left` tells when it is done. Twice is harmless."""
+        """Leave a queue, in the engine; `station.left` is set when it is done. May be called twice."""
         if not station.quiet:
             station.quiet = True
             station.entering.cancel()
@@ -104,7 +104,7 @@ class Leaving:
             station.left.set()
 
     async def _wait_gone(self, departure: Departure) -> None:
-        """Wait while the server answers. If it does not, the queue counts as left here; the departure goes on by itself."""
+        """Wait while the server replies. If it does not, the queue counts as left here; the departure goes on by itself."""
         while not departure.done.is_set() and departure.refused is None:
             answers = departure.answers
             with trio.move_on_after(LEAVE_PATIENCE):
@@ -116,9 +116,9 @@ class Leaving:
                 return
 
     async def _unwind(self, station: Station) -> None:
-        """Cancel what runs, and wait for its end: a task that goes back may start elsewhere at once.
+        """Cancel running tasks, and wait for their end: a task that goes back may start elsewhere at once.
 
-        Runs that have ended within `UNWIND` go back in one script with all else that the worker holds, in their old order. Slower
+        Runs that end within `UNWIND` go back in one script with all other claims of the worker, in their old order. Slower
         handlers are not waited for. A claim by hand outside a block has nothing to unwind.
         """
         station.unwinding = True
@@ -131,7 +131,7 @@ class Leaving:
             await self._outwait(station)
 
     async def _outwait(self, station: Station) -> None:
-        """Wait for handlers that do not unwind; leave them behind if they let us."""
+        """Wait for handlers that do not unwind; leave them behind if that is possible."""
         report_at = 0.0
         while True:
             with trio.move_on_after(LET_GO - UNWIND):
@@ -149,14 +149,14 @@ class Leaving:
                 return
 
     def _report(self, station: Station, what: str) -> None:
-        """Tell of each handler that still runs."""
+        """Log each handler that still runs."""
         for context in station.running.values():
             fields = {**self._stuck.fields(context), "reason": what}
             text = f"{RUN}: %(handler)s was cancelled, but does not end; %(reason)s; it is at\n%(where)s"
             emit_fields(logger, "task.unending", text, fields)
 
     async def _linger(self, station: Station) -> None:
-        """The queue counts as left, but for what still runs there. Back when that has ended."""
+        """The queue counts as left, except for the runs that remain there. Returns when they have ended."""
         self.lingering.append(station)
         station.left.set()
         while station.running:
@@ -166,7 +166,7 @@ class Leaving:
         self.lingering.remove(station)
 
     def _give_back(self, station: Station, held: Iterable[int] = ()) -> None:
-        """Give back, one by one, what else goes back with the queue: it is not left yet."""
+        """Give back one by one the claims that would go back with the queue: it is not left yet."""
         station.unwinding = False
         claims = {*station.turned_away, *held}
         station.turned_away.clear()
@@ -175,7 +175,7 @@ class Leaving:
             self._membership.settles.give_back(station.keys, registration, claims)
 
     def _is_needed_by_another(self, station: Station) -> bool:
-        """Another station of ours is at the same queue: it is served anew, or runs linger there."""
+        """Another station of this peer has the same queue: it is served again, or runs linger there."""
         others = [*self._served(), *self.lingering]
         return any(other.name == station.name and other is not station for other in others)
 
@@ -185,7 +185,7 @@ class Leaving:
         return any(c._registration is present for station in self.lingering for c in station.running.values())
 
     def let_go(self) -> None:
-        """The peer ends: wait no longer for what was left behind. Its claims are for the others to find."""
+        """The peer ends: stop waiting for runs that were left behind. The leader recovers their claims."""
         for station in self.lingering:
             for context in station.running.values():
                 context._settled = True

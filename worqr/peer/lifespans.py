@@ -1,6 +1,6 @@
-"""Lifespans: what an application opens before its peer, or a process of it, takes anything, and closes when that has left.
+"""Lifespans: what an application opens before its peer, or a process of it, takes tasks, and closes when that has left.
 
-Here: checking them, and entering them with errors that name the remedy. The lifespan on the asyncio loop is in
+This module checks them, and enters them with errors that name the remedy. The lifespan on the asyncio loop is in
 `asyncio_lifespan`.
 """
 
@@ -34,7 +34,7 @@ _REMEDIES: Final[dict[Wanted, str]] = {
 
 
 def check_lifespan(name: str, manager: object) -> None:
-    """UsageError for what cannot make a context manager; `name` is the option of the mesh."""
+    """Raise UsageError for an object that does not make a context manager; `name` is the option of the mesh."""
     if manager is None:
         return
     if not callable(manager):
@@ -52,11 +52,11 @@ def check_lifespan(name: str, manager: object) -> None:
 
 
 def _check_arguments(name: str, manager: Callable[..., object]) -> None:
-    """UsageError for a lifespan that wants arguments, as those of web frameworks do."""
+    """Raise UsageError for a lifespan that needs arguments, like those of web frameworks."""
     try:
         signature = inspect.signature(manager)
     except (TypeError, ValueError):
-        return  # some builtins have none
+        return  # some builtins have no signature
     try:
         signature.bind()
     except TypeError as error:
@@ -68,7 +68,7 @@ def _check_arguments(name: str, manager: Callable[..., object]) -> None:
 
 @asynccontextmanager
 async def entered(name: str, lifespan: Callable[[], AbstractAsyncContextManager[S]]) -> AsyncGenerator[S]:
-    """The block of a lifespan. What is raised while it is entered says which loop it runs on, if that is the reason."""
+    """The block of a lifespan. If entering fails because of the event loop, the error names the loop it ran on."""
     manager = lifespan()
     kind: type[Any] = type(manager)
     if not hasattr(kind, "__aenter__"):
@@ -128,7 +128,7 @@ def _note_wrong_loop(error: BaseException, wanted: Wanted) -> None:
 async def with_asyncio(
     lifespan: Callable[[], AbstractAsyncContextManager[object]] | None, settings: PeerSettings
 ) -> AsyncGenerator[PeerSettings]:
-    """The block of ``asyncio_lifespan`` around a peer, and the peer's settings in it; asyncio is imported by who needs it."""
+    """The block of ``asyncio_lifespan`` around a peer, and the peer's settings in it; only its users import asyncio."""
     if lifespan is None:
         yield settings
         return
@@ -139,7 +139,7 @@ async def with_asyncio(
 
 
 def warn_if_unused(functions: Iterable[RunsIn | None], default: AsyncRunsIn) -> None:
-    """Say that no handler will see what ``asyncio_lifespan`` yields. `functions`: where each of them says that it runs."""
+    """Warn that no handler uses what ``asyncio_lifespan`` yields. `functions`: for each function, where it runs."""
     places = list(functions)
     if default == "loop" and places and "asyncio" not in places:
         text = (

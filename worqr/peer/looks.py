@@ -1,4 +1,4 @@
-"""What the leader concludes from what it sees: which workers are dead, and whether a leader's lease stands still.
+"""What the leader concludes from its checks: which workers are dead, and whether a leader's lease no longer changes.
 
 Pure: no I/O, and no clock but the times it is given, which are seconds of one monotonic clock. `leading` asks the server and
 acts.
@@ -13,22 +13,22 @@ from worqr.ops import Look
 LOOK_EVERY = 0.5
 TWO_LOOKS = 1.25
 STANDING_KEEPALIVES = 9
-"""Keepalives for which a beat must not have changed. One less than the ten that are promised: a beat and a look come on top."""
+"""Keepalives for which a heartbeat must not have changed. One less than the promised ten: a heartbeat and a check come on top."""
 LAPSE = 5.0
-"""Seconds without a look, while another peer led, after which an earlier look proves nothing any more."""
+"""Seconds without a check, while another peer led, after which an earlier check proves nothing any more."""
 STANDS_AFTER = 5.0
 """Seconds for which a lease must not have changed before it is taken from its holder. It should have expired after 2 s."""
 STANDS_BEATS = 4
-"""Beats whose answers must have shown the same lease."""
+"""Heartbeats whose replies must have shown the same lease."""
 
 
 @dataclass
 class Looks:
-    """What the leader remembers from look to look.
+    """What the leader remembers from check to check.
 
     Attributes:
-        keepalive: seconds after which a worker without a beat counts as dead.
-        calm: True if the last look was too soon after a reconnect, or after a change of the server, to declare a worker dead.
+        keepalive: seconds after which a worker without a heartbeat counts as dead.
+        calm: True if the last check was too soon after a reconnect, or after a change of the server, to declare a worker dead.
     """
 
     keepalive: float
@@ -40,9 +40,9 @@ class Looks:
     beats: dict[str, tuple[bytes, float]] = field(default_factory=dict[str, tuple[bytes, float]])
 
     def judge(self, look: Look, now: float, connected_at: float) -> list[tuple[str, bytes | None]]:
-        """Return the workers that this look proves dead, each with the beat it was seen with (None: missing)."""
+        """Return the workers that this check proves dead, each with its last known heartbeat (None: missing)."""
         if now - self.looked_at > LAPSE:
-            self.missing.clear()  # a worker that was missing then may have beaten meanwhile
+            self.missing.clear()  # a worker that was missing then may have sent a heartbeat since
         self.looked_at = now
         if self.run_id is not None and look.run_id != self.run_id:
             self.calm_until = now + self.keepalive
@@ -68,7 +68,7 @@ class Looks:
         return dead
 
     def next_look(self, now: float) -> float:
-        """Return the seconds until the next look: the usual rhythm, or less when a worker is about to be proven dead."""
+        """Return the seconds until the next check: the usual interval, or less when a worker is about to be proven dead."""
         due = [since + TWO_LOOKS - now for since in self.missing.values()]
         return max(0.0, min([LOOK_EVERY, *(d for d in due if d > 0)]))
 
@@ -80,25 +80,25 @@ class Looks:
 
 
 class LeaseWatch:
-    """What a peer remembers of the leader's lease from beat to beat.
+    """What a peer remembers of the leader's lease from heartbeat to heartbeat.
 
     A lease that is not renewed expires within 2 s by the server's clock. If that clock is set back, the lease of a leader that
     died stays, and no other peer can lead. A peer that has seen it unchanged for longer takes it.
 
     Attributes:
-        seen: the lease, since when it is the same, and how many beats have shown it. One value, because the heart's thread
-            reads it while the loop changes it.
+        seen: the lease, since when it is unchanged, and how many heartbeats have shown it. One value, because the heart's
+            thread reads it while the loop changes it.
     """
 
     def __init__(self) -> None:
         self.seen: tuple[str, float, int] = ("", 0.0, 0)
 
     def saw(self, lease: str, now: float) -> None:
-        """Note the lease that a beat was answered with; '' for none."""
+        """Store the lease from a heartbeat's reply; '' for none."""
         before, since, beats = self.seen
         self.seen = (lease, since, beats + 1) if lease == before else (lease, now, 1)
 
     def standing(self, now: float) -> str:
-        """Return the lease if it stands still, else ''."""
+        """Return the lease if it no longer changes, else ''."""
         lease, since, beats = self.seen
         return lease if beats >= STANDS_BEATS and now - since >= STANDS_AFTER else ""

@@ -1,11 +1,11 @@
-"""Telling the registry again, after each new connection, which queues this worker serves.
+"""Sends the registry, after each new connection, the queues that this worker serves.
 
 A registry that failed over to a replica may have lost its last writes, a map_work among them. The worker then serves a
-queue that no sweep would look at if it died. So after each new connection map_work is sent once more for every queue
-that is served, or where runs were left behind, until the server accepts it, with growing pauses.
+queue whose claims would not be recovered if it died. So after each new connection map_work is sent once more for every queue
+that is served, or where runs were left behind. It is repeated, with growing pauses, until the server accepts it.
 
-Invariant: no map_work is sent for a queue between its unmap_work and the answer to that (`Departures.is_open`). One that was
-sent before reaches the same node first.
+Invariant: no map_work is sent for a queue between its unmap_work and the reply to that (`Departures.is_open`). A map_work that
+was sent before reaches the same node first.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 LOOK_EVERY = 2.0
 LONGEST_PAUSE = 30.0
-"""Seconds between looks for a new connection; twice as many after each look at which a request was refused, up to this."""
+"""Seconds between checks for a new connection; doubled after each refusal, up to the second value."""
 
 
 class Mapping:
-    """Does that for one peer. Changed only in the loop."""
+    """Does so for one peer. Changed only in the loop."""
 
     def __init__(self, engine: Engine, link: Link) -> None:
         self._engine = engine
@@ -51,7 +51,7 @@ class Mapping:
             self.map_once()
 
     def map_once(self) -> None:
-        """Tell of every queue that the registry was not told of since the newest connection. Never waits."""
+        """Send every queue that was not sent to the registry since the newest connection. Never waits."""
         self._refused = False
         connections = self._link.connections
         for station in self._engine.held_stations():

@@ -1,9 +1,9 @@
-"""Membership: a peer's registration in the mesh, from start_worker to stop_worker, and anew when it was swept.
+"""Membership: a peer's registration in the mesh, from start_worker to stop_worker, and again after it was declared dead.
 
-A registration is one worker id. Its heart beats from a thread. The reply `dead` to a beat, or a queue that does not list
-the worker, ends it at once: nothing of it is sent any more, its running handlers are cancelled as lost, and a new registration
-enters the same queues. Entering goes WorkMap first, then the fence; leaving goes fence first, then WorkMap, so that a sweep
-finds a worker that dies in between.
+A registration is one worker id. A thread sends its heartbeats. The reply `dead` to a heartbeat, or a queue that does not list
+the worker, ends it at once: none of its requests is sent any more, its running handlers are cancelled as lost, and a new
+registration serves the same queues. A queue is entered in the work map first, then in the fence; it is left in the opposite
+order. So the leader finds the claims of a worker that dies in between.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ UNDO_PATIENCE = 1.0
 
 
 class Registration(Owner):
-    """One worker id. `dead` is set once it is over; what it owned is not sent any more.
+    """One worker id. `dead` is set when the registration is over; its requests are not sent any more.
 
     Attributes:
-        alive_at: when the newest beat was sent that the server answered with "alive"; minus infinity once it has answered
-            "dead". Set in the heart's thread when the answer is read, which is before the loop hears of it.
+        alive_at: when the newest heartbeat was sent that the server answered with "alive"; minus infinity once it has answered
+            "dead". Set in the heart's thread when the reply is read, which is before the loop handles it.
     """
 
     def __init__(self, label: str) -> None:
@@ -58,7 +58,7 @@ class Registration(Owner):
         self.number: int = 0
 
     def noting(self, call: ops.Call[Beat]) -> ops.Call[Beat]:
-        """A beat whose answer sets `alive_at`. Called in the heart's thread, before it sends the beat."""
+        """A heartbeat whose reply sets `alive_at`. Called in the heart's thread, before it sends the heartbeat."""
         sent, read = boottime(), call.read
 
         def note(reply: list[Any]) -> Beat:
@@ -70,7 +70,7 @@ class Registration(Owner):
         return call
 
     def next_number(self) -> int:
-        """The number of its next start request, on whatever queue: it only has to grow."""
+        """The number of its next start request, the same counter for all queues: it only has to grow."""
         self.number += 1
         return self.number
 
@@ -97,7 +97,7 @@ class Membership:
         return 0 if self._keepalive is None else round(self._keepalive * 1000)
 
     async def register(self) -> Registration:
-        """Take a fresh worker id and begin to beat."""
+        """Take a fresh worker id and start sending heartbeats."""
         registration = Registration(self._label)
         facts: list[tuple[str, str | int]] = [
             *(
@@ -110,14 +110,14 @@ class Membership:
             *(("running", 0), ("room", self._engine.capacity.concurrency)),
         ]
         heart = registration.heart = self._new_heart(registration)
-        heart.open()  # meanwhile: on a slow line the key would lapse before a connection stands
+        heart.open()  # meanwhile: on a slow network the key would expire before it has connected
         sent = boottime()
         try:
             await self.link.call(
                 ops.start_worker(self.keys, registration.worker, keepalive_ms=self.keepalive_ms, facts=facts)
             )
         except trio.Cancelled:
-            with trio.CancelScope(shield=True):  # it may be on its way
+            with trio.CancelScope(shield=True):  # start_worker may be on its way
                 await self._end(registration, UNDO_PATIENCE)
             raise
         except BaseException:
@@ -153,17 +153,17 @@ class Membership:
         )
 
     async def registered(self) -> Registration:
-        """The present registration; waits while a new one is being made."""
+        """The present registration; wait while a new one is being made."""
         while self.registration is None or self.registration.dead:
             await self._changed.wait()
         return self.registration
 
-    # Living
+    # Heartbeats
 
     def beat_is_fresh(self) -> bool:
         """Return True while no leader can have declared this worker dead.
 
-        The newest acknowledged beat was sent less than a keepalive ago, and its reply was "alive".
+        The newest acknowledged heartbeat was sent less than a keepalive ago, and its reply was "alive".
         """
         registration = self.registration
         if registration is None or registration.dead:
@@ -171,11 +171,11 @@ class Membership:
         return self._keepalive is None or boottime() - registration.alive_at < self._keepalive
 
     def after_beat(self, registration: Registration, go_on: Callable[[], None]) -> None:
-        """Run `go_on` when a beat has said whether we live; it finds the registration dead if not.
+        """Run `go_on` when a heartbeat has shown whether this worker is registered; it finds the registration dead if not.
 
-        Invariant: a claim whose reply came while `beat_is_fresh()` was false reaches its handler only when that is true
-        again. The answer to an old beat does not count: after a freeze it may have lain in the socket since before, while the
-        claim was swept and its task runs elsewhere.
+        Invariant: a claim whose reply came while `beat_is_fresh()` was false reaches its handler only when that is true again.
+        The reply to an old heartbeat does not count: after a freeze it may have been in the socket since before, while the claim
+        was recovered and its task runs elsewhere.
         """
         self._held.append((registration, go_on))
 
@@ -199,7 +199,7 @@ class Membership:
         self._engine.hear_of_waiting(beat.waiting)
 
     def lost(self, registration: Registration, why: str) -> None:
-        """This registration is over: cancel all that runs under it, and register anew."""
+        """This registration is over: cancel all its runs, and register again."""
         if registration.dead:
             return
         text = "worker %(worker)s is out of the mesh: %(reason)s; it joins again under a new id"
@@ -215,7 +215,7 @@ class Membership:
             self._engine.spawn(self.rejoin)
 
     async def rejoin(self) -> None:
-        """Register under a fresh worker id and enter all queues again; tries until it works or the peer leaves."""
+        """Register under a fresh worker id and serve all queues again; repeat until it works or the peer leaves."""
         while not self._engine.leaving:
             try:
                 registration = await self.register()
@@ -230,7 +230,7 @@ class Membership:
                 return
 
     async def _enter_again(self, station: Station, registration: Registration) -> None:
-        """As long as it takes: on a cluster the node of one queue may be away, and those of the others not."""
+        """Retry without limit: on a cluster the node of one queue may be away while those of the others are not."""
         while not (registration.dead or station.quiet):
             try:
                 await self.enter(station, registration)
@@ -244,12 +244,12 @@ class Membership:
                 return
 
     def check_marks(self, station: Station) -> None:
-        """A cancel message, or a look for strays, came while claims were on their way: now they are known."""
+        """A cancel message, or a check for strays, came while claims were on their way: now they are known."""
         self._engine.cancelling.reconcile(station)
         self._engine.strays.look(station)
 
     def says(self, context: Context) -> None:
-        """A run said how far it is; from any thread."""
+        """A run reported its progress; from any thread."""
         self._engine.saying.says(context)
 
     def extends(self, context: Context, seconds: float) -> None:
@@ -259,15 +259,15 @@ class Membership:
     # Entering and leaving queues
 
     async def enter(self, station: Station, registration: Registration) -> None:
-        """Serve a queue under `registration`: WorkMap, fence, subscription, and the first look.
+        """Serve a queue under `registration`: work map, fence, subscription, and the first start request.
 
-        Comes back early if the queue is being left meanwhile. If this worker has just left it, that comes first.
+        Returns early if the queue is being left meanwhile. If this worker is still leaving it, wait for that first.
 
         Raises:
             ClaimLost: the registration died meanwhile.
         """
         station.registration = registration
-        station.in_fence = False  # nothing is asked under this registration before it stands there
+        station.in_fence = False  # request nothing before the fence has this registration
         station.compared_at = station.mapped_at = self.link.connections
         await self.departures.wait_gone(station, registration)
         if await self.link.call(ops.map_work(self.keys, registration.worker, station.name)) == "dead":
@@ -295,9 +295,9 @@ class Membership:
         await self._engine.cancelling.subscribe(station)
 
     def leave(self, station: Station, *, stay: bool = False) -> Departure | None:
-        """Begin to leave a queue: out of the fence, all claims back to the front, then out of the WorkMap.
+        """Begin to leave a queue: out of the fence, all claims back to the front, then out of the work map.
 
-        With `stay` another station of ours needs the worker's place there: nothing is left but the channels.
+        With `stay`, another station of this peer needs the worker's place in the fence: only the channels are left.
 
         Returns:
             The departure, which goes on without the caller; None if there is nothing to leave.
@@ -309,12 +309,12 @@ class Membership:
         return self.departures.begin(station, registration)
 
     async def unregister(self, patience: float) -> None:
-        """Leave the mesh. Whatever cannot be said in time is found by the others' sweep."""
+        """Leave the mesh. If the time does not suffice, the leader gives the remaining claims back."""
         if self.registration is not None:
             await self._end(self.registration, patience)
 
     def vanish(self) -> None:
-        """Leave the mesh without a word, as a worker that dies, because claims of ours must not be given back yet."""
+        """Leave the mesh without deregistering, like a worker that dies, because our claims must not be given back yet."""
         registration = self.registration
         if registration is not None and not registration.dead:
             text = "worker %(worker)s leaves without deregistering, because some of its handlers do not end; "

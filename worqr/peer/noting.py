@@ -1,4 +1,4 @@
-"""Noting: a peer notes the names of the queues that it serves, so that they are found, and not forgotten."""
+"""Noting: a peer stores the names of the queues that it serves, so that they are found and not forgotten."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 async def note_forever(link: Link, keys: RegistryKeys, stations: Callable[[], Sequence[Station]]) -> None:
-    """Note them every NOTE_EVERY seconds, also those that the peer is still entering. `map_work` noted each of them first."""
+    """Note them every NOTE_EVERY seconds, also queues that the peer is still entering. `map_work` has noted each of them."""
     async for _ in periodic(NOTE_EVERY):
         note_once(link, keys, [station.name for station in stations()])
 
 
 def note_once(link: Link, keys: RegistryKeys, names: Sequence[str]) -> None:
-    """Note these names; what is not noted within NOTE_EVERY is left to the next time."""
+    """Note these names; those that are not noted within NOTE_EVERY wait for the next time."""
     for start in range(0, len(names), MAX_ITEMS):
         call = ops.note_queues(keys, names[start : start + MAX_ITEMS])
         link.post(call, lambda _word, _failure: None, patience=NOTE_EVERY)

@@ -1,4 +1,4 @@
-"""Checking what a caller passes to a mesh, `serve`, `work`, `join` and the task decorator, before anything is sent."""
+"""Check the arguments of a mesh, `serve`, `work`, `join` and the task decorator, before anything is sent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONCURRENCY: Final = 100
 GRACE: Final = 25.0
 THREADS: Final = 40
 MAX_PATIENCE: Final = 1800.0
-"""Seconds. The server remembers replies for an hour; a request that is sent again must find its own there."""
+"""Seconds. The server stores replies for an hour; a request that is sent again within that time must find its reply there."""
 
 
 class HandlerOptions(TypedDict, total=False):
@@ -100,8 +100,8 @@ class JoinOptions(TypedDict, total=False):
 
 
 PATIENT = Policy(max_failures=100, max_timeouts=100, min_backoff=10.0, max_backoff=900.0)
-"""The policy of failure handlers, unless they have their own: what they look after shall not get lost because a mail server is
-down for a day.
+"""The policy of failure handlers, unless they have their own: a failure must not get lost because a mail server is down for a
+day.
 """
 
 
@@ -120,7 +120,7 @@ class Handling:
     shards: int = 1
 
     def check_failing(self, name: str) -> None:
-        """UsageError if options of a failure handler were given, and `name` has none."""
+        """Raise UsageError if options of a failure handler were given, and `name` has none."""
         if self.failing is not None and self.on_failure is None:
             raise UsageError(
                 f"on_failure_retry and on_failure_timeout are options of a failure handler, and {name!r} has none: give it "
@@ -129,14 +129,14 @@ class Handling:
 
 
 def handling(where: str, options: Mapping[str, Any]) -> Handling:
-    """What `options` say.
+    """Return `options`, checked.
 
     Args:
         where: the name of the caller, for errors.
         options: as `HandlerOptions`.
 
     Raises:
-        UsageError: an option that does not exist, or a value that cannot be.
+        UsageError: an option does not exist, or has an invalid value.
     """
     refuse_unknown(where, options, tuple(HandlerOptions.__annotations__))
     found = {name: options[name] for name in ("concurrency", "max_length") if options.get(name) is not None}
@@ -161,7 +161,7 @@ def handling(where: str, options: Mapping[str, Any]) -> Handling:
 
 
 def _failing(options: Mapping[str, Any]) -> Policy | None:
-    """The policy of the failure handler's runs; None if nothing was said of it."""
+    """The policy of the failure handler's runs; None if none was given."""
     retry, timeout = options.get("on_failure_retry"), options.get("on_failure_timeout")
     if retry is None and timeout is None:
         return None
@@ -170,7 +170,7 @@ def _failing(options: Mapping[str, Any]) -> Policy | None:
 
 
 def _check_retry(retry: object, what: str) -> RetryPolicy:
-    """`retry`, if it is a policy, else UsageError naming `what`."""
+    """Return `retry` if it is a policy, else raise UsageError naming `what`."""
     if not isinstance(retry, RetryPolicy):
         raise UsageError(
             f"{what} must be a worqr.RetryPolicy, not {retry!r}: write {what}=worqr.RetryPolicy(max_failures=3)"
@@ -179,13 +179,13 @@ def _check_retry(retry: object, what: str) -> RetryPolicy:
 
 
 def check_failure_handler(handler: object) -> None:
-    """UsageError for what cannot be called with a `Failed`."""
+    """Raise UsageError for an object that cannot be called with a `Failed`."""
     if not callable(handler):
         raise UsageError(f"on_failure must be a handler that can be called with a worqr.Failed, not {handler!r}")
     try:
         signature = inspect.signature(handler)
     except (TypeError, ValueError):
-        return  # some builtins have none
+        return  # some builtins have no signature
     try:
         signature.bind(None)
     except TypeError as error:
@@ -203,7 +203,7 @@ def policy_for(
     result_ttl: Seconds | None = None,
     on_failure: bool = False,
 ) -> Policy:
-    """The policy of a handler, checked: what is not given is the default."""
+    """The policy of a handler, checked; missing options have their defaults."""
     if isinstance(keep_failed, bool) or not isinstance(keep_failed, int) or keep_failed < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"keep_failed must be a whole number, at least 0, not {keep_failed!r}")
     policy = Policy() if retry is None else Policy().over(retry_fields(_check_retry(retry, "retry")))
@@ -217,7 +217,7 @@ def policy_for(
 
 
 def check_concurrency(value: object) -> int | Literal["auto"]:
-    """`value` if it may be a peer's concurrency, else UsageError."""
+    """Return `value` if it is a valid concurrency of a peer, else raise UsageError."""
     if isinstance(value, str):
         if value != "auto":
             raise UsageError(f"concurrency must be a whole number, at least 1, or 'auto', not {value!r}")
@@ -226,7 +226,7 @@ def check_concurrency(value: object) -> int | Literal["auto"]:
 
 
 def check_default_place(value: object) -> AsyncRunsIn:
-    """`value` if it may be the place of all async handlers of a mesh, else UsageError."""
+    """Return `value` if async handlers of a mesh can run there, else raise UsageError."""
     if value in ("loop", "asyncio"):
         return value
     hint = ""
@@ -236,14 +236,14 @@ def check_default_place(value: object) -> AsyncRunsIn:
 
 
 def checked_url(url: object) -> str | None:
-    """`url` if it may be that of a mesh, else UsageError."""
+    """Return `url` if it is a valid URL of a mesh, else raise UsageError."""
     if url is not None and not isinstance(url, str):
         raise UsageError(f"url must be a str, not {type(url).__name__}")
     return url
 
 
 def checked_patience(patience: object) -> float:
-    """Seconds that a call of a mesh waits for its server, else UsageError."""
+    """Seconds that a call of a mesh waits for its server; or raise UsageError."""
     checked = seconds(patience, "patience", positive=True)
     if checked > MAX_PATIENCE:
         raise UsageError(f"patience must be at most {MAX_PATIENCE:g} s, not {patience!r}")
@@ -251,7 +251,7 @@ def checked_patience(patience: object) -> float:
 
 
 def checked_keepalive(keepalive: object) -> float:
-    """Seconds without a beat after which a worker counts as dead, else UsageError."""
+    """Seconds without a heartbeat after which a worker counts as dead; or raise UsageError."""
     checked = seconds(keepalive, "keepalive", positive=True)
     if checked < 1:
         raise UsageError(f"keepalive must be at least 1 s (ordinary stalls last that long), not {keepalive!r}")
@@ -280,7 +280,7 @@ class Only:
         return self._patterns is None or any(fnmatchcase(name, pattern) for pattern in self._patterns)
 
     def check(self, names: Collection[str]) -> None:
-        """UsageError for the first pattern that fits none of `names`."""
+        """Raise UsageError for the first pattern that matches none of `names`."""
         for pattern in self._patterns or ():
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise UsageError(f"only: no function is named {pattern!r}; {suggest(pattern, names)}")
@@ -292,7 +292,7 @@ def suggest(name: str, known: Collection[str]) -> str:
 
 
 def refuse_unknown(where: str, options: Mapping[str, object], known: tuple[str, ...]) -> None:
-    """UsageError for the first of `options` that does not exist."""
+    """Raise UsageError for the first of `options` that does not exist."""
     for name in options:
         if name not in known:
             hint = hint_at_option(name, known, f"it takes {', '.join(known)}")

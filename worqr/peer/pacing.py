@@ -1,17 +1,17 @@
-"""Pacing: how a peer with ``concurrency="auto"`` finds out how much it can hold at once, judged each second.
+"""Pacing: how a peer with ``concurrency="auto"`` finds its concurrency, once a second.
 
-Here: the rule (`Pace`, which knows no clock and no loop), what it is fed with, and the duty that does so. The rule, each second:
+This module has the rule (`Pace`, without a clock or a loop), its samples, and the duty that applies it. The rule, each second:
 
-* *full*: the process wants 90 % of its cores, what other programs kept it from using included. Then a quarter less, but not
-  less than there are cores: fewer than that could not use them.
-* *late*: whatever the CPU does, the loop is 50 ms late on average (a handler blocks it). Then a quarter less, down to 1.
-* *roomy*: it wants less than 75 %, and is less than 25 ms late. Then more, if all of it was in use and more was wanted
-  still: twice as much until it was full or late for the first time; after that 1 more, then 2, 4, 8.
-* Between these nothing changes; nor while what was decided last has not taken effect, because longer runs go on.
-* Less than half in use: 5 % less, down to where it began, so that what comes after a quiet hour does not all start at once.
+* *full*: the process needs 90 % of its cores; time that other programs took from it counts as needed. Then 25 % less, but not
+  less than the number of cores: fewer units could not use them.
+* *late*: whatever the CPU load, the loop is 50 ms late on average (a handler blocks it). Then 25 % less, down to 1.
+* *roomy*: it needs less than 75 %, and is less than 25 ms late. Then more, if all units were in use and more were needed:
+  doubled each time, until it was full or late for the first time; after that 1 more, then 2, 4, 8.
+* Between these limits nothing changes; nor while the last decision has not taken effect, because longer runs go on.
+* Less than half in use: 5 % less, down to the first value, so that a burst after a quiet hour does not start all at once.
 
-A loop that is woken later than a thread may keep the interpreter's lock waits for that lock, or for itself. Then there is one
-core, however many the machine has: what computes is Python.
+If the loop wakes up later than a thread may keep the interpreter's lock, it waits for that lock, or for itself. Then the rule
+counts one core, however many the machine has: the CPU time goes to Python code.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from worqr.peer.cpu import CpuMeter, usable_cores
 JUDGE_EVERY: Final = 1.0
 PROBE_EVERY: Final = 0.05
 IDLE_EVERY: Final = 0.5
-"""Seconds between judgements, and between looks at how late the loop is, while something runs and while nothing does."""
+"""Seconds between decisions, and between measurements of the loop's delay, while something runs and while nothing does."""
 FULL: Final = 0.9
 ROOMY: Final = 0.75
-"""Shares of the cores: from here on there is too much, below there is room for more."""
+"""Shares of the cores: at the first there is too much load, below the second there is room for more."""
 LATE: Final = 0.05
 PUNCTUAL: Final = 0.025
-"""Seconds that the loop is late on average: from here on there is too much, below there is room for more."""
+"""Average delay of the loop in seconds: at the first there is too much load, below the second there is room for more."""
 IN_USE: Final = 0.9
-"""Share of the concurrency, less a largest run, that counts as all of it."""
+"""Share of the concurrency, less a largest run, that counts as fully used."""
 LESS: Final = 0.75
 FADE: Final = 0.95
-"""What is left of the concurrency after a second with too much, and after one with half of it unused."""
+"""Factors of the concurrency after a second with too much load, and after one with half of it unused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was seen in a second.
+    """The measurements of one second.
 
     Attributes:
-        cpu: cores that this process wanted, with all its threads.
-        lag: seconds that the loop was late, on average.
+        cpu: cores that this process needed, with all its threads.
+        lag: average delay of the loop in seconds.
         peak: units, the most that were held at once.
-        short: more would have been used.
+        short: more units would have been used.
     """
 
     cpu: float
@@ -61,10 +61,10 @@ class Sample:
 
 
 class Pace:
-    """The rule: each sample is answered by the concurrency for the next second.
+    """The rule: each sample yields the concurrency for the next second.
 
     Attributes:
-        cores: how many the process may use; a part of one if it is held down to that.
+        cores: how many the process may use; a fraction if a quota allows less than one.
         concurrency: units, the present one.
     """
 
@@ -74,10 +74,10 @@ class Pace:
         self._step = concurrency
 
     def judge(self, seen: Sample, least: int = 1) -> int:
-        """The concurrency from now on.
+        """Return the concurrency from now on.
 
         Args:
-            seen: what the present one led to.
+            seen: the sample taken with the present concurrency.
             least: units, the size of the largest run.
         """
         cores = min(self.cores, 1) if seen.lag >= sys.getswitchinterval() else self.cores
@@ -101,13 +101,13 @@ class Pace:
 
 
 class Pacer:
-    """The duty of a peer: watches for a second, judges, and sets the concurrency of `capacity`, while that is "auto"."""
+    """The duty of a peer: it measures for a second, decides, and sets the concurrency of `capacity`, while that is "auto"."""
 
     def __init__(self, capacity: Capacity) -> None:
         self._capacity = capacity
 
     async def pace_forever(self) -> None:
-        """Sleeps while the concurrency is a number."""
+        """Sleep while the concurrency is a number."""
         while True:
             await self._capacity.wait_auto()
             pace = Pace(usable_cores(), self._capacity.concurrency)
@@ -115,14 +115,14 @@ class Pacer:
                 await self.pace_once(pace)
 
     async def pace_once(self, pace: Pace) -> None:
-        """Watch for `JUDGE_EVERY` seconds, and judge; first give what was decided last so long to take effect."""
+        """Measure for `JUDGE_EVERY` seconds, and decide; first wait until the last decision has taken effect."""
         capacity = self._capacity
         with trio.move_on_after(JUDGE_EVERY):
             while capacity.used > capacity.concurrency:  # noqa: ASYNC110 - an event would be set by each run
                 await trio.sleep(PROBE_EVERY)
         seen = await self._watch()
         if capacity.auto:
-            pace.concurrency = capacity.concurrency  # a large run that is served since may have raised it
+            pace.concurrency = capacity.concurrency  # a large run may have raised it since
             capacity.resize(pace.judge(seen, capacity.least))
 
     async def _watch(self) -> Sample:

@@ -16,7 +16,7 @@ from worqr.peer.context import current_context
 logger: logging.Logger = logging.getLogger(__name__)
 
 WAITED: Final = 10.0
-"""Seconds that a handler waits before it is looked whether there is a slot, and from then until the next look."""
+"""Seconds that a handler waits before the first check for a slot, and from then until the next check."""
 
 
 class Parent:
@@ -30,14 +30,14 @@ class Parent:
         self._look_at = time.monotonic() + WAITED
 
     def may_wait_in_vain(self) -> bool:
-        """Return True if it is time to see whether the job still waits: the worker has no slot for it, and nothing was logged."""
+        """Return True if it is time to check the job again: the worker has no slot for it, and nothing was logged."""
         if self._capacity is None or time.monotonic() < self._look_at:
             return False
         self._look_at = time.monotonic() + WAITED
         return self._queue not in self._capacity.told_full and self._capacity.is_full_for(self._queue)
 
     def warn(self, id: str) -> None:
-        """The job of this id still waits: say so, once per worker and queue."""
+        """The job of this id still waits: log so, once per worker and queue."""
         if self._context is None or self._capacity is None:
             return
         if (

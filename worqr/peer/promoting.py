@@ -1,8 +1,8 @@
-"""Promoting: putting jobs in line when they are due, by the peer that leads.
+"""Promoting: the leading peer enqueues jobs when they are due.
 
-It sleeps until the earliest due time it knows of, which it learns from its scans, from each promotion, and from a hint that
-the scripts publish when a job becomes the earliest of its queue. Whether a job is due is for the server's clock to say: one
-that is asked for too early stays where it is, and the answer says for how long.
+It sleeps until the earliest due time that it knows. It learns due times from its scans, from each promotion,
+and from hints: the scripts publish one when a job becomes the earliest of its queue. The server's clock decides whether a job
+is due. If the leader asks too early, the job stays where it is, and the reply has the remaining time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 AT_MOST_EVERY = 0.005
-"""Seconds between two promotions of one queue: what comes due meanwhile goes together."""
+"""Seconds between two promotions of one queue: jobs that become due meanwhile go together."""
 AGAIN = 1.0
 """Seconds after which a promotion that failed is tried again."""
 
@@ -50,12 +50,12 @@ class Promoter:
         self._subscription: Subscription | None = None
 
     def begin(self) -> None:
-        """This peer leads now: listen for hints. What was told before is found by the scans that `missed` asks for."""
+        """This peer leads now: listen for hints. Earlier hints do not matter, because `missed` requests a scan."""
         if self._subscription is None:
             self._subscription = self._link.subscriptions.open([self._keys.due_channel], self._hear, self._missed)
 
     def end(self) -> None:
-        """Another leads."""
+        """Another peer leads."""
         if self._subscription is not None:
             self._subscription.close()
             self._subscription = None
@@ -69,14 +69,14 @@ class Promoter:
             self.expect(name[1:-1] if name.endswith("}") else name, int(ms) / 1000)
 
     def expect(self, queue: str, within: float) -> None:
-        """A job of `queue` is due in so many seconds."""
+        """A job of `queue` is due in `seconds` seconds."""
         when = trio.current_time() + within
         if when < self._due.get(queue, math.inf):
             self._due[queue] = when
             self._earlier.set()
 
     async def promote_forever(self) -> None:
-        """Promote, queue by queue, whenever something is due."""
+        """Promote, queue by queue, whenever a job is due."""
         while True:
             with trio.move_on_at(min(self._due.values(), default=math.inf)):
                 await self._earlier.wait()
@@ -87,7 +87,7 @@ class Promoter:
                 self._due.clear()
 
     async def promote_once(self) -> None:
-        """Promote what is due by now, all queues at once."""
+        """Promote the jobs that are due by now, all queues at once."""
         now = trio.current_time()
         async with trio.open_nursery() as nursery:
             for queue, when in tuple(self._due.items()):

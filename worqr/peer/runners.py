@@ -1,4 +1,4 @@
-"""Where handlers run: on the loop, in threads, on an asyncio loop, in processes. Here the choice, and what limits each."""
+"""Where handlers run: on the loop, in threads, on an asyncio loop, in processes. This module chooses, and holds the limits."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from worqr.peer.settings import PeerSettings
 
 Middleware = Callable[[Context, Callable[[], Awaitable[object]]], Awaitable[object]]
-"""``async def middleware(context, call_next)``: around every run of a peer, on its loop; what it returns is the result."""
+"""``async def middleware(context, call_next)``: around every run of a peer, on its loop; its return value is the result."""
 
 
 Hosting = Callable[[object], AbstractContextManager[None]]
-"""Makes the block, in its thread, in which an asyncio loop lives."""
+"""Makes the block, in the asyncio loop's thread, in which that loop runs."""
 
 
 class Runners:
-    """The places in which one peer runs handlers. Those that not everybody needs are made when a handler is to run there.
+    """The places in which one peer runs handlers. Those that not every peer needs are made when a handler is to run there.
 
-    Set once: `threads`, and what the others are made of. Changed only in the loop: the rest.
+    Set once: `threads`, and the settings of the others. Changed only in the loop: the rest.
 
     Raises:
         UsageError: this is a worker process that imports a script without a guard.
@@ -52,7 +52,7 @@ class Runners:
         self._nursery: trio.Nursery | None = None
 
     async def run_forever(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Hold what runs beside the loop until cancelled, and end it then, in bounded time."""
+        """Hold the places beside the loop until cancelled, and end them then, in bounded time."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -65,7 +65,7 @@ class Runners:
                     await self._asyncio.end()
 
     def _asyncio_loop(self) -> AsyncioLoop:
-        """The peer's asyncio loop; asyncio is imported by those who need it."""
+        """The peer's asyncio loop; only peers that need it import asyncio."""
         if self._asyncio is None:
             from worqr.peer.aio import AsyncioLoop
 
@@ -89,7 +89,7 @@ class Runners:
         return self._children
 
     def prepare(self, handler: Callable[[Any], object], runs_in: RunsIn | None) -> tuple[Handler, Pool | None]:
-        """`handler` as something to await in a slot, and what limits how many of its runs there can be at once.
+        """Return `handler` as an async function for a slot, and the limit of its simultaneous runs.
 
         Raises:
             UsageError: it cannot be called with a task, or does not run in such a place.
@@ -112,22 +112,23 @@ class Runners:
         return place_of(handler, runs_in, self._settings.runs_in)
 
     def state_in(self, place: RunsIn) -> object:
-        """What the lifespan gave of the loop on which handlers run there, or which waits for them."""
+        """The state from the lifespan of the loop on which handlers run there, or which waits for them."""
         settings = self._settings
         on_asyncio = place == "asyncio" and settings.asyncio_loop is not None
         return settings.asyncio_state if on_asyncio else settings.state
 
 
 def place_of(handler: object, runs_in: RunsIn | None, default: AsyncRunsIn) -> RunsIn:
-    """Where `handler` runs: where it says, else by its kind; `default` is the mesh's for async handlers."""
+    """Where `handler` runs: as it declares, else by its kind; `default` is the mesh's for async handlers."""
     return runs_in or (default if is_async(handler) else "thread")
 
 
 def check_place(handler: Callable[..., object], runs_in: RunsIn | None) -> None:
-    """Whether `handler` can run in such a place.
+    """Check that `handler` can run in such a place.
 
     Raises:
-        UsageError: it is a generator, which would never run; async, or not, when it should not be; not to be found by a process.
+        UsageError: it is a generator, which would never run; it is async, or not, when it should not be; or a process cannot
+            find it.
     """
     inner: Any = handler
     while isinstance(inner, partial):
@@ -144,14 +145,14 @@ def check_place(handler: Callable[..., object], runs_in: RunsIn | None) -> None:
 
 
 def is_async(handler: object) -> bool:
-    """True for what is to be awaited: an async function, or an object with an async ``__call__``."""
+    """True for an async function, or an object with an async ``__call__``."""
     while isinstance(handler, partial):
         handler = handler.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
 
 
 def checked_middleware(middleware: object) -> tuple[Middleware, ...]:
-    """UsageError for what is not a collection of async functions."""
+    """Raise UsageError unless it is a collection of async functions."""
     if not isinstance(middleware, Collection):
         raise UsageError(f"middleware must be a collection of async functions, not {middleware!r}")
     for each in cast("Collection[object]", middleware):

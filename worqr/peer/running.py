@@ -1,9 +1,9 @@
-"""Running handlers: slots, each a Trio task of its own that runs one handler after the other.
+"""Running handlers: slots, each a Trio task of its own that runs one handler after another.
 
-A slot parks between two runs and is woken with the next claim, which costs half of what spawning a task does. What a
-handler leaves behind stays inside: every run has its own cancel scope and its own copy of the context variables; a slot
-whose task was left with an open nursery or a broken stack of scopes is thrown away, and the nursery around each slot
-takes what that raises. `Slots` knows nothing of queues: it calls back when a run has ended.
+A slot parks between two runs and is woken with the next claim, which costs half as much as spawning a task. What a handler
+leaves behind stays inside its run: every run has its own cancel scope and its own copy of the context variables. A slot whose
+task was left with an open nursery or a broken stack of scopes is discarded. The nursery around each slot receives what that
+raises. `Slots` has no knowledge of queues: it calls back when a run has ended.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.
@@ -35,7 +35,7 @@ Handler = Callable[[bytes], Awaitable[object]]
 
 
 def name_of(handler: object) -> str:
-    """What people call it: ``module.qualname``, for reports."""
+    """The name of a handler in reports: ``module.qualname``."""
     inner = _inner(handler)
     while hasattr(inner, "__wrapped__"):
         inner = _inner(inner.__wrapped__)
@@ -45,7 +45,7 @@ def name_of(handler: object) -> str:
 
 
 def named_after(handler: object, run: Handler) -> Handler:
-    """`run`, which `name_of` then knows by the name of `handler`."""
+    """Return `run`, registered with `name_of` under the name of `handler`."""
     return functools.update_wrapper(run, cast("Any", handler), assigned=(), updated=())
 
 
@@ -56,11 +56,11 @@ def _inner(handler: Any) -> Any:
 
 
 NOT_BLOCKING: Final = 'declare what blocks as a plain def, which runs in a thread, or with runs_in="process"'
-"""What to do with a handler that blocks the loop."""
+"""A remedy for a handler that blocks the loop."""
 
 
 def check_handler(handler: Callable[..., object]) -> bool:
-    """True if `handler` is to be awaited, False if it is a plain function.
+    """True if `handler` is an async function, False if it is a plain function.
 
     Raises:
         UsageError: it cannot be called with a task, or calling it would run nothing (a generator).
@@ -79,7 +79,7 @@ def _check_signature(handler: Callable[[bytes], object]) -> None:
     try:
         signature = inspect.signature(handler)
     except (TypeError, ValueError):
-        return  # some builtins have none
+        return  # some builtins have no signature
     try:
         signature.bind(b"")
     except TypeError as error:
@@ -99,7 +99,7 @@ class _Slot:
 class Slots:
     """The slots of one peer.
 
-    Set once: `_ended`, told (context, whether the handler returned, what it raised). Changed only in the loop: the rest.
+    Set once: `_ended`, called with (context, whether the handler returned, what it raised). Changed only in the loop: the rest.
     """
 
     def __init__(
@@ -137,13 +137,13 @@ class Slots:
 
     @staticmethod
     def _enter(task: trio.lowlevel.Task, context: Context) -> None:
-        """Give the task fresh context variables; they hold from its next step on."""
+        """Give the task fresh context variables, from its next step on."""
         variables = context._station.variables.copy()
         variables.run(current_context.set, context)
         task.context = variables
 
     def describe_blocking(self) -> str:
-        """Which run holds the loop's thread at this moment, read off its stack; from any thread."""
+        """The run that holds the loop's thread at this moment, found on its stack; from any thread."""
         frame = sys._current_frames().get(self._thread)  # public in all but name
         where = ""
         while frame is not None:
@@ -158,7 +158,7 @@ class Slots:
         return f"code outside the handlers, at {where}" if where else "unknown code"
 
     def frames_of(self, context: Context) -> Frames:
-        """Where the handler of `context` is, and whatever it started on the loop; empty if it is in no slot."""
+        """The stacks of the handler of `context` and of its tasks on the loop; empty if it is in no slot."""
         assert self._nursery is not None
         for holder in self._nursery.child_tasks:
             for nursery in holder.child_nurseries:
@@ -168,7 +168,7 @@ class Slots:
         return []
 
     async def _hold(self, slot: _Slot) -> None:
-        """Around a slot's task: takes what it raises when a handler corrupted it."""
+        """Around a slot's task: receives what it raises when a handler corrupted it."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._run_forever, slot)
@@ -207,9 +207,9 @@ class Slots:
         return trio.lowlevel.Abort.SUCCEEDED
 
     async def _run_until_odd(self, slot: _Slot, task: trio.lowlevel.Task) -> bool:
-        """Run after run in one cancel scope, until one ends in another way than by returning; False if it corrupted the task.
+        """Do run after run in one cancel scope, until one does not simply return; return False if it corrupted the task.
 
-        A scope that was not cancelled is as good as new: making one for each run would be a quarter of the cost of a run.
+        A scope that was not cancelled can be used again: making one for each run would be a quarter of the cost of a run.
         """
         scope = trio.CancelScope()
         returned, error = False, None
@@ -236,11 +236,11 @@ class Slots:
                     await trio.lowlevel.wait_task_rescheduled(partial(self._leave, slot))
         except BaseException as raised:
             if slot.context is None or trio.current_effective_deadline() == float("-inf"):
-                raise  # not the handler but we are being cancelled
+                raise  # the slot is being cancelled, not the handler
             error = raised
             elsewhere = slot.context._elsewhere
             if (elsewhere is None or not elsewhere.raised) and self._tell_of_interrupt(raised):
-                slot.context._cancel("leaving")  # Ctrl-C hit this handler by chance: no failure of its
+                slot.context._cancel("leaving")  # Ctrl-C was raised in this handler by chance: not its failure
         context, slot.context = slot.context, None
         assert context is not None
         context._scope = None
@@ -259,13 +259,13 @@ def _with_children(task: trio.lowlevel.Task) -> Iterator[trio.lowlevel.Task]:
 
 
 def _is_innermost(scope: trio.CancelScope, task: trio.lowlevel.Task) -> bool:
-    """False if the task has entered a scope inside `scope` and not left it. Trio has no public way to ask; without its private
-    one the answer is no, which costs a new scope per run.
+    """Return False if the task has entered a scope inside `scope` and not left it. Trio has no public API for this. Without its
+    private one the result is False, which costs a new scope per run.
     """
     status = getattr(scope, "_cancel_status", None)
     return status is not None and getattr(task, "_cancel_status", None) is status
 
 
 def _corrupted(error: BaseException | None) -> bool:
-    """Trio's complaint about a scope that a handler opened and did not close."""
+    """Trio's error about a scope that a handler opened and did not close."""
     return isinstance(error, RuntimeError) and "stack corrupted" in str(error)

@@ -1,7 +1,7 @@
-"""Progress: what runs say about how far they are, sent at most ten times a second, the last word of each.
+"""Progress: what runs report, sent at most ten times a second, the latest report of each run.
 
-A handler says it from the loop or from its thread and never waits; what it said is picked up by one task per peer, which sends
-one request per queue for all of them.
+A handler reports from the loop or from its thread and never waits. One task per peer picks the reports up and sends one request
+per queue for all of them.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.
@@ -32,7 +32,7 @@ SAY_EVERY = 0.1
 
 
 class Saying:
-    """Progress of the runs of one peer that was not sent yet. `says` is called from any thread, all else in the loop."""
+    """Progress of the runs of one peer that was not sent yet. `says` is called from any thread, everything else in the loop."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -42,9 +42,9 @@ class Saying:
         self._news = RepeatedEvent()
 
     def says(self, context: Context) -> None:
-        """`context` has something new to say. Adding to a dict is one step, in whichever thread.
+        """`context` has new progress. Adding to a dict is atomic, in any thread.
 
-        A thread may run a loop of its own, to which our event must not be set, and may outlive ours.
+        The thread may run a loop of its own, in which our event must not be set, and may outlive ours.
         """
         if context not in self._said:
             self._said[context] = None
@@ -55,7 +55,7 @@ class Saying:
                     self._token.run_sync_soon(self._news.set)
 
     async def send_forever(self) -> None:
-        """Send what was said, wait a while, and send what was said meanwhile."""
+        """Send the reports, wait, and send what was reported meanwhile."""
         while True:
             if not self._said:
                 await self._news.wait()
@@ -63,7 +63,7 @@ class Saying:
             await trio.sleep(SAY_EVERY)
 
     def send_once(self) -> None:
-        """Send the last word of each; that of a run which has ended went with it."""
+        """Send the latest report of each run; reports of ended runs are dropped."""
         said: dict[Station, list[tuple[int, float | None, str]]] = {}
         for context in list(self._said):
             del self._said[context]

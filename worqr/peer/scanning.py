@@ -1,9 +1,9 @@
-"""Scanning: the leader's look at the queues, every 3 s, in a task of its own.
+"""Scanning: the leader reads the queues every 3 s, in a task of its own.
 
-It tells the beats which queues have tasks, in case a wake-up was lost; tells the promoter what is due; purges what was deleted;
-adopts workers that stand in a fence and in no registry; and forgets names that are not used. `KnownQueues` decides which
-queues it looks at; `Unserved` logs those that have tasks and no worker. However long a scan takes, the leader's looks and
-sweeps go on.
+It announces queues with tasks to the heartbeats, in case a wake-up was lost. It reports due times to the promoter and purges
+deleted tasks. It starts the recovery of workers that serve a queue but are not registered, and forgets unused names.
+`KnownQueues` decides which queues it reads; `Unserved` logs those that have tasks and no worker. A long scan delays neither
+checks nor recoveries.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 SCAN_EVERY = 3.0
 AT_ONCE = 100
-"""Queues that are asked about together."""
+"""Queues per round trip."""
 FORGET_AFTER = 60.0
-"""Seconds of leading before names are forgotten: by then, workers that died long ago are swept."""
+"""Seconds of leading before names are forgotten: by then, workers that died long ago have been recovered."""
 PAGES_AT_ONCE = 10
 """Pages of names that one scan reads."""
 
 
 class Scanner:
-    """Scans while this peer leads. What it knows of the queues outlives a lapse of the lease. Changed only in the loop."""
+    """Scans while this peer leads. What it knows of the queues is kept when the lease lapses. Changed only in the loop."""
 
     def __init__(
         self,
@@ -75,12 +75,12 @@ class Scanner:
         self._soon.set()
 
     def look_again(self) -> None:
-        """Scan at once: hints of what is due may have been missed."""
+        """Scan at once: hints about due jobs may have been missed."""
         self._known.look_again(self._names.server_ms)
         self._soon.set()
 
     async def scan_forever(self) -> None:
-        """Scan after scan while this peer leads. Many new names are looked at in several scans, one soon after another."""
+        """Scan after scan while this peer leads. Many new names are read in several scans, one soon after another."""
         while True:
             self._soon = trio.Event()
             began = time.monotonic()
@@ -106,11 +106,11 @@ class Scanner:
                 emit(logger, "leader", "the queues are scanned again")
 
     async def scan_once(self) -> None:
-        """Read new names, look at the queues whose turn it is, and do what they need."""
+        """Read new names, read the queues whose turn it is, and act on them."""
         await self._names.read(PAGES_AT_ONCE)
         names, away = self._known.next_scan(time.monotonic()), frozenset(self._unreached)
         found = await self._inspect_all([name for name in names if name not in away])
-        if away:  # ask a hundred of those whose node was away: if one of them answers, all are asked again
+        if away:  # try a hundred queues whose node was away: if one replies, try all again
             again = await self._inspect_all([name for name in names if name in away][:AT_ONCE])
             found |= again
             if again:
@@ -165,10 +165,10 @@ class Scanner:
             self._complaints.error(("purge", name), "purge_queue", text, queue=name, error=str(error))
 
     async def _audit(self, fences: set[tuple[str, str]]) -> None:
-        """Find workers that stand in a fence and in no registry. Ids are registered before they enter a fence, and only once.
+        """Find workers that are in a fence and not registered. Ids are registered before they enter a fence, and only once.
 
-        So the fence is read before the registry, for a worker that was just coming, and once more after it, for one that
-        was just leaving. The next look finds the adopted worker among the dying, and sweeps it.
+        So the fence is read twice: before the registry, for a worker that was just arriving, and after it, for one that was
+        just leaving. The leader's next check finds the adopted worker among the dead ones, and recovers it.
         """
         if not fences:
             return
@@ -212,10 +212,10 @@ class _Names:
         return self._next is not None
 
     async def read(self, pages: int) -> None:
-        """Read on, up to so many pages. Names that were noted last come first, so a read ends where the one before began."""
+        """Read on, up to that many pages. The most recently noted names come first, so a read ends where the one before began."""
         for _ in range(pages):
             page = await self._link.call(ops.list_queues(self._keys, self._next), patience=LEASE)
-            if page.now_ms < self.server_ms:  # the server's clock was set back: what is noted now stands further down
+            if page.now_ms < self.server_ms:  # the server's clock was set back: names noted now sort further down
                 self._since = 0
             if self._next is None:
                 self._began = page.now_ms

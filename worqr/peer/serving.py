@@ -1,4 +1,4 @@
-"""What a peer consumes: queues whose tasks go to a handler, and queues whose tasks are taken by hand."""
+"""The queues that a peer consumes: those whose tasks go to a handler, and those whose tasks are taken by hand."""
 
 # The private fields of Context are hidden from users, not from its neighbours.
 # pyright: reportPrivateUsage=false
@@ -78,7 +78,7 @@ class Serving:
     def _new_stations(
         self, shards: Sequence[QueueKeys], run: Handler, pool: Pool | None, how: Handling, place: RunsIn
     ) -> list[HandlerStation]:
-        """One for each shard; together they have the concurrency and the priority of the queue."""
+        """One station for each shard; together they have the concurrency and the priority of the queue."""
         limit = None if how.concurrency is None else Pool(how.concurrency)
         priority = how.priority if len(shards) == 1 else how.priority / len(shards)
         run = with_middleware(run, self._settings.middleware, place)
@@ -96,15 +96,13 @@ class Serving:
         return stations
 
     async def _failure_stations(self, keys: QueueKeys, how: Handling) -> list[HandlerStation]:
-        """Where the failure jobs of a queue are handled: by an async function where the mesh runs those, unless the handler says
-        which loop; else in a thread.
+        """Where the failure jobs of a queue are handled. An async function runs on the mesh's loop for async functions, unless
+        the handler names a loop; a plain function runs in a thread.
         """
         queue = keys.queue
         shards = await self._stations.check_free(QueueKeys(keys.prefix, queue, failures=True).name)
         on_failure: Any = how.on_failure
-        if hasattr(
-            on_failure, "__worqr_handler__"
-        ):  # a declared function: it takes the record, not a payload that says it
+        if hasattr(on_failure, "__worqr_handler__"):  # a declared function takes the record, not an encoded payload
             on_failure = on_failure.__wrapped__
         loop = how.runs_in if how.runs_in in {"loop", "asyncio"} and is_async(on_failure) else None
         handle, pool = self._runners.prepare(on_failure, loop)

@@ -1,4 +1,4 @@
-"""What a peer is told when it is made."""
+"""The settings with which a peer is made."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from worqr.peer.aio import AsyncioLoop
 
 Onlooker = Callable[[Context, BaseException], None]
-"""A test, which is told of each run that was not simply done: of what its handler raised, or that it took too long."""
+"""A test's callback: called for each run that did not return, with the handler's error or with the timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerSettings:
-    """What `Mesh.join` knows when it makes a peer. Seconds; keepalive None: never swept by others."""
+    """The arguments with which `Mesh.join` makes a peer. Seconds; keepalive None: it never counts as dead."""
 
     prefix: str
     app: str
@@ -39,22 +39,22 @@ class PeerSettings:
     process_memory: int | None = None
     state: object = None
     nothing: str = ""
-    """Why this peer would serve nothing by itself, if so."""
+    """The reason why this peer would serve nothing by itself, if there is one."""
     middleware: tuple[Middleware, ...] = ()
     around_thread: Callable[[], AbstractContextManager[object]] | None = None
     process_lifespan: Callable[[], AbstractContextManager[object]] | None = None
     sharding: Sharding | None = None
-    """Which queues have several shards; None: none has."""
+    """The number of shards of each queue that has several; None: no queue has."""
     onlooker: Onlooker | None = None
-    """A test looks on: then schedules fire when it says so, not by themselves."""
+    """A test drives this peer: schedules fire when the test moves the clock, not by themselves."""
     runs_in: AsyncRunsIn = "loop"
-    """Where async handlers run that have no place of their own."""
+    """Where async handlers run that do not declare a place."""
     hosting: Hosting | None = None
     """Connects the asyncio loop of the peer to the mesh; None: that loop has no connection by itself."""
     asyncio_loop: AsyncioLoop | None = None
     """The loop in which the lifespan for asyncio has been entered; None: there is none, and a loop is made when it is needed."""
     asyncio_state: object = None
-    """What that lifespan gave."""
+    """The state that this lifespan yielded."""
 
 
 def usable_cpus() -> int:

@@ -1,13 +1,13 @@
 """The requests that end claims (settles) and that the server has not accepted yet.
 
-Every settle of a peer is sent from here. The link sends a request again when a connection is lost; this module sends it
-again when the server *refused* it: a right is missing, a key has a foreign type. It waits 1 s before the second try, and
-up to 30 s before later ones. A batch that was refused is tried again claim by claim, so that one bad record does not hold
-up the others. Each claim keeps its outcome: a finish stays a finish, with its result.
+Every settle of a peer is sent from here. The link repeats a request when a connection is lost; this module repeats it when the
+server *refused* it: a right is missing, or a key has a foreign type. It waits 1 s before the second try, and up to 30 s before
+later ones. A batch that was refused is tried again claim by claim, so that one bad record does not delay the others. Each claim
+keeps its outcome: a finish stays a finish, with its result.
 
-Invariant: from `send` until the server accepts the settle, the claim is in `claims_of(name)`, or its registration is
-dead, or its queue was left (`drop`). So a claim that the server lists for this worker and that is neither running nor in
-`claims_of` is held by no worker. Settles are fenced by the claim, so sending one again is safe.
+Invariant: from `send` until the server accepts the settle, the claim is in `claims_of(name)`, or its registration is dead, or
+its queue was left (`drop`). So if the server lists a claim for this worker that is neither running nor in `claims_of`, no
+worker holds it. Settles are fenced by the claim, so sending one again is safe.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
 """Seconds before a refused request is sent again: each pause is twice the one before it."""
 CROWDED = 1000
-"""Refused settles of one queue from which on this peer takes no more tasks there: each of them would run for nothing."""
+"""Number of refused settles of one queue above which this peer takes no more tasks there: each would run for nothing."""
 
 Make = Callable[[Sequence[int]], Call[Any]]
 Answered = Callable[[Any, Exception | None], object]
@@ -81,20 +81,20 @@ class Settles:
     def send(
         self, keys: QueueKeys, registration: Registration, claims: Sequence[int], make: Make, answered: Answered
     ) -> None:
-        """Send a settle, until the server accepts it; never waits.
+        """Send a settle, and repeat it until the server accepts it. Never waits.
 
         Args:
-            make: makes the call for the claims it is given: all of `claims`, or one of them after a refusal.
-            answered: called with (value, None) for each answer, with (None, error) at the first refusal, and with
-                (None, ClaimLost) if the registration died.
+            make: makes the call for the given claims: all of `claims`, or one of them after a refusal.
+            answered: called with (value, None) for each reply, with (None, error) at the first refusal, and with
+                (None, ClaimLost) if the registration was declared dead.
         """
         self._send(Settle(keys, registration, claims, make, answered))
 
     def give_back(self, keys: QueueKeys, registration: Registration, claims: Iterable[int]) -> None:
-        """Give claims back to the front of their queue, uncounted. A claim that went back already, with its queue, is not
-        there any more: that is no error.
+        """Give claims back to the front of their queue, uncounted. A claim that already went back with its queue is not found:
+        that is no error.
         """
-        newest_first = sorted(claims, reverse=True)  # so that the old order stands
+        newest_first = sorted(claims, reverse=True)  # which restores the old order
         make = partial(ops.stop_tasks, keys, registration.worker)
         for start in range(0, len(newest_first), MAX_ITEMS):
             self.send(keys, registration, newest_first[start : start + MAX_ITEMS], make, lambda _ended, _failure: None)
@@ -105,7 +105,7 @@ class Settles:
         return {claim for settle in settles for claim in settle.claims}
 
     async def wait_answered(self, name: str) -> None:
-        """Try refused settles of this queue once more, then wait until the server has answered all of its settles."""
+        """Try refused settles of this queue once more, then wait until the server has replied to all of its settles."""
         self._send_again(list(self._refused.get(name, ())))
         while name in self._sent:
             if self._some_answered.is_set():
@@ -113,12 +113,12 @@ class Settles:
             await self._some_answered.wait()
 
     def drop(self, name: str) -> None:
-        """The queue was left, and every claim given back: what was refused there cannot be settled any more."""
+        """The queue was left, and every claim given back: refused settles of it are dropped."""
         self._refused.pop(name, None)
         self.crowded.discard(name)
 
     def forget(self, registration: Owner) -> None:
-        """The registration died: its claims are not ours to settle any more."""
+        """The registration was declared dead: its claims belong to other workers."""
         for name, settles in list(self._refused.items()):
             self._take_out(name, [settle for settle in settles if settle.registration is registration])
 
@@ -131,7 +131,7 @@ class Settles:
             self._send_again([s for refused in self._refused.values() for s in refused if s.at <= now])
 
     def _send_again(self, settles: list[Settle]) -> None:
-        """Newest claim first, so that tasks which go back to the front of their queue stand there in their old order."""
+        """Newest claim first, so that tasks which go back to the front of their queue keep their old order."""
         for settle in sorted(settles, key=lambda settle: settle.claims[0], reverse=True):
             self._take_out(settle.keys.name, [settle])
             self._send(settle)
@@ -156,7 +156,7 @@ class Settles:
             settle.answered(value, failure)
 
     def _accepted(self, settle: Settle) -> None:
-        """The server accepted what it had refused before; log that once all of the queue's settles were accepted."""
+        """The server accepted a settle that it had refused; log it once all of the queue's settles were accepted."""
         name = settle.keys.name
         if name not in self._refused and not any(other.pause for other in self._sent[name]):
             self._complaints.resolve(name)
@@ -164,7 +164,7 @@ class Settles:
             emit(logger, "settle.accepted", text, queue=settle.keys.shown)
 
     def _refuse(self, settle: Settle, failure: Exception) -> None:
-        """Keep each of its claims, to be tried again by itself."""
+        """Keep each of its claims, to be tried again alone."""
         name = settle.keys.name
         settle.pause = min(settle.pause * 2 or FIRST_PAUSE, LONGEST_PAUSE)
         settle.at = trio.current_time() + settle.pause

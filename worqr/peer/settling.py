@@ -1,8 +1,8 @@
-"""Settling: how a claim ends, in batches. The run does not wait for it, and its slot is free.
+"""Settling: claims are ended in batches. The run does not wait for it, and its slot is free.
 
-Finishes, and stops, of one turn of the loop are sent as one request per queue. Every settle carries its registration and
-is sent again, over lost connections and refusals, until the server accepts it or the worker id is dead (see `settles`). A
-settle of a dead registration is not sent at all, because the task belongs to another worker by then.
+The finishes and stops of one turn of the loop are sent as one request per queue. Every settle carries its registration and is
+repeated, over lost connections and refusals, until the server accepts it or the worker id is dead (see `settles`). A settle of
+a dead registration is not sent at all, because the task belongs to another worker by then.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.
@@ -40,7 +40,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Settler:
-    """Ends claims. `flushed` is called after each flush: room may have become free; `onlooker` with each run that raised."""
+    """Ends claims. `flushed` is called after each flush: units may have become free; `onlooker` with each run that raised."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Settler:
         self._flush_soon = False
 
     def ended(self, context: Context, returned: bool, error: BaseException | None) -> None:
-        """A handler's run ended: settle its claim as what happened says."""
+        """A handler's run ended: settle its claim according to the outcome."""
         if context._settled:
             return
         reason = context.cancel_reason
@@ -76,14 +76,14 @@ class Settler:
         elif reason == "timeout":
             self.time_out(context)
         elif reason is not None or error is None:
-            self.stop(context)  # one that is marked as to be cancelled ends there, and does not come back
+            self.stop(context)  # a claim that is marked for cancellation ends there, and does not return
         else:
             self.fail_run(context, error)
 
     def finish(self, context: Context) -> None:
-        """End a claim as finished, with the next flush; one whose cancel mark stands ends as cancelled there.
+        """End a claim as finished, with the next flush; a claim with a cancel mark ends as cancelled there.
 
-        A result that cannot be kept is a failure for good: to run it again would end in the same way.
+        A result that cannot be stored fails the task for good: another run would end in the same way.
         """
         if keeps_result(context):
             try:
@@ -97,7 +97,7 @@ class Settler:
         self.touch()
 
     def touch(self) -> None:
-        """Flush when all that can run in this turn of the loop has run."""
+        """Flush after all tasks that can run in this turn of the loop have run."""
         if not self._flush_soon:
             self._flush_soon = True
             if self._flusher is not None:
@@ -105,7 +105,7 @@ class Settler:
                 trio.lowlevel.reschedule(task)
 
     async def flush_forever(self) -> None:
-        """Flush after each turn that asks for it. A parked task costs less than a callback, which takes a system call."""
+        """Flush after each turn that requests it. A parked task costs less than a callback, which takes a system call."""
         while True:
             if not self._flush_soon:
                 self._flusher = trio.lowlevel.current_task()
@@ -118,7 +118,7 @@ class Settler:
         return trio.lowlevel.Abort.SUCCEEDED
 
     def flush(self) -> None:
-        """Send the finishes of this turn, and the stops of it, but for those of a queue that is just being left."""
+        """Send the finishes and stops of this turn, except those of a queue that is just being left."""
         self._flush_soon = False
         if self._dirty:
             dirty, self._dirty = self._dirty, {}
@@ -129,7 +129,7 @@ class Settler:
                 self._send_finishes(station, claims, results.get(station))
         if self._stopped:
             for station in [station for station in self._stopped if not station.unwinding]:
-                claims = sorted(self._stopped.pop(station), reverse=True)  # the newest first: the old order stands
+                claims = sorted(self._stopped.pop(station), reverse=True)  # newest first: restores the old order
                 self._send(station, claims, ops.stop_tasks)
         self._flushed()
 
@@ -151,13 +151,13 @@ class Settler:
                 self._settles.send(station.keys, registration, some, make, answered)
 
     def forget(self) -> None:
-        """A registration died: what is not sent yet is not ours to send any more."""
+        """A registration was declared dead: its unsent settles are dropped."""
         self._dirty.clear()
         self._results.clear()
         self._stopped.clear()
 
     def left(self, station: Station) -> None:
-        """The queue was left: what was stopped there went back with everything else that the worker held."""
+        """The queue was left: its stopped claims went back with all other claims of the worker."""
         self._stopped.pop(station, None)
 
     def stop(self, context: Context) -> None:
@@ -172,7 +172,7 @@ class Settler:
         self.touch()
 
     def fail_run(self, context: Context, error: BaseException) -> None:
-        """A run raised: the task is tried again, or set aside, as the policy says."""
+        """A run raised: retry the task, or move it to the dead-letter queue, as the policy says."""
         verdict = judge(error, context._policy, context.failures, context.stalls)
         context._settled = True
         self._send_one(context, settle_call(context, verdict))
@@ -182,7 +182,7 @@ class Settler:
             self._onlooker(context, error)
 
     def time_out(self, context: Context) -> None:
-        """A run took too long: the task is tried again, until that has happened too often."""
+        """A run took too long: retry the task, up to the limit of timeouts."""
         context._settled = True
         error, delay = f"it ran longer than {context._policy.timeout:g} s", context._policy.delay(context.timeouts)
         self._send_one(context, timeout_call(context, error, delay))
@@ -199,7 +199,7 @@ class Settler:
 
 
 def _answered(station: Station, ended: dict[int, str] | None, _failure: Exception | None) -> None:
-    """Log how claims ended that did not end as asked; `Settles` logs what is refused."""
+    """Log the claims that did not end as requested; `Settles` logs refusals."""
     for claim, word in (ended or {}).items():
         if word == "lost":
             text = (
@@ -216,7 +216,7 @@ def _answered(station: Station, ended: dict[int, str] | None, _failure: Exceptio
 
 
 def finisher(station: Station, registration: Registration, results: Mapping[int, Result]) -> Make:
-    """Makes the call that finishes some claims, with their results."""
+    """Make the call that finishes some claims, with their results."""
 
     def make(claims: Sequence[int]) -> Call[dict[int, str]]:
         kept = {claim: results[claim] for claim in claims if claim in results}
@@ -226,13 +226,13 @@ def finisher(station: Station, registration: Registration, results: Mapping[int,
 
 
 def keeps_result(context: Context) -> bool:
-    """True if what the handler returned is to be kept."""
-    is_job = context._record is not None or context._said is not None  # to say something makes it one
+    """True if the handler's return value is to be stored."""
+    is_job = context._record is not None or context._said is not None  # reporting progress makes it a job
     return is_job and context._policy.result_ttl > 0
 
 
 class LastWords(NamedTuple):
-    """What a run that was killed had written to its standard error; there in place of a value."""
+    """What a killed run had written to its standard error, in place of a value."""
 
     stderr: str
 
@@ -245,7 +245,7 @@ class Encoded(NamedTuple):
 
 
 def encode_result(value: object, max_result: int) -> Result:
-    """What a handler returned as it is kept: bytes as they are, None as None, all else as JSON.
+    """Encode a handler's return value for storage: bytes unchanged, None as None, everything else as JSON.
 
     Raises:
         UsageError: it cannot be encoded, or is over `max_result` bytes.
@@ -259,7 +259,7 @@ def encode_result(value: object, max_result: int) -> Result:
     else:
         try:
             kind, encoded = "json", encode_json(value)
-        except Exception as error:  # whatever a user's type raises in being encoded
+        except Exception as error:  # any error from encoding a user's type
             raise UsageError(
                 f"its result cannot be kept: {type(value).__qualname__} is neither bytes nor JSON ({error})"
             ) from error

@@ -1,4 +1,4 @@
-"""Where a handler is at this moment, read off its stack: for the log, of handlers that do not end."""
+"""The current stack of a handler, for the log: for handlers that do not end."""
 
 # pyright: reportPrivateUsage=false
 
@@ -18,7 +18,7 @@ OURS = str(Path(__file__).parent.parent)
 
 
 def thread_frames(ident: int, below: CodeType | None = None) -> Frames:
-    """Where a thread is; of its stack only what is called by `below`."""
+    """The stack of a thread; only the part that is called by `below`."""
     frame = sys._current_frames().get(ident)  # public in all but name
     found: Frames = []
     while frame is not None and frame.f_code is not below:
@@ -28,7 +28,7 @@ def thread_frames(ident: int, below: CodeType | None = None) -> Frames:
 
 
 def awaited_frames(coroutine: Any) -> Frames:
-    """Where a suspended coroutine is: its own frame, then that of what it awaits, and so on."""
+    """The stack of a suspended coroutine: its own frame, then the frame that it awaits, and so on."""
     found: Frames = []
     while coroutine is not None:
         for kind, inner in (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")):
@@ -43,7 +43,7 @@ def awaited_frames(coroutine: Any) -> Frames:
 
 
 def describe(frames: Frames) -> str:
-    """As in a traceback, without our own frames, and at most the innermost 40."""
+    """Format as in a traceback, without worqr's own frames, and at most the innermost 40."""
     theirs = [place for place in frames if not place[0].f_code.co_filename.startswith(OURS)][-MOST_FRAMES:]
     lines = traceback.StackSummary.extract(iter(theirs)).format()
     return "".join(lines).rstrip() if lines else "  (nothing is known of where it is)"

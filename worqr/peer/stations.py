@@ -33,13 +33,13 @@ class Stations:
         self._leaver = leaver
         self._by_name: dict[str, Station] = {}
         self.used: trio.Event = trio.Event()
-        """Some queue is, or was, served."""
+        """A queue is, or was, served."""
 
     def __len__(self) -> int:
         return len(self._by_name)
 
     def __iter__(self) -> Iterator[Station]:
-        """Over a copy: they come and go."""
+        """Iterate over a copy: stations are added and removed."""
         return iter(tuple(self._by_name.values()))
 
     def get(self, queue: str) -> Station | None:
@@ -68,7 +68,7 @@ class Stations:
                 self._by_name[station.name] = station
                 here.append(station)
             self.used.set()
-            if self.closed:  # the peer was drained since `check_free`, while it entered another queue
+            if self.closed:  # the peer was drained after `check_free`, while it entered another queue
                 for station in here:
                     self._leaver.begin(station, 0)
             await self._enter_all(stations)
@@ -84,7 +84,7 @@ class Stations:
                     del self._by_name[station.name]
 
     async def _enter_all(self, stations: Sequence[Station]) -> None:
-        """Enter them all at once; the first error of any, if there is one."""
+        """Enter them all at once; raise the first error, if there is one."""
         errors: list[Exception] = []
 
         async def enter(station: Station) -> None:

@@ -1,13 +1,13 @@
-"""Strays: claims that the server has for us and that we know nothing of, because it forgot how we had settled them.
+"""Strays: claims that the server lists for this worker but that the worker has settled, because the server lost the settle.
 
-A server that lost its latest writes, in a failover to a replica that had not got them yet or by a crash before they were on
-disk, holds claims of ours that ended long ago. Nobody sweeps them: their worker lives. So after each new connection we ask, for
-every queue, what we hold, and give back what we do not: those tasks run once more. The other direction, claims of ours that the
-server forgot, is `cancelling`'s.
+A server may lose its latest writes: in a failover to a replica that had not received them, or by a crash before they were on
+disk. It then lists claims of ours that ended long ago. The leader does not recover them, because their worker is alive. So
+after each new connection the worker asks, for every queue, which claims it holds, and gives back the unknown ones: those tasks
+run once more. The opposite case, claims of ours that the server lost, is handled in `cancelling`.
 
-A claim that runs, that runs where a queue was left, or whose settle the server has not accepted yet is known, and no stray.
-We ask while no start is under way, so that the answer holds no claim whose reply we have yet to read; and what is strange must be
-so at two looks, a second apart, because on a cluster requests may overtake each other while slots move.
+A claim is not a stray if it runs, also where a queue was left, or if the server has not accepted its settle yet.
+The worker asks while no start is under way, so that the reply has no claim whose own reply is still unread. A stray must be
+found twice, a second apart, because on a cluster requests may overtake each other while slots move.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Strays:
         self._seen: dict[Station, set[int]] = {}
 
     async def look_forever(self) -> None:
-        """Until all is well on every queue, after each new connection."""
+        """After each new connection, ask until every queue is free of strays."""
         while True:
             await next_step(LOOK_EVERY)
             stations = self._engine.entered_stations()
@@ -53,7 +53,7 @@ class Strays:
                 self.look(station)
 
     def look(self, station: Station) -> None:
-        """Ask what we hold there, if there is reason to; if a start is under way, its answer calls again. Never waits."""
+        """Ask for the claims there, if there is reason to; if a start is under way, its reply calls again. Never waits."""
         registration = station.registration
         if not station.looks_for_strays or station in self._asking or station.hurry.is_set():
             return

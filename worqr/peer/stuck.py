@@ -1,9 +1,9 @@
-"""Stuck handlers: runs that were cancelled, whatever for, and do not end.
+"""Stuck handlers: runs that were cancelled, for any reason, and do not end.
 
-Nobody can end one: a coroutine that swallows Trio's cancellation, a thread that does not ask, a task that blocks its asyncio
-loop. After a while it is reported, once, with the name of its handler and where it is, and its slot is given to another
-task, so that a peer does not come to a halt by and by. Its claim stays with it, so that its task does not run a second time
-beside it; when it ends at last, the claim is settled as any other that was cancelled.
+Such a run cannot be ended from outside: a coroutine that swallows Trio's cancellation, a thread that does not check for it, a
+task that blocks its asyncio loop. After a while it is logged, once, with the name and the stack of its handler. Its slot is
+given to another task, so that the peer does not run out of slots. The run keeps its claim, so that its task does not run a
+second time beside it. When it ends at last, the claim is settled like any other cancelled one.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 LOOK_EVERY = 1.0
-"""Seconds, at most, between two looks at what was cancelled."""
+"""Seconds, at most, between two checks of cancelled runs."""
 OVERDUE_AFTER = 1.0
-"""Seconds after its timeout at which a coroutine that was cancelled should have ended; a thread cannot be stopped at all."""
+"""Seconds after its timeout at which a cancelled coroutine should have ended; a thread cannot be stopped at all."""
 TRIO_REMEDY = "it swallows trio.Cancelled, or shields itself from it: let it pass, and put a deadline on each shield"
 
 
@@ -50,15 +50,15 @@ class Stuck:
         self._overdue: set[Context] = set()
 
     async def watch_forever(self) -> None:
-        """Look again and again."""
+        """Check again and again."""
         while True:
             await next_step(min(LOOK_EVERY, self.after / 4))
             self.look_once()
 
     def look_once(self) -> None:
-        """Note which runs have been cancelled, report those that were long ago, forget those that ended.
+        """Note which runs have been cancelled, log those that were cancelled long ago, forget those that ended.
 
-        A run is known by its station's `running`, also after the queue was left without it.
+        A run is found in its station's `running`, also after the queue was left without it.
         """
         now = trio.current_time()
         for station in self._stations():
@@ -108,14 +108,14 @@ class Stuck:
             emit_fields(logger, "task.unstuck", text, fields)
 
     def fields(self, context: Context) -> dict[str, object]:
-        """Which run it is, and where its handler is at this moment: fields for the log."""
+        """The run, and the current stack of its handler: fields for the log."""
         return {**run_fields(context), "handler": self._name(context), "where": self.where(context)}
 
     def _name(self, context: Context) -> str:
         return name_of(context._station.handler)
 
     def where(self, context: Context) -> str:
-        """Where its handler is at this moment, as in a traceback."""
+        """The current stack of its handler, as in a traceback."""
         elsewhere = context._elsewhere
         where = "" if elsewhere is None else elsewhere.where()
         return where or describe(self._slots.frames_of(context))

@@ -1,7 +1,7 @@
-"""Sweeping: what a dead worker held goes back, queue by queue, then the worker is forgotten.
+"""Sweeping: a dead worker's claims are given back, queue by queue, then the worker is forgotten.
 
-The leader's looks say who is dead, and whose sweep another leader left unfinished. Up to `SWEEP_AT_ONCE` workers are swept at the
-same time, beside the looks. Every step may be repeated, by this leader or by another.
+The leader's checks tell which workers are dead, and whose recovery another leader left unfinished. Up to `SWEEP_AT_ONCE` workers
+are recovered at the same time, beside the checks. Every step may be repeated, by this leader or by another.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ QUEUES_AT_ONCE = 100
 NODE_PATIENCE = 0.5
 """Seconds that a chore waits for a queue of a cluster, whose node may be away while the registry is not."""
 AWAY = 1.0
-"""Seconds for which a queue that did not answer is not asked again, for whichever worker."""
+"""Seconds for which a queue that did not reply is not tried again, for any worker."""
 LONGEST_PAUSE = 5.0
-"""Seconds between two tries of a sweep that the server refuses, at most."""
+"""Seconds between two tries of a recovery that the server refuses, at most."""
 
 
 class Sweeper:
-    """Sweeps workers while this peer leads. Changed only in the loop."""
+    """Recovers dead workers while this peer leads. Changed only in the loop."""
 
     def __init__(self, engine: Engine, link: Link, keys: RegistryKeys, leads: Callable[[], bool]) -> None:
         self._engine = engine
@@ -57,7 +57,7 @@ class Sweeper:
         self._idle.set()
 
     def take(self, dead: Iterable[tuple[str, bytes | None]], dying: Iterable[str]) -> None:
-        """Sweep these workers: the `dead`, each with the beat it was seen with, are to be condemned first."""
+        """Recover these workers; first condemn the `dead`, each with its last known heartbeat."""
         for worker, seen in dead:
             if worker not in self._under_way:
                 self._todo[worker] = (seen,)
@@ -71,7 +71,7 @@ class Sweeper:
             self._more.set()
 
     async def sweep_forever(self) -> None:
-        """Sweep workers as they are taken."""
+        """Recover workers in the order in which they are taken."""
         async with trio.open_nursery() as nursery:
             while True:
                 await self._more.wait()
@@ -79,7 +79,7 @@ class Sweeper:
                 self._begin(nursery)
 
     async def sweep_once(self) -> None:
-        """Sweep the workers that were taken."""
+        """Recover the workers that were taken."""
         async with trio.open_nursery() as nursery:
             self._begin(nursery)
 
@@ -92,7 +92,7 @@ class Sweeper:
             nursery.start_soon(self._sweep_on, nursery, worker, seen)
 
     async def _sweep_on(self, nursery: trio.Nursery, worker: str, seen: tuple[bytes | None] | None) -> None:
-        """Sweep one worker, then begin with the next."""
+        """Recover one worker, then start with the next."""
         try:
             await self._sweep_or_not(worker, seen)
         finally:
@@ -104,7 +104,7 @@ class Sweeper:
         self._begin(nursery)
 
     async def rest(self) -> None:
-        """Begin no further sweep, and return when those under way have ended."""
+        """Start no further recovery, and return when those under way have ended."""
         self._todo.clear()
         if self._under_way:
             await self._idle.wait()
@@ -113,7 +113,7 @@ class Sweeper:
         try:
             if seen is None or await self._condemn(worker, seen[0]):
                 await self._sweep(worker)
-        except Unavailable as error:  # the link has logged it; the next look finds the worker again
+        except Unavailable as error:  # the link has logged it; the next check finds the worker again
             text = "worker %(worker)s is dead and was not removed, trying again: %(error)s"
             emit(logger, "forget_worker", text, level=logging.DEBUG, worker=worker, error=str(error))
         except WorqrError as error:
@@ -130,7 +130,7 @@ class Sweeper:
         return True
 
     async def _sweep(self, worker: str) -> None:
-        """Give back all that a dead worker held, then forget it. What cannot be done now is tried again."""
+        """Give back all claims of a dead worker, then forget it. What cannot be done now is tried again."""
         seen: set[str] = set()
         refused: list[str] = []
         while mapped := await self._link.call(ops.forget_worker(self._keys, worker), patience=LEASE):
@@ -152,7 +152,7 @@ class Sweeper:
         self._later[worker] = (time.monotonic() + pause, min(2 * pause, LONGEST_PAUSE))
 
     async def _fail_on(self, worker: str, queue: str, refused: list[str]) -> None:
-        """One queue of a dead worker. A queue that cannot be reached, its node being away, keeps no other waiting."""
+        """Recover one queue of a dead worker. A queue whose node is away delays no other queue."""
         if self._away.get(queue, 0.0) > time.monotonic():
             return
         keys, given, aside = self._engine.queue_keys(queue), 0, 0
@@ -178,7 +178,7 @@ class Sweeper:
 
 
 def _log_given_back(worker: str, queue: str, returned: int, failed: int) -> None:
-    """Tell what became of a dead worker's tasks; as an error if some of them are not tried again."""
+    """Log the outcome for a dead worker's tasks; as an error if some of them are not tried again."""
     text, level = "worker %(worker)s is dead: %(returned)d tasks were given back to queue %(queue)r", logging.INFO
     if failed:
         text += ", %(failed)d moved to its dead-letter queue, because too many workers died with them: worqr failed %(queue)r"

@@ -1,4 +1,4 @@
-"""`Claims`: the iterator of the tasks that an application takes by hand. What a claim is, is in `worqr.peer.claims`."""
+"""`Claims`: the iterator of the tasks that an application takes by hand. `Claim` itself is in `worqr.peer.claims`."""
 
 # The private fields of Claim are hidden from users, not from its neighbours.
 # pyright: reportPrivateUsage=false

@@ -1,11 +1,12 @@
-"""What the log says of a task's runs: started, finished, failed, and when it is tried again.
+"""Log lines about the runs of a task: started, finished, failed, and the time of the next attempt.
 
 A failed run is one line, with the queue, the id of the job, the attempt, the error and the time until the next attempt. When
-worqr gives up, because that was the last attempt or the error is final, the line is ``task.failed`` with the level ERROR, also
-after a timeout or a crash. Payloads are never logged: what decoders say may quote them, and is reduced to what does not.
+worqr gives up, because that was the last attempt or the error is final, the line is ``task.failed`` with the level ERROR. This
+includes timeouts and crashes. Payloads are never logged. A decoder's message may quote them, and is reduced to the part that
+does not.
 
-Runs that end well are logged at DEBUG. `note_started` is called only if that is enabled, and what it notes is what `log_finished`
-looks for, so that a run costs nothing while it is not.
+Runs that end well are logged at DEBUG. `note_started` is called only if DEBUG is enabled, and `log_finished` uses only what it
+stored, so that otherwise a run costs nothing extra.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.
@@ -32,14 +33,14 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 RUN: Final = "queue %(queue)r, job %(job)s, attempt %(attempt)d of %(attempts)d"
-"""How a line about a run begins; `run_fields` has what it needs."""
+"""The beginning of a log line about a run; `run_fields` has its values."""
 LATE: Final = 1.0
-"""Seconds after its timeout from which on it is worth a word that a run ended late."""
+"""Seconds after its timeout after which the late end of a run is logged."""
 
 _DECODERS_SAY: Final = re.compile(
     r"Expected `|Object missing required field `|(?:JSON|MessagePack|Input) (?:is|data) |[\w ]+ out of range"
 )
-"""How msgspec begins what quotes nothing of a payload."""
+"""The beginnings of msgspec's messages that quote nothing of a payload."""
 _PATH: Final = re.compile(r" - at `[^`]*`$")
 _FROM_DECODER: Final = "The above exception was the direct cause"
 
@@ -64,7 +65,7 @@ def run_fields(context: Context, left: int | None = None) -> dict[str, object]:
 
 
 def note_started(contexts: Iterable[Context]) -> None:
-    """Log that these runs begin, and note it for `log_finished`."""
+    """Log that these runs begin, and store it for `log_finished`."""
     for context in contexts:
         fields = run_fields(context)
         context._station.begun[context.fence] = time.monotonic(), fields
@@ -72,7 +73,7 @@ def note_started(contexts: Iterable[Context]) -> None:
 
 
 def log_finished(station: Station, claims: Sequence[int]) -> None:
-    """Log that these runs have ended well, and forget those that have ended in another way."""
+    """Log that these runs have ended well; drop the stored data of those that have ended otherwise."""
     now, begun = time.monotonic(), station.begun
     for claim in claims:
         if (found := begun.pop(claim, None)) is not None:
@@ -100,7 +101,7 @@ def _late(context: Context) -> float:
 
 
 def log_failure(context: Context, verdict: Verdict) -> None:
-    """Log how a run ended that raised, and what comes next; with a traceback only of errors that were not raised on purpose."""
+    """Log how a run ended that raised, and the next step; with a traceback only of errors that were not raised on purpose."""
     error, policy = verdict.error, context._policy
     if isinstance(error, Broken):
         _log_broken(context, error)
@@ -119,7 +120,7 @@ def log_failure(context: Context, verdict: Verdict) -> None:
 
 
 def log_timeout(context: Context, delay: float, error: str) -> None:
-    """Log that a run took too long, and what comes next."""
+    """Log that a run took too long, and the next step."""
     policy, late = context._policy, _late(context)
     left = policy.max_timeouts - context.timeouts
     fields = {**run_fields(context, left - 1), "timeout": policy.timeout}
@@ -162,7 +163,7 @@ def _next(verdict: Verdict, fields: dict[str, object]) -> str:
 
 
 def _seconds(delay: float) -> float:
-    """In the precision that people need; whole seconds without a fraction."""
+    """In a precision that suits people; whole seconds without a fraction."""
     found = round(delay, 1 if delay >= 0.1 else 3)
     return int(found) if found == int(found) else found
 
@@ -173,7 +174,7 @@ def _users(error: BaseException) -> ExcInfo:
 
 
 def _error_of(error: BaseException) -> str:
-    """An error in one line; of one in a process, what was told of it."""
+    """An error in one line; for an error in a process, the text received from there."""
     return shortened(" ".join(str(error).split())) if isinstance(error, ChildError) else one_line(error)
 
 
@@ -185,11 +186,11 @@ def _remote(error: BaseException | None, fields: dict[str, object]) -> str:
     return "\n%(traceback)s"
 
 
-# What cannot be decoded
+# Payloads that cannot be decoded
 
 
 def _undecodable(error: Broken) -> str:
-    """What is wrong with a payload, without what it says: the user's own words, or those of a decoder that quote nothing."""
+    """The error of a payload without its contents: the user's own words, or those of a decoder that quote nothing."""
     remote: object = getattr(error, "__worqr_remote__", None)
     if isinstance(remote, RemoteError):
         if _FROM_DECODER not in remote.traceback:
@@ -202,7 +203,7 @@ def _undecodable(error: Broken) -> str:
 
 
 def _without_values(kind: str, text: str) -> str:
-    """What a decoder says: all of it if it quotes nothing, else what kind of an error it is, and where."""
+    """A decoder's message: all of it if it quotes nothing, else the kind and the place of the error."""
     if _DECODERS_SAY.match(text):
         return shortened(f"{kind}: {text}")
     where = _PATH.search(text)

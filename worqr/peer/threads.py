@@ -1,11 +1,11 @@
 """Plain functions run in threads.
 
-A thread cannot be stopped. When its run is cancelled it learns of it by asking (`Context.check_cancelled`,
-``trio.from_thread.check_cancelled``), and its claim is settled when it has really ended. One that was not begun yet when the
-cancellation came does not begin. Trio's threads are daemons: one that is stuck keeps neither the peer nor the process.
+A thread cannot be stopped. When its run is cancelled it finds out by asking (`Context.check_cancelled`,
+``trio.from_thread.check_cancelled``), and its claim is settled when it has really ended. A run that is cancelled before its
+thread begins never begins. Trio's threads are daemons: a stuck one delays neither the end of the peer nor that of the process.
 
-What a handler runs on the loop with ``trio.from_thread.run`` is not cancelled together with it, because Trio runs it in a task
-of its own once a thread may be left behind.
+A function that a handler runs on the loop with ``trio.from_thread.run`` is not cancelled together with it. Trio runs it in a
+task of its own once a thread may be left behind.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Threads:
         self._around_thread = around_thread
 
     def prepare(self, handler: Callable[[Any], object]) -> Handler:
-        """A plain function as something to await in a slot."""
+        """Return a plain function as an async function that a slot can await."""
         call, name = self._call(handler), f"worqr {name_of(handler)}"
 
         async def in_thread(task: bytes) -> object:
@@ -60,7 +60,7 @@ class Threads:
         def call_inside(task: Any) -> object:
             with around_thread():
                 return call(task)
-            return None  # it swallowed an error
+            return None  # the context manager swallowed an error
 
         return call_inside
 
@@ -124,7 +124,7 @@ class _ThreadRun(Elsewhere):
         self._ident = threading.get_ident()
         try:
             self._value = self._call(self._task)
-        except BaseException as error:  # also SystemExit, which would end nothing but this thread
+        except BaseException as error:  # also SystemExit, which would end only this thread
             self._error = error
         self._has_ended()
 

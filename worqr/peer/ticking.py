@@ -1,13 +1,13 @@
-"""Ticking: whichever peer leads the mesh enqueues the firings of all schedules, those of other applications too.
+"""Ticking: the leader enqueues the firings of all schedules, including those of other applications.
 
 The registry has all schedules in the order of the times at which they are due next. The leader reads only those that are due,
-at most every 20 ms. For each it decides what to fire (`worqr.cron.judge`), enqueues the firings, each fenced on its queue by
-its nominal time, and then notes the new cursor together with the next look: compared and set. If the leader dies in between, or
-another one believes that it leads, nothing is enqueued twice, and what was not noted is judged again.
+at most every 20 ms. For each it decides what to fire (`worqr.cron.judge`) and enqueues the firings, each fenced on its queue by
+its nominal time. Then it stores the new cursor and the next due time by compare-and-set. If the leader dies in between, or
+another peer believes that it leads, nothing is enqueued twice. Firings that were not stored are judged again.
 
-Server clocks jump. docs/reference/schedules.md says what can fire twice and what cannot; the rules are in
-`worqr.cron.judge`, `fire_schedule` and `rewind_schedules`. The time for which no peer has declared a schedule is not
-measured by that clock, but by the time for which the mesh was led, which the leaders add up.
+Server clocks jump. docs/reference/schedules.md says what can fire twice and what cannot; the rules are in `worqr.cron.judge`,
+`fire_schedule` and `rewind_schedules`. How long no peer has declared a schedule is not measured by that clock. The leaders add
+up the time for which the mesh was led.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 IDLE = 0.5
-"""Seconds between two looks whether we lead."""
+"""Seconds between two checks of whether this peer leads."""
 RELOAD = 3.0
-"""Seconds after which the leader sees a schedule that is new, at the latest."""
+"""Seconds after which the leader sees a new schedule, at the latest."""
 GAP = 0.02
-"""Seconds between two looks, at least: what comes due meanwhile is read, fired and noted together."""
+"""Seconds between two reads, at least: firings that become due meanwhile are read, fired and stored together."""
 PUT_OFF_MS = 5_000
-"""Milliseconds until the next try of what cannot be fired. A new leader may be able to, and must find it while it is on time."""
+"""Milliseconds until a firing that failed is tried again. A new leader may succeed, and must find it while it is on time."""
 UNSEEN_MS = 24 * 3600 * 1000
 """Milliseconds for which the mesh must have been led before a schedule that no peer declares any more is dropped."""
 LED_BEFORE_DROPPING = 2 * REDECLARE
-"""Seconds: after an outage everybody gets the time to declare its schedules again."""
+"""Seconds: after an outage every peer gets the time to declare its schedules again."""
 DROP_EVERY = 60.0
 LED_EVERY, LED_MOST = 1.0, 10.0
-"""Seconds between two notes of how long the mesh was led, and what a leader adds at most: more means that it slept."""
+"""Seconds between two notes of how long the mesh was led, and the most that a leader adds: more means that it was suspended."""
 AT_ONCE = 100
 MAX_OWED = 100
 BUSY_FIRST_MS, BUSY_MOST_MS = 20, 500
@@ -71,7 +71,7 @@ class Ticker:
         self._forget()
 
     def _forget(self) -> None:
-        """This peer does not lead: what it remembers of the schedules is no longer so."""
+        """This peer does not lead: what it remembers of the schedules is out of date."""
         self._ticks: list[Tick] = []
         self._busy: dict[str, int] = {}
         self._unread: set[str] = set()
@@ -82,7 +82,7 @@ class Ticker:
         self._drop_at = 0.0
 
     async def tick_forever(self) -> None:
-        """Turn after turn, also while another leads: then only our own schedules are kept declared."""
+        """Run turn after turn, also while another peer leads: then only our own schedules are kept declared."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.declarer.declare_forever)
             while True:
@@ -106,7 +106,7 @@ class Ticker:
             return trio.current_time() + RELOAD
 
     async def tick_once(self) -> float:
-        """Note what was fired last, read what is due, and fire it; returns when to look again, by Trio's clock."""
+        """Store the last firings, read the due schedules, and fire them; return when to look again, by Trio's clock."""
         began = trio.current_time()
         due = await self._look(began)
         seen_at = trio.current_time()
@@ -124,7 +124,7 @@ class Ticker:
         return began + GAP if due.rows else max(began + GAP, seen_at + wait)
 
     async def _look(self, now: float) -> Due:
-        """Notes what has not been noted yet. If that fails, it is judged again: the queues know what they were given."""
+        """Store what has not been stored yet. If that fails, it is judged again: the queues know their last firings."""
         ticks, self._ticks = self._ticks, []
         was, led = self._led, self._led
         if self._leads_since is not None and now - self._led_at >= LED_EVERY:
@@ -177,7 +177,7 @@ class Ticker:
         self._ticks.append(tick or Tick(row, row.last, row.next, now + PUT_OFF_MS, row.owed))
 
     def _plan_of(self, row: ScheduleRow) -> Plan | None:
-        """None: another version declared it, or something is missing here, which is logged once."""
+        """None: another version declared it, or a requirement is missing here, which is logged once."""
         try:
             return Plan(Definition.decode(row.definition))
         except UsageError as error:
@@ -188,11 +188,11 @@ class Ticker:
             return None
 
     def _is_away(self, plan: Plan) -> bool:
-        """On a cluster, the node of one queue may be away. Its schedules must not delay those of the others again and again."""
+        """On a cluster, the node of one queue may be away. Its schedules must not delay those of other queues again and again."""
         return trio.current_time() < self._away.get(plan.definition.queue, 0.0)
 
     async def _tick(self, row: ScheduleRow, plan: Plan, now: int) -> Tick:
-        """Enqueue what is to be fired now; returns how far it got."""
+        """Enqueue the firings that are due now; return how far it got."""
         verdict = judge(plan, row.last, now)
         if verdict.missed:
             text = "schedule %(schedule)r was not fired between %(since)s and now: %(count)d missed firings are made up for"
@@ -218,7 +218,7 @@ class Ticker:
     async def _fire(
         self, definition: Definition, nominals: Sequence[int], now: int
     ) -> tuple[Sequence[int], int | None]:
-        """Enqueue these firings in their order, as far as possible; returns those still owed, and the last that was enqueued."""
+        """Enqueue these firings in order, as far as possible; return those still owed, and the last that was enqueued."""
         keys, fired = shard_of(await self._engine.shards_of(definition.queue), definition.job), None
         for n, nominal in enumerate(nominals):
             call = ops.fire_schedule(

@@ -1,7 +1,7 @@
 """Log which queues have waiting tasks and no worker.
 
-`Unserved` gets what the leader's scan found anyway, so it costs no request. A queue is logged once, when each look of at least
-`GRACE` seconds has found tasks and no worker there. It is logged again only after a worker has served it in between.
+`Unserved` uses what the leader's scan has read anyway, so it costs no request. A queue is logged once, when all scans of at least
+`GRACE` seconds have found tasks and no worker there. It is logged again only after a worker has served it in between.
 
 Pure but for the log: no I/O, and no clock but the times it is given. `scanning` scans. A shard that its queue's workers do not
 serve is not logged here: `Peer` does so (``shards.unserved``).
@@ -31,7 +31,7 @@ PERIOD: Final = 60.0
 REMEMBERED: Final = 10_000
 """Queues that are remembered."""
 COMPARED: Final = 2000
-"""Pairs of names that are compared in one `PERIOD` to find what was meant: that takes about 20 us each, on the event loop."""
+"""Pairs of names that are compared in one `PERIOD` to find a suggestion: that takes about 20 us each, on the event loop."""
 
 
 class Unserved:
@@ -61,7 +61,7 @@ class Unserved:
             self._logged.pop(_shown(name), None)
 
     def judge(self, found: Mapping[str, Inspected], now: float) -> None:
-        """Take in what a scan found, and log what is new. `found` holds every queue that is served, and some of the others."""
+        """Process the findings of a scan, and log new ones. `found` holds every queue that is served, and some of the others."""
         self._looked_at = now
         served = dict.fromkeys(_shown(name) for name, queue in found.items() if queue.workers)
         for name in served:
@@ -103,7 +103,7 @@ class Unserved:
 
 
 def _shown(name: str) -> str:
-    """What people call the queue of this shard."""
+    """The queue's name without the shard, for people."""
     return QueueKeys.of("", name).shown if name.startswith("{") else name
 
 

@@ -1,7 +1,7 @@
-"""Handlers that run on one event loop and call libraries that need the other: recognised by what those libraries raise.
+"""Handlers that run on one event loop and call libraries that need the other: recognised by the errors of those libraries.
 
-Another try of such a run would end in the same way. So the run fails for good, and its error names the remedy. What is
-recognised here was collected from asyncio, aiohttp, asyncpg, aiosqlite, SQLAlchemy, redis, anyio, sniffio and Trio.
+Another try of such a run would end in the same way. So the run fails for good, and its error names the remedy. The errors
+recognised here were collected from asyncio, aiohttp, asyncpg, aiosqlite, SQLAlchemy, redis, anyio, sniffio and Trio.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.
@@ -59,7 +59,7 @@ def sign_of(error: BaseException, wanted: Wanted) -> BaseException | None:
 
 
 def failure_for(error: Exception, wanted: Wanted, remedy: str) -> Failure | None:
-    """What to raise in place of `error`, which gets the remedy as a note; None if the loop is not what was missing."""
+    """The error to raise in place of `error`, which gets the remedy as a note; None if the loop is not the problem."""
     if isinstance(error, Retry | Failure | Broken):
         return None
     sign = sign_of(error, wanted)
@@ -70,7 +70,7 @@ def failure_for(error: Exception, wanted: Wanted, remedy: str) -> Failure | None
 
 
 def error_of_run(context: Context, error: BaseException) -> BaseException:
-    """What a run has failed with: `error`, or in its place a failure with the remedy, if a handler on Trio needs asyncio."""
+    """The error of a failed run: `error`, or in its place a failure with the remedy, if a handler on Trio needs asyncio."""
     if context._elsewhere is not None or not isinstance(error, Exception):
         return error
     failure = failure_for(error, "asyncio", HANDLER["asyncio"])
@@ -105,7 +105,7 @@ def _is_sign(error: BaseException, wanted: Wanted) -> bool:
 
 
 def _all(error: BaseException, depth: int) -> Iterator[BaseException]:
-    """`error`, what is in it if it is a group, and what it was raised from; not what happened to be handled meanwhile."""
+    """`error`, its members if it is a group, and its causes; not errors that merely were being handled."""
     yield error
     if depth == 0:
         return

@@ -1,4 +1,4 @@
-"""Testing what is built on worqr: a bench with a real server, a recording without one, a context for a handler alone.
+"""Testing code that uses worqr: a bench with a real server, a recording without one, a context for a handler alone.
 
 `bench` puts the application's own mesh on a server of the tests', runs what was enqueued, and moves the clock, in tests on Trio
 and on asyncio; `blocking_bench` does the same in tests without an event loop. `recording` notes what would be sent, for tests of

@@ -1,8 +1,8 @@
-"""A bench: the application's own mesh, for the length of a test on a server of the test's, with a clock that can be moved.
+"""A bench: the application's own mesh on a test server, for the length of a test, with a clock that can be moved.
 
-Everything is real: the scripts, the records, the peer that runs the handlers. What is the test's own: the prefix, whose keys
-are deleted in the end; the clock (`worqr.testing.clock`); when schedules fire (`worqr.testing.firing`); and that what a
-handler raises is raised in the test.
+Everything is real: the scripts, the records, the peer that runs the handlers. The test has its own prefix, whose keys are deleted
+at the end; its own clock (`worqr.testing.clock`); and its own times for schedules (`worqr.testing.firing`). Exceptions of
+handlers are raised in the test.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from worqr.testing.staging import Sent, staged
 R = TypeVar("R")
 
 SERVER: Final = "WORQR_TEST_URL"
-"""The variable that names another server than the embedded one."""
+"""The variable with the URL of a server to use instead of the embedded one."""
 CLEAN_WITHIN: Final = 5.0
 
 
@@ -168,12 +168,12 @@ class BenchConnections(Connections):
                 connection.link.close()
 
     def new_link(self, settings: LinkSettings) -> Link:
-        """A link that goes by the clock of the bench."""
+        """A link that uses the clock of the bench."""
         return BenchLink(settings, driver_here())
 
 
 class BenchSender(Sender):
-    """Sends, and notes what was sent."""
+    """Sends calls, and records them."""
 
     def __init__(self, client: Client, sent: list[Call[Any]]) -> None:
         super().__init__(client)
@@ -274,6 +274,6 @@ async def bench_on_trio(mesh: Mesh[Any], *, url: str | None, now: datetime | Non
 
 
 def _is_planned(context: Context, error: BaseException) -> bool:
-    """True for what a handler raises to be run again."""
+    """True for errors that a handler raises to be run again."""
     verdict = judge(error, context._policy, context.failures, context.stalls)  # pyright: ignore[reportPrivateUsage]
     return isinstance(verdict.error, Retry) and not (verdict.counted and context.last_attempt)

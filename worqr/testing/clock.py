@@ -1,8 +1,8 @@
-"""The clock of a bench: the server's, ahead of it by as much as the test has let pass, and standing still during a run.
+"""The clock of a bench: the server's, moved ahead by the time that the test has let pass, and stopped during a run.
 
-The scripts of a bench are the same as everybody's, but that they ask a function of ours where the others ask ``TIME``. How
-the clock is set lies in a key of the bench's prefix, of which no other script knows. Keys expire by the server's own clock,
-which does not move: those whose end a user can see (results, ids taken by ``unique_for``) are made to expire earlier.
+The scripts of a bench are the usual ones, except that they call a function of this module where the others call ``TIME``. The
+setting of the clock is in a key of the bench's prefix, which no other script reads. Keys expire by the server's own clock, which
+does not move. So keys whose end a user can see (results, ids reserved by ``unique_for``) are made to expire earlier.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 _TIME: Final = "redis.call('TIME')"
 SOON_MS: Final = 10
-"""What is due so soon is due: a test that dispatches for a time that it has just read off its own clock means now."""
+"""Tasks that are due within this time are due now: a test may dispatch for a time that it has just read off its own clock."""
 SET_WITHIN: Final = 5.0
 _IN_ONE: Final = 1000
-"""Keys that one script is told of."""
+"""Keys per script."""
 
 
 def _read(name: str) -> str:
@@ -43,7 +43,7 @@ def _own(name: str) -> Script:
 
 @cache
 def moved_scripts() -> dict[str, Script]:
-    """Every script as a bench runs it, by the SHA-1 of the one that everybody runs."""
+    """Every script as a bench runs it, by the SHA-1 of the usual one."""
     clock = _read("clock")
     moved: dict[str, Script] = {}
     for script in all_scripts():
@@ -79,7 +79,7 @@ class BenchLink(Link):
 
 
 def _moved(call: Call[T]) -> Call[T]:
-    """`call`, of the script as a bench runs it. It is not joined with others: the joined one would be of the other script."""
+    """Return `call` with the bench's script. It is not joined with others: the joined call would have the usual script."""
     script = moved_scripts().get(call.script.sha)
     if script is not None and script is not call.script:
         call.script, call.merge = script, None
@@ -87,7 +87,7 @@ def _moved(call: Call[T]) -> Call[T]:
 
 
 def set_clock(keys: RegistryKeys, ahead_ms: int, stopped_ms: int | None) -> Call[str]:
-    """The clock is ahead by so much from now on, or stands still at that time."""
+    """Set the clock ahead by that much from now on, or stop it at that time."""
     setting = f"{ahead_ms}" if stopped_ms is None else f"{ahead_ms} {stopped_ms}"
     return Call(_own("set_clock"), keys.base, (f"{keys.base}:clock",), (setting,), done)
 
@@ -103,7 +103,7 @@ def find_keys(keys: RegistryKeys, pattern: str, cursor: str) -> Call[tuple[str, 
 
 
 def expire_keys(keys: RegistryKeys, moments: Sequence[tuple[str, int]]) -> Call[str]:
-    """Keys and when they expire, in ms; a moment that has passed deletes them."""
+    """Set when keys expire, in ms; a moment that has passed deletes them."""
     names, args = tuple([key for key, _ in moments]), tuple[Argument, ...]([at for _, at in moments])
     return Call(_own("expire_keys"), keys.base, names, args, done)
 
@@ -133,16 +133,16 @@ class Clock:
         self._stopped_ms: int | None = None
 
     async def now_ms(self) -> int:
-        """What time it is, in milliseconds since 1970."""
-        return (await self._link.call(list_schedules(self._keys))).now  # which says so beside
+        """The time in milliseconds since 1970."""
+        return (await self._link.call(list_schedules(self._keys))).now  # whose reply includes the time
 
     async def begin_at(self, ms: int) -> None:
-        """Set it, before anything goes by it."""
+        """Set it, before anything uses it."""
         self._ahead_ms = ms - await self.now_ms()
         await self._set()
 
     async def move(self, ms: int) -> None:
-        """Let so much time pass."""
+        """Let that much time pass."""
         self._ahead_ms += ms
         if self._stopped_ms is not None:
             self._stopped_ms += ms
@@ -153,7 +153,7 @@ class Clock:
 
     @asynccontextmanager
     async def stopped(self) -> AsyncGenerator[None]:
-        """The clock stands still inside the block, but for moves."""
+        """Stop the clock inside the block, except for moves."""
         self._stopped_ms = await self.now_ms() + SOON_MS
         await self._set()
         try:

@@ -1,4 +1,4 @@
-"""Calling a handler directly: a `Context` of no run, for what the handler asks of ``worqr.current()``."""
+"""Calling a handler directly: a `Context` without a run, for handlers that call ``worqr.current()``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST: Final = 16 * 1024 * 1024
 
 
 class _Nowhere:
-    """As much of a queue's station as a context asks for."""
+    """The part of a queue's station that a context uses."""
 
     queue: Final = "test"
     mark: Final = ""
@@ -72,7 +72,7 @@ class DirectContext(Context):
             try:
                 trio.from_thread.check_cancelled()
             except RuntimeError:
-                pass  # the test calls the function as it is
+                pass  # the test calls the function directly
 
 
 @contextmanager

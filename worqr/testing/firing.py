@@ -1,8 +1,8 @@
 """The schedules of a bench: they fire when its clock is moved, and at no other time.
 
-So a test does not depend on when it runs: a full minute that passes meanwhile fires nothing. Firings have a time of their
-own, which stands still but for what the test lets pass: letting a day pass fires a daily schedule once. Moving the clock
-takes no time, so nothing runs meanwhile: of a schedule that skips what overlaps one firing is enqueued, however many passed.
+So a test does not depend on when it runs: a full minute that passes meanwhile fires nothing. Firings have a clock of their own,
+which moves only by the time that the test lets pass: a day fires a daily schedule once. Moving the clock takes no time, so no
+task runs meanwhile: a schedule that skips overlapping firings enqueues one, however many pass.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Firing:
         self._owed: dict[str, list[int]] = {}
 
     async def begin(self, now_ms: int) -> None:
-        """Firings count from now on."""
+        """Count firings from now on."""
         self._now = now_ms
         await self._declare()
 
     async def advance(self, ms: int) -> None:
-        """Let so much time pass: enqueue what fires meanwhile, in the order of its nominal times."""
+        """Let that much time pass: enqueue the firings in it, in the order of their nominal times."""
         since, self._now = self._now, self._now + ms
         declared = self._declarations.schedules
         if not declared:
@@ -64,12 +64,12 @@ class Firing:
             await self._client.ask(ops.declare_schedules(self._keys, page, replace=True))
 
     async def fire_owed(self) -> bool:
-        """Enqueue the firings that wait for the end of one before, as far as that is over; False: there were none."""
+        """Enqueue the firings that wait for the end of a previous one, if it has ended; return False if there were none."""
         fired = [await self._fire(self._declarations.schedules[name]) for name in tuple(self._owed)]
         return any(fired)
 
     async def _fire(self, definition: Definition) -> bool:
-        """Enqueue what is owed of one schedule, as far as possible; True if anything was."""
+        """Enqueue the owed firings of one schedule, as far as possible; return True if there were any."""
         keys = await self._client.sharding.by_id(
             QueueKeys(self._client.settings.prefix, definition.queue), definition.job
         )

@@ -1,4 +1,4 @@
-"""Recording what would be sent, without a server: for tests of code that only enqueues."""
+"""Record calls without a server: for tests of code that only enqueues."""
 
 # The private fields of Call are hidden from users, not from the sender.
 # pyright: reportPrivateUsage=false
@@ -57,7 +57,7 @@ class RecordedJob(Job[R]):
 
 
 class RecordingSender(Sender):
-    """Notes calls instead of sending them. Its coroutines never wait, so they run without an event loop too."""
+    """Records calls instead of sending them. Its coroutines never wait, so they run without an event loop too."""
 
     def __init__(self, client: Client, sent: list[Call[Any]]) -> None:
         super().__init__(client)
@@ -65,24 +65,24 @@ class RecordingSender(Sender):
         self._ids = count(1)
 
     async def enqueue(self, call: Call[Any]) -> None:
-        """Note a call."""
+        """Record a call."""
         self._sent.append(call)
 
     async def dispatch(self, call: Call[R]) -> Job[R]:
-        """Note a call, and return a handle of it."""
+        """Record a call, and return a handle of it."""
         self._sent.append(call)
         name = cast("str", call._options.get("id") or f"@{next(self._ids)}")
         return RecordedJob(self._client, QueueKeys(self._client.settings.prefix, call.queue), name, outcome="created")
 
     async def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
-        """Note calls."""
+        """Record calls."""
         noted = list(calls)
         for call in noted:
             await self.enqueue(call)
         return len(noted)
 
     async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
-        """Note calls, and return their handles."""
+        """Record calls, and return their handles."""
         return [await self.dispatch(call) for call in calls]
 
 
@@ -97,7 +97,7 @@ class NoConnections(Connections):
 
     @asynccontextmanager
     async def open(self, client: Client) -> AsyncGenerator[None]:
-        """Nothing, whatever loop runs."""
+        """Do nothing, whatever loop runs."""
         yield
 
 

@@ -1,7 +1,7 @@
-"""Running what is on a bench until nothing waits or runs: by a peer of its own, while the clock stands still.
+"""Run the tasks of a bench until none waits or runs: by a peer of its own, while the clock is stopped.
 
-The peer serves a function when there is work for it, and no sooner: an application has hundreds, and entering a queue, or
-starting the processes that a function runs in, takes its time.
+The peer serves a function only when there are tasks for it: an application has hundreds of functions, and serving a queue, or
+starting the processes that a function runs in, takes time.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from worqr.testing.firing import Firing
 logger: logging.Logger = logging.getLogger(__name__)
 
 LOOK_FIRST, LOOK_LATER = 0.001, 0.02
-"""Seconds between two looks at what still runs."""
+"""Seconds between two checks of what still runs."""
 SAY_AFTER: Final = 10.0
 """Seconds after which the log says what a run waits for."""
 MOST_STEPS: Final = 1000
-"""Moments at which something becomes due in one run; a handler that dispatches itself again and again has more."""
+"""Due times in one run, at most; a handler that dispatches itself again and again exceeds it."""
 
 Seen = dict[str, Inspected]
 """Every queue of a bench, by name."""
@@ -83,7 +83,7 @@ class Run:
         self._stack = AsyncExitStack()
 
     async def until_empty(self, *, scheduled: bool, enough: Callable[[], bool]) -> Summary:
-        """Run until nothing waits or runs; with `scheduled`, move the clock on until nothing is scheduled, or it is `enough`."""
+        """Run until no task waits or runs; with `scheduled`, move the clock on until nothing is scheduled, or it is `enough`."""
         await self._note_foreign()
         before = after = await look(self._client)
         if any(_has_work(each, scheduled=scheduled) for each in before.values()):
@@ -139,7 +139,7 @@ class Run:
         return queue.running > 0 or (queue.waiting > 0 and self._is_served(name, queue))
 
     async def _serve(self, busy: Seen) -> None:
-        """Serve the functions for which there is work; the first of them by joining."""
+        """Serve the functions that have tasks; the first of them by joining."""
         names = {self._mine[queue].name for queue in map(_function_queue, busy) if queue in self._mine}
         new = sorted(names - self._serving)
         self._serving |= names
@@ -157,10 +157,10 @@ def _function_queue(name: str) -> str:
 
 
 async def look(client: Client) -> Seen:
-    """Every queue of the bench, at one moment: what a handler enqueues is seen here, or its own run still is.
+    """Return every queue of the bench, at one moment: either a handler's new task is seen here, or its own run is.
 
-    So the queues are asked together, and again if there are new ones: a handler may have used one for the first time, and ended,
-    since the names were asked.
+    So the queues are read together, and again if there are new ones: a handler may have used one for the first time, and ended,
+    since the names were read.
     """
     names = await queue_names(client.ask, RegistryKeys(client.settings.prefix))
     while True:
@@ -172,7 +172,7 @@ async def look(client: Client) -> Seen:
 
 
 async def promote(client: Client, seen: Seen) -> bool:
-    """Put in line what was seen to be due; True if anything was."""
+    """Enqueue jobs that were found due; return True if there were any."""
     ready = [name for name, each in seen.items() if each.next_in_ms == 0]
     for name in ready:
         while (await client.ask(ops.promote_due(QueueKeys.of(client.settings.prefix, name))))[1] == 0:

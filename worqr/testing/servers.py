@@ -11,7 +11,7 @@ from typing import Final
 from worqr.embedded import EmbeddedServer, shared_server
 
 _servers: Final[dict[int, tuple[EmbeddedServer, ExitStack]]] = {}
-"""By process id: a forked child starts one of its own. With it, what lets go of it."""
+"""By process id: a forked child starts a server of its own. With each, the function that releases it."""
 _lock = threading.Lock()
 
 

@@ -1,4 +1,4 @@
-"""Taking a mesh for a test: what it is connected to, and what it sends by, are others for a block."""
+"""Replace a mesh's connections and sender for the length of a test's block."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def staged(
     prefix: str | None = None,
     onlooker: Onlooker | None = None,
 ) -> Generator[None]:
-    """Put these in the place of the mesh's own.
+    """Put these in place of the mesh's own.
 
     Raises:
         UsageError: the mesh is connected, or taken already.
@@ -62,7 +62,7 @@ def staged(
         raise UsageError(f"{mesh!r} is connected: a test takes a mesh before anything connects it")
     own = mesh.url, mesh.prefix, mesh.credentials
     mesh.url, mesh.prefix = url or mesh.url, prefix or mesh.prefix
-    if url is not None:  # another server, which does not know the users of the mesh's own
+    if url is not None:  # another server, which does not have the users of the mesh's own
         mesh.credentials = None
     try:
         with client.replaced(sender=sender, connections=connections, onlooker=onlooker):

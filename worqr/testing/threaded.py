@@ -1,7 +1,7 @@
 """Benches for tests that do not run on Trio: the bench lives in a thread of its own, on a Trio loop of its own.
 
-Here: that thread; `AsyncioBench`, whose calls are awaited on asyncio; `BlockingBench`, whose calls block. What a bench does is in
-`benches`.
+This module has that thread; `AsyncioBench`, whose calls are awaited on asyncio; and `BlockingBench`, whose calls block. The bench
+itself is in `benches`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Asked(Generic[T]):
         except trio.Cancelled:
             self.future.set_exception(UsageError("the bench has ended during this call"))
             raise
-        except BaseException as error:  # also what a handler raised
+        except BaseException as error:  # also an exception of a handler
             self.future.set_exception(error)
         if not self.future.done():
             self.future.set_exception(UsageError("this call of the bench was cancelled"))
@@ -97,7 +97,7 @@ class BenchThread:
         await self._connections.keep(client_of(self._mesh))
 
     def ask(self, work: Work[T]) -> _Asked[T]:
-        """Begin a call of the bench."""
+        """Start a call of the bench."""
         asked = _Asked(work)
         if self._ended.done():
             raise UsageError("this bench has ended")
@@ -151,7 +151,7 @@ class AsyncioBench(Bench):
         await self._ask(lambda bench: bench.advance(seconds))
 
     async def _ask(self, work: Work[T]) -> T:
-        import asyncio  # as late as this: plain tests do without
+        import asyncio  # imported here: plain tests do not need it
 
         asked = self._thread.ask(work)
         try:

@@ -63,7 +63,7 @@ def _run(paths: list[str], peers: int) -> bool:
 
 
 def _wrong(files: int | None, peers: int) -> str:
-    """What is wrong with the options, if anything is."""
+    """Return the error in the options, if there is one."""
     if not 2 <= peers <= MOST_PEERS:
         return f"--workers must be from 2 (one is killed) to {MOST_PEERS}, got {peers}"
     fewest = FILES_PER_PEER * peers
@@ -74,5 +74,5 @@ def _wrong(files: int | None, peers: int) -> str:
 
 
 def _is_interrupt(error: BaseException) -> bool:
-    """Ctrl-C, bare or in a group of whatever it made fail."""
+    """True for Ctrl-C, alone or in an exception group."""
     return bool(BaseExceptionGroup("any", [error]).subgroup(KeyboardInterrupt))

@@ -1,4 +1,4 @@
-"""What the demo knows at any moment, as plain data: filled by the story, shown by the views, judged at the end."""
+"""The state of the demo as plain data: set by the story, shown by the views, checked at the end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Killed:
 
 @dataclass(slots=True)
 class LongTask:
-    """The long task's story, in times of one clock; what has not happened is None."""
+    """The times of the long task, by one clock; None: not yet."""
 
     peer: str = ""
     began_at: float | None = None
@@ -77,12 +77,12 @@ class Board:
 
     @property
     def seconds(self) -> float:
-        """How long it has been going on, or went on."""
+        """How long the demo has been running, or ran."""
         return (self.ended or time.monotonic()) - self.began
 
     @property
     def rate(self) -> float:
-        """Files per second of late."""
+        """Files per second recently."""
         now = time.monotonic()
         while self._recent and now - self._recent[0] > RATE_WINDOW:
             self._recent.popleft()
@@ -94,11 +94,11 @@ class Board:
         return sorted(self.files - self.first.keys())
 
     def tell(self, news: str) -> None:
-        """Something happened that people want to read."""
+        """Add a line of news for the user."""
         self.news.append(news)
 
     def take_in(self, report: Report) -> None:
-        """A report has come; the same one may come twice."""
+        """Add a report; the same one may arrive twice."""
         if report.kind == "began":
             self.long.peer, self.long.began_at = report.peer, report.at
             self.long.runs += 1

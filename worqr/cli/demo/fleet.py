@@ -1,8 +1,7 @@
-"""The peers' processes: started, frozen, killed, and gone with the demo.
+"""The peers' processes: started, frozen and killed by the demo, and ended with it.
 
-Each peer has the reading end of a pipe as its standard input, its leash: when the demo lets go of it, or dies in
-whatever way, the peer leaves. They stand in sessions of their own, so that Ctrl-C reaches the demo only, which then
-ends them.
+Each peer has the reading end of a pipe as its standard input, its leash: when the demo closes it, or ends for any reason, the
+peer leaves. The peers have sessions of their own, so that Ctrl-C reaches only the demo, which then ends them.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class PeerDied(WorqrError):
 
 @dataclass(slots=True)
 class PeerProcess:
-    """One peer. `killed`: by us, on purpose."""
+    """One peer. `killed`: by the demo, on purpose."""
 
     name: str
     process: trio.Process
@@ -44,30 +43,30 @@ class PeerProcess:
         return self.process.pid
 
     def freeze(self) -> None:
-        """Stop it where it stands; it can do nothing until it is thawed."""
+        """Suspend it; it can do nothing until it is resumed."""
         self.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Resume it."""
         self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL: it has no chance to say anything."""
+        """Send SIGKILL: it cannot react."""
         self.killed = True
         self.process.kill()
 
     async def let_go(self) -> None:
-        """Let it leave in good order."""
+        """Let it shut down normally."""
         if self.process.stdin is not None:
             await self.process.stdin.aclose()
 
     def last_words(self) -> str:
-        """The end of what it wrote to its standard error."""
+        """The end of its standard error."""
         self.log.seek(0)
         return "\n".join(self.log.read().decode("utf-8", "replace").splitlines()[-LOG_LINES:]) or "(no output)"
 
     def check(self) -> None:
-        """PeerDied if it ended by itself."""
+        """Raise PeerDied if it ended by itself."""
         code = self.process.poll()
         if code and not self.killed:
             raise PeerDied(
@@ -82,12 +81,12 @@ class Fleet:
     peers: list[PeerProcess]
 
     def check(self) -> None:
-        """PeerDied if one ended by itself."""
+        """Raise PeerDied if one ended by itself."""
         for peer in self.peers:
             peer.check()
 
     async def leave(self) -> None:
-        """Let all of them go, and wait until they have ended; PeerDied if one could not in good order."""
+        """Let all of them shut down, and wait until they have ended; raise PeerDied if one could not do so normally."""
         for peer in self.peers:
             if not peer.killed:
                 await peer.let_go()
@@ -102,7 +101,7 @@ class Fleet:
 
 @asynccontextmanager
 async def open_fleet(url: str, number: int) -> AsyncGenerator[Fleet]:
-    """Start so many peers; whatever happens, none is there afterwards."""
+    """Start that many peers; in any case, none is left afterwards."""
     fleet = Fleet([])
     try:
         for i in range(1, number + 1):

@@ -1,7 +1,7 @@
 """One peer of the demo, in a process of its own: ``python -m worqr.cli.demo.peer URL NAME``.
 
-It serves two queues until its standard input ends: then the demo has let go of it, or has died. It never outlives
-the demo by more than some seconds.
+It serves two queues until its standard input ends: then the demo has closed it, or has ended. It never outlives the demo by more
+than some seconds.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ AT_ONCE = 4
 """Files that a worker counts at a time."""
 GRACE = 1.0
 THREADS_TAKE_TURNS = 0.0005
-"""Seconds after which the counting thread gives the event loop a turn; Python's own 5 ms would delay a cancellation."""
+"""Seconds after which the counting thread lets the event loop run; Python's own 5 ms would delay a cancellation."""
 LET_GO = 3.0
-"""Seconds after which a peer that was let go and is still there ends itself, whatever it waits for."""
+"""Seconds after which a peer that was asked to leave and still runs ends itself, whatever it waits for."""
 
 
 async def count_files(results: worqr.Queue, name: str, one_at_a_time: trio.CapacityLimiter, task: bytes) -> None:
-    """Handler of the files: count in a thread, and put what was found into the results.
+    """Handler of the files: count in a thread, and put the counts into the results.
 
-    Counting never waits for anything, so a second thread of the same Python would only be in the way of the first.
+    Counting never waits for I/O, so a second thread of the same Python would only slow the first one down.
     """
     began = time.monotonic()
     path = os.fsdecode(task)
@@ -40,7 +40,7 @@ async def count_files(results: worqr.Queue, name: str, one_at_a_time: trio.Capac
 
 
 async def run_for_ever(results: worqr.Queue, name: str, task: bytes) -> None:
-    """Handler of the long task: tells when it began, and when and why it was cancelled."""
+    """Handler of the long task: reports when it began, and when and why it was cancelled."""
     await results.enqueue(encode(Report("began", name, time.monotonic())))
     try:
         await trio.sleep_forever()
@@ -65,7 +65,7 @@ async def run_peer(url: str, name: str) -> None:
 
 
 def hold_leash(let_go: trio.Event, token: trio.lowlevel.TrioToken) -> None:
-    """Wait for the end of the standard input, then leave, or else; in a thread, so that it works at any moment."""
+    """Wait for the end of the standard input, then leave; in a thread, so that it works at any moment."""
     while os.read(0, 64):
         pass
     try:

@@ -1,7 +1,7 @@
-"""What a handler of the demo tells: a JSON object in the queue ``results``. Here it is written and read.
+"""The reports of the demo's handlers: JSON objects in the queue ``results``. This module writes and reads them.
 
-Times are of the system's monotonic clock, which all processes of one machine share, so that the demo can say how long
-after the kill a second run began.
+Times are of the system's monotonic clock, which all processes of one machine share. So the demo can show how long after the
+kill a second run began.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
         peer: the name of the peer that ran it.
         at: when that run began, or was cancelled.
         path: the file.
-        counted: what was found in it.
+        counted: the counts of the file.
         stalls: how many workers died while they ran it before.
         reason: why it was cancelled.
     """

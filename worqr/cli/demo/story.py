@@ -1,6 +1,6 @@
-"""What happens in the demo, in order: feed, kill a peer, cancel a long task, pull through, look whether all is there.
+"""The steps of the demo, in order: enqueue, kill a peer, cancel a long task, finish, check that nothing is missing.
 
-The demo itself is a member of the mesh too: it takes the results by hand. What it learns goes onto the `Board`.
+The demo itself is a member of the mesh too: it takes the results by hand, and puts what it learns on the `Board`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ READY_WITHIN = 60.0
 KILL_AFTER = 0.3
 """The part of the files that is done when the peer is killed."""
 SETTLE = 0.03
-"""Seconds in which a process that is frozen stands still."""
+"""Seconds after which a frozen process has really stopped."""
 LONG_RUNS_FOR = 0.5
 CANCEL_WAIT = 10.0
 WORKER_ID = re.compile(r":[0-9a-f]{32}")
-"""The random part of a worker id; what stands before it says enough here."""
+"""The random part of a worker id; the part before it suffices here."""
 NOTHING_NEW = 30.0
-"""Seconds without a new result after which what is missing is called lost."""
+"""Seconds without a new result after which the missing ones are called lost."""
 
 
 async def tell_story(files: list[str], peers: int, show: Callable[[Board], None]) -> Board:
@@ -62,7 +62,7 @@ async def _on_a_server(board: Board, show: Callable[[Board], None]) -> None:
 
 
 class _News(logging.Handler):
-    """What the mesh itself logs, as news: when it noticed a death, and what it gave back."""
+    """The mesh's own log lines as news: when a death was noticed, and what was given back."""
 
     def __init__(self, board: Board) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def _logged(board: Board) -> Generator[None]:
 
 @asynccontextmanager
 async def _background(*loops: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
-    """Run these as long as the block; their errors come out as they are, not as a group."""
+    """Run these for the length of the block; their errors are raised unchanged, not as a group."""
     try:
         async with trio.open_nursery() as nursery:
             for loop in loops:
@@ -161,7 +161,7 @@ async def _all_joined(mesh: worqr.Mesh, fleet: Fleet) -> None:
 
 
 async def _kill_one(mesh: worqr.Mesh, fleet: Fleet, board: Board) -> None:
-    """SIGKILL a peer while it holds files. It is frozen first, so that what is counted is what it holds at the end."""
+    """SIGKILL a peer while it holds files. It is frozen first, so that the count is what it holds at its end."""
     ids = {worker.pid: worker.id for worker in await mesh.workers()}
     while len(board.first) < len(board.files):
         for peer in fleet.peers[1:]:
@@ -175,7 +175,7 @@ async def _kill_one(mesh: worqr.Mesh, fleet: Fleet, board: Board) -> None:
 
 
 async def _held_by(mesh: worqr.Mesh, worker: str) -> int:
-    """How many files a frozen peer holds. What it had sent before, the server works off at the latest with a first look."""
+    """How many files a frozen peer holds. The first read makes the server process everything that the peer had sent before."""
     await trio.sleep(SETTLE)
     await mesh.queue(FILES).running()
     return sum(status.worker == worker for status in await mesh.queue(FILES).running())
@@ -189,7 +189,7 @@ def _kill(peer: PeerProcess, held: int, board: Board) -> None:
 
 
 async def _cancel_long_task(mesh: worqr.Mesh, board: Board) -> None:
-    """One long task: let it begin somewhere, then cancel it from here."""
+    """One long task: wait until it has begun, then cancel it from this process."""
     queue, long = mesh.queue(LONG), board.long
     await queue.enqueue(LONG_TASK)
     await board.until(lambda: long.runs > 0)
@@ -208,7 +208,7 @@ def _more_than(board: Board, files: int) -> bool:
 
 
 async def _pull_through(board: Board) -> None:
-    """Until every file has its result, or nothing has come for a long time."""
+    """Wait until every file has its result, or no result has come for a long time."""
     total = len(board.files)
     while len(board.first) < total:
         before = len(board.first)

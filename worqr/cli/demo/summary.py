@@ -1,4 +1,4 @@
-"""The end of the demo: every line of the summary is checked against what was seen, and says so."""
+"""The end of the demo: every line of the summary is checked against the observed facts, and shows the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the demo shows itself: a live table on a terminal, plain lines everywhere else. Here is no judgement."""
+"""The display of the demo: a live table on a terminal, plain lines everywhere else. It does not judge."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class View(Protocol):
 
 @contextmanager
 def open_view() -> Generator[View]:
-    """The live table if the standard output is a terminal that takes it, else plain lines."""
+    """The live table if the standard output is a suitable terminal, else plain lines."""
     takes_it = os.environ.get("TERM") != "dumb" and sys.stdout.encoding.lower().startswith("utf")
     if sys.stdout.isatty() and takes_it and not os.environ.get("NO_COLOR"):
         with Live(console=Console(), auto_refresh=False) as live:
@@ -51,7 +51,7 @@ def open_view() -> Generator[View]:
 
 
 def headline(board: Board) -> str:
-    """What is being done."""
+    """The current step."""
     return f"{len(board.files)} source files of Python {platform.python_version()}, {len(board.peers)} workers"
 
 
@@ -63,7 +63,7 @@ def verdict(lines: list[Line]) -> str:
 
 
 class PlainView:
-    """Lines without any escape codes: what happened, and once a second how far it is."""
+    """Lines without any escape codes: events, and once a second the progress."""
 
     def __init__(self) -> None:
         self._told = -1

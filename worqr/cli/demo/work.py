@@ -1,8 +1,7 @@
 """The work of the demo: source files, tokenised and counted. Knows nothing of queues.
 
-It is real work that is there on any machine: every source file of the Python that runs this, its own test suite
-included (where the system has one). Some of those are broken on purpose; that they cannot be read is a result like any
-other.
+It is real work that exists on any machine: every source file of the Python that runs this, including its own test suite (where
+the system has one). Some of those are broken on purpose; that they cannot be read is a result like any other.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ NOT_THE_LIBRARY = frozenset({"site-packages", "dist-packages", "__pycache__"})
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What was found in one file. ``broken``: it is no Python, and only what stands before the error was counted."""
+    """The counts of one file. ``broken``: it is not valid Python, and only the part before the error was counted."""
 
     lines: int
     tokens: int
@@ -30,7 +29,7 @@ class Counted:
 
 
 def find_files(limit: int | None = None) -> list[str]:
-    """The library's source files, by path; with `limit` only the largest so many.
+    """The library's source files, by path; with `limit` only that many, the largest ones.
 
     Raises:
         UsageError: there are none.

@@ -1,8 +1,8 @@
-"""The program of a worker process: takes one run after the other from its parent, and does it in its main thread.
+"""The program of a worker process: it takes one run after the other from its parent, and runs it in its main thread.
 
-Started by `process`. It has a session and process group of its own, so that Ctrl-C at the terminal is not for it, and ignores
-SIGTERM, which service managers send to every process of a service: when it ends is the parent's to say. The pipe to the parent is
-none of the standard streams, so that nothing a function prints can disturb it.
+`process` starts it. It has a session and process group of its own, so that it does not receive Ctrl-C at the terminal. It ignores
+SIGTERM, which service managers send to every process of a service: the parent decides when it ends. The pipe to the parent is
+none of the standard streams, so that a function's output cannot disturb it.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.
@@ -48,9 +48,9 @@ from worqr.remote import remote_error
 from worqr.task import Seconds, name_of, seconds
 
 SAY_EVERY: Final = 0.1
-"""Seconds between two reports of progress to the parent; it passes on no more either."""
+"""Seconds between two reports of progress to the parent, which sends them no more often either."""
 OOM_SCORE: Final = 500
-"""As if it had half of all memory more than it has; of 1,000."""
+"""The oom_score_adj of the process, of 1,000: it counts as if it used half of all memory more than it does."""
 IGNORED: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -63,20 +63,20 @@ class Pipe:
         self._sending = threading.Lock()
 
     def receive(self) -> Request | None:
-        """The next request; None: there will be none."""
+        """The next request; None: there are no more."""
         header = self._reader.read(LENGTH.size)
         if len(header) < LENGTH.size:
             return None
         return requests.decode(self._reader.read(LENGTH.unpack(header)[0]))
 
     def send(self, frame: Reply) -> None:
-        """Send a frame; waits while the parent is busy."""
+        """Send a frame; wait while the parent is busy."""
         buffer = packed(frame)
         with self._sending:
             self._connection.sendall(buffer)
 
     def close(self) -> None:
-        """A fork of ours has nothing to say."""
+        """Close the pipe in a fork of this process, which must not use it."""
         self._connection.close()
         self._reader.close()
 
@@ -88,7 +88,7 @@ class Pipe:
 
 
 class Sayer:
-    """Progress on its way to the parent: the first at once, then no more than the latest in each `SAY_EVERY`."""
+    """Progress on its way to the parent: the first report at once, then only the latest in each `SAY_EVERY`."""
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
@@ -99,12 +99,12 @@ class Sayer:
         self._thread: threading.Thread | None = None
 
     def begin(self, context: Context) -> None:
-        """`context` runs now; what others say, which threads left behind may do, is dropped."""
+        """`context` runs now; reports of other runs, whose threads may have been left behind, are dropped."""
         with self._changed:
             self._running = context
 
     def says(self, context: Context) -> None:
-        """The run has said something; from any thread."""
+        """The run has reported progress; from any thread."""
         with self._changed:
             if context is not self._running:
                 return
@@ -118,7 +118,7 @@ class Sayer:
             self._changed.notify()
 
     def end(self) -> None:
-        """The run has ended: send what is left to send."""
+        """The run has ended: send the remaining reports."""
         with self._changed:
             self._send()
             self._running = None
@@ -141,7 +141,7 @@ class Sayer:
 
 
 class ChildStation:
-    """What a `Context` asks of its station, answered from here."""
+    """The part of a station that a `Context` uses, in this process."""
 
     def __init__(self, queue: str, mark: str, policy: Policy, state: object, pipe: Pipe, sayer: Sayer) -> None:
         self.queue = queue
@@ -152,11 +152,11 @@ class ChildStation:
         self.says: Callable[[Context], None] = sayer.says
 
     def policy_with(self, own: tuple[tuple[bytes, bytes], ...]) -> Policy:
-        """The policy of a job that brings fields of its own."""
+        """The policy of a job with policy fields of its own."""
         return self.policy.over({name.decode(): value.decode() for name, value in own})
 
     def extends(self, context: Context, more: Seconds) -> None:
-        """The run wants more time; from any thread. One without a timeout gets none by that."""
+        """The run asks for more time; from any thread. A run without a timeout does not get one by that."""
         left = seconds(more, "seconds of extend")
         if context.deadline is not None:
             context.deadline = time.monotonic() + left
@@ -164,7 +164,7 @@ class ChildStation:
 
 
 class ChildContext(Context):
-    """A run in a process. Its `deadline` is by ``time.monotonic()``; it never learns of a cancellation, which kills it."""
+    """A run in a process. Its `deadline` is by ``time.monotonic()``. It never sees a cancellation, which kills it."""
 
     __slots__ = ()
 
@@ -185,13 +185,13 @@ class Runs:
         self._state: object = None
 
     def run_forever(self) -> None:
-        """Until the parent has no more runs for us, or this process cannot take any."""
+        """Take runs until the parent has no more for this process, or the process cannot take any."""
         with ExitStack() as stack:
             problem = self._enter(stack)
             while isinstance(request := self._pipe.receive(), Run):
                 answer = problem or copy_context().run(self._run, request)
                 if os.getpid() != self._pid:
-                    os._exit(0)  # a fork that the function let go on
+                    os._exit(0)  # a fork that returned from the function
                 self._answer(answer)
                 if isinstance(answer, Raised) and answer.last:
                     return
@@ -201,11 +201,11 @@ class Runs:
             try:
                 stream.flush()
             except (OSError, ValueError, AttributeError):
-                pass  # the function closed it, or nobody reads it
+                pass  # the function closed it, or it has no reader
         self._pipe.send(answer)
 
     def _enter(self, stack: ExitStack) -> Raised | None:
-        """Limit the memory, and enter the lifespan; what that raises is every run's failure."""
+        """Limit the memory, and enter the lifespan; if that raises, every run fails with the error."""
         setup = self._setup
         use_embedded(setup.embedded)
         try:
@@ -264,7 +264,7 @@ def _found(name: Name, what: str) -> Any:
 
 
 def _leaves(error: BaseException) -> str:
-    """`error` in a line, also one that trio wrapped into groups."""
+    """`error` in one line, also an error that Trio wrapped into groups."""
     if isinstance(error, BaseExceptionGroup):
         return "; ".join(_leaves(inner) for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions)
     return f"{type(error).__name__}: {error}"
@@ -280,10 +280,10 @@ def _called(handler: Callable[[bytes], object], task: bytes) -> object:
 
 
 def raised(error: BaseException, *, last: bool = False) -> Raised:
-    """`error` as it crosses: names and text."""
+    """`error` as it is transferred: names and text."""
     at = error.__traceback__
     while at is not None and at.tb_frame.f_code.co_filename == __file__:
-        at = at.tb_next  # the frames of this program tell nobody anything
+        at = at.tb_next  # the frames of this program are of no use to the reader
     told = remote_error(error.with_traceback(at or error.__traceback__))
     names = [name_of(kind) for kind in type(error).__mro__]
     if isinstance(error, Retry):
@@ -300,14 +300,14 @@ def _limit_memory(limit: int) -> None:
 
 
 def _go_first() -> None:
-    """When memory runs out, let Linux end this process rather than its peer, which has the runs of all others."""
+    """When memory runs out, let Linux end this process rather than its peer, which has the runs of all other handlers."""
     try:
         with open("/proc/self/oom_score_adj", "r+") as file:
             if int(file.read()) < OOM_SCORE:
                 file.seek(0)
                 file.write(str(OOM_SCORE))
     except (OSError, ValueError):
-        pass  # another system, or one that does not let us
+        pass  # another system, or no permission
 
 
 def _ignore(_number: int, _frame: object) -> None:
@@ -315,8 +315,8 @@ def _ignore(_number: int, _frame: object) -> None:
 
 
 class Forking:
-    """What a function forks is a process like any other: the pipe is not its business, and signals are. Those that come before
-    it can say so wait until it has.
+    """A fork of the function is a process like any other: it must not use the pipe, and must not ignore signals. Signals that
+    arrive before it has restored their handlers wait until then.
     """
 
     def __init__(self, pipe: Pipe) -> None:
@@ -338,7 +338,7 @@ class Forking:
 
 
 def main(argv: list[str]) -> None:
-    """The whole life of the process. Args: what ``sys.argv`` is for those who ask, as in the parent."""
+    """The whole life of the process. Args: the parent's ``sys.argv``, for code that reads it."""
     parent, channel, line = (int(argument) for argument in sys.argv[1:])
     sys.argv[:] = argv
     connection, lifeline = socket.socket(fileno=channel), socket.socket(fileno=line)

@@ -1,8 +1,7 @@
-"""The wire between a peer and its worker processes: frames of four bytes of length and a struct in MessagePack. Nobody else reads
-it, and both sides are always of one version.
+"""The wire between a peer and its worker processes: frames of four bytes of length and a struct in MessagePack.
 
-A process is greeted with one `Setup`; then for each `Run` it answers one `Returned` or `Raised`, and before that as many `Said`
-and `Extended` as the run makes of them.
+It is internal: both sides always have the same version. A process receives one `Setup` first. It replies to each `Run` with one
+`Returned` or `Raised`, and before that with a `Said` or `Extended` for each report or extension of the run.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Setup(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Run(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """One run: the claim's entry as a start answers it, and what its handler's options say. `mark`: what ends the ids that are
+    """One run: the claim's entry from the start's reply, and the options of its handler. `mark`: the suffix of the ids that are
     generated there. `left`: seconds to its deadline.
     """
 
@@ -46,27 +45,27 @@ class Run(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Said(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The run said how far it is."""
+    """The run reported its progress."""
 
     done: float | None
     message: str
 
 
 class Extended(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The run wants to go on for so many seconds from now."""
+    """The run asks for a deadline that many seconds from now."""
 
     seconds: float
 
 
 class Returned(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The function returned. `kind`: how `value` is encoded; None: the result is not to be kept, and not here."""
+    """The function returned. `kind`: how `value` is encoded; None: the result is not stored, and not included."""
 
     kind: str | None
     value: bytes
 
 
 class Raised(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The function raised. `names`: of the classes that the error is of; `last`: the process takes no further run."""
+    """The function raised. `names`: of the error's classes; `last`: the process takes no further run."""
 
     kind: Literal["retry", "failure", "broken", "error"]
     error: RemoteError
@@ -87,7 +86,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def packed(frame: Request | Reply) -> bytearray:
-    """`frame` as it is sent."""
+    """`frame` as bytes for the wire."""
     buffer = bytearray(LENGTH.size)
     _encoder.encode_into(frame, buffer, LENGTH.size)
     LENGTH.pack_into(buffer, 0, len(buffer) - LENGTH.size)

@@ -1,10 +1,10 @@
-"""How a worker process ends with its parent, however that ends, and takes with it what it has started.
+"""How a worker process ends together with its parent, for whatever reason the parent ends, and ends its own child processes.
 
-The lifeline is a socket of which the parent holds the other end and nobody ever writes to it: it closes when the parent is gone.
-On Linux the kernel is told to answer that with SIGKILL to the whole process group (`F_SETSIG`), which needs no code of ours
-to run: it holds while a C extension keeps the interpreter's lock, and for a stopped process. Elsewhere a thread waits for it.
-A parent that forks without exec hands its end on; then the death signal of Linux still ends the process itself, though not what
-that has started. What has left the process group (setsid) is beyond reach.
+The lifeline is a socket whose other end the parent holds. The parent never writes to it: it closes when the parent has ended.
+On Linux the kernel then sends SIGKILL to the whole process group (`F_SETSIG`). This needs no code of ours to run: it works
+while a C extension holds the interpreter's lock, and for a stopped process. On other systems a thread waits for the close.
+If a parent forks without exec, the fork keeps the parent's end open. Then Linux's death signal still ends the process itself, but
+not its child processes. Processes that have left the process group (setsid) are out of reach.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ PR_SET_PDEATHSIG: Final = 1
 
 
 def die_with_parent(parent: int, lifeline: socket.socket) -> None:
-    """From here on this process and its group live as long as the process `parent` does, at most; `lifeline` must stay open."""
+    """End this process and its group when the process `parent` ends, from now on; `lifeline` must stay open."""
     if sys.platform == "linux":
         _ask_for_death_signal()
         by_kernel = _kill_group_at_hangup(lifeline)
     else:
         by_kernel = False
-    if os.getppid() != parent or _has_hung_up(lifeline):  # it was gone before we asked
+    if os.getppid() != parent or _has_hung_up(lifeline):  # the parent had ended before this call
         _kill_group()
     if not by_kernel:
         threading.Thread(target=_wait_for_hangup, args=(lifeline,), name="worqr lifeline", daemon=True).start()
@@ -39,7 +39,7 @@ def _ask_for_death_signal() -> None:
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     except (OSError, AttributeError):
-        pass  # a C library that has none; the lifeline is there
+        pass  # a C library without prctl; the lifeline still works
 
 
 def _kill_group_at_hangup(lifeline: socket.socket) -> bool:

@@ -1,8 +1,8 @@
-"""How a function is found in another process: by the name of its module and its own, imported there afresh.
+"""How another process finds a function: by the name of its module and its own name, imported there afresh.
 
-What has no such name (a closure, a lambda, what was typed into an interpreter) is refused here, where it is declared or served.
-The module ``__main__`` is imported over there under the name it has for everybody else, so that ``if __name__ ==
-"__main__":`` holds; what starts a peer outside of that guard is stopped by `refuse_while_importing`.
+A function without such a name (a closure, a lambda, code typed into an interpreter) is refused where it is declared or served.
+The module ``__main__`` is imported there under its real name, so that ``if __name__ == "__main__":`` is false. A peer that starts
+outside of that guard is stopped by `refuse_while_importing`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STAND_IN: Final = "__worqr_main__"
 REMEDY: Final = "define it at the top level of a module that can be imported"
 
 _importing: list[str] = []
-"""What this worker process imports at the moment."""
+"""The module that this worker process is importing."""
 
 
 class Name(msgspec.Struct, array_like=True, frozen=True):
@@ -44,10 +44,10 @@ class Name(msgspec.Struct, array_like=True, frozen=True):
 
 
 def check_runs_in_process(function: object, what: str = "the function") -> None:
-    """What can be said where `function` is declared, before it has its place in its module.
+    """Check `function` where it is declared, before its module has a name for it.
 
     Raises:
-        UsageError: it is async or a generator, or will never be found by name.
+        UsageError: it is async or a generator, or can never be found by name.
     """
     inner: Any = inspect.unwrap(function) if callable(function) else function
     while isinstance(inner, partial):
@@ -76,10 +76,10 @@ def _check_nameable(thing: object, what: str) -> None:
 
 
 def name_for_process(thing: object, what: str) -> Name:
-    """Under which name another process finds `thing`.
+    """Return the name under which another process finds `thing`.
 
     Raises:
-        UsageError: under none.
+        UsageError: there is none.
     """
     _check_nameable(thing, what)
     module = str(getattr(thing, "__module__", None))
@@ -101,7 +101,7 @@ def name_for_process(thing: object, what: str) -> Name:
 
 
 def _find(module: ModuleType | None, thing: object) -> str | None:
-    """The name of `thing` in `module`: its own, or another one it is bound to there."""
+    """The name of `thing` in `module`: its own, or another name for it there."""
     if module is None:
         return None
     qualname = getattr(thing, "__qualname__", None)
@@ -118,14 +118,14 @@ def _look_up(module: ModuleType, qualname: str) -> Any:
 
 
 def _is_it(found: Any, thing: Any) -> bool:
-    """True for the thing itself, and for a typed function of which `thing` is the handler."""
+    """True for `thing` itself, and for a typed function whose handler `thing` is."""
     if found is thing or (isinstance(found, MethodType) and found == thing):
         return True
     return thing is not None and inspect.getattr_static(found, "__worqr_handler__", None) is thing
 
 
 def main_module() -> tuple[str | None, str | None]:
-    """What ``__main__`` is called when it is imported, and of a script its file; no name: it cannot be."""
+    """The real name of ``__main__`` for an import, and the file of a script; no name: it cannot be imported."""
     main = sys.modules["__main__"]
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if spec is not None and spec.name != "__main__":
@@ -135,11 +135,11 @@ def main_module() -> tuple[str | None, str | None]:
     return Path(file).stem, os.path.abspath(file)
 
 
-# Over there
+# In the other process
 
 
 def resolve(name: Name) -> Any:
-    """Import what `name` names. Raises whatever that raises."""
+    """Import the object that `name` names. Errors of the import propagate."""
     with _importing_of(name.module):
         module = importlib.import_module(name.module) if name.file is None else _import_script(name.module, name.file)
     found: Any = module
@@ -178,7 +178,7 @@ def _import_script(stem: str, file: str) -> ModuleType:
 
 
 def refuse_while_importing(what: str) -> None:
-    """Stop a script that would do all it does once more in each of its worker processes.
+    """Stop a script that would run in full once more in each of its worker processes.
 
     Raises:
         UsageError: this is a worker process, and it is importing.

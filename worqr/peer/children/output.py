@@ -1,4 +1,4 @@
-"""What a worker process writes to its standard error: passed on to ours, its end kept for the record of a failed run."""
+"""The standard error of a worker process: passed on to the peer's, its end kept for the record of a failed run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import trio
 KEPT: Final = 16 * 1024
 """Bytes of a run's output that are kept: the last ones."""
 WAITING: Final = 1024 * 1024
-"""Bytes that may wait for whoever reads our own standard error; what is more is dropped."""
+"""Bytes that may wait for a slow reader of the peer's standard error; the rest is dropped."""
 CHUNK: Final = 64 * 1024
 STDERR: Final = 2
 
@@ -26,17 +26,17 @@ class Output:
         self._waiting = bytearray()
 
     def begin(self) -> None:
-        """A run begins: what was written before is not its."""
+        """A run begins: earlier output is not its."""
         self.drain()
         self._tail.clear()
 
     def tail(self) -> str:
-        """The end of what the run has written so far."""
+        """The end of the run's output so far."""
         self.drain()
         return bytes(self._tail).decode("utf-8", "replace")
 
     def drain(self) -> None:
-        """Take what is there, without waiting; no more than fits into the pipe, for somebody may write all the time."""
+        """Read the available output without waiting; at most one pipe's worth, because the process may write all the time."""
         for _ in range(16):
             if not self._read():
                 return
@@ -46,7 +46,7 @@ class Output:
             return False
         try:
             data = os.read(self._fd, CHUNK)
-        except OSError:  # nothing there; or an error, which is as much as nothing
+        except OSError:  # no output; or an error, which counts as none
             return False
         self._tail += data
         del self._tail[:-KEPT]
@@ -55,7 +55,7 @@ class Output:
         return bool(data)
 
     async def pass_on_forever(self) -> None:
-        """Until the last writer has closed its end."""
+        """Read until the last writer has closed its end."""
         while True:
             await trio.lowlevel.wait_readable(self._fd)
             if not self._read() and not self._waiting:
@@ -63,14 +63,14 @@ class Output:
             await self.pass_on()
 
     async def pass_on(self) -> None:
-        """Write what waits. In a thread: whoever reads our standard error may be slow."""
+        """Write the waiting output. In a thread: the reader of the peer's standard error may be slow."""
         while self._waiting:
             data = bytes(self._waiting)
             self._waiting.clear()
             await trio.to_thread.run_sync(_write, data, limiter=self._limiter, abandon_on_cancel=True)
 
     def close(self) -> None:
-        """The process has ended; its last words stay known."""
+        """The process has ended; its last output stays available."""
         fd, self._fd = self._fd, -1
         os.close(fd)
 
@@ -81,4 +81,4 @@ def _write(data: bytes) -> None:
         while view:
             view = view[os.write(STDERR, view) :]
     except OSError:
-        pass  # we have none, or nobody reads it
+        pass  # no standard error, or it has no reader

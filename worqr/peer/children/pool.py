@@ -1,10 +1,11 @@
-"""`Children`: a peer's worker processes. Each run has one for itself; what cannot be used once more is killed and replaced.
+"""`Children`: a peer's worker processes. Each run has one for itself; a process that cannot be used again is killed and
+replaced.
 
-A process is started when a run needs one and none is idle, and kept for the next one. Of those that are idle the one used last is
-used first, so that the others get old: after `KEEP_IDLE` they are let go, all but one. Who waits for a process waits in line.
+A process is started when a run needs one and none is idle, and kept for the next run. The most recently used idle process is
+used first, so that the others grow old: after `KEEP_IDLE` all but one are ended. Runs that wait for a process wait in order.
 
-A run that is cancelled, for whatever reason, is killed: the handler that `prepare` made is back when its process is gone, so
-that the task can be given to somebody else. A process that ends by itself during a run is that run's stall.
+A cancelled run is killed. The handler that `prepare` made returns when the process is gone, so that the task can be given to
+another worker. A process that ends by itself during a run counts as that run's stall.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.
@@ -46,9 +47,9 @@ from worqr.task import check_count
 logger: logging.Logger = logging.getLogger(__name__)
 
 KEEP_IDLE: Final = 60.0
-"""Seconds that a process is kept which nobody needs; one is kept for ever."""
+"""Seconds for which an unused process is kept; one process is kept for ever."""
 KILLED_WITHIN: Final = 2.0
-"""Seconds until a killed process should be gone. One that hangs in the kernel is not waited for any longer."""
+"""Seconds until a killed process should be gone. A process that hangs in the kernel is not waited for any longer."""
 GOODBYE: Final = 1.0
 """Seconds that idle processes have to leave their lifespan."""
 
@@ -63,13 +64,13 @@ class Children:
 
     Args:
         limit: processes at once.
-        process_lifespan: entered once in each process, before its first run; what it gives is ``current().state`` there.
+        process_lifespan: entered once in each process, before its first run; what it yields is ``current().state`` there.
         around_thread: entered around each call.
-        memory_limit: bytes of address space that a process may have; what is more is a MemoryError there. None: no limit.
+        memory_limit: bytes of address space that a process may have; beyond it, code there gets a MemoryError. None: no limit.
         max_result: bytes of the largest result.
 
     Raises:
-        UsageError: this is a worker process that imports a script without a guard; a memory limit that is none.
+        UsageError: this is a worker process that imports a script without a guard; or the memory limit is invalid.
 
     Set once: the settings. Changed only in the loop: everything else.
     """
@@ -106,16 +107,17 @@ class Children:
         return len(self._idle)
 
     def prepare(self, handler: Callable[[bytes], object]) -> Handler:
-        """`handler` as something to await in a slot, which runs in a process: there, `handler`, or the typed function that it is
-        or belongs to, is imported by name and called.
+        """Return `handler` as an async function for a slot, which runs it in a process. There, `handler`, or the typed function
+        that it is or belongs to, is imported by name and called.
 
-        What is awaited returns what the function returned, encoded, or None if it is not to be kept. It raises what the
-        function raised: `Retry`, `Failure` and `Broken` as such, all else as `ChildError`; `Stalled` if the process died.
-        Cancelling it kills.
+        The async function returns the encoded result, or None if it is not to be stored. It raises what the function raised:
+        `Retry`, `Failure` and `Broken` unchanged, everything else as `ChildError`; `Stalled` if the process died. Cancelling it
+        kills the process.
 
         Raises:
-            UsageError: `handler`, the lifespan or what is around calls cannot be imported by another process; the handler is
-                async or a generator.
+            UsageError: another process cannot import `handler`, the lifespan or what is around calls; or the handler is async
+            or
+                a generator.
         """
         check_runs_in_process(handler, "the handler")
         name = name_for_process(handler, "the handler")
@@ -134,11 +136,11 @@ class Children:
 
         return named_after(handler, in_process)
 
-    # Its life
+    # Its lifetime
 
     async def run_forever(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Hold the processes until cancelled. Then those that run are killed, idle ones may leave their lifespan; all are gone
-        within 3 s, or the system does not let them go.
+        """Hold the processes until cancelled. Then running ones are killed, and idle ones may leave their lifespan. All are
+        gone within 3 s, unless the system prevents it.
         """
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -152,7 +154,7 @@ class Children:
                     await self._end()
 
     def let_go(self, idle_for: float) -> None:
-        """Let processes go that nobody has needed for so many seconds, but for one."""
+        """End processes that were not used for that many seconds, except one."""
         before = trio.current_time() - idle_for
         while len(self._idle) > 1 and self._idle[0].idle_since <= before:
             child = self._idle.pop(0)
@@ -216,10 +218,10 @@ class Children:
                     return _outcome(answer, child)
                 if not (reused and child.unread):
                     raise _stalled(child)
-                # it had ended before the run could begin: no fault of this run's
+                # it had ended before the run could begin: not this run's fault
 
     async def _ask(self, child: Child, function: Name, context: Context) -> Returned | Raised | None:
-        """Let `context` run in `child`, which is idle afterwards, or gone."""
+        """Run `context` in `child`, which is idle afterwards, or gone."""
         answer = None
         try:
             answer = await child.ask(_request(function, context), partial(_hear, context))
@@ -251,7 +253,7 @@ def _hear(context: Context, what: Said | Extended) -> None:
 
 
 def _outcome(answer: Returned | Raised, child: Child) -> object:
-    """What the function returned; raises what it raised."""
+    """Return what the function returned, or raise what it raised."""
     if isinstance(answer, Returned):
         return None if answer.kind is None else Encoded(answer.kind, answer.value)
     raise _error_of(answer, with_stderr(answer.error, child.output.tail()))
@@ -273,7 +275,7 @@ def _error_of(answer: Raised, remote: RemoteError) -> Exception:
 
 
 def _names_here(names: Iterable[str]) -> frozenset[str]:
-    """The classes of an error, also as they are called here if they are of ``__main__``."""
+    """The classes of an error; classes of ``__main__`` also under their name in this process."""
     known = set(names)
     mains = {f"{name}." for name in (STAND_IN, main_module()[0]) if name is not None}
     for name in names:

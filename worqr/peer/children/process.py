@@ -1,7 +1,7 @@
-"""One worker process as its peer sees it: started, asked, killed with all that it has started, and reaped.
+"""One worker process as seen by its peer: started, given runs, killed with all its child processes, and reaped.
 
-It is started by the thread of the loop, because the death signal that it asks for is tied to the thread that made it, and
-Trio's threads come and go. Nothing is signalled after it was reaped: until then its id, and that of its group, are nobody else's.
+The thread of the loop starts it, because the death signal is tied to the thread that started the process, and Trio's threads
+end. No signal is sent after it was reaped: until then, no other process can get its id or that of its group.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ PROGRAM: Final = (
     "from worqr.peer.children.child import main; main(argv)"
 )
 RECEIVED: Final = 256 * 1024
-"""Bytes asked for at once; about what the system keeps for a socket."""
+"""Bytes per read; about the size of the system's socket buffer."""
 LAST_WORDS: Final = 1.0
 """Seconds that the last output of a process may take to be passed on."""
 REAP_EVERY: Final = 0.005
-"""Seconds between two looks at a process that is about to end, where the system does not tell."""
+"""Seconds between two checks of a process that is about to end, on systems that do not notify."""
 
 
 class Child:
@@ -60,7 +60,7 @@ class Child:
         self.tending: trio.CancelScope = trio.CancelScope(shield=True)
         self.idle_since: float = math.inf
         self.unread: bool = False
-        """It died without having taken the last run in."""
+        """It died before it took the last run."""
         self._garbled = False
         self._most = most
         self._process = process
@@ -75,7 +75,7 @@ class Child:
         self._greeting = packed(setup)
 
     async def ask(self, run: Run, hear: Callable[[Said | Extended], None]) -> Returned | Raised | None:
-        """Let it run, and hear what the run has to say; None: it died of it. Cancelling this leaves it as it is: kill it."""
+        """Run it, calling `hear` for each report; None: the process died of it. If this is cancelled, kill the process."""
         self.output.begin()
         self.unread = False
         heard = False
@@ -88,7 +88,7 @@ class Child:
                     return reply
                 heard = True
                 hear(reply)
-        except trio.BrokenResourceError:  # a connection that is reset had something in it that was never read
+        except trio.BrokenResourceError:  # a reset connection had data that was never read
             self.unread = not heard
             return None
         except msgspec.MsgspecError as error:
@@ -116,19 +116,19 @@ class Child:
         return reply
 
     def kill(self) -> None:
-        """SIGKILL to it and to what it has started."""
+        """Send SIGKILL to the process and to its child processes."""
         if self._process.returncode is None:
             try:
                 os.killpg(self.pid, signal.SIGKILL)
             except OSError:
-                pass  # it has ended, and awaits its reaping
+                pass  # it has ended, and is not reaped yet
 
     def hang_up(self) -> None:
-        """Tell it that there are no more runs: it ends when it has left its lifespan."""
+        """Send that there are no more runs: the process ends when it has left its lifespan."""
         self._stream.socket.close()
 
     async def tend(self) -> None:
-        """Pass on what it writes until it has ended, then end what it has started, and reap it."""
+        """Pass on its output until it has ended, then end its child processes, and reap it."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.output.pass_on_forever)
@@ -146,15 +146,15 @@ class Child:
             self._lifeline.close()
 
     def _end_conversation(self) -> None:
-        """Whoever listens to it hears what it has said, and then the end, though a fork of it may hold the other end."""
+        """Its listeners get the remaining output, and then the end, even if a fork of it holds the other end open."""
         try:
             self._connection.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # closed already
 
     async def _wait_ended(self) -> None:
-        """Until it has ended and awaits its reaping; without a descriptor of the process, until its end of the lifeline is
-        closed, which is the same.
+        """Wait until it has ended and can be reaped. Without a descriptor of the process, wait until its end of the lifeline is
+        closed, which is equivalent.
         """
         try:
             fd = os.pidfd_open(self.pid)
@@ -185,15 +185,15 @@ class Child:
 
 
 def start_child(setup: Setup, limiter: trio.CapacityLimiter, most: int) -> Child:
-    """Start a process. It is warm some hundred milliseconds later; what is asked of it until then waits.
+    """Start a process. It is warm some hundred milliseconds later; a run that it gets before that waits.
 
     Args:
-        setup: what holds for all its runs.
+        setup: the settings of all its runs.
         limiter: of the threads that pass its output on.
-        most: bytes that a reply of its may have.
+        most: limit of a reply's size in bytes.
 
     Raises:
-        OSError: the system has no room for one.
+        OSError: the system has no room for another process.
         UsageError: this Python does not know its own program.
     """
     with ExitStack() as stack:
@@ -224,7 +224,7 @@ def start_child(setup: Setup, limiter: trio.CapacityLimiter, most: int) -> Child
 
 
 def _command(channel: int, lifeline: int) -> list[str]:
-    from multiprocessing import spawn  # not everybody needs it, and it takes a while to import
+    from multiprocessing import spawn  # not every process needs it, and the import is slow
 
     executable: Any = spawn.get_executable() or sys.executable
     if not executable:
