@@ -41,19 +41,6 @@ logger: logging.Logger = logging.getLogger(__name__)
 class ThreadDriver:
     """The driver of plain threads, of any number of them."""
 
-    __slots__ = (
-        "_closed",
-        "_driving",
-        "_followers",
-        "_gathering",
-        "_reactor",
-        "_roles",
-        "_timers",
-        "_waiting",
-        "_wakes_at",
-        "entered",
-    )
-
     takes_turns: Final = True
 
     def __init__(self) -> None:
