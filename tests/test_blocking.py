@@ -135,14 +135,19 @@ def test_closing_ends_it_and_the_next_call_connects_anew(new_mesh: NewMesh, serv
 
 
 def test_it_ends_with_the_mesh(server: Server, prefix: str) -> None:
-    queue = worqr.Mesh(server.url, prefix=prefix).blocking.queue("Q1")
+    queue = worqr.Mesh(server.url, prefix=prefix, app=prefix).blocking.queue("Q1")
     queue.enqueue(b"a")
     gc.collect()
     queue.enqueue(b"b")  # which is there as long as one of its queues
-    assert our_threads()
-    del queue
-    gc.collect()
-    until(lambda: our_threads() == [])
+    with server.client() as client:
+
+        def connected() -> bool:
+            return any(each["name"] == f"worqr:{prefix}:data" for each in client.client_list())
+
+        assert connected()
+        del queue
+        gc.collect()
+        until(lambda: not connected())
 
 
 def test_closing_ends_every_wait(mesh: worqr.Mesh) -> None:

@@ -18,7 +18,7 @@ from tests.children import Child
 from tests.clusters import Cluster, Node, cluster, cluster_of, cluster_of_module, fail_over, move_slot
 from tests.patience import PATIENCE
 from tests.peer.tools import Held, Runs, eventually, serving, until
-from worqr.link import node_client
+from worqr.link import pipeline
 from worqr.link.dialect import slot_of
 
 assert cluster, cluster_of_module  # fixtures
@@ -235,7 +235,7 @@ async def test_finished_tasks_stay_finished_when_their_peer_leaves_while_their_s
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The slot has moved between two tries of what ends them, just when the leaving of the queue is tried."""
-    monkeypatch.setattr(node_client, "WHILE_MOVING", 0.4)
+    monkeypatch.setattr(pipeline, "WHILE_MOVING", 0.4)
     mesh, runs, gate = worqr.Mesh(cluster.url), list[bytes](), trio.Event()
     slot, source, target = slot_of("worqr:{Q0}"), cluster.owner("worqr:{Q0}"), cluster.owner("worqr:{Q1}")
 

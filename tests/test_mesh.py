@@ -23,7 +23,7 @@ from tests.leaks import dump
 from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - fixtures
 from tests.peer.tools import Runs, at_most, eventually, serving, until
 from tests.servers import Server
-from worqr.link import node_client
+from worqr.link import live_connection
 
 SECRET = "pa55:w0rd"
 
@@ -339,7 +339,7 @@ async def test_enqueueing_while_the_server_is_away(
     own_server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        node_client, "_IDLE_CHECK", 0.0
+        live_connection, "IDLE_CHECK", 0.0
     )  # a server may stop in less: what is sent then may have taken effect
     mesh = worqr.Mesh(own_server.url, prefix=prefix, patience=2)
     async with mesh.connect():

@@ -114,8 +114,8 @@ class Connections:
             return self.of_threads.get(self._driven.client, self.new_link)
         if loop in self._of_parents:
             raise UsageError(
-                "this mesh was connected before a fork, and the connection belongs to the parent: "
-                "use `async with mesh.connect():` in the child"
+                "this mesh was connected before a fork, and the connection and this event loop belong to the parent: "
+                "in the child, run a new event loop with `async with mesh.connect():`, or use mesh.blocking and fn.blocking"
             )
         raise UsageError(
             "this mesh is not connected here: use it inside `async with mesh.connect():` (or mesh.join()); "

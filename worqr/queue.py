@@ -27,7 +27,7 @@ from worqr.ops.replies import in_pieces
 from worqr.options import JobOptions, check_choice, check_id, check_replicas, encode_options, without_replicas
 from worqr.records import CancelCount, QueueInfo, TaskInfo
 from worqr.summing import in_turn, info_of, running_of
-from worqr.task import Seconds, check_count, check_task, check_text, seconds
+from worqr.task import Seconds, check_count, check_task, check_tasks, check_text, seconds
 
 if TYPE_CHECKING:
     from worqr.client import Client
@@ -119,10 +119,7 @@ class Queue:
             Unavailable: The server did not reply within `patience`. If its `sent` is None, the tasks may have been stored.
         """
         limit = self._client.settings.max_payload
-        checked = [
-            task if type(task) is bytes and len(task) <= limit else check_task(task, limit)  # saves a call per task
-            for task in tasks
-        ]
+        checked = check_tasks(tasks, limit)
         if max_length is not None:
             check_count(max_length, "max_length")
         wanted = self._client.settings.replicas if replicas is None else check_replicas(replicas)

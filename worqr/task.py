@@ -6,6 +6,7 @@ Nothing here knows Trio, Redis or how anything is sent. The values that users re
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, cast
 
@@ -99,6 +100,13 @@ def check_task(task: object, max_payload: int) -> bytes:
             "store the data elsewhere and enqueue its name"
         )
     return task
+
+
+def check_tasks(tasks: Sequence[object], max_payload: int) -> list[bytes]:
+    """Return `tasks` as bytes; see `check_task`, which is called for those that are not, or are too large."""
+    return [
+        task if type(task) is bytes and len(task) <= max_payload else check_task(task, max_payload) for task in tasks
+    ]
 
 
 def name_of(kind: type) -> str:

@@ -66,7 +66,7 @@ def test_all_are_listed_with_what_they_guarantee(command: Command, words: tuple[
     assert [line.split()[0] for line in lines] == NAMES
     does = {name: line.removeprefix(name).strip() for name, line in zip(NAMES, lines, strict=True)}
     assert does["enqueue"] == (
-        "puts tasks at the back (or the front) of a queue and wakes as many hungry workers as there is work for."
+        "puts tasks at the back (or the front) of a queue and wakes as many waiting workers as there are tasks."
     )
     for name, what in does.items():
         assert what.endswith("."), name

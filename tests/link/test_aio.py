@@ -616,7 +616,7 @@ def test_many_cancelled_calls_leave_nothing_behind(server: Server, prefix: str, 
                 async with asyncio.timeout(seconds):
                     await link.call(append(prefix, "x"), patience=60)
         await link.call(echo("last"))
-        backlog = link._pipe._backlog
+        backlog = link._pipe.pipeline.backlog
         await until(lambda: not backlog.in_flight)
         assert not backlog.pending
         assert not backlog.numbers._open

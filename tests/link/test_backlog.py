@@ -141,7 +141,7 @@ def test_the_abandoned_do_not_pile_up_in_an_outage() -> None:
 def test_many_deadlines_do_not_cost_a_scan_each() -> None:
     backlog = filled(*(request(1 + i / 1000) for i in range(100)))
     backlog.overdue(1.0005)
-    assert backlog._next_scan >= 1.05
+    assert backlog.next_deadline >= 1.05
 
 
 def test_what_belongs_elsewhere_is_taken_out_in_its_order() -> None:

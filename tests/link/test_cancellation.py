@@ -136,7 +136,7 @@ async def test_many_cancelled_calls_leave_nothing_behind(link_to: LinkTo, server
         with trio.move_on_after(seconds):
             await link.call(append("t", "x"), patience=60)
     await link.call(echo("last"))
-    backlog = link._pipe._backlog
+    backlog = link._pipe.pipeline.backlog
     await until(lambda: not backlog.in_flight)
     assert not backlog.pending
     assert not backlog.numbers._open

@@ -253,7 +253,7 @@ async def test_a_call_that_was_suspected_follows_its_slot_when_its_pause_is_over
     request.losses = request.lost_alone = GUILTY_AFTER
     request.not_before = time.monotonic() + 1
     request.wake = lambda: outcomes(request.value, request.error)
-    pipe._backlog.outcasts.append(request)
+    pipe.pipeline.backlog.outcasts.append(request)
     fakes.give((ALL, second))
     first.does = moved("Q", second)
     await link.call(append("t", "y"))

@@ -87,7 +87,7 @@ def test_each_part_has_its_own_patience() -> None:
     assert (parts[0].settled, parts[1].settled, merged.settled) == (True, False, False)
     backlog.put_back([merged])
     assert backlog.take() == [merged]
-    assert backlog._next_scan == 10.5
+    assert backlog.next_deadline == 10.5
     merged.value, merged.settled = 2, True
     merged.parts[0].error = error = worqr.Unavailable("it waited")
     merged._share()

@@ -50,7 +50,7 @@ def asked(proxy: FaultProxy) -> list[tuple[int, int]]:
 
 async def waits_for_replicas(link: Link, count: int = 1) -> None:
     """Until so many requests are answered and wait for replicas."""
-    await until(lambda: len(link._pipe._backlog.replication.waiting) == count, what="requests that wait")  # type: ignore[union-attr]
+    await until(lambda: len(link._pipe.pipeline.backlog.replication.waiting) == count, what="requests that wait")  # type: ignore[union-attr]
 
 
 async def post_unreplicated(link: Link, pair: Pair, mine: str) -> Outcomes:

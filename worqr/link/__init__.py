@@ -22,7 +22,8 @@ from worqr.link.link import Link
 from worqr.link.loops import driver_here, loop_here, loop_name_here
 from worqr.link.request import Owner, Request
 from worqr.link.settings import DEFAULT, GIVEN, Address, LinkSettings, checked_credentials
-from worqr.link.subscriptions import Subscription, Subscriptions
+from worqr.link.subscription import Subscription
+from worqr.link.subscriptions import Subscriptions
 from worqr.link.thread_driver import ThreadDriver, run_blocking
 from worqr.link.trio_driver import TrioDriver
 from worqr.link.watchers import Change

@@ -55,7 +55,7 @@ class Backlog:
     were answered, and wait for replicas.
     """
 
-    __slots__ = ("_next_scan", "held", "in_flight", "numbers", "outcasts", "pending", "replication", "too_old")
+    __slots__ = ("held", "in_flight", "next_deadline", "numbers", "outcasts", "pending", "replication", "too_old")
 
     def __init__(self, numbers: Numbers | None = None) -> None:
         self.pending: deque[Request] = deque()
@@ -65,13 +65,13 @@ class Backlog:
         self.too_old: list[Request] = []  # `take` does not send them again: they fail
         self.replication: Replication = Replication()
         self.numbers: Numbers = numbers or Numbers()
-        self._next_scan = math.inf
+        self.next_deadline: float = math.inf  # when a request may have waited too long
 
     def add(self, request: Request) -> None:
         line = self._line(request) if self.held else self.pending
         line.append(request)
-        if request.deadline < self._next_scan:
-            self._next_scan = request.deadline
+        if request.deadline < self.next_deadline:
+            self.next_deadline = request.deadline
 
     def _line(self, request: Request) -> deque[Request]:
         """Where `request` waits: among the held ones of its base, if there are any."""
@@ -217,7 +217,7 @@ class Backlog:
             now: on the monotonic clock.
             owners: look in any case; an owner may have died meanwhile.
         """
-        if now < self._next_scan and not owners:
+        if now < self.next_deadline and not owners:
             return [], []
         late: list[Request] = []
         orphans: list[Request] = []
@@ -238,7 +238,7 @@ class Backlog:
                 late.append(request)
             elif request.deadline < next_deadline:
                 next_deadline = request.deadline
-        self._next_scan = max(next_deadline, now + _SCAN_PAUSE)
+        self.next_deadline = max(next_deadline, now + _SCAN_PAUSE)
         for request in (*late, *orphans):
             request.settled = dropped = True
         if dropped:

@@ -24,9 +24,9 @@ from worqr.link.backlog import Backlog
 from worqr.link.dialect import slot_of
 from worqr.link.driver import Driver, Waiter, wake_all
 from worqr.link.giving_up import give_up
-from worqr.link.node_client import NodeClient, Posted
+from worqr.link.node_client import NodeClient
 from worqr.link.reasons import is_unknown_host
-from worqr.link.request import Numbers, Request, fail_all
+from worqr.link.request import Numbers, Posted, Request, fail_all
 from worqr.link.scribe import Scribe
 from worqr.link.settings import Endpoint, LinkSettings
 from worqr.link.slot_order import SlotOrder

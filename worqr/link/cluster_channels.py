@@ -14,7 +14,8 @@ from worqr.link.cluster import ClusterPipes, cached_slot
 from worqr.link.driver import Driver
 from worqr.link.scribe import Scribe
 from worqr.link.settings import Endpoint, LinkSettings
-from worqr.link.subscriptions import Ear, Subscription, Subscriptions
+from worqr.link.subscription import Ear, Subscription
+from worqr.link.subscriptions import Subscriptions
 from worqr.link.topology import NodeRoute, ShardRoute, View
 
 

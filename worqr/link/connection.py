@@ -38,10 +38,6 @@ MOVED = "the primary is another server now"
 _PROTOCOL = 2
 _SLICE: Final = 0.1  # seconds: how late an expiry may be noticed while the server is silent
 _HEARD = 200  # bytes of something that is no reply
-_JOINED = 64 * 1024  # bytes: smaller pieces are sent together
-_PIECE = (
-    256 * 1024
-)  # bytes per send; each has the whole timeout, so that a slow line with a large task is not a dead one
 
 
 _pack = cast("Callable[[tuple[Any, ...]], bytes]", vars(hiredis)["pack_command"])  # its stub knows tuples of one
@@ -65,7 +61,7 @@ class _Raw(Protocol):
 
     def connect(self) -> None: ...
     def disconnect(self) -> None: ...
-    def send_packed_command(self, command: list[bytes | memoryview], check_health: bool = True) -> None: ...
+    def send_packed_command(self, command: list[bytes], check_health: bool = True) -> None: ...
     def read_response(self, *, timeout: float, disconnect_on_error: bool) -> Any: ...
     def can_read(self, timeout: float = 0) -> bool: ...
     def _get_socket(self) -> socket.socket | None: ...
@@ -94,7 +90,7 @@ class Wire:
     def send(self, pieces: list[bytes]) -> None:
         """Write commands that are packed; raises `Lost`."""
         try:
-            self._raw.send_packed_command(sendable(pieces), check_health=False)
+            self._raw.send_packed_command([b"".join(pieces)], check_health=False)
         except redis_py().errors as exc:
             raise loss(exc) from exc
 
@@ -384,26 +380,3 @@ def _tls(address: Address) -> dict[str, Any]:
     if "ssl_check_hostname" in options:
         options["ssl_check_hostname"] = options["ssl_check_hostname"].lower() not in ("0", "f", "n", "no", "false")
     return options
-
-
-def sendable(pieces: list[bytes]) -> list[bytes | memoryview]:
-    """Return few pieces of moderate size: small ones joined (a send each would be slow), large ones cut without a copy."""
-    if len(pieces) == 1 and len(pieces[0]) <= _PIECE:
-        return list(pieces)
-    if sum(map(len, pieces)) <= _JOINED:
-        return [b"".join(pieces)]
-    out: list[bytes | memoryview] = []
-    small: list[bytes] = []
-    waiting = 0
-    for piece in pieces:
-        if waiting + len(piece) > _JOINED:
-            out.append(b"".join(small))
-            small, waiting = [], 0
-        if len(piece) <= _JOINED:
-            small.append(piece)
-            waiting += len(piece)
-        else:
-            view = memoryview(piece)
-            out += [view[start : start + _PIECE] for start in range(0, len(view), _PIECE)]
-    out.append(b"".join(small))
-    return out

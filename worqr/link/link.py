@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import trio
 
@@ -29,8 +29,8 @@ from worqr.link.cluster import ClusterPipes
 from worqr.link.cluster_channels import ClusterSubscriptions
 from worqr.link.driver import Driver, Waiter, wake_all
 from worqr.link.heart import Heart
-from worqr.link.node_client import NodeClient, Posted
-from worqr.link.request import Owner, Request
+from worqr.link.node_client import NodeClient
+from worqr.link.request import Owner, Posted, Request
 from worqr.link.routes import Route, route_to
 from worqr.link.scribe import Scribe
 from worqr.link.sentinel import SentinelRoute
@@ -210,17 +210,7 @@ class Link:
                 request.abandoned = True
             raise
         everything.raise_error()
-        late: NotReplicated | None = None
-        for request in requests:
-            if not isinstance(request.error, NotReplicated):
-                request.raise_error()
-            elif late is None:
-                late = request.error
-        values = [cast("T", request.value) for request in requests]
-        if late is not None:
-            note_reply(late, values)
-            raise late
-        return values
+        return _values(requests)
 
     def post(
         self,
@@ -321,7 +311,7 @@ class Link:
 
     def _poison(self) -> None:
         error = UsageError(
-            "this mesh was connected before a fork: its threads stayed in the parent; connect anew in the child"
+            "this mesh was connected before a fork: the connection is the parent's; run a new event loop in the child, and connect there"
         )
         if self._sentinels is not None:
             self._sentinels.poison()
@@ -331,6 +321,21 @@ class Link:
         self.subscriptions.poison(error)
         for heart in self._hearts:
             heart.poison(error)
+
+
+def _values(requests: Posted) -> list[Any]:
+    """The values of requests that have their outcomes; raises the first error, and NotReplicated only if there is no other."""
+    late: NotReplicated | None = None
+    for request in requests:
+        if not isinstance(request.error, NotReplicated):
+            request.raise_error()
+        elif late is None:
+            late = request.error
+    values = [request.value for request in requests]
+    if late is not None:
+        note_reply(late, values)
+        raise late
+    return values
 
 
 def _after_fork_in_child() -> None:

@@ -90,6 +90,10 @@ class Request(Waiter):
         return self.settled or self.abandoned
 
 
+class Posted(list[Request]):
+    """Requests that are submitted together."""
+
+
 def fail_all(waiters: Iterable[Waiter], error: WorqrError) -> None:
     """Settle them, each with its own copy of the error: a traceback belongs to one task."""
     for waiter in waiters:

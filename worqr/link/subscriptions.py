@@ -1,7 +1,7 @@
 """Channels to listen to, over one connection that is driven by the caller's loop; it is made at the first subscription.
 
-Here: `Subscription`, which callers use, and `Subscriptions`, which keeps a connection for all of them. Which channels are wanted,
-asked for and confirmed is in `channels`. Messages are hints; they get lost whenever a connection does. So a subscriber learns
+Here: `Subscriptions`, which keeps the connection. What a caller has is in `subscription`; which channels are wanted, asked for
+and confirmed is in `channels`. Messages are hints; they get lost whenever a connection does. So a subscriber learns
 each time that its channels stand (again): that is the moment to look for what was missed.
 
 A connection on which nothing has come for `ping_every` gets a PING; one on which nothing comes for `pong_timeout` after that is
@@ -16,116 +16,24 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Protocol
 
-from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrError
-from worqr.link.channels import Channels, Command, Listener
+from worqr.errors import RefusedByServer, Unavailable, WorqrError
+from worqr.link.channels import Channels, Command
 from worqr.link.connection import MOVED, Wire, pack
 from worqr.link.dialer import Dialer
-from worqr.link.driver import BUG, Driver, Timer, Waiter, wake_all
+from worqr.link.driver import Driver, Timer
 from worqr.link.faults import Kind, Lost, Refused
 from worqr.link.outage import pause_after
 from worqr.link.replies import NOT_YET, NotRedis, new_reader
 from worqr.link.routes import Route, route_to
 from worqr.link.scribe import Scribe
 from worqr.link.settings import LinkSettings
+from worqr.link.subscription import Ear, Subscription, receive_all
 from worqr.link.transport import Transport
-from worqr.log_events import emit
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 _LATE = 0.05  # seconds: a look that is later was held up by a loop that was blocked
-
-
-class Hub(Protocol):
-    """Where subscriptions come from."""
-
-    driver: Driver
-    ended: WorqrError | None
-
-    def forget(self, subscription: Subscription) -> None:
-        """It hears nothing more."""
-        ...
-
-
-class Subscription:
-    """Some channels, and whom to tell. Made by `Subscriptions.open`; all of its methods belong to the loop.
-
-    Attributes:
-        channels: their names, each once; at least one.
-        ear: what listens for it. Set by whoever opened it; another one when its channels move to another node.
-    """
-
-    def __init__(
-        self,
-        hub: Hub,
-        channels: Iterable[str],
-        deliver: Callable[[str, bytes], object],
-        confirmed: Callable[[], object],
-    ) -> None:
-        self.channels: tuple[str, ...] = tuple(dict.fromkeys(channels))
-        if not self.channels:
-            raise UsageError("a subscription needs at least one channel")
-        self.ear: Ear | None = None
-        self._hub = hub
-        self._deliver = deliver
-        self._confirmed = confirmed
-        self._closed = False
-        self._stood = False
-        self._error: Exception | None = None
-        self._waiters: list[Waiter] = []
-
-    async def wait_confirmed(self) -> None:
-        """Return when all channels have been subscribed once. Waits through outages: put a deadline around it.
-
-        Raises:
-            RefusedByServer: our user may not hear one of them.
-            Unavailable: the link was closed.
-        """
-        driver, waiter = self._hub.driver, Waiter()
-        await driver.prepare(waiter)
-        self._waiters.append(waiter)  # before the look: in a plain thread the news may come meanwhile
-        if not self._stood and self._error is None and self._hub.ended is None:
-            await driver.wait(waiter)
-        error = self._error or (None if self._stood else self._hub.ended)
-        if error is not None:
-            raise type(error)(*error.args) from error.__cause__
-
-    def close(self) -> None:
-        """Hear nothing more, from now on. Channels that nobody else wants are unsubscribed. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self._hub.forget(self)
-            self.fail(UsageError("this subscription was closed"))
-
-    def receive(self, channel: str | None, data: bytes) -> None:
-        """In the loop: a message, or (without a channel) the news that all channels stand."""
-        if self._closed:
-            return
-        if channel is not None:
-            self._deliver(channel, data)
-            return
-        self._stood, self._error = True, None
-        self._wake()
-        self._confirmed()
-
-    def fail(self, error: Exception) -> None:
-        """In the loop: it cannot be had."""
-        self._error = error
-        self._wake()
-
-    def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        wake_all(waiters)
-
-
-class Ear(Listener):
-    """What listens for a subscription, in the thread of one connection."""
-
-    def __init__(self, subscription: Subscription, hub: Subscriptions) -> None:
-        super().__init__(subscription.channels)
-        self.subscription = subscription
-        self.hub = hub
 
 
 class State(enum.Enum):
@@ -315,7 +223,7 @@ class Subscriptions:
                 self._plan()
         news, self._channels.news = self._channels.news, []
         if news:
-            self.driver.post(partial(_receive_all, news))
+            self.driver.post(partial(receive_all, news))
 
     def _send(self, commands: list[Command]) -> None:
         if commands and self._transport is not None:
@@ -338,7 +246,7 @@ class Subscriptions:
             self._lost(Lost("a bug", innocent=True))
         news, self._channels.news = self._channels.news, []
         if news:
-            _receive_all(news)
+            receive_all(news)
 
     def _receive(self) -> None:
         transport, channels = self._transport, self._channels
@@ -414,13 +322,3 @@ class Subscriptions:
             self._send([self._channels.ping()])
         except Lost as lost:
             self._lost(lost)
-
-
-def _receive_all(news: list[tuple[Ear, str | None, bytes]]) -> None:
-    """In the loop. One callback that fails does not keep the news from the others."""
-    for ear, channel, data in news:
-        try:
-            if ear.subscription.ear is ear:
-                ear.subscription.receive(channel, data)
-        except Exception as error:
-            emit(logger, "link.deliver", BUG, exc_info=error)

@@ -15,11 +15,8 @@ all calls that wait, and the next call makes a new one.
 from __future__ import annotations
 
 import copy
-import heapq
-import itertools
 import logging
 import math
-import selectors
 import socket
 import threading
 import time
@@ -29,9 +26,9 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any, Final, TypeVar, cast
 
 from worqr.errors import Unavailable, UsageError, WorqrBug
-from worqr.link.driver import BUG, TimeLimit, Waiter, wake_all
+from worqr.link.driver import TimeLimit, Waiter, wake_all
 from worqr.link.thread_limits import Limit, check_limits, here, next_limit, until
-from worqr.log_events import emit
+from worqr.link.thread_reactor import Reactor, ReactorWatch, Timer, Timers, run_callback
 
 T = TypeVar("T")
 
@@ -46,8 +43,8 @@ class ThreadDriver:
     def __init__(self) -> None:
         self.entered: _Entered = _Entered()
         self._roles = threading.Lock()  # of who drives and who follows; held for a moment
-        self._reactor: _Reactor | None = None
-        self._timers = _Timers()
+        self._reactor: Reactor | None = None
+        self._timers = Timers()
         self._followers: dict[_Gate, None] = {}  # gates of threads that wait while another one drives
         self._waiting: set[Waiter] = set()
         self._broken: Exception | None = None  # the link has ended in the middle of a change
@@ -63,22 +60,24 @@ class ThreadDriver:
 
     def post(self, deliver: Callable[[], object]) -> None:
         with self.entered:
-            _run(deliver)
+            run_callback(deliver)
 
     def soon(self, callback: Callable[[], object]) -> None:
         self._gathering = True
         self.call_at(time.monotonic(), callback)
 
-    def call_at(self, when: float, callback: Callable[[], object]) -> _Timer:
+    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
         timer = self._timers.add(when, callback)
         if when < self._wakes_at:
             self.wake_driving()
         return timer
 
-    def watch(self, sock: socket.socket, readable: Callable[[], object], writable: Callable[[], object]) -> _Watch:
+    def watch(
+        self, sock: socket.socket, readable: Callable[[], object], writable: Callable[[], object]
+    ) -> ReactorWatch:
         with self._roles:
             reactor = self._the_reactor()
-        return _Watch(reactor, sock, readable, writable)
+        return ReactorWatch(reactor, sock, readable, writable)
 
     def close(self) -> None:
         self._timers.clear()
@@ -100,11 +99,11 @@ class ThreadDriver:
         self._driving = None
         self._free()
 
-    def _the_reactor(self) -> _Reactor:
+    def _the_reactor(self) -> Reactor:
         """With the lock of the roles."""
         if self._reactor is None:
             try:
-                self._reactor = _Reactor()
+                self._reactor = Reactor()
             except OSError as error:
                 raise Unavailable(
                     f"cannot watch a socket ({error}): this process is at its limit (ulimit -n)"
@@ -262,129 +261,6 @@ class _Entered:
                     send(requests)
             finally:
                 self._lock.release()
-
-
-class _Reactor:
-    """The sockets of a driver. `wait` belongs to the thread that drives; the rest is done under the lock."""
-
-    __slots__ = ("_bell", "_listener", "selector")
-
-    def __init__(self) -> None:
-        self.selector: selectors.BaseSelector = selectors.DefaultSelector()
-        self._listener, self._bell = socket.socketpair()
-        self._listener.setblocking(False)
-        self._bell.setblocking(False)
-        self.selector.register(self._listener, selectors.EVENT_READ)
-
-    def wait(self, timeout: float | None) -> list[tuple[_Watch, int]]:
-        """The sockets that are ready; none: time has passed, or the bell was rung."""
-        ready: list[tuple[_Watch, int]] = []
-        for key, mask in self.selector.select(timeout):
-            if key.data is None:
-                with suppress(BlockingIOError):
-                    self._listener.recv(4096)
-            else:
-                ready.append((key.data, mask))
-        return ready
-
-    def ring(self) -> None:
-        with suppress(OSError):  # full: the thread wakes anyway
-            self._bell.send(b"!")
-
-    def close(self) -> None:
-        self.selector.close()
-        self._listener.close()
-        self._bell.close()
-
-
-class _Watch:
-    """A socket that is watched while some thread waits."""
-
-    __slots__ = ("_closed", "_reactor", "_readable", "_socket", "_writable", "wants_write")
-
-    def __init__(
-        self,
-        reactor: _Reactor,
-        sock: socket.socket,
-        readable: Callable[[], object],
-        writable: Callable[[], object],
-    ) -> None:
-        self.wants_write: bool = False
-        self._reactor = reactor
-        self._socket = sock
-        self._readable = readable
-        self._writable = writable
-        self._closed = False
-        reactor.selector.register(sock, selectors.EVENT_READ, self)
-
-    def want_write(self, wanted: bool) -> None:
-        if wanted != self.wants_write and not self._closed:
-            self.wants_write = wanted
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
-            self._reactor.selector.modify(self._socket, events, self)
-            self._reactor.ring()
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed, self.wants_write = True, False
-            with suppress(KeyError, ValueError, OSError, RuntimeError):  # the driver was closed first
-                self._reactor.selector.unregister(self._socket)
-
-    def ready(self, mask: int) -> None:
-        """The socket is ready, or was a moment ago."""
-        if mask & selectors.EVENT_WRITE and self.wants_write:
-            _run(self._writable)
-        if mask & selectors.EVENT_READ and not self._closed:
-            _run(self._readable)
-
-
-class _Timer:
-    __slots__ = ("callback",)
-
-    def __init__(self, callback: Callable[[], object]) -> None:
-        self.callback: Callable[[], object] | None = callback
-
-    def cancel(self) -> None:
-        self.callback = None
-
-
-class _Timers:
-    """Callbacks by their time. Run by the thread that drives."""
-
-    __slots__ = ("_numbers", "_times")
-
-    def __init__(self) -> None:
-        self._times: list[tuple[float, int, _Timer]] = []
-        self._numbers = itertools.count()
-
-    def add(self, when: float, callback: Callable[[], object]) -> _Timer:
-        timer = _Timer(callback)
-        heapq.heappush(self._times, (when, next(self._numbers), timer))
-        return timer
-
-    def next(self) -> float:
-        times = self._times
-        return times[0][0] if times else math.inf
-
-    def run(self) -> None:
-        """Run those whose time has come."""
-        times = self._times
-        if times and times[0][0] <= (now := time.monotonic()):
-            while times and times[0][0] <= now:
-                callback = heapq.heappop(times)[2].callback
-                if callback is not None:
-                    _run(callback)
-
-    def clear(self) -> None:
-        self._times.clear()
-
-
-def _run(callback: Callable[[], object]) -> None:
-    """Run it; log an error. What a signal handler raises meanwhile goes on to the program."""
-    try:
-        callback()
-    except Exception as error:
-        emit(logger, "link.deliver", BUG, exc_info=error)
 
 
 class _Gate:

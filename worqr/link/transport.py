@@ -12,13 +12,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from worqr.link.connection import Wire, sendable
+from worqr.link.connection import Wire
 from worqr.link.driver import Driver
 from worqr.link.faults import Lost, loss
 
 _READ: Final = 64 * 1024
 _READ_AT_ONCE: Final = 1024 * 1024
 """Bytes that are read in one turn of the loop, so that other tasks have their turn."""
+
+_JOINED: Final = 64 * 1024  # bytes: smaller pieces are sent together
+_PIECE: Final = 256 * 1024  # bytes per send
 
 _WAITS = (BlockingIOError, ssl.SSLWantReadError)
 _CLOSED = "Connection closed by server."
@@ -52,7 +55,7 @@ class Transport:
 
     def send(self, pieces: list[bytes]) -> None:
         """Send bytes, or keep those that the socket does not take yet. Raises `Lost`."""
-        self._out.extend(sendable(pieces))
+        self._out.extend(_sendable(pieces))
         if not self._watch.wants_write:
             self._flush()
 
@@ -122,3 +125,26 @@ class Transport:
         """In a forked child: close its copy of the socket; the connection goes on in the parent."""
         self._closed = True
         self.wire.abandon()
+
+
+def _sendable(pieces: list[bytes]) -> list[bytes | memoryview]:
+    """Return few pieces of moderate size: small ones joined (a send each would be slow), large ones cut without a copy."""
+    if len(pieces) == 1 and len(pieces[0]) <= _PIECE:
+        return list(pieces)
+    if sum(map(len, pieces)) <= _JOINED:
+        return [b"".join(pieces)]
+    out: list[bytes | memoryview] = []
+    small: list[bytes] = []
+    waiting = 0
+    for piece in pieces:
+        if waiting + len(piece) > _JOINED:
+            out.append(b"".join(small))
+            small, waiting = [], 0
+        if len(piece) <= _JOINED:
+            small.append(piece)
+            waiting += len(piece)
+        else:
+            view = memoryview(piece)
+            out += [view[start : start + _PIECE] for start in range(0, len(view), _PIECE)]
+    out.append(b"".join(small))
+    return out

@@ -1,0 +1,429 @@
+"""The client of one server without a server: any split of the bytes, any error, a loss at any byte, and time.
+
+A model of a server executes the commands that the client sends, and answers in the order in which they came. Between two steps
+of it anything may happen. Whatever does: each request has one outcome, a numbered one takes effect once, an outcome that says
+that it was not sent is true, and when all is well again every request is answered.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, cast
+
+import hiredis
+import pytest
+from hypothesis import settings as how
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.link.scripts import script
+from worqr.call import Call, Merge
+from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable
+from worqr.link import LinkSettings, Request, live_connection, node_client, outage, pipeline
+from worqr.link.checks import Facts
+from worqr.link.node_client import NodeClient, State
+from worqr.link.scribe import Scribe
+from worqr.link.session import Phase, Session
+from worqr.link.settings import Endpoint
+
+DO = script("do", "return 1")
+ERRORS = (
+    "ERR it cannot be done",
+    "WRONGTYPE Operation against a key holding the wrong kind of value",
+    "OOM command not allowed when used memory > 'maxmemory'.",
+    "MISCONF Errors writing to the AOF file",
+    "LOADING Redis is loading the dataset in memory",
+    "READONLY You can't write against a read only replica.",
+    "TRYAGAIN Multiple keys request during rehashing of slot",
+)
+PATIENCE = 30.0
+
+
+class Clock:
+    """Time that passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class FakeTimer:
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self.callback: Callable[[], object] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class FakeWatch:
+    wants_write = False
+
+    def __init__(self, readable: Callable[[], object], writable: Callable[[], object]) -> None:
+        self.readable, self.writable, self.closed = readable, writable, False
+
+    def want_write(self, wanted: bool) -> None:
+        self.wants_write = wanted
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeDriver:
+    """Runs callbacks when the test says so."""
+
+    entered = nullcontext()
+    takes_turns = True
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.soon_queue: deque[Callable[[], object]] = deque()
+        self.timers: list[tuple[float, int, FakeTimer]] = []
+        self.numbers = itertools.count()
+        self.watched: FakeWatch | None = None
+
+    def post(self, deliver: Callable[[], object]) -> None:
+        self.soon_queue.append(deliver)
+
+    soon = post
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> FakeTimer:
+        timer = FakeTimer(callback)
+        heapq.heappush(self.timers, (when, next(self.numbers), timer))
+        return timer
+
+    def watch(self, _sock: object, readable: Callable[[], object], writable: Callable[[], object]) -> FakeWatch:
+        self.watched = FakeWatch(readable, writable)
+        return self.watched
+
+    def interrupted(self, error: Exception) -> None:
+        raise AssertionError("a bug") from error
+
+    def run(self) -> None:
+        """What is to be run now."""
+        while self.soon_queue or (self.timers and self.timers[0][0] <= self.clock.now):
+            if self.soon_queue:
+                self.soon_queue.popleft()()
+            else:
+                callback = heapq.heappop(self.timers)[2].callback
+                if callback is not None:
+                    callback()
+
+
+class FakeSocket:
+    """Takes `room` bytes, then blocks; gives what was delivered, then blocks, or ends."""
+
+    def __init__(self) -> None:
+        self.sent, self.arrived = bytearray(), bytearray()
+        self.room, self.ended = 1 << 30, False
+
+    def send(self, data: bytes) -> int:
+        if self.ended:
+            raise BrokenPipeError(32, "Broken pipe")
+        taken = min(len(data), self.room)
+        if not taken:
+            raise BlockingIOError
+        self.room -= taken
+        self.sent += data[:taken]
+        return taken
+
+    def recv(self, size: int) -> bytes:
+        if self.arrived:
+            data = bytes(self.arrived[:size])
+            del self.arrived[:size]
+            return data
+        if self.ended:
+            return b""
+        raise BlockingIOError
+
+
+class FakeWire:
+    """A connection that is handed over at once."""
+
+    def __init__(self) -> None:
+        self.socket, self.facts, self.endpoint = FakeSocket(), Facts(), Endpoint("h", 1)
+
+    def hand_over(self) -> FakeSocket:
+        return self.socket
+
+    def close(self) -> None:
+        self.socket.ended = True
+
+
+class FakeDialer:
+    def __init__(self) -> None:
+        self.scripts: list[Any] = []
+        self.dialling = False
+
+    def dial(self, *, first: bool) -> None:
+        self.dialling = True
+
+    def forget(self) -> None:
+        self.dialling = False
+
+    def close(self) -> None:
+        pass
+
+
+class ServerModel:
+    """Executes commands in their order. It keeps the replies to numbered ones, and forgets scripts when it is told to."""
+
+    def __init__(self) -> None:
+        self.effects: Counter[str] = Counter()
+        self.kept: dict[tuple[str, int], int] = {}
+        self.scripts: set[str] = set()
+        self.replicas = 0
+
+    def reply(self, command: list[bytes], error: str | None) -> bytes:
+        name, *rest = [each.decode() for each in command]
+        if name == "SCRIPT":
+            self.scripts.add(DO.sha)
+            return b"+ok\r\n"
+        if name == "WAIT":
+            return b":%d\r\n" % self.replicas
+        sha, keys, *values = rest
+        if sha not in self.scripts:
+            return b"-NOSCRIPT No matching script.\r\n"
+        if error is not None:
+            return b"-%s\r\n" % error.encode()
+        if keys == "2":
+            producer, _, number, _, *ids = values
+            if (producer, int(number)) not in self.kept:
+                self.kept[producer, int(number)] = len(ids)
+                self.effects.update(ids)
+        else:
+            _, *ids = values
+            self.effects.update(ids)
+        return b"*2\r\n+ok\r\n:%d\r\n" % len(ids)
+
+
+def joined(calls: Any) -> Call[int]:
+    first = calls[0]
+    return Call(DO, first.base, first.keys, tuple(arg for call in calls for arg in call.args), first.read, True)
+
+
+def call(base: str, name: str, *, numbered: bool, merges: bool, replicas: int) -> Call[int]:
+    merge = Merge(1, joined, 1) if merges and numbered else None
+    return Call(DO, base, (base,), (name,), lambda reply: int(reply[1]), numbered, len(name), merge, replicas)
+
+
+class Chaos(RuleBasedStateMachine):
+    """A client, a model of a server, and whatever may happen between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.patch = pytest.MonkeyPatch()
+        for module in (node_client, pipeline, live_connection, outage):
+            self.patch.setattr(module, "time", self.clock)
+        self.driver, self.dialer, self.server = FakeDriver(self.clock), FakeDialer(), ServerModel()
+        settings = LinkSettings("redis://h:1", socket_timeout=5.0)
+        self.client = NodeClient(settings, cast("Any", self.driver), Scribe(), "P")
+        self.client._dialer = cast("Any", self.dialer)
+        self.client.start()
+        self.wire: FakeWire | None = None
+        self.commands: deque[list[bytes]] = deque()
+        self.replies = bytearray()  # on their way to the client
+        self.requests: dict[str, Request] = {}
+        self.outcomes: Counter[str] = Counter()
+        self.an_attempt_ends(works=True)
+
+    def teardown(self) -> None:
+        try:
+            self.all_is_well()
+        finally:
+            self.patch.undo()
+
+    # What the program does
+
+    @rule(
+        base=st.sampled_from(["a", "b"]),
+        many=st.integers(1, 4),
+        numbered=st.booleans(),
+        merges=st.booleans(),
+        replicas=st.sampled_from([0, 0, 0, 1]),
+        patience=st.sampled_from([0.2, 3.0, PATIENCE, PATIENCE, PATIENCE]),
+    )
+    def submit(self, base: str, many: int, numbered: bool, merges: bool, replicas: int, patience: float) -> None:
+        for _ in range(many):
+            name = f"{base}{len(self.requests)}"
+            made = call(base, name, numbered=numbered, merges=merges, replicas=replicas)
+            request = self.requests[name] = Request(made, patience, self.clock.now)
+            request.wake = lambda name=name: self.outcomes.update([name])  # type: ignore[misc]
+            self.client.submit(request)
+        self.take_commands()
+
+    @rule(at=st.integers(0, 50))
+    def abandon(self, at: int) -> None:
+        waiting = [request for request in self.requests.values() if not request.settled and request.wake is not None]
+        if at < len(waiting):
+            waiting[at].wake, waiting[at].abandoned = None, True
+
+    @rule()
+    def other_tasks_have_had_their_turn(self) -> None:
+        self.driver.run()
+        self.take_commands()
+
+    @rule(seconds=st.sampled_from([0.01, 0.06, 0.1, 0.5, 2.0, 6.0]))
+    def time_passes(self, seconds: float) -> None:
+        end = self.clock.now + seconds
+        while self.clock.now < end:
+            due = self.driver.timers[0][0] if self.driver.timers else end
+            self.clock.now = min(max(due, self.clock.now), end)
+            self.driver.run()
+            if due >= end:
+                break
+        self.take_commands()
+
+    @rule(seconds=st.sampled_from([0.2, 20.0]))
+    def the_loop_is_blocked(self, seconds: float) -> None:
+        self.clock.now += seconds
+        self.driver.run()
+        self.take_commands()
+
+    # What the network does
+
+    @precondition(lambda self: self.dialer.dialling)
+    @rule(works=st.sampled_from([True, True, True, False]))
+    def an_attempt_ends(self, works: bool) -> None:
+        self.dialer.dialling = False
+        if works:
+            self.wire, self.commands, self.replies = FakeWire(), deque(), bytearray()
+            self.reader = cast("Any", hiredis.Reader)()
+            self.server.scripts.add(DO.sha)
+            self.client._dialled(cast("Any", self.wire), None)
+        else:
+            self.client._dialled(None, Unavailable("connection refused"))
+        self.take_commands()
+
+    @precondition(lambda self: self.wire is not None)
+    @rule(size=st.integers(1, 300))
+    def some_bytes_arrive(self, size: int) -> None:
+        assert self.wire is not None
+        self.wire.socket.arrived += self.replies[:size]
+        del self.replies[:size]
+        self.tell("readable")
+
+    @precondition(lambda self: self.wire is not None)
+    @rule(room=st.integers(0, 200))
+    def the_line_is_full(self, room: int) -> None:
+        assert self.wire is not None
+        self.wire.socket.room = room
+
+    @precondition(lambda self: self.wire is not None)
+    @rule()
+    def the_line_is_free(self) -> None:
+        assert self.wire is not None
+        self.wire.socket.room = 1 << 30
+        if self.driver.watched is not None and self.driver.watched.wants_write:
+            self.tell("writable")
+
+    @precondition(lambda self: self.wire is not None)
+    @rule(size=st.integers(0, 100), notices=st.booleans())
+    def the_connection_is_lost(self, size: int, notices: bool) -> None:
+        """After some more bytes of what the server had answered."""
+        assert self.wire is not None
+        self.wire.socket.arrived += self.replies[:size]
+        self.replies.clear()
+        self.commands.clear()
+        self.wire.socket.ended = True
+        if notices:
+            self.tell("readable")
+
+    def tell(self, event: str) -> None:
+        watch = self.driver.watched
+        if watch is not None and not watch.closed:
+            getattr(watch, event)()
+        self.take_commands()
+
+    def take_commands(self) -> None:
+        """What the client has sent reaches the server."""
+        if self.wire is None:
+            return
+        sent = self.wire.socket.sent
+        self.reader.feed(bytes(sent))
+        sent.clear()
+        while (command := self.reader.gets()) is not False:
+            self.commands.append(command)
+
+    # What the server does
+
+    @precondition(lambda self: self.commands)
+    @rule(many=st.integers(1, 5), error=st.sampled_from([None, None, None, *ERRORS]), replicas=st.integers(0, 1))
+    def the_server_works(self, many: int, error: str | None, replicas: int) -> None:
+        self.server.replicas = replicas
+        for _ in range(min(many, len(self.commands))):
+            self.replies += self.server.reply(self.commands.popleft(), error)
+
+    @precondition(lambda self: self.commands or self.replies)
+    @rule()
+    def all_is_answered(self) -> None:
+        self.the_server_works(100, None, 1)
+        self.some_bytes_arrive(1 << 20)
+
+    @precondition(lambda self: self.commands and self.wire is not None)
+    @rule(size=st.integers(0, 20))
+    def what_was_executed_is_not_answered(self, size: int) -> None:
+        self.the_server_works(100, None, 1)
+        self.the_connection_is_lost(size, notices=True)
+
+    @rule()
+    def scripts_are_flushed(self) -> None:
+        self.server.scripts.clear()
+
+    # What holds
+
+    @invariant()
+    def each_request_has_one_outcome_and_is_known_until_then(self) -> None:
+        assert all(count == 1 for count in self.outcomes.values())
+        backlog = self.client.pipeline.backlog
+        known: set[int] = set()
+        answered = [request for request, _ in backlog.replication.waiting]
+        waiting = backlog._waiting()
+        session: Session | None = self.client.pipeline.connection.session if self.client.pipeline.connection else None
+        between = session.result.answered if session is not None and session.phase is not Phase.IDLE else []
+        for request in (*backlog.in_flight, *waiting, *answered, *between):
+            known.update(map(id, getattr(request, "parts", (request,))))
+        for name, request in self.requests.items():
+            assert request.settled or request.abandoned or id(request) in known, name
+
+    @invariant()
+    def outcomes_are_true(self) -> None:
+        for name, request in self.requests.items():
+            if not request.settled or request.abandoned:
+                continue
+            effects, error = self.server.effects[name], request.error
+            if request.call.numbered:
+                assert effects <= 1
+            if error is None or isinstance(error, NotReplicated):
+                assert effects
+            elif isinstance(error, Unavailable):
+                assert error.sent is None or not effects
+            else:
+                assert isinstance(error, RefusedByServer | QueueFull), error
+                assert not (effects and request.call.numbered)
+
+    def all_is_well(self) -> None:
+        """The server works, the network too, and time passes: nothing waits in the end."""
+        for _ in range(400):
+            if all(request.settled or request.abandoned for request in self.requests.values()):
+                break
+            if self.dialer.dialling:
+                self.an_attempt_ends(works=True)
+            if self.wire is not None:
+                self.the_line_is_free()
+                self.the_server_works(100, None, 1)
+                self.some_bytes_arrive(1 << 20)
+            self.time_passes(0.5)
+            self.outcomes_are_true()
+        assert all(request.settled or request.abandoned for request in self.requests.values())
+        assert self.client.state is not State.ENDED
+
+
+TestChaos = Chaos.TestCase
+TestChaos.settings = how(max_examples=300, stateful_step_count=50, deadline=None)

@@ -1,0 +1,139 @@
+"""`LiveConnection`: one connection to a server while it stands: its session and its transport, and what is known of it alone."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Final
+
+from worqr.link.backlog import Backlog
+from worqr.link.faults import Lost
+from worqr.link.outage import pause_after
+from worqr.link.request import Merged, Request
+from worqr.link.session import Phase, Session
+from worqr.link.transport import Transport
+from worqr.lua import Script
+
+IDLE_CHECK: Final = 0.05
+"""Seconds without a request, after which a connection is read before it is used."""
+
+_NOSCRIPT_ROUNDS = 3  # a program flushes scripts faster than we load them: from here on wait between the tries
+
+
+class LiveConnection:
+    """One connection, from the handshake to its loss.
+
+    Attributes:
+        used_at: when a batch was last sent.
+        heard_at: when bytes last came or went, while something is under way. Moved on by the time in which the loop was blocked.
+        held_until: do not send before; -inf: send.
+        load_first: scripts to be loaded in front of the next batch.
+        gathers: the last batch had several requests: let the next ones join before it is sent.
+    """
+
+    __slots__ = (
+        "_backlog",
+        "_holds",
+        "_noscript_rounds",
+        "gathers",
+        "heard_at",
+        "held_until",
+        "load_first",
+        "session",
+        "transport",
+        "used_at",
+    )
+
+    def __init__(self, transport: Transport, session: Session, backlog: Backlog, now: float) -> None:
+        self.transport: Transport = transport
+        self.session: Session = session
+        self.used_at: float = now
+        self.heard_at: float = now
+        self.held_until: float = -math.inf
+        self.load_first: dict[str, Script] = {}
+        self.gathers: bool = False
+        self._backlog = backlog
+        self._holds = 0  # replies in a row that the server cannot work
+        self._noscript_rounds = 0  # batches in a row of which nothing was executed, because scripts were missing
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is under way."""
+        return self.session.phase is Phase.IDLE
+
+    def send(self, batch: list[Request], now: float, *, takes_turns: bool) -> Lost | None:
+        """Send a batch; return why the connection was lost meanwhile, if it was."""
+        self.used_at = self.heard_at = now
+        self.gathers = takes_turns and (len(batch) > 1 or isinstance(batch[0], Merged))
+        scripts, self.load_first = self.load_first, {}
+        lost: Lost | None = None
+        for pieces in self.session.begin(batch, now, scripts.values()):
+            if lost is None and pieces:
+                try:
+                    self.transport.send(pieces)
+                except Lost as error:
+                    lost = error
+        return lost
+
+    def count_replicas(self, now: float) -> Lost | None:
+        """Ask how many replicas have what requests wait for; return why the connection was lost meanwhile, if it was."""
+        pieces = self.session.begin_count(now)
+        if pieces:
+            self.used_at = self.heard_at = now
+            try:
+                self.transport.send(pieces)
+            except Lost as lost:
+                return lost
+        return None
+
+    def is_still_there(self, now: float) -> bool:
+        """Return False if the server has closed this idle connection, or sent something unasked."""
+        if now - self.used_at <= IDLE_CHECK:
+            return True
+        try:
+            for data in self.transport.read():
+                self.session.receive(data, now)
+        except Lost:
+            return False
+        return True
+
+    def receive(self) -> Lost | None:
+        """Read what has arrived; return why the connection was lost, if it was."""
+        try:
+            pieces = self.transport.read()
+            now = time.monotonic()
+            for data in pieces:
+                self.session.receive(data, now)
+            if pieces:
+                self.heard_at = now
+        except Lost as lost:
+            return lost
+        return None
+
+    def take_settled(self) -> list[Request]:
+        """The requests that have their outcome."""
+        session = self.session
+        settled, session.settled = session.settled, []
+        if settled:
+            session.result.settled = True
+        return settled
+
+    def works(self) -> None:
+        """A whole batch was answered."""
+        self.held_until, self._holds, self._noscript_rounds = -math.inf, 0, 0
+
+    def hold(self) -> None:
+        """The server answers, but cannot work for the moment: pause, longer each time."""
+        self._holds += 1
+        self.held_until = time.monotonic() + pause_after(self._holds + 1)
+
+    def load(self, scripts: dict[str, Script], *, executed: bool) -> bool:
+        """Load these in front of the next batch; return False if they vanish as soon as they are loaded.
+
+        Args:
+            scripts: by their SHA.
+            executed: some requests of the batch had other scripts, and were executed.
+        """
+        self.load_first = scripts
+        self._noscript_rounds = 0 if executed else self._noscript_rounds + 1
+        return self._noscript_rounds <= _NOSCRIPT_ROUNDS

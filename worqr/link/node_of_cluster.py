@@ -1,0 +1,54 @@
+"""What the client of one node of a cluster needs of the cluster. `cluster` has the implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Protocol
+
+from worqr.errors import WorqrError
+from worqr.link.driver import Waiter
+from worqr.link.request import Numbers, Request
+
+if TYPE_CHECKING:
+    from worqr.link.node_client import NodeClient
+
+
+class Cluster(Protocol):
+    """What the client of one node asks of those who know all nodes. Called in the loop."""
+
+    numbers: Numbers
+
+    def belongs(self, client: NodeClient, request: Request) -> bool:
+        """Return True if the node of `client` has the keys of `request`."""
+        ...
+
+    def hand_over(self, requests: list[Request]) -> None:
+        """Send them to the nodes that have their keys."""
+        ...
+
+    def moved(self, client: NodeClient, requests: list[tuple[Request, str]]) -> list[Request]:
+        """The node has redirected these: ``SLOT HOST:PORT``. Return those that have to wait at `client` a little."""
+        ...
+
+    def wait_ready(self, waiter: Waiter, deadline: float) -> None:
+        """Settle `waiter` when a connection stands."""
+        ...
+
+    def passed(self, client: NodeClient, waiting: Collection[str]) -> bool:
+        """Return True if `client` has handed over all requests of other nodes. `waiting`: the bases of what it has left.
+
+        Until then it also gets the new requests of these slots, so that they stay behind the older ones.
+        """
+        ...
+
+    def is_needed(self, client: NodeClient) -> bool:
+        """Return True if the node of `client` has a slot."""
+        ...
+
+    def retire(self, client: NodeClient) -> bool:
+        """Forget `client`, unless requests wait there. True: it gets no more."""
+        ...
+
+    def died(self, bug: WorqrError) -> None:
+        """A client has ended by a bug."""
+        ...

@@ -1,0 +1,295 @@
+"""`Pipeline`: requests that go over one connection after the other, in batches and in order.
+
+Here: when a batch is sent, what is read, and what is done with requests that came back without an outcome. Not here: the order of
+requests (`backlog`), what a reply means (`session`), and when a server is dialled (`node_client`), which the pipeline tells what
+happens to its connection.
+
+A request is sent at once when nothing is under way. What comes while a batch is under way goes out together when it has ended.
+After a batch of several requests the next one is sent when all tasks have had their turn, so that their requests join it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final, Protocol, TypeVar
+
+from worqr.link.backlog import Backlog
+from worqr.link.dialect import as_sent
+from worqr.link.driver import Driver, wake_all
+from worqr.link.faults import Lost
+from worqr.link.giving_up import give_up, guilty, too_old
+from worqr.link.live_connection import LiveConnection
+from worqr.link.request import Posted, Request
+from worqr.link.session import BatchResult
+
+WHILE_MOVING: Final = 0.05
+"""Seconds until a request is sent again whose keys are being moved to another node."""
+
+IDLE_LOSS: Final = "it closed the connection while it was idle"
+
+M = TypeVar("M", bound=Callable[..., None])
+
+
+class Survivor(Protocol):
+    """Something whose callbacks must not fail unnoticed."""
+
+    def died(self, exc: BaseException) -> None:
+        """A callback failed: end, so that no call waits in vain."""
+        ...
+
+
+def survives(method: M) -> M:
+    """Let a bug in a callback end its object. What a signal handler raised meanwhile goes on to the program."""
+
+    @wraps(method)
+    def run(self: Survivor, *args: Any) -> None:
+        try:
+            method(self, *args)
+        except Exception as exc:
+            self.died(exc)
+        except BaseException as exc:
+            self.died(exc)
+            raise
+
+    return run  # type: ignore[return-value]
+
+
+class Server(Survivor, Protocol):
+    """What a pipeline tells of its server."""
+
+    def works(self) -> None:
+        """A whole batch was answered."""
+        ...
+
+    def holds(self, cause: str) -> None:
+        """It answers, but cannot work for the moment."""
+        ...
+
+    def lost(self, cause: str, *, quiet: bool = False) -> None:
+        """The connection is of no use any more, and is closed. `quiet`: it was idle."""
+        ...
+
+    def redirected(self, requests: list[tuple[Request, str]]) -> list[Request]:
+        """A node of a cluster has redirected these: ``SLOT HOST:PORT``. Return those that have to wait here a little."""
+        ...
+
+    def plan(self) -> None:
+        """Something is to be done at another time than before."""
+        ...
+
+    def batch_ended(self) -> None:
+        """Nothing is under way any more."""
+        ...
+
+
+class Pipeline:
+    """The requests of one server. All methods belong to the driver's loop.
+
+    Attributes:
+        backlog: the requests that have no outcome yet.
+        connection: the connection that stands; None: there is none.
+    """
+
+    def __init__(self, server: Server, driver: Driver, backlog: Backlog, address: str, *, clustered: bool) -> None:
+        self.backlog: Backlog = backlog
+        self.connection: LiveConnection | None = None
+        self._server = server
+        self._driver = driver
+        self._address = address
+        self._clustered = clustered
+        self._receiving = self._gathering = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Something is under way on a connection."""
+        return self.connection is not None and not self.connection.is_idle
+
+    def attach(self, connection: LiveConnection) -> None:
+        """Use this connection from now on."""
+        self.connection = connection
+
+    def close(self) -> None:
+        """Close the connection, if there is one. Requests that wait stay in the backlog."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.transport.close()
+
+    def died(self, exc: BaseException) -> None:
+        self._server.died(exc)
+
+    # Sending
+
+    def submit(self, requests: Request | Posted) -> None:
+        """Send a request, or several together, as soon as the connection is free."""
+        if isinstance(requests, Posted):
+            for each in requests:
+                self.backlog.add(each)
+        else:
+            self.backlog.add(requests)
+        connection = self.connection
+        if connection is None:
+            self._server.plan()
+        elif not self._receiving and connection.is_idle:
+            if not connection.gathers:
+                self.work()
+            elif not self._gathering:
+                self._gathering = True
+                self._driver.soon(self._gathered)
+
+    @survives
+    def _gathered(self) -> None:
+        self._gathering = False
+        self.work()
+
+    @survives
+    def work(self) -> None:
+        """Send what waits, if nothing is under way."""
+        connection, backlog = self.connection, self.backlog
+        if connection is not None and connection.is_idle and not self._receiving:
+            now = time.monotonic()
+            if not backlog.is_usual():
+                backlog.readmit(now)
+            if connection.held_until <= now:
+                if backlog.pending:
+                    self._send(connection, now)
+                elif backlog.replication.waiting:
+                    self._lose(connection.count_replicas(now))
+        self._server.plan()
+
+    def _send(self, connection: LiveConnection, now: float) -> None:
+        backlog = self.backlog
+        if not connection.is_still_there(now):
+            self.drop(IDLE_LOSS, quiet=True)
+            return
+        batch = backlog.take()
+        if backlog.too_old:
+            self.settle(too_old(backlog))
+        if batch:
+            self._lose(connection.send(batch, now, takes_turns=self._driver.takes_turns))
+            if self.connection is connection and connection.is_idle:  # none of it could be packed
+                self._batch_ended(connection)
+
+    # Receiving
+
+    @survives
+    def readable(self) -> None:
+        """The socket has something to read."""
+        self.receive()
+        self.work()
+
+    @survives
+    def progress(self, lost: Lost | None) -> None:
+        """More was sent, or could not be."""
+        if lost is None and self.connection is not None:
+            self.connection.heard_at = time.monotonic()
+            self.receive()
+        self._lose(lost)
+        self.work()
+
+    def receive(self) -> None:
+        """Read what has arrived, and settle the requests that it answers."""
+        connection = self.connection
+        if connection is None or self._receiving:
+            return
+        was_idle = connection.is_idle
+        self._receiving = True
+        try:
+            lost = connection.receive()
+        finally:
+            self._receiving = False
+        self.settle(connection.take_settled())
+        if lost is not None and was_idle:
+            self.drop(IDLE_LOSS, quiet=True)
+        elif lost is not None:
+            self._lose(lost)
+        elif not was_idle and connection.is_idle:
+            self._batch_ended(connection)
+
+    def settle(self, requests: list[Request]) -> None:
+        """They have their outcome: wake the callers that wait."""
+        close = self.backlog.close
+        for request in requests:
+            request.settled = True
+            if request.number:
+                close(request)
+        wake_all(requests)
+
+    def _batch_ended(self, connection: LiveConnection) -> None:
+        self.settle(connection.take_settled())
+        result = connection.session.result
+        if result.is_complete:
+            ended, self.backlog.in_flight = self.backlog.in_flight, []
+            if ended:
+                connection.works()
+                self._server.works()
+        else:
+            self._recover(connection, result)
+        self._server.batch_ended()
+
+    # Failures
+
+    def _lose(self, lost: Lost | None) -> None:
+        """The connection broke while something was under way, if `lost` says why."""
+        connection = self.connection
+        if lost is None or connection is None:
+            return
+        connection.session.lose(lost, time.monotonic())
+        self.settle(connection.take_settled())
+        self._recover(connection, connection.session.result)
+
+    def give_up(self, cause: str, *, innocent: bool = False) -> None:
+        """Give up a connection on which something is under way. `innocent`: no request can have caused it."""
+        self._lose(Lost(cause, innocent=innocent))
+
+    def drop(self, cause: str, *, quiet: bool = False) -> None:
+        """Close the connection, which is of no use any more. Nothing is under way on it."""
+        self.close()
+        if self.backlog.replication.waiting:
+            self.backlog.put_back(self.backlog.replication.withdraw())
+        self._server.lost(cause, quiet=quiet)
+
+    def _recover(self, connection: LiveConnection, result: BatchResult) -> None:
+        """Put back what was not answered, in its old order, and see to it that a new try can succeed."""
+        backlog = self.backlog
+        # first: all of the batch still counts as being on its way
+        moving = [*result.moving, *(self._server.redirected(result.moved) if result.moved else ())]
+        again = set(map(id, (*result.noscript, *result.held, *result.dropped, *moving)))
+        in_order = [request for request in backlog.in_flight if id(request) in again]
+        lost = result.lost
+        if lost is not None and not lost.innocent:
+            failed = backlog.blame(result.unanswered, time.monotonic())
+            guilty(failed, self._address, lost)
+            self.settle(failed)
+        else:
+            for request in result.unanswered:
+                request.losses = request.losses or 1  # it may have been executed all the same
+            backlog.put_back(result.unanswered)
+        backlog.put_back(in_order)
+        if moving:
+            backlog.set_aside({request.call.base for request in moving}, time.monotonic() + WHILE_MOVING)
+        if lost is not None:
+            self.drop(lost.cause)
+        elif result.dropped:
+            self.drop(result.cause)
+        elif result.held or (result.noscript and not self._load(connection, result)):
+            connection.hold()
+            self._server.holds(result.cause or "NOSCRIPT scripts vanish as soon as they are loaded")
+        elif not result.noscript:
+            connection.works()
+            self._server.works()
+
+    def _load(self, connection: LiveConnection, result: BatchResult) -> bool:
+        """The server has forgotten scripts: they travel ahead of their requests, in one pipeline. False: not at once."""
+        missing = {as_sent(request.call, clustered=self._clustered)[0] for request in result.noscript}
+        return connection.load({script.sha: script for script in missing}, executed=result.settled)
+
+    def expire(self, now: float, outage: str) -> None:
+        """Give up requests that have waited too long, and those whose owner is dead."""
+        if self.backlog.replication.waiting:
+            self.settle(self.backlog.replication.overdue(now))
+        late, orphans = self.backlog.overdue(now, owners=True)
+        if late or orphans:
+            give_up(late, orphans, outage)
+            wake_all([*late, *orphans])

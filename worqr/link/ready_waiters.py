@@ -1,0 +1,54 @@
+"""`ReadyWaiters`: the callers that wait until a connection stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+from worqr.errors import WorqrError
+from worqr.link.driver import Driver, Waiter, wake_all
+from worqr.link.request import fail_all
+
+
+class ReadyWaiters:
+    """Callers of ``wait_ready``, each with its deadline."""
+
+    __slots__ = ("_driver", "_waiters")
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._waiters: list[tuple[Waiter, float]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._waiters)
+
+    def add(self, waiter: Waiter, deadline: float) -> None:
+        """Have it wait until the deadline, on the monotonic clock."""
+        self._waiters.append((waiter, deadline))
+
+    def take(self) -> list[tuple[Waiter, float]]:
+        """Take all out."""
+        waiters, self._waiters = self._waiters, []
+        return waiters
+
+    def take_late(self, now: float) -> list[Waiter]:
+        """Take out those whose deadline has passed."""
+        late = [waiter for waiter, deadline in self._waiters if deadline <= now]
+        if late:
+            self._waiters = [each for each in self._waiters if each[1] > now]
+        return late
+
+    def tell(self, error: WorqrError | None) -> None:
+        """Settle all; without an error a connection stands."""
+        settle_soon(self._driver, [waiter for waiter, _ in self.take()], error)
+
+
+def settle_soon(driver: Driver, waiters: Iterable[Waiter], error: WorqrError | None) -> None:
+    """Settle waiters in a later turn of the loop; without an error it is good news."""
+    settled = list(waiters)
+    if error is not None:
+        fail_all(settled, error)
+    for waiter in settled:
+        waiter.settled = True
+    if settled:
+        driver.post(partial(wake_all, settled))

@@ -1,0 +1,126 @@
+"""`Subscription`: some channels, the callbacks for what is heard there, and the wait until they stand.
+
+Not here: the connection over which they are heard (`subscriptions`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from worqr.errors import UsageError, WorqrError
+from worqr.link.channels import Listener
+from worqr.link.driver import BUG, Driver, Waiter, wake_all
+from worqr.log_events import emit
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+class Hub(Protocol):
+    """Where subscriptions come from."""
+
+    driver: Driver
+    ended: WorqrError | None
+
+    def forget(self, subscription: Subscription) -> None:
+        """It hears nothing more."""
+        ...
+
+
+class EarOwner(Protocol):
+    """What listens for some subscriptions, over one connection."""
+
+    def let_go(self, ear: Ear) -> None:
+        """Listen no more for this one."""
+        ...
+
+
+class Subscription:
+    """Some channels, and whom to tell. Made by `Subscriptions.open`; all of its methods belong to the loop.
+
+    Attributes:
+        channels: their names, each once; at least one.
+        ear: what listens for it. Set by whoever opened it; another one when its channels move to another node.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        channels: Iterable[str],
+        deliver: Callable[[str, bytes], object],
+        confirmed: Callable[[], object],
+    ) -> None:
+        self.channels: tuple[str, ...] = tuple(dict.fromkeys(channels))
+        if not self.channels:
+            raise UsageError("a subscription needs at least one channel")
+        self.ear: Ear | None = None
+        self._hub = hub
+        self._deliver = deliver
+        self._confirmed = confirmed
+        self._closed = False
+        self._stood = False
+        self._error: Exception | None = None
+        self._waiters: list[Waiter] = []
+
+    async def wait_confirmed(self) -> None:
+        """Return when all channels have been subscribed once. Waits through outages: put a deadline around it.
+
+        Raises:
+            RefusedByServer: our user may not hear one of them.
+            Unavailable: the link was closed.
+        """
+        driver, waiter = self._hub.driver, Waiter()
+        await driver.prepare(waiter)
+        self._waiters.append(waiter)  # before the look: in a plain thread the news may come meanwhile
+        if not self._stood and self._error is None and self._hub.ended is None:
+            await driver.wait(waiter)
+        error = self._error or (None if self._stood else self._hub.ended)
+        if error is not None:
+            raise type(error)(*error.args) from error.__cause__
+
+    def close(self) -> None:
+        """Hear nothing more, from now on. Channels that nobody else wants are unsubscribed. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._hub.forget(self)
+            self.fail(UsageError("this subscription was closed"))
+
+    def receive(self, channel: str | None, data: bytes) -> None:
+        """In the loop: a message, or (without a channel) the news that all channels stand."""
+        if self._closed:
+            return
+        if channel is not None:
+            self._deliver(channel, data)
+            return
+        self._stood, self._error = True, None
+        self._wake()
+        self._confirmed()
+
+    def fail(self, error: Exception) -> None:
+        """In the loop: it cannot be had."""
+        self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        wake_all(waiters)
+
+
+class Ear(Listener):
+    """What listens for a subscription, in the thread of one connection."""
+
+    def __init__(self, subscription: Subscription, hub: EarOwner) -> None:
+        super().__init__(subscription.channels)
+        self.subscription = subscription
+        self.hub: EarOwner = hub
+
+
+def receive_all(news: list[tuple[Ear, str | None, bytes]]) -> None:
+    """In the loop. One callback that fails does not keep the news from the others."""
+    for ear, channel, data in news:
+        try:
+            if ear.subscription.ear is ear:
+                ear.subscription.receive(channel, data)
+        except Exception as error:
+            emit(logger, "link.deliver", BUG, exc_info=error)

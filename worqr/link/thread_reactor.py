@@ -1,0 +1,141 @@
+"""Sockets and times of plain threads: what the thread that drives waits for. For `thread_driver`."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import math
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from worqr.link.driver import BUG
+from worqr.log_events import emit
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+class Reactor:
+    """The sockets of a driver. `wait` belongs to the thread that drives; the rest is done under the lock."""
+
+    __slots__ = ("_bell", "_listener", "selector")
+
+    def __init__(self) -> None:
+        self.selector: selectors.BaseSelector = selectors.DefaultSelector()
+        self._listener, self._bell = socket.socketpair()
+        self._listener.setblocking(False)
+        self._bell.setblocking(False)
+        self.selector.register(self._listener, selectors.EVENT_READ)
+
+    def wait(self, timeout: float | None) -> list[tuple[ReactorWatch, int]]:
+        """The sockets that are ready; none: time has passed, or the bell was rung."""
+        ready: list[tuple[ReactorWatch, int]] = []
+        for key, mask in self.selector.select(timeout):
+            if key.data is None:
+                with suppress(BlockingIOError):
+                    self._listener.recv(4096)
+            else:
+                ready.append((key.data, mask))
+        return ready
+
+    def ring(self) -> None:
+        with suppress(OSError):  # full: the thread wakes anyway
+            self._bell.send(b"!")
+
+    def close(self) -> None:
+        self.selector.close()
+        self._listener.close()
+        self._bell.close()
+
+
+class ReactorWatch:
+    """A socket that is watched while some thread waits."""
+
+    __slots__ = ("_closed", "_reactor", "_readable", "_socket", "_writable", "wants_write")
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        sock: socket.socket,
+        readable: Callable[[], object],
+        writable: Callable[[], object],
+    ) -> None:
+        self.wants_write: bool = False
+        self._reactor = reactor
+        self._socket = sock
+        self._readable = readable
+        self._writable = writable
+        self._closed = False
+        reactor.selector.register(sock, selectors.EVENT_READ, self)
+
+    def want_write(self, wanted: bool) -> None:
+        if wanted != self.wants_write and not self._closed:
+            self.wants_write = wanted
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
+            self._reactor.selector.modify(self._socket, events, self)
+            self._reactor.ring()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed, self.wants_write = True, False
+            with suppress(KeyError, ValueError, OSError, RuntimeError):  # the driver was closed first
+                self._reactor.selector.unregister(self._socket)
+
+    def ready(self, mask: int) -> None:
+        """The socket is ready, or was a moment ago."""
+        if mask & selectors.EVENT_WRITE and self.wants_write:
+            run_callback(self._writable)
+        if mask & selectors.EVENT_READ and not self._closed:
+            run_callback(self._readable)
+
+
+class Timer:
+    __slots__ = ("callback",)
+
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self.callback: Callable[[], object] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class Timers:
+    """Callbacks by their time. Run by the thread that drives."""
+
+    __slots__ = ("_numbers", "_times")
+
+    def __init__(self) -> None:
+        self._times: list[tuple[float, int, Timer]] = []
+        self._numbers = itertools.count()
+
+    def add(self, when: float, callback: Callable[[], object]) -> Timer:
+        timer = Timer(callback)
+        heapq.heappush(self._times, (when, next(self._numbers), timer))
+        return timer
+
+    def next(self) -> float:
+        times = self._times
+        return times[0][0] if times else math.inf
+
+    def run(self) -> None:
+        """Run those whose time has come."""
+        times = self._times
+        if times and times[0][0] <= (now := time.monotonic()):
+            while times and times[0][0] <= now:
+                callback = heapq.heappop(times)[2].callback
+                if callback is not None:
+                    run_callback(callback)
+
+    def clear(self) -> None:
+        self._times.clear()
+
+
+def run_callback(callback: Callable[[], object]) -> None:
+    """Run it; log an error. What a signal handler raises meanwhile goes on to the program."""
+    try:
+        callback()
+    except Exception as error:
+        emit(logger, "link.deliver", BUG, exc_info=error)
