@@ -272,11 +272,12 @@ class NodeClient:
             when = min(when, connection.held_until)
         if not usual:
             when = min(when, backlog.next_pause())
+        when = max(when, now)
         if when < self._looks_at:
             self._looks_at = when
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self._driver.call_at(max(when, now), self._look)
+            self._timer = self._driver.call_at(when, self._look)
 
     @survives
     def _look(self) -> None:

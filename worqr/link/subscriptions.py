@@ -147,8 +147,6 @@ class Subscriptions:
         if self.ended is not None:
             raise type(self.ended)(*self.ended.args)
 
-    # Connecting
-
     def _dial(self) -> None:
         self.state = State.DIALLING
         self._dialer.dial()
@@ -207,8 +205,6 @@ class Subscriptions:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self.driver.call_at(when, callback)
-
-    # Serving a connection
 
     def _ask(self) -> None:
         """Ask for what is wanted, and deliver the news that needs no reply."""
@@ -283,8 +279,6 @@ class Subscriptions:
             error = RefusedByServer(f"the server will not let us subscribe to {name}: {refused}")
             self.driver.post(partial(ear.subscription.fail, error))
             self._scribe.emit(logger, "link.refused", "%(error)s", error=str(error))
-
-    # A connection on which nothing comes
 
     @property
     def _gives_up_at(self) -> float:
