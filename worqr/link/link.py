@@ -311,7 +311,8 @@ class Link:
 
     def _poison(self) -> None:
         error = UsageError(
-            "this mesh was connected before a fork: the connection is the parent's; run a new event loop in the child, and connect there"
+            "this mesh was connected before a fork, and the connection belongs to the parent: run a new event loop in the child, "
+            "and connect there"
         )
         if self._sentinels is not None:
             self._sentinels.poison()
