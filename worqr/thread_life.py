@@ -1,4 +1,4 @@
-"""The thread of a peer in a thread: one Trio loop in it, and one ``mesh.join`` in that, from its start to its end.
+"""The thread of a peer: one Trio loop in it, and one join of a mesh in that, from its start to its end.
 
 A life is told to leave by a moment by which it should have, and the earliest that it was told counts. At the end of the
 interpreter all that run are told to leave, before threads are waited for and before ``atexit`` (where no thread can be started
@@ -12,9 +12,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
+from contextvars import Context as Variables
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,12 +44,15 @@ class Life:
         over: the same as `ended`, without a lock.
     """
 
-    def __init__(self, mesh: Mesh[Any], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, join: Callable[[], AbstractAsyncContextManager[Peer, Any]], variables: Variables | None = None
+    ) -> None:
+        """Make it, not started; `join` joins, on Trio, and `variables` are the context variables of what runs there."""
         self.joined: Future[None] = Future()
         self.ended: Future[None] = Future()
         self.over: bool = False
-        self._mesh = mesh
-        self._options = options
+        self._join = join
+        self._variables = variables or Variables()
         self._thread = threading.Thread(target=self._run, name="worqr-peer", daemon=True)
         self._leave_by: list[float] = []  # moments of time.monotonic(), one for each request to leave
         self._token: trio.lowlevel.TrioToken | None = None
@@ -122,7 +126,7 @@ class Life:
 
     def _run(self) -> None:
         try:
-            trio.run(self._live)
+            self._variables.run(trio.run, self._live)
         except BaseException as error:
             self._error = error
             self._why = f"it has ended: {type(error).__name__}: {error}"
@@ -143,7 +147,7 @@ class Life:
         self._token = trio.lowlevel.current_trio_token()
         self._heed()  # it may have been told before there was a token
         with self._joining:
-            async with self._mesh.join(**self._options) as peer:
+            async with self._join() as peer:
                 self._peer = peer
                 self.joined.set_result(None)
                 await self._wait_and_drain(peer)
@@ -171,7 +175,7 @@ def check_startable(mesh: Mesh[Any]) -> None:
             f"there is nothing to serve: no function is declared on {mesh!r} with @mesh.task, nor a schedule; import the "
             "modules that declare them before the peer starts"
         )
-    _register_at_exit()
+    end_at_exit()
 
 
 def no_health(why: str) -> Health:
@@ -197,7 +201,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def _register_at_exit() -> None:
+def end_at_exit() -> None:
     """Have `_at_exit` called at the end of the main thread, while threads can still be started; UsageError if that has come.
 
     Python has this for its own pools only, under a private name; where it has not, ``atexit`` does it nearly as well.
