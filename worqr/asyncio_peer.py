@@ -8,7 +8,7 @@ the block would leave a Trio run behind that nobody can end, and a blocked loop 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import copy_context
 from dataclasses import replace
@@ -92,8 +92,10 @@ class AsyncioPeer(Peer):
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
         **options: Unpack[HandlerOptions],
     ) -> None:
-        status = _Status(self._host, task_status)
-        await self._calls.call(partial(self._peer.serve, queue, handler, task_status=status, **options))
+        def serve(status: trio.TaskStatus[None]) -> Awaitable[None]:
+            return self._peer.serve(queue, handler, task_status=status, **options)
+
+        await self._calls.call_with_status(serve, task_status.started)
 
     def work(self, queue: str, *, retry: RetryPolicy | None = None) -> AbstractAsyncContextManager[Claims]:
         raise UsageError(
@@ -121,14 +123,3 @@ class AsyncioPeer(Peer):
 
     async def wait(self) -> None:
         await self._calls.call(self._peer.wait)
-
-
-class _Status(trio.TaskStatus[None]):
-    """Says on the asyncio loop that a queue is subscribed: to the task group of anyio that started the call."""
-
-    def __init__(self, host: HostLoop, status: Any) -> None:
-        self._host = host
-        self._status = status
-
-    def started(self, value: None = None) -> None:
-        self._host.tell(self._status.started)

@@ -77,7 +77,7 @@ async def joined(
             with serving_late(engine, declarations, only, known):
                 yield Peer(engine)
     if host is not None:
-        host.raise_if_closed()
+        host.raise_if_ended()
 
 
 def _peer_settings(mesh: Mesh[Any], options: Mapping[str, Any], host: HostLoop | None = None) -> PeerSettings:

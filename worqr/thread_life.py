@@ -130,7 +130,7 @@ class Life:
         except BaseException as error:
             self._error = error
             self._why = f"it has ended: {type(error).__name__}: {error}"
-            if self._peer is not None:  # else `start` raises it
+            if self._peer is not None and not isinstance(error, KeyboardInterrupt):  # else `start` raises it
                 emit(logger, "peer.ended", "the worker in a thread has ended by an error", exc_info=error)
         else:
             self._why = "stopped"
@@ -216,6 +216,11 @@ def end_at_exit() -> None:
         raise UsageError("the interpreter is exiting: no peer can start") from error
     if "begun" in _ending:
         raise UsageError("the interpreter is exiting: no peer can start")
+
+
+def is_exiting() -> bool:
+    """Return True once the interpreter has begun to exit: no loop of the main thread runs again."""
+    return "begun" in _ending
 
 
 def _at_exit() -> None:

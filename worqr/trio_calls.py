@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from contextvars import copy_context
 from typing import Any, Final, Generic, TypeVar
 
@@ -52,11 +51,21 @@ class TrioCalls:
         Raises:
             UsageError: The block has ended. What `work` raises is raised, too.
         """
+        return await self.call_with_status(lambda _status: work(), None)
+
+    async def call_with_status(
+        self, work: Callable[[trio.TaskStatus[None]], Awaitable[T]], started: Callable[[], object] | None
+    ) -> T:
+        """As `call`; ``started()`` runs in the caller's task as soon as `work` says so."""
         call, variables = _Call(work), copy_context()
-        self._post(lambda: variables.run(self._start, call), call.done)
+        self._post(lambda: variables.run(self._start, call), call)
         try:
+            if started is not None:
+                await wait_done(call.began)
+                if call.began.result():
+                    started()
             await wait_done(call.done)
-        except asyncio.CancelledError:
+        except BaseException:
             self._post(call.scope.cancel, None)
             await wait_done_anyhow(call.done)
             raise
@@ -66,25 +75,32 @@ class TrioCalls:
         """Run a function on Trio soon, from any thread; do nothing if the block has ended."""
         self._post(work, None)
 
-    def _post(self, callback: Callable[[], object], done: Future[Any] | None) -> None:
+    def _post(self, callback: Callable[[], object], call: _Call[Any] | None) -> None:
         assert self._token is not None, "calls come from the block of `join`"
         try:
             self._token.run_sync_soon(callback)
         except trio.RunFinishedError:
-            if done is not None:
-                done.set_exception(UsageError(LEFT))
+            if call is not None:
+                call.refuse()
 
     def _start(self, call: _Call[Any]) -> None:
         if self._nursery is None:
-            call.done.set_exception(UsageError(LEFT))
+            call.refuse()
         else:
             self._nursery.start_soon(call.run)
 
 
-class _Call(Generic[T]):
-    """One call. `done` has its result; `scope` cancels it."""
+class _Call(trio.TaskStatus[None], Generic[T]):
+    """One call, and its task status.
 
-    def __init__(self, work: Callable[[], Awaitable[T]]) -> None:
+    Attributes:
+        began: done when `work` has called ``started()``, then with True, or when it has ended.
+        done: done when `work` has ended, with its result.
+        scope: cancels it.
+    """
+
+    def __init__(self, work: Callable[[trio.TaskStatus[None]], Awaitable[T]]) -> None:
+        self.began: Future[bool] = Future()
         self.done: Future[T] = Future()
         self.scope: trio.CancelScope = trio.CancelScope()
         self._work = work
@@ -92,11 +108,20 @@ class _Call(Generic[T]):
     async def run(self) -> None:
         try:
             with self.scope:
-                self.done.set_result(await self._work())
+                self.done.set_result(await self._work(self))
         except trio.Cancelled:
             raise
         except BaseException as error:
             self.done.set_exception(error)
         finally:
-            with suppress(Exception):  # it has an outcome
-                self.done.set_exception(UsageError(LEFT))
+            self.refuse()
+
+    def started(self, value: None = None) -> None:
+        self.began.set_result(True)
+
+    def refuse(self) -> None:
+        """It will not run, or was cancelled, unless it has ended."""
+        if not self.done.done():
+            self.done.set_exception(UsageError(LEFT))
+        if not self.began.done():
+            self.began.set_result(False)

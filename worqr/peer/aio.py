@@ -206,6 +206,11 @@ def _say_asyncio() -> None:
     thread_local.name = "asyncio"
 
 
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Ask for the error, or asyncio logs that nobody did."""
+    task.exception()
+
+
 def _was_cancelled(error: BaseException) -> bool:
     """Return True if `error` is the cancellation of the running task itself, not of something that it has awaited."""
     task = asyncio.current_task()
@@ -270,6 +275,8 @@ class Run(Elsewhere):
             await trio.sleep(
                 LEAVE_SOON
             )  # the peer leaves meanwhile, if the program ends: then the task goes back, uncounted
+        if isinstance(self._error, KeyboardInterrupt) and self._owner.applications:
+            raise self._error  # by chance out of this handler, as on the Trio loop: the peer ends, and the task returns
         if self._raise_cancel is not None and (not self._ended or isinstance(self._error, asyncio.CancelledError)):
             self._error = None
             self._raise_cancel()
@@ -321,8 +328,10 @@ class Run(Elsewhere):
             self._value = await self._handler(self._task)
         except KeyboardInterrupt as error:
             self._error = error
-            if self._owner.applications:  # which Ctrl-C must end, too
+            if self._owner.applications:  # the program must hear of Ctrl-C, too
                 self._end()
+                if self._running is not None:
+                    self._running.add_done_callback(_retrieve)
                 raise
         except BaseException as error:  # also SystemExit, which would end the loop
             self._error = error

@@ -2,7 +2,7 @@
 
 The peer's Trio loop runs in a thread of its own, so a handler or a route that blocks the asyncio loop does not delay the
 heartbeat. Here: `HostLoop`, what the peer does on that loop, and how the peer watches it. A loop that does not turn is named in
-the log, and the peer takes no more tasks for it meanwhile. If the loop is closed inside the block, the peer leaves.
+the log, and the peer takes no more tasks for it meanwhile. If the loop ends inside the block, the peer leaves.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import trio
@@ -19,6 +21,7 @@ from worqr.errors import UsageError
 from worqr.log_events import emit
 from worqr.peer.aio import AsyncioLoop
 from worqr.peer.capacity import Pool
+from worqr.thread_life import is_exiting
 
 if TYPE_CHECKING:
     from worqr.peer.aio import Run
@@ -51,7 +54,7 @@ class HostLoop(AsyncioLoop):
         self._looked_at = time.monotonic()
         self._blocked_since: float | None = None
         self._reported = False
-        self._closed = False
+        self._ended_inside = False
 
     @property
     def blocked(self) -> bool:
@@ -74,31 +77,35 @@ class HostLoop(AsyncioLoop):
 
     def start(self, run: Run) -> None:
         """Let `run` begin. On a closed loop it never does; the peer then cancels it, and its task returns to the queue."""
-        try:
+        with suppress(RuntimeError):
             super().start(run)
-        except RuntimeError:
-            self._closed = True
 
     async def end(self) -> None:
         """The loop is the application's: nothing on it ends with the peer."""
         await trio.lowlevel.checkpoint()
 
+    def tell(self, callback: Callable[[], None]) -> bool:
+        """Run `callback` on the asyncio loop; return False if the loop has ended."""
+        return not self._has_ended() and super().tell(callback)
+
     async def watch_forever(self, engine: Engine) -> None:
-        """Look at the loop again and again, until it is closed; then end the block of `join`."""
-        while True:
-            self._closed = self._closed or self._host.is_closed()
-            if self._closed:
-                break
+        """Look at the loop again and again, until it has ended; then end the block of `join`."""
+        while not self._has_ended():
             self._look(engine)
             await trio.sleep(LOOK_EVERY)
+        self._ended_inside = True
         engine.body.cancel()
 
-    def raise_if_closed(self) -> None:
-        """Raise UsageError if the loop was closed while the peer was there."""
-        if self._closed:
+    def raise_if_ended(self) -> None:
+        """Raise UsageError if the loop ended while the peer was there."""
+        if self._ended_inside:
             raise UsageError(
-                "the asyncio loop was closed inside `async with mesh.join():`; leave the block before the loop ends"
+                "the asyncio loop ended inside `async with mesh.join():`; leave the block before the loop ends"
             )
+
+    def _has_ended(self) -> bool:
+        """Return True if nothing runs on the loop any more. One that is only stopped may go on, unless the interpreter exits."""
+        return self._host.is_closed() or (is_exiting() and not self._host.is_running())
 
     def _look(self, engine: Engine) -> None:
         """Judge the last tick, and post the next one if the loop has answered that."""
