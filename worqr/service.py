@@ -298,8 +298,8 @@ def _check_place() -> None:
         raise UsageError(
             "mesh.run() takes the signals of the process, so it needs the main thread; elsewhere use mesh.join()"
         )
-    if loop := loop_name_here():
-        raise UsageError(f"mesh.run() starts a loop of its own; under {loop} use `async with mesh.join():`")
+    if loop_name_here():
+        raise UsageError("mesh.run() starts a loop of its own; inside a running one use `async with mesh.join():`")
 
 
 # What it says of itself
