@@ -557,7 +557,11 @@ def test_trio_runs_elsewhere_in_the_program(mesh: worqr.Mesh[Any], held: Held) -
 
 
 def test_a_loop_that_is_blocked(
-    new_mesh: NewMesh, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    new_mesh: NewMesh,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    server: Server,
+    prefix: str,
 ) -> None:
     """Its peer beats on, and claims nothing for it, and the log names the code."""
     monkeypatch.setattr(host_loop, "LOOK_EVERY", 0.01)
@@ -580,11 +584,14 @@ def test_a_loop_that_is_blocked(
             assert beats is not None
             assert beats.heart is not None
             asked: list[worqr.Health] = []
+            left: list[int] = []
 
             def meanwhile() -> None:
                 while not logged("asyncio.blocked", logging.ERROR):
                     time.sleep(0.01)
                 held.function.blocking.enqueue(2)
+                time.sleep(0.3)  # a peer that claims it has done so by then
+                left.append(waiting(server, prefix))
                 asked.append(peer.health())
 
             async with asyncio.timeout(PATIENCE):
@@ -592,14 +599,14 @@ def test_a_loop_that_is_blocked(
                 block()
                 while not asked:
                     time.sleep(0.01)
-                assert held.began == [1]
+                assert left == [1]
                 await look
                 await come(lambda: logged("asyncio.turns"))
                 await come(lambda: held.began == [1, 2])
             held.go()
             assert await job.result(PATIENCE) == 1
             assert peer.id == worker
-            assert not asked[0].alive
+            assert (asked[0].alive, asked[0].running) == (False, 1)
             assert asked[0].why == "the application's asyncio loop is blocked"
 
     bounded(main)
@@ -790,6 +797,14 @@ MAIN = """
 INTERRUPTS = {
     "asyncio.run": f"{MAIN}\n    asyncio.run(main())\n",
     "a loop that knows no signals": f"{MAIN}\n    asyncio.new_event_loop().run_until_complete(main())\n",
+    "a loop that is stopped outside the handler": f"""{MAIN}
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=lambda: (sys.stdin.readline(), loop.call_soon_threadsafe(interrupt)), daemon=True).start()
+    loop.run_until_complete(main())
+    """,
 }
 
 
@@ -797,10 +812,13 @@ INTERRUPTS = {
 async def test_ctrl_c_ends_the_program(spawn: Callable[..., Child], server: Server, prefix: str, code: str) -> None:
     program = child(spawn, code, server, prefix)
     assert await program.line() == "begun"
-    program.signal(signal.SIGINT)
-    with trio.fail_after(PATIENCE):
-        await program.ended()
+    if "stdin" in code:
+        program.send("")
+    else:
+        program.signal(signal.SIGINT)
+    await program.ended()
     assert "KeyboardInterrupt" in program.errors
+    assert "does not end" not in program.errors
     assert workers(server, prefix) == 0
     assert waiting(server, prefix) == 1
 

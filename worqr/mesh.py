@@ -219,12 +219,14 @@ class Mesh(Registry, Fleet, Generic[S]):
             WrongVersion: As `connect`.
             Unavailable: As `connect`.
         """
-        join = joined
-        if check_loop("mesh.join()") == "asyncio":
-            from worqr.asyncio_peer import joined_under_asyncio as join  # programs on Trio need no asyncio
+        if check_loop("mesh.join()") == "Trio":
+            async with joined(self, self._states, options) as peer:
+                yield peer
+        else:
+            from worqr.asyncio_peer import joined_under_asyncio  # programs on Trio need no asyncio
 
-        async with join(self, self._states, options) as peer:
-            yield peer
+            async with joined_under_asyncio(self, self._states, options) as asyncio_peer:
+                yield asyncio_peer
 
     def join_in_thread(self, **options: Unpack[JoinOptions]) -> ThreadPeer:
         """Return a worker that runs in a thread of its own, for programs without an event loop. It is not started yet.
