@@ -1,4 +1,4 @@
-"""FastAPI on uvicorn: every instance is a web server and a worker. The worker runs its handlers on an asyncio loop of its own.
+"""FastAPI on uvicorn or Hypercorn: every instance is a web server and a peer, and handlers run on the loop of the requests.
 
 ``uvicorn --app-dir examples --port 8001 web_fastapi:app``, and the same with other ports. Whichever instance gets a request,
 any of them may write the report, show its progress, and cancel it.
@@ -12,7 +12,7 @@ from fastapi import FastAPI, HTTPException
 
 import worqr
 
-mesh = worqr.Mesh(app="web", runs_in="asyncio")
+mesh = worqr.Mesh(app="web")
 
 
 @mesh.task(name="web.report", result_ttl=600)
@@ -25,7 +25,7 @@ async def report(name: str, pages: int) -> str:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
-    async with mesh.connect(), mesh.join_in_thread(concurrency=10, grace=2) as peer:
+    async with mesh.join(concurrency=10, grace=2) as peer:
         app.state.peer = peer
         yield
 

@@ -1,4 +1,4 @@
-"""Starlette on uvicorn: every instance is a web server and a peer. Handlers run on asyncio, and share what a lifespan opens.
+"""Starlette on uvicorn or Hypercorn: every instance is a web server and a peer, and handlers share what a lifespan opens.
 
 ``uvicorn --app-dir examples --port 8001 web_starlette:app``, and the same with other ports.
 """
@@ -32,7 +32,7 @@ async def open_press() -> AsyncGenerator[Press]:
     yield Press()
 
 
-mesh = worqr.Mesh(app="web", runs_in="asyncio", asyncio_lifespan=open_press)
+mesh = worqr.Mesh(app="web", runs_in="asyncio", asyncio_lifespan=open_press)  # runs_in: for `worqr run`, too
 
 
 @mesh.task(name="web.report", result_ttl=600)
@@ -46,7 +46,7 @@ async def report(name: str, pages: int) -> str:
 
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncGenerator[None]:
-    async with mesh.connect(), mesh.join_in_thread(concurrency=10, grace=2) as peer:
+    async with mesh.join(concurrency=10, grace=2) as peer:
         app.state.peer = peer
         yield
 

@@ -24,7 +24,7 @@ TESTED = {
     *("peer.py", "producer.py", "batches.py", "cancel.py", "foreign.sh", "foreign.py"),
     *("reports.py", "retries.py", "redrive.py", "singleton.py", "orders.py", "primes.py"),
     *("web_fastapi.py", "web_flask.py", "web_gunicorn.py", "web_django.py"),  # in test_web.py
-    *("web_starlette.py", "web_trio.py"),
+    *("web_starlette.py", "web_trio.py", "web_quart.py", "web_django_asgi.py"),
 }
 
 Run = Callable[..., Child]

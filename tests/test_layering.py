@@ -68,6 +68,9 @@ LAYERS = (
         "service",
         "thread_life",
         "thread_peer",
+        "asyncio_peer",
+        "trio_calls",
+        "waiting",
     ),
     ("mesh",),
     ("",),  # worqr/__init__.py: the public names

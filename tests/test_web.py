@@ -95,9 +95,11 @@ Open = Callable[..., Site]
 @pytest.fixture
 def run(server: Server, spawn: Callable[..., Child]) -> Iterator[Run]:
     """`run(program, *arguments)`: a program, or a module, as a process that finds the examples and the server of the tests."""
-    env = {"WORQR_URL": server.tcp_url, "PYTHONPATH": f"{ROOT}:{EXAMPLES}:{os.environ.get('PYTHONPATH', '')}"}
+    paths = f"{ROOT}:{EXAMPLES}"
 
-    def start(program: Path | str, *arguments: str) -> Child:
+    def start(program: Path | str, *arguments: str, path: str = "") -> Child:
+        more = os.environ.get("PYTHONPATH", "")
+        env = {"WORQR_URL": server.tcp_url, "PYTHONPATH": f"{paths}:{path}:{more}"}
         as_module = f"import runpy; runpy.run_module({program!r}, run_name='__main__', alter_sys=True)"
         return spawn(program if isinstance(program, Path) else as_module, *arguments, env=env)
 
@@ -134,18 +136,32 @@ def open_site(server: Server, run: Run) -> Iterator[Open]:
 QUIET = ("--log-level", "warning")
 FASTAPI = ("uvicorn", "web_fastapi:app", "--uds", "{socket}", *QUIET)
 FLASK = ("gunicorn", "-c", "examples/web_gunicorn.py", "--bind", "unix:{socket}", *QUIET, "web_flask:app")
+FASTAPI_HYPERCORN = ("hypercorn", "--bind", "unix:{socket}", *QUIET, "web_fastapi:app")
+QUART = ("hypercorn", "--bind", "unix:{socket}", *QUIET, "web_quart:app")
+DJANGO_ASGI = ("uvicorn", "web_django_asgi:application", "--lifespan", "on", "--uds", "{socket}", *QUIET)
+STARLETTE_HYPERCORN = ("hypercorn", "--bind", "unix:{socket}", *QUIET, "web_starlette:app")
 STARLETTE = ("uvicorn", "web_starlette:app", "--uds", "{socket}", *QUIET)
 TRIO = ("hypercorn", "-k", "trio", "--bind", "unix:{socket}", *QUIET, "web_trio:app")
 DJANGO = ("gunicorn", "-w", "2", "--bind", "unix:{socket}", *QUIET, "web_django:application()")
 
 needs_django = pytest.mark.skipif(find_spec("django") is None, reason="Django is not installed")
+needs_quart = pytest.mark.skipif(find_spec("quart") is None, reason="Quart is not installed")
 
 
 @pytest.mark.sweep(keep=2)
 @pytest.mark.parametrize(
     ("program", "instances"),
-    [(FASTAPI, 2), (FLASK, 1), ((*FLASK, "--preload"), 1), (STARLETTE, 2), (TRIO, 2)],
-    ids=["fastapi-uvicorn", "flask-gunicorn", "flask-gunicorn-preload", "starlette-uvicorn", "trio-hypercorn"],
+    [
+        pytest.param(FASTAPI, 2, id="fastapi-uvicorn"),
+        pytest.param(FASTAPI_HYPERCORN, 2, id="fastapi-hypercorn"),
+        pytest.param(FLASK, 1, id="flask-gunicorn"),
+        pytest.param((*FLASK, "--preload"), 1, id="flask-gunicorn-preload"),
+        pytest.param(STARLETTE, 2, id="starlette-uvicorn"),
+        pytest.param(STARLETTE_HYPERCORN, 2, id="starlette-hypercorn"),
+        pytest.param(TRIO, 2, id="trio-hypercorn"),
+        pytest.param(QUART, 2, id="quart-hypercorn", marks=needs_quart),
+        pytest.param(DJANGO_ASGI, 2, id="django-uvicorn", marks=needs_django),
+    ],
 )
 def test_any_instance_works_for_all_and_one_may_be_killed(
     open_site: Open, program: tuple[str, ...], instances: int
@@ -210,6 +226,45 @@ def what_a_server_that_ends_does_not_finish_goes_back(site: Site) -> None:
         assert program.process.wait(PATIENCE) in {0, -signal.SIGTERM}, program.errors
     assert site.workers() == {}
     assert site.server.look.llen(QUEUE.base) == 1
+
+
+RELOADING = {
+    "uvicorn": ("uvicorn", "site_of_test:app", "--reload", "--reload-dir", "{folder}", "--uds", "{socket}", *QUIET),
+    "hypercorn": ("hypercorn", "--reload", "--bind", "unix:{socket}", *QUIET, "site_of_test:app"),
+}
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("program", RELOADING.values(), ids=list(RELOADING))
+def test_a_server_that_reloads_leaves_and_joins(
+    server: Server, run: Run, tmp_path: Path, program: tuple[str, ...], stop: signal.Signals
+) -> None:
+    """Each time a file changes, the peer of the old process leaves and the new one joins; the task that ran goes on there."""
+    folder, path = tmp_path / "site", tmp_path / "socket"
+    folder.mkdir()
+    (folder / "site_of_test.py").write_text("from web_fastapi import app, mesh\n")
+    child = run(*(each.format(socket=path, folder=folder) for each in program), path=str(folder))
+    transport = httpx.HTTPTransport(uds=str(path), limits=ONE_REQUEST)
+    with httpx.Client(transport=transport, base_url="http://site", timeout=PATIENCE) as client:
+        site = Site(server, [child], [client])
+        site.until(lambda: listens(path) and site.workers(), "it listens")
+        site.ask("POST", "/reports/held", pages=FOR_EVER)
+        first = site.worker_of("held")
+        changes: list[float] = []
+
+        def another() -> bool:
+            if not changes or time.monotonic() > changes[-1] + 10:  # again: the server may not have looked before
+                changes.append(time.monotonic())
+                (folder / "site_of_test.py").write_text(f"from web_fastapi import app, mesh  # {len(changes)}\n")
+            return bool(site.workers()) and first not in site.workers()
+
+        site.until(another, "another one")
+        site.until(lambda: listens(path) and site.worker_of("held") in site.workers(), "the task runs there")
+    child.signal(stop)
+    child.process.wait(PATIENCE)
+    assert site.workers() == {}
+    assert server.look.llen(QUEUE.base) == 1
+    assert "Traceback" not in child.errors
 
 
 @needs_django

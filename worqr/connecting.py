@@ -13,7 +13,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from worqr import ops
 from worqr.embedded import EmbeddedServer, server_of_parent, shared_server
@@ -44,7 +44,7 @@ CONNECT: Final = (
     "Where no event loop runs, use mesh.blocking and fn.blocking, which connect by themselves"
 )
 JOIN: Final = (
-    "mesh.join() needs `async with`: write `async with mesh.join():` inside trio.run(...). "
+    "mesh.join() needs `async with`: write `async with mesh.join():` inside trio.run(...) or asyncio.run(...). "
     "Where no event loop runs, use mesh.run() or `with mesh.join_in_thread():`"
 )
 EMBEDDED: Final = "embedded:"
@@ -220,13 +220,15 @@ class Connections:
         return Link(settings, driver_here())
 
 
-def check_trio(what: str) -> None:
-    """Raise UsageError where Trio does not run: a peer needs it."""
-    if loop_name_here() != "Trio":
+def check_loop(what: str) -> Literal["Trio", "asyncio"]:
+    """Return which loop runs here; UsageError if none does."""
+    loop = loop_name_here()
+    if not loop:
         raise UsageError(
-            f"{what} needs a running Trio loop, as inside trio.run(...): anywhere else, under asyncio or where no loop runs, use "
+            f"{what} needs a running loop, as inside trio.run(...) or asyncio.run(...): where none runs, use "
             "mesh.join_in_thread(), a peer in a thread of its own"
         )
+    return loop
 
 
 class _Driven(threading.local):

@@ -30,6 +30,7 @@ from worqr.task import check_count, seconds
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
+    from worqr.peer.host_loop import HostLoop
 
 S = TypeVar("S")
 
@@ -41,30 +42,45 @@ def check_join(mesh: Mesh[Any], options: Mapping[str, Any]) -> None:
 
 
 @asynccontextmanager
-async def joined(mesh: Mesh[S], states: States[S], options: Mapping[str, Any]) -> AsyncGenerator[Peer]:
-    """Join the mesh for the length of a block; see ``Mesh.join``. `states` hold what the lifespan yields."""
+async def joined(
+    mesh: Mesh[S], states: States[S], options: Mapping[str, Any], host: HostLoop | None = None
+) -> AsyncGenerator[Peer]:
+    """Join the mesh for the length of a block, on Trio; see ``Mesh.join``.
+
+    Args:
+        mesh: the mesh.
+        states: they hold what the lifespan yields.
+        options: as `JoinOptions`.
+        host: the asyncio loop of the application, in another thread, if handlers are to run there.
+    """
     only = Only(options.get("only"))
-    settings = _peer_settings(mesh, options)
+    settings = _peer_settings(mesh, options, host)
     declarations, connections = declarations_of(mesh), client_of(mesh).connections
     only.check(declarations.functions)
     known = {name: declared_of(function) for name, function in declarations.functions.items()}
     handlers = [each for name, declared in known.items() if name in only for each in declared.served()]
     if mesh.asyncio_lifespan is not None:
-        warn_if_unused([declared.how.runs_in for declared in known.values()], mesh.runs_in)
+        warn_if_unused([declared.how.runs_in for declared in known.values()], settings.runs_in)
+    if host is not None:
+        host.attach()
     async with mesh.connect(), states.entered(mesh.lifespan) as state:
         here = connections.here()
         hosting = partial(connections.hosting, peers=here)
-        settings = replace(settings, state=state, sharding=here.sharding, hosting=hosting)
+        settings = replace(settings, state=state, asyncio_state=state, sharding=here.sharding, hosting=hosting)
         async with (
             with_asyncio(mesh.asyncio_lifespan, settings) as settings,
             Engine(settings, here.link).joined() as engine,
         ):
+            if host is not None:
+                engine.spawn(partial(host.watch_forever, engine))
             await engine.serve_all(handlers)
             with serving_late(engine, declarations, only, known):
                 yield Peer(engine)
+    if host is not None:
+        host.raise_if_ended()
 
 
-def _peer_settings(mesh: Mesh[Any], options: Mapping[str, Any]) -> PeerSettings:
+def _peer_settings(mesh: Mesh[Any], options: Mapping[str, Any], host: HostLoop | None = None) -> PeerSettings:
     refuse_unknown("join", options, tuple(JoinOptions.__annotations__))
     declarations = declarations_of(mesh)
     memory = options.get("process_memory")
@@ -86,5 +102,6 @@ def _peer_settings(mesh: Mesh[Any], options: Mapping[str, Any]) -> PeerSettings:
         around_thread=mesh.around_thread,
         process_lifespan=mesh.process_lifespan,
         onlooker=client_of(mesh).onlooker,
-        runs_in=mesh.runs_in,
+        runs_in=mesh.runs_in or ("loop" if host is None else "asyncio"),
+        asyncio_loop=host,
     )

@@ -164,6 +164,13 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "loop.turns": _event(WARNING, "the event loop turns again", "duration"),
     # Where handlers run
+    "asyncio.blocked": _event(
+        (WARNING, ERROR),
+        "the application's asyncio loop has not turned for over a second, so the handlers on it wait, and its worker takes no "
+        "tasks for them; `where` names the code that blocks it. ERROR: it has not for `block_limit`",
+        "duration where",
+    ),
+    "asyncio.turns": _event(WARNING, "the application's asyncio loop turns again", "duration"),
     "asyncio.stuck": _event(
         ERROR,
         "the asyncio loop of a worker, or `asyncio_lifespan`, did not end in time; the worker ended without it",
@@ -278,7 +285,9 @@ EVENTS: Final[dict[str, LogEvent]] = {
         (WARNING, ERROR), "a handler or a thread does not end, and the process ends without it", "reason duration"
     ),
     "run": _event(ERROR, "`worqr run --log-json` failed", "error"),
-    "peer.ended": _event(ERROR, "a worker in a thread has ended by an error, which its `stop` raises"),
+    "peer.ended": _event(
+        ERROR, "a worker in a thread has ended by an error, which its `stop` or the end of its block raises"
+    ),
     "bench": _event(WARNING, "a test bench of `worqr.testing` waits for tasks that do not end", "reason"),
 }
 

@@ -13,7 +13,7 @@ from worqr import function, ops, service
 from worqr.blocking import BlockingMesh
 from worqr.blocks import async_block
 from worqr.client import Client
-from worqr.connecting import CONNECT, JOIN, check_trio
+from worqr.connecting import CONNECT, JOIN, check_loop
 from worqr.cron import Schedule
 from worqr.declarations import Declarations
 from worqr.errors import UsageError, did_you_mean
@@ -78,8 +78,9 @@ class Mesh(Registry, Fleet, Generic[S]):
         around_thread: A function that returns a context manager around each call of a plain function, in its thread or process.
         process_lifespan: A function that returns a context manager around the life of each process of ``runs_in="process"``. The
             value it yields is ``current().state`` there. Define it at the top level of a module.
-        runs_in: Where ``async def`` handlers run by default. ``"loop"``: the peer's Trio loop; ``"asyncio"``: an asyncio loop in
-            a thread.
+        runs_in: Where ``async def`` handlers run by default. ``"loop"``: the peer's Trio loop; ``"asyncio"``: the loop of an
+            asyncio program that has called `join`, else an asyncio loop in a thread. None: ``"asyncio"`` if an asyncio program
+            has called `join`, else ``"loop"``.
         asyncio_lifespan: As `lifespan`, for handlers on asyncio. It is entered on their loop, after `lifespan`; the value it
             yields is ``current().state`` in those handlers.
         credentials: A function that returns ``(username, password)``, or a ``CredentialProvider`` of redis-py. It is called for
@@ -113,8 +114,8 @@ class Mesh(Registry, Fleet, Generic[S]):
     """The async context manager around each `join`, on the asyncio loop of handlers."""
     middleware: tuple[Middleware, ...]
     """The functions around every run, the first outermost."""
-    runs_in: AsyncRunsIn
-    """Where ``async def`` handlers run by default."""
+    runs_in: AsyncRunsIn | None
+    """Where ``async def`` handlers run by default; None: on the loop of the program that has joined."""
     around_thread: Callable[[], AbstractContextManager[object]] | None
     """The context manager around each call of a plain function."""
     process_lifespan: Callable[[], AbstractContextManager[object]] | None
@@ -135,7 +136,7 @@ class Mesh(Registry, Fleet, Generic[S]):
         middleware: Collection[Middleware] = (),
         around_thread: Callable[[], AbstractContextManager[object]] | None = None,
         process_lifespan: Callable[[], AbstractContextManager[object]] | None = None,
-        runs_in: AsyncRunsIn = "loop",
+        runs_in: AsyncRunsIn | None = None,
         asyncio_lifespan: Callable[[], AbstractAsyncContextManager[object]] | None = None,
         credentials: GivenCredentials | None = None,
     ) -> None:
@@ -194,12 +195,17 @@ class Mesh(Registry, Fleet, Generic[S]):
 
     @async_block(JOIN)
     async def join(self, **options: Unpack[JoinOptions]) -> AsyncGenerator[Peer]:
-        """Connect, and join the mesh as a worker for the length of a block, under Trio.
+        """Connect, and join the mesh as a worker for the length of a block, under Trio or asyncio.
 
         A block that ends normally drains: running tasks have `grace` seconds to end. A block that ends by an exception or a
         cancellation cancels its handlers at once; their tasks return to their queues within 2 s. Handlers that ignore their
         cancellation are logged. Those in threads or on an asyncio loop are left behind after 5 s; their tasks run again when
         this worker is found dead. A handler on the Trio loop keeps the block open until it ends.
+
+        Under Trio, the worker runs on the loop of your program. Under asyncio, it runs on a Trio loop in a thread, and
+        ``async def`` handlers run on the loop of your program. `lifespan` and middleware run on Trio. An error that ends the
+        worker ends the block at once under Trio. Under asyncio, the error is logged, ``peer.health()`` reports it, and the end
+        of the block raises it.
 
         Args:
             **options: See `JoinOptions`.
@@ -208,20 +214,25 @@ class Mesh(Registry, Fleet, Generic[S]):
             Peer: The peer, which serves all declared functions.
 
         Raises:
-            UsageError: Trio does not run here, or an option does not exist or is not valid; and as `connect`.
+            UsageError: No event loop runs here, or an option does not exist or is not valid; and as `connect`.
             RefusedByServer: As `connect`.
             WrongVersion: As `connect`.
             Unavailable: As `connect`.
         """
-        check_trio("mesh.join()")
-        async with joined(self, self._states, options) as peer:
-            yield peer
+        if check_loop("mesh.join()") == "Trio":
+            async with joined(self, self._states, options) as peer:
+                yield peer
+        else:
+            from worqr.asyncio_peer import joined_under_asyncio  # programs on Trio need no asyncio
+
+            async with joined_under_asyncio(self, self._states, options) as asyncio_peer:
+                yield asyncio_peer
 
     def join_in_thread(self, **options: Unpack[JoinOptions]) -> ThreadPeer:
-        """Return a worker that runs in a thread of its own, for programs that do not run on Trio. It is not started yet.
+        """Return a worker that runs in a thread of its own, for programs without an event loop. It is not started yet.
 
         Use it in a ``with`` or ``async with`` block, or call its `start` and `stop`. `lifespan` and handlers run on the Trio loop
-        of that thread, unless their `runs_in` says otherwise.
+        of that thread, unless their `runs_in` says otherwise. In a program with an event loop, use `join`.
 
         Args:
             **options: See `JoinOptions`.

@@ -298,9 +298,8 @@ def _check_place() -> None:
         raise UsageError(
             "mesh.run() takes the signals of the process, so it needs the main thread; elsewhere use mesh.join()"
         )
-    if loop := loop_name_here():
-        instead = "`async with mesh.join():`" if loop == "Trio" else "`async with mesh.join_in_thread():`"
-        raise UsageError(f"mesh.run() starts a loop of its own; inside a running one use {instead}")
+    if loop_name_here():
+        raise UsageError("mesh.run() starts a loop of its own; inside a running one use `async with mesh.join():`")
 
 
 # Its description, for the log
@@ -316,7 +315,7 @@ def _banner(mesh: Mesh[Any], peer: Peer, served: list[Function[..., Any]]) -> st
     """The queues that this peer serves, and where their handlers run; several lines."""
     settings = engine_of(peer).settings
     wide = max((len(function.name) for function in served), default=0)
-    functions = [f"{function.name:<{wide}}  {_options(function, mesh.runs_in)}".rstrip() for function in served]
+    functions = [f"{function.name:<{wide}}  {_options(function, settings.runs_in)}".rstrip() for function in served]
     facts = {
         "server": [client_of(mesh).link.settings.address.redacted],
         "prefix": [settings.prefix],

@@ -1,4 +1,4 @@
-"""The thread of a peer in a thread: one Trio loop in it, and one ``mesh.join`` in that, from its start to its end.
+"""The thread of a peer: one Trio loop in it, and one join of a mesh in that, from its start to its end.
 
 Each request to leave sets a time by which the thread should have left; the earliest time applies. When the interpreter exits,
 all running threads are asked to leave, before threads are joined and before ``atexit`` (where no thread can be started any
@@ -12,9 +12,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
+from contextvars import Context as Variables
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,12 +44,15 @@ class Life:
         over: the same as `ended`, without a lock.
     """
 
-    def __init__(self, mesh: Mesh[Any], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, join: Callable[[], AbstractAsyncContextManager[Peer, Any]], variables: Variables | None = None
+    ) -> None:
+        """Make it, not started; `join` joins, on Trio, and `variables` are the context variables of what runs there."""
         self.joined: Future[None] = Future()
         self.ended: Future[None] = Future()
         self.over: bool = False
-        self._mesh = mesh
-        self._options = options
+        self._join = join
+        self._variables = variables or Variables()
         self._thread = threading.Thread(target=self._run, name="worqr-peer", daemon=True)
         self._leave_by: list[float] = []  # moments of time.monotonic(), one for each request to leave
         self._token: trio.lowlevel.TrioToken | None = None
@@ -122,11 +126,11 @@ class Life:
 
     def _run(self) -> None:
         try:
-            trio.run(self._live)
+            self._variables.run(trio.run, self._live)
         except BaseException as error:
             self._error = error
             self._why = f"it has ended: {type(error).__name__}: {error}"
-            if self._peer is not None:  # else `start` raises it
+            if self._peer is not None and not isinstance(error, KeyboardInterrupt):  # else `start` raises it
                 emit(logger, "peer.ended", "the worker in a thread has ended by an error", exc_info=error)
         else:
             self._why = "stopped"
@@ -143,7 +147,7 @@ class Life:
         self._token = trio.lowlevel.current_trio_token()
         self._heed()  # a request may have come before there was a token
         with self._joining:
-            async with self._mesh.join(**self._options) as peer:
+            async with self._join() as peer:
                 self._peer = peer
                 self.joined.set_result(None)
                 await self._wait_and_drain(peer)
@@ -171,7 +175,7 @@ def check_startable(mesh: Mesh[Any]) -> None:
             f"there is nothing to serve: no function is declared on {mesh!r} with @mesh.task, nor a schedule; import the "
             "modules that declare them before the peer starts"
         )
-    _register_at_exit()
+    end_at_exit()
 
 
 def no_health(why: str) -> Health:
@@ -197,9 +201,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def _register_at_exit() -> None:
-    """Have `_at_exit` called at the end of the main thread, while threads can still be started; raise UsageError if it has
-    passed.
+def end_at_exit() -> None:
+    """Have `_at_exit` called at the end of the main thread, while threads can still be started; UsageError if that has come.
 
     Python has this for its own pools only, under a private name. Without it, ``atexit`` is nearly as good.
     """
@@ -213,6 +216,11 @@ def _register_at_exit() -> None:
         raise UsageError("the interpreter is exiting: no peer can start") from error
     if "begun" in _ending:
         raise UsageError("the interpreter is exiting: no peer can start")
+
+
+def is_exiting() -> bool:
+    """Return True once the interpreter has begun to exit: no loop of the main thread runs again."""
+    return "begun" in _ending
 
 
 def _at_exit() -> None:

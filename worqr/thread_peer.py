@@ -19,18 +19,17 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from functools import partial
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
-
-import trio
 
 from worqr.peer.options import GRACE
 from worqr.records import Health
 from worqr.task import Seconds, seconds
 from worqr.thread_life import EXIT_PATIENCE, Life, check_startable, no_health
+from worqr.waiting import entered, left
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
@@ -144,14 +143,7 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
             self._life.join()
 
     async def __aenter__(self) -> Self:
-        life = self._begin()
-        try:
-            await _wait(life.joined)
-        except BaseException:
-            life.leave(0)
-            await _wait_gone(life)
-            raise
-        life.raise_if_not_joined()
+        await entered(self._begin())
         return self
 
     async def __aexit__(
@@ -161,17 +153,7 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
         if life is None:
             return
         life.check_outside()
-        life.leave(self._grace if error is None else 0)
-        try:
-            if error is None:
-                await _wait(life.ended)
-        except BaseException:
-            life.leave(0)
-            raise
-        finally:
-            await _wait_gone(life)
-        if error is None:
-            life.raise_what_ended_it()
+        await left(life, self._grace, error)
 
     def _begin(self) -> Life:
         """The present `Life`, or a new one."""
@@ -179,7 +161,7 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
             self._unstarted = None
             if self._life is None or self._life.ended.done():
                 check_startable(self._mesh)
-                self._life = Life(self._mesh, self._options)
+                self._life = Life(partial(self._mesh.join, **self._options))
                 self._life.begin()
             return self._life
 
@@ -225,52 +207,6 @@ def _warn_if_unstarted(peer: ThreadPeer, *, at_exit: bool = False) -> None:
 def _at_exit() -> None:
     for peer in list(_peers):
         _warn_if_unstarted(peer, at_exit=True)
-
-
-# Waiting on a loop
-
-
-async def _wait(future: Future[None]) -> None:
-    """Wait until the future is done, under Trio or asyncio. Cancelling the wait does not affect the future."""
-    if trio.lowlevel.in_trio_run():
-        event = trio.Event()
-        _when_done(future, trio.lowlevel.current_trio_token().run_sync_soon, event.set)
-        await event.wait()
-    else:
-        import asyncio  # as late as this: most programs with Trio do without
-
-        loop = asyncio.get_running_loop()
-        told = asyncio.Event()
-        _when_done(future, loop.call_soon_threadsafe, told.set)
-        await told.wait()
-
-
-def _when_done(future: Future[None], soon: Callable[[Callable[[], None]], object], tell: Callable[[], None]) -> None:
-    def done(_: Future[None]) -> None:
-        with suppress(RuntimeError):  # from Trio or asyncio: the loop has ended, and the waiting task with it
-            soon(tell)
-
-    future.add_done_callback(done)
-
-
-async def _wait_gone(life: Life) -> None:
-    """Wait until the thread has ended; a cancellation is raised afterwards, because that is soon."""
-    if trio.lowlevel.in_trio_run():
-        with trio.CancelScope(shield=True):
-            await _wait(life.ended)
-        life.join()
-        return
-    import asyncio
-
-    cancelled: asyncio.CancelledError | None = None
-    while not life.over:
-        try:
-            await _wait(life.ended)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    life.join()
-    if cancelled is not None:
-        raise cancelled
 
 
 # Forks

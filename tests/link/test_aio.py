@@ -1,4 +1,4 @@
-"""The mailbox of asyncio: waits, limits that let every other cancellation through, and loops that have ended."""
+"""The driver of asyncio: waits, limits that let every other cancellation through, and loops that have ended."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def test_what_a_delivery_raises_is_logged_and_the_loop_goes_on(
         raise error
 
     async def main() -> None:
-        mailbox, done = AsyncioDriver(), asyncio.Event()
-        mailbox.post(fail)
-        mailbox.post(done.set)
+        driver, done = AsyncioDriver(), asyncio.Event()
+        driver.post(fail)
+        driver.post(done.set)
         await done.wait()
 
     run(main)
@@ -80,11 +80,11 @@ def test_what_a_delivery_raises_is_logged_and_the_loop_goes_on(
 
 def test_a_waiter_whose_wake_fails_keeps_nobody_asleep(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        mailbox, broken, sound = AsyncioDriver(), Waiter(), Waiter()
+        driver, broken, sound = AsyncioDriver(), Waiter(), Waiter()
         broken.wake = lambda: 1 / 0
-        waiting = asyncio.create_task(mailbox.wait(sound))
+        waiting = asyncio.create_task(driver.wait(sound))
         await turn()
-        await asyncio.to_thread(mailbox.post, partial(wake_all, [broken, sound]))
+        await asyncio.to_thread(driver.post, partial(wake_all, [broken, sound]))
         await waiting
 
     run(main)
@@ -93,11 +93,11 @@ def test_a_waiter_whose_wake_fails_keeps_nobody_asleep(caplog: pytest.LogCapture
 
 def test_nobody_is_woken_twice(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        mailbox, waiter = AsyncioDriver(), Waiter()
-        waiting = asyncio.create_task(mailbox.wait(waiter))
+        driver, waiter = AsyncioDriver(), Waiter()
+        waiting = asyncio.create_task(driver.wait(waiter))
         await turn()
-        mailbox.post(partial(wake_all, [waiter, waiter]))
-        mailbox.post(partial(wake_all, [waiter]))
+        driver.post(partial(wake_all, [waiter, waiter]))
+        driver.post(partial(wake_all, [waiter]))
         await waiting
         await turn()
 
@@ -108,8 +108,8 @@ def test_nobody_is_woken_twice(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("wakes_first", [True, False])
 def test_whoever_is_cancelled_is_not_woken(wakes_first: bool, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        mailbox, waiter = AsyncioDriver(), Waiter()
-        waiting = asyncio.create_task(mailbox.wait(waiter))
+        driver, waiter = AsyncioDriver(), Waiter()
+        waiting = asyncio.create_task(driver.wait(waiter))
         await turn()
         both = [partial(wake_all, [waiter]), waiting.cancel]
         for each in both if wakes_first else both[::-1]:  # before the task comes to know of either
@@ -118,7 +118,7 @@ def test_whoever_is_cancelled_is_not_woken(wakes_first: bool, caplog: pytest.Log
             await waiting
         assert waiter.abandoned
         assert waiter.wake is None
-        mailbox.post(partial(wake_all, [waiter]))
+        driver.post(partial(wake_all, [waiter]))
         await turn()
 
     run(main)
@@ -127,8 +127,8 @@ def test_whoever_is_cancelled_is_not_woken(wakes_first: bool, caplog: pytest.Log
 
 def test_whoever_is_cancelled_is_not_known_any_more() -> None:
     async def main() -> None:
-        mailbox, waiter = AsyncioDriver(), Waiter()
-        waiting = asyncio.create_task(mailbox.wait(waiter))
+        driver, waiter = AsyncioDriver(), Waiter()
+        waiting = asyncio.create_task(driver.wait(waiter))
         await turn()
         assert waiter.wake is not None
         waiting.cancel()
@@ -141,13 +141,13 @@ def test_whoever_is_cancelled_is_not_known_any_more() -> None:
 
 def test_a_signal_is_heard_before_and_after_the_wait_began() -> None:
     async def main() -> None:
-        mailbox = AsyncioDriver()
-        early, late = Signal(mailbox), Signal(mailbox)
+        driver = AsyncioDriver()
+        early, late = Signal(driver), Signal(driver)
         early.set()
         await early.wait()
         waiting = asyncio.create_task(late.wait())
         await turn()
-        mailbox.post(late.set)
+        driver.post(late.set)
         await waiting
 
     run(main)
@@ -157,20 +157,20 @@ def test_a_cancellation_that_has_not_come_yet_comes_before_anything_is_sent() ->
     reached: list[str] = []
 
     async def main() -> None:
-        mailbox = AsyncioDriver()
+        driver = AsyncioDriver()
 
         async def ask() -> None:
             task = asyncio.current_task()
             assert task is not None
-            await mailbox.prepare(Waiter())
+            await driver.prepare(Waiter())
             reached.append("first")
             task.cancel()
             try:
-                await mailbox.prepare(Waiter())
+                await driver.prepare(Waiter())
                 reached.append("never")
             finally:
-                await mailbox.prepare(Waiter())  # it has come: who cleans up may send
-                await mailbox.checkpoint()
+                await driver.prepare(Waiter())  # it has come: who cleans up may send
+                await driver.checkpoint()
                 reached.append("cleaned up")
 
         with pytest.raises(asyncio.CancelledError):
@@ -184,11 +184,11 @@ def test_a_loop_that_was_closed_is_no_error() -> None:
     async def make() -> AsyncioDriver:
         return AsyncioDriver()
 
-    mailbox = asyncio.run(make())
-    thread = threading.Thread(target=mailbox.post, args=(lambda: None,))
+    driver = asyncio.run(make())
+    thread = threading.Thread(target=driver.post, args=(lambda: None,))
     thread.start()
     thread.join()
-    mailbox.post(lambda: None)
+    driver.post(lambda: None)
 
 
 @pytest.mark.parametrize("_again", range(20))
@@ -197,14 +197,14 @@ def test_a_loop_that_is_closed_meanwhile_is_no_error(_again: int) -> None:
         return AsyncioDriver()
 
     loop = asyncio.new_event_loop()
-    mailbox = loop.run_until_complete(make())
+    driver = loop.run_until_complete(make())
     posting, ended = threading.Event(), threading.Event()
     failed: list[BaseException] = []
 
     def post() -> None:
         try:
             while not ended.is_set():
-                mailbox.post(lambda: None)
+                driver.post(lambda: None)
                 posting.set()
         except BaseException as error:
             failed.append(error)
@@ -271,19 +271,19 @@ async def park() -> None:
 
 def test_a_limit_ends_its_block_and_says_so() -> None:
     async def main() -> None:
-        mailbox, task = AsyncioDriver(), asyncio.current_task()
+        driver, task = AsyncioDriver(), asyncio.current_task()
         assert task is not None
         for seconds in (0.01, 0, -1):
-            with mailbox.move_on_after(seconds) as limit:
-                await mailbox.wait(Waiter())
+            with driver.move_on_after(seconds) as limit:
+                await driver.wait(Waiter())
             assert limit.cancelled_caught
             assert task.cancelling() == 0
         for seconds in (PATIENCE, math.inf, 1e300):
-            with mailbox.move_on_after(seconds) as limit:
-                await mailbox.checkpoint()
+            with driver.move_on_after(seconds) as limit:
+                await driver.checkpoint()
             assert not limit.cancelled_caught
-        with mailbox.move_on_after(0.01):
-            await mailbox.checkpoint()
+        with driver.move_on_after(0.01):
+            await driver.checkpoint()
         await asyncio.sleep(0.05)  # nothing is left that would come now
 
     run(main)
@@ -291,11 +291,11 @@ def test_a_limit_ends_its_block_and_says_so() -> None:
 
 def test_an_error_of_the_block_comes_out_of_a_limit() -> None:
     async def main() -> None:
-        mailbox, error = AsyncioDriver(), KeyError("of the application")
-        with pytest.raises(KeyError) as caught, mailbox.move_on_after(PATIENCE):
+        driver, error = AsyncioDriver(), KeyError("of the application")
+        with pytest.raises(KeyError) as caught, driver.move_on_after(PATIENCE):
             raise error
         assert caught.value is error
-        with pytest.raises(KeyError) as caught, mailbox.move_on_after(0) as limit:
+        with pytest.raises(KeyError) as caught, driver.move_on_after(0) as limit:
             try:
                 await park()
             finally:
@@ -315,9 +315,9 @@ WHO = ("inner limit", "outer limit", "timeout around", "cancellation")
 def test_of_all_that_ends_a_block_at_one_moment_the_outermost_counts(at_once: tuple[str, ...]) -> None:
     heard: list[str] = []
 
-    async def wait(mailbox: AsyncioDriver) -> None:
-        outer: Any = mailbox.move_on_after(math.inf)
-        inner: Any = mailbox.move_on_after(math.inf)
+    async def wait(driver: AsyncioDriver) -> None:
+        outer: Any = driver.move_on_after(math.inf)
+        inner: Any = driver.move_on_after(math.inf)
         task = asyncio.current_task()
         assert task is not None
         try:
@@ -332,11 +332,11 @@ def test_of_all_that_ends_a_block_at_one_moment_the_outermost_counts(at_once: tu
                     with outer:
                         with inner:
                             asyncio.get_running_loop().call_soon(lambda: [ends[who]() for who in at_once])
-                            await mailbox.wait(Waiter())
+                            await driver.wait(Waiter())
                         heard.append("after the inner")
-                        await mailbox.checkpoint()
+                        await driver.checkpoint()
                     heard.append("after the outer")
-                    await mailbox.checkpoint()
+                    await driver.checkpoint()
                     assert inner.cancelled_caught != outer.cancelled_caught
             except TimeoutError:
                 heard.append("after the timeout")
@@ -367,12 +367,12 @@ def test_of_all_that_ends_a_block_at_one_moment_the_outermost_counts(at_once: tu
 def test_a_limit_works_for_one_who_was_cancelled_and_cleans_up() -> None:
     cleaned: list[bool] = []
 
-    async def clean_up(mailbox: AsyncioDriver) -> None:
+    async def clean_up(driver: AsyncioDriver) -> None:
         try:
             await park()
         finally:
-            with mailbox.move_on_after(0) as limit:
-                await mailbox.wait(Waiter())
+            with driver.move_on_after(0) as limit:
+                await driver.wait(Waiter())
             cleaned.append(limit.cancelled_caught)
 
     async def main() -> None:
@@ -390,26 +390,26 @@ def test_limits_and_cancellations_at_random_moments_lose_nothing() -> None:
     """Each task is under three limits and is cancelled at some moment, all in a few turns of the loop."""
     chance = random.Random(7)
 
-    async def wait(mailbox: AsyncioDriver, limits: list[float]) -> None:
+    async def wait(driver: AsyncioDriver, limits: list[float]) -> None:
         """Until the first limit has passed; those within it pass before, or not."""
-        with mailbox.move_on_after(limits[0]) as limit:
+        with driver.move_on_after(limits[0]) as limit:
             if limits[1:]:
-                await wait(mailbox, limits[1:])
+                await wait(driver, limits[1:])
             while True:
-                await mailbox.checkpoint()
+                await driver.checkpoint()
         assert limit.cancelled_caught
 
-    async def endless(mailbox: AsyncioDriver) -> None:
+    async def endless(driver: AsyncioDriver) -> None:
         while True:
-            await wait(mailbox, [chance.uniform(0, 0.002) for _ in range(3)])
+            await wait(driver, [chance.uniform(0, 0.002) for _ in range(3)])
             task = asyncio.current_task()
             assert task is not None
             assert task.cancelling() == 0
 
     async def main() -> None:
-        mailbox = AsyncioDriver()
+        driver = AsyncioDriver()
         for _ in range(20):
-            tasks = [asyncio.create_task(endless(mailbox)) for _ in range(20)]
+            tasks = [asyncio.create_task(endless(driver)) for _ in range(20)]
             for task in tasks:
                 asyncio.get_running_loop().call_later(chance.uniform(0, 0.005), task.cancel)
             done, waiting = await asyncio.wait(tasks, timeout=PATIENCE)
@@ -424,7 +424,7 @@ def test_limits_and_cancellations_at_random_moments_lose_nothing() -> None:
 
 def test_what_runs_in_a_thread_runs_to_its_end_whoever_is_cancelled() -> None:
     async def main() -> None:
-        mailbox, gate, begun, done = AsyncioDriver(), threading.Event(), threading.Event(), list[int]()
+        driver, gate, begun, done = AsyncioDriver(), threading.Event(), threading.Event(), list[int]()
 
         def work() -> int:
             begun.set()
@@ -432,7 +432,7 @@ def test_what_runs_in_a_thread_runs_to_its_end_whoever_is_cancelled() -> None:
             done.append(1)
             return 7
 
-        task = asyncio.create_task(mailbox.in_thread(work))
+        task = asyncio.create_task(driver.in_thread(work))
         await until(begun.is_set)
         for _ in range(3):
             task.cancel()
@@ -442,24 +442,24 @@ def test_what_runs_in_a_thread_runs_to_its_end_whoever_is_cancelled() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert done == [1]
-        assert await mailbox.in_thread(work) == 7
+        assert await driver.in_thread(work) == 7
         with pytest.raises(ZeroDivisionError):
-            await mailbox.in_thread(lambda: 1 / 0)
+            await driver.in_thread(lambda: 1 / 0)
 
     run(main)
 
 
 async def test_under_trio_as_well() -> None:
-    mailbox, done = TrioDriver(), list[int]()
+    driver, done = TrioDriver(), list[int]()
     with trio.CancelScope() as scope:
         scope.cancel()
-        await mailbox.in_thread(lambda: done.append(1))
+        await driver.in_thread(lambda: done.append(1))
         done.append(2)
-        await mailbox.checkpoint()
+        await driver.checkpoint()
         done.append(3)
     assert done == [1, 2]
     with pytest.raises(ZeroDivisionError):
-        await mailbox.in_thread(lambda: 1 / 0)
+        await driver.in_thread(lambda: 1 / 0)
 
 
 # A link

@@ -147,13 +147,13 @@ async def test_messages_that_arrive_together_are_one_delivery(link_to: LinkTo, s
     link = await link_to(server.url)
     made = await ear(link, f"{prefix}a")
     posts = 0
-    mailbox = link.subscriptions.driver
+    driver = link.subscriptions.driver
 
     class Counting:
         def post(self, deliver: Any) -> None:
             nonlocal posts
             posts += 1
-            mailbox.post(deliver)
+            driver.post(deliver)
 
     link.subscriptions.driver = Counting()  # type: ignore[assignment]
     with server.client() as client, client.pipeline(transaction=True) as pipe:

@@ -35,7 +35,10 @@ async def trio_sleep() -> None:
             "connect",
             "write `async with mesh.connect():` inside trio.run(...) or asyncio.run(...). Where no event loop runs, use",
         ),
-        ("join", "write `async with mesh.join():` inside trio.run(...). Where no event loop runs, use mesh.run() or"),
+        (
+            "join",
+            "write `async with mesh.join():` inside trio.run(...) or asyncio.run(...). Where no event loop runs, use mesh.run()",
+        ),
     ],
 )
 async def test_a_block_without_async(mesh: Any, method: str, why: str) -> None:
@@ -59,13 +62,9 @@ def test_a_connection_without_a_loop(mesh: worqr.Mesh) -> None:
         mesh.connect().__aenter__().send(None)
 
 
-def test_joining_on_asyncio(mesh: worqr.Mesh) -> None:
-    async def main() -> None:
-        async with mesh.join():
-            pass
-
+def test_joining_without_a_loop(mesh: worqr.Mesh) -> None:
     with pytest.raises(worqr.UsageError, match=r"use mesh\.join_in_thread\(\), a peer in a thread of its own"):
-        asyncio.run(main())
+        mesh.join().__aenter__().send(None)
 
 
 def test_run_in_a_loop(mesh: worqr.Mesh) -> None:
@@ -74,10 +73,9 @@ def test_run_in_a_loop(mesh: worqr.Mesh) -> None:
     async def main() -> None:
         mesh.run()
 
-    with pytest.raises(worqr.UsageError, match=r"inside a running one use `async with mesh\.join\(\):`"):
-        trio.run(main)
-    with pytest.raises(worqr.UsageError, match=r"inside a running one use `async with mesh\.join_in_thread\(\):`"):
-        asyncio.run(main())
+    for run in (trio.run, lambda main: asyncio.run(main())):
+        with pytest.raises(worqr.UsageError, match=r"inside a running one use `async with mesh\.join\(\):`"):
+            run(main)
 
 
 async def test_blocking_in_a_loop(mesh: worqr.Mesh) -> None:

@@ -96,10 +96,10 @@ TABLE: dict[str, tuple[str, ...]] = {
     "enqueue in a handler on asyncio": (
         "mistakes/test_loops.py::test_a_handler_on_asyncio_enqueues_without_a_connection_of_its_own",
     ),
-    "not connected, join under asyncio, run() in a loop": (
+    "not connected, join without a loop, run() in a loop": (
         "mistakes/test_loops.py::test_a_call_without_a_connection",
         "mistakes/test_loops.py::test_a_connection_without_a_loop",
-        "mistakes/test_loops.py::test_joining_on_asyncio",
+        "mistakes/test_loops.py::test_joining_without_a_loop",
         "mistakes/test_loops.py::test_run_in_a_loop",
         "mistakes/test_loops.py::test_run_with_a_wrong_option_has_changed_nothing",
     ),

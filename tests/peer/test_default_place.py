@@ -55,7 +55,7 @@ async def test_async_functions_run_where_the_mesh_says(new_mesh: NewMesh, defaul
 
 
 async def test_the_default_is_trio(mesh: worqr.Mesh) -> None:
-    assert mesh.runs_in == "loop"
+    assert mesh.runs_in is None
     assert await places(mesh, declare(mesh)) == ["Trio", "thread", "Trio", "asyncio"]
 
 
@@ -130,7 +130,6 @@ async def test_a_failure_handler_runs_on_the_loop_of_its_handler(
         ),
         ("process", "say runs_in='process' in @mesh.task"),
         ("trio", "must be 'loop' or 'asyncio', not 'trio'$"),
-        (None, "must be 'loop' or 'asyncio', not None$"),
     ],
 )
 def test_other_places_are_refused(value: Any, message: str) -> None:

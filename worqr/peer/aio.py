@@ -1,5 +1,7 @@
 """Handlers written for asyncio: one asyncio loop in a thread of the peer, for handlers whose libraries need one.
 
+A peer that an asyncio program has joined runs them on the loop of that program instead, which is in `host_loop`.
+
 Each run is a task on that loop. Cancelling it is ``task.cancel()``, once, and the slot waits until the task has ended. The
 loop exists as long as the peer, so that connection pools made by one run are good for the next. The first run starts it.
 When the peer leaves, tasks that handlers left behind are cancelled.
@@ -18,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext, suppress
 from contextvars import Context as Variables
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import trio
 
@@ -29,12 +31,15 @@ from worqr.peer.stacks import awaited_frames, describe, thread_frames
 from worqr.peer.wrong_loop import HANDLER, failure_for
 
 if TYPE_CHECKING:
+    from worqr.peer.capacity import Pool
     from worqr.peer.runners import Hosting
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 END_WAIT = 1.0
 """Seconds that the asyncio loop has to end what was left on it, when its peer has left."""
+LEAVE_SOON = 3.0
+"""Seconds that a run waits for its peer to leave, when other code has cancelled its task: a program that ends cancels all."""
 MOST_TASKS = 5
 """How many tasks that do not end are shown in the log."""
 
@@ -43,16 +48,23 @@ class AsyncioLoop:
     """The asyncio loop of one peer. `hosting` is the block in which it runs, which connects it to the mesh.
 
     Set once, by the first run: `_token`, `_loop`, `_thread`. `_new` and `_ended` are filled on one side and emptied on the
-    other. The side that fills them sets `_told` and `_telling` before a wake-up; the other side clears them after it.
+    other; `_told` and `_telling` are set by who fills them, before a wake-up, and cleared by who empties them, after it.
+
+    Attributes:
+        pool: what limits how many handlers run at once, beside the concurrency of the peer; None: nothing does.
     """
+
+    applications: ClassVar[bool] = False
+    """The loop is the application's, which stops it and cancels the tasks on it."""
+    pool: Pool | None = None
 
     def __init__(self, hosting: Hosting | None = None) -> None:
         self._hosting: Hosting = hosting or (lambda _loop: nullcontext())
         self._token: trio.lowlevel.TrioToken | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._new: deque[_AsyncioRun] = deque()
-        self._ended: deque[_AsyncioRun] = deque()
+        self._new: deque[Run] = deque()
+        self._ended: deque[Run] = deque()
         self._told = False
         self._telling = False
         self._ending = False
@@ -64,7 +76,7 @@ class AsyncioLoop:
 
         async def in_asyncio(task: bytes) -> object:
             try:
-                return await _AsyncioRun(self, handler, task, name).run()
+                return await Run(self, handler, task, name).run()
             except Exception as error:
                 failure = failure_for(error, "Trio", HANDLER["Trio"])
                 if failure is None:
@@ -75,8 +87,8 @@ class AsyncioLoop:
 
     # In the Trio loop
 
-    def start(self, run: _AsyncioRun) -> None:
-        """Start `run` on the asyncio loop."""
+    def start(self, run: Run) -> None:
+        """Let `run` begin on the asyncio loop."""
         loop = self._loop or self._open()
         self._new.append(run)
         if not self._told:
@@ -88,11 +100,13 @@ class AsyncioLoop:
         loop = self._loop or self._open()
         loop.call_soon_threadsafe(callback)
 
-    def tell(self, callback: Callable[[], None]) -> None:
-        """Run `callback` on the asyncio loop, if it has not ended."""
+    def tell(self, callback: Callable[[], None]) -> bool:
+        """Run `callback` on the asyncio loop; return False if the loop has ended."""
         if self._loop is not None:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(callback)
+                return True
+        return False
 
     def _open(self) -> asyncio.AbstractEventLoop:
         self._token = trio.lowlevel.current_trio_token()
@@ -175,8 +189,8 @@ class AsyncioLoop:
         while self._new:
             self._new.popleft().begin()
 
-    def ended(self, run: _AsyncioRun) -> None:
-        """The task of `run` has ended: notify its slot."""
+    def ended(self, run: Run) -> None:
+        """The task of `run` has ended: let its slot know."""
         self._ended.append(run)
         if not self._telling:
             self._telling = True
@@ -192,6 +206,17 @@ def _say_asyncio() -> None:
     thread_local.name = "asyncio"
 
 
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Ask for the error, or asyncio logs that nobody did."""
+    task.exception()
+
+
+def _was_cancelled(error: BaseException) -> bool:
+    """Return True if `error` is the cancellation of the running task itself, not of something that it has awaited."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
 def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
     """Cancel the remaining tasks on the loop, wait for their end, and close it."""
     try:
@@ -205,11 +230,13 @@ def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-class _AsyncioRun(Elsewhere):
-    """One run. Changed only in the asyncio loop: `_begun`, `_running`; only in the Trio loop: `_cancelled`, `_raise_cancel`."""
+class Run(Elsewhere):
+    """One run. Changed only in the asyncio loop: `_begun`, `_running`, `_foreign` (other code has cancelled its task); only in
+    the Trio loop: `_cancelled`, `_raise_cancel`.
+    """
 
     __slots__ = (
-        *("_begun", "_cancelled", "_handler", "_name", "_owner", "_raise_cancel", "_running", "_task"),
+        *("_begun", "_cancelled", "_foreign", "_handler", "_name", "_owner", "_raise_cancel", "_running", "_task"),
         *("_variables",),
     )
 
@@ -234,6 +261,7 @@ class _AsyncioRun(Elsewhere):
         self._running: asyncio.Task[None] | None = None
         self._begun = False
         self._cancelled = False
+        self._foreign = False
         self._raise_cancel: Callable[[], Any] | None = None
 
     # In the Trio loop
@@ -243,6 +271,12 @@ class _AsyncioRun(Elsewhere):
         await trio.lowlevel.checkpoint_if_cancelled()
         self._owner.start(self)
         await self._park(self._cancel)
+        if self._foreign:
+            await trio.sleep(
+                LEAVE_SOON
+            )  # the peer leaves meanwhile, if the program ends: then the task goes back, uncounted
+        if isinstance(self._error, KeyboardInterrupt) and self._owner.applications:
+            raise self._error  # by chance out of this handler, as on the Trio loop: the peer ends, and the task returns
         if self._raise_cancel is not None and (not self._ended or isinstance(self._error, asyncio.CancelledError)):
             self._error = None
             self._raise_cancel()
@@ -251,8 +285,10 @@ class _AsyncioRun(Elsewhere):
     def _cancel(self, raise_cancel: Callable[[], Any]) -> trio.lowlevel.Abort:
         self._raise_cancel = raise_cancel
         self._cancelled = True
-        self._owner.tell(self._cancel_task)
-        return trio.lowlevel.Abort.FAILED
+        if self._owner.tell(self._cancel_task):
+            return trio.lowlevel.Abort.FAILED
+        self._waiting = None  # nothing of it goes on any more
+        return trio.lowlevel.Abort.SUCCEEDED
 
     @property
     def can_be_let_go(self) -> bool:
@@ -290,8 +326,19 @@ class _AsyncioRun(Elsewhere):
             if self._cancelled:
                 raise asyncio.CancelledError
             self._value = await self._handler(self._task)
+        except KeyboardInterrupt as error:
+            self._error = error
+            if self._owner.applications:  # the program must hear of Ctrl-C, too
+                self._end()
+                if self._running is not None:
+                    self._running.add_done_callback(_retrieve)
+                raise
         except BaseException as error:  # also SystemExit, which would end the loop
             self._error = error
+            self._foreign = self._owner.applications and not self._cancelled and _was_cancelled(error)
+        self._end()
+
+    def _end(self) -> None:
         self._ended = True
         self._owner.ended(self)
 

@@ -38,7 +38,7 @@ async def with_asyncio_lifespan(
 
     A lifespan that ends by itself cancels the block, which then raises the lifespan's error.
     """
-    loop, block = AsyncioLoop(settings.hosting), trio.CancelScope()
+    loop, block = settings.asyncio_loop or AsyncioLoop(settings.hosting), trio.CancelScope()
     life = _Life(loop, lifespan, block.cancel)
     with block:
         try:
@@ -97,7 +97,8 @@ class _Life:
     async def leave(self) -> None:
         """Wait until the lifespan has ended; within `LEAVE_WITHIN`."""
         self._left = True
-        self._loop.tell(self._let_leave)
+        if not self._loop.tell(self._let_leave):
+            return
         with trio.move_on_after(LEAVE_WITHIN):
             await self._ended.wait()
             if self._error is not None and not self.raises:

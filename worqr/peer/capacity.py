@@ -165,10 +165,14 @@ class Capacity:
             self.auto = True
             self.resize(min(self.concurrency, AUTO_MOST))
             return
-        for station in self._stations:
-            _check_fits(station.queue, station.size, n)
+        self.check_concurrency(n)
         self.auto = False
         self.resize(n)
+
+    def check_concurrency(self, n: int | Literal["auto"]) -> None:
+        """UsageError if a queue is served whose runs are larger than `n` units. From any thread."""
+        for station in tuple(self._stations):
+            _check_fits(station.queue, station.size, n)
 
     async def wait_auto(self) -> None:
         """Wait until the concurrency is ``"auto"``."""

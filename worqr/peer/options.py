@@ -62,9 +62,10 @@ class HandlerOptions(TypedDict, total=False):
     on_failure_timeout: Seconds | None
     """Seconds, more than 0, that a run of the failure handler may take. Default: None, no limit."""
     runs_in: RunsIn
-    """Where the handler runs. "loop": on the peer's Trio loop. "asyncio": on an asyncio loop in a thread of the peer. "thread":
-    in a thread, for plain functions. "process": in a process, for plain functions that use the CPU; it is killed if the run
-    is cancelled. Default: a thread for plain functions, ``Mesh(runs_in=...)`` for async functions.
+    """Where the handler runs. "loop": on the peer's Trio loop. "asyncio": on the loop of the asyncio program that has called
+    `join`, else on an asyncio loop in a thread of the peer. "thread": in a thread, for plain functions. "process": in a process,
+    for plain functions that use the CPU; it is killed if the run is cancelled. Default: a thread for plain functions,
+    ``Mesh(runs_in=...)`` for async functions.
     """
     result_ttl: Seconds | None
     """Seconds, at least 0, to keep the result of a job. Default: None, it is not kept."""
@@ -225,9 +226,9 @@ def check_concurrency(value: object) -> int | Literal["auto"]:
     return check_count(value, "concurrency")
 
 
-def check_default_place(value: object) -> AsyncRunsIn:
-    """Return `value` if async handlers of a mesh can run there, else raise UsageError."""
-    if value in ("loop", "asyncio"):
+def check_default_place(value: object) -> AsyncRunsIn | None:
+    """`value` if it may be the place of all async handlers of a mesh, else UsageError."""
+    if value is None or value in ("loop", "asyncio"):
         return value
     hint = ""
     if value in RUNS_IN:

@@ -101,7 +101,8 @@ class Runners:
             case "process":
                 return self._processes().prepare(handler), self._process_places
             case "asyncio":
-                return self._asyncio_loop().prepare(cast("Handler", handler)), None
+                loop = self._asyncio_loop()
+                return loop.prepare(cast("Handler", handler)), loop.pool
             case "loop":
                 return cast("Handler", handler), None
             case "thread":
@@ -114,8 +115,7 @@ class Runners:
     def state_in(self, place: RunsIn) -> object:
         """The state from the lifespan of the loop on which handlers run there, or which waits for them."""
         settings = self._settings
-        on_asyncio = place == "asyncio" and settings.asyncio_loop is not None
-        return settings.asyncio_state if on_asyncio else settings.state
+        return settings.asyncio_state if place == "asyncio" else settings.state
 
 
 def place_of(handler: object, runs_in: RunsIn | None, default: AsyncRunsIn) -> RunsIn:

@@ -52,9 +52,9 @@ class PeerSettings:
     hosting: Hosting | None = None
     """Connects the asyncio loop of the peer to the mesh; None: that loop has no connection by itself."""
     asyncio_loop: AsyncioLoop | None = None
-    """The loop in which the lifespan for asyncio has been entered; None: there is none, and a loop is made when it is needed."""
+    """The loop of the application, or the loop in which the lifespan for asyncio was entered; None: made when it is needed."""
     asyncio_state: object = None
-    """The state that this lifespan yielded."""
+    """What that lifespan yielded; without one, the same as `state`."""
 
 
 def usable_cpus() -> int:
