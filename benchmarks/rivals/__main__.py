@@ -1,0 +1,112 @@
+"""Measure worqr beside other task queues: ``python -m benchmarks.rivals [--only NAME] [--figures NAMES] [--quick]``.
+
+``python -m benchmarks.rivals --page FILE.json`` measures nothing: it writes the page and the charts of the documentation from a
+run that ``--json`` kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.report import machine
+from benchmarks.rivals.contender import Contender, Unusable, find, select
+from benchmarks.rivals.environments import Prepared, prepare
+from benchmarks.rivals.figures import QUICK, Plan
+from benchmarks.rivals.running import run
+from benchmarks.rivals.standing import SUBJECTS, Entry, Standing, load, plain, remarks
+from benchmarks.server import bare, server_line
+from worqr.embedded import EmbeddedServer
+
+HOME = Path(__file__).parent.parent.parent / ".nox" / "rivals-environments"
+
+
+def words(text: str) -> list[str]:
+    """Split a list with commas."""
+    return [word for word in text.split(",") if word]
+
+
+def options_of(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rivals", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", type=words, action="extend", default=[], metavar="NAME", help="a library or a variant of it")
+    parser.add_argument("--figures", type=words, action="extend", default=[], metavar="NAMES", help=f"of {','.join(SUBJECTS)}")
+    parser.add_argument("--quick", action="store_true", help="a smoke run, whose figures mean nothing")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all values there")
+    parser.add_argument("--environments", type=Path, default=HOME, metavar="DIR", help="where libraries are installed")
+    parser.add_argument("--list", action="store_true", help="print the contenders and end")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write page and charts of the docs from this file and end")
+    options = parser.parse_args(arguments)
+    try:
+        options.contenders = select(find(), options.only)
+    except ValueError as error:
+        parser.error(str(error))
+    if unknown := [name for name in options.figures if name not in SUBJECTS]:
+        parser.error(f"no figure {unknown[0]!r}; known: {', '.join(SUBJECTS)}")
+    return options
+
+
+def say(line: str) -> None:
+    """Show progress, beside what is printed at the end."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def prepared_all(contenders: Sequence[Contender], folder: Path, standing: Standing) -> list[tuple[Prepared, Entry]]:
+    """Install each, make its entry, and return those that can be measured."""
+    usable: list[tuple[Prepared, Entry]] = []
+    for contender in contenders:
+        entry = Entry(contender.name, contender.title)
+        standing.entries.append(entry)
+        try:
+            ready = prepare(contender, folder)
+        except Unusable as reason:
+            entry.failed = str(reason)
+            say(f"{contender.title}: not measured, {reason}")
+        else:
+            entry.versions, entry.settings = dict(ready.about["versions"]), list(ready.about["settings"])
+            usable.append((ready, entry))
+    return usable
+
+
+def heading() -> list[str]:
+    """The machine and the server, in a line each."""
+    with EmbeddedServer() as server:
+        return [machine(), server_line(bare(server)).replace("a unix socket", "TCP, 127.0.0.1")]
+
+
+def interrupt(number: int, frame: object) -> None:
+    """End at SIGTERM as at Ctrl-C: with no process left."""
+    raise KeyboardInterrupt
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = options_of(arguments)
+    if options.list:
+        print("\n".join(f"{each.name:20} {' '.join(each.dependencies)}".rstrip() for each in options.contenders))
+        return 0
+    if options.page:
+        from benchmarks.rivals.page import write_docs
+
+        write_docs(load(options.page))
+        return 0
+    signal.signal(signal.SIGTERM, interrupt)
+    standing = Standing(heading())
+    pairs = prepared_all(options.contenders, options.environments, standing)
+    began = time.monotonic()
+    try:
+        run(pairs, QUICK if options.quick else Plan(), frozenset(options.figures or SUBJECTS), say)
+    except KeyboardInterrupt:
+        say("interrupted; all processes were ended")
+        return 130
+    standing.heading.append(f"{time.monotonic() - began:.0f} s; at the end: {machine()}")
+    print("\n".join([*standing.heading, "", plain(standing.rows()), "", *remarks(standing.entries)]))
+    if options.json:
+        standing.write(options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
