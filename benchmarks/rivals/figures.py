@@ -47,27 +47,35 @@ class Plan:
 QUICK = Plan(True, 1, 0.1, 1000, 0.3, 10, 2.0, 3, 2.0, 1.0, 0.2, 30.0)
 
 
-def enqueue(producer: Producer, plan: Plan, entry: Entry, *, bulk: bool) -> int:
-    """Enqueue in each way; return how many tasks wait now."""
+def enqueue(producer: Producer, plan: Plan, entry: Entry, *, keep: bool) -> int:
+    """Enqueue in each way, and keep the rates unless the tasks are only for a drain; return how many tasks wait now."""
+    bulk = bool(producer.ask("offers")["bulk"])
+    fastest = "bulk" if bulk else "callers"
     sent = 0
-    for how in ("one", "callers", *(["bulk"] if bulk else [])):
-        seconds = plan.enqueue
+    for how in (fastest, "one", "callers", "bulk") if keep else (fastest,):
+        if how == "bulk" and not bulk:
+            entry.texts["bulk"] = NOT_OFFERED
+            continue
+        warming = keep and not sent
+        seconds = plan.enqueue / 3 if warming else plan.enqueue
         reply = producer.ask("enqueue", within=START_WITHIN + seconds, how=how, seconds=seconds, most=plan.most)
-        entry.add(how, reply["tasks"] / reply["seconds"])
+        if keep and not warming:
+            entry.add(how, reply["tasks"] / reply["seconds"])
         sent += reply["tasks"]
-    if not bulk:
-        entry.texts["bulk"] = NOT_OFFERED
     return sent
 
 
-def memory(stand: Stand, producer: Producer, plan: Plan, entry: Entry, *, bulk: bool) -> int:
-    """Enqueue into an empty queue; keep the bytes per task, and return how many tasks wait."""
-    how = "bulk" if bulk else "callers"
-    warm = int(producer.ask("enqueue", how=how, seconds=plan.enqueue, most=1000)["tasks"])  # connections exist from here on
-    before = stand.memory()
-    sent = int(producer.ask("enqueue", how=how, seconds=plan.enqueue, most=plan.most)["tasks"])
+def memory(stand: Stand, plan: Plan, entry: Entry) -> None:
+    """Keep the bytes per waiting task. The server is asked while the producer is not connected."""
+    before = 0
+    for most in (100, plan.most):  # the first time for what stays, such as scripts
+        stand.client.flushall()
+        before = stand.memory()
+        with stand.producer() as producer:
+            how = "bulk" if producer.ask("offers")["bulk"] else "callers"
+            sent = int(producer.ask("enqueue", how=how, seconds=plan.enqueue, most=most)["tasks"])
     entry.add("memory", (stand.memory() - before) / sent)
-    return sent + warm
+    stand.client.flushall()
 
 
 def drain(stand: Stand, plan: Plan, entry: Entry, waiting: int) -> None:

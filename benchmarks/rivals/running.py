@@ -8,7 +8,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,24 +51,19 @@ def standing_on(prepared: Prepared, server: EmbeddedServer) -> Iterator[Stand]:
 
 
 def turn(prepared: Prepared, server: EmbeddedServer, plan: Plan, entry: Entry, subjects: frozenset[str]) -> None:
-    """Measure one contender once."""
-    if subjects & {"drain", "enqueue", "memory"}:
-        with standing_on(prepared, server) as stand, noted(entry, subjects & {"drain", "enqueue", "memory"}):
-            load(stand, plan, entry, subjects)
-    if subjects & {"pickup", "cancel"}:
-        with standing_on(prepared, server) as stand, noted(entry, subjects & {"pickup", "cancel"}):
+    """Measure one contender once. Its memory does not change from turn to turn, and is measured in the first."""
+    if "memory" in subjects and "memory" not in entry.values:
+        with standing_on(prepared, server) as stand, noted(entry, {"memory"}):
+            figures.memory(stand, plan, entry)
+    if loads := subjects & {"drain", "enqueue"}:
+        with standing_on(prepared, server) as stand, noted(entry, loads):
+            with stand.producer() as producer:
+                waiting = figures.enqueue(producer, plan, entry, keep="enqueue" in subjects)
+            if "drain" in subjects:
+                figures.drain(stand, plan, entry, waiting)
+    if asks := subjects & {"pickup", "cancel"}:
+        with standing_on(prepared, server) as stand, noted(entry, asks):
             answer(stand, plan, entry, subjects)
-
-
-def load(stand: Stand, plan: Plan, entry: Entry, subjects: frozenset[str]) -> None:
-    """Enqueue, look at the server's memory, and drain what is there."""
-    with stand.producer() as producer:
-        bulk = bool(producer.ask("offers")["bulk"])
-        waiting = figures.memory(stand, producer, plan, entry, bulk=bulk)
-        if "enqueue" in subjects:
-            waiting += figures.enqueue(producer, plan, entry, bulk=bulk)
-        if "drain" in subjects:
-            figures.drain(stand, plan, entry, waiting)
 
 
 def answer(stand: Stand, plan: Plan, entry: Entry, subjects: frozenset[str]) -> None:
@@ -87,12 +82,12 @@ def answer(stand: Stand, plan: Plan, entry: Entry, subjects: frozenset[str]) -> 
 
 
 @contextmanager
-def noted(entry: Entry, subjects: frozenset[str]) -> Iterator[None]:
+def noted(entry: Entry, subjects: Set[str]) -> Iterator[None]:
     """Keep the failure of a contender in its entry, and go on."""
     try:
         yield
     except Failed as failure:
-        entry.fail(", ".join(sorted(subjects)), str(failure))
+        entry.fail(subjects, str(failure))
 
 
 def run(contenders: Sequence[tuple[Prepared, Entry]], plan: Plan, subjects: frozenset[str], say: Say) -> None:

@@ -10,7 +10,6 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import redis
@@ -21,14 +20,6 @@ from worqr.embedded import EmbeddedServer
 
 READY_WITHIN = 60.0
 STAMP = struct.Struct("d")
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What one `hold` wrote, and the moments at which it began and ended by the monotonic clock."""
-
-    began: float
-    ended: float
 
 
 class Hold:
@@ -171,9 +162,11 @@ class Stand:
         return sorted(value for (value,) in STAMP.iter_unpack(data[: len(data) // STAMP.size * STAMP.size]))
 
     def memory(self) -> int:
-        """Bytes that the server uses, without the buffers of its connections."""
-        info = self.client.info("memory")
-        return int(info["used_memory"]) - int(info["mem_clients_normal"])
+        """Bytes that the server uses when no client but this one is connected."""
+        ends = time.monotonic() + READY_WITHIN
+        while int(self.client.info("clients")["connected_clients"]) > 1 and time.monotonic() < ends:
+            time.sleep(0.01)
+        return int(self.client.info("memory")["used_memory"])
 
 
 DEFAULT_URL = "redis://127.0.0.1:6379/0"

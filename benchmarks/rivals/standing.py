@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -37,6 +38,9 @@ FIGURES = (
 SUBJECTS = tuple(dict.fromkeys(figure.subject for figure in FIGURES))
 NOT_OFFERED = "-"
 LOST = "lost"
+FAILED = "failed"
+HEAD = 12
+"""Characters in a line of a title in the terminal."""
 
 
 @dataclass(slots=True)
@@ -66,12 +70,12 @@ class Entry:
         """Keep the value of one turn."""
         self.values.setdefault(key, []).append(value)
 
-    def fail(self, subject: str, reason: str) -> None:
-        """Keep why a subject failed; its figures of other turns stay."""
+    def fail(self, subjects: Set[str], reason: str) -> None:
+        """Keep why subjects failed; the values of other turns stay."""
         for figure in FIGURES:
-            if figure.subject == subject:
-                self.texts.setdefault(figure.key, "failed")
-        note = f"{subject}: {reason}"
+            if figure.subject in subjects:
+                self.texts.setdefault(figure.key, FAILED)
+        note = f"{', '.join(sorted(subjects))} failed: {reason}"
         if note not in self.notes:
             self.notes.append(note)
 
@@ -136,13 +140,12 @@ def remarks(entries: Iterable[Entry]) -> list[str]:
 
 
 def plain(rows: Sequence[Sequence[str]]) -> str:
-    """The table for a terminal: the words of the titles below each other, the first column to the left."""
-    heads = [title.replace(", ", " ").split() for title in rows[0]]
+    """The table for a terminal: long titles take several lines, the first column is to the left."""
+    heads = [textwrap.wrap(title, HEAD) for title in rows[0]]
     height = max(map(len, heads))
     lines = [[(head[line] if line < len(head) else "") for head in heads] for line in range(height)]
     lines += [list(row) for row in rows[1:]]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
-        "  ".join(cell.ljust(width) if not at else cell.rjust(width) for at, (cell, width) in enumerate(zip(line, widths, strict=True)))
-        for line in lines
+        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines
     )
