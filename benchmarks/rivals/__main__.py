@@ -1,7 +1,7 @@
 """Measure worqr beside other task queues: ``python -m benchmarks.rivals [--only NAME] [--figures NAMES] [--quick]``.
 
-``python -m benchmarks.rivals --page FILE.json`` measures nothing: it writes the page and the charts of the documentation from a
-run that ``--json`` kept.
+With ``--page`` it writes the page and the charts of the documentation, too. ``--page FILE`` measures nothing, and writes
+them from a run that ``--json`` kept.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from benchmarks.report import machine
 from benchmarks.rivals.contender import Contender, Unusable, find, select
 from benchmarks.rivals.environments import Prepared, prepare
 from benchmarks.rivals.figures import QUICK, Plan
+from benchmarks.rivals.page import write_docs
+from benchmarks.rivals.results import SUBJECTS, Entry, Results, load, plain, remarks
 from benchmarks.rivals.running import run
-from benchmarks.rivals.standing import SUBJECTS, Entry, Standing, load, plain, remarks
 from benchmarks.server import bare, server_line
 from worqr.embedded import EmbeddedServer
 
 HOME = Path(__file__).parent.parent.parent / ".nox" / "rivals-environments"
+
+MEASURED = Path()
+"""What ``--page`` means without a file: the run itself."""
 
 
 def words(text: str) -> list[str]:
@@ -32,13 +36,24 @@ def words(text: str) -> list[str]:
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rivals", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", type=words, action="extend", default=[], metavar="NAME", help="a library or a variant of it")
-    parser.add_argument("--figures", type=words, action="extend", default=[], metavar="NAMES", help=f"of {','.join(SUBJECTS)}")
+    parser.add_argument(
+        "--only", type=words, action="extend", default=[], metavar="NAME", help="a library or a variant of it"
+    )
+    parser.add_argument(
+        "--figures", type=words, action="extend", default=[], metavar="NAMES", help=f"of {','.join(SUBJECTS)}"
+    )
     parser.add_argument("--quick", action="store_true", help="a smoke run, whose figures mean nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all values there")
     parser.add_argument("--environments", type=Path, default=HOME, metavar="DIR", help="where libraries are installed")
     parser.add_argument("--list", action="store_true", help="print the contenders and end")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write page and charts of the docs from this file and end")
+    parser.add_argument(
+        "--page",
+        type=Path,
+        nargs="?",
+        const=MEASURED,
+        metavar="FILE",
+        help="write page and charts of the docs; with FILE: from it",
+    )
     options = parser.parse_args(arguments)
     try:
         options.contenders = select(find(), options.only)
@@ -46,6 +61,8 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error(str(error))
     if unknown := [name for name in options.figures if name not in SUBJECTS]:
         parser.error(f"no figure {unknown[0]!r}; known: {', '.join(SUBJECTS)}")
+    if options.page == MEASURED and (options.only or options.figures or options.quick):
+        parser.error("--page without a file needs a whole run: leave out --only, --figures and --quick")
     return options
 
 
@@ -54,12 +71,12 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def prepared_all(contenders: Sequence[Contender], folder: Path, standing: Standing) -> list[tuple[Prepared, Entry]]:
+def prepared_all(contenders: Sequence[Contender], folder: Path, results: Results) -> list[tuple[Prepared, Entry]]:
     """Install each, make its entry, and return those that can be measured."""
     usable: list[tuple[Prepared, Entry]] = []
     for contender in contenders:
         entry = Entry(contender.name, contender.title)
-        standing.entries.append(entry)
+        results.entries.append(entry)
         try:
             ready = prepare(contender, folder)
         except Unusable as reason:
@@ -78,7 +95,7 @@ def heading() -> list[str]:
 
 
 def interrupt(number: int, frame: object) -> None:
-    """End at SIGTERM as at Ctrl-C: with no process left."""
+    """End at Ctrl-C and at SIGTERM with no process left, also where a script started this in the background."""
     raise KeyboardInterrupt
 
 
@@ -87,24 +104,25 @@ def main(arguments: Sequence[str]) -> int:
     if options.list:
         print("\n".join(f"{each.name:20} {' '.join(each.dependencies)}".rstrip() for each in options.contenders))
         return 0
-    if options.page:
-        from benchmarks.rivals.page import write_docs
-
+    if options.page not in {None, MEASURED}:
         write_docs(load(options.page))
         return 0
-    signal.signal(signal.SIGTERM, interrupt)
-    standing = Standing(heading())
-    pairs = prepared_all(options.contenders, options.environments, standing)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+    results = Results(heading())
+    pairs = prepared_all(options.contenders, options.environments, results)
     began = time.monotonic()
     try:
         run(pairs, QUICK if options.quick else Plan(), frozenset(options.figures or SUBJECTS), say)
     except KeyboardInterrupt:
         say("interrupted; all processes were ended")
         return 130
-    standing.heading.append(f"{time.monotonic() - began:.0f} s; at the end: {machine()}")
-    print("\n".join([*standing.heading, "", plain(standing.rows()), "", *remarks(standing.entries)]))
+    results.heading.append(f"{time.monotonic() - began:.0f} s; at the end: {machine()}")
+    print("\n".join([*results.heading, "", plain(results.rows()), "", *remarks(results.entries)]))
     if options.json:
-        standing.write(options.json)
+        results.write(options.json)
+    if options.page:
+        write_docs(results)
     return 0
 
 

@@ -122,7 +122,9 @@ def end_of(log: Path) -> str:
 
 
 @contextmanager
-def started(command: list[str], prepared: Prepared, env: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def started(
+    command: list[str], prepared: Prepared, env: dict[str, str], log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
     """Start a program of the contender, and kill it with all that it started on leaving. Ctrl-C does not reach it."""
     with log.open("ab") as file:
         process = subprocess.Popen(

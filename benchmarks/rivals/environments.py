@@ -98,7 +98,14 @@ def _run(command: list[str], within: float, env: dict[str, str] | None = None, c
     """Return what the command prints; its error's last line is the reason of an `Unusable`."""
     try:
         done = subprocess.run(
-            command, env=env, cwd=cwd, capture_output=True, text=True, timeout=within, check=False, stdin=subprocess.DEVNULL
+            command,
+            env=env,
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=within,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
         raise Unusable(f"`{Path(command[0]).name}` took longer than {within:g} s") from None

@@ -7,24 +7,26 @@ import socket
 import statistics
 import threading
 import time
+from collections.abc import Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 from benchmarks.measuring import percentile
-from benchmarks.rivals.children import Failed, Producer
-from benchmarks.rivals.standing import LOST, NOT_OFFERED, Entry
-from benchmarks.rivals.stand import Hold, Stand
+from benchmarks.rivals.children import Failed, Producer, end_of
+from benchmarks.rivals.results import LOST, NOT_OFFERED, Entry
+from benchmarks.rivals.stand import STAMP, Hold, Stand
 
 SLOW = 50.0
 """Milliseconds; what takes longer is probably polled, and gets pauses of random length, so that it meets any phase."""
 START_WITHIN = 60.0
+ENOUGH = 10
+"""Stamps of a drain that tell a rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How much to measure."""
 
-    quick: bool = False
     turns: int = 3
     enqueue: float = 0.7
     """Seconds of each way to enqueue."""
@@ -44,7 +46,7 @@ class Plan:
     """Seconds to wait for the second run of a task."""
 
 
-QUICK = Plan(True, 1, 0.1, 1000, 0.3, 10, 2.0, 3, 2.0, 1.0, 0.2, 30.0)
+QUICK = Plan(1, 0.1, 1000, 0.3, 10, 2.0, 3, 2.0, 1.0, 0.2, 60.0)
 
 
 def enqueue(producer: Producer, plan: Plan, entry: Entry, *, keep: bool) -> int:
@@ -88,14 +90,15 @@ def drain(stand: Stand, plan: Plan, entry: Entry, waiting: int) -> None:
     with stand.worker() as log:
         began = time.monotonic()
         first = 0.0
-        while (count := stand.tally.stat().st_size // 8) < waiting // every:
+        while (count := stand.tally.stat().st_size // STAMP.size) < waiting // every:
             now = time.monotonic()
             first = first or (now if count else 0.0)
-            if (first and now > first + plan.drain) or (not first and now > began + START_WITHIN):
+            enough = count >= ENOUGH and now > first + plan.drain
+            if enough or now > began + START_WITHIN:
                 break
             time.sleep(0.02)
         stamps = stand.stamps()
-    entry.add("drain", rate(stamps, every, f"of {waiting} tasks; the worker's log is {log.stat().st_size} bytes long"))
+    entry.add("drain", rate(stamps, every, f"of {waiting} tasks; {end_of(log)}"))
 
 
 def rate(stamps: list[float], every: int, what: str) -> float:
@@ -169,7 +172,9 @@ def monitored(path: str, seconds: float, stop: threading.Event) -> int:
     return count
 
 
-def watched(stand: Stand, plan: Plan, entry: Entry, subjects: frozenset[str], gate: threading.Semaphore, stop: threading.Event) -> None:
+def watched(
+    stand: Stand, plan: Plan, entry: Entry, subjects: Set[str], gate: threading.Semaphore, stop: threading.Event
+) -> None:
     """Measure what takes time and no CPU: the commands of an idle worker, then how soon the task of a killed one runs again.
 
     Raises:
@@ -177,9 +182,10 @@ def watched(stand: Stand, plan: Plan, entry: Entry, subjects: frozenset[str], ga
     """
     with ExitStack() as first:
         producer = first.enter_context(stand.producer())
+        doomed = first.enter_context(ExitStack())
         with gate:  # starting is the only part that needs the CPU
-            doomed = ExitStack()
-            first.enter_context(doomed)
+            if stop.is_set():
+                return
             stand.ready(producer, doomed.enter_context(stand.worker("a")))
         if "idle" in subjects:
             idle(stand, plan, entry, stop)
@@ -189,6 +195,8 @@ def watched(stand: Stand, plan: Plan, entry: Entry, subjects: frozenset[str], ga
         if hold.began(START_WITHIN) is None:
             raise Failed(f"the handler did not start within {START_WITHIN:g} s")
         with gate:
+            if stop.is_set():
+                return
             log = first.enter_context(stand.worker("b"))
             stand.ready(producer, log, "b")
         killed = hold.again_after(doomed.close)

@@ -19,8 +19,8 @@ from benchmarks.rivals import figures
 from benchmarks.rivals.children import Failed
 from benchmarks.rivals.environments import Prepared
 from benchmarks.rivals.figures import Plan
+from benchmarks.rivals.results import NOT_OFFERED, Entry
 from benchmarks.rivals.stand import Stand
-from benchmarks.rivals.standing import NOT_OFFERED, Entry
 from worqr.embedded import EmbeddedServer
 
 AT_ONCE = 2
@@ -37,7 +37,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def standing_on(prepared: Prepared, server: EmbeddedServer) -> Iterator[Stand]:
+def on_server(prepared: Prepared, server: EmbeddedServer) -> Iterator[Stand]:
     """A stand with an empty server, whose folder is removed on leaving."""
     folder = Path(tempfile.mkdtemp(prefix="rivals-"))
     stand = Stand(prepared, server, folder)
@@ -53,16 +53,16 @@ def standing_on(prepared: Prepared, server: EmbeddedServer) -> Iterator[Stand]:
 def turn(prepared: Prepared, server: EmbeddedServer, plan: Plan, entry: Entry, subjects: frozenset[str]) -> None:
     """Measure one contender once. Its memory does not change from turn to turn, and is measured in the first."""
     if "memory" in subjects and "memory" not in entry.values:
-        with standing_on(prepared, server) as stand, noted(entry, {"memory"}):
+        with on_server(prepared, server) as stand, noted(entry, {"memory"}):
             figures.memory(stand, plan, entry)
     if loads := subjects & {"drain", "enqueue"}:
-        with standing_on(prepared, server) as stand, noted(entry, loads):
+        with on_server(prepared, server) as stand, noted(entry, loads):
             with stand.producer() as producer:
                 waiting = figures.enqueue(producer, plan, entry, keep="enqueue" in subjects)
             if "drain" in subjects:
                 figures.drain(stand, plan, entry, waiting)
     if asks := subjects & {"pickup", "cancel"}:
-        with standing_on(prepared, server) as stand, noted(entry, asks):
+        with on_server(prepared, server) as stand, noted(entry, asks):
             answer(stand, plan, entry, subjects)
 
 
@@ -112,7 +112,7 @@ def side_by_side(contenders: Sequence[tuple[Prepared, Entry]], plan: Plan, subje
     def one(prepared: Prepared, entry: Entry) -> None:
         with (
             EmbeddedServer(port=free_port()) as server,
-            standing_on(prepared, server) as stand,
+            on_server(prepared, server) as stand,
             noted(entry, subjects - BUSY),
         ):
             figures.watched(stand, plan, entry, subjects, gate, stop)

@@ -149,7 +149,8 @@ class _Budget:
     def next(self) -> str | None:
         """The next payload; None: enough."""
         number = next(self._numbers)  # one C call, and so one number per thread
-        return payload(number) if number < self.most and time.monotonic() < self.ends else None
+        late = number > 0 and time.monotonic() > self.ends
+        return None if late or number >= self.most else payload(number)
 
     def next_many(self) -> list[str]:
         """The next payloads of a bulk request; empty: enough."""

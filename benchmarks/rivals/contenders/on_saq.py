@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["saq[redis,hiredis]==0.26.4", "typing_extensions"]  # which saq imports and does not ask for
+# dependencies = ["saq[redis,hiredis]==0.26.4", "typing_extensions==4.16.0"]  # which saq imports and does not ask for
 # [tool.rivals]
 # title = "SAQ"
 # ///
@@ -57,7 +57,8 @@ def main(role: str) -> None:
             packages=["saq", "redis"],
             worker=[sys.executable, "-m", "saq", "on_saq.settings"],
             settings=[
-                "`saq`, one process, `concurrency=100`; jobs with `retries=3`, because the default aborts a job whose worker died",
+                "`saq`, one process, `concurrency=100`",
+                "jobs with `retries=3`, because by default a job of a dead worker is aborted",
                 "timeout 10 s, results kept for 10 minutes (defaults)",
             ],
             every=100,

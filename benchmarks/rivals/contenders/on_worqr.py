@@ -2,9 +2,9 @@
 # dependencies = []  # the worqr of the Python that runs the harness
 # [tool.rivals]
 # title = "worqr"
-# variants = { trio = "Trio", asyncio = "asyncio" }
+# variants = { trio = "Trio", asyncio = "asyncio", jobs = "jobs with results" }
 # ///
-"""worqr. Both ends run on Trio, or both on asyncio."""
+"""worqr with plain tasks, on Trio or on asyncio at both ends; and on Trio with jobs whose results are kept."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ from typing import Any
 
 import driver
 import trio
+
 import worqr
+
+JOBS = driver.VARIANT == "jobs"
+RESULT_TTL = 600 if JOBS else None
+"""Seconds, as most of the other libraries keep results by default."""
 
 mesh = worqr.Mesh(driver.URL, runs_in="asyncio" if driver.VARIANT == "asyncio" else "loop")
 
 
-@mesh.task
+@mesh.task(result_ttl=RESULT_TTL)
 async def noop(payload: str) -> None:
     driver.noop(payload)
 
@@ -41,13 +46,14 @@ async def hold(path: str) -> None:
 class Producer(driver.Producer):
     async def send(self, function: str, argument: str) -> Any:
         if function == "noop":
-            return await noop.enqueue(argument)
+            return await (noop.dispatch(argument) if JOBS else noop.enqueue(argument))
         if function == "ping":
             return await ping.enqueue(argument)
         return await hold.dispatch(argument)
 
     async def send_many(self, payloads: list[str]) -> None:
-        await mesh.enqueue_many(noop.call(each) for each in payloads)
+        calls = (noop.call(each) for each in payloads)
+        await (mesh.dispatch_many(calls) if JOBS else mesh.enqueue_many(calls))
 
     async def cancel(self, handle: Any) -> None:
         await handle.cancel()
@@ -66,8 +72,9 @@ def main(role: str) -> None:
             worker=[sys.executable, "-m", "worqr", "run", "on_worqr:mesh"],
             settings=[
                 f"`worqr run`, one process, concurrency 100 (default), async handlers on {loop}; producer on {loop}",
-                "typed functions, `fn.enqueue()`; a call to cancel or to recover is a job: `fn.dispatch()`",
-                "no results kept (default)",
+                "jobs with a record, `fn.dispatch()`" if JOBS else "plain tasks without a record, `fn.enqueue()`",
+                "results kept for 10 minutes" if JOBS else "no results kept (default)",
+                "the task that is cancelled, or whose worker is killed, is a job: `fn.dispatch()`",
             ],
             every=100,
             at_least_once=True,

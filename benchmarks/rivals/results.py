@@ -92,7 +92,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Standing:
+class Results:
     """A whole run. `heading` says on what machine and server it took place."""
 
     heading: list[str]
@@ -123,10 +123,10 @@ class Standing:
         path.write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
-def load(path: Path) -> Standing:
-    """Read what `Standing.write` wrote."""
+def load(path: Path) -> Results:
+    """Read what `Results.write` wrote."""
     told = json.loads(path.read_text("utf-8"))
-    return Standing(told["heading"], [Entry(**entry) for entry in told["entries"]])
+    return Results(told["heading"], [Entry(**entry) for entry in told["entries"]])
 
 
 def remarks(entries: Iterable[Entry]) -> list[str]:
