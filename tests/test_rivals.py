@@ -120,6 +120,13 @@ def test_the_table_has_what_was_measured_and_comes_back_from_its_file(tmp_path: 
     assert "    - Not measured: no compiler." in written
 
 
+def test_a_run_says_that_its_turns_disagree() -> None:
+    quiet = Entry("q", "Q", values={"drain": [90, 100, 110], "pickup50": [1, 9]})
+    assert results_of(quiet).disturbed() == ""
+    busy = Entry("b", "B", values={"drain": [40, 100]})
+    assert results_of(quiet, busy).disturbed().startswith("1 of 2 rates differ by more than 2 times")
+
+
 # Processes
 
 

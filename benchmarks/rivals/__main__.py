@@ -117,7 +117,9 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         say("interrupted; all processes were ended")
         return 130
-    results.heading.append(f"{time.monotonic() - began:.0f} s; at the end: {machine()}")
+    results.heading.append(f"the run took {time.monotonic() - began:.0f} s; at the end: {machine()}")
+    if disturbed := results.disturbed():
+        results.heading.append(disturbed)
     print("\n".join([*results.heading, "", plain(results.rows()), "", *remarks(results.entries)]))
     if options.json:
         results.write(options.json)

@@ -39,6 +39,8 @@ SUBJECTS = tuple(dict.fromkeys(figure.subject for figure in FIGURES))
 NOT_OFFERED = "-"
 LOST = "lost"
 FAILED = "failed"
+DISTURBED = 2.0
+"""If the best of all turns is so many times the worst one, something else used the machine."""
 HEAD = 12
 """Characters in a line of a title in the terminal."""
 
@@ -111,6 +113,18 @@ class Results:
         """All who have a value, the best first."""
         found = [(value, entry) for entry in self.entries if (value := entry.median(figure.key)) is not None]
         return sorted(found, key=lambda pair: pair[0], reverse=figure.most)
+
+    def disturbed(self) -> str:
+        """Say how many rates differ widely between turns; empty: all agree well enough."""
+        rates = [
+            entry.values[each.key] for each in FIGURES if each.most for entry in self.entries if entry.median(each.key)
+        ]
+        wide = sum(max(values) > DISTURBED * min(values) for values in rates)
+        if not wide:
+            return ""
+        return (
+            f"{wide} of {len(rates)} rates differ by more than {DISTURBED:g} times between turns: use a quieter machine"
+        )
 
     def rows(self) -> list[list[str]]:
         """The table: a line with the titles, one with the units, one per contender."""
