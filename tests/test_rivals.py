@@ -215,12 +215,14 @@ def test_an_interrupted_run_leaves_no_process() -> None:
         seen: set[int] = set()
 
         def started() -> bool:
-            seen.update(descendants(process.pid))
-            return len(seen) >= 5  # the server with its keeper, which are three, a producer and a worker
+            running = descendants(process.pid)
+            seen.update(running)
+            return len(running) >= 5  # the server with its keeper, which are three, a producer and a worker
 
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("side by side")
         until(started, "the worker did not start")
         process.send_signal(signal.SIGTERM)
-        assert process.stderr is not None
         assert "interrupted; all processes were ended" in process.stderr.read()
         assert process.wait(PATIENCE) == 130
     until(lambda: not any(alive(pid) for pid in seen), "processes of the harness still run")

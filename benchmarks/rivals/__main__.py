@@ -99,6 +99,16 @@ def interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
+def measured(options: argparse.Namespace) -> Results:
+    """Install what is missing, and measure."""
+    results = Results(heading())
+    pairs = prepared_all(options.contenders, options.environments, results)
+    began = time.monotonic()
+    run(pairs, QUICK if options.quick else Plan(), frozenset(options.figures or SUBJECTS), say)
+    results.heading.append(f"the run took {time.monotonic() - began:.0f} s; at the end: {machine()}")
+    return results
+
+
 def main(arguments: Sequence[str]) -> int:
     options = options_of(arguments)
     if options.list:
@@ -109,15 +119,11 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
-    results = Results(heading())
-    pairs = prepared_all(options.contenders, options.environments, results)
-    began = time.monotonic()
     try:
-        run(pairs, QUICK if options.quick else Plan(), frozenset(options.figures or SUBJECTS), say)
+        results = measured(options)
     except KeyboardInterrupt:
         say("interrupted; all processes were ended")
         return 130
-    results.heading.append(f"the run took {time.monotonic() - began:.0f} s; at the end: {machine()}")
     if disturbed := results.disturbed():
         results.heading.append(disturbed)
     print("\n".join([*results.heading, "", plain(results.rows()), "", *remarks(results.entries)]))

@@ -23,12 +23,12 @@ TITLES = {
     "one": "Enqueue, one call at a time",
     "callers": "Enqueue, 100 callers at once",
     "bulk": "Enqueue, bulk call",
-    "pickup50": "Enqueue until the handler starts, p50",
-    "pickup99": "Enqueue until the handler starts, p99",
-    "cancel": "Cancel until the handler notices, p50",
-    "recovery": "SIGKILL until the task runs again",
+    "pickup50": "Pick-up by an idle worker, p50",
+    "pickup99": "Pick-up by an idle worker, p99",
+    "cancel": "Cancel a running task, p50",
+    "recovery": "Recovery after SIGKILL",
     "idle": "One idle worker",
-    "memory": "Server memory of a waiting task",
+    "memory": "Memory of a waiting task",
 }
 COLOURS = {
     "light": {
