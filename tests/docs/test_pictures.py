@@ -1,22 +1,35 @@
-"""The pictures of the documentation are those that their programs draw, and their figures are those of the pages."""
+"""The pictures of the documentation show the figures of the run that is kept as data, and so does their page."""
 
 from __future__ import annotations
 
-import tomllib
+import re
 
-from tests.children import ROOT
-from tools import chart
+import pytest
 
-BENCHMARKS = ROOT / "docs" / "explain" / "benchmarks.md"
+from benchmarks.measuring import shown
+from benchmarks.rivals.charts import CHARTS, COLOURS, TITLES
+from benchmarks.rivals.page import ASSETS, DATA, PAGE, replaced, section
+from benchmarks.rivals.results import FIGURES, load
+
+REMEDY = "run `python3 run.py rivals --page benchmarks/rivals/figures.json`"
 
 
-def test_the_chart_is_the_one_of_its_figures() -> None:
-    assert chart.PICTURE.read_text("utf-8") == chart.draw(), "run `python -m tools.chart`"
+def test_the_page_shows_the_run_that_is_kept() -> None:
+    text = PAGE.read_text("utf-8")
+    assert replaced(text, section(load(DATA))) == text, REMEDY
 
 
-def test_the_figures_of_the_chart_are_those_of_the_benchmarks() -> None:
-    rows = tomllib.loads(chart.FIGURES.read_text("utf-8"))["rows"]
-    lines = BENCHMARKS.read_text("utf-8").splitlines()
-    for row in rows:
-        figures = {f" {row['worqr']:,} ", f" {row['limit']:,} "}
-        assert any(all(figure in line for figure in figures) for line in lines), row["label"]
+@pytest.mark.parametrize("mode", COLOURS)
+@pytest.mark.parametrize("name", CHARTS)
+def test_the_charts_show_the_run_that_is_kept(name: str, mode: str) -> None:
+    results = load(DATA)
+    texts = re.findall(r"<text [^>]*>([^<]*)</text>", (ASSETS / f"{name}-{mode}.svg").read_text("utf-8"))
+    for figure in FIGURES:
+        if figure.key in CHARTS[name]:
+            assert f"{TITLES[figure.key]} ({figure.unit})" in texts
+            missing = {shown(value) for value, _ in results.best(figure)} - set(texts)
+            assert missing == set(), f"{figure.title}: {REMEDY}"
+
+
+def test_every_figure_has_a_chart() -> None:
+    assert {key for keys in CHARTS.values() for key in keys} == {figure.key for figure in FIGURES}
