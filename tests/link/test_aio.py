@@ -489,7 +489,7 @@ def with_link(url: str, program: LinkProgram, *, ready: bool = True) -> None:
 def test_what_was_not_sent_is_withdrawn_and_uses_no_number(own_server: Server, prefix: str) -> None:
     async def program(link: Link) -> None:
         own_server.stop()
-        await until(lambda: link.post(echo("notices"), lambda *_: None) or link._pipe.state.name != "READY")  # type: ignore[func-returns-value]
+        await until(lambda: link.post(echo("notices"), lambda *_: None) or link._client.state.name != "READY")  # type: ignore[func-returns-value]
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await link.call(append(prefix, "withdrawn"))
@@ -616,7 +616,7 @@ def test_many_cancelled_calls_leave_nothing_behind(server: Server, prefix: str, 
                 async with asyncio.timeout(seconds):
                     await link.call(append(prefix, "x"), patience=60)
         await link.call(echo("last"))
-        backlog = link._pipe.pipeline.backlog
+        backlog = link._client.pipeline.backlog
         await until(lambda: not backlog.in_flight)
         assert not backlog.pending
         assert not backlog.numbers._open

@@ -19,7 +19,7 @@ async def test_a_caller_who_is_cancelled_already_sends_nothing(
 ) -> None:
     link = await link_to(server.url)
     submitted: list[object] = []
-    monkeypatch.setattr(link._pipe, "submit", submitted.append)
+    monkeypatch.setattr(link._client, "submit", submitted.append)
     with trio.CancelScope() as scope:
         scope.cancel()
         await link.call(echo("never"))
@@ -136,7 +136,7 @@ async def test_many_cancelled_calls_leave_nothing_behind(link_to: LinkTo, server
         with trio.move_on_after(seconds):
             await link.call(append("t", "x"), patience=60)
     await link.call(echo("last"))
-    backlog = link._pipe.pipeline.backlog
+    backlog = link._client.pipeline.backlog
     await until(lambda: not backlog.in_flight)
     assert not backlog.pending
     assert not backlog.numbers._open

@@ -23,7 +23,7 @@ from worqr.call import Call
 from worqr.errors import ClaimLost, RefusedByServer, Unavailable, WorqrBug
 from worqr.link import Link, LinkSettings, Owner
 from worqr.link.backlog import GUILTY_AFTER
-from worqr.link.cluster import ClusterPipes
+from worqr.link.cluster import ClusterRouter
 from worqr.link.dialect import slot_of
 from worqr.link.node_client import NodeClient
 from worqr.link.request import Request
@@ -43,13 +43,13 @@ def fakes() -> Iterator[Fakes]:
         yield made
 
 
-def pipes_of(link: Link) -> ClusterPipes:
-    assert isinstance(link._pipe, ClusterPipes)
-    return link._pipe
+def router_of(link: Link) -> ClusterRouter:
+    assert isinstance(link._client, ClusterRouter)
+    return link._client
 
 
-def pipe_to(link: Link, node: FakeNode) -> NodeClient | None:
-    return next((pipe for place, pipe in pipes_of(link)._pipes.items() if place.port == node.port), None)
+def client_to(link: Link, node: FakeNode) -> NodeClient | None:
+    return next((pipe for place, pipe in router_of(link)._clients.items() if place.port == node.port), None)
 
 
 def threads(name: str) -> int:
@@ -74,14 +74,14 @@ async def test_nodes_that_point_to_each_other_are_not_asked_all_the_time(
     first, second, _ = fakes.nodes
     link = await link_to(fakes.url)
     rounds, pauses = count(), list[Request]()
-    redirected = ClusterPipes.moved
+    redirected = ClusterRouter.moved
 
-    def counted(self: ClusterPipes, pipe: NodeClient, requests: list[tuple[Request, str]]) -> list[Request]:
+    def counted(self: ClusterRouter, pipe: NodeClient, requests: list[tuple[Request, str]]) -> list[Request]:
         tired = redirected(self, pipe, requests)
         pauses.extend(tired)
         return tired
 
-    monkeypatch.setattr(ClusterPipes, "moved", counted)
+    monkeypatch.setattr(ClusterRouter, "moved", counted)
 
     def to_each_other(node: FakeNode, call: list[str]) -> Any:
         return fakes.run(call) if next(rounds) >= 30 else moved("Q", node)(call)
@@ -213,13 +213,13 @@ async def test_a_new_call_does_not_overtake_those_that_wait_at_the_old_node(fake
     # the first node keeps a slot, so that its pipe stays
     low, high = (0, slot_of("t:{Q}") - 1), (slot_of("t:{Q}"), 16383)
     fakes.give((low, first), (high, second))
-    pipes_of(link).topology.doubt()
-    await until(lambda: len(pipes_of(link).topology.view.primaries) == 2)
+    router_of(link).topology.doubt()
+    await until(lambda: len(router_of(link).topology.view.primaries) == 2)
     link.post(append("t", "2"), outcomes)
     link.post(append("t", "other", LOW), outcomes)
     gate.set()
     await outcomes.wait(3)
-    await until(lambda: not pipes_of(link)._order._passing, what="the end of the hand-over")
+    await until(lambda: not router_of(link)._order._passing, what="the end of the hand-over")
     ran = len(first.ran)
     assert (await link.call(append("t", "3")))[1] == b"3"
     assert len(first.ran) == ran, "from now on calls go to the new node at once"
@@ -236,7 +236,7 @@ async def test_a_node_that_lost_its_slots_is_left_and_found_again(
     fakes.give((ALL, second))
     first.does = moved("Q", second)
     assert (await link.call(append("t", "y")))[2] == 2
-    await until(lambda: pipe_to(link, first) is None, what="a pipe that retires")
+    await until(lambda: client_to(link, first) is None, what="a pipe that retires")
     await until(lambda: [line for line in lines(caplog, "link.moved") if first.place in line])
     fakes.give((ALL, first))
     first.does, second.does = None, moved("Q", first)
@@ -247,7 +247,7 @@ async def test_a_node_that_lost_its_slots_is_left_and_found_again(
 async def test_a_call_that_was_suspected_follows_its_slot_when_its_pause_is_over(fakes: Fakes, link_to: LinkTo) -> None:
     first, second, _ = fakes.nodes
     link = await link_to(fakes.url)
-    pipe, outcomes = pipe_to(link, first), Outcomes()
+    pipe, outcomes = client_to(link, first), Outcomes()
     assert pipe is not None
     request = Request(append("t", "x"), PATIENCE, time.monotonic(), Owner("W1"))
     request.losses = request.lost_alone = GUILTY_AFTER
@@ -257,11 +257,11 @@ async def test_a_call_that_was_suspected_follows_its_slot_when_its_pause_is_over
     fakes.give((ALL, second))
     first.does = moved("Q", second)
     await link.call(append("t", "y"))
-    await until(lambda: pipes_of(link).topology.view.primaries == {Endpoint("127.0.0.1", second.port)})
-    assert (outcomes.all, pipe_to(link, first)) == ([], pipe)
+    await until(lambda: router_of(link).topology.view.primaries == {Endpoint("127.0.0.1", second.port)})
+    assert (outcomes.all, client_to(link, first)) == ([], pipe)
     await outcomes.wait(1)
     assert outcomes.values == [["ok", b"x", 2, 2]]
-    await until(lambda: pipe_to(link, first) is None, what="a pipe that retires")
+    await until(lambda: client_to(link, first) is None, what="a pipe that retires")
 
 
 async def test_a_node_that_is_down_and_has_no_slots_is_left_even_if_it_was_busy(
@@ -276,7 +276,7 @@ async def test_a_node_that_is_down_and_has_no_slots_is_left_even_if_it_was_busy(
     fakes.give((ALL, second))
     first.close()
     assert (await link.call(append("t", "y")))[2] == 2
-    await until(lambda: pipe_to(link, first) is None, what="a pipe that retires")
+    await until(lambda: client_to(link, first) is None, what="a pipe that retires")
 
 
 async def test_what_was_on_its_way_to_a_node_that_lost_its_slots_keeps_its_number(

@@ -48,7 +48,7 @@ async def test_endless_patience_is_no_overflow(link_to: LinkTo, own_server: Serv
     own_server.stop()
     outcomes = Outcomes()
     link.post(echo("a"), outcomes, patience=1e15)
-    await until(lambda: link._pipe.state.name != "READY")
+    await until(lambda: link._client.state.name != "READY")
     own_server.start()
     await outcomes.wait(1)
     assert outcomes.all == [("a", None)]
@@ -101,7 +101,7 @@ async def test_the_end_is_prompt_and_told_to_all_who_wait(link_to: LinkTo, proxy
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)
-        await until(lambda: link._pipe.pipeline.backlog.in_flight)
+        await until(lambda: link._client.pipeline.backlog.in_flight)
         nursery.start_soon(ask)
         await trio.testing.wait_all_tasks_blocked()
         began = time.monotonic()
@@ -178,7 +178,7 @@ async def test_no_thread_to_dial_in_is_no_reason_not_to_dial(
         real(self)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    wire = link._pipe.pipeline.connection.transport.wire
+    wire = link._client.pipeline.connection.transport.wire
     assert wire is not None
     wire.interrupt()
     assert await link.call(echo("a")) == "a"

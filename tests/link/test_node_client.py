@@ -78,7 +78,6 @@ class FakeDriver:
     """Runs callbacks when the test says so."""
 
     entered = nullcontext()
-    takes_turns = True
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

@@ -188,7 +188,7 @@ async def test_an_idle_connection_that_was_reset_costs_no_line_and_no_error(
     link = await link_to(server.tcp_url)
     await link.call(echo("a"))
     with server.client() as client:
-        link._pipe.pipeline.connection.used_at -= 60
+        link._client.pipeline.connection.used_at -= 60
         [mine] = [c["id"] for c in client.client_list() if c["name"] == "worqr:test:data"]
         client.execute_command("CLIENT", "KILL", "ID", mine)
     assert await link.call(echo("b")) == "b"
@@ -256,7 +256,7 @@ async def test_a_half_open_connection_is_given_up_and_the_request_resent(
     began = time.monotonic()
     outcomes = Outcomes()
     link.post(append(prefix, "b"), outcomes)
-    await until(lambda: link._pipe.state.name != "READY")
+    await until(lambda: link._client.state.name != "READY")
     proxy.pass_all()
     await outcomes.wait(1)
     assert [value[1:] for value in outcomes.values] == [[2, 2, 2]]

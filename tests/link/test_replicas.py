@@ -50,7 +50,7 @@ def asked(proxy: FaultProxy) -> list[tuple[int, int]]:
 
 async def waits_for_replicas(link: Link, count: int = 1) -> None:
     """Until so many requests are answered and wait for replicas."""
-    await until(lambda: len(link._pipe.pipeline.backlog.replication.waiting) == count, what="requests that wait")  # type: ignore[union-attr]
+    await until(lambda: len(link._client.pipeline.backlog.replication.waiting) == count, what="requests that wait")  # type: ignore[union-attr]
 
 
 async def post_unreplicated(link: Link, pair: Pair, mine: str) -> Outcomes:
@@ -351,7 +351,7 @@ async def test_memory_that_is_full_meanwhile_is_not_taken_for_nothing_stored(
     outcomes = await post_unreplicated(link, pair, mine)
     pair.primary.look.config_set("maxmemory", 1)
     proxy.cut()
-    await until(lambda: link._pipe.state.name == "HELD")  # type: ignore[union-attr]
+    await until(lambda: link._client.state.name == "HELD")  # type: ignore[union-attr]
     pair.primary.look.config_set("maxmemory", 0)
     pair.replica.resume()
     await outcomes.wait(1)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from worqr.link.driver import TimeLimit, Waiter, guarded
 
@@ -30,8 +30,6 @@ class AsyncioDriver:
     """The driver of the asyncio loop it is made in."""
 
     __slots__ = ("_loop", "entered")
-
-    takes_turns: Final = True
 
     def __init__(self) -> None:
         self.entered: AbstractContextManager[object] = nullcontext()

@@ -1,12 +1,12 @@
-"""A cluster of servers as one: a pipe for each node that has a slot, and who gets what.
+"""A cluster of servers as one: a client for each node that has a slot, and who gets what.
 
-Here: `ClusterPipes`, which a link uses as it would use the pipe of one server. Not here: which node has which slot
-(`topology`), and the sending (`pipe`), which is the same for a node as for a server that stands alone.
+Here: `ClusterRouter`, which a link uses as it would use the client of one server. Not here: which node has which slot
+(`topology`), and the sending (`client`), which is the same for a node as for a server that stands alone.
 
 All keys of a call share the slot of its base, so a call goes to one node. The requests of one base are sent in their order,
-by one node's pipe, also while a slot moves from one to another (`slot_order`). Only when a slot moves twice within the few
+by one node's client, also while a slot moves from one to another (`slot_order`). Only when a slot moves twice within the few
 milliseconds of such a hand-over can two of its requests change places.
-All pipes count their requests together, under one producer: the server's memory of replies moves with the keys, and must find a
+All clients count their requests together, under one producer: the server's memory of replies moves with the keys, and must find a
 request that is sent again at the new place under its old number.
 
 Until some node has told who has what, requests wait in the lobby.
@@ -45,13 +45,13 @@ def cached_slot(name: str) -> int:
     return slot_of(name)
 
 
-class ClusterPipes:
-    """The pipes of one cluster. What `NodeClient` offers to the link. All methods belong to the driver's loop.
+class ClusterRouter:
+    """The clients of one cluster. What `NodeClient` offers to the link. All methods belong to the driver's loop.
 
     Attributes:
         ended: why nothing can be sent; None while it works.
         topology: who has what.
-        numbers: counts the requests of all pipes.
+        numbers: counts the requests of all clients.
         home: the slot of the registry, whose node stands for the cluster where one server has to.
     """
 
@@ -64,7 +64,7 @@ class ClusterPipes:
         self._driver = driver
         self._scribe = scribe
         self._producer = producer
-        self._pipes: dict[Endpoint, NodeClient] = {}
+        self._clients: dict[Endpoint, NodeClient] = {}
         self._endpoints: dict[NodeClient, Endpoint] = {}
         self._order: SlotOrder[NodeClient] = SlotOrder()
         self._lobby = Backlog(self.numbers)
@@ -78,19 +78,19 @@ class ClusterPipes:
     @property
     def connected_at(self) -> float:
         """Of the registry's node."""
-        pipe = self._pipes.get(self.topology.owner(self.home) or _NOWHERE)
-        return 0.0 if pipe is None else pipe.connected_at
+        client = self._clients.get(self.topology.owner(self.home) or _NOWHERE)
+        return 0.0 if client is None else client.connected_at
 
     @property
     def connections(self) -> int:
         """How many there have been, to all nodes."""
-        return self._past_connections + sum(pipe.connections for pipe in list(self._pipes.values()))
+        return self._past_connections + sum(client.connections for client in list(self._clients.values()))
 
     @property
     def run_id(self) -> str:
         """Of the registry's node."""
-        pipe = self._pipes.get(self.topology.owner(self.home) or _NOWHERE)
-        return "" if pipe is None else pipe.run_id
+        client = self._clients.get(self.topology.owner(self.home) or _NOWHERE)
+        return "" if client is None else client.run_id
 
     def start(self) -> None:
         self.ended = None
@@ -98,16 +98,16 @@ class ClusterPipes:
 
     def submit(self, request: Request | Posted) -> None:
         """Have it sent, or all of them, to where they belong. The outcome comes through the driver."""
-        self._send(request if isinstance(request, Posted) else (request,), self._pipe_of_new)
+        self._send(request if isinstance(request, Posted) else (request,), self._client_of_new)
 
     def wait_ready(self, waiter: Waiter, deadline: float) -> None:
         """Settle `waiter` when the connection to the registry's node stands, was refused, or the deadline has passed."""
         if self.ended is not None:
             self._fail((waiter,), self.ended)
             return
-        pipe = self._pipe_of(self.home)
-        if pipe is not None:
-            pipe.wait_ready(waiter, deadline)
+        client = self._client_of(self.home)
+        if client is not None:
+            client.wait_ready(waiter, deadline)
         else:
             self._ready_waiters.append((waiter, deadline))
             self.topology.doubt()
@@ -117,15 +117,15 @@ class ClusterPipes:
         self._end(Unavailable(f"the link to {self._settings.address.redacted} was closed"))
 
     def died(self, bug: WorqrError) -> None:
-        """The thread of a pipe has ended by a bug, as that of one server would: nobody shall wait for what it had."""
+        """The thread of a client has ended by a bug, as that of one server would: nobody shall wait for what it had."""
         self._end(bug)
 
     def poison(self, error: WorqrError) -> None:
         """In a forked child: the threads do not exist here, and the sockets are the parent's."""
         self.ended = error
         self.topology.poison()
-        for pipe in self._pipes.values():
-            pipe.poison(error)
+        for client in self._clients.values():
+            client.poison(error)
 
     def when_looked(self, listener: Callable[[], None]) -> None:
         """Call `listener` in the loop when slots may have other owners. It must not raise."""
@@ -136,86 +136,86 @@ class ClusterPipes:
         left: list[Waiter] = [*self._lobby.clear(), *(waiter for waiter, _ in self._ready_waiters)]
         self._ready_waiters = []
         self.topology.close()
-        for pipe in list(self._pipes.values()):
-            pipe.close()
+        for client in list(self._clients.values()):
+            client.close()
         self._fail(left, error)
 
     # Who gets what
 
     def hand_over(self, requests: Iterable[Request]) -> None:
-        """Have requests that a pipe cannot send be sent to where they belong."""
-        self._send(requests, self._pipe_of)
+        """Have requests that a client cannot send be sent to where they belong."""
+        self._send(requests, self._client_of)
 
-    def _send(self, requests: Iterable[Request], pipe_of: Callable[[int], NodeClient | None]) -> None:
+    def _send(self, requests: Iterable[Request], client_of: Callable[[int], NodeClient | None]) -> None:
         if self.ended is not None:
             self._fail(list(requests), self.ended)
             return
-        by_pipe: dict[NodeClient, Posted] = {}
+        by_client: dict[NodeClient, Posted] = {}
         for request in self._with_lobby(requests):
-            pipe = pipe_of(cached_slot(request.call.base))
-            if pipe is None:
+            client = client_of(cached_slot(request.call.base))
+            if client is None:
                 self._lobby.add(request)
             else:
-                by_pipe.setdefault(pipe, Posted()).append(request)
-        for pipe, some in by_pipe.items():
-            pipe.submit(some[0] if len(some) == 1 else some)
+                by_client.setdefault(client, Posted()).append(request)
+        for client, some in by_client.items():
+            client.submit(some[0] if len(some) == 1 else some)
         if self._lobby.pending:
             self.topology.doubt()
 
-    def belongs(self, pipe: NodeClient, request: Request) -> bool:
+    def belongs(self, client: NodeClient, request: Request) -> bool:
         owner = self.topology.owner(cached_slot(request.call.base))
-        return owner is None or self._endpoints.get(pipe) == owner
+        return owner is None or self._endpoints.get(client) == owner
 
-    def moved(self, pipe: NodeClient, requests: list[tuple[Request, str]]) -> list[Request]:
-        self.topology.learn((redirect for _, redirect in requests), self._endpoints.get(pipe, _NOWHERE))
+    def moved(self, client: NodeClient, requests: list[tuple[Request, str]]) -> list[Request]:
+        self.topology.learn((redirect for _, redirect in requests), self._endpoints.get(client, _NOWHERE))
         tired: set[str] = set()  # bases: what comes behind one of their requests waits with it
         for request, _ in requests:
             request.hops += 1
-            if request.hops % _HOPS == 0 or self.belongs(pipe, request):  # the nodes disagree
+            if request.hops % _HOPS == 0 or self.belongs(client, request):  # the nodes disagree
                 tired.add(request.call.base)
         self.hand_over(request for request, _ in requests if request.call.base not in tired)
         return [request for request, _ in requests if request.call.base in tired]
 
-    def is_needed(self, pipe: NodeClient) -> bool:
-        return self._endpoints.get(pipe) in self.topology.view.primaries
+    def is_needed(self, client: NodeClient) -> bool:
+        return self._endpoints.get(client) in self.topology.view.primaries
 
-    def retire(self, pipe: NodeClient) -> bool:
-        endpoint = self._endpoints.get(pipe)
-        if endpoint is None or not pipe.is_idle():
+    def retire(self, client: NodeClient) -> bool:
+        endpoint = self._endpoints.get(client)
+        if endpoint is None or not client.is_idle():
             return False
-        del self._endpoints[pipe], self._pipes[endpoint]
-        self._order.forget(pipe)
-        self._past_connections += pipe.connections
+        del self._endpoints[client], self._clients[endpoint]
+        self._order.forget(client)
+        self._past_connections += client.connections
         self._scribe.emit(logger, "link.moved", "%(server)s has no slots of the cluster any more", server=str(endpoint))
         return True
 
-    def passed(self, pipe: NodeClient, waiting: Collection[str]) -> bool:
-        if self._order.is_passing(pipe):
-            self._order.passed(pipe, set(map(cached_slot, waiting)))
-        return not self._order.is_passing(pipe)
+    def passed(self, client: NodeClient, waiting: Collection[str]) -> bool:
+        if self._order.is_passing(client):
+            self._order.passed(client, set(map(cached_slot, waiting)))
+        return not self._order.is_passing(client)
 
-    def _pipe_of_new(self, slot: int) -> NodeClient | None:
-        """As `_pipe_of`; but the pipe of the node that had the slot before, while that pipe may have older requests of it."""
-        owner = self._pipe_of(slot)
+    def _client_of_new(self, slot: int) -> NodeClient | None:
+        """As `_client_of`; but the client of the node that had the slot before, while it may have older requests of the slot."""
+        owner = self._client_of(slot)
         if owner is None:
             return None
-        pipe, is_new = self._order.choose(slot, owner)
+        client, is_new = self._order.choose(slot, owner)
         if is_new:
-            self._driver.post(pipe.sort_out)
-        return pipe
+            self._driver.post(client.sort_out)
+        return client
 
-    def _pipe_of(self, slot: int) -> NodeClient | None:
-        """The pipe of the node that has `slot`, made now if need be; None: the node is not known."""
+    def _client_of(self, slot: int) -> NodeClient | None:
+        """The client of the node that has `slot`, made now if need be; None: the node is not known."""
         endpoint = self.topology.owner(slot)
         if endpoint is None:
             return None
-        pipe = self._pipes.get(endpoint)
-        if pipe is None:
+        client = self._clients.get(endpoint)
+        if client is None:
             route = NodeRoute(self.topology, endpoint)
-            pipe = NodeClient(self._settings, self._driver, self._scribe, self._producer, route=route, cluster=self)
-            pipe.start()
-            self._pipes[endpoint], self._endpoints[pipe] = pipe, endpoint
-        return pipe
+            client = NodeClient(self._settings, self._driver, self._scribe, self._producer, route=route, cluster=self)
+            client.start()
+            self._clients[endpoint], self._endpoints[client] = client, endpoint
+        return client
 
     # What the topology tells
 
@@ -224,8 +224,8 @@ class ClusterPipes:
         self._leave_lobby()
         for waiter, deadline in waiters:
             self.wait_ready(waiter, deadline)
-        for pipe in list(self._pipes.values()):
-            pipe.sort_out()
+        for client in list(self._clients.values()):
+            client.sort_out()
         self._tell_listeners()
 
     def meanwhile(self) -> None:

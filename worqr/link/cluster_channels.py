@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.link.channels import SHARDED, Channels
-from worqr.link.cluster import ClusterPipes, cached_slot
+from worqr.link.cluster import ClusterRouter, cached_slot
 from worqr.link.driver import Driver
 from worqr.link.scribe import Scribe
 from worqr.link.settings import Endpoint, LinkSettings
@@ -23,20 +23,20 @@ class ClusterSubscriptions:
     """All subscriptions of a link to a cluster, on a connection for each node that some of them lead to."""
 
     def __init__(
-        self, settings: LinkSettings, driver: Driver, scribe: Scribe, pipes: ClusterPipes, registry: str
+        self, settings: LinkSettings, driver: Driver, scribe: Scribe, router: ClusterRouter, registry: str
     ) -> None:
         self.driver: Driver = driver
         self.ended: WorqrError | None = None
         self._settings = settings
         self._scribe = scribe
-        self._topology = pipes.topology
+        self._topology = router.topology
         self._registry = registry
         self._open: dict[Subscription, int] = {}
         self._hubs: dict[Endpoint, Subscriptions] = {}
-        route = ShardRoute(self._topology, pipes.home, settings.address.redacted)
+        route = ShardRoute(self._topology, router.home, settings.address.redacted)
         self._plain = Subscriptions(settings, driver, scribe, route=route)
         self._followed: View | None = None
-        pipes.when_looked(self._follow)
+        router.when_looked(self._follow)
 
     @property
     def connections(self) -> int:

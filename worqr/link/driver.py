@@ -97,11 +97,8 @@ class Driver(Protocol):
 
     Attributes:
         entered: a block in which the state of the link may be used. Loops need none; plain threads have it one at a time.
-        takes_turns: other tasks run before what is given to `soon`, so that their requests can join.
     """
 
-    @property
-    def takes_turns(self) -> bool: ...
     @property
     def entered(self) -> AbstractContextManager[object]: ...
 

@@ -25,7 +25,7 @@ import trio
 from worqr.call import Call
 from worqr.errors import NotReplicated, Unavailable, UsageError, note_reply
 from worqr.keys import RegistryKeys
-from worqr.link.cluster import ClusterPipes
+from worqr.link.cluster import ClusterRouter
 from worqr.link.cluster_channels import ClusterSubscriptions
 from worqr.link.driver import Driver, Waiter, wake_all
 from worqr.link.heart import Heart
@@ -74,15 +74,15 @@ class Link:
         self._sentinels: SentinelRoute | None = None
         if settings.address.topology == "sentinel":
             self._route = self._sentinels = SentinelRoute(settings, self._scribe, self._moved)
-        self._pipe: NodeClient | ClusterPipes
+        self._client: NodeClient | ClusterRouter
         self.subscriptions: Subscriptions | ClusterSubscriptions
         if settings.clustered:
             registry = RegistryKeys(settings.prefix).base
-            pipes = self._pipe = ClusterPipes(settings, driver, self._scribe, self.producer, registry)
-            self._route = ShardRoute(pipes.topology, pipes.home, settings.address.redacted)
-            self.subscriptions = ClusterSubscriptions(settings, driver, self._scribe, pipes, registry)
+            router = self._client = ClusterRouter(settings, driver, self._scribe, self.producer, registry)
+            self._route = ShardRoute(router.topology, router.home, settings.address.redacted)
+            self.subscriptions = ClusterSubscriptions(settings, driver, self._scribe, router, registry)
         else:
-            self._pipe = NodeClient(settings, driver, self._scribe, self.producer, route=self._route)
+            self._client = NodeClient(settings, driver, self._scribe, self.producer, route=self._route)
             self.subscriptions = Subscriptions(settings, driver, self._scribe, route=self._route)
         self._hearts: list[Heart[object]] = []
         self._together = _Together()
@@ -92,22 +92,22 @@ class Link:
     @property
     def connected_at(self) -> float:
         """The monotonic time of the present (or last) data connection; changes with every new one."""
-        return self._pipe.connected_at
+        return self._client.connected_at
 
     @property
     def connections(self) -> int:
         """How many data connections there have been."""
-        return self._pipe.connections
+        return self._client.connections
 
     @property
     def run_id(self) -> str:
         """Which process of the server we last connected to; changes when it restarts. Empty if our user may not ask."""
-        return self._pipe.run_id
+        return self._client.run_id
 
     @property
     def has_ended(self) -> bool:
         """True if nothing can be sent any more."""
-        return self._closed or (self._started and self._pipe.ended is not None)
+        return self._closed or (self._started and self._client.ended is not None)
 
     def start(self) -> None:
         """Begin to connect, in the background. Raises Unavailable if the system gives us no thread. Idempotent."""
@@ -119,7 +119,7 @@ class Link:
             if self._sentinels is not None:
                 self._sentinels.start()
             with self.driver.entered:
-                self._pipe.start()
+                self._client.start()
         except RuntimeError as exc:
             self.close()
             raise Unavailable(
@@ -142,7 +142,7 @@ class Link:
         waiter = Waiter()
         await self.driver.prepare(waiter)
         with self.driver.entered:
-            self._pipe.wait_ready(waiter, time.monotonic() + self.settings.patience)
+            self._client.wait_ready(waiter, time.monotonic() + self.settings.patience)
         await self.driver.wait(waiter)
         waiter.raise_error()
 
@@ -161,7 +161,7 @@ class Link:
             NotReplicated: it took effect, but fewer replicas than the call wants have it; `answer` is its value.
         """
         driver = self.driver
-        if self._pipe.ended is not None:
+        if self._client.ended is not None:
             self._check()
         request = Request(call, self.settings.patience if patience is None else patience, time.monotonic())
         await driver.prepare(request)
@@ -181,7 +181,7 @@ class Link:
         Raises: as `call`; the error of the first that failed, when all have been answered. The others may have taken effect.
             NotReplicated only if none failed otherwise; `answer` are all values.
         """
-        if self._pipe.ended is not None:
+        if self._client.ended is not None:
             self._check()
         if not calls:
             await self.driver.checkpoint()
@@ -254,7 +254,7 @@ class Link:
     @trio.lowlevel.enable_ki_protection
     def _submit(self, request: Request | Posted) -> None:
         """Send it, or have it sent. In a task of the caller's, where Ctrl-C must not come in the middle of it."""
-        self.driver.submit(self._pipe.submit, request)
+        self.driver.submit(self._client.submit, request)
 
     def heart(
         self,
@@ -293,19 +293,19 @@ class Link:
             self._sentinels.close()
         with self.driver.entered:
             self.subscriptions.close()
-            self._pipe.close()
+            self._client.close()
             self.driver.close()
         self._scribe.stop()
 
     def _moved(self) -> None:
         """In the thread that asks the Sentinels: the primary is another server than before. Hearts look at every beat."""
-        if isinstance(self._pipe, NodeClient) and isinstance(self.subscriptions, Subscriptions):
-            self.driver.post(self._pipe.reconsider)
+        if isinstance(self._client, NodeClient) and isinstance(self.subscriptions, Subscriptions):
+            self.driver.post(self._client.reconsider)
             self.driver.post(self.subscriptions.reconsider)
 
     def _check(self) -> None:
         """Raise why nothing can be sent any more, if so; a copy, because a traceback belongs to one task."""
-        ended = self._pipe.ended
+        ended = self._client.ended
         if ended is not None:
             raise type(ended)(*ended.args) from ended.__cause__
 
@@ -316,7 +316,7 @@ class Link:
         )
         if self._sentinels is not None:
             self._sentinels.poison()
-        self._pipe.poison(error)
+        self._client.poison(error)
         self.driver.poison()
         self._scribe.poison()
         self.subscriptions.poison(error)

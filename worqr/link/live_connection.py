@@ -61,10 +61,10 @@ class LiveConnection:
         """Nothing is under way."""
         return self.session.phase is Phase.IDLE
 
-    def send(self, batch: list[Request], now: float, *, takes_turns: bool) -> Lost | None:
+    def send(self, batch: list[Request], now: float) -> Lost | None:
         """Send a batch; return why the connection was lost meanwhile, if it was."""
         self.used_at = self.heard_at = now
-        self.gathers = takes_turns and (len(batch) > 1 or isinstance(batch[0], Merged))
+        self.gathers = len(batch) > 1 or isinstance(batch[0], Merged)
         scripts, self.load_first = self.load_first, {}
         lost: Lost | None = None
         for pieces in self.session.begin(batch, now, scripts.values()):

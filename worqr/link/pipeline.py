@@ -167,7 +167,7 @@ class Pipeline:
         if backlog.too_old:
             self.settle(too_old(backlog))
         if batch:
-            self._lose(connection.send(batch, now, takes_turns=self._driver.takes_turns))
+            self._lose(connection.send(batch, now))
             if self.connection is connection and connection.is_idle:  # none of it could be packed
                 self._batch_ended(connection)
 

@@ -1,8 +1,8 @@
-"""Which pipe gets the new requests of a slot that has moved to another node. Pure; used under the lock of `ClusterPipes`.
+"""Which client gets the new requests of a slot that has moved to another node. Pure; used under the lock of `ClusterRouter`.
 
-The old node's pipe may still have requests of the slot: in its inbox, set aside, or on their way. If a new request went to the
-new node's pipe at once, it would overtake them. So it goes to the old pipe, too, which hands over everything in order, until
-that pipe says that it has none of the slot's requests left.
+The old node's client may still have requests of the slot: in its inbox, set aside, or on their way. If a new request went to the
+new node's client at once, it would overtake them. So it goes to the old client, too, which hands over everything in order, until
+that client says that it has none of the slot's requests left.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ P = TypeVar("P")
 
 
 class SlotOrder(Generic[P]):
-    """Remembers the pipe that got the newest request of each slot: at most 16384 entries."""
+    """Remembers the client that got the newest request of each slot: at most 16384 entries."""
 
     __slots__ = ("_last", "_passing")
 
     def __init__(self) -> None:
         self._last: dict[int, P] = {}
-        self._passing: dict[P, set[int]] = {}  # slots of other nodes, of which this pipe may have requests left
+        self._passing: dict[P, set[int]] = {}  # slots of other nodes, of which this client may have requests left
 
     def choose(self, slot: int, owner: P) -> tuple[P, bool]:
-        """The pipe for a new request of `slot`, which belongs to the node of `owner`; True: tell this pipe to hand over."""
+        """The client for a new request of `slot`, which belongs to the node of `owner`; True: tell this client to hand over."""
         last = self._last.setdefault(slot, owner)
         if last is owner:
             return owner, False
@@ -31,19 +31,19 @@ class SlotOrder(Generic[P]):
         self._passing.setdefault(last, set()).add(slot)
         return last, is_new
 
-    def is_passing(self, pipe: P) -> bool:
-        """Must `pipe` say which slots it has left?"""
-        return pipe in self._passing
+    def is_passing(self, client: P) -> bool:
+        """Must `client` say which slots it has left?"""
+        return client in self._passing
 
-    def passed(self, pipe: P, left: Collection[int]) -> None:
-        """`pipe` has requests of no other slots than `left`, neither waiting nor on their way."""
-        slots = self._passing.pop(pipe, set[int]())
+    def passed(self, client: P, left: Collection[int]) -> None:
+        """`client` has requests of no other slots than `left`, neither waiting nor on their way."""
+        slots = self._passing.pop(client, set[int]())
         for slot in slots.difference(left):
             del self._last[slot]
         if remaining := slots.intersection(left):
-            self._passing[pipe] = remaining
+            self._passing[client] = remaining
 
-    def forget(self, pipe: P) -> None:
-        """`pipe` has ended, and has nothing left."""
-        self._passing.pop(pipe, None)
-        self._last = {slot: last for slot, last in self._last.items() if last is not pipe}
+    def forget(self, client: P) -> None:
+        """`client` has ended, and has nothing left."""
+        self._passing.pop(client, None)
+        self._last = {slot: last for slot, last in self._last.items() if last is not client}

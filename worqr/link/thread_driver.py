@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, suppress
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from worqr.errors import Unavailable, UsageError, WorqrBug
 from worqr.link.driver import TimeLimit, Waiter, wake_all
@@ -37,8 +37,6 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 class ThreadDriver:
     """The driver of plain threads, of any number of them."""
-
-    takes_turns: Final = True
 
     def __init__(self) -> None:
         self.entered: _Entered = _Entered()

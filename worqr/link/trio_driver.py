@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import trio
 
@@ -22,8 +22,6 @@ class TrioDriver:
     """The driver of the Trio run it is made in. Its tasks begin when they are first needed, and end with the run at last."""
 
     __slots__ = ("_callbacks", "_closed", "_timers", "_token", "entered")
-
-    takes_turns: Final = True
 
     def __init__(self) -> None:
         self.entered: AbstractContextManager[object] = nullcontext()
