@@ -245,33 +245,35 @@ class Chaos(RuleBasedStateMachine):
 
     @rule(
         base=st.sampled_from(["a", "b"]),
-        many=st.integers(1, 4),
+        many=st.integers(1, 6),
         numbered=st.booleans(),
         merges=st.booleans(),
         replicas=st.sampled_from([0, 0, 0, 1]),
         patience=st.sampled_from([0.2, 3.0, PATIENCE, PATIENCE, PATIENCE]),
+        turn=st.booleans(),
     )
-    def submit(self, base: str, many: int, numbered: bool, merges: bool, replicas: int, patience: float) -> None:
+    def submit(
+        self, base: str, many: int, numbered: bool, merges: bool, replicas: int, patience: float, turn: bool
+    ) -> None:
         for _ in range(many):
             name = f"{base}{len(self.requests)}"
             made = call(base, name, numbered=numbered, merges=merges, replicas=replicas)
             request = self.requests[name] = Request(made, patience, self.clock.now)
             request.wake = lambda name=name: self.outcomes.update([name])  # type: ignore[misc]
             self.client.submit(request)
+        if turn:
+            self.driver.run()
         self.take_commands()
 
-    @rule(at=st.integers(0, 50))
     def abandon(self, at: int) -> None:
         waiting = [request for request in self.requests.values() if not request.settled and request.wake is not None]
         if at < len(waiting):
             waiting[at].wake, waiting[at].abandoned = None, True
 
-    @rule()
     def other_tasks_have_had_their_turn(self) -> None:
         self.driver.run()
         self.take_commands()
 
-    @rule(seconds=st.sampled_from([0.01, 0.06, 0.1, 0.5, 2.0, 6.0]))
     def time_passes(self, seconds: float) -> None:
         end = self.clock.now + seconds
         while self.clock.now < end:
@@ -282,11 +284,24 @@ class Chaos(RuleBasedStateMachine):
                 break
         self.take_commands()
 
-    @rule(seconds=st.sampled_from([0.2, 20.0]))
     def the_loop_is_blocked(self, seconds: float) -> None:
         self.clock.now += seconds
         self.driver.run()
         self.take_commands()
+
+    @rule(data=st.data())
+    def something_happens(self, data: st.DataObject) -> None:
+        """Of what can happen at any time."""
+        connected = [self.the_line_is_free, lambda: self.the_line_is_full(data.draw(st.integers(0, 200)))]
+        happens = [
+            lambda: self.time_passes(data.draw(st.sampled_from([0.01, 0.06, 0.1, 0.5, 2.0, 6.0]))),
+            lambda: self.the_loop_is_blocked(data.draw(st.sampled_from([0.2, 20.0]))),
+            lambda: self.abandon(data.draw(st.integers(0, 5))),
+            self.other_tasks_have_had_their_turn,
+            self.scripts_are_flushed,
+            *(connected if self.wire is not None else ()),
+        ]
+        data.draw(st.sampled_from(happens))()
 
     # What the network does
 
@@ -311,14 +326,10 @@ class Chaos(RuleBasedStateMachine):
         del self.replies[:size]
         self.tell("readable")
 
-    @precondition(lambda self: self.wire is not None)
-    @rule(room=st.integers(0, 200))
     def the_line_is_full(self, room: int) -> None:
         assert self.wire is not None
         self.wire.socket.room = room
 
-    @precondition(lambda self: self.wire is not None)
-    @rule()
     def the_line_is_free(self) -> None:
         assert self.wire is not None
         self.wire.socket.room = 1 << 30
@@ -341,6 +352,7 @@ class Chaos(RuleBasedStateMachine):
         watch = self.driver.watched
         if watch is not None and not watch.closed:
             getattr(watch, event)()
+        self.driver.run()
         self.take_commands()
 
     def take_commands(self) -> None:
@@ -374,7 +386,6 @@ class Chaos(RuleBasedStateMachine):
         self.the_server_works(100, None, 1)
         self.the_connection_is_lost(size, notices=True)
 
-    @rule()
     def scripts_are_flushed(self) -> None:
         self.server.scripts.clear()
 
@@ -428,4 +439,4 @@ class Chaos(RuleBasedStateMachine):
 
 
 TestChaos = Chaos.TestCase
-TestChaos.settings = how(max_examples=300, stateful_step_count=50, deadline=None)
+TestChaos.settings = how(max_examples=500, stateful_step_count=60, deadline=None)
