@@ -2,7 +2,7 @@
 
 The peer's Trio loop runs in a thread, as that of ``mesh.join_in_thread()`` does; ``async def`` handlers run on the application's
 loop. Trio as a guest of that loop would need no thread, but then a forked child could not run Trio, a loop that is closed inside
-the block would leave a Trio run behind that nobody can end, and a blocked loop would stop the heartbeat.
+the block would leave a Trio run behind that cannot be ended, and a blocked loop would stop the heartbeat.
 """
 
 from __future__ import annotations

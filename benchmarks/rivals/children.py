@@ -66,7 +66,7 @@ def kill(process: subprocess.Popen[Any]) -> None:
 
 
 class Lines:
-    """Reads lines from a descriptor, and waits for each no longer than it is told."""
+    """Reads lines from a descriptor, and waits for each no longer than `within`."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd

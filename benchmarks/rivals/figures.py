@@ -33,7 +33,7 @@ class Plan:
     most: int = 150_000
     """Tasks at most, of each way to enqueue."""
     drain: float = 2.0
-    """Seconds of a drain, if there are tasks for so long."""
+    """Seconds of a drain, if there are enough tasks."""
     pings: int = 100
     pickup: float = 6.0
     """Seconds of pings at most."""

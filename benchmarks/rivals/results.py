@@ -102,7 +102,7 @@ class Results:
 
     @property
     def figures(self) -> list[Figure]:
-        """The figures that were measured for anybody."""
+        """The figures that were measured for at least one contender."""
         return [
             each
             for each in FIGURES

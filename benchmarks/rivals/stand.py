@@ -63,7 +63,7 @@ class Hold:
         return self._moment("ended", within)
 
     def again_after(self, kill: Callable[[], None]) -> float:
-        """Kill the process of this run; return when. What is told from then on is another run's."""
+        """Kill the process of this run; return when. Later events belong to another run."""
         killed = time.monotonic()
         kill()
         os.close(self._fd)

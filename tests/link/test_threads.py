@@ -23,9 +23,10 @@ from tests.link.scripts import append, echo, lines, log
 from tests.patience import PATIENCE
 from tests.proxy import FaultProxy
 from tests.servers import Server
-from worqr.errors import Unavailable, WorqrBug
+from worqr.errors import Unavailable, UsageError, WorqrBug
 from worqr.link import Link, LinkSettings, Signal, ThreadDriver, TrioDriver, Waiter, driver_here, run_blocking
 from worqr.link.driver import wake_all
+from worqr.link.session import Session
 
 T = TypeVar("T")
 
@@ -547,3 +548,72 @@ async def test_a_forked_child_keeps_no_connection_of_its_parent(
         assert ours() == [f"worqr:{prefix}:data", f"worqr:{prefix}:subscribe"]
         child.send("end")
         await trio.to_thread.run_sync(until, lambda: ours() == [])
+
+
+# Signal handlers
+
+
+@pytest.fixture
+def on_signal() -> Iterator[Callable[[Callable[[], object]], None]]:
+    """`on_signal(run)`: run this in the main thread, in a handler of SIGUSR1."""
+    before = signal.getsignal(signal.SIGUSR1)
+    yield lambda run: signal.signal(signal.SIGUSR1, lambda *_: run()) and None
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_handler_may_call_while_its_thread_waits(
+    link: Link, proxy: FaultProxy, new_link: NewLink, on_signal: Callable[[Callable[[], object]], None]
+) -> None:
+    slow, heard = new_link(proxy.url, patience=PATIENCE), list[str]()
+    run_blocking(slow.call(echo("connected")))
+    held = proxy.hold_reply(on="data")
+
+    def called() -> None:
+        heard.append(run_blocking(link.call(echo("from a handler"))))
+        held.release()
+
+    on_signal(called)
+    later(0.05, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    assert run_blocking(slow.call(echo("a"))) == "a"
+    assert heard == ["from a handler"]
+
+
+def test_a_call_out_of_the_middle_of_another_one_is_refused(link: Link) -> None:
+    with link.driver.entered, pytest.raises(UsageError, match="signal handler"):
+        run_blocking(link.call(echo("a")))
+    assert run_blocking(link.call(echo("b"))) == "b"
+
+
+def test_an_interrupt_in_the_middle_of_a_change_leaves_no_thread_waiting(
+    new_link: NewLink, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = new_link(server.url, patience=PATIENCE)
+    run_blocking(link.call(echo("connected")))
+    begin = Session.begin
+
+    def interrupted(self: Session, batch: list[Any], *rest: Any) -> Any:
+        if any(request.call.args == ("interrupt",) for request in batch):
+            raise KeyboardInterrupt
+        return begin(self, batch, *rest)
+
+    monkeypatch.setattr(Session, "begin", interrupted)
+    failed: list[Unavailable] = []
+    gate = threading.Event()
+
+    def wait(_: int) -> None:
+        gate.set()
+        subscription = link.subscriptions.open(["never"], lambda *_: None, lambda: None)
+        run_blocking(subscription.wait_confirmed())
+        with pytest.raises(Unavailable, match="interrupted") as caught:
+            run_blocking(Signal(link.driver).wait()) or run_blocking(link.call(echo("a")))
+        failed.append(caught.value)
+
+    waiting = threading.Thread(target=wait, args=(0,))
+    waiting.start()
+    gate.wait(PATIENCE)
+    until(lambda: link.driver._driving is not None)  # type: ignore[attr-defined]
+    with pytest.raises(KeyboardInterrupt):
+        run_blocking(link.call(echo("interrupt")))
+    waiting.join(PATIENCE)
+    assert failed
+    assert link.has_ended

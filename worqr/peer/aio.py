@@ -207,7 +207,7 @@ def _say_asyncio() -> None:
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:
-    """Ask for the error, or asyncio logs that nobody did."""
+    """Ask for the error, or asyncio logs that it was never retrieved."""
     task.exception()
 
 
