@@ -28,7 +28,8 @@ from worqr.link.dialect import slot_of
 from worqr.link.node_client import NodeClient
 from worqr.link.request import Request
 from worqr.link.settings import Endpoint
-from worqr.link.subscriptions import Subscriptions, _receive_all
+from worqr.link.subscription import receive_all
+from worqr.link.subscriptions import Subscriptions
 from worqr.link.thread_driver import ThreadDriver, run_blocking
 from worqr.link.topology import NodeRoute, ShardRoute
 
@@ -625,7 +626,7 @@ async def test_what_was_said_where_a_channel_was_before_is_not_heard(fakes: Fake
     first.push("smessage", f"t:{{{HIGH}}}", "late")
     first.push("smessage", f"t:{{{LOW}}}", "still")
     await stays.wait(1)
-    _receive_all([(before, f"t:{{{HIGH}}}", b"on its way into the loop"), (before, None, b"")])
+    receive_all([(before, f"t:{{{HIGH}}}", b"on its way into the loop"), (before, None, b"")])
     assert (listening.heard, listening.confirmations) == ([], 1)
 
 
