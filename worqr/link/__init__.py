@@ -1,17 +1,19 @@
-"""The link: the only home of ``import redis``. Tasks and threads put calls in, the server's replies come out.
+"""The link to the server: the only package that imports redis-py. Tasks and threads submit calls and get the server's replies.
 
-`Link` is what the rest of worqr uses. Behind it, from the inside out:
+The rest of worqr uses `Link`. The modules behind it:
 
-* `settings`, `tls`, `checks`, `faults`: an address, its certificates, a server, an error, each turned into something we can
-  decide on;
-* `reasons`, `strangers`, `credentials`: why a server cannot be reached, what else is at its port, and who logs in;
-* `connection`: opens one checked connection, which blocks; `transport`: the same connection, driven without blocking;
-* `request`, `backlog`, `replication`, `session`: calls on their way, their order, and their replies; no I/O;
+* `settings`, `tls`, `checks`, `faults`: parse the address, check certificate files and the server, classify errors;
+* `reasons`, `strangers`, `credentials`: explain failed connections, detect other programs at the port, supply passwords;
+* `connection`: opens and checks one connection with blocking calls; `transport`: drives the same connection without blocking;
+* `request`, `backlog`, `replication`, `session`: requests, their order and their replies; no I/O;
+* `pipeline`, `live_connection`, `giving_up`: batches on one connection, and their failures;
 * `node_client`: the requests of one server over all of its connections; `dialer`, `outage`: attempts to connect;
-* `cluster`, `topology`, `slot_order`, `sentinel`, `routes`: which server that is;
-* `driver` and `trio_driver`, `asyncio_driver`, `thread_driver`: who waits for sockets and times; `loops` chooses;
-* `subscriptions`, `heart`: a thread and a connection each, for messages and for the keepalive; `loop_watch`: does the loop turn;
-* `scribe`: writes log lines of threads; `watchers`: the listeners for lost connections.
+* `cluster`, `topology`, `slot_order`, `sentinel`, `routes`: find the server for a request;
+* `driver`, `trio_driver`, `asyncio_driver`, `thread_driver`: wait for sockets and times in the caller's loop or threads;
+* `loops`: detects the running event loop and chooses the driver;
+* `subscriptions`, `channels`: messages, on a second connection that the same driver drives;
+* `heart`: the keepalive, with its own thread and connection; `loop_watch`: detects a blocked event loop;
+* `scribe`: writes log lines in a thread that exists only while there are lines; `watchers`: listeners for lost connections.
 """
 
 from worqr.link.clocks import boottime
