@@ -1,12 +1,12 @@
-"""`AsyncioDriver`: the link in the asyncio loop that uses it, of whatever make. Imported at first use: see `loops`.
+"""`AsyncioDriver`: the link in the asyncio loop of its caller, including uvloop. Imported at first use: see `loops`.
 
-A cancellation of asyncio is an exception that comes once; that it was asked for is counted in the task. Three rules follow:
+asyncio delivers a cancellation as one exception, and the task counts the cancellations that were requested. Three rules follow:
 
-* A cancellation that was asked for and has not come yet is found by the task's count, before anything is sent.
-* A time limit asks for one as well, and takes back what it asked for when its block ends. It ends its block only if nobody
-  else, be it a limit around it, has asked meanwhile; so a cancellation of the caller's is never taken for a limit's.
-* When a task is cancelled, its future is at once; the task comes to know a turn of the loop later. What is settled in
-  between wakes nobody.
+* A cancellation that was requested but not delivered yet is detected by the task's count, before anything is sent.
+* A time limit requests a cancellation as well, and withdraws its request when its block ends. It ends its block only if no
+  other code has requested a cancellation meanwhile. So the caller's cancellation is never mistaken for that of a time limit.
+* When a task is cancelled, its future is cancelled at once, but the task resumes one loop iteration later. A request that is
+  settled in between wakes no task.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class AsyncioDriver:
         if task is not None and task.cancelling():
             await asyncio.sleep(
                 0
-            )  # raises what has not come yet; a task that was cancelled before and cleans up may go on
+            )  # raises a pending cancellation; a task that was cancelled before and cleans up may continue
 
     async def wait(self, request: Waiter) -> None:
         if request.settled:  # at once, as at the end of the link
@@ -99,7 +99,7 @@ class AsyncioDriver:
                 raise cancelled
             return result
         finally:
-            del cancelled  # its traceback knows this frame
+            del cancelled  # its traceback references this frame
 
 
 class _Watch:
@@ -139,7 +139,7 @@ class _Watch:
 
 
 def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():  # its task was cancelled, and does not know yet
+    if not future.done():  # otherwise its task was cancelled, and has not resumed yet
         future.set_result(None)
 
 
