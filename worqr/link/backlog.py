@@ -1,22 +1,23 @@
-"""The requests that are not answered yet, in the order in which they will be sent. Pure; used by the I/O thread alone.
+"""The unanswered requests of one server, in the order in which they will be sent. No I/O; the driver's loop uses it.
 
-Here: what goes into the next batch, who has waited too long, who is put back after a loss. Not here: sockets,
-threads, logs.
+Here: the choice of the next batch, the requests that have waited too long, and the requests to resend. Not here: sockets,
+waiting, logs.
 
-The life of a request: `add` -> `take` (into `in_flight`) -> `close`, with `put_back` after a loss or a refusal that
-asks for another try. Put back means to the front, in the old order, so that the server sees requests in the order in
-which they were made. Guilt: a request that was in flight when two healthy connections were lost travels alone from
-then on, so that the next loss names it. One that loses three alone fails, or, if it has an owner, becomes an outcast
-that is tried now and then, behind the others.
+The life of a request: `add` -> `take` (into `in_flight`) -> `close`. After a loss, or a refusal that permits another try,
+`put_back` moves requests to the front in their old order. So the server sees requests in the order in which they were made.
+
+Blame: a request that was in flight when two healthy connections were lost is then sent alone, so that the next loss
+identifies it. A request that loses three connections alone fails. If it has an owner, it becomes an outcast instead, which is
+tried now and then, behind the others.
 
 Requests of one base (a queue, or the registry) are sent in the order in which they were added. While the slot of a base is
-being moved, `set_aside` holds all requests of this base, also those that are added later; other bases go on. A worker that
-leaves depends on it: its `stop_work` must not overtake the `finish_tasks` that was sent before. Outcasts are the exception:
-later requests of their base overtake them, because one that breaks every connection would block its queue for ever.
+being moved, `set_aside` holds all requests of this base, including later ones; other bases continue. A worker's shutdown
+depends on this order: its `stop_work` must not overtake the `finish_tasks` that was sent before. Outcasts are the exception:
+later requests of their base overtake them. Otherwise a request that breaks every connection would block its queue for ever.
 
-A numbered request is not sent again 50 minutes after it was first sent, counted on a clock that goes on while the machine sleeps:
-the server may have forgotten the reply, and would do everything once more. Settles and starts have no numbers. They name claims
-and start requests, which the server knows for as long as they matter.
+A numbered request is not resent 50 minutes after it was first sent. The server may have forgotten the reply by then, and
+would execute the request again. The clock also counts the time in which the machine sleeps. Settles and starts have no
+numbers: they name claims and start requests, which the server keeps for as long as they matter.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MAX_CALLS = 512  # a batch: more would not make it cheaper, and all its callers 
 MAX_BYTES = 8 * 1024 * 1024
 MAX_ITEMS = 1000  # in one merged request
 SEND_AGAIN_WITHIN = 3000.0  # seconds after a numbered request was first sent; the server forgets its reply after 3600
-SUSPECT_AFTER = 2  # connections lost in company
+SUSPECT_AFTER = 2  # connections lost together with other requests
 GUILTY_AFTER = 3  # connections lost alone
 _OUTCAST_PAUSE = 1.0  # seconds; doubles with each further loss
 _OUTCAST_PAUSE_MAX = 30.0
@@ -51,8 +52,9 @@ class Held:
 
 
 class Backlog:
-    """Every unanswered request is in exactly one of `pending`, `in_flight`, `held` and `outcasts`; `replication` has those who
-    were answered, and wait for replicas.
+    """Every unanswered request is in exactly one of `pending`, `in_flight`, `held` and `outcasts`.
+
+    `replication` has the answered requests that wait for replicas.
     """
 
     __slots__ = ("held", "in_flight", "next_deadline", "numbers", "outcasts", "pending", "replication", "too_old")
@@ -104,11 +106,11 @@ class Backlog:
         return batch
 
     def is_empty(self) -> bool:
-        """Nobody waits."""
+        """Return True if there are no requests."""
         return not (self.pending or self.in_flight or self.held or self.outcasts or self.replication.waiting)
 
     def is_usual(self) -> bool:
-        """Nobody is to be tried again, or asked for, at some moment."""
+        """Return True if no request is held back, an outcast, or waiting for replicas."""
         return not (self.held or self.outcasts or self.replication.waiting)
 
     def bases(self) -> set[str]:
@@ -116,22 +118,22 @@ class Backlog:
         return {request.call.base for request in (*self.in_flight, *self.pending)} | self.held.keys()
 
     def is_busy(self) -> bool:
-        """Somebody reads replies at this moment."""
+        """A connection is reading replies now."""
         return bool(self.in_flight) or self.replication.asking
 
     def close(self, request: Request) -> None:
-        """It needs no answer any more: its number is free to fall below the lowest one."""
+        """The request needs no reply any more: its number no longer holds back the lowest open number."""
         if request.number:
             self.numbers.done(request.call.base, request.number)
             request.number = 0
 
     def put_back(self, requests: Iterable[Request]) -> None:
-        """The batch is over: these go to the front, in their order. `take` will drop those that nobody waits for."""
+        """The batch has ended: move these requests to the front, in their order. `take` drops those that no caller waits for."""
         self.in_flight = []
         self.pending.extendleft(reversed(list(requests)))
 
     def blame(self, unanswered: list[Request], now: float) -> list[Request]:
-        """A healthy connection was lost with these on their way. Put them back; answers the guilty ones, which fail."""
+        """A healthy connection was lost while these were in flight. Put them back; return the guilty ones, which fail."""
         alone = len(self.in_flight) == 1
         failed: list[Request] = []
         for request in unanswered:
@@ -149,7 +151,7 @@ class Backlog:
         return failed
 
     def set_aside(self, bases: Iterable[str], until: float) -> None:
-        """Send nothing of these bases before `until`. Whatever of the present batch is to be sent again was put back before."""
+        """Send no requests of these bases before `until`. Call `put_back` first for requests of the present batch."""
         chosen = {base: self.held.setdefault(base, Held()) for base in bases}
         if not chosen:
             return
@@ -160,14 +162,14 @@ class Backlog:
         self.pending = pending
         for base, held in chosen.items():
             held.until = until
-            held.requests.extendleft(reversed(taken[base]))  # what is held already was added later
+            held.requests.extendleft(reversed(taken[base]))  # requests that are already held were added later
             if not held.requests:
                 del self.held[base]
 
     def take_out(self, belongs: Callable[[Request], bool]) -> list[Request]:
-        """Give up those that wait and do not belong here, in their order.
+        """Remove and return the waiting requests that do not belong to this node, in their order.
 
-        What is in flight stays, and all later requests of the same base with it. Outcasts stay until their pause is over.
+        Requests in flight stay, and so do all later requests of the same base. Outcasts stay until their pause is over.
         """
         flying = {request.call.base for request in self.in_flight}
 
@@ -183,7 +185,7 @@ class Backlog:
         return strangers
 
     def _keep(self, wanted: Callable[[Request], bool]) -> None:
-        """Drop the others from what waits."""
+        """Keep only these requests among those that wait."""
         self.pending = deque(request for request in self.pending if wanted(request))
         self.outcasts = [request for request in self.outcasts if wanted(request)]
         for base, held in list(self.held.items()):
@@ -209,13 +211,14 @@ class Backlog:
         return min(*ends, replication, math.inf)
 
     def overdue(self, now: float, *, owners: bool = False) -> tuple[list[Request], list[Request]]:
-        """Those whose patience ended, and those whose owner is dead; looks only when one may be due, or when told to.
+        """Return the requests whose patience has ended, and those whose owner is dead. Scans only when one may be due, or on
+        request.
 
-        They are settled, and taken out of what waits. In flight they stay, to be skipped when their reply comes.
+        The requests are settled and no longer wait. In flight they stay, so that their replies are skipped.
 
         Args:
             now: on the monotonic clock.
-            owners: look in any case; an owner may have died meanwhile.
+            owners: scan in any case; an owner may have died meanwhile.
         """
         if now < self.next_deadline and not owners:
             return [], []
@@ -269,9 +272,9 @@ class Backlog:
 
 
 def _merged(batch: list[Request]) -> list[Request]:
-    """The batch with those that may be joined made one: a script per task is most of what a small task costs.
+    """Return the batch with mergeable requests joined: running one script per task is most of the cost of a small task.
 
-    Those of one base keep their order; between queues there is none to keep.
+    Requests of one base keep their order; requests of different queues have no order.
     """
     groups: list[list[Request]] = []
     last: dict[str, list[Request]] = {}  # of each base, while it may grow
