@@ -1,12 +1,13 @@
-"""Which channels are wanted, which were asked for, and which stand. Pure; used by the subscriptions' thread alone.
+"""The channels of one subscription connection: requested, sent and confirmed ones. No I/O; the driver's loop uses it.
 
-Here: the commands to send and what each reply means. Not here: sockets, threads, callbacks.
+Here: the commands to send and the meaning of each reply. Not here: sockets, waiting, callbacks.
 
-The server answers commands in their order, a SUBSCRIBE of n channels with n confirmations or one error; messages may
-come anywhere between. So a queue of what was asked tells whose answer an error is. When several channels were refused
-together, each is asked for once more by itself, so that one forbidden channel takes nobody else's away. A channel
-stands when as many confirmations have come as SUBSCRIBEs were sent for it: the confirmation of one that was
-unsubscribed meanwhile proves nothing.
+The server replies to commands in their order: a SUBSCRIBE of n channels gets n confirmations or one error. Messages may come
+at any point between. So a queue of the sent commands shows which command an error belongs to. When several channels were
+refused together, each is requested again alone, so that one forbidden channel does not block the others.
+
+A channel is confirmed when it has as many confirmations as SUBSCRIBEs were sent for it. The confirmation of a SUBSCRIBE whose
+channel was unsubscribed meanwhile proves nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Command = tuple[str | bytes, ...]
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """How channels are subscribed and what is then heard: plain ones, and those of a slot of a cluster (`sharded`)."""
+    """The commands and replies of one kind of channels: plain ones, or those of a cluster slot (`sharded`)."""
 
     subscribe: str
     unsubscribe: str
@@ -37,11 +38,11 @@ SHARDED = Words("SSUBSCRIBE", "SUNSUBSCRIBE", b"ssubscribe", b"sunsubscribe", b"
 
 
 class Listener:
-    """Whoever wants to hear some channels.
+    """A listener for some channels.
 
     Attributes:
         names: the channels, set once.
-        missing: those that do not stand yet. Changed only by the thread.
+        missing: the channels that are not confirmed yet. Changed only in the driver's loop.
     """
 
     def __init__(self, channels: Iterable[str]) -> None:
@@ -64,13 +65,14 @@ class Channels(Generic[L]):
     """All channels of one connection.
 
     Args:
-        words: which kind of channels.
-        group_of: only channels of the same group may be asked for together: those of one slot.
+        words: the kind of channels.
+        group_of: returns the group of a channel. One command names channels of one group only (on a cluster: of one slot).
 
     Attributes:
-        news: (listener, channel, message) as they arrive; (listener, None, b"") when all of its channels stand.
-        failures: (listener, channel) that the server refuses. Whoever uses these lists empties them.
-        expelled: the server has unsubscribed us from a channel: its slot is elsewhere now.
+        news: (listener, channel, message) in order of arrival; (listener, None, b"") when all channels of a listener are
+            confirmed.
+        failures: (listener, channel) that the server refuses. The caller empties both lists.
+        expelled: the server has unsubscribed the connection from a channel, because its slot moved to another node.
     """
 
     def __init__(self, words: Words = PLAIN, group_of: Callable[[bytes], int] | None = None) -> None:
@@ -91,7 +93,7 @@ class Channels(Generic[L]):
     def listeners(self) -> set[L]:
         return {listener for channel in self._channels.values() for listener in channel.listeners}
 
-    # What is wanted
+    # Wanted channels
 
     def add(self, listener: L) -> None:
         listener.missing = set()
@@ -113,10 +115,10 @@ class Channels(Generic[L]):
                 channel.listeners.remove(listener)
                 self._changed[key] = None
 
-    # What to send
+    # Commands
 
     def reset(self) -> None:
-        """The connection is gone, and nothing stands any more. Before anybody is added for the next one."""
+        """The connection is gone, and no channel is confirmed. Call it before you add listeners for the next connection."""
         self.expelled = False
         self._asked.clear()
         self._unconfirmed.clear()
@@ -128,7 +130,7 @@ class Channels(Generic[L]):
         self._changed = dict.fromkeys(self._channels)
 
     def changes(self) -> list[Command]:
-        """The commands that lead from what was asked for to what is wanted."""
+        """Return the commands that lead from the requested state to the wanted one."""
         subscribe: list[bytes] = []
         unsubscribe: list[bytes] = []
         for key in self._changed:
@@ -154,7 +156,7 @@ class Channels(Generic[L]):
         return commands + [(self._words.subscribe, *group) for group in groups]
 
     def _in_groups(self, keys: list[bytes]) -> Iterator[list[bytes]]:
-        """What may go into one command each."""
+        """Group the channels that may share one command."""
         groups: dict[int, list[bytes]] = {}
         for key in keys:
             groups.setdefault(0 if self._group_of is None else self._group_of(key), []).append(key)
@@ -166,7 +168,7 @@ class Channels(Generic[L]):
         self._asked.append(None)
         return ("PING",)
 
-    # What was heard
+    # Replies
 
     def heard(self, reply: object) -> None:
         """A reply or a message."""
