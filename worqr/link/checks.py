@@ -1,6 +1,6 @@
-"""Is this a server we can work with? Pure: reads the answers to INFO, says what is wrong.
+"""Check that the server is one that worqr can use. No I/O: reads the replies to INFO and returns or raises the reason.
 
-Redis 7.0 brought shebang flags for scripts, which we need; Valkey began after that, and 7.2 is its first release.
+worqr needs shebang flags for scripts, which Redis has since 7.0. Valkey forked later; 7.2 is its first release.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 from worqr.errors import RefusedByServer, Unavailable, WrongVersion
 
 INFO_SECTIONS = ("server", "replication", "memory")
-_SAFE_POLICIES = ("noeviction", "")  # some providers do not tell
+_SAFE_POLICIES = ("noeviction", "")  # some providers hide the policy
 _OLDEST = {"Redis": (7, 0), "Valkey": (7, 2)}
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a server said of itself; empty where our user may not ask."""
+    """The facts from INFO; empty where the user's permissions do not allow it."""
 
     server: str = ""
     version: str = ""
@@ -32,8 +32,12 @@ class Facts:
 
 
 def check_facts(answers: Sequence[Any], address: str, *, replica: bool = False) -> Facts:
-    """The facts in the answers to INFO; raises WrongVersion, RefusedByServer (a Sentinel), Unavailable (a replica, unless
-    `replica` will do).
+    """Return the facts from the replies to INFO.
+
+    Raises:
+        WrongVersion: the server is too old.
+        RefusedByServer: it is a Sentinel.
+        Unavailable: it is a replica, unless `replica`.
     """
     info: dict[str, str] = {}
     for answer in answers:
