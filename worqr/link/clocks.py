@@ -1,4 +1,4 @@
-"""The clock that tells how old something is, also after the machine has slept."""
+"""The clock for the age of keys and replies; it includes the time in which the machine sleeps."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ _CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTO
 
 
 def boottime() -> float:
-    """Seconds of a clock that goes on while the machine sleeps. Windows has none; there it is the monotonic clock."""
+    """Return seconds of a clock that goes on while the machine sleeps; on Windows, of the monotonic clock."""
     return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
