@@ -1,15 +1,16 @@
-"""A cluster of servers as one: a client for each node that has a slot, and who gets what.
+"""`ClusterRouter`: a Redis Cluster behind the interface of one server, with one client per node that has a slot.
 
-Here: `ClusterRouter`, which a link uses as it would use the client of one server. Not here: which node has which slot
-(`topology`), and the sending (`client`), which is the same for a node as for a server that stands alone.
+Here: the choice of the client for each request. Not here: the owners of slots (`topology`), and sending (`node_client`),
+which works for a node as for a standalone server.
 
-All keys of a call share the slot of its base, so a call goes to one node. The requests of one base are sent in their order,
-by one node's client, also while a slot moves from one to another (`slot_order`). Only when a slot moves twice within the few
-milliseconds of such a hand-over can two of its requests change places.
-All clients count their requests together, under one producer: the server's memory of replies moves with the keys, and must find a
-request that is sent again at the new place under its old number.
+All keys of a call share the slot of its base, so a call goes to one node. One client sends the requests of a base in their
+order, also while a slot moves to another node (`slot_order`). Two requests can change places only if a slot moves twice
+within the few milliseconds of such a hand-over.
 
-Until some node has told who has what, requests wait in the lobby.
+All clients number their requests together, under one producer. The server's stored replies move with the keys. So the new
+node must recognise a resent request by its old number.
+
+Until a node has reported the owners of the slots, requests wait in the lobby.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ def cached_slot(name: str) -> int:
 
 
 class ClusterRouter:
-    """The clients of one cluster. What `NodeClient` offers to the link. All methods belong to the driver's loop.
+    """The clients of one cluster, with the interface of `NodeClient`. All methods belong to the driver's loop.
 
     Attributes:
         ended: why nothing can be sent; None while it works.
-        topology: who has what.
+        topology: the owners of the slots.
         numbers: counts the requests of all clients.
-        home: the slot of the registry, whose node stands for the cluster where one server has to.
+        home: the slot of the registry. Its node represents the cluster where one server is needed.
     """
 
     def __init__(self, settings: LinkSettings, driver: Driver, scribe: Scribe, producer: str, registry: str) -> None:
@@ -68,12 +69,12 @@ class ClusterRouter:
         self._endpoints: dict[NodeClient, Endpoint] = {}
         self._order: SlotOrder[NodeClient] = SlotOrder()
         self._lobby = Backlog(self.numbers)
-        self._lobby_view: View | None = None  # with which those in the lobby were last tried
+        self._lobby_view: View | None = None  # the view with which the lobby was last routed
         self._ready_waiters: list[tuple[Waiter, float]] = []
         self._listeners: list[Callable[[], None]] = []
         self._past_connections = 0
 
-    # What the link asks
+    # The interface for the link
 
     @property
     def connected_at(self) -> float:
@@ -113,15 +114,15 @@ class ClusterRouter:
             self.topology.doubt()
 
     def close(self) -> None:
-        """End all threads; what is unanswered gets Unavailable. Idempotent."""
+        """End all clients and the topology thread; unanswered requests get Unavailable. Idempotent."""
         self._end(Unavailable(f"the link to {self._settings.address.redacted} was closed"))
 
     def died(self, bug: WorqrError) -> None:
-        """The thread of a client has ended by a bug, as that of one server would: nobody shall wait for what it had."""
+        """A bug has ended a client, as it would end the link to a single server: fail its requests, so that no caller waits."""
         self._end(bug)
 
     def poison(self, error: WorqrError) -> None:
-        """In a forked child: the threads do not exist here, and the sockets are the parent's."""
+        """In a forked child: the topology thread does not exist here, and the sockets belong to the parent."""
         self.ended = error
         self.topology.poison()
         for client in self._clients.values():
@@ -140,7 +141,7 @@ class ClusterRouter:
             client.close()
         self._fail(left, error)
 
-    # Who gets what
+    # Routing
 
     def hand_over(self, requests: Iterable[Request]) -> None:
         """Have requests that a client cannot send be sent to where they belong."""
@@ -168,7 +169,7 @@ class ClusterRouter:
 
     def moved(self, client: NodeClient, requests: list[tuple[Request, str]]) -> list[Request]:
         self.topology.learn((redirect for _, redirect in requests), self._endpoints.get(client, _NOWHERE))
-        tired: set[str] = set()  # bases: what comes behind one of their requests waits with it
+        tired: set[str] = set()  # bases: later requests of these bases wait as well
         for request, _ in requests:
             request.hops += 1
             if request.hops % _HOPS == 0 or self.belongs(client, request):  # the nodes disagree
@@ -205,7 +206,7 @@ class ClusterRouter:
         return client
 
     def _client_of(self, slot: int) -> NodeClient | None:
-        """The client of the node that has `slot`, made now if need be; None: the node is not known."""
+        """Return the client of the node that has `slot`, created on demand; None if the node is unknown."""
         endpoint = self.topology.owner(slot)
         if endpoint is None:
             return None
@@ -217,7 +218,7 @@ class ClusterRouter:
             self._clients[endpoint], self._endpoints[client] = client, endpoint
         return client
 
-    # What the topology tells
+    # Called by the topology
 
     def changed(self) -> None:
         waiters, self._ready_waiters = self._ready_waiters, []
@@ -240,7 +241,7 @@ class ClusterRouter:
 
     def looked(self, error: WorqrError | None) -> None:
         unknown = error is not None and is_unknown_host(error) and not self.topology.view.primaries
-        if error is not None and (unknown or not isinstance(error, Unavailable)):  # no node will ever let us in
+        if error is not None and (unknown or not isinstance(error, Unavailable)):  # no node will ever accept worqr
             waiters, self._ready_waiters = [waiter for waiter, _ in self._ready_waiters], []
             self._fail(waiters, Unavailable(self._outage()) if unknown else error)
         self.meanwhile()
@@ -251,14 +252,14 @@ class ClusterRouter:
             self.topology.doubt()
 
     def _with_lobby(self, requests: Iterable[Request]) -> Iterable[Request]:
-        """What waits in the lobby goes first, once more for each view of the cluster."""
+        """Route the requests of the lobby first, once for each new view of the cluster."""
         if not self._lobby.pending or self._lobby_view is self.topology.view:
             return requests
         self._lobby_view = self.topology.view
         return [*self._lobby.take_out(lambda _: False), *requests]
 
     def _leave_lobby(self) -> None:
-        """Try again what could not be sent."""
+        """Route the requests of the lobby again."""
         self._lobby_view = None
         self.hand_over(())
 
