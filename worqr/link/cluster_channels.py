@@ -1,7 +1,7 @@
-"""The channels of a cluster: each queue's are sharded, and heard from the node that has its slot; the registry's are plain.
+"""The channels of a cluster. A queue's channels are sharded, on the node that has its slot; the registry's are plain.
 
-Here: `ClusterSubscriptions`, which a link uses as it would use the subscriptions of one server. A subscription follows its
-slot to another node; what was said meanwhile is lost, as with any connection, and its owner is told to look.
+Here: `ClusterSubscriptions`, with the interface of the `Subscriptions` of one server. A subscription follows its slot to
+another node. Messages that were published meanwhile are lost, as with any connection, and the subscriber is woken to look.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ClusterSubscriptions:
         return subscription
 
     def forget(self, subscription: Subscription) -> None:
-        """It hears nothing more."""
+        """Remove the listener."""
         with self.driver.entered:
             self._open.pop(subscription, None)
             ear = subscription.ear
@@ -85,7 +85,7 @@ class ClusterSubscriptions:
             hub.poison(error)
 
     def _place(self, subscription: Subscription, view: View) -> None:
-        """Listen where its slot is now, if that is known."""
+        """Listen on the node that now has the slot, if it is known."""
         owner = view.owners[self._open[subscription]]
         if owner is None:
             self._topology.doubt()
