@@ -1,15 +1,17 @@
-"""One connection to the server: made, checked, and wrapped so that only our own errors come out of it.
+"""Open and check one connection to the server, and convert its exceptions, so that only worqr's own errors leave this module.
 
-Here: `open_connection`, used by the three threads of a link, and `Wire`, a thin layer over ONE raw redis-py connection.
-Not here: any decision about what to do after an error.
+Here: `open_connection`, which blocks, and `Wire`, a thin layer over ONE raw redis-py connection. The threads of the dialer,
+the keepalive, the topology and the Sentinels open connections. Not here: any decision about what to do after an error.
 
-redis-py does what it is good at: addresses, TLS, authentication, packing (hiredis), parsing. What it would do on its
-own is switched off. Its retries resend scripts silently. Its connections change their timeouts when the server
-announces a maintenance. CLIENT SETINFO costs two round trips per connection. The protocol is pinned to 2: no push
-frame can come between two replies, the replies of our scripts have the same shape in 3, messages arrive as plain
-arrays that the same parser reads, and no HELLO is needed, which some proxies do not know.
+redis-py does what it is good at: addresses, TLS, authentication, packing (hiredis) and parsing. Its own retries and
+announcements are switched off. Retries would resend scripts silently. Its connections change their timeouts when the server
+announces a maintenance. CLIENT SETINFO costs two round trips per connection.
 
-A read is cut in slices of 0.1 s, so that somebody who waits for a silent server still has a say (`Wire.on_silence`).
+The protocol is pinned to RESP2. There, no push frame can come between two replies, and messages arrive as plain arrays that
+the same parser reads. worqr's scripts reply in the same shape in RESP3. RESP2 also needs no HELLO, which some proxies do not
+support.
+
+A blocking read is cut into slices of 0.1 s, so that the caller can give up a silent server (`Wire.on_silence`).
 """
 
 from __future__ import annotations
@@ -37,10 +39,10 @@ from worqr.lua import Script
 MOVED = "the primary is another server now"
 _PROTOCOL = 2
 _SLICE: Final = 0.1  # seconds: how late an expiry may be noticed while the server is silent
-_HEARD = 200  # bytes of something that is no reply
+_HEARD = 200  # bytes to keep of an invalid reply
 
 
-_pack = cast("Callable[[tuple[Any, ...]], bytes]", vars(hiredis)["pack_command"])  # its stub knows tuples of one
+_pack = cast("Callable[[tuple[Any, ...]], bytes]", vars(hiredis)["pack_command"])  # its stub: tuples of one element
 
 
 def pack(command: tuple[bytes | str | int, ...]) -> bytes:
@@ -57,7 +59,7 @@ def loading(scripts: Iterable[Script]) -> list[bytes]:
 
 
 class _Raw(Protocol):
-    """What we use of redis-py's connection, which is typed but in part."""
+    """The part of redis-py's connection that worqr uses; its own types are incomplete."""
 
     def connect(self) -> None: ...
     def disconnect(self) -> None: ...
@@ -68,11 +70,11 @@ class _Raw(Protocol):
 
 
 class Wire:
-    """A connection that stands. Used by one thread at a time, but for `interrupt`.
+    """An open connection. One thread at a time may use it, except for `interrupt`.
 
     Attributes:
-        endpoint: where it leads to.
-        facts: what the server said of itself when we came.
+        endpoint: the server's address.
+        facts: the server's INFO at the time of connecting.
         on_silence: called every 0.1 s while a reply is awaited; may raise `Lost` to give it up.
     """
 
@@ -125,7 +127,7 @@ class Wire:
                 raise loss(exc) from exc
 
     def read_nowait(self) -> Any:
-        """What has arrived, if a whole reply has; else raises BlockingIOError."""
+        """Return a reply if a whole one has arrived; else raise BlockingIOError."""
         try:
             return self._read(timeout=0, disconnect_on_error=False)
         except redis_py().timeout:
@@ -147,13 +149,13 @@ class Wire:
         return -1 if sock is None else sock.fileno()
 
     def load(self, scripts: Iterable[Script]) -> dict[str, Refused]:
-        """SCRIPT LOAD each; answers which of them were refused, by SHA."""
+        """Run SCRIPT LOAD for each script; return the refusals by SHA."""
         wanted = list(scripts)
         self.send(loading(wanted))
         return self.loaded(wanted)
 
     def loaded(self, scripts: Iterable[Script]) -> dict[str, Refused]:
-        """Read the answers to `loading`; which of them were refused, by SHA."""
+        """Read the replies to `loading`; return the refusals by SHA."""
         refused: dict[str, Refused] = {}
         for script in scripts:
             try:
@@ -163,10 +165,10 @@ class Wire:
         return refused
 
     def exchange(self, commands: Sequence[tuple[bytes | str, ...]]) -> list[Any]:
-        """Some commands at once, and their replies in order. A refusal is a reply here; raises `Lost`.
+        """Send some commands together and return their replies in order. A refusal is returned as a reply; raises `Lost`.
 
         Raises:
-            Refused: it was all that the server said before it hung up, as in protected mode.
+            Refused: the server sent only this error and then closed the connection, as in protected mode.
         """
         self.send([pack(command) for command in commands])
         replies: list[Any] = []
@@ -182,14 +184,15 @@ class Wire:
         return replies
 
     def heard(self) -> bytes:
-        """Return the beginning of what came last, as far as redis-py still has it; for messages about what is no reply."""
+        """Return the beginning of the last input, as far as redis-py still has it; for messages about invalid replies."""
         buffer: object = getattr(getattr(self._raw, "_parser", None), "_buffer", b"")
         return bytes(buffer[:_HEARD]).partition(b"\0")[0] if isinstance(buffer, bytearray) else b""
 
     def interrupt(self) -> None:
-        """From another thread: whoever reads or writes gets an error at once. Closing is left to that thread.
+        """From another thread: make a pending read or write of the connection fail at once. The using thread closes the
+        connection.
 
-        Not SSLSocket.shutdown: that takes the TLS state away under the reader's hands.
+        Not SSLSocket.shutdown: that would free the TLS state while the other thread still uses it.
         """
         try:
             sock = self._socket()
@@ -199,7 +202,9 @@ class Wire:
             pass  # it was gone already
 
     def abandon(self) -> None:
-        """In a forked child: close its copy of the socket, and say nothing to the server, which goes on with the parent."""
+        """In a forked child: close its copy of the socket without sending anything; the parent continues to use the
+        connection.
+        """
         try:
             sock = self._socket()
             if sock is not None:
@@ -235,21 +240,22 @@ def open_connection(
     sentinel: bool = False,
     first: bool = False,
 ) -> Wire:
-    """Connect, authenticate, check the server and load those scripts that it does not have.
+    """Connect, authenticate, check the server and load the scripts that it does not have.
 
     Args:
-        settings: as whom, and how.
-        route: where to.
+        settings: credentials, timeouts and TLS options.
+        route: finds the server's address.
         purpose: ``data``, ``subscribe``, ``beat``...; names the connection in CLIENT LIST.
-        timeout: for connecting and for each answer, where the settings' own are too long.
-        scripts: what has to be there. One that is refused is left: whoever calls it gets NOSCRIPT, and learns why.
-        on_silence: see `Wire`; in force from the first answer on. Before it we look whether the route leads elsewhere by now.
-        replica: a replica will do.
-        sentinel: it is a Sentinel, where other users are known, and nothing is checked.
-        first: nothing has ever answered there: if nothing does, find out whether it is TLS that is missing, or too much.
+        timeout: for connecting and for each reply, if the timeouts of the settings are too long.
+        scripts: to load if they are missing. A script that the server refuses is skipped: its calls get NOSCRIPT, and then
+            the reason.
+        on_silence: see `Wire`; used from the first reply on. Before that, the route is checked for a new address.
+        replica: accept a replica.
+        sentinel: the server is a Sentinel, which has other users; skip the checks.
+        first: no server has ever replied there. If none does now, find out whether TLS is missing, or enabled by mistake.
 
     Raises:
-        UsageError: a file that the URL names for TLS cannot be used, or what `credentials` returned; nothing was sent.
+        UsageError: a TLS file named by the URL cannot be used, or `credentials` returned an invalid value; nothing was sent.
         RefusedByServer, WrongVersion: waiting does not help.
         Unavailable: try again; the text is the cause alone.
     """
@@ -265,7 +271,8 @@ def open_connection(
         raw.connect()
         if settings.address.kind == "tls":
             with suppress(BlockingIOError):
-                wire.read_nowait()  # why the server refuses our certificate, lost once we have written to what it has closed
+                # reads the server's reason to refuse the certificate; a write to the closed connection would lose it
+                wire.read_nowait()
         _enter(wire, login)
         if sentinel:
             wire.exchange([("CLIENT", "SETNAME", settings.client_name(purpose))])
@@ -289,7 +296,7 @@ def _while_silent(route: Route, endpoint: Endpoint, on_silence: Callable[[], Non
 
 
 def _why_not(error: BaseException, settings: LinkSettings, route: Route, endpoint: Endpoint) -> WorqrError | None:
-    """Our own error for what ended the attempt to connect; None: it is one already, or none of the server's."""
+    """Return worqr's error for a failed attempt to connect; None if the error is one already, or not caused by the server."""
     ours = settings.credentials is not None
     if isinstance(error, Lost | Refused):
         refused = refused_at_the_door(error.__cause__, route.name, ours=ours) if error.__cause__ else None
@@ -343,9 +350,9 @@ def _enter(wire: Wire, login: list[tuple[str, ...]]) -> None:
 
 
 def _greet(wire: Wire, client_name: str, name: str, scripts: Iterable[Script], *, replica: bool) -> list[Script]:
-    """Say who we are, look whom we have before us, and return those of `scripts` that the server does not have.
+    """Name the connection, check the server, and return those of `scripts` that it does not have.
 
-    A user without the right to ask is taken at his word, and the scripts are taken to be missing.
+    If the user may not ask, the server's version is assumed to be right and the scripts to be missing.
     """
     asked: list[tuple[str, ...]] = [("CLIENT", "SETNAME", client_name), *(("INFO", part) for part in INFO_SECTIONS)]
     wanted = list(scripts)
