@@ -1,7 +1,7 @@
-"""Users and passwords that change: what ``Mesh(credentials=...)`` takes, asked anew for each connection.
+"""Credentials that change: the value of ``Mesh(credentials=...)``, which is called anew for each connection.
 
-Here: `Credentials`, which asks and checks what it is given. Not here: sending it to the server (`connection`). A password
-that was given is printed by nothing, and is not kept.
+Here: `Credentials`, which calls the provider and checks the result. Not here: sending it to the server (`connection`). A
+password is never logged, printed or kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST = 300  # characters of an error's text
 
 
 class CredentialProvider(Protocol):
-    """What redis-py calls a ``CredentialProvider``."""
+    """The interface of redis-py's ``CredentialProvider``."""
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
         """Return ``(username, password)``, or ``(password,)`` for the user ``default``."""
@@ -29,11 +29,11 @@ class CredentialProvider(Protocol):
 
 
 GivenCredentials = Callable[[], tuple[str, str]] | CredentialProvider
-"""What an application gives: a function that returns ``(username, password)``, or a provider of redis-py."""
+"""The value of ``credentials=``: a function that returns ``(username, password)``, or a provider of redis-py."""
 
 
 class Credentials:
-    """Asks the application, in the thread that connects. Several connections may ask at once.
+    """Calls the provider, in the thread that connects. Several threads may call it at once.
 
     Raises:
         UsageError: `given` cannot be asked.
@@ -71,9 +71,9 @@ class Credentials:
         raised = ""
         try:
             found = self._ask()
-        except BaseException as error:  # SystemExit, too: this is not the application's thread
+        except BaseException as error:  # including SystemExit: this is not the application's thread
             raised, found = f"{type(error).__name__}: {_one_line(str(error))}", None
-        if raised:  # outside of the block: an unknown host of a token service is not one of ours
+        if raised:  # outside of the block: its unknown host must not count as an unknown server
             failure: WorqrError = Unavailable(f"credentials={self._name} raised {raised}")
         else:
             parts = _parts(found)
@@ -120,7 +120,7 @@ def _kind(value: object) -> str:
 
 
 def _shape(found: object) -> str:
-    """Its type, and those of its parts: never what is in it."""
+    """Return the type of the value and of its parts, never their content."""
     if not isinstance(found, tuple | list):
         return type(found).__name__
     parts = cast("tuple[object, ...]", found)
