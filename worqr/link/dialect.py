@@ -1,9 +1,10 @@
-"""How a call is written on the wire: to one server, and to a node of a cluster. Pure, but for redis-py's hash.
+"""The wire form of a call: for one server, and for a node of a cluster. No I/O; uses redis-py's hash.
 
-On a cluster the channels of a queue are sharded, so the scripts that publish there have a variant (`Script.sharded`). And
-every call names one key more, which never exists. While a slot is being moved key by key from one node to another, a node
-executes what touches only keys that it still has; a script would find half of a queue. That key makes the node answer TRYAGAIN or
-ASK instead, and the call waits until the slot has moved.
+On a cluster the channels of a queue are sharded, so the scripts that publish there have a variant (`Script.sharded`).
+
+Every call on a cluster names one more key (`keys.NEVER`), which is never written. While a slot is moved key by key, a node
+executes commands whose keys it still has all. A script would then find half of a queue. The missing key makes the node reply
+TRYAGAIN or ASK instead, and the call waits until the slot has moved.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SLOTS = 16384
 
 
 def as_sent(call: Call[Any], *, clustered: bool) -> tuple[Script, tuple[str, ...]]:
-    """The script of `call` and its KEYS, without what the link puts in front of them."""
+    """Return the script of `call` and its KEYS, without the key that the link puts in front of them."""
     if clustered:
         return call.script.sharded, (*call.keys, call.base + NEVER)
     return call.script, call.keys
