@@ -1,4 +1,4 @@
-"""`Dialer`: attempts to connect, each in a thread of its own, because resolving a name or a handshake can block for long."""
+"""`Dialer`: attempts to connect, each in a thread, because name resolution and a handshake can block for long."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Dialled = Callable[[Wire | None, WorqrError | None], None]
 
 
 class Dialer:
-    """The attempts to connect to one server. All of it belongs to the loop, but for `_attempt`.
+    """The attempts to connect to one server. All methods belong to the driver's loop, except `_attempt`.
 
     Attributes:
-        scripts: what the server has to have.
+        scripts: the scripts to load.
         dialling: an attempt is being made.
     """
 
@@ -53,11 +53,11 @@ class Dialer:
         attempt = partial(self._attempt, self._number, first=first)
         try:
             threading.Thread(target=attempt, name="worqr-dial", daemon=True).start()
-        except RuntimeError:  # no more threads to be had: block here, and expire late
+        except RuntimeError:  # the system is out of threads: block here, and expire requests late
             attempt()
 
     def forget(self) -> None:
-        """Nobody waits for the present attempt any more: it leads to the wrong place."""
+        """Discard the present attempt, which connects to an outdated address."""
         self._number += 1
         self.dialling = False
 
@@ -65,7 +65,7 @@ class Dialer:
         self._closed = True
 
     def _attempt(self, number: int, *, first: bool) -> None:
-        """In the thread."""
+        """Connect. Runs in the attempt's thread."""
         wire: Wire | None = None
         error: WorqrError | None = None
         try:
