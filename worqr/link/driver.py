@@ -1,16 +1,17 @@
-"""The seam between the link and the program that calls it: who waits, and who drives the sockets.
+"""The interface between the link and its caller's event loop or threads, which drive the sockets.
 
 Here: `Waiter` (a call that will be settled), the `Driver` protocol, and `Signal`, an event that works with each driver. The
 drivers are in `trio_driver`, `asyncio_driver` and `thread_driver`; `loops` chooses. Not here: requests and sockets.
 
-The link has no thread of its own for requests. A driver runs its callbacks in the caller's loop: when a socket is ready, when a
-time has come, or when another thread posts something. Where no loop runs, the threads that wait for a reply do it for each other.
+The link has no thread for requests. A driver runs its callbacks in the caller's loop: when a socket is ready, at a certain
+time, or when another thread posts a callback. Without a loop, one of the threads that wait for a reply drives the sockets for
+all of them.
 
-Two rules make a double wake-up and a crashed loop impossible:
+Two rules prevent a double wake-up and a crashed loop:
 
-* `Waiter.wake` is set, taken and called in the loop only, and is taken (set to None) before it is called. A caller that gives up
-  sets it to None too, so a reply that comes later wakes no task.
-* Each callback that a driver runs is guarded: an error in it is logged, and neither ends the loop nor reaches other callbacks.
+* `Waiter.wake` is set, taken and called in the loop only, and is taken (set to None) before it is called. A caller that gives
+  up sets it to None too, so a later reply wakes no task.
+* Each callback of a driver is guarded: an error is logged, and neither ends the loop nor reaches other callbacks.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ BUG = "a callback failed, the others go on; this is a bug of worqr, please repor
 
 
 class Waiter:
-    """A call that waits, or will wait, until this is settled.
+    """A call that waits, or will wait, until it is settled.
 
     Attributes:
-        settled: there is an outcome.
+        settled: the call has its outcome.
         abandoned: the caller has given up. Set by the caller only.
-        wake: what to run in the loop when it is settled. Changed in the loop only, once it is submitted.
-        error: the outcome, if it is a bad one.
+        wake: runs in the loop when the waiter is settled. Changed in the loop only, once it is submitted.
+        error: the outcome, if the call failed.
     """
 
     __slots__ = ("abandoned", "error", "settled", "wake")
@@ -49,7 +50,7 @@ class Waiter:
         self.error: Exception | None = None
 
     def raise_error(self) -> None:
-        """Raise the error, if there is one; it is taken out, so that its traceback keeps nothing alive."""
+        """Raise the error, if the call failed. Also forget it, so that its traceback keeps no objects alive."""
         error, self.error = self.error, None
         if error is not None:
             try:
@@ -93,21 +94,21 @@ class Watch(Protocol):
 
 
 class Driver(Protocol):
-    """How the link waits: one kind per event loop, and one for plain threads.
+    """How the link waits: one implementation per event loop, and one for plain threads.
 
     Attributes:
-        entered: a block in which the state of the link may be used. Loops need none; plain threads have it one at a time.
+        entered: a block in which the link's state may be used. A loop needs no lock; plain threads enter one at a time.
     """
 
     @property
     def entered(self) -> AbstractContextManager[object]: ...
 
     def post(self, deliver: Callable[[], object]) -> None:
-        """Run `deliver` in the loop soon. From any thread; never raises, also when the loop has ended."""
+        """Run `deliver` in the loop soon. Callable from any thread; never raises, even if the loop has ended."""
         ...
 
     def submit(self, send: Callable[[Any], object], requests: Any) -> None:
-        """Call `send(requests)` where the state of the link may be used: here, or in the thread that uses it."""
+        """Call `send(requests)` where the link's state may be used: here, or in the thread that is using it."""
         ...
 
     def soon(self, callback: Callable[[], object]) -> None:
@@ -123,23 +124,25 @@ class Driver(Protocol):
         ...
 
     def close(self) -> None:
-        """The link has ended: free what the driver holds. Idempotent."""
+        """The link has ended: free the driver's resources. Idempotent."""
         ...
 
     def interrupted(self, error: Exception) -> None:
-        """The link has ended in the middle of a change: settle all that wait with this error, also those it does not know."""
+        """The link has ended in the middle of a change: settle all waiters with this error, including those that the link has
+        lost.
+        """
         ...
 
     def poison(self) -> None:
-        """In a forked child: forget what the parent's driver holds, without a change to it."""
+        """In a forked child: forget the parent's resources without touching them."""
         ...
 
     async def checkpoint(self) -> None:
-        """Let others run; raise the caller's cancellation, if there is one."""
+        """Let other tasks run; raise the caller's pending cancellation."""
         ...
 
     async def prepare(self, request: Waiter) -> None:
-        """Comes before `request` is submitted. Raises the caller's cancellation, if there is one: nothing should be sent then."""
+        """Call this before you submit `request`. Raises the caller's pending cancellation; then send nothing."""
         ...
 
     async def wait(self, request: Waiter) -> None:
@@ -151,14 +154,15 @@ class Driver(Protocol):
         ...
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run a blocking function in a thread, to its end. A caller that is cancelled meanwhile learns it then, or at its next
-        wait.
+        """Run a blocking function in a thread until it returns.
+
+        A caller that is cancelled meanwhile gets the cancellation then, or at its next wait.
         """
         ...
 
 
 class Signal:
-    """An event for one waiting task at a time. Call `set` in the loop; where no loop runs, in any thread."""
+    """An event for one waiting task at a time. Call `set` in the loop, or, without a loop, in any thread."""
 
     __slots__ = ("_driver", "_is_set", "_waiter")
 
@@ -178,13 +182,14 @@ class Signal:
         """Until it has happened."""
         waiter = Waiter()
         await self._driver.prepare(waiter)
-        self._waiter = waiter  # and then look, as `set` sets and then looks: one of the two sees the other
+        # set the waiter before checking; `set` works in the opposite order, so one of the two sees the other
+        self._waiter = waiter
         if not self._is_set:
             await self._driver.wait(waiter)
 
 
 def guarded(deliver: Callable[[], object]) -> None:
-    """Run `deliver`; log what it raises, also a BaseException: it would end the whole run, from a callback of ours."""
+    """Run `deliver` and log its exceptions, even a BaseException, which would end the program's event loop."""
     try:
         deliver()
     except BaseException as error:
