@@ -1,11 +1,11 @@
-"""What can go wrong between us and the server, and what each of it asks for: the border where redis-py's errors end.
+"""Failures between worqr and the server, classified by their remedy. redis-py's exceptions end here.
 
-Here: `Lost` and `Refused`, which the rest of the link knows, and the one place that sorts redis-py's exceptions into
-them. Not here: what is then done about it (`pipe`, `subscriptions`, `heart`).
+Here: `Lost` and `Refused`, which the rest of the link uses, and the classification of redis-py's exceptions. Not here: the
+reaction to a failure (`pipeline`, `session`, `subscriptions`, `heart`).
 
-A server that refuses answers with a word. redis-py keeps the word of some classes in ``status_code`` and leaves it in
-the text of others; a script's error may carry the word of an inner error in its text ("ERR Error running script: -OOM
-..."). All three are looked at. Texts lose whatever could be an argument before anybody sees them.
+An error reply begins with a code. redis-py keeps the codes of some classes in ``status_code`` and leaves those of others in
+the text. A script's error may have the code of an inner error in its text ("ERR Error running script: -OOM ..."). All three
+places are checked. Possible arguments are removed from error texts before they are logged or raised.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from worqr.link.tls import is_silent_handshake, tls_hint
 
 
 class Kind(enum.Enum):
-    """What a refusal asks for."""
+    """The reaction that a refusal needs."""
 
     NOSCRIPT = "load the script and send this request again"
     MOVED = "another node of the cluster has these keys: send it there"
@@ -56,7 +56,10 @@ _LONGEST_TEXT = 300  # more than any of the server's own messages; a payload tha
 
 
 class Lost(Exception):
-    """The connection is gone or useless; what was on its way is unknown. `innocent`: no request can have caused it."""
+    """The connection is lost or useless; the outcome of requests in flight is unknown.
+
+    `innocent`: no request can have caused it.
+    """
 
     def __init__(self, cause: str, *, innocent: bool = False) -> None:
         super().__init__(cause)
@@ -65,12 +68,12 @@ class Lost(Exception):
 
 
 class Refused(Exception):
-    """The server answered one request with an error; the connection is in order.
+    """The server replied to one request with an error; the connection still works.
 
     Attributes:
-        kind: what it asks for.
-        word: the error's first word.
-        text: what follows it.
+        kind: the reaction that the error needs.
+        word: the error's code.
+        text: the rest of the message.
     """
 
     def __init__(self, kind: Kind, word: str, text: str) -> None:
@@ -97,7 +100,8 @@ def _sorted(word: str | None, text: str) -> Refused:
         first, _, rest = text.partition(" ")
         word, text = (first, rest) if first.isupper() else ("ERR", text)
     denied = word == "NOPERM" or _DENIED.search(text)
-    if denied and not text.startswith("the user may not: "):  # but for start_work, some say neither command nor key
+    # except for start_work, some servers name neither the command nor the key
+    if denied and not text.startswith("the user may not: "):
         text += "; ACL LOG on the server names what is missing"
     kind = _KINDS.get(word)
     if kind is None:
@@ -125,7 +129,7 @@ def loss(error: BaseException) -> Lost:
 
 
 def refused_at_the_door(error: BaseException, address: str, *, ours: bool = False) -> WorqrError | None:
-    """RefusedByServer, if what ended the attempt to connect is one that waiting does not mend; else None.
+    """Return RefusedByServer if an attempt to connect failed for a reason that waiting does not remove; else None.
 
     `ours`: user and password come from the application's ``credentials=``, not from the URL.
     """
@@ -142,7 +146,7 @@ def refused_at_the_door(error: BaseException, address: str, *, ours: bool = Fals
 
 
 def _clean(text: str) -> str:
-    """One line of printable text without what the server quotes of a request."""
+    """Return one line of printable text, without the parts of a request that the server quotes."""
     text = _SCRIPT_PLACE.sub("", _ARGUMENTS.sub("", text))
     text = "".join(c if c.isprintable() else " " for c in text)
     return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "..."
