@@ -1,17 +1,17 @@
-"""The keepalive: a thread and a connection of their own, so that no long batch or busy loop costs a worker its life.
+"""The keepalive: its own thread and connection, so that no long batch or busy loop lets a worker's keepalive key expire.
 
-Here: `Heart`. Not here: what a beat says and what its answer means (the peer gives `make` and `replied`), and how the loop is
-watched (`loop_watch`).
+Here: `Heart`. Not here: the content of a beat and of its reply (the peer's `make` and `replied`), and how the loop is checked
+(`loop_watch`).
 
-Each `every` seconds a beat is sent, also while answers to earlier ones are still to come: on a slow line, or with a server that
-is overloaded, the keepalive key is renewed as often as on a fast one. A connection on which a beat has waited `timeout` seconds
-for its answer is given up, and the next beat goes out on a new one at once.
+A beat is sent every `every` seconds, even while replies to earlier beats are pending. So a slow line or an overloaded server
+does not make the keepalive key expire. If a beat waits longer than `timeout` seconds for its reply, the connection is closed.
+The next beat is then sent on a new connection at once.
 
-Every half of `every` (at most 0.5 s) the thread looks at the loop. One that has not turned for `block_limit` gets no beats any
-more: a wedged peer must lose its work.
+Every half of `every` (at most 0.5 s) the thread checks the loop. If the loop has been blocked for `block_limit`, no more
+beats are sent: a blocked worker must lose its tasks.
 
-Nothing here logs: a handler that blocks would stop the beat. Lines go to the scribe, after the beat was sent. A beat
-that fails makes no line at all; the data connection tells of the outage, and `errors` counts.
+Nothing here logs directly, because a handler that blocks would stop the beat. Lines go to the scribe, after the beat was
+sent. A failed beat is not logged: the data connection logs the outage, and `errors` counts failed beats.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-_LONGEST_TIMEOUT = 30.0  # seconds: a dead connection is found also by a worker with a keepalive of an hour
-_PERMANENT_TIMEOUT = 5.0  # seconds, for a worker that nobody sweeps
+_LONGEST_TIMEOUT = 30.0  # seconds: even a worker with a keepalive of an hour must detect a dead connection
+_PERMANENT_TIMEOUT = 5.0  # seconds, for a worker without an expiry
 _RETRY = 0.5  # seconds between attempts after a beat failed
 _TICK = 0.5  # seconds between looks at the loop, at most
-_SLICE = 0.1  # seconds between looks while an answer is awaited; as in `connection`
-_END_WAIT = 0.2  # seconds that stopping waits for the thread; only one that is just connecting takes longer
+_SLICE = 0.1  # seconds between checks while a reply is awaited; as in `connection`
+_END_WAIT = 0.2  # seconds that stopping waits for the thread; a thread that is connecting takes longer
 
 
 def answer_timeout(keepalive: float | None) -> float:
-    """How long to wait for the answer to a beat: half a keepalive, and a second at least.
+    """Return how long to wait for the reply to a beat: half a keepalive, but at least a second.
 
-    A late answer is better than a new connection, and a beat that got lost with its connection must be found out in time to send
-    another one before the key lapses. With the default keepalive of 3 s that is one second until the beat, and 1.5 s more.
+    A late reply is better than a new connection. But a lost beat must be detected in time to send another one before the key
+    expires. With the default keepalive of 3 s that is one second until the beat, and 1.5 s more.
     """
     if keepalive is None:
         return _PERMANENT_TIMEOUT
@@ -62,24 +62,24 @@ def answer_timeout(keepalive: float | None) -> float:
 
 @dataclass(slots=True)
 class _Sent(Generic[R]):
-    """Something that an answer is owed to: a beat, or a SCRIPT LOAD (`call` is None)."""
+    """A command that waits for its reply: a beat, or a SCRIPT LOAD (`call` is None)."""
 
     call: Call[R] | None
     at: float  # on the clock of `boottime`
     deadline: float  # on the monotonic clock
-    again: bool = False  # it was sent before, and the server did not know the script
+    again: bool = False  # it was sent before, and the server did not have the script
 
 
 class Heart(Generic[R]):
     """Sends beats from `start` to `stop`.
 
-    Attributes, changed by the thread alone, readable from anywhere:
+    Attributes, changed by the keepalive thread only, readable from any thread:
         acked_at: `boottime()` at which the last acknowledged beat was sent; 0 before the first.
-        beats: how many were sent.
-        errors: how many failed; last_error says why the last one did.
+        beats: the number of beats sent.
+        errors: the number of failed beats; last_error is the text of the last failure.
 
     Attribute, changed in the loop:
-        heard_at: `boottime()` at which the beat was sent whose answer `replied` gets, or got last.
+        heard_at: `boottime()` at which the beat was sent whose reply `replied` handles now, or handled last.
     """
 
     def __init__(
@@ -113,15 +113,15 @@ class Heart(Generic[R]):
         self._loop = LoopWatch(driver, describe, block_limit)
         self._wire: Wire | None = None
         self._sent: deque[_Sent[R]] = deque()
-        self._next_beat = self._looked = time.monotonic()  # at the clock, while an answer is awaited
-        self._has_worked = False  # the present connection has brought an answer
+        self._next_beat = self._looked = time.monotonic()  # last check of the clock while a reply is awaited
+        self._has_worked = False  # the present connection has delivered a reply
         self._begun = threading.Event()
         self._stopped = threading.Event()
         self._refused: WorqrError | None = None
         self._thread = threading.Thread(target=self._run, name="worqr-heart", daemon=True)
 
     def open(self) -> None:
-        """Begin to connect, so that the first beat finds a connection. Raises Unavailable if the system gives us no thread."""
+        """Begin to connect, so that the first beat finds a connection. Raises Unavailable if the system cannot start a thread."""
         if self._refused is not None:
             raise self._refused
         try:
@@ -130,7 +130,7 @@ class Heart(Generic[R]):
             raise Unavailable(f"cannot start the keepalive ({exc}): this process is at its limit (ulimit -u)") from exc
 
     def start(self) -> None:
-        """Begin to beat, at once. Raises Unavailable if the system gives us no thread."""
+        """Begin to beat, at once. Raises Unavailable if the system cannot start a thread."""
         if self._thread.ident is None:
             self.open()
         self._next_beat = time.monotonic()
@@ -146,7 +146,7 @@ class Heart(Generic[R]):
         return self._loop.lag
 
     def stop(self) -> None:
-        """Send no more beats, and report none. Idempotent; the thread has ended then, unless it is just connecting."""
+        """Stop sending and reporting beats. Idempotent; the thread has ended afterwards, unless it is connecting."""
         if self._stopped.is_set() or self._refused is not None:
             return
         self._stopped.set()
@@ -160,7 +160,7 @@ class Heart(Generic[R]):
             self._scribe.stop()
 
     def poison(self, error: WorqrError) -> None:
-        """In a forked child: the thread stayed in the parent."""
+        """In a forked child: the keepalive thread exists in the parent only."""
         self._refused = error
         if self._wire is not None:
             self._wire.abandon()
@@ -169,7 +169,7 @@ class Heart(Generic[R]):
         while not self._stopped.is_set():
             try:
                 self._step()
-            except Exception as exc:  # whatever it is, the next beat must go out
+            except Exception as exc:  # whatever the error, the next beat must be sent
                 self._failed(f"{type(exc).__name__}: {exc}")
                 self._drop()  # a reply may be left on it
             self._rest()
@@ -189,7 +189,7 @@ class Heart(Generic[R]):
         return min(self._every / 2, _TICK)
 
     def _step(self) -> None:
-        """Beat if it is time, and wait for all answers; beats go on meanwhile."""
+        """Send a beat if it is time, and read all pending replies; beats continue meanwhile."""
         try:
             self._look()
             while self._sent and not self._stopped.is_set():
@@ -208,7 +208,7 @@ class Heart(Generic[R]):
             self._failed(str(exc))
 
     def _look(self) -> None:
-        """What is to be done now and then: a look at the loop, a beat, and lines for the log."""
+        """The regular work: check the loop, send a beat, and hand on log lines."""
         now = time.monotonic()
         if not self._begun.is_set():
             self._connection()
@@ -218,7 +218,7 @@ class Heart(Generic[R]):
             if self._loop.stalled:
                 self._next_beat = now + self._pause
             else:
-                # in step; a beat that was late is not made up for by a volley
+                # in step; a late beat is not followed by a burst
                 self._next_beat = max(self._next_beat + self._every, now)
                 self._beat()
         self._tell()
@@ -253,7 +253,7 @@ class Heart(Generic[R]):
         wire.send(pieces)
 
     def _hear(self) -> None:
-        """Read the oldest answer that is to come."""
+        """Read the oldest pending reply."""
         wire = self._wire
         assert wire is not None, "what is sent is forgotten with its connection"
         self._looked = time.monotonic()
@@ -273,7 +273,7 @@ class Heart(Generic[R]):
             self._driver.post(partial(self._reply, value, sent.at))
 
     def _while_silent(self) -> None:
-        """Every 0.1 s while we wait for an answer, or to be let in."""
+        """Called every 0.1 s while the thread waits for a reply or for the handshake."""
         if self._stopped.is_set():
             raise Lost("the heart was stopped", innocent=True)
         now = time.monotonic()
