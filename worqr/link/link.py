@@ -1,10 +1,11 @@
-"""`Link`: what the rest of worqr knows of the server. One per peer or producer; everything goes through it.
+"""`Link`: the connection of one peer or producer to its server. All of worqr's requests go through it.
 
-Here: the face, and the fork guard. Not here: the I/O thread (`pipe`), subscriptions, the keepalive thread (`heart`).
+Here: the interface, and the fork guard. Not here: requests (`node_client`, `cluster`), messages (`subscriptions`), the
+keepalive (`heart`).
 
-A link is made in the loop it serves, or for plain threads, which may all use it at once; `start` begins its thread, `close`
-ends all of its threads. A call puts a request on the thread's inbox and parks; the task never owns the socket, so
-cancelling it abandons its reply and nothing else.
+Create a link in the loop that uses it, or outside of a loop for plain threads, which may all use it at once. `start` begins
+to connect; `close` ends all connections and threads. A call submits a request to the driver and waits for its outcome. The
+calling task does not own the socket: its cancellation abandons one reply, and no other request is affected.
 """
 
 from __future__ import annotations
@@ -48,19 +49,19 @@ _links: weakref.WeakSet[Link] = weakref.WeakSet()
 
 
 class _Together(threading.local):
-    """What this thread posts in a block of `Link.together`."""
+    """The requests that this thread posts in a block of `Link.together`."""
 
     posted: Posted | None = None
 
 
 class Link:
-    """A connection to the server that outlives every connection.
+    """The access to the server, which survives lost connections.
 
     Attributes, set once:
-        producer: names this link to the server's memory of replies; 128 random bits, never shared.
-        settings: what it was made from.
-        driver: how whoever waits for it waits.
-        subscriptions: channels to listen to.
+        producer: identifies this link in the server's stored replies; 128 random bits, never shared.
+        settings: its settings.
+        driver: waits for the callers, in their loop or threads.
+        subscriptions: messages on channels.
         watchers: the listeners for a lost server and its return.
     """
 
@@ -101,7 +102,10 @@ class Link:
 
     @property
     def run_id(self) -> str:
-        """Which process of the server we last connected to; changes when it restarts. Empty if our user may not ask."""
+        """Return the run id of the server at the last connection; it changes when the server restarts.
+
+        Empty if the user has no permission to ask.
+        """
         return self._client.run_id
 
     @property
@@ -110,7 +114,11 @@ class Link:
         return self._closed or (self._started and self._client.ended is not None)
 
     def start(self) -> None:
-        """Begin to connect, in the background. Raises Unavailable if the system gives us no thread. Idempotent."""
+        """Begin to connect, in the background. Idempotent.
+
+        Raises:
+            Unavailable: the system cannot start a thread, which Sentinel and Redis Cluster need.
+        """
         if self._started or self._closed:
             self._check()
             return
@@ -147,18 +155,17 @@ class Link:
         waiter.raise_error()
 
     async def call(self, call: Call[T], *, patience: float | None = None) -> T:
-        """Send `call` and wait for its value.
+        """Send `call` and wait for its value. After a lost connection it is resent until the server replies.
 
-        Over lost connections it is resent until it is answered. Cancelling: a call that was not written yet is
-        withdrawn; one that was may take effect, and its reply is dropped.
+        If you cancel the call before it is written, it is withdrawn. After that it may take effect, and its reply is dropped.
 
         Args:
             patience: seconds; by default the settings'.
 
         Raises:
-            Unavailable: no answer within `patience`; `sent` is False if withdrawn, None if it may have taken effect.
-            RefusedByServer, QueueFull, WorqrError: what the server answered, as the call reads it.
-            NotReplicated: it took effect, but fewer replicas than the call wants have it; `answer` is its value.
+            Unavailable: no reply within `patience`; `sent` is False if withdrawn, None if it may have taken effect.
+            RefusedByServer, QueueFull, WorqrError: the server's error, as the call decodes it.
+            NotReplicated: it took effect, but fewer replicas than the call requires have it; `answer` is its value.
         """
         driver = self.driver
         if self._client.ended is not None:
@@ -239,7 +246,7 @@ class Link:
 
     @contextmanager
     def together(self) -> Generator[None]:
-        """What is posted in this block goes out as one: waking the I/O thread costs more than a request.
+        """Submit the requests that are posted in this block together: one submission costs less than many.
 
         For blocks without an await.
         """
@@ -266,7 +273,7 @@ class Link:
         describe: Callable[[], str],
         timeout: float = 1.5,
     ) -> Heart[R]:
-        """A keepalive thread with a connection of its own; ends with the link at the latest. See `Heart`."""
+        """Return a keepalive with its own thread and connection, which ends with the link at the latest. See `Heart`."""
         self._check()
         heart = Heart(
             self.settings,
@@ -285,7 +292,7 @@ class Link:
         return heart
 
     def close(self) -> None:
-        """End all threads and close all sockets, now. Whatever waits gets Unavailable. Idempotent."""
+        """Close all sockets and end all threads, now. Pending calls get Unavailable. Idempotent."""
         self._closed = True
         for heart in self._hearts:
             heart.stop()
@@ -298,7 +305,7 @@ class Link:
         self._scribe.stop()
 
     def _moved(self) -> None:
-        """In the thread that asks the Sentinels: the primary is another server than before. Hearts look at every beat."""
+        """The primary has changed. Called in the thread that asks the Sentinels; hearts check the route at every beat."""
         if isinstance(self._client, NodeClient) and isinstance(self.subscriptions, Subscriptions):
             self.driver.post(self._client.reconsider)
             self.driver.post(self.subscriptions.reconsider)
@@ -325,7 +332,7 @@ class Link:
 
 
 def _values(requests: Posted) -> list[Any]:
-    """The values of requests that have their outcomes; raises the first error, and NotReplicated only if there is no other."""
+    """Return the values of settled requests. Raises the first error, and NotReplicated only if there is no other error."""
     late: NotReplicated | None = None
     for request in requests:
         if not isinstance(request.error, NotReplicated):
