@@ -1,4 +1,4 @@
-"""`LiveConnection`: one connection to a server while it stands: its session and its transport, and what is known of it alone."""
+"""`LiveConnection`: an open connection to a server: its session, its transport and its own counters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from worqr.lua import Script
 IDLE_CHECK: Final = 0.05
 """Seconds without a request, after which a connection is read before it is used."""
 
-_NOSCRIPT_ROUNDS = 3  # a program flushes scripts faster than we load them: from here on wait between the tries
+_NOSCRIPT_ROUNDS = 3  # another program keeps flushing scripts: from here on, pause between the tries
 
 
 class LiveConnection:
@@ -76,7 +76,9 @@ class LiveConnection:
         return lost
 
     def count_replicas(self, now: float) -> Lost | None:
-        """Ask how many replicas have what requests wait for; return why the connection was lost meanwhile, if it was."""
+        """Ask how many replicas have the writes that requests wait for. Return the reason if the connection was lost
+        meanwhile.
+        """
         pieces = self.session.begin_count(now)
         if pieces:
             self.used_at = self.heard_at = now
@@ -98,7 +100,7 @@ class LiveConnection:
         return True
 
     def receive(self) -> Lost | None:
-        """Read what has arrived; return why the connection was lost, if it was."""
+        """Read the input; return the reason if the connection was lost."""
         try:
             pieces = self.transport.read()
             now = time.monotonic()
@@ -123,7 +125,7 @@ class LiveConnection:
         self.held_until, self._holds, self._noscript_rounds = -math.inf, 0, 0
 
     def hold(self) -> None:
-        """The server answers, but cannot work for the moment: pause, longer each time."""
+        """The server replied that it cannot work at the moment: pause, longer each time."""
         self._holds += 1
         self.held_until = time.monotonic() + pause_after(self._holds + 1)
 
