@@ -1,10 +1,12 @@
-"""Does the event loop turn? It answers ticks; another thread looks how long the last one has waited. No sockets, no threads.
+"""Detect a blocked event loop: the loop confirms ticks, and the keepalive thread checks the age of the last one. No sockets,
+no threads.
 
-A loop that has not run a tick for over a second is named in the log, with what it is busy with; one that has not for the block
-limit counts as stalled. When the watching thread itself was kept from running (a frozen process, a C call that holds the GIL),
-that time is not held against the loop.
+A loop that has not run a tick for over a second is logged, with the code that it is running. A loop that has not run one for
+the block limit counts as blocked. The time in which the keepalive thread itself could not run (a frozen process, a C call
+that holds the GIL) does not count.
 
-Nothing here logs: a handler that blocks would stop the keepalive. Lines are collected for the thread to hand on.
+Nothing here logs directly, because a handler that blocks would stop the keepalive. The keepalive thread passes the collected
+lines to the scribe.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from typing import NamedTuple
 
 from worqr.link.driver import Driver
 
-_TURNING = 1.0  # a loop that answers within this turns
-_LATE = 1.0  # seconds; we ourselves did not run for so long
+_TURNING = 1.0  # seconds: a loop that confirms a tick within this time is running
+_LATE = 1.0  # seconds: the keepalive thread itself did not run for this time
 
 
 class Line(NamedTuple):
@@ -45,7 +47,7 @@ class LoopWatch:
         self._driver = driver
         self._describe = describe
         self._block_limit = block_limit
-        self._asked = 0  # changed only by the thread
+        self._asked = 0  # changed only by the keepalive thread
         self._asked_at = 0.0
         self._answered = 0  # changed only in the loop, like:
         self._last_lag = 0.0
@@ -89,7 +91,9 @@ class LoopWatch:
         self._driver.post(partial(self._tick, self._asked))
 
     def forgive(self, late: float) -> None:
-        """This thread woke up so much too late: the process was frozen, or the GIL held. Nor could the loop turn."""
+        """The keepalive thread woke up this much too late: the process was frozen, or the GIL held. The loop could not run
+        either.
+        """
         if late > _LATE:
             self._asked_at += late
             self._line(
