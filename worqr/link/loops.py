@@ -1,6 +1,6 @@
-"""Which event loop runs in this thread, and the driver that goes with it.
+"""Detect the event loop of this thread, and return the matching driver.
 
-asyncio is asked only if somebody has imported it: if nobody has, it does not run, and its import takes long.
+asyncio is checked only if the program has imported it. Otherwise no asyncio loop can run, and the import is slow.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from worqr.link.trio_driver import TrioDriver
 
 
 def loop_here() -> object | None:
-    """What runs in this thread: the token of a Trio run, or an asyncio loop; None: neither. Two answers of one loop are equal.
+    """Return what runs in this thread: the token of a Trio run, or an asyncio loop; None: neither.
 
-    Of a Trio run that is a guest of an asyncio loop, and of that loop, whichever of the two the caller is a task of.
+    Two results for the same loop are equal. If a Trio run is a guest of an asyncio loop, the result depends on the calling task.
     """
     if trio.lowlevel.in_trio_task():
         return trio.lowlevel.current_trio_token()
@@ -37,7 +37,7 @@ def loop_name_here() -> Literal["Trio", "asyncio", ""]:
 
 
 def driver_here() -> Driver:
-    """The driver for a link that is made here: that of the running loop, or, where none runs, of plain threads."""
+    """Return the driver for a link that is created here: that of the running loop, or else that of plain threads."""
     name = loop_name_here()
     if name == "Trio":
         return TrioDriver()
@@ -54,6 +54,6 @@ def _asyncio_loop() -> object | None:
         return None
     try:
         loop: object = asyncio.get_running_loop()
-    except (RuntimeError, AttributeError):  # there is none; or another thread is just importing it
+    except (RuntimeError, AttributeError):  # no asyncio loop; or another thread is importing asyncio now
         return None
     return loop
