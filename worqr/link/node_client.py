@@ -1,9 +1,9 @@
 """`NodeClient`: the requests of one server, over all of its connections. It runs in the caller's loop, and has no thread.
 
-Here: when the server is dialled, the times at which something is to be done, and the end. Not here: batches and their failures
-(`pipeline`), the attempts to connect (`dialer`), waiting (the drivers).
+Here: the states of the connection, the time limits, and the end. Not here: batches and their failures (`pipeline`), the attempts
+to connect (`dialer`), waiting (the drivers).
 
-States, and what leads on:
+States and their transitions:
 
 ==========  ================================================  =====================================================
 state       meaning                                           leads to
@@ -16,8 +16,8 @@ HELD        connected; the server cannot work at the moment   READY when a batch
 ENDED       nothing is sent any more                          -
 ==========  ================================================  =====================================================
 
-An outage counts as over when a batch has been answered, or a connection stands and nothing waits: a server that lets us in and
-refuses to work makes no further log lines.
+An outage ends when a batch has been answered, or when a connection is open and no request waits: a server that accepts
+connections but refuses requests causes no further log lines.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class NodeClient:
         pipeline: its requests.
 
     Args:
-        route: where the server is; by default where the settings say.
-        cluster: of which this serves one node.
+        route: finds the server's address; by default the address in the settings.
+        cluster: the cluster, if the server is one of its nodes.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class NodeClient:
             self._dial()
 
     def close(self) -> None:
-        """End it; what is unanswered gets Unavailable. Idempotent."""
+        """End the client; unanswered requests get Unavailable. Idempotent."""
         if self.state is not State.ENDED:
             self._end(Unavailable(f"the link to {self._settings.address.redacted} was closed"))
 
@@ -164,7 +164,7 @@ class NodeClient:
         if self.pipeline.connection is not None:
             self.pipeline.connection.transport.abandon()
 
-    # What the pipeline tells
+    # Called by the pipeline
 
     def works(self) -> None:
         self.state = State.READY
@@ -255,7 +255,7 @@ class NodeClient:
     # Time
 
     def plan(self) -> None:
-        """Look again when there may be something to do that no socket tells of; every tick while requests wait."""
+        """Plan the next check for work that no socket event announces; every tick while requests wait."""
         if self.state is State.ENDED:
             return
         backlog, connection = self.pipeline.backlog, self.pipeline.connection
@@ -281,23 +281,23 @@ class NodeClient:
 
     @survives
     def _look(self) -> None:
-        """Give up what has waited too long, notice a server that is silent, and try again what is to be tried again."""
+        """Expire late requests, detect a silent server, and retry requests and connections that are due."""
         planned, self._looks_at, self._timer = self._looks_at, math.inf, None
         now = time.monotonic()
         if self.pipeline.is_busy:
-            self.pipeline.receive()  # what the socket has is read before anything is judged
+            self.pipeline.receive()  # read the socket's input before checking the time
         if now - planned <= _LATE:
             self._judge(now)
-        elif self.pipeline.connection is not None:  # the loop was blocked, and the server is not to blame
+        elif self.pipeline.connection is not None:  # the loop was blocked; the server is not the cause
             self.pipeline.connection.heard_at += now - planned
         if self.state is State.WAITING and now >= self.outage.next_try:
             self._dial()
         self.pipeline.work()
-        if self._leaving or self._passing:  # until nothing is left to be done here
+        if self._leaving or self._passing:  # until no request is left here
             self.sort_out()
 
     def _judge(self, now: float) -> None:
-        """Give up what has waited too long, and a connection on which nothing has come for too long."""
+        """Expire late requests, and close a connection on which nothing has arrived for too long."""
         settle_soon(self._driver, self._ready.take_late(now), Unavailable(self.outage.text(now)))
         self.pipeline.expire(now, self.outage.text(now))
         connection = self.pipeline.connection
@@ -305,7 +305,7 @@ class NodeClient:
             return
         silent = now - connection.heard_at
         if self._cluster is not None and silent >= _TICK:
-            self._route.doubt()  # another node may have its slots by now
+            self._route.doubt()  # another node may have its slots now
         if silent > self._settings.socket_timeout:
             self.pipeline.give_up(f"no answer for {self._settings.socket_timeout:g} s")
 
@@ -313,7 +313,7 @@ class NodeClient:
 
     @survives
     def sort_out(self) -> None:
-        """Hand over what belongs to another node by now; end, if this one is no primary any more."""
+        """Hand over the requests that now belong to another node; end, if this node is no primary any more."""
         cluster, backlog = self._cluster, self.pipeline.backlog
         if cluster is None or self.state is State.ENDED:
             return
@@ -338,12 +338,12 @@ class NodeClient:
     # The end
 
     def _end(self, error: WorqrError) -> None:
-        """No call may be left waiting: neither one that is known, nor one that comes later."""
+        """End: fail the pending requests, and all later ones, so that no caller waits."""
         self.ended, self.state = error, State.ENDED
         self._dialer.close()
         self.pipeline.close()
         if self._timer is not None:
             self._timer.cancel()
-        self._scribe.watchers.back(id(self.outage))  # a node that left the cluster is not missed any more
+        self._scribe.watchers.back(id(self.outage))  # a node that left the cluster is no longer missing
         settle_soon(self._driver, self.pipeline.backlog.clear(), error)
         self._ready.tell(error)
