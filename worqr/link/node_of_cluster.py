@@ -1,4 +1,4 @@
-"""What the client of one node of a cluster needs of the cluster. `cluster` has the implementation."""
+"""The part of a cluster that the client of one node uses. Implemented in `cluster`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Cluster(Protocol):
-    """What the client of one node asks of those who know all nodes. Called in the loop."""
+    """The questions of one node's client to the cluster. Called in the loop."""
 
     numbers: Numbers
 
@@ -35,9 +35,13 @@ class Cluster(Protocol):
         ...
 
     def passed(self, client: NodeClient, waiting: Collection[str]) -> bool:
-        """Return True if `client` has handed over all requests of other nodes. `waiting`: the bases of what it has left.
+        """Return True if `client` has handed over all requests of other nodes.
 
-        Until then it also gets the new requests of these slots, so that they stay behind the older ones.
+        Until then the client also gets the new requests of these slots, so that they stay behind the older ones.
+
+        Args:
+            client: the client of one node.
+            waiting: the bases of its remaining requests.
         """
         ...
 
