@@ -1,7 +1,6 @@
-"""The time in which the server is not there: since when, why, when to try again, and the two lines it is worth.
+"""An outage of the server: its begin, cause, next attempt to connect, and its two log lines.
 
-One WARNING when it begins and one INFO when it is over, however many attempts lie between them. Not here: threads and
-sockets.
+One WARNING when it begins and one INFO when it ends, regardless of the number of attempts. Not here: threads and sockets.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ def pause_after(attempts: int, *, refused: bool = False) -> float:
 
 @dataclass(slots=True)
 class Outage:
-    """At most one is open at a time.
+    """The outage of one server, if there is one now.
 
     Attributes:
-        address: of the server, for messages.
+        address: the server's, for messages.
         since: when it began (monotonic); None: the server works.
         cause, remedy: of the last attempt.
         stood: there has been a connection.
-        answers: there is one, and the server replies that it cannot work.
-        attempts: that failed in a row.
-        next_try: not before (monotonic).
+        answers: the server is connected, but replies that it cannot work.
+        attempts: failed attempts in a row.
+        next_try: the earliest time of the next attempt (monotonic).
     """
 
     scribe: Scribe
@@ -59,14 +58,14 @@ class Outage:
     def begin(
         self, cause: str, *, waiting: int = 0, quiet: bool = False, remedy: str = "", answers: bool = False
     ) -> None:
-        """The server cannot be used, or still not.
+        """The server cannot be used, or still cannot.
 
         Args:
             cause: why.
-            waiting: requests that are pending.
-            quiet: perhaps it only closed an idle connection; see first.
+            waiting: the number of pending requests.
+            quiet: the server may only have closed an idle connection; do not log before the next attempt.
             remedy: sentences about what to do.
-            answers: it is connected, and replies that it cannot work.
+            answers: the server is connected, and replies that it cannot work.
         """
         now = time.monotonic()
         if self.since is None:
@@ -80,10 +79,10 @@ class Outage:
             self.scribe.emit(self.logger, "link.lost", text, server=self.address, error=self.cause, pending=waiting)
 
     def failed_to_connect(self, error: WorqrError, settings: LinkSettings, *, waiting: int) -> WorqrError | None:
-        """An attempt failed: wait before the next one. Requests wait for as long as they want.
+        """An attempt failed: schedule the next one. Requests wait as long as their patience allows.
 
         Returns:
-            What to raise at once for those who are just connecting, because waiting does not help; None: they wait, too.
+            The error for callers that are connecting, if waiting does not help; None: they wait as well.
         """
         refused = not isinstance(error, Unavailable)
         cause = str(error).removeprefix(f"the server at {self.address} refused the connection: ")
@@ -92,7 +91,7 @@ class Outage:
         if refused:
             return error
         if self.stood or settings.clustered or not is_unknown_host(error):
-            return None  # a name that was known comes back; the nodes of a cluster name each other
+            return None  # a host name that resolved before comes back; the nodes of a cluster name each other
         unknown = Unavailable(self.text(time.monotonic()))
         unknown.__cause__ = error.__cause__
         return unknown
@@ -113,7 +112,7 @@ class Outage:
         self.answers = self._told = False
 
     def text(self, now: float) -> str:
-        """For the message of an Unavailable: which server, for how long, why, and what to do. Ends with a full stop."""
+        """Return the text of an Unavailable: server, duration, cause and remedy. Ends with a full stop."""
         if self.since is None:
             return f"The server at {self.address} has not replied."
         gone = now - self.since
