@@ -1,11 +1,11 @@
-"""`Pipeline`: requests that go over one connection after the other, in batches and in order.
+"""`Pipeline`: the requests of one server, sent in batches and in order, over one connection after another.
 
-Here: when a batch is sent, what is read, and what is done with requests that came back without an outcome. Not here: the order of
-requests (`backlog`), what a reply means (`session`), and when a server is dialled (`node_client`), which the pipeline tells what
-happens to its connection.
+Here: the time of each batch, reading, and the recovery of requests that have no outcome yet. Not here: the order of requests
+(`backlog`), the meaning of a reply (`session`), and the attempts to connect (`node_client`). The pipeline reports lost
+connections and answered batches to `node_client`.
 
-A request is sent at once when nothing is under way. What comes while a batch is under way goes out together when it has ended.
-After a batch of several requests the next one is sent when all tasks have had their turn, so that their requests join it.
+A request is sent at once if no batch is in flight. Requests that are submitted while a batch is in flight form the next one.
+After a batch of several requests, the next one is sent when all tasks have had their turn, so that their requests join it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Survivor(Protocol):
 
 
 def survives(method: M) -> M:
-    """Let a bug in a callback end its object. What a signal handler raised meanwhile goes on to the program."""
+    """Decorate a callback: a bug in it ends its object. A BaseException, for example from a signal handler, also propagates."""
 
     @wraps(method)
     def run(self: Survivor, *args: Any) -> None:
@@ -57,14 +57,14 @@ def survives(method: M) -> M:
 
 
 class Server(Survivor, Protocol):
-    """What a pipeline tells of its server."""
+    """The client of a server, to which a pipeline reports."""
 
     def works(self) -> None:
         """A whole batch was answered."""
         ...
 
     def holds(self, cause: str) -> None:
-        """It answers, but cannot work for the moment."""
+        """The server replied that it cannot work at the moment."""
         ...
 
     def lost(self, cause: str, *, quiet: bool = False) -> None:
@@ -89,7 +89,7 @@ class Pipeline:
 
     Attributes:
         backlog: the requests that have no outcome yet.
-        connection: the connection that stands; None: there is none.
+        connection: the open connection, or None.
     """
 
     def __init__(self, server: Server, driver: Driver, backlog: Backlog, address: str, *, clustered: bool) -> None:
@@ -111,7 +111,7 @@ class Pipeline:
         self.connection = connection
 
     def close(self) -> None:
-        """Close the connection, if there is one. Requests that wait stay in the backlog."""
+        """Close the connection, if it is open. Waiting requests stay in the backlog."""
         connection, self.connection = self.connection, None
         if connection is not None:
             connection.transport.close()
@@ -145,7 +145,7 @@ class Pipeline:
 
     @survives
     def work(self) -> None:
-        """Send what waits, if nothing is under way."""
+        """Send the waiting requests, if no batch is in flight."""
         connection, backlog = self.connection, self.backlog
         if connection is not None and connection.is_idle and not self._receiving:
             now = time.monotonic()
@@ -189,7 +189,7 @@ class Pipeline:
         self.work()
 
     def receive(self) -> None:
-        """Read what has arrived, and settle the requests that it answers."""
+        """Read the input, and settle the requests whose replies have arrived."""
         connection = self.connection
         if connection is None or self._receiving:
             return
@@ -231,7 +231,7 @@ class Pipeline:
     # Failures
 
     def _lose(self, lost: Lost | None) -> None:
-        """The connection broke while something was under way, if `lost` says why."""
+        """Recover from a connection that broke while a batch was in flight; do nothing if `lost` is None."""
         connection = self.connection
         if lost is None or connection is None:
             return
@@ -251,9 +251,9 @@ class Pipeline:
         self._server.lost(cause, quiet=quiet)
 
     def _recover(self, connection: LiveConnection, result: BatchResult) -> None:
-        """Put back what was not answered, in its old order, and see to it that a new try can succeed."""
+        """Put back the unanswered requests in their old order, and remove the reason why they failed."""
         backlog = self.backlog
-        # first: all of the batch still counts as being on its way
+        # first, while the whole batch still counts as in flight
         moving = [*result.moving, *(self._server.redirected(result.moved) if result.moved else ())]
         again = set(map(id, (*result.noscript, *result.held, *result.dropped, *moving)))
         in_order = [request for request in backlog.in_flight if id(request) in again]
@@ -264,7 +264,7 @@ class Pipeline:
             self.settle(failed)
         else:
             for request in result.unanswered:
-                request.losses = request.losses or 1  # it may have been executed all the same
+                request.losses = request.losses or 1  # it may have been executed anyway
             backlog.put_back(result.unanswered)
         backlog.put_back(in_order)
         if moving:
