@@ -1,7 +1,7 @@
-"""Why the server cannot be reached, in the words that people search for, and what they can do about it.
+"""Explain why the server cannot be reached, in terms that people search for, and suggest a remedy.
 
-Here: the cause of a failed attempt to connect, and its remedy. Not here: errors that a server replies with (`faults`),
-programs at the port that are no Redis or Valkey server (`strangers`).
+Here: the cause of a failed attempt to connect, and its remedy. Not here: error replies of a server (`faults`), programs at
+the port that are no Redis or Valkey server (`strangers`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NO_SUCH_HOST = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NON
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and what led to it."""
+    """The chain of an error: itself and the errors that caused it."""
     inner: BaseException | None = error
     while inner is not None:
         yield inner
@@ -24,9 +24,9 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_unknown_host(error: BaseException) -> bool:
-    """Return True if the name service says that there is no such host, or no name can look like this.
+    """Return True if the name service reports that the host does not exist, or if the name is invalid.
 
-    False if it could not be asked (EAI_AGAIN): a network that is just starting heals by itself.
+    Return False if the name service could not be reached (EAI_AGAIN): a network that is just starting recovers without help.
     """
     for each in _chain(error):
         if isinstance(each, UnicodeError) or (isinstance(each, socket.gaierror) and each.errno in _NO_SUCH_HOST):
@@ -35,7 +35,7 @@ def is_unknown_host(error: BaseException) -> bool:
 
 
 def cause_of(error: BaseException, endpoint: Endpoint) -> str:
-    """Return why a connection to `endpoint` could not be made, or an empty string if only the error itself can tell."""
+    """Return why a connection to `endpoint` failed, or an empty string if the error's own text is the best explanation."""
     if is_unknown_host(error):
         return f"the host name {endpoint.host!r} does not resolve ({_words(error, socket.gaierror, UnicodeError)})"
     for each in _chain(error):
@@ -58,9 +58,11 @@ def _words(error: BaseException, *kinds: type[BaseException]) -> str:
 
 
 def remedy_for(error: BaseException, settings: LinkSettings, *, stood: bool = False) -> str:
-    """Return what somebody can do about an attempt to connect that failed; an empty string if waiting is all there is.
+    """Return the remedy for a failed attempt to connect; an empty string if waiting is the only one.
 
     Args:
+        error: the error of the attempt.
+        settings: the settings of the link.
         stood: there was a connection before, so the address is right.
     """
     address, source = settings.address, settings.source
