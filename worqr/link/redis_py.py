@@ -1,7 +1,7 @@
-"""What we use of redis-py, imported when the first connection is made.
+"""The parts of redis-py that worqr uses, imported when the first connection is made.
 
-It takes as long to import as everything else of worqr together, Trio included; a program that only declares its functions, or
-prints its help, shall not wait for it.
+Importing redis-py takes as long as importing the rest of worqr, Trio included. A program that only declares functions, or
+prints its help, should not wait for it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ class RedisPy:
 
     Attributes, set once:
         exceptions: its module of errors.
-        errors: what it raises when a connection breaks (OSError: before it has wrapped it).
-        timeout: what it raises when nothing comes in time.
-        response_error: what it raises for an error reply.
-        connections: its kinds of connections by ours: tcp, tls, unix.
-        options: with which a connection does nothing on its own.
+        errors: the errors of a broken connection (OSError: before redis-py has wrapped it).
+        timeout: the error of a timeout.
+        response_error: the error of an error reply.
+        connections: its connection classes by worqr's names: tcp, tls, unix.
+        options: the options that switch off a connection's automatic actions.
         key_slot: the hash slot of a key on a cluster.
     """
 
@@ -36,7 +36,7 @@ class RedisPy:
         from redis.retry import Retry
 
         class TlsConnection(SSLConnection):
-            """The handshake has the timeout of connecting, not the longer one of an answer: without TLS a server is silent."""
+            """Use the connect timeout for the handshake, not the longer one of a reply: without TLS a server stays silent."""
 
             def _wrap_socket_with_ssl(self, sock: Any) -> Any:
                 sock.settimeout(self.socket_connect_timeout)
