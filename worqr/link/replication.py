@@ -1,16 +1,18 @@
-"""Requests that are answered, and wait until enough replicas have what they wrote. Pure; used by the I/O thread alone.
+"""Answered requests that wait until enough replicas have their writes. No I/O; the driver's loop uses it.
 
-Here: when WAIT is asked and how long it may take, whom its answer satisfies, who has waited too long. Not here: sockets.
+Here: the time of each WAIT, the requests that its reply satisfies, and the requests that have waited too long. Not here: sockets.
 
-WAIT counts the replicas that have everything its own connection wrote before it, so it goes behind a batch on the same
-connection, once for all requests of it; inside a script it does not work. While it waits, everybody else on that connection
-waits with it. So it is given a short slice of time: as a rule the replicas answer within one round trip. If they do not, it
-is asked again after a pause in which the others have their way, with a longer slice, because in a steady stream of writes an
-answer must come within one slice. A replica that is up to 0.1 s behind is found to be there, and one that is gone holds the
-others up for 0.1 s at a time at most.
+WAIT counts the replicas that have all writes of its own connection. So it is sent behind a batch on the same connection, once
+for all requests of the batch; it does not work inside a script. While WAIT runs, all other requests on that connection wait.
+So its timeout is one short slice of time: usually the replicas confirm within one round trip.
 
-An answered request keeps its number, and the server its reply: when the connection is lost it is sent again, and the stored
-reply comes back with a fresh write, or, from a replica that was promoted without it, it is stored there.
+If they do not, the next WAIT is sent after a pause in which other requests are sent, with a longer slice. In a steady stream
+of writes, the confirmation must come within one slice. A replica that is up to 0.1 s behind is still counted. A missing
+replica delays other requests by at most 0.1 s at a time.
+
+An answered request keeps its number, and the server its reply. After a lost connection the request is sent again: the stored
+reply comes back with a fresh write. If the new server is a replica that was promoted without the reply, it executes the
+request.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from worqr.errors import NotReplicated
 from worqr.link.request import Request
 
 REPLICAS_WAIT = 2.0
-"""Seconds from the answer on that a request waits for its replicas, if its caller's patience lasts."""
+"""Seconds from the reply on for which a request waits for replicas, within its caller's patience."""
 FIRST_SLICE = 0.02
 LONGEST_SLICE = 0.1
 _PAUSE = 2.0  # slices that the others have the connection for themselves between two tries
@@ -30,12 +32,12 @@ _STORED = "what was sent is stored on the primary all the same, and only a failo
 
 
 class Replication:
-    """Who waits for replicas.
+    """The requests that wait for replicas.
 
     Attributes:
         waiting: answered requests, each with the monotonic time at which it gives up.
-        not_before: when WAIT may be asked again; -inf: at once.
-        asking: its answer is being read, and nothing else.
+        not_before: when WAIT may be sent again; -inf: at once.
+        asking: the reply to WAIT is pending, and no other.
     """
 
     __slots__ = ("_reached", "_slice", "asking", "not_before", "waiting")
@@ -52,7 +54,7 @@ class Replication:
         self.waiting += [(request, min(now + REPLICAS_WAIT, request.deadline)) for request in requests]
 
     def question(self, wanted: int, now: float) -> tuple[str, int, int] | None:
-        """The command that asks for those who wait, and for a batch in which `wanted` is the most; None: not now."""
+        """Return the WAIT for the waiting requests and for a batch that requires up to `wanted` replicas; None: not now."""
         if now < self.not_before:
             return None
         most = max((request.call.replicas for request, _ in self.waiting), default=0)
@@ -60,7 +62,7 @@ class Replication:
         return ("WAIT", most, round(self._slice * 1000)) if most else None
 
     def answered(self, reached: int, took: float, now: float) -> list[Request]:
-        """So many replicas have everything, as was found out within `took` seconds; who has what it wants."""
+        """This number of replicas confirmed all writes within `took` seconds; return the requests that are satisfied."""
         self._reached = reached
         met = [request for request, _ in self.waiting if request.call.replicas <= reached]
         self.waiting = [each for each in self.waiting if each[0].call.replicas > reached]
@@ -73,7 +75,7 @@ class Replication:
         return met
 
     def refused(self, why: Exception) -> list[Request]:
-        """The server will not tell: nobody needs to wait. They get their error here."""
+        """The server refuses WAIT: return all waiting requests, with their error."""
         failed = [request for request, _ in self.waiting]
         text = f"the server refused to say which replicas have it: {why} (its user needs +wait); {_STORED}"
         for request in failed:
@@ -83,7 +85,7 @@ class Replication:
         return failed
 
     def overdue(self, now: float) -> list[Request]:
-        """Those who have waited too long, with their error, and those for whom nobody waits any more."""
+        """Return the requests that have waited too long, with their error, and those that no caller waits for."""
         late = [request for request, end in self.waiting if end <= now or request.is_unwanted()]
         if late:
             self.waiting = [each for each in self.waiting if each[1] > now and not each[0].is_unwanted()]
@@ -96,7 +98,7 @@ class Replication:
         return late
 
     def withdraw(self, leaves: Callable[[Request], bool] | None = None) -> list[Request]:
-        """Those who cannot wait here any more, by default all because the connection is lost; to be sent again, in this order."""
+        """Return requests that must be sent again, in this order: by default all, because the connection is lost."""
         again = [request for request, _ in self.waiting if leaves is None or leaves(request)]
         self.waiting = [each for each in self.waiting if leaves is not None and not leaves(each[0])]
         for request in again:
@@ -106,7 +108,7 @@ class Replication:
         return again
 
     def _forget(self) -> None:
-        """Nobody waits any more."""
+        """Reset the slices and forget all waiting requests."""
         self.waiting = []
         self.not_before = -math.inf
         self._slice = FIRST_SLICE
