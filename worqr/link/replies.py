@@ -10,7 +10,7 @@ import hiredis
 from worqr.link.faults import error_reply
 
 NOT_YET: Final = object()
-"""What `ReplyReader.gets` returns when no whole reply has arrived."""
+"""The result of `ReplyReader.gets` when no whole reply has arrived."""
 
 
 class NotRedis(Exception):
@@ -25,7 +25,7 @@ class ReplyReader(Protocol):
         ...
 
     def gets(self) -> object:
-        """The next reply, in which an error is a `Refused`; `NOT_YET`: there is none. Raises `NotRedis`."""
+        """Return the next reply, or `NOT_YET`. An error reply is a `Refused`. Raises `NotRedis`."""
         ...
 
 
