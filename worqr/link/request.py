@@ -1,7 +1,7 @@
-"""One call on its way: who waits, until when, which number it carries. Pure; touched by the I/O thread.
+"""One call to the server: its deadline, its number and its outcome. No I/O; the driver's loop uses it.
 
-Here: `Request`, `Merged`, `Owner`, and `Numbers`, which makes a resend recognisable to the server. Not here: the order of
-requests (`backlog`) and the sending (`pipe`).
+Here: `Request`, `Merged`, `Owner`, and `Numbers`, by which the server recognises a resent request. Not here: the order of
+requests (`backlog`) and sending (`pipeline`, `session`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FORGET_AFTER = 4500.0
 
 
 class Owner:
-    """A worker registration, for which starts and settles are resent until they are answered or it is dead.
+    """A worker registration. Its starts and settles are resent until the server replies or the registration is dead.
 
     Attributes:
         name: the worker id, for messages.
@@ -38,18 +38,18 @@ class Owner:
 
 
 class Request(Waiter):
-    """A call, and all that the link remembers of it.
+    """A call, and the state that the link keeps for it.
 
     Attributes:
         patience, deadline: seconds; the deadline on the monotonic clock.
-        number: given when it is first packed, kept over resends; 0: none.
-        written: it was on its way at least once, so it may have taken effect.
-        written_at: when, on the clock of `boottime`, it was first on its way.
-        losses: healthy connections that were lost while it was on its way.
-        lost_alone: those of them on which it travelled alone.
-        not_before: when it may be tried again, after it lost too many of them, or while its keys are being moved.
-        hops: how often a node of a cluster has sent it to another one.
-        value: the outcome, if it is a good one.
+        number: assigned when it is first packed, and kept when it is resent; 0: none.
+        written: it was sent at least once, so it may have taken effect.
+        written_at: when it was first sent, on the clock of `boottime`.
+        losses: healthy connections that were lost while it was in flight.
+        lost_alone: those of them on which it was the only request.
+        not_before: when it may be tried again, after too many losses, or while its keys are being moved.
+        hops: the number of redirects by nodes of a cluster.
+        value: the outcome, if the call succeeded.
     """
 
     __slots__ = (
@@ -86,7 +86,7 @@ class Request(Waiter):
         self.value: Any = None
 
     def is_unwanted(self) -> bool:
-        """Nobody waits for its outcome any more."""
+        """Return True if no caller waits for its outcome any more."""
         return self.settled or self.abandoned
 
 
@@ -153,13 +153,16 @@ class Merged(Request):
 
 
 class Numbers:
-    """Counts the numbered requests of one producer, per base, and knows the lowest that is still unanswered.
+    """Counts the numbered requests of one producer per base, and returns the lowest number that is still open.
 
-    Answers come nearly in order: a base with open requests has a deque of them, one without costs an integer, and nothing when
-    it has been quiet for one to two periods of `FORGET_AFTER`. The server has forgotten its replies by then. Should it not have,
-    because its clock was set back, nothing is mixed up either: a base that was forgotten goes on above all numbers that a
-    forgotten base ever had. Several threads may use it (the nodes of a cluster; a base can move from one to another with
-    requests on their way).
+    Replies come nearly in order. A base with open requests has a deque of their numbers; a base without costs one integer. A
+    base that has been quiet for one to two periods of `FORGET_AFTER` costs nothing: the server has forgotten its replies by
+    then.
+
+    If the server's clock was set back, it may still have old replies. They cannot be confused with new ones: a forgotten base
+    continues above all numbers that any forgotten base had.
+
+    The clients of all nodes of a cluster share one instance: a base can move to another node while its requests are in flight.
     """
 
     __slots__ = ("_early", "_floor", "_last", "_lock", "_older", "_open", "_turn_at")
@@ -171,7 +174,7 @@ class Numbers:
         self._turn_at = time.monotonic() + FORGET_AFTER
         self._floor = 0
         self._open: dict[str, deque[int]] = {}
-        self._early: set[tuple[str, int]] = set()  # answered or given up before a lower one was
+        self._early: set[tuple[str, int]] = set()  # answered or given up before a lower number was
 
     def give(self, base: str) -> int:
         """The next number of `base`; it is open now."""
