@@ -1,6 +1,6 @@
-"""Where the next connection goes. One server stays where it is; the others have to be asked for.
+"""The address for the next connection: fixed for a standalone server, looked up for the others.
 
-Here: the `Route` protocol, and `Fixed`. Not here: those who know better: Sentinels (`sentinel`), a cluster (`topology`).
+Here: the `Route` protocol, and `Fixed`. Not here: the routes that ask servers: Sentinels (`sentinel`), a cluster (`topology`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Protocol
 from worqr.link.settings import Endpoint, LinkSettings
 
 Silence = Callable[[], None]
-"""Called every 0.1 s while somebody waits for a server; may raise `Lost` to give up."""
+"""Called every 0.1 s while a caller waits for a server; may raise `Lost` to give up."""
 
 
 class Route(Protocol):
-    """Knows where the server is that some connections lead to. Used by several threads."""
+    """Finds the address of one server. Several threads may use it."""
 
     @property
     def name(self) -> str:
@@ -23,15 +23,16 @@ class Route(Protocol):
         ...
 
     def find(self, on_silence: Silence | None = None) -> Endpoint:
-        """Where it is now. May ask around for a second or two.
+        """Return the current address. May ask servers for a second or two.
 
         Raises:
-            Unavailable: nobody knows. RefusedByServer: waiting does not help.
+            Unavailable: no server could report the address.
+            RefusedByServer: waiting does not help.
         """
         ...
 
     def leads_to(self, endpoint: Endpoint) -> bool:
-        """Is it (still) there, as far as we know? Returns at once."""
+        """Return True if the server is still there, by the latest known address. Does not block."""
         ...
 
     def doubt(self) -> None:
