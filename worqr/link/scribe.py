@@ -1,7 +1,7 @@
-"""Writes the log lines of the link in a thread, which exists only while there are lines.
+"""Write the log lines of the link in a thread, which exists only while there are lines.
 
-A log handler may block for long: a terminal that is held, a full pipe, a slow disk. The threads that keep the worker
-alive must not stand behind it, so they only put a line on a queue. Lines keep their order.
+A log handler may block for long: a paused terminal, a full pipe, a slow disk. The event loop and the keepalive thread must
+not wait for it, so they only put a line on a queue. Lines keep their order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Line = Callable[[], None]
 
 
 class Scribe:
-    """Lines that are written in a daemon thread; and the watchers, to which the link tells what it logs of the connection."""
+    """A queue of log lines with a daemon thread that writes them. It also has the watchers of the connection's state."""
 
     def __init__(self) -> None:
         self.watchers: Watchers = Watchers()
@@ -45,7 +45,7 @@ class Scribe:
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="worqr-scribe", daemon=True)
-                with suppress(RuntimeError):  # no more threads to be had: the next line tries again
+                with suppress(RuntimeError):  # the system is out of threads: the next line tries again
                     self._thread.start()
                     return
                 self._thread = None
@@ -57,7 +57,7 @@ class Scribe:
             thread.join(_FLUSH)
 
     def poison(self) -> None:
-        """In a forked child: the thread stayed in the parent, which writes its lines."""
+        """In a forked child: the thread exists in the parent only, which writes its lines."""
         self._lock, self._thread = threading.Lock(), None
         self._lines.clear()
 
@@ -68,5 +68,5 @@ class Scribe:
                     self._thread = None
                     return
                 line = self._lines.popleft()
-            with suppress(Exception):  # a handler that raises is on its own: there is no other log to write it to
+            with suppress(Exception):  # there is no other log for the error of a handler
                 line()
