@@ -1,14 +1,15 @@
-"""Where the primary of a service is, as its Sentinels say: a thread asks them all every second, and at once if somebody doubts.
+"""`SentinelRoute`: finds the primary of a service. A thread asks all Sentinels every second, and at once after `doubt()`.
 
-Here: `SentinelRoute`. Not here: what a move means for the connections that stand (`link` tells them).
+Not here: the consequences of a move for open connections (`link`).
 
-Each Sentinel has its own view. After a failover the one that led it knows first; the others follow within a second; one that was
-cut off goes on naming the old primary, perhaps for hours, and the old primary goes on taking writes that will be lost. Sentinels
-number their decisions (the config-epoch), so the highest number wins. A majority is not asked for: it decided when it made that
-number. A Sentinel that falls silent is believed for a while longer, so that a stale one cannot win because the others restart;
-but not for ever, so that Sentinels that were set up anew, and count from 0, are followed in the end.
+Each Sentinel has its own view. After a failover the Sentinel that led it has the new view first, and the others follow within
+a second. A Sentinel that was cut off may name the old primary for hours. That primary accepts writes, which will be lost.
 
-What is found is a hint: `connection` asks the server itself whether it is a primary.
+Sentinels number their decisions (the config-epoch), so the highest number wins. A majority is not needed: it agreed when the
+number was made. The last view of a silent Sentinel counts for a while, so that an outdated one cannot win while the others
+restart. After that it is dropped, so that newly installed Sentinels, which count from 0, win in the end.
+
+The result is a hint: `connection` checks that the server itself is a primary.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ from worqr.link.settings import Endpoint, LinkSettings
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-_TIMEOUT = 1.0  # seconds for connecting to a Sentinel, and for its answer
-_LOOK_EVERY = 1.0  # seconds between looks: what is written to a primary that was replaced is lost
-_LOOK_AGAIN = 0.25  # seconds between looks while somebody doubts, or a failover is under way, at least
-_LEARN_EVERY = 30.0  # seconds between questions for the other Sentinels
-_BELIEVED = 30.0  # seconds that the last answer of a silent Sentinel counts
-_TRY_AGAIN = 10.0  # seconds that a silent Sentinel is left alone, while others answer
-_FIND = 3.0  # seconds that somebody waits for the first look
-_SLICE = 0.1  # seconds: how late the end may be noticed
-_END_WAIT = 0.2  # seconds that closing waits for the thread; only one that is just connecting takes longer
+_TIMEOUT = 1.0  # seconds for connecting to a Sentinel, and for its reply
+_LOOK_EVERY = 1.0  # seconds between looks; writes to a primary that was replaced are lost
+_LOOK_AGAIN = 0.25  # seconds between looks after `doubt()`, or during a failover, at least
+_LEARN_EVERY = 30.0  # seconds between requests for the other Sentinels
+_BELIEVED = 30.0  # seconds for which the last view of a silent Sentinel counts
+_TRY_AGAIN = 10.0  # seconds until a silent Sentinel is tried again, while others reply
+_FIND = 3.0  # seconds that a caller waits for the first look
+_SLICE = 0.1  # seconds: how late `close` may be noticed
+_END_WAIT = 0.2  # seconds that closing waits for the thread; a thread that is connecting takes longer
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What one Sentinel said: who is the primary, by which decision, whether it is about to make another one its primary, and
-    when (monotonic) it said so.
+    """The view of one Sentinel: the primary, the number of the decision, a failover in progress, and the time of the reply
+    (monotonic).
     """
 
     primary: Endpoint
@@ -59,10 +60,10 @@ class SentinelRoute:
 
     Attributes:
         name: the URL without its secrets.
-        primary: where it is, as far as we know.
+        primary: its latest known address.
 
     Args:
-        moved: called in the thread when the primary is another one than before.
+        moved: called in the Sentinel thread when the primary has changed.
     """
 
     def __init__(self, settings: LinkSettings, scribe: Scribe, moved: Callable[[], None]) -> None:
@@ -82,10 +83,11 @@ class SentinelRoute:
         self._know(settings.address.seeds)
 
     def find(self, on_silence: Silence | None = None) -> Endpoint:
-        """Where the primary is, as far as we know; waits for the first look, if need be.
+        """Return the latest known address of the primary; wait for the first look, if necessary.
 
         Raises:
-            Unavailable: no Sentinel answers. RefusedByServer: none knows the service, or lets us ask.
+            Unavailable: no Sentinel replies.
+            RefusedByServer: no Sentinel has the service, or they refuse the user.
         """
         end = time.monotonic() + _FIND
         while not self._looked.wait(_SLICE) and time.monotonic() < end:
@@ -104,11 +106,11 @@ class SentinelRoute:
         self._doubted.set()
 
     def start(self) -> None:
-        """Begin to look. Raises RuntimeError if the system gives us no thread."""
+        """Begin to look. Raises RuntimeError if the system cannot start a thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread."""
+        """End the Sentinel thread."""
         self._ended.set()
         self._doubted.set()
         self._looked.set()
@@ -118,19 +120,19 @@ class SentinelRoute:
             self._thread.join(_END_WAIT)
 
     def poison(self) -> None:
-        """In a forked child: the thread does not exist here, and the sockets are the parent's."""
+        """In a forked child: the thread does not exist here, and the sockets belong to the parent."""
         self._ended.set()
         for sentinel in self._sentinels.values():
             sentinel.abandon()
 
-    # The thread
+    # The Sentinel thread
 
     def _run(self) -> None:
         while not self._ended.is_set():
             self._doubted.clear()
             try:
                 self.look_once()
-            except Exception as exc:  # a bug must cost a look, not every look from now on
+            except Exception as exc:  # a bug must cost one look, not all later ones
                 text = "asking the Sentinels failed, trying again; this is a bug of worqr, please report it"
                 self._scribe.emit(logger, "link.sentinel", text, exc_info=exc)
             self._looked.set()
@@ -141,7 +143,7 @@ class SentinelRoute:
             sentinel.close()
 
     def look_once(self) -> None:
-        """Ask them all, and believe the best. Those that were silent before come last, so that nobody waits for them."""
+        """Ask all Sentinels, and use the best view. Silent ones come last, so that they delay no others."""
         asked, errors = set[Sentinel](), list[WorqrError]()
         while some := [each for each in self._sentinels.values() if not (each.silences or each in asked)]:
             self._ask(some, errors)
@@ -174,10 +176,10 @@ class SentinelRoute:
     def _know(self, endpoints: Iterable[Endpoint]) -> None:
         new = {endpoint: Sentinel(endpoint) for endpoint in endpoints if endpoint not in self._sentinels}
         if new:
-            self._sentinels = self._sentinels | new  # another one, because somebody may be looking at the old one
+            self._sentinels = self._sentinels | new  # a new set, because another thread may be reading the old one
 
     def _forget(self) -> None:
-        """Those that are silent, and that nobody else knows any more."""
+        """Forget the silent Sentinels that no other Sentinel lists any more."""
         known = {*self._settings.address.seeds}
         known.update(*(each.others for each in self._sentinels.values() if not each.silences))
         for endpoint, sentinel in tuple(self._sentinels.items()):
@@ -185,7 +187,7 @@ class SentinelRoute:
                 self._sentinels = {each: other for each, other in self._sentinels.items() if each != endpoint}
 
     def _decide(self) -> None:
-        """The primary by the highest decision; between Sentinels that disagree about one, by most; then the one we have."""
+        """Choose the primary by the highest decision. Ties go to the majority, then to the present primary."""
         oldest = time.monotonic() - _BELIEVED
         views = [each.view for each in self._sentinels.values() if each.view is not None and each.view.at > oldest]
         self._failing_over = any(view.failing_over for view in views)
@@ -205,7 +207,7 @@ class SentinelRoute:
                 self._moved()
 
     def _tell(self, errors: list[WorqrError], *, answered: bool) -> None:
-        """Say why nobody knows, for those who ask; and once in the log, if there is a primary to go on with."""
+        """Store why no Sentinel could name the primary, for callers; log it once, if an older address is still in use."""
         if answered:
             if self._blind_since is not None:
                 gone = time.monotonic() - self._blind_since
@@ -216,7 +218,7 @@ class SentinelRoute:
         refusals = [error for error in errors if not isinstance(error, Unavailable)]
         silent = sorted(
             errors, key=is_unknown_host
-        )  # that a name is unknown is the reason only if none of them is known
+        )  # an unknown host name is the reason only if no Sentinel's name is known
         first = str((refusals or silent)[0]) if errors else "the link was closed"
         if refusals and len(refusals) == len(errors):
             self._error = refusals[0]
@@ -233,13 +235,13 @@ class SentinelRoute:
 
 
 class Sentinel:
-    """One of them, and the connection to it. Used by the thread alone, but for `interrupt`.
+    """One Sentinel, and the connection to it. Only the Sentinel thread uses it, except for `interrupt`.
 
     Attributes:
-        view: what it said last.
-        others: the other Sentinels it knows of.
-        silences: how often in a row it did not answer.
-        not_before: when to try again, if others answer (monotonic).
+        view: its last reply.
+        others: the other Sentinels that it lists.
+        silences: the number of failures in a row.
+        not_before: when to try again, while others reply (monotonic).
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -252,10 +254,11 @@ class Sentinel:
         self._learned_at = 0.0
 
     def ask(self, settings: LinkSettings, on_silence: Silence) -> None:
-        """Have its view, and now and then the others it knows of.
+        """Ask for its view, and now and then for the other Sentinels.
 
         Raises:
-            Unavailable: it does not answer. RefusedByServer: it is none, does not know the service, or does not let us ask.
+            Unavailable: it does not reply.
+            RefusedByServer: it is not a Sentinel, does not have the service, or refuses the user.
         """
         try:
             wire = self._wire
@@ -322,7 +325,7 @@ class Sentinel:
         return f"the Sentinel at {self._endpoint} knows no service {service!r}{known}"
 
     def interrupt(self) -> None:
-        """From another thread: it waits no longer for an answer."""
+        """From another thread: make a pending read fail at once."""
         wire = self._wire
         if wire is not None:
             wire.interrupt()
@@ -343,13 +346,13 @@ def _endpoint(host: bytes, port: bytes) -> Endpoint:
 
 
 def _fields(flat: Any) -> dict[bytes, bytes]:
-    """Names and values in turn, as Sentinels answer."""
+    """Return a dict from a Sentinel's list of alternating names and values."""
     words = cast("list[bytes]", flat) if isinstance(flat, list) else []
     return dict(zip(words[::2], words[1::2], strict=False))
 
 
 def _rows(answer: Any) -> list[dict[bytes, bytes]]:
-    """What each of several is; none if we may not know."""
+    """Return a dict for each item of a list; an empty list if the user has no permission."""
     return [] if isinstance(answer, Refused) else [_fields(each) for each in answer]
 
 
