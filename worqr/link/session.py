@@ -1,15 +1,16 @@
 """`Session`: the requests on one connection, from packing to outcome. No I/O: bytes in, bytes and outcomes out.
 
-A session dies with its connection. It sends one batch at a time: what comes meanwhile waits for the next one. An error reply
-never harms its neighbours: the rest of the batch is read to the end. Not here: the order of requests (`backlog`), what is done
-about requests that were not answered (`node_client`), sockets.
+A session ends with its connection. It sends one batch at a time; requests that are submitted meanwhile form the next one. An
+error reply concerns one request: the rest of the batch is read to the end.
 
-Phases, and what the next reply belongs to:
+Not here: the order of requests (`backlog`), the recovery of unanswered requests (`pipeline`), sockets.
+
+Phases, and the kind of the next reply:
 
 =========  =======================================  ======================================================
 phase      the next reply is                        then
 =========  =======================================  ======================================================
-IDLE       nobody's: the connection is lost         `begin` (-> LOADING, REPLYING), `begin_count` (-> COUNTING)
+IDLE       invalid: the connection is lost          `begin` (-> LOADING, REPLYING), `begin_count` (-> COUNTING)
 LOADING    that of the oldest SCRIPT LOAD           -> REPLYING, when the last script is loaded
 REPLYING   that of the oldest request of the batch  -> COUNTING, if replicas are counted; else -> IDLE
 COUNTING   that of WAIT                             -> IDLE
@@ -41,7 +42,7 @@ PER_SEND: Final = 64
 
 
 class Phase(enum.Enum):
-    """What the next reply on the connection belongs to."""
+    """The kind of the next reply on the connection."""
 
     IDLE = "nothing is under way"
     LOADING = "scripts are being loaded"
@@ -52,18 +53,18 @@ class Phase(enum.Enum):
 
 @dataclass(slots=True)
 class BatchResult:
-    """What became of the requests of a batch that do not have their outcome yet.
+    """The requests of a batch that do not have their outcome yet.
 
     Attributes:
         answered: they took effect, and wait for replicas.
-        noscript: the server does not know their scripts.
+        noscript: the server does not have their scripts.
         held, dropped: the server cannot work, on this connection or at all.
         moved: with the redirect of the node, ``SLOT HOST:PORT``.
         moving: their slot is being moved at this moment.
-        unanswered: the connection was lost first.
-        lost: why.
-        cause: why some are held, dropped, moved or moving.
-        settled: some have their outcome.
+        unanswered: the connection was lost before the reply.
+        lost: the reason of the loss.
+        cause: the error reply to some that are held, dropped, moved or moving.
+        settled: at least one request of the batch has its outcome.
     """
 
     answered: list[Request] = field(default_factory=list[Request])
@@ -89,9 +90,9 @@ class Session:
     """The requests on one connection.
 
     Attributes:
-        phase: what the next reply belongs to.
-        settled: requests that have their outcome. Whoever calls `receive` takes them.
-        result: the batch that ended last, or goes on.
+        phase: the kind of the next reply.
+        settled: requests that have their outcome. The caller of `receive` empties the list.
+        result: the present batch, or the last one.
     """
 
     __slots__ = (
@@ -154,7 +155,7 @@ class Session:
             self._end_of_replies(now)
 
     def begin_count(self, now: float) -> list[bytes]:
-        """Ask how many replicas have what was answered before, when there is nothing else to send; empty: not now."""
+        """Return a WAIT for requests that were answered before, if there is nothing else to send; empty: not now."""
         assert self.phase is Phase.IDLE, "one batch at a time"
         question = self._backlog.replication.question(0, now)
         if question is None:
@@ -320,7 +321,7 @@ class Session:
 
     @staticmethod
     def _keep_order(result: BatchResult) -> None:
-        """A request that moves to another node must not overtake one of the same base that this node gets again."""
+        """A request that moves to another node must not overtake a request of the same base that is resent to this node."""
         stays = {request.call.base for request in (*result.noscript, *result.held, *result.dropped, *result.moving)}
         result.moving += [request for request, _ in result.moved if request.call.base in stays]
         result.moved = [each for each in result.moved if each[0].call.base not in stays]
@@ -340,7 +341,7 @@ class Session:
         self.settled += replication.answered(cast("int", reply), now - self._since, now)
 
     def lose(self, lost: Lost, now: float) -> None:
-        """The connection is lost: what was not answered is in `result` then. Idempotent."""
+        """The connection is lost: `result` gets the unanswered requests. Idempotent."""
         if self.phase is Phase.LOST:
             return
         result = self.result if self.phase is not Phase.IDLE else BatchResult()
