@@ -1,10 +1,10 @@
-"""What a link must know before it does anything: the server's address and the timeouts.
+"""The settings of a link: the server's address and the timeouts.
 
-Here: `LinkSettings` and the parsing of the server's URL, strict, so that a typing error is found before a byte is sent.
-Not here: any I/O, and redis-py (`connection` turns an `Address` into a connection).
+Here: `LinkSettings` and the strict parser of the server's URL, which reports a typing error before anything is sent. Not
+here: I/O, and redis-py (`connection` turns an `Address` into a connection).
 
-A password lives in `Address.password` and in `LinkSettings.url` and is printed by nothing: both are kept out of every
-``repr``, and messages name `Address.redacted`.
+`Address.password` and `LinkSettings.url` contain passwords. Both are left out of every ``repr``, and messages use
+`Address.redacted`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _TLS_OPTIONS = frozenset(
     }
 )
 _SENTINEL_OPTIONS = frozenset({"sentinel_username", "sentinel_password"})
-_SECRET = "***"  # noqa: S105 - what stands in a message where the password was
+_SECRET = "***"  # noqa: S105 - the replacement of the password in messages
 _PORT = 6379
 _SENTINEL_PORT = 26379
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 GIVEN = "the URL of the mesh"
 DEFAULT = "the default URL"
-"""Sources of a URL: the application, and nobody."""
+"""Sources of a URL: the application, or the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,14 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the server is, or who knows it, and as whom we go there.
+    """The address of the server, or of the servers that know it, and the user.
 
     Attributes:
-        kind: how we talk to it.
+        kind: the transport.
         redacted: the URL without its secrets, for messages.
-        topology: one server; one whose place Sentinels know; the nodes of a cluster.
-        seeds: the server; or Sentinels; or some nodes of the cluster. At least one.
-        service: what the Sentinels call the server.
+        topology: one server, a server behind Sentinels, or the nodes of a cluster.
+        seeds: the server, or Sentinels, or some nodes of the cluster. At least one.
+        service: the name of the server in the Sentinels' configuration.
     """
 
     kind: Kind
@@ -96,13 +96,16 @@ class Address:
 
     @property
     def of_sentinels(self) -> Address:
-        """The same, as whom we go to the Sentinels: they have users of their own, and no databases."""
+        """Return the address for connections to Sentinels, which have their own users and no databases."""
         return replace(self, db=0, username=self.sentinel_username, password=self.sentinel_password)
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """The parts of a URL, ``redis://``, ``rediss://``, ``unix://``, ``redis+cluster://``, ``redis+sentinel://`` (and
-        ``rediss+...``); UsageError names what is wrong with it.
+        """Parse a URL: ``redis://``, ``rediss://``, ``unix://``, ``redis+cluster://``, ``redis+sentinel://`` (and
+        ``rediss+...``).
+
+        Raises:
+            UsageError: the URL is invalid; the text names the part.
         """
         shown = redact(url)
         try:
@@ -141,7 +144,7 @@ class Address:
 
 
 def redact(url: str) -> str:
-    """The URL with no password in it and no option but the database, whatever shape it has (it may be a wrong one)."""
+    """Return the URL without its password and options, except for the database. Works for invalid URLs too."""
     scheme, separator, rest = url.rpartition("://") if "://" not in url else url.partition("://")
     userinfo, at, place = rest.rpartition("@")  # the last one: a password may contain @
     user, colon, _ = userinfo.partition(":")
@@ -154,7 +157,7 @@ def redact(url: str) -> str:
 
 
 def _without_secret(place: str) -> str:
-    """What stands where a port should and is no number may be a password whose @ was forgotten."""
+    """Redact an invalid port: it may be part of a password with a missing @."""
     host, bracket, port = place.rpartition("]")  # the colons of an IPv6 address are no port's
     return host + bracket + re.sub(r":(?!\d*(/|$))[^/]*", f":{_SECRET}", port)
 
@@ -185,7 +188,7 @@ def _places(text: str, topology: Topology, shown: str) -> tuple[Endpoint, ...]:
 
 
 def _path_of(parts: SplitResult, topology: Topology, shown: str) -> tuple[str, str]:
-    """The service that Sentinels know, and the database, as the path names them."""
+    """Parse the path: the service at the Sentinels, and the database."""
     path = "" if parts.scheme == "unix" else parts.path.strip("/")
     if topology != "sentinel":
         return "", path
@@ -237,10 +240,10 @@ def _database(text: str, option: str | None, topology: Topology, shown: str) -> 
 
 
 def checked_credentials(given: GivenCredentials | None, url: str | None) -> Credentials | None:
-    """What a mesh asks for user and password.
+    """Check and wrap the `credentials` of a mesh.
 
     Raises:
-        UsageError: it cannot be asked, or `url` has a user or a password, too.
+        UsageError: `given` is neither a function nor a provider, or `url` has a user or a password, too.
     """
     if given is None:
         return None
@@ -261,24 +264,24 @@ def _check_only_one(address: Address, credentials: Credentials | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """Everything that is set once for a link. All times in seconds.
+    """All fixed settings of a link. Times are in seconds.
 
     Attributes:
         url: the server.
-        prefix: the mesh's prefix; names our connections when there is no `app`.
+        prefix: the mesh's prefix; names the connections when there is no `app`.
         app: the application's name, for CLIENT LIST.
-        patience: how long a call waits for an answer, by default.
+        patience: how long a call waits for a reply, by default.
         connect_timeout: for the TCP (or TLS) handshake alone.
-        socket_timeout: a server that answers nothing for so long while it owes an answer is gone.
-        ping_every: how long a subscription's connection may be silent before it is tried.
-        pong_timeout: and how long after that until it is given up (any traffic counts as an answer).
-        slowest: answers may take so long: none of the timeouts above is shorter.
-        source: where the URL comes from, for messages: ``WORQR_URL``, say.
-        credentials: who is asked for user and password at each new connection.
+        socket_timeout: a connection without input for this time is lost, if a reply is pending.
+        ping_every: how long a subscription's connection may be silent before a PING is sent.
+        pong_timeout: how long after the PING the connection is lost, if no input arrives.
+        slowest: the longest time that a reply may take: none of the timeouts above is shorter.
+        source: the origin of the URL, for messages, for example ``WORQR_URL``.
+        credentials: called for user and password at each new connection.
         address: the parsed `url`.
 
     Raises:
-        UsageError: something in it is wrong, or there are credentials in the URL as well.
+        UsageError: a value is invalid, or the URL has credentials as well.
     """
 
     url: str = field(repr=False)
@@ -311,7 +314,7 @@ class LinkSettings:
 
     @property
     def is_default(self) -> bool:
-        """Nobody has named a server."""
+        """Return True if neither the application nor the environment has named a server."""
         return self.source == DEFAULT
 
     @property
@@ -322,6 +325,6 @@ class LinkSettings:
         return not secret and address.kind == "tcp" and address.topology == "single" and address.host in _LOCAL
 
     def client_name(self, purpose: str) -> str:
-        """What CLIENT LIST shows: ``worqr:APP:PURPOSE``. The server takes printable ASCII without blanks."""
+        """Return the name for CLIENT LIST: ``worqr:APP:PURPOSE``. The server accepts printable ASCII without blanks."""
         label = "".join(c if "!" <= c <= "~" else "-" for c in self.app or self.prefix)
         return f"worqr:{label}:{purpose}"
