@@ -1,8 +1,8 @@
-"""Which client gets the new requests of a slot that has moved to another node. Pure; used under the lock of `ClusterRouter`.
+"""Choose the client for the new requests of a slot that has moved to another node. No I/O; `ClusterRouter` uses it in the loop.
 
-The old node's client may still have requests of the slot: in its inbox, set aside, or on their way. If a new request went to the
-new node's client at once, it would overtake them. So it goes to the old client, too, which hands over everything in order, until
-that client says that it has none of the slot's requests left.
+The old node's client may still have requests of the slot: waiting, held back, or in flight. If the new node's client got a
+new request at once, it would overtake them. So the old client gets it, too, and hands over all requests in order. When it
+reports that it has none of the slot's requests left, the new client gets the new ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ class SlotOrder(Generic[P]):
         self._passing: dict[P, set[int]] = {}  # slots of other nodes, of which this client may have requests left
 
     def choose(self, slot: int, owner: P) -> tuple[P, bool]:
-        """The client for a new request of `slot`, which belongs to the node of `owner`; True: tell this client to hand over."""
+        """Return the client for a new request of `slot`, whose node is `owner`. True: ask this client to hand over its
+        requests.
+        """
         last = self._last.setdefault(slot, owner)
         if last is owner:
             return owner, False
@@ -32,7 +34,7 @@ class SlotOrder(Generic[P]):
         return last, is_new
 
     def is_passing(self, client: P) -> bool:
-        """Must `client` say which slots it has left?"""
+        """Return True if `client` must report the slots of its remaining requests."""
         return client in self._passing
 
     def passed(self, client: P, left: Collection[int]) -> None:
