@@ -1,7 +1,7 @@
-"""What answers at a port where a server should be, if it is something else: HTTP, TLS, or a server without TLS.
+"""Identify another program at the server's port: HTTP, TLS, or a server without TLS.
 
-Here: looking at what came back, and asking in the other way once. Only when a link connects for the first time: at a port
-that worked before, the same signs come from a proxy whose server is away. Not here: certificates (`tls`).
+Here: the check of its output, and one attempt with TLS instead of plain text or the reverse. Only for the first connection of
+a link: at a port that worked before, the same signs come from a proxy whose server is away. Not here: certificates (`tls`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from contextlib import suppress
 
 from worqr.link.settings import Endpoint
 
-_PATIENCE = 1.0  # seconds for connecting and for each answer
-_MOST = 100  # characters of somebody else's answer in a message
+_PATIENCE = 1.0  # seconds for connecting and for each reply
+_MOST = 100  # characters of the program's output in a message
 _HTTP = ("HTTP/", "<!DOCTYPE", "<html")
 
 
 def first_line(heard: bytes) -> str:
-    """The first line of what somebody said, as text that can be printed; empty if there is none."""
+    """Return the first line of a program's output as printable text; empty if there is none."""
     line = heard.strip().splitlines()[0] if heard.strip() else b""
     text = "".join(c if c.isprintable() else "?" for c in line.decode("utf-8", "replace"))
     return text if len(text) <= _MOST else text[:_MOST] + "..."
@@ -28,9 +28,9 @@ def no_server(name: str, heard: bytes, error: str) -> str:
     """Return the message for a program that does not speak the Redis protocol.
 
     Args:
-        name: where it is.
-        heard: what it said.
-        error: what the parser said about it.
+        name: its address.
+        heard: its output.
+        error: the parser's error.
     """
     line = first_line(heard)
     said = f"the program there replied {line!r}" if line else f"the reply there cannot be read ({error})"
@@ -48,10 +48,10 @@ def plain_reply(endpoint: Endpoint) -> str:
 
 
 def speaks_tls(endpoint: Endpoint) -> bool:
-    """Return True if the server there begins to speak TLS with us. Sends nothing but the handshake, and checks nothing."""
+    """Return True if the program accepts a TLS handshake. Sends only the handshake, and checks no certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # nothing is sent: we only want to know whether it is TLS
+    context.verify_mode = ssl.CERT_NONE  # nothing is sent after the handshake, which only detects TLS
     try:
         with _reach(endpoint) as plain, context.wrap_socket(plain):
             return True
