@@ -1,6 +1,6 @@
-"""`Subscription`: some channels, the callbacks for what is heard there, and the wait until they stand.
+"""`Subscription`: some channels, the callbacks for their messages, and the wait until the channels are confirmed.
 
-Not here: the connection over which they are heard (`subscriptions`).
+Not here: the connection (`subscriptions`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Hub(Protocol):
     ended: WorqrError | None
 
     def forget(self, subscription: Subscription) -> None:
-        """It hears nothing more."""
+        """Remove the subscription's listener."""
         ...
 
 
 class EarOwner(Protocol):
-    """What listens for some subscriptions, over one connection."""
+    """The connection of some subscriptions."""
 
     def let_go(self, ear: Ear) -> None:
         """Listen no more for this one."""
@@ -37,11 +37,12 @@ class EarOwner(Protocol):
 
 
 class Subscription:
-    """Some channels, and whom to tell. Made by `Subscriptions.open`; all of its methods belong to the loop.
+    """Some channels, and the callbacks for their messages. Created by `Subscriptions.open`; all methods belong to the loop.
 
     Attributes:
         channels: their names, each once; at least one.
-        ear: what listens for it. Set by whoever opened it; another one when its channels move to another node.
+        ear: the listener of the connection. Set when the subscription is opened, and replaced when its channels move to
+            another node.
     """
 
     def __init__(
@@ -64,15 +65,17 @@ class Subscription:
         self._waiters: list[Waiter] = []
 
     async def wait_confirmed(self) -> None:
-        """Return when all channels have been subscribed once. Waits through outages: put a deadline around it.
+        """Return when all channels have been subscribed once.
+
+        Waits through outages: put a deadline around it.
 
         Raises:
-            RefusedByServer: our user may not hear one of them.
+            RefusedByServer: the user has no permission for one of the channels.
             Unavailable: the link was closed.
         """
         driver, waiter = self._hub.driver, Waiter()
         await driver.prepare(waiter)
-        self._waiters.append(waiter)  # before the look: in a plain thread the news may come meanwhile
+        self._waiters.append(waiter)  # before the check: in a plain thread the confirmation may come meanwhile
         if not self._stood and self._error is None and self._hub.ended is None:
             await driver.wait(waiter)
         error = self._error or (None if self._stood else self._hub.ended)
@@ -80,7 +83,7 @@ class Subscription:
             raise type(error)(*error.args) from error.__cause__
 
     def close(self) -> None:
-        """Hear nothing more, from now on. Channels that nobody else wants are unsubscribed. Idempotent."""
+        """Receive no more messages. Channels without another subscription are unsubscribed. Idempotent."""
         if not self._closed:
             self._closed = True
             self._hub.forget(self)
@@ -108,7 +111,7 @@ class Subscription:
 
 
 class Ear(Listener):
-    """What listens for a subscription, in the thread of one connection."""
+    """The listener of a subscription on one connection."""
 
     def __init__(self, subscription: Subscription, hub: EarOwner) -> None:
         super().__init__(subscription.channels)
