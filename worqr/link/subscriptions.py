@@ -1,12 +1,15 @@
-"""Channels to listen to, over one connection that is driven by the caller's loop; it is made at the first subscription.
+"""`Subscriptions`: messages on channels, over a second connection that the caller's driver drives. The first subscription
+opens it.
 
-Here: `Subscriptions`, which keeps the connection. What a caller has is in `subscription`; which channels are wanted, asked for
-and confirmed is in `channels`. Messages are hints; they get lost whenever a connection does. So a subscriber learns
-each time that its channels stand (again): that is the moment to look for what was missed.
+Here: the connection. Not here: a caller's channels and callbacks (`subscription`), and which channels are requested, sent and
+confirmed (`channels`).
 
-A connection on which nothing has come for `ping_every` gets a PING; one on which nothing comes for `pong_timeout` after that is
-given up: TCP would wait for hours. The time in which the loop was blocked does not count. An outage is not logged here; the data
-connection logs it.
+Messages are hints; a lost connection loses some of them. So a subscriber is notified each time that its channels are
+confirmed (again), and then checks for what it has missed.
+
+A connection without input for `ping_every` gets a PING. If no input arrives for `pong_timeout` after that, the connection is
+closed: TCP would wait for hours. The time in which the loop was blocked does not count. An outage is not logged here; the
+data connection logs it.
 """
 
 from __future__ import annotations
@@ -50,8 +53,8 @@ class Subscriptions:
     """All subscriptions of a link, on one connection. All methods belong to the driver's loop.
 
     Args:
-        route: where the server is; by default where the settings say.
-        channels: what it keeps its channels in: of which kind they are.
+        route: finds the server's address; by default the address in the settings.
+        channels: the state of the channels, plain or sharded.
     """
 
     def __init__(
@@ -207,7 +210,7 @@ class Subscriptions:
         self._timer = self.driver.call_at(when, callback)
 
     def _ask(self) -> None:
-        """Ask for what is wanted, and deliver the news that needs no reply."""
+        """Send the pending commands, and deliver the confirmations that need no reply."""
         if self.state is State.UNUSED:
             self._dial()
         if self._transport is not None:
@@ -232,12 +235,12 @@ class Subscriptions:
             self._readable()
 
     def _readable(self) -> None:
-        """Deliver what has arrived."""
+        """Read the input and deliver it."""
         try:
             self._receive()
         except Lost as lost:
             self._lost(lost)
-        except Exception as error:  # a bug must cost a connection, not every message from now on
+        except Exception as error:  # a bug must cost a connection, not all later messages
             self._scribe.emit(logger, "link.subscriptions", "a bug of worqr; connecting again", exc_info=error)
             self._lost(Lost("a bug", innocent=True))
         news, self._channels.news = self._channels.news, []
@@ -298,7 +301,7 @@ class Subscriptions:
 
     def _look(self, planned: float) -> None:
         self._timer = None
-        self._readable()  # what the socket has is read before anything is judged
+        self._readable()  # read the socket's input before checking the time
         now = time.monotonic()
         if self._transport is not None and self._channels:
             if now - planned > _LATE:
