@@ -1,4 +1,4 @@
-"""`ThreadDriver`: the link of plain threads, where no loop runs. The threads that wait for a reply drive its sockets.
+"""`ThreadDriver`: the link of plain threads, where no loop runs. The waiting threads drive its sockets.
 
 One of the threads that wait drives the sockets for all of them: it waits until one is ready, reads replies and wakes the threads
 that they belong to. When it has its own reply, another thread that waits takes over. While no thread waits, nothing is read:
@@ -36,17 +36,17 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class ThreadDriver:
-    """The driver of plain threads, of any number of them."""
+    """The driver for any number of plain threads."""
 
     def __init__(self) -> None:
         self.entered: _Entered = _Entered()
-        self._roles = threading.Lock()  # of who drives and who follows; held for a moment
+        self._roles = threading.Lock()  # guards the choice of the driving thread; held for a moment
         self._reactor: Reactor | None = None
         self._timers = Timers()
         self._followers: dict[_Gate, None] = {}  # gates of threads that wait while another one drives
         self._waiting: set[Waiter] = set()
         self._broken: Exception | None = None  # the link has ended in the middle of a change
-        self._driving: _Gate | None = None  # that of the thread that drives
+        self._driving: _Gate | None = None  # the gate of the thread that drives
         self._wakes_at = math.inf  # when it looks at the timers at the latest
         self._gathering = False  # a request is about to be sent, and others may join it
         self._closed = False
@@ -54,7 +54,7 @@ class ThreadDriver:
     def submit(self, send: Callable[[Any], object], requests: Any) -> None:
         self.entered.submit(send, requests)
 
-    # The link's side, under the lock
+    # Called by the link, under the lock
 
     def post(self, deliver: Callable[[], object]) -> None:
         with self.entered:
@@ -93,7 +93,7 @@ class ThreadDriver:
 
     def poison(self) -> None:
         self._waiting.clear()
-        self.entered, self._roles = _Entered(), threading.Lock()  # a thread of the parent may have held the old ones
+        self.entered, self._roles = _Entered(), threading.Lock()  # the parent's threads may have held the old locks
         self._driving = None
         self._free()
 
@@ -234,7 +234,7 @@ class _Entered:
         self._submitted: deque[tuple[Callable[[Any], object], Any]] = deque()
 
     def submit(self, send: Callable[[Any], object], requests: Any) -> None:
-        """Send them now, or have the thread send them that has the lock."""
+        """Send the requests now, or leave them to the thread that has the lock."""
         self._submitted.append((send, requests))
         self._send_submitted()
 
@@ -262,13 +262,13 @@ class _Entered:
 
 
 class _Gate:
-    """One thread waits for it, once; calling it opens it, from any thread."""
+    """A gate for one waiting thread, used once; opened by a call, from any thread."""
 
     __slots__ = ("_driver", "_lock", "is_open", "outer", "thread")
 
     def __init__(self, driver: ThreadDriver) -> None:
         self.is_open: bool = False
-        self.outer: _Gate | None = None  # of the call that drives further out on the stack of this thread
+        self.outer: _Gate | None = None  # the gate of an interrupted call of this thread that drives
         self.thread = threading.get_ident()
         self._driver = driver
         self._lock = threading.Lock()
@@ -280,7 +280,7 @@ class _Gate:
         self._driver.wake_driving(self)
 
     def promote(self) -> None:
-        """Wake the thread, so that it drives the sockets. From any thread; twice does no harm."""
+        """Wake the thread, so that it drives the sockets. Callable from any thread; idempotent."""
         with suppress(RuntimeError):  # it is awake
             self._lock.release()
 
@@ -297,7 +297,7 @@ class _Gate:
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end in this thread; it waits by a `ThreadDriver`, or not at all."""
-    outer, here.limit = here.limit, None  # those of whoever is interrupted here, or was, are not its own
+    outer, here.limit = here.limit, None  # the interrupted caller's limits do not apply to this coroutine
     try:
         coroutine.send(None)
     except StopIteration as end:
