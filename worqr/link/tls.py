@@ -1,8 +1,7 @@
-"""What can be wrong with a ``rediss://`` URL: the files that it names, looked at before a byte is sent, and what the two sides
-do not accept of each other.
+"""Check the files of a ``rediss://`` URL before anything is sent, and explain failed TLS handshakes.
 
-OpenSSL's errors do not say which file they mean, and for the password of a private key it asks whoever sits at the terminal.
-Not here: the connection (redis-py reads the files again, for every one, so that they may be replaced while we run).
+OpenSSL's errors do not name the file, and OpenSSL asks for the password of a private key on the terminal. Not here: the
+connection (redis-py reads the files again for each one, so you can replace them while the program runs).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _REASONS = {
 
 
 def tls_hint(error: BaseException) -> str | None:
-    """What to do about an end of the handshake that waiting does not mend; None for every other error."""
+    """Return the remedy for a failed handshake that waiting does not help; None for every other error."""
     inner: BaseException | None = error
     while inner is not None and not isinstance(inner, ssl.SSLError):
         inner = inner.__cause__ or inner.__context__
@@ -48,7 +47,9 @@ def tls_hint(error: BaseException) -> str | None:
 
 
 def is_silent_handshake(error: BaseException) -> bool:
-    """Did the other side take our first bytes and say nothing? A server that expects no TLS waits for more of them."""
+    """Return True if the other side accepted the first bytes and sent nothing, as a server without TLS does: it waits for
+    more.
+    """
     inner: BaseException | None = error
     while inner is not None and "handshake operation timed out" not in str(inner):
         inner = inner.__cause__ or inner.__context__
@@ -56,14 +57,14 @@ def is_silent_handshake(error: BaseException) -> bool:
 
 
 def check_tls_files(options: Mapping[str, str], shown: str) -> None:
-    """See that the certificates and the key of these options are there, can be read, and belong together.
+    """Check that the certificates and the key of these options exist, are readable, and belong together.
 
     Args:
         options: of the URL: ``ssl_ca_certs``, ``ssl_ca_path``, ``ssl_certfile``, ``ssl_keyfile``, ``ssl_password``.
         shown: the URL without its secrets, for messages.
 
     Raises:
-        UsageError: which option is wrong, what it names, and why.
+        UsageError: an option is invalid; the text names it, its value and the reason.
     """
     for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
         if name in options:
