@@ -1,10 +1,11 @@
-"""Which node of a cluster has which slot. A thread with a connection of its own asks, when somebody doubts and now and then.
+"""`Topology`: which node of a cluster has which slot. A thread with its own connection asks every few seconds, and soon after
+`doubt()`.
 
-Here: `Topology`, and the routes it gives. Not here: what is sent where (`cluster`).
+Here: `Topology`, and its routes. Not here: which requests are sent to which node (`cluster`).
 
-Any node can be asked, and each has its own view: one that was cut off, or has just been replaced, may be wrong for a while. So a
-node that says itself that the cluster works is believed before one that does not, and what a node answers to a request
-(``MOVED``) is believed at once: it costs one request to find out that it was wrong too.
+Any node can be asked, and each has its own view: one that was cut off, or has just been replaced, may be wrong for a while.
+So the view of a node that reports a working cluster is preferred. A redirect (``MOVED``) is believed at once: if it is wrong,
+it costs one more request.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from worqr.link.settings import Endpoint, LinkSettings
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-_TIMEOUT = 1.0  # seconds for connecting to a node, and for its answer
-_LOOK_EVERY = 5.0  # seconds between looks that nobody has asked for
-_LOOK_AGAIN = 0.25  # seconds between looks while somebody doubts, at least
-_END_WAIT = 0.2  # seconds that closing waits for the thread; only one that is just connecting takes longer
+_TIMEOUT = 1.0  # seconds for connecting to a node, and for its reply
+_LOOK_EVERY = 5.0  # seconds between regular looks
+_LOOK_AGAIN = 0.25  # seconds between looks after `doubt()`, at least
+_END_WAIT = 0.2  # seconds that closing waits for the thread; a thread that is connecting takes longer
 
 
 class View:
-    """What is known at one moment: who has which slot, and who has any. Nothing of it changes.
+    """The owners of all slots, as one node reported them. Immutable.
 
     Attributes:
-        owners: by slot; None: nobody, as far as we know.
+        owners: by slot; None: no known owner.
         primaries: the nodes that have a slot.
-        works: the node that says so says that the cluster works.
+        works: the node reports that the cluster works.
     """
 
     __slots__ = ("owners", "primaries", "works")
@@ -53,28 +54,28 @@ class View:
 
 
 class Hooks(Protocol):
-    """Whom the topology tells, in its own thread or (of redirects) in that of a pipe. None of it may raise."""
+    """The callbacks of a topology. They are posted to the driver's loop, and must not raise."""
 
     def changed(self) -> None:
-        """Somebody has other slots than before, or we know for the first time."""
+        """Slots have other owners than before, or the owners are known for the first time."""
         ...
 
     def meanwhile(self) -> None:
-        """Nothing is known yet, or not enough: look who has waited too long. Called every second at least."""
+        """The owners are not known yet, or not all: expire late requests. Called every second at least."""
         ...
 
     def looked(self, error: WorqrError | None) -> None:
-        """A look is over; `error`: nobody could tell."""
+        """A look has ended; `error`: no node could report the owners."""
         ...
 
 
 class Topology:
-    """The nodes of one cluster, as far as we know. Readable from any thread.
+    """The nodes of one cluster, by the latest reports. Readable from any thread.
 
     Attributes:
-        view: who has what. Replaced, never changed, so that whoever asks it twice gets answers that fit.
-        why: what stood in the way of the last look; empty if nothing did.
-        outage: the time until something is known for the first time.
+        view: the owners of the slots. Replaced, never changed, so that a reader gets consistent answers.
+        why: the error of the last look; empty if it succeeded.
+        outage: the time until the owners are known for the first time.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Topology:
         self._thread = threading.Thread(target=self._run, name="worqr-topology", daemon=True)
 
     def owner(self, slot: int) -> Endpoint | None:
-        """The node that has `slot`; None: nobody we know of."""
+        """Return the node that has `slot`; None if it is unknown."""
         return self.view.owners[slot]
 
     def doubt(self) -> None:
@@ -103,7 +104,7 @@ class Topology:
         self._doubted.set()
 
     def learn(self, redirects: Iterable[str], asked: Endpoint) -> None:
-        """What a node has answered, each ``SLOT HOST:PORT``. Without a host (or ``?``) it is another port where we `asked`."""
+        """Apply redirects, each ``SLOT HOST:PORT``. Without a host (or with ``?``), the host is that of `asked`."""
         self.doubt()
         told = [each for each in (_redirect(text, asked) for text in redirects) if each is not None]
         with self._learning:
@@ -120,7 +121,7 @@ class Topology:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread."""
+        """End the topology thread."""
         self._ended.set()
         self._doubted.set()
         wire = self._wire
@@ -130,13 +131,13 @@ class Topology:
             self._thread.join(_END_WAIT)
 
     def poison(self) -> None:
-        """In a forked child: the thread does not exist here, and the socket is the parent's."""
+        """In a forked child: the thread does not exist here, and the socket belongs to the parent."""
         self._ended.set()
         wire, self._wire = self._wire, None
         if wire is not None:
             wire.abandon()
 
-    # The thread
+    # The topology thread
 
     def _run(self) -> None:
         attempts = 0
@@ -144,7 +145,7 @@ class Topology:
             self._doubted.clear()
             try:
                 error = self.look_once()
-            except Exception as exc:  # a bug must cost a look, not every look from now on
+            except Exception as exc:  # a bug must cost one look, not all later ones
                 error = WorqrBug(f"the nodes cannot be asked ({type(exc).__name__}: {exc}); please report this")
                 text = "asking the cluster failed, trying again; this is a bug of worqr, please report it"
                 self._scribe.emit(logger, "link.topology", text, exc_info=exc)
@@ -159,7 +160,9 @@ class Topology:
         self._drop()
 
     def _tell(self, error: WorqrError | None) -> None:
-        """Say why nobody knows. In the log, too, until it is known for the first time; later each node's own link does."""
+        """Store why no node could report the owners. Log it until they are known for the first time; later each node's client
+        does.
+        """
         self.why = "" if error is None else str(error)
         if error is None:
             self.outage.end()
@@ -167,7 +170,7 @@ class Topology:
             self.outage.begin(self.why, remedy=remedy_for(error, self._settings))
 
     def look_once(self) -> WorqrError | None:
-        """Ask, and believe the answer. Answers why nobody could tell."""
+        """Ask a node, and apply its view. Return the error if no node could report the owners."""
         try:
             self._take(self._ask())
         except WorqrError as error:
@@ -175,10 +178,11 @@ class Topology:
         return None
 
     def _ask(self) -> View:
-        """The view of a node that says that the cluster works; else of any that answers.
+        """Return the view of a node that reports a working cluster; else that of any node that replies.
 
         Raises:
-            Unavailable: none answers. RefusedByServer, WrongVersion: nor will any.
+            Unavailable: no node replies.
+            RefusedByServer, WrongVersion: waiting does not help.
         """
         second_best: View | None = None
         errors: list[WorqrError] = []
@@ -200,13 +204,13 @@ class Topology:
         refusals = [error for error in errors if not isinstance(error, Unavailable)]
         if refusals and len(refusals) == len(errors):
             raise refusals[0]
-        errors.sort(key=is_unknown_host)  # that a name is unknown is the reason only if none of them is known
+        errors.sort(key=is_unknown_host)  # an unknown host name is the reason only if no node's name is known
         if not errors:
             raise Unavailable("the link was closed")
         raise Unavailable(str(errors[0])) from errors[0]
 
     def _whom_to_ask(self) -> Sequence[Endpoint | None]:
-        """None: over the connection that stands; then the nodes in any order, then those we were told at first."""
+        """Return None for the open connection; then the known nodes in any order, then the seeds of the URL."""
         nodes = list(self.view.primaries)
         random.shuffle(nodes)
         first: list[Endpoint | None] = [] if self._wire is None else [None]
@@ -246,7 +250,7 @@ class Topology:
             raise Lost("the link was closed", innocent=True)
 
     def _take(self, view: View) -> None:
-        """Believe it. A slot that nobody has keeps the owner it had: there is nobody else to ask.
+        """Apply a view. A slot without an owner keeps its previous one, because no node reports a newer one.
 
         Raises:
             Unavailable: no node has any slot.
@@ -306,9 +310,9 @@ class ShardRoute:
 
 
 def owners_of(slots: list[Any], asked: str, before: Iterable[Endpoint] = ()) -> list[Endpoint | None]:
-    """The answer to CLUSTER SLOTS, slot by slot. A node that does not know its own host is where we asked it.
+    """Return the owners by slot from a reply to CLUSTER SLOTS. A node without a host is at the asked node's host.
 
-    Those who were known `before` are the same objects again: two views are compared in no time then.
+    Nodes that were known `before` keep their objects, so that two views are compared quickly.
     """
     owners: list[Endpoint | None] = [None] * SLOTS
     known = {endpoint: endpoint for endpoint in before}
@@ -328,5 +332,5 @@ def _redirect(text: str, asked: Endpoint) -> tuple[int, Endpoint] | None:
 
 
 def _host(told: str, asked: str) -> str:
-    """An unknown host (empty, ``?``) is the one that we asked."""
+    """Replace an unknown host (empty, ``?``) by that of the asked node."""
     return asked if told in ("", "?") else told
