@@ -87,7 +87,7 @@ class Transport:
             self._progress(None)
 
     def read(self) -> list[bytes]:
-        """What has arrived, in pieces; empty: nothing. Raises `Lost`."""
+        """Read and return the input, in pieces; empty: nothing. Raises `Lost`."""
         pieces: list[bytes] = []
         size = 0
         receive, closed = self._socket.recv, False
@@ -110,7 +110,7 @@ class Transport:
                 raise loss(error) from error
         if closed and not pieces:
             raise Lost(_CLOSED)
-        if size >= _READ_AT_ONCE and self._is_tls:  # the socket does not become readable for what TLS has decrypted
+        if size >= _READ_AT_ONCE and self._is_tls:  # decrypted data does not make the socket readable
             self._driver.soon(self._readable)
         return pieces
 
