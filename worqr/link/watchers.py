@@ -1,6 +1,6 @@
-"""Who is told when a server of the link is lost, and when it is back: what the log says of it, for programs.
+"""The listeners for lost and restored servers, which get as events what the log gets as lines.
 
-The link's threads call `lost` and `back`; a listener must return at once, as `Driver.post` does.
+The link calls `lost` and `back` in its loop or in one of its threads. A listener must return at once, as `Driver.post` does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Change = tuple[Literal["lost", "back"], str, str, float]
 
 
 class Watchers:
-    """The listeners of one link, and its servers that are lost now, by the outage. From any thread."""
+    """The listeners of one link, and its lost servers by outage. Callable from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -23,19 +23,19 @@ class Watchers:
         self._listeners: list[Callable[[Change], None]] = []
 
     def add(self, listener: Callable[[Change], None]) -> None:
-        """Tell `listener` of each change from now on, and first of the servers that are lost already."""
+        """Call `listener` at each change from now on, and first for the servers that are lost already."""
         with self._lock:
             for server, cause, since in self._lost.values():
                 listener(("lost", server, cause, time.monotonic() - since))
             self._listeners.append(listener)
 
     def remove(self, listener: Callable[[Change], None]) -> None:
-        """Tell it nothing more."""
+        """Remove `listener`."""
         with self._lock:
             self._listeners.remove(listener)
 
     def lost(self, outage: int, server: str, cause: str) -> None:
-        """The server cannot be used. `outage` tells it from the link's other servers."""
+        """The server cannot be used. `outage` distinguishes it from the link's other servers."""
         with self._lock:
             self._lost[outage] = server, cause, time.monotonic()
             self._tell(("lost", server, cause, 0.0))
