@@ -76,12 +76,12 @@ class Backlog:
             self.next_deadline = request.deadline
 
     def _line(self, request: Request) -> deque[Request]:
-        """Where `request` waits: among the held ones of its base, if there are any."""
+        """Return the queue for `request`: the held requests of its base, if there are any."""
         held = self.held.get(request.call.base)
         return self.pending if held is None else held.requests
 
     def take(self) -> list[Request]:
-        """The next batch, now in flight: 512 calls, 8 MiB, or one call that is larger or under suspicion."""
+        """Return the next batch, now in flight: up to 512 calls or 8 MiB, or one call that is larger or under suspicion."""
         batch: list[Request] = []
         size = 0
         pending = self.pending
@@ -194,7 +194,7 @@ class Backlog:
                 del self.held[base]
 
     def readmit(self, now: float) -> None:
-        """Put those whose pause is over behind the others."""
+        """Move the requests whose pause is over behind the others."""
         for base, held in list(self.held.items()):
             if held.until <= now:
                 self.pending.extend(held.requests)
@@ -249,7 +249,7 @@ class Backlog:
         return late, orphans
 
     def _waiting(self) -> list[Request]:
-        """All but those in flight."""
+        """Return all requests except those in flight."""
         held = [request for each in self.held.values() for request in each.requests]
         return [*held, *self.pending, *self.outcasts]
 
@@ -260,7 +260,7 @@ class Backlog:
         self._keep(lambda request: not request.settled)
 
     def clear(self) -> list[Request]:
-        """Everything that is still unanswered, for the end of the link."""
+        """Return all unanswered requests, for the end of the link."""
         answered = self.replication.withdraw()
         everything = [r for r in (*answered, *self.in_flight, *self._waiting()) if not r.settled]
         self.pending.clear()
