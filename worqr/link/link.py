@@ -97,7 +97,7 @@ class Link:
 
     @property
     def connections(self) -> int:
-        """How many data connections there have been."""
+        """The number of data connections so far."""
         return self._client.connections
 
     @property
@@ -141,11 +141,11 @@ class Link:
             self._scribe.emit(logger, "link.insecure", text, server=self.settings.address.redacted)
 
     async def wait_ready(self) -> None:
-        """Return when a connection stands.
+        """Return when a connection is open.
 
         Raises:
             RefusedByServer, WrongVersion: at once; waiting does not help.
-            Unavailable: there was none within `patience`.
+            Unavailable: there was no connection within `patience`.
         """
         waiter = Waiter()
         await self.driver.prepare(waiter)
@@ -181,12 +181,11 @@ class Link:
         return cast("T", request.value)
 
     async def call_all(self, calls: Sequence[Call[T]]) -> list[T]:
-        """Send `calls` together and wait for all of their values, in their order.
+        """Send `calls` together, wait for all of them, and return their values in order. Cancellation works as for `call`.
 
-        Cancelling: as `call`, each of them.
-
-        Raises: as `call`; the error of the first that failed, when all have been answered. The others may have taken effect.
-            NotReplicated only if none failed otherwise; `answer` are all values.
+        Raises:
+            WorqrError: as `call`; the first error, after all calls have ended. The other calls may have taken effect.
+            NotReplicated: no call failed in another way; `answer` has all values.
         """
         if self._client.ended is not None:
             self._check()
@@ -227,9 +226,9 @@ class Link:
         owner: Owner | None = None,
         patience: float = math.inf,
     ) -> None:
-        """Send `call` without waiting; `deliver(value, error)` runs in the loop when it is answered.
+        """Send `call` without waiting; the loop calls `deliver(value, error)` with its outcome.
 
-        With an owner it is resent until it is answered, or until the owner is dead (then `error` is ClaimLost).
+        With an owner the call is resent until the server replies, or until the owner is dead (then `error` is ClaimLost).
         """
         request = Request(call, patience, time.monotonic(), owner)
 
@@ -260,7 +259,7 @@ class Link:
 
     @trio.lowlevel.enable_ki_protection
     def _submit(self, request: Request | Posted) -> None:
-        """Send it, or have it sent. In a task of the caller's, where Ctrl-C must not come in the middle of it."""
+        """Submit to the driver. Protected from Ctrl-C, which must not interrupt the submission in the caller's task."""
         self.driver.submit(self._client.submit, request)
 
     def heart(
@@ -311,7 +310,7 @@ class Link:
             self.driver.post(self.subscriptions.reconsider)
 
     def _check(self) -> None:
-        """Raise why nothing can be sent any more, if so; a copy, because a traceback belongs to one task."""
+        """Raise the link's error if it has ended. Raises a copy, because a traceback belongs to one task."""
         ended = self._client.ended
         if ended is not None:
             raise type(ended)(*ended.args) from ended.__cause__
