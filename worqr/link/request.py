@@ -95,7 +95,7 @@ class Posted(list[Request]):
 
 
 def fail_all(waiters: Iterable[Waiter], error: WorqrError) -> None:
-    """Settle them, each with its own copy of the error: a traceback belongs to one task."""
+    """Settle the waiters, each with its own copy of the error: a traceback belongs to one task."""
     for waiter in waiters:
         waiter.error = type(error)(*error.args)
         waiter.error.__cause__ = error.__cause__
@@ -105,7 +105,9 @@ def fail_all(waiters: Iterable[Waiter], error: WorqrError) -> None:
 
 
 class Merged(Request):
-    """Requests that go out as one and share its fate. Made when they are first written: until then each can be withdrawn."""
+    """Requests that are sent as one and share its outcome. Merged when they are first written: until then each can be
+    withdrawn.
+    """
 
     __slots__ = ("parts",)
 
@@ -129,7 +131,7 @@ class Merged(Request):
         return late
 
     def next_deadline(self) -> float:
-        """When the next part will have waited too long."""
+        """Return when the next part expires."""
         return min((part.deadline for part in self.parts if not part.is_unwanted()), default=math.inf)
 
     def _share(self) -> None:
@@ -177,7 +179,7 @@ class Numbers:
         self._early: set[tuple[str, int]] = set()  # answered or given up before a lower number was
 
     def give(self, base: str) -> int:
-        """The next number of `base`; it is open now."""
+        """Return the next number of `base`, which is now open."""
         with self._lock:
             if time.monotonic() >= self._turn_at:
                 self._turn()
@@ -198,12 +200,12 @@ class Numbers:
         self._older, self._last = self._last, {}
 
     def lowest(self, base: str) -> int:
-        """The lowest open number of `base`. There must be one: ask while packing it."""
+        """Return the lowest open number of `base`. Call it only while a number is open, as when packing."""
         with self._lock:
             return self._open[base][0]
 
     def done(self, base: str, number: int) -> None:
-        """`number` was answered, or given up for good."""
+        """`number` got its reply, or was given up for good."""
         with self._lock:
             waiting = self._open[base]
             if waiting[0] != number:
