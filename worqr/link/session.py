@@ -38,7 +38,7 @@ from worqr.link.request import Numbers, Request
 from worqr.lua import Script
 
 PER_SEND: Final = 64
-"""Requests that are packed before the first bytes are sent: the server works on them while the next ones are packed."""
+"""Requests to pack before the first bytes are sent: the server works on them while the next ones are packed."""
 
 
 class Phase(enum.Enum):
@@ -120,19 +120,19 @@ class Session:
         self._reader: ReplyReader = new_reader()
         self._expected: deque[Request] = deque()
         self._loads: deque[Script] = deque()
-        self._unloadable: dict[str, Refused] = {}  # by the SHA of the script
+        self._unloadable: dict[str, Refused] = {}  # the highest number of replicas that a request of the batch requires
         self._replicas = 0  # the most that a request of the batch wants
         self._since = 0.0  # when WAIT was sent
 
     # Sending
 
     def begin(self, batch: list[Request], now: float, scripts: Collection[Script] = ()) -> Iterator[list[bytes]]:
-        """Begin a batch: its commands in pieces, to be sent one after the other. Take all of them.
+        """Begin a batch and yield its commands in pieces, to be sent in order. Consume all of them.
 
         Args:
             batch: the requests, in their order.
             now: on the monotonic clock.
-            scripts: to be loaded in front of them, so that no SCRIPT FLUSH of another program comes between.
+            scripts: to load before the requests, in one pipeline, so that SCRIPT FLUSH of another program is unlikely in between.
         """
         assert self.phase is Phase.IDLE, "one batch at a time"
         self.result, self._replicas = BatchResult(), 0
@@ -166,7 +166,7 @@ class Session:
         return [pack(question)]
 
     def _packed(self, requests: list[Request]) -> list[bytes]:
-        """The bytes of some requests. One that cannot be packed gets its error, and no bytes."""
+        """Return the bytes of some requests. A request that cannot be packed gets its error, and no bytes."""
         pieces: list[bytes] = []
         expect, numbers = self._expected.append, self._backlog.numbers
         now = boottime()
@@ -186,7 +186,7 @@ class Session:
         return pieces
 
     def _command(self, request: Request, call: Call[Any], numbers: Numbers) -> tuple[bytes | str | int, ...]:
-        """One call as a command. A numbered request gets its number here, and keeps it when it is sent again."""
+        """Return one call as a command. A numbered request gets its number here, and keeps it when it is sent again."""
         script, keys = as_sent(call, clustered=True) if self._clustered else (call.script, call.keys)
         if not call.numbered:
             return (b"EVALSHA", script.sha, len(keys), *keys, *call.args)
@@ -198,10 +198,10 @@ class Session:
     # Receiving
 
     def receive(self, data: bytes, now: float) -> None:
-        """Take bytes from the server, split anywhere.
+        """Take bytes from the server, split at any point.
 
         Raises:
-            Lost: they are no replies, or replies to nothing that was asked.
+            Lost: the bytes are no replies, or replies that no request waits for.
         """
         self._reader.feed(data)
         read, expected, clustered = self._reader.gets, self._expected, self._clustered
@@ -254,7 +254,7 @@ class Session:
         self.settled.append(request)
 
     def _refused(self, request: Request, refused: Refused, *, clustered: bool) -> None:
-        if not request.settled:  # else it has waited too long, and has its error
+        if not request.settled:  # otherwise it has expired, and has its error
             if self._is_sent_again(request, refused, clustered=clustered):
                 return
             request.error = self._final_error(request, refused)
@@ -262,7 +262,7 @@ class Session:
         self.settled.append(request)
 
     def _is_sent_again(self, request: Request, refused: Refused, *, clustered: bool) -> bool:
-        """Put the request among those of its kind, if another try can help it."""
+        """Sort the request into `result` if it can succeed when it is sent again."""
         result = self.result
         match refused.kind:
             case Kind.NOSCRIPT if self._script(request).sha not in self._unloadable:
@@ -285,7 +285,7 @@ class Session:
         return True
 
     def _final_error(self, request: Request, refused: Refused) -> WorqrError:
-        """The error of a request that no other try can help."""
+        """Return the error of a request that must not be sent again."""
         script = self._script(request)
         match refused.kind:
             case Kind.MOVED | Kind.MOVING:
@@ -327,7 +327,7 @@ class Session:
         result.moved = [each for each in result.moved if each[0].call.base not in stays]
 
     def _counted(self, reply: object, now: float) -> None:
-        """The reply to WAIT: how many replicas have everything that this connection wrote before it."""
+        """Handle the reply to WAIT: how many replicas have all earlier writes of this connection."""
         replication = self._backlog.replication
         replication.asking = False
         self.phase = Phase.IDLE
