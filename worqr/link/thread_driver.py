@@ -1,15 +1,15 @@
-"""`ThreadDriver`: the link of plain threads, where no loop runs. The waiting threads drive its sockets.
+"""`ThreadDriver`: the driver for plain threads without an event loop. The threads that wait for a reply drive the sockets.
 
-One of the threads that wait drives the sockets for all of them: it waits until one is ready, reads replies and wakes the threads
-that they belong to. When it has its own reply, another thread that waits takes over. While no thread waits, nothing is read:
-what was lost meanwhile is found by the next call.
+One of the waiting threads drives the sockets for all of them: it waits until a socket is ready, reads replies and wakes the
+threads whose replies have arrived. When it has its own reply, another waiting thread takes over. While no thread waits,
+nothing is read; the next call detects a connection that was lost meanwhile.
 
-A coroutine that waits by a driver alone never yields here, so `run_blocking` runs it to its end in one step. Deadlines are kept:
-a wait that lasts too long ends with an exception of ours, which ends the block that set the deadline.
+A coroutine that waits only by this driver never yields, so `run_blocking` runs it to its end in one step. Deadlines are kept:
+a wait that exceeds its limit raises an internal exception, which ends the block with that limit.
 
-The state of the link is used by one thread at a time, under the lock `entered`. No thread holds the lock while it waits. A signal
-handler may raise (Ctrl-C) while the main thread uses that state, and leave it half changed. Then the link ends with an error for
-all calls that wait, and the next call makes a new one.
+One thread at a time uses the link's state, under the lock `entered`. No thread holds the lock while it waits. A signal
+handler may raise (Ctrl-C) while the main thread changes that state, which is then inconsistent. In that case the link ends
+with an error for all pending calls, and the next call makes a new link.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ThreadDriver:
         self._waiting: set[Waiter] = set()
         self._broken: Exception | None = None  # the link has ended in the middle of a change
         self._driving: _Gate | None = None  # the gate of the thread that drives
-        self._wakes_at = math.inf  # when it looks at the timers at the latest
+        self._wakes_at = math.inf  # the latest time at which it checks the timers
         self._gathering = False  # a request is about to be sent, and others may join it
         self._closed = False
 
@@ -98,7 +98,7 @@ class ThreadDriver:
         self._free()
 
     def _the_reactor(self) -> Reactor:
-        """With the lock of the roles."""
+        """Return the reactor, created on demand. The caller holds the lock of the roles."""
         if self._reactor is None:
             try:
                 self._reactor = Reactor()
@@ -109,7 +109,7 @@ class ThreadDriver:
         return self._reactor
 
     def wake_driving(self, gate: _Gate | None = None) -> None:
-        """Wake the thread that drives, unless it is this one. With a gate: if it is the thread of this gate."""
+        """Wake the thread that drives, unless it is this one. With a gate: only if the thread of this gate drives."""
         driving, reactor = self._driving, self._reactor
         if driving is None or reactor is None or driving.thread == threading.get_ident():
             return
@@ -164,14 +164,14 @@ class ThreadDriver:
                 self._hand_on()
 
     def _takes_over(self, gate: _Gate) -> bool:
-        """Begin to drive, if no other thread does; else wait until this thread's turn comes, or its reply."""
+        """Drive, if no other thread does; else wait until it is this thread's turn, or its reply has arrived."""
         with self._roles:
             if gate.is_open:
                 return False
             outer = self._driving
             if (
                 outer is None or outer.thread == gate.thread
-            ):  # a signal handler calls, and has interrupted a call that drives
+            ):  # a signal handler makes this call, and has interrupted a call that drives
                 self._the_reactor()
                 gate.outer, self._driving = outer, gate
                 return True
@@ -179,7 +179,7 @@ class ThreadDriver:
             return False
 
     def _drive(self, gate: _Gate) -> None:
-        """Wait for the sockets and timers of all threads, until this thread has its reply."""
+        """Wait for the sockets and timers of all threads, until this thread's reply has arrived."""
         reactor = self._reactor
         assert reactor is not None, "it was made when this thread took over"
         while not gate.is_open:
@@ -195,7 +195,7 @@ class ThreadDriver:
                 check_limits()
 
     def _let_join(self) -> None:
-        """Let other threads submit their requests, so that they go out together; as long as more of them do."""
+        """Let other threads submit their requests, so that they are sent together; repeat while more arrive."""
         self._gathering = False
         before = -1
         while len(self._followers) > before:
@@ -210,7 +210,7 @@ class ThreadDriver:
                 self._free()
 
     def _hand_on(self) -> None:
-        """Have one of the threads that wait drive the sockets, if none does."""
+        """Let one of the waiting threads drive the sockets, if none does."""
         with self._roles:
             if self._driving is None and self._followers:
                 first = next(iter(self._followers))
@@ -225,7 +225,7 @@ class ThreadDriver:
 
 
 class _Entered:
-    """The lock of the link's state. A thread that submits requests while another has it leaves them to that one."""
+    """The lock of the link's state. If another thread holds it, a thread leaves its requests to that one."""
 
     __slots__ = ("_lock", "_submitted")
 
@@ -285,7 +285,7 @@ class _Gate:
             self._lock.release()
 
     def wait(self) -> None:
-        """Wait until it is open or the thread is to drive; raise if a limit of this thread has passed."""
+        """Wait until the gate is open or the thread has to drive. Raises when a limit of this thread has passed."""
         while (limit := next_limit()) is not None:
             check_limits()
             left = limit - time.monotonic()
@@ -296,7 +296,7 @@ class _Gate:
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end in this thread; it waits by a `ThreadDriver`, or not at all."""
+    """Run a coroutine to its end in this thread. It may wait only by a `ThreadDriver`."""
     outer, here.limit = here.limit, None  # the interrupted caller's limits do not apply to this coroutine
     try:
         coroutine.send(None)
