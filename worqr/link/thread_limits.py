@@ -1,4 +1,4 @@
-"""Time limits of plain threads: blocks as ``trio.move_on_after`` makes them. A thread that waits looks at its limits itself."""
+"""Time limits of plain threads: blocks like ``trio.move_on_after``. A waiting thread checks its own limits."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import TracebackType
 from typing import Self
 
 _LONGEST = 3600.0
-"""Seconds of one wait, which has a limit of its own in the system."""
+"""The longest single wait in seconds; the operating system limits it as well."""
 
 
 class LimitPassed(BaseException):
-    """A limit has passed: on its way from a wait to the block that has set the limit, where it ends."""
+    """A limit has passed. Raised by a wait and caught by the block with that limit."""
 
     def __init__(self, limit: Limit) -> None:
         super().__init__("a time limit has passed")
@@ -50,7 +50,7 @@ class Limit:
 
 
 class _Here(threading.local):
-    """Of this thread: the innermost limit that it waits under."""
+    """The innermost limit of this thread."""
 
     limit: Limit | None = None
 
@@ -59,12 +59,12 @@ here = _Here()
 
 
 def next_limit() -> float | None:
-    """When the first limit of this thread passes; None: it has none."""
+    """Return when the first limit of this thread passes; None if it has no limit."""
     return None if here.limit is None else min(limit.ends_at for limit in _limits())
 
 
 def until(wakes_at: float) -> float | None:
-    """Seconds until a time of the link, or until the first limit of this thread; None: neither comes."""
+    """Return the seconds until `when` or the first limit of this thread; None if there is neither."""
     limit = next_limit()
     end = wakes_at if limit is None else min(wakes_at, limit)
     return None if end == math.inf else min(max(end - time.monotonic(), 0), _LONGEST)
@@ -78,7 +78,7 @@ def _limits() -> Iterator[Limit]:
 
 
 def check_limits() -> None:
-    """End the outermost block whose limit has passed, and so all those within it."""
+    """End the outermost block whose limit has passed, with all blocks inside it."""
     if here.limit is not None:
         now = time.monotonic()
         passed = [limit for limit in _limits() if limit.ends_at <= now]
