@@ -1,4 +1,4 @@
-"""Sockets and times of plain threads: what the thread that drives waits for. For `thread_driver`."""
+"""The sockets and timers of plain threads, for which the driving thread waits. Used by `thread_driver`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Reactor:
-    """The sockets of a driver. `wait` belongs to the thread that drives; the rest is done under the lock."""
+    """The sockets of a driver. The driving thread calls `wait`; all other methods need the lock."""
 
     __slots__ = ("_bell", "_listener", "selector")
 
@@ -31,7 +31,7 @@ class Reactor:
         self.selector.register(self._listener, selectors.EVENT_READ)
 
     def wait(self, timeout: float | None) -> list[tuple[ReactorWatch, int]]:
-        """The sockets that are ready; none: time has passed, or the bell was rung."""
+        """Return the ready sockets; none after a timeout or a wake-up."""
         ready: list[tuple[ReactorWatch, int]] = []
         for key, mask in self.selector.select(timeout):
             if key.data is None:
@@ -42,7 +42,7 @@ class Reactor:
         return ready
 
     def ring(self) -> None:
-        with suppress(OSError):  # full: the thread wakes anyway
+        with suppress(OSError):  # the buffer is full, so the thread wakes anyway
             self._bell.send(b"!")
 
     def close(self) -> None:
@@ -52,7 +52,7 @@ class Reactor:
 
 
 class ReactorWatch:
-    """A socket that is watched while some thread waits."""
+    """A socket that is watched while any thread waits."""
 
     __slots__ = ("_closed", "_reactor", "_readable", "_socket", "_writable", "wants_write")
 
@@ -85,7 +85,7 @@ class ReactorWatch:
                 self._reactor.selector.unregister(self._socket)
 
     def ready(self, mask: int) -> None:
-        """The socket is ready, or was a moment ago."""
+        """Handle a socket that is ready, or was ready a moment ago."""
         if mask & selectors.EVENT_WRITE and self.wants_write:
             run_callback(self._writable)
         if mask & selectors.EVENT_READ and not self._closed:
@@ -103,7 +103,7 @@ class Timer:
 
 
 class Timers:
-    """Callbacks by their time. Run by the thread that drives."""
+    """Callbacks by their time. The driving thread runs them."""
 
     __slots__ = ("_numbers", "_times")
 
@@ -121,7 +121,7 @@ class Timers:
         return times[0][0] if times else math.inf
 
     def run(self) -> None:
-        """Run those whose time has come."""
+        """Run the callbacks that are due."""
         times = self._times
         if times and times[0][0] <= (now := time.monotonic()):
             while times and times[0][0] <= now:
@@ -134,7 +134,7 @@ class Timers:
 
 
 def run_callback(callback: Callable[[], object]) -> None:
-    """Run it; log an error. What a signal handler raises meanwhile goes on to the program."""
+    """Run a callback and log its error. A BaseException, for example from a signal handler, propagates."""
     try:
         callback()
     except Exception as error:
