@@ -1,7 +1,7 @@
-"""`Transport`: a connection that was opened, encrypted and authenticated, and is then driven without blocking.
+"""`Transport`: drives an open, encrypted and authenticated connection without blocking.
 
-Here: sending what the socket takes, keeping the rest, and reading what has arrived, also through TLS. Not here: what the bytes
-mean (`session`), when a connection is opened (`node_client`), waiting (the drivers).
+Here: sending as much as the socket accepts, keeping the rest, and reading, also through TLS. Not here: the meaning of the
+bytes (`session`), opening connections (`dialer`), waiting (the drivers).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Transport:
         wire: the connection.
 
     Args:
-        wire: the connection; nothing else uses it from now on.
+        wire: the connection; no other code may use it from now on.
         driver: waits for the socket.
-        readable: called when something can be read; calls `read`.
-        progress: called after a part of what was left was sent; with the reason, if the connection was lost then.
+        readable: called when the socket has input; calls `read`.
+        progress: called after a part of the remaining bytes was sent, or with the reason if the connection was lost.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Transport:
         self._watch = driver.watch(self._socket, readable, self._writable)
 
     def send(self, pieces: list[bytes]) -> None:
-        """Send bytes, or keep those that the socket does not take yet. Raises `Lost`."""
+        """Send bytes, and keep those that the socket does not accept yet. Raises `Lost`."""
         self._out.extend(_sendable(pieces))
         if not self._watch.wants_write:
             self._flush()
@@ -115,14 +115,14 @@ class Transport:
         return pieces
 
     def close(self) -> None:
-        """End the connection. Idempotent."""
+        """Close the connection. Idempotent."""
         if not self._closed:
             self._closed = True
             self._watch.close()
             self.wire.close()
 
     def abandon(self) -> None:
-        """In a forked child: close its copy of the socket; the connection goes on in the parent."""
+        """In a forked child: close its copy of the socket; the parent continues to use the connection."""
         self._closed = True
         self.wire.abandon()
 
