@@ -1,4 +1,4 @@
-"""`TrioDriver`: the link in the Trio run that uses it. System tasks wait for its sockets and times, so no nursery is needed."""
+"""`TrioDriver`: the link in the Trio run of its caller. System tasks wait for sockets and times, so it needs no nursery."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class TrioDriver:
-    """The driver of the Trio run it is made in. Its tasks begin when they are first needed, and end with the run at last."""
+    """The driver for the current Trio run. Its tasks start when they are first needed, and end with the run at the latest."""
 
     __slots__ = ("_callbacks", "_closed", "_timers", "_token", "entered")
 
