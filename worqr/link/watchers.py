@@ -41,7 +41,7 @@ class Watchers:
             self._tell(("lost", server, cause, 0.0))
 
     def back(self, outage: int) -> None:
-        """It can be used again, or is not needed any more. Nothing happens if it was not lost."""
+        """The server can be used again, or is no longer needed. Does nothing if the server was not lost."""
         with self._lock:
             known = self._lost.pop(outage, None)
             if known is not None:
