@@ -65,7 +65,6 @@ class _Raw(Protocol):
     def disconnect(self) -> None: ...
     def send_packed_command(self, command: list[bytes], check_health: bool = True) -> None: ...
     def read_response(self, *, timeout: float, disconnect_on_error: bool) -> Any: ...
-    def can_read(self, timeout: float = 0) -> bool: ...
     def _get_socket(self) -> socket.socket | None: ...
 
 
@@ -136,17 +135,6 @@ class Wire:
             raise refusal(exc) from exc
         except redis_py().errors as exc:
             raise loss(exc) from exc
-
-    def is_stale(self) -> bool:
-        """Has the server closed this idle connection (or sent something unasked)? Costs one poll."""
-        try:
-            return self._raw.can_read(0)
-        except redis_py().errors:
-            return True
-
-    def fileno(self) -> int:
-        sock = self._socket()
-        return -1 if sock is None else sock.fileno()
 
     def load(self, scripts: Iterable[Script]) -> dict[str, Refused]:
         """Run SCRIPT LOAD for each script; return the refusals by SHA."""

@@ -190,7 +190,7 @@ class NodeClient:
 
     def redirected(self, requests: list[tuple[Request, str]]) -> list[Request]:
         self._route.doubt()
-        return [] if self._cluster is None else self._cluster.moved(self, requests)
+        return [] if self._cluster is None or not requests else self._cluster.moved(self, requests)
 
     def batch_ended(self) -> None:
         if self._leaving or self._passing:

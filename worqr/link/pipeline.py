@@ -72,7 +72,7 @@ class Server(Survivor, Protocol):
         ...
 
     def redirected(self, requests: list[tuple[Request, str]]) -> list[Request]:
-        """A node of a cluster has redirected these: ``SLOT HOST:PORT``. Return those that have to wait here a little."""
+        """Slots are moving; a node has redirected these: ``SLOT HOST:PORT``. Return those that have to wait here."""
         ...
 
     def plan(self) -> None:
@@ -254,7 +254,8 @@ class Pipeline:
         """Put back the unanswered requests in their old order, and remove the reason why they failed."""
         backlog = self.backlog
         # first, while the whole batch still counts as in flight
-        moving = [*result.moving, *(self._server.redirected(result.moved) if result.moved else ())]
+        redirected = self._server.redirected(result.moved) if result.moving or result.moved else []
+        moving = [*result.moving, *redirected]
         again = set(map(id, (*result.noscript, *result.held, *result.dropped, *moving)))
         in_order = [request for request in backlog.in_flight if id(request) in again]
         lost = result.lost

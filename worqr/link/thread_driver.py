@@ -240,7 +240,7 @@ class _Entered:
 
     def is_owned(self) -> bool:
         """Return True if this thread has the lock."""
-        return self._lock._is_owned()  # type: ignore[attr-defined]  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue, reportUnknownVariableType]
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue, reportUnknownVariableType]
 
     def __enter__(self) -> None:
         self._lock.acquire()
