@@ -102,7 +102,7 @@ class ClusterRouter:
         self._send(request if isinstance(request, Posted) else (request,), self._client_of_new)
 
     def wait_ready(self, waiter: Waiter, deadline: float) -> None:
-        """Settle `waiter` when the connection to the registry's node stands, was refused, or the deadline has passed."""
+        """Settle `waiter` when the connection to the registry's node is open, was refused, or the deadline has passed."""
         if self.ended is not None:
             self._fail((waiter,), self.ended)
             return
