@@ -16,8 +16,8 @@ HELD        connected; the server cannot work at the moment   READY when a batch
 ENDED       nothing is sent any more                          -
 ==========  ================================================  =====================================================
 
-An outage ends when a batch has been answered, or when a connection is open and no request waits: a server that accepts
-connections but refuses requests causes no further log lines.
+An outage ends when a batch has been answered, or when a connection is open and no request waits. So a
+server that accepts connections but refuses requests causes no further log lines.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class NodeClient:
             settle_soon(self._driver, request if isinstance(request, Posted) else (request,), self.ended)
 
     def wait_ready(self, waiter: Waiter, deadline: float) -> None:
-        """Settle `waiter` when a connection stands, was refused, or the deadline has passed."""
+        """Settle `waiter` when a connection is open, was refused, or the deadline has passed."""
         self._ready.add(waiter, deadline)
         if self.pipeline.connection is not None or self.ended is not None:
             self._ready.tell(self.ended)
