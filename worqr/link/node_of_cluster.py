@@ -31,7 +31,7 @@ class Cluster(Protocol):
         ...
 
     def wait_ready(self, waiter: Waiter, deadline: float) -> None:
-        """Settle `waiter` when a connection stands."""
+        """Settle `waiter` when a connection is open."""
         ...
 
     def passed(self, client: NodeClient, waiting: Collection[str]) -> bool:
