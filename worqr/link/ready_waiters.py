@@ -1,4 +1,4 @@
-"""`ReadyWaiters`: the callers that wait until a connection stands."""
+"""`ReadyWaiters`: the callers that wait until a connection is open."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ReadyWaiters:
         return late
 
     def tell(self, error: WorqrError | None) -> None:
-        """Settle all; without an error a connection stands."""
+        """Settle all; without an error a connection is open."""
         settle_soon(self._driver, [waiter for waiter, _ in self.take()], error)
 
 
