@@ -1,6 +1,6 @@
 """`ThreadDriver`: the driver for plain threads without an event loop. The threads that wait for a reply drive the sockets.
 
-One of the waiting threads drives the sockets for all of them: it waits until a socket is ready, reads replies and wakes the
+One of the waiting threads drives the sockets for all of them. It waits until a socket is ready, reads replies and wakes the
 threads whose replies have arrived. When it has its own reply, another waiting thread takes over. While no thread waits,
 nothing is read; the next call detects a connection that was lost meanwhile.
 
