@@ -3,7 +3,8 @@
 
 Here: `Topology`, and its routes. Not here: which requests are sent to which node (`cluster`).
 
-Any node can be asked, and each has its own view: one that was cut off, or has just been replaced, may be wrong for a while.
+Any node can be asked, and each has its own view. A node that was cut off, or has just been
+replaced, may be wrong for a while.
 So the view of a node that reports a working cluster is preferred. A redirect (``MOVED``) is believed at once: if it is wrong,
 it costs one more request.
 """
