@@ -268,9 +268,9 @@ class NodeClient:
         if connection is None:
             if not self._dialer.dialling:
                 when = min(when, self.outage.next_try)
-        elif backlog.pending and connection.held_until > now:
+        elif connection.held_until > now:
             when = min(when, connection.held_until)
-        if not usual:
+        elif connection.is_idle and not usual:  # else the end of the batch leads on
             when = min(when, backlog.next_pause())
         when = max(when, now)
         if when < self._looks_at:
