@@ -269,7 +269,7 @@ class _Gate:
     def __init__(self, driver: ThreadDriver) -> None:
         self.is_open: bool = False
         self.outer: _Gate | None = None  # the gate of an interrupted call of this thread that drives
-        self.thread = threading.get_ident()
+        self.thread: int = threading.get_ident()
         self._driver = driver
         self._lock = threading.Lock()
         self._lock.acquire()

@@ -27,8 +27,8 @@ class Limit:
     __slots__ = ("_outer", "cancelled_caught", "ends_at")
 
     def __init__(self, ends_at: float) -> None:
-        self.ends_at = ends_at
-        self.cancelled_caught = False
+        self.ends_at: float = ends_at
+        self.cancelled_caught: bool = False
         self._outer: Limit | None = None
 
     @property
@@ -55,7 +55,7 @@ class _Here(threading.local):
     limit: Limit | None = None
 
 
-here = _Here()
+here: _Here = _Here()
 
 
 def next_limit() -> float | None:

@@ -49,7 +49,8 @@ class HostLoop(AsyncioLoop):
         super().__init__()
         self._loop = self._host = asyncio.get_running_loop()
         self._thread = threading.current_thread()
-        self.pool = self._places = Pool(UNLIMITED)
+        self._places = Pool(UNLIMITED)
+        self.pool: Pool | None = self._places
         self._asked_at: float | None = None
         self._looked_at = time.monotonic()
         self._blocked_since: float | None = None
