@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import hiredis
 import pytest
+from hypothesis import Phase as Part
 from hypothesis import settings as how
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -439,4 +440,20 @@ class Chaos(RuleBasedStateMachine):
 
 
 TestChaos = Chaos.TestCase
-TestChaos.settings = how(max_examples=500, stateful_step_count=60, deadline=None)
+TestChaos.settings = how(  # without shrinking, which takes minutes
+    max_examples=500, stateful_step_count=60, deadline=None, phases=(Part.explicit, Part.reuse, Part.generate)
+)
+
+
+def test_a_silent_server_is_given_up_in_a_loop_that_is_always_late() -> None:
+    chaos = Chaos()
+    try:
+        request = Request(call("a", "a0", numbered=True, merges=False, replicas=0), 1000.0, chaos.clock.now)
+        chaos.client.submit(request)  # the server never answers
+        for _ in range(60):
+            chaos.clock.now += 1.0
+            chaos.driver.run()
+        assert chaos.client.state is State.DIALLING
+        assert request.losses == 1
+    finally:
+        chaos.patch.undo()

@@ -220,6 +220,7 @@ async def test_a_call_whose_answer_is_lost_is_of_unknown_fate(
     link_to: LinkTo, server: Server, proxy: FaultProxy, prefix: str
 ) -> None:
     link = await link_to(proxy.url)
+    await link.call(append(prefix, "other", "other"))  # so that the script is there
     hold = proxy.hold_reply(matching="held", on="data")
     began = time.monotonic()
     with pytest.raises(Unavailable, match="may have taken effect") as caught:

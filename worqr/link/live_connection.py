@@ -6,7 +6,6 @@ import math
 import time
 from typing import Final
 
-from worqr.link.backlog import Backlog
 from worqr.link.faults import Lost
 from worqr.link.outage import pause_after
 from worqr.link.request import Merged, Request
@@ -32,7 +31,6 @@ class LiveConnection:
     """
 
     __slots__ = (
-        "_backlog",
         "_holds",
         "_noscript_rounds",
         "gathers",
@@ -44,7 +42,7 @@ class LiveConnection:
         "used_at",
     )
 
-    def __init__(self, transport: Transport, session: Session, backlog: Backlog, now: float) -> None:
+    def __init__(self, transport: Transport, session: Session, now: float) -> None:
         self.transport: Transport = transport
         self.session: Session = session
         self.used_at: float = now
@@ -52,7 +50,6 @@ class LiveConnection:
         self.held_until: float = -math.inf
         self.load_first: dict[str, Script] = {}
         self.gathers: bool = False
-        self._backlog = backlog
         self._holds = 0  # replies in a row that the server cannot work
         self._noscript_rounds = 0  # batches in a row of which nothing was executed, because scripts were missing
 

@@ -114,6 +114,7 @@ class NodeClient:
         self._timer: Timer | None = None
         self._looks_at = math.inf
         self._leaving = self._passing = False
+        self._judged_not = False  # the last look came late, and judged nothing
         self._warned_of_eviction = False
 
     def start(self) -> None:
@@ -209,8 +210,6 @@ class NodeClient:
         if self._cluster is not None:
             self._cluster.died(error)
 
-    # Connecting
-
     def _dial(self) -> None:
         self.pipeline.expire(time.monotonic(), self.outage.text(time.monotonic()))
         self.state = State.DIALLING
@@ -243,7 +242,7 @@ class NodeClient:
         self.connections += 1
         self.state = State.READY
         session = Session(backlog, self._producer, clustered=self._settings.clustered)
-        self.pipeline.attach(LiveConnection(transport, session, backlog, self.connected_at))
+        self.pipeline.attach(LiveConnection(transport, session, self.connected_at))
         if not backlog.pending:
             self.works()
         if facts.evicts and not self._warned_of_eviction:
@@ -251,8 +250,6 @@ class NodeClient:
             self._scribe.emit(logger, "link.eviction", EVICTS, server=self.outage.address, policy=facts.eviction)
         self._ready.tell(None)
         self.pipeline.work()
-
-    # Time
 
     def plan(self) -> None:
         """Plan the next check for work that no socket event announces; every tick while requests wait."""
@@ -286,10 +283,12 @@ class NodeClient:
         now = time.monotonic()
         if self.pipeline.is_busy:
             self.pipeline.receive()  # read the socket's input before checking the time
-        if now - planned <= _LATE:
-            self._judge(now)
-        elif self.pipeline.connection is not None:  # the loop was blocked; the server is not the cause
+        late = now - planned > _LATE  # the loop was blocked, and the server is not to blame
+        if late and self.pipeline.connection is not None:
             self.pipeline.connection.heard_at += now - planned
+        self._judged_not = late and not self._judged_not  # a loop that is always late must not keep requests for ever
+        if not self._judged_not:
+            self._judge(now)
         if self.state is State.WAITING and now >= self.outage.next_try:
             self._dial()
         self.pipeline.work()
