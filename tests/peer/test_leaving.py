@@ -455,6 +455,40 @@ async def test_a_queue_that_cannot_be_left_cannot_be_served_anew(
         await eventually(lambda: served(mesh), [frozenset()])
 
 
+async def test_only_the_new_station_of_a_queue_with_a_run_left_behind_requests_tasks(
+    new_mesh: NewMesh, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second request would overwrite the reply that the server keeps of the first, and take the worker off those that wait."""
+    monkeypatch.setattr("worqr.peer.leaving.LET_GO", 1.1)
+    mesh, other = new_mesh(url=proxy.url, keepalive=60), new_mesh()
+    begun, let_go, runs = threading.Event(), threading.Event(), Runs()
+
+    def stubborn(task: bytes) -> None:
+        begun.set()
+        let_go.wait(60)
+
+    async with other.connect(), mesh.join() as peer:
+        q = other.queue("Q1")
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(peer.serve, "Q1", stubborn))
+            await q.enqueue(b"stuck")
+            await until(begun.is_set)
+            nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(peer.serve, "Q1", runs))
+            [station] = peer._engine.entered_stations()
+            await until(lambda: not station.asking)
+            proxy.forget_requests()
+            for n in range(5):
+                await q.enqueue(b"%d" % n)
+                await runs.wait(n + 1)
+                await until(lambda: not station.asking)
+            assert proxy.count(script("start_tasks").sha, on="data") == 5
+            nursery.cancel_scope.cancel()
+        let_go.set()
+        await eventually(lambda: served(other), [frozenset()])
+
+
 @pytest.mark.parametrize("outage", [False, True])
 async def test_what_is_being_claimed_where_a_run_was_left_behind_goes_back_at_once(
     new_mesh: NewMesh, proxy: FaultProxy, outage: bool, monkeypatch: pytest.MonkeyPatch

@@ -68,7 +68,7 @@ class Cancelling:
                 self._hear(station, message)
             elif message == LOOK_AT_MARKS:
                 self._told_to_look(station)
-            else:
+            elif not self._engine.is_served_anew(station):
                 station.wake()
 
         subscription = self._link.subscriptions.open(

@@ -135,6 +135,14 @@ class Engine:
         """The queues it serves now, and those where runs were left behind."""
         return [*self.entered_stations(), *self._leaver.lingering]
 
+    def is_served_anew(self, station: Station) -> bool:
+        """Return True if another station serves the queue that this one has left.
+
+        Both hear each wake-up, but only one may request tasks. In case a reply is lost and its request is repeated, the server
+        keeps the reply to the worker's last request, and no other.
+        """
+        return self._stations.get(station.name) not in {None, station}
+
     def claims_of(self, name: str) -> set[int]:
         """The claims of a queue that this peer knows of. They run (where the queue is served, or where runs were
         left behind), are on their way back, or wait until the server accepts their settle.
