@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from tests.peer.tools import at_most, until
 from worqr import ops
@@ -90,6 +91,7 @@ class Broken:
         self.settings = SimpleNamespace(clustered=False)
         self.subscriptions = SimpleNamespace(open=lambda *_: SimpleNamespace(close=lambda: None))
         self.breaks = True
+        self.looks = 0
 
     @property
     def connected_at(self) -> float:
@@ -97,6 +99,7 @@ class Broken:
 
     async def call(self, call: ops.Call[Any], *, patience: float) -> Any:
         await trio.lowlevel.checkpoint()
+        self.looks += 1
         return Look("run", {}, [])
 
 
@@ -132,6 +135,22 @@ async def test_one_reconnect_costs_a_leader_no_lease() -> None:
         nursery.cancel_scope.cancel()
     assert leader.leads
     assert leader.is_fresh()
+
+
+async def test_a_new_leader_begins_its_rounds_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leading, "FOLLOW_EVERY", 3600.0)
+    link: Any = Broken()
+    link.breaks = False
+    leader = leader_on(link, keepalive=3)
+    leader._until = 0.0
+    async with at_most(), trio.open_nursery() as nursery:
+        nursery.start_soon(leader.lead_forever)
+        await trio.testing.wait_all_tasks_blocked()
+        assert link.looks == 0, "another peer leads"
+        leader.lease(until=float("inf"))
+        await leader.wait_leading()
+        await until(lambda: link.looks)
+        nursery.cancel_scope.cancel()
 
 
 class Missing:

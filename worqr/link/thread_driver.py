@@ -28,7 +28,8 @@ from typing import Any, TypeVar, cast
 from worqr.errors import Unavailable, UsageError, WorqrBug
 from worqr.link.driver import TimeLimit, Waiter, wake_all
 from worqr.link.thread_limits import Limit, check_limits, here, next_limit, until
-from worqr.link.thread_reactor import Reactor, ReactorWatch, Timer, Timers, run_callback
+from worqr.link.thread_reactor import Reactor, ReactorWatch, run_callback
+from worqr.link.timers import Timer, Timers
 
 T = TypeVar("T")
 
@@ -42,7 +43,7 @@ class ThreadDriver:
         self.entered: _Entered = _Entered()
         self._roles = threading.Lock()  # guards the choice of the driving thread; held for a moment
         self._reactor: Reactor | None = None
-        self._timers = Timers()
+        self._timers = Timers(run_callback)
         self._followers: dict[_Gate, None] = {}  # gates of threads that wait while another one drives
         self._waiting: set[Waiter] = set()
         self._broken: Exception | None = None  # the link has ended in the middle of a change

@@ -1,14 +1,10 @@
-"""The sockets and timers of plain threads, for which the driving thread waits. Used by `thread_driver`."""
+"""The sockets of plain threads, for which the driving thread waits. Used by `thread_driver`."""
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import logging
-import math
 import selectors
 import socket
-import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -90,47 +86,6 @@ class ReactorWatch:
             run_callback(self._writable)
         if mask & selectors.EVENT_READ and not self._closed:
             run_callback(self._readable)
-
-
-class Timer:
-    __slots__ = ("callback",)
-
-    def __init__(self, callback: Callable[[], object]) -> None:
-        self.callback: Callable[[], object] | None = callback
-
-    def cancel(self) -> None:
-        self.callback = None
-
-
-class Timers:
-    """Callbacks by their time. The driving thread runs them."""
-
-    __slots__ = ("_numbers", "_times")
-
-    def __init__(self) -> None:
-        self._times: list[tuple[float, int, Timer]] = []
-        self._numbers = itertools.count()
-
-    def add(self, when: float, callback: Callable[[], object]) -> Timer:
-        timer = Timer(callback)
-        heapq.heappush(self._times, (when, next(self._numbers), timer))
-        return timer
-
-    def next(self) -> float:
-        times = self._times
-        return times[0][0] if times else math.inf
-
-    def run(self) -> None:
-        """Run the callbacks that are due."""
-        times = self._times
-        if times and times[0][0] <= (now := time.monotonic()):
-            while times and times[0][0] <= now:
-                callback = heapq.heappop(times)[2].callback
-                if callback is not None:
-                    run_callback(callback)
-
-    def clear(self) -> None:
-        self._times.clear()
 
 
 def run_callback(callback: Callable[[], object]) -> None:

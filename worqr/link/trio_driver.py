@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 import trio
 
 from worqr.link.driver import TimeLimit, Waiter, guarded
+from worqr.link.timers import Timer, Timers
 
 T = TypeVar("T")
 
@@ -21,14 +21,14 @@ T = TypeVar("T")
 class TrioDriver:
     """The driver for the current Trio run. Its tasks start when they are first needed, and end with the run at the latest."""
 
-    __slots__ = ("_callbacks", "_closed", "_timers", "_token", "entered")
+    __slots__ = ("_alarm", "_callbacks", "_closed", "_token", "entered")
 
     def __init__(self) -> None:
         self.entered: AbstractContextManager[object] = nullcontext()
         self._token = trio.lowlevel.current_trio_token()
         self._closed = False
         self._callbacks = _Callbacks()
-        self._timers = _Timers()
+        self._alarm = _Alarm()
 
     def post(self, deliver: Callable[[], object]) -> None:
         with suppress(trio.RunFinishedError):  # no task is left that waits
@@ -40,8 +40,8 @@ class TrioDriver:
     def soon(self, callback: Callable[[], object]) -> None:
         self._callbacks.add(callback)
 
-    def call_at(self, when: float, callback: Callable[[], object]) -> _Timer:
-        return self._timers.add(when, callback)
+    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
+        return self._alarm.add(when, callback)
 
     def watch(self, sock: socket.socket, readable: Callable[[], object], writable: Callable[[], object]) -> _Watch:
         return _Watch(sock, readable, writable)
@@ -53,7 +53,7 @@ class TrioDriver:
 
     def _close(self) -> None:
         self._callbacks.close()
-        self._timers.close()
+        self._alarm.close()
 
     def interrupted(self, error: Exception) -> None:
         pass  # no signal handler raises in the middle of a change
@@ -170,59 +170,46 @@ class _Callbacks:
         return trio.lowlevel.Abort.SUCCEEDED
 
 
-class _Timer:
-    __slots__ = ("callback",)
+class _Alarm:
+    """A task that runs the callbacks of `Timers` when their time has come."""
 
-    def __init__(self, callback: Callable[[], object]) -> None:
-        self.callback: Callable[[], object] = callback
-
-    def cancel(self) -> None:
-        self.callback = _nothing
-
-
-class _Timers:
-    """A task that runs callbacks when their time has come. Times are those of the monotonic clock."""
-
-    __slots__ = ("_closed", "_numbers", "_scope", "_times")
+    __slots__ = ("_closed", "_scope", "_timers", "_wakes_at")
 
     def __init__(self) -> None:
-        self._times: list[tuple[float, int, _Timer]] = []
-        self._numbers = itertools.count()
+        self._timers = Timers(guarded)
+        self._wakes_at = math.inf
         self._scope: trio.CancelScope | None = None
         self._closed = False
 
-    def add(self, when: float, callback: Callable[[], object]) -> _Timer:
-        timer = _Timer(callback)
-        heapq.heappush(self._times, (when, next(self._numbers), timer))
+    def add(self, when: float, callback: Callable[[], object]) -> Timer:
+        timer = self._timers.add(when, callback)
         if self._scope is None:
             self._scope = trio.CancelScope()
             trio.lowlevel.spawn_system_task(self._run, name="worqr.link.timers")
-        elif self._times[0][2] is timer:
-            self._scope.deadline = _on_trios_clock(when)
+        elif self._timers.next() != self._wakes_at:
+            self._set()
         return timer
+
+    def _set(self) -> None:
+        assert self._scope is not None, "the task has begun"
+        self._wakes_at = self._timers.next()
+        self._scope.deadline = _on_trios_clock(self._wakes_at)
 
     def close(self) -> None:
         self._closed = True
-        self._times.clear()
+        self._timers.clear()
         if self._scope is not None:
             self._scope.cancel()
 
     async def _run(self) -> None:
         while not self._closed:
-            now = time.monotonic()
-            while self._times and self._times[0][0] <= now:
-                guarded(heapq.heappop(self._times)[2].callback)
+            self._timers.run()
             if self._closed:
                 return
             with trio.CancelScope() as self._scope:
-                if self._times:
-                    self._scope.deadline = _on_trios_clock(self._times[0][0])
+                self._set()
                 await trio.sleep_forever()
 
 
 def _on_trios_clock(when: float) -> float:
     return trio.current_time() + when - time.monotonic()
-
-
-def _nothing() -> None:
-    pass

@@ -11,4 +11,9 @@ async def next_step(period: float) -> None:
     Loops of the same period, or of a multiple of it, wake at the same moment. The clock of a Trio loop begins at a random
     time, so that the peers of a mesh do not all look at once.
     """
-    await trio.sleep_until((trio.current_time() // period + 1) * period)
+    await trio.sleep_until(time_of_next_step(period))
+
+
+def time_of_next_step(period: float) -> float:
+    """The time by the loop's clock at which `next_step` returns."""
+    return (trio.current_time() // period + 1) * period

@@ -17,6 +17,7 @@ import time
 from typing import TYPE_CHECKING
 
 import trio
+from trio_util import RepeatedEvent
 
 from worqr import ops
 from worqr.errors import Unavailable, WorqrError
@@ -24,7 +25,7 @@ from worqr.keys import RegistryKeys
 from worqr.link import Link, boottime
 from worqr.log_events import emit
 from worqr.peer.complaints import Complaints
-from worqr.peer.in_step import next_step
+from worqr.peer.in_step import next_step, time_of_next_step
 from worqr.peer.looks import LOOK_EVERY, TWO_LOOKS, LeaseWatch, Looks
 from worqr.peer.membership import LEASE
 from worqr.peer.promoting import Promoter
@@ -40,6 +41,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 ROUND = 2 * LEASE
 """Seconds that a round of a working leader takes at most: a check waits for its reply no longer than a lease."""
+FOLLOW_EVERY = 1.0
+"""Seconds between two rounds of a peer that does not lead. A blocked loop has no rounds; its peer must not become leader."""
 UNABLE = 1.5
 """Seconds beyond a keepalive for which a leader that cannot judge keeps the lease: one reconnect takes a keepalive, not more."""
 STAND_ASIDE = 2 * LEASE
@@ -67,6 +70,7 @@ class Leader:
         self._resting = False
         self._idle = trio.Event()
         self._idle.set()
+        self._took_lease = RepeatedEvent()
 
     # The lease
 
@@ -82,6 +86,7 @@ class Leader:
             self.promoter.begin()
             self._until = until
             self.scanner.begin()
+            self._took_lease.set()
         self._until = until
 
     def saw_lease(self, lease: str) -> None:
@@ -96,6 +101,11 @@ class Leader:
     def leads(self) -> bool:
         return boottime() < self._until
 
+    async def wait_leading(self) -> None:
+        """Wait until this peer leads."""
+        while not self.leads:
+            await self._took_lease.wait()
+
     def is_fresh(self) -> bool:
         """Return True if this peer may ask for the lease: its rounds of chores end, and it can judge. From any thread."""
         now = time.monotonic()
@@ -108,20 +118,22 @@ class Leader:
     # The rounds
 
     async def lead_forever(self) -> None:
-        """Run round after round, also while another peer leads: then a round does nothing."""
+        """Run round after round while this peer leads. While another leads, only show that the loop runs (`is_fresh`)."""
         while not self._resting:
-            wait = LOOK_EVERY
             if self.leads:
                 self._idle = trio.Event()
                 wait = await self._look_or_not()
                 self._idle.set()
+                self._round_ended = time.monotonic()
+                if wait < LOOK_EVERY:
+                    await trio.sleep(wait)
+                else:
+                    await next_step(LOOK_EVERY)
             else:
                 self.promoter.end()
-            self._round_ended = time.monotonic()
-            if wait < LOOK_EVERY:
-                await trio.sleep(wait)
-            else:
-                await next_step(LOOK_EVERY)
+                self._round_ended = time.monotonic()
+                with trio.move_on_at(time_of_next_step(FOLLOW_EVERY)):
+                    await self.wait_leading()
 
     async def _look_or_not(self) -> float:
         judged = False

@@ -27,7 +27,6 @@ from worqr.log_events import emit, emit_fields
 from worqr.ops import Due, ScheduleRow, Tick
 from worqr.peer.complaints import Complaints
 from worqr.peer.declaring import REDECLARE, Declarer
-from worqr.peer.in_step import next_step
 from worqr.peer.membership import LEASE
 from worqr.peer.sweeping import NODE_PATIENCE
 from worqr.shards import shard_of
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-IDLE = 0.5
-"""Seconds between two checks of whether this peer leads."""
+TRY_AGAIN = 0.5
+"""Seconds until the schedules are read again after the server did not respond."""
 RELOAD = 3.0
 """Seconds after which the leader sees a new schedule, at the latest."""
 GAP = 0.02
@@ -92,14 +91,14 @@ class Ticker:
                     continue
                 if self._leads_since is not None:
                     self._forget()
-                await next_step(IDLE)
+                await self._engine.leader.wait_leading()
 
     async def _tick_or_complain(self) -> float:
         try:
             return await self.tick_once()
         except Unavailable as error:
             emit(logger, "tick_schedules", "the schedules are read late, trying again: %(error)s", error=str(error))
-            return trio.current_time() + IDLE
+            return trio.current_time() + TRY_AGAIN
         except WorqrError as error:
             text = "the schedules cannot be read, trying again: %(error)s"
             self._complaints.error("", "tick_schedules", text, error=str(error))
