@@ -582,7 +582,7 @@ def test_a_loop_that_is_blocked(
             job, worker = await held.begin(1), peer.id
             beats = peer._engine.membership.registration
             assert beats is not None
-            assert beats.heart is not None
+            assert beats.heartbeat is not None
             asked: list[worqr.Health] = []
             left: list[int] = []
 

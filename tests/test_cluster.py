@@ -19,7 +19,7 @@ from tests.clusters import Cluster, Node, cluster, cluster_of, cluster_of_module
 from tests.patience import PATIENCE
 from tests.peer.tools import Held, Runs, eventually, serving, until
 from worqr.link import pipeline
-from worqr.link.dialect import slot_of
+from worqr.link.wire_form import slot_of
 
 assert cluster, cluster_of_module  # fixtures
 

@@ -94,7 +94,7 @@ async def test_a_mesh_goes_on_when_the_password_changes(own_server: Server, capl
         await runs.wait(4)
     assert runs.tasks == [b"0", b"1", b"2", b"3"]
     assert threading.current_thread().name not in rotating.threads, "it may block: never in the loop"
-    assert rotating.threads >= {"worqr-dial", "worqr-heart"}
+    assert rotating.threads >= {"worqr-dial", "worqr-heartbeat"}
     assert "WRONGPASS" not in caplog.text
     assert not [password for password in rotating.given if password in caplog.text]
 

@@ -23,7 +23,13 @@ SOURCES = {
 }
 EMITTERS = {"emit": 1, "emit_fields": 1, "error": 1, "_line": 0, "end_now": 0}
 """What logs an event, and which of its arguments, behind `self`, is the event's name."""
-PASSED_ON = {"worqr.log_events", "worqr.link.scribe", "worqr.peer.complaints", "worqr.link.heart", "worqr.service"}
+PASSED_ON = {
+    "worqr.log_events",
+    "worqr.link.log_thread",
+    "worqr.peer.complaints",
+    "worqr.link.heartbeat",
+    "worqr.service",
+}
 """Modules in which a call may pass on an event that it was given."""
 METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 
@@ -51,7 +57,7 @@ def emitted() -> Iterator[tuple[str, str, ast.Call]]:
                 if isinstance(given, ast.Name) and given.id == "event":
                     assert module in PASSED_ON | {"worqr.peer.task_log"}, f"{module}:{call.lineno}"
                 yield from ((module, event, call) for event in strings(given))
-            if name == "append" and module == "worqr.link.loop_watch":
+            if name == "append" and module == "worqr.link.loop_monitor":
                 yield module, "loop.turns", call
 
 

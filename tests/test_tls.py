@@ -29,7 +29,7 @@ import worqr
 from tests.patience import PATIENCE
 from tests.peer.tools import Held, Runs, serving, until
 from tests.servers import SETTINGS, Server, free_port
-from worqr.link.faults import loss
+from worqr.link.server_errors import as_connection_lost
 
 SECRET = "k3y/pass word"
 YEAR = dt.timedelta(days=365)
@@ -420,5 +420,5 @@ def test_a_port_that_says_nothing_is_guessed_at() -> None:
             ssl.create_default_context().wrap_socket(client, server_hostname="localhost")
     wrapped = ConnectionError("Timeout connecting to server")
     wrapped.__cause__ = caught.value
-    assert loss(wrapped).cause == "Timeout connecting to server (is TLS spoken at this port?)"
-    assert loss(ConnectionError("Timeout connecting to server")).cause == "Timeout connecting to server"
+    assert as_connection_lost(wrapped).cause == "Timeout connecting to server (is TLS spoken at this port?)"
+    assert as_connection_lost(ConnectionError("Timeout connecting to server")).cause == "Timeout connecting to server"

@@ -18,7 +18,7 @@ MAX_NAME: Final = 200
 _FAILURES: Final = "-fail"
 
 NEVER: Final = ":never"
-"""Appended to a base: a key that is never written. `link.dialect` documents its purpose."""
+"""Appended to a base: a key that is never written. `link.wire_form` documents its purpose."""
 
 MARKER: Final = b"\x00worqr\x00"
 """A task item that begins so is a reference to a job; the id follows."""

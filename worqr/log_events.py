@@ -3,7 +3,8 @@
 `EVENTS` is the registry, `FIELDS` says what each field holds. The tables of docs/reference/log-events.md are made from them.
 `emit` logs one event: the line begins with the event's name, and the facts that it states are fields of the record as well.
 
-Not here: which event happened. Modules call `emit` where it happens, or `Scribe.emit` and `Complaints.error`, which pass it on.
+Not here: which event happened. Modules call `emit` where it happens, or `LogThread.emit` and `Complaints.error`, which pass it
+on.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "Raise the concurrency, or let another worker serve that queue. Once per worker and queue",
         "queue awaited_queue awaited_job duration",
     ),
-    "heart.late": _event(
+    "heartbeat.late": _event(
         WARNING,
         "the heartbeat thread could not run: the process was frozen, or some code holds the interpreter",
         "duration where",

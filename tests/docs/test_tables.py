@@ -21,9 +21,9 @@ from worqr import cron, listening, ops, policy, service, timetable
 from worqr import task as task_module
 from worqr.cron import Definition, Plan, at, ms_of
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.link import answer_timeout, checks
+from worqr.link import answer_timeout, server_info
 from worqr.link import settings as link_settings
-from worqr.link.faults import _KINDS  # pyright: ignore[reportPrivateUsage]
+from worqr.link.server_errors import _ACTIONS  # pyright: ignore[reportPrivateUsage]
 from worqr.link.settings import LinkSettings
 from worqr.lua import all_scripts
 from worqr.peer import (
@@ -58,7 +58,7 @@ def test_the_errors_are_those_there_are() -> None:
 @pytest.mark.parametrize("heading", ["The server cannot be reached", "The server refuses"])
 def test_the_messages_are_in_the_code(heading: str) -> None:
     """Words of a server are those that the link knows, and two that it passes on."""
-    servers_own = {*_KINDS, "DENIED", "NOPERM", "WRONGTYPE"}
+    servers_own = {*_ACTIONS, "DENIED", "NOPERM", "WRONGTYPE"}
     source = re.sub(r'"\s*\n\s*f?"', "", SOURCE)  # texts in several pieces
     generated = {"no answer for 5 s": "no answer for", "worqr needs Redis 7.0 or Valkey 7.2": "worqr needs"}
     for row in rows("errors.md", heading):
@@ -131,7 +131,7 @@ def test_the_environment_variables_are_those_that_are_read() -> None:
 
 def test_the_oldest_servers_are_those_that_are_let_in() -> None:
     found = {row[0]: tuple(map(int, row[1].split("."))) for row in rows("settings.md", "Server versions")}
-    assert found == checks._OLDEST  # pyright: ignore[reportPrivateUsage]
+    assert found == server_info._OLDEST  # pyright: ignore[reportPrivateUsage]
 
 
 def test_the_extras_are_those_there_are() -> None:

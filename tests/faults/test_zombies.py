@@ -159,7 +159,7 @@ async def test_a_loop_blocked_for_5_s_keeps_its_tasks(server: Server, prefix: st
     await child.line_with("joined")
     async with rescuer(server.url, prefix) as rescue:
         assert "done" in await child.line_with("ended block-1")
-        assert not rescue.runs, "its heart beats off the loop"
+        assert not rescue.runs, "its heartbeat beats off the loop"
         mesh = worqr.Mesh(server.url, prefix=prefix)
         async with mesh.connect():
             assert (await mesh.queue("Q1").cancel(b"hold-2", wait=PATIENCE)).acknowledged == 1

@@ -30,5 +30,12 @@ async def link_to() -> AsyncIterator[LinkTo]:
     yield open_link
     for link in links:
         link.close()
-    kinds = ("worqr-link", "worqr-subscriptions", "worqr-heart", "worqr-scribe", "worqr-sentinel", "worqr-topology")
+    kinds = (
+        "worqr-link",
+        "worqr-subscriptions",
+        "worqr-heartbeat",
+        "worqr-log_thread",
+        "worqr-sentinel",
+        "worqr-topology",
+    )
     await until(lambda: not [t.name for t in threading.enumerate() if t.name in kinds], what="threads that end")

@@ -136,9 +136,9 @@ async def test_many_cancelled_calls_leave_nothing_behind(link_to: LinkTo, server
         with trio.move_on_after(seconds):
             await link.call(append("t", "x"), patience=60)
     await link.call(echo("last"))
-    backlog = link._client.pipeline.backlog
-    await until(lambda: not backlog.in_flight)
-    assert not backlog.pending
-    assert not backlog.numbers._open
+    request_queue = link._client.pipeline.requests
+    await until(lambda: not request_queue.in_flight)
+    assert not request_queue.pending
+    assert not request_queue.numbers._open
     with server.client() as client:
         client.delete("t:{Q}", f"t:{{Q}}:producer:{link.producer}")

@@ -17,21 +17,21 @@ from tests.children import Child
 from tests.link.conftest import LinkTo
 from tests.link.nodes import ALL, HALVES, SILENT, FakeNode, Fakes, errs, fakes_of
 from tests.link.scripts import ECHO_CALL, Outcomes, append, echo, lines, until
-from tests.link.test_subscriptions import Ear, ear
+from tests.link.test_subscriptions import SubscriptionListener, listener
 from tests.patience import PATIENCE
 from worqr.call import Call
 from worqr.errors import ClaimLost, RefusedByServer, Unavailable, WorqrBug
-from worqr.link import Link, LinkSettings, Owner
-from worqr.link.backlog import GUILTY_AFTER
-from worqr.link.cluster import ClusterRouter
-from worqr.link.dialect import slot_of
+from worqr.link import Link, LinkSettings, WorkerHandle
+from worqr.link.cluster_router import ClusterRouter
 from worqr.link.node_client import NodeClient
 from worqr.link.request import Request
+from worqr.link.request_queue import GUILTY_AFTER
 from worqr.link.settings import Endpoint
 from worqr.link.subscription import receive_all
 from worqr.link.subscriptions import Subscriptions
 from worqr.link.thread_driver import ThreadDriver, run_blocking
-from worqr.link.topology import NodeRoute, ShardRoute
+from worqr.link.topology import NodeEndpoint, ShardEndpoint
+from worqr.link.wire_form import slot_of
 
 LOW, HIGH = "Q0", "Q2"
 """Queues in the first and in the second half of all slots; the registry is in the second."""
@@ -214,7 +214,7 @@ async def test_a_new_call_does_not_overtake_those_that_wait_at_the_old_node(fake
     # the first node keeps a slot, so that its pipe stays
     low, high = (0, slot_of("t:{Q}") - 1), (slot_of("t:{Q}"), 16383)
     fakes.give((low, first), (high, second))
-    router_of(link).topology.doubt()
+    router_of(link).topology.invalidate()
     await until(lambda: len(router_of(link).topology.view.primaries) == 2)
     link.post(append("t", "2"), outcomes)
     link.post(append("t", "other", LOW), outcomes)
@@ -250,11 +250,11 @@ async def test_a_call_that_was_suspected_follows_its_slot_when_its_pause_is_over
     link = await link_to(fakes.url)
     pipe, outcomes = client_to(link, first), Outcomes()
     assert pipe is not None
-    request = Request(append("t", "x"), PATIENCE, time.monotonic(), Owner("W1"))
+    request = Request(append("t", "x"), PATIENCE, time.monotonic(), WorkerHandle("W1"))
     request.losses = request.lost_alone = GUILTY_AFTER
     request.not_before = time.monotonic() + 1
     request.wake = lambda: outcomes(request.value, request.error)
-    pipe.pipeline.backlog.outcasts.append(request)
+    pipe.pipeline.requests.quarantined.append(request)
     fakes.give((ALL, second))
     first.does = moved("Q", second)
     await link.call(append("t", "y"))
@@ -312,9 +312,9 @@ async def test_while_a_node_does_not_work_others_are_asked_who_has_its_slots(
 ) -> None:
     first, _, _ = fakes.nodes
     link = await link_to(fakes.url)
-    doubts: list[NodeRoute] = []
-    doubt = NodeRoute.doubt
-    monkeypatch.setattr(NodeRoute, "doubt", lambda self: doubts.append(self) or doubt(self))
+    doubts: list[NodeEndpoint] = []
+    invalidate = NodeEndpoint.invalidate
+    monkeypatch.setattr(NodeEndpoint, "invalidate", lambda self: doubts.append(self) or invalidate(self))
     first.does = errs(answer) if answer != "silence" else lambda _: SILENT
     link.post(append("t", "x"), Outcomes())
     await until(lambda: len(doubts) > 5)
@@ -327,13 +327,13 @@ async def test_a_beat_that_is_redirected_has_the_nodes_asked(
     first, second, _ = fakes.nodes
     link = await link_to(fakes.url)
     doubted = threading.Event()
-    doubt = ShardRoute.doubt
-    monkeypatch.setattr(ShardRoute, "doubt", lambda self: doubted.set() or doubt(self))
+    invalidate = ShardEndpoint.invalidate
+    monkeypatch.setattr(ShardEndpoint, "invalidate", lambda self: doubted.set() or invalidate(self))
     call, beats = Call(ECHO_CALL.script, "{worqr}", ("{worqr}:beat",), ("a",), str), list[str]()
-    heart = link.heart(
+    heartbeat = link.heartbeat(
         make=lambda _number, _turning: call, replied=beats.append, every=0.05, block_limit=60, describe=lambda: ""
     )
-    heart.start()
+    heartbeat.start()
     await until(lambda: beats)
     assert not doubted.is_set()
     first.does = errs(f"MOVED {slot_of('{worqr}')} {second.place}")
@@ -370,7 +370,7 @@ async def test_a_slot_that_nobody_has_is_waited_for(fakes: Fakes, link_to: LinkT
     assert caught.value.sent is False
     outcomes = Outcomes()
     link.post(append("t", "y", LOW), outcomes)
-    listening = Ear(link, f"t:{{{LOW}}}")
+    listening = SubscriptionListener(link, f"t:{{{LOW}}}")
     fakes.give((HALVES[1], first), (HALVES[0], second))
     await outcomes.wait(1)
     assert outcomes.values == [["ok", b"y", 1, 1]]
@@ -418,7 +418,7 @@ async def test_what_a_dead_worker_wanted_is_given_up(fakes: Fakes, link_to: Link
     else:
         fakes.nodes[0].does = errs("TRYAGAIN some keys are away")
     link = await link_to(fakes.url)
-    outcomes, owner = Outcomes(), Owner("W1")
+    outcomes, owner = Outcomes(), WorkerHandle("W1")
     link.post(append("t", "x", LOW), outcomes, owner=owner)
     if where == "aside":
         await until(lambda: len(fakes.nodes[0].ran) > 1)
@@ -440,7 +440,7 @@ async def test_nobody_waits_when_a_link_is_closed(fakes: Fakes, link_to: LinkTo)
     for queue in ("Q0", "Q1", "Q2", "Q3"):
         for number in range(3):
             link.post(append("t", str(number), queue), outcomes)
-    homeless, listening = Ear(link, "t:{Q3}"), Ear(link, "t:{Q0}")
+    homeless, listening = SubscriptionListener(link, "t:{Q3}"), SubscriptionListener(link, "t:{Q0}")
     await until(lambda: all(node.ran for node in fakes.nodes))
     before = len(outcomes.all)
     link.close()
@@ -557,7 +557,7 @@ async def test_the_registrys_channels_are_heard_at_its_node(fakes: Fakes, link_t
     """Not at one that had it before: it may be in the cluster no more, and hear nothing."""
     first, second, _ = fakes.nodes
     link = await link_to(fakes.url)
-    listening = await ear(link, "{worqr}:due")
+    listening = await listener(link, "{worqr}:due")
     assert (first.said("SUBSCRIBE"), second.said("SUBSCRIBE")) == (1, 0)
     fakes.give((ALL, second))
     first.does = moved("Q", second)
@@ -569,7 +569,7 @@ async def test_the_registrys_channels_are_heard_at_its_node(fakes: Fakes, link_t
 async def test_a_channel_is_heard_where_its_slot_is(fakes: Fakes, link_to: LinkTo) -> None:
     first, second, _ = fakes.nodes
     link = await link_to(fakes.url)
-    low, high = await ear(link, f"t:{{{LOW}}}"), await ear(link, f"t:{{{HIGH}}}")
+    low, high = await listener(link, f"t:{{{LOW}}}"), await listener(link, f"t:{{{HIGH}}}")
     assert len(link.subscriptions._hubs) == 1  # type: ignore[union-attr]
     fakes.give((HALVES[0], first), (HALVES[1], second))
     first.answers["SSUBSCRIBE"] = moved(HIGH, second)
@@ -590,7 +590,7 @@ async def test_a_channel_is_heard_where_its_slot_is(fakes: Fakes, link_to: LinkT
 async def test_channels_are_asked_for_slot_by_slot(fakes: Fakes, link_to: LinkTo) -> None:
     first, _, _ = fakes.nodes
     link = await link_to(fakes.url)
-    listening = [await ear(link, f"t:{{{queue}}}", f"t:{{{queue}}}:events") for queue in (LOW, HIGH)]
+    listening = [await listener(link, f"t:{{{queue}}}", f"t:{{{queue}}}:events") for queue in (LOW, HIGH)]
     first.cut()
     for each in listening:
         await each.wait_confirmations(2)
@@ -603,7 +603,7 @@ async def test_a_channel_that_a_node_takes_away_is_asked_for_again(fakes: Fakes,
     """Also if its slot came back before anybody looked."""
     first, _, _ = fakes.nodes
     link = await link_to(fakes.url)
-    listening = await ear(link, "t:{Q}")
+    listening = await listener(link, "t:{Q}")
     first.push("sunsubscribe", "t:{Q}", 0)
     await listening.wait_confirmations(2)
     assert first.said("SSUBSCRIBE") == 2
@@ -615,8 +615,8 @@ async def test_what_was_said_where_a_channel_was_before_is_not_heard(fakes: Fake
     """Its owner looks for what was said meanwhile when it stands at the new place, and hears nothing twice."""
     first, second, _ = fakes.nodes
     link = await link_to(fakes.url)
-    stays, listening = await ear(link, f"t:{{{LOW}}}"), await ear(link, f"t:{{{HIGH}}}")
-    before = listening.subscription.ear
+    stays, listening = await listener(link, f"t:{{{LOW}}}"), await listener(link, f"t:{{{HIGH}}}")
+    before = listening.subscription.listener
     assert before is not None
     second.answers["SSUBSCRIBE"] = lambda _: SILENT
     fakes.give((HALVES[0], first), (HALVES[1], second))
@@ -635,10 +635,10 @@ async def test_what_was_said_where_a_channel_was_before_is_not_heard(fakes: Fake
 
 async def test_a_channel_that_is_opened_while_the_link_ends_is_told(fakes: Fakes, link_to: LinkTo) -> None:
     link = await link_to(fakes.url)
-    await ear(link, "t:{Q}")
+    await listener(link, "t:{Q}")
     [hub] = link.subscriptions._hubs.values()  # type: ignore[union-attr]
     assert isinstance(hub, Subscriptions)
-    subscriptions = [Ear(link, "t:{Q}") for _ in range(50)]
+    subscriptions = [SubscriptionListener(link, "t:{Q}") for _ in range(50)]
     link.close()
     for each in subscriptions:
         with trio.fail_after(PATIENCE):

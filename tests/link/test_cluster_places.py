@@ -14,10 +14,10 @@ import trustme
 from tests.clusters import Cluster, Node, cluster, cluster_of_module, move_slot, wait
 from tests.link.conftest import LinkTo
 from tests.link.scripts import append
-from tests.link.test_subscriptions import ear
+from tests.link.test_subscriptions import listener
 from tests.servers import programs
 from worqr.errors import RefusedByServer
-from worqr.link.dialect import slot_of
+from worqr.link.wire_form import slot_of
 
 assert cluster, cluster_of_module  # fixtures
 
@@ -57,7 +57,7 @@ async def test_nodes_are_found_however_they_are_named(
     slot = slot_of("t:{Q0}")
     with named(cluster, kind, hostname, told):
         link = await link_to(cluster.url)
-        listening = {queue: await ear(link, f"t:{{{queue}}}") for queue in QUEUES}
+        listening = {queue: await listener(link, f"t:{{{queue}}}") for queue in QUEUES}
         for queue in QUEUES:
             assert (await link.call(append("t", "x", queue)))[1] == 1
         await trio.to_thread.run_sync(move_slot, cluster, slot, target)
@@ -115,7 +115,7 @@ async def test_a_cluster_over_tls(link_to: LinkTo, tmp_path: Path) -> None:
             await (await link_to(url, ready=False)).wait_ready()
         link = await link_to(f"{url}?ssl_ca_certs={tmp_path}/ca.pem")
         for queue in QUEUES:
-            await ear(link, f"t:{{{queue}}}")
+            await listener(link, f"t:{{{queue}}}")
             assert (await link.call(append("t", "x", queue)))[1] == 1
     finally:
         cluster.close()

@@ -18,9 +18,9 @@ from tests.link.scripts import echo, lines, notice, until
 from tests.patience import PATIENCE
 from tests.servers import Server, free_port
 from worqr.errors import RefusedByServer, Unavailable
+from worqr.link.log_thread import LogThread
 from worqr.link.outage import Outage
 from worqr.link.reasons import cause_of, is_unknown_host
-from worqr.link.scribe import Scribe
 from worqr.link.settings import Endpoint, LinkSettings
 from worqr.mesh import Mesh
 
@@ -226,7 +226,7 @@ def test_a_node_of_a_cluster_may_have_a_name_that_is_not_known_yet() -> None:
     unknown = Unavailable("x")
     unknown.__cause__ = socket.gaierror(socket.EAI_NONAME, "no such host")
     for url, told in (("redis://h", True), ("redis+cluster://h", False)):
-        outage = Outage(Scribe(), logging.getLogger("test"), "h:1")
+        outage = Outage(LogThread(), logging.getLogger("test"), "h:1")
         assert bool(outage.failed_to_connect(unknown, LinkSettings(url), waiting=0)) is told
 
 

@@ -57,20 +57,22 @@ async def test_endless_patience_is_no_overflow(link_to: LinkTo, own_server: Serv
 async def test_stopped_hearts_are_forgotten(link_to: LinkTo, server: Server) -> None:
     link = await link_to(server.url)
     for _ in range(5):
-        heart = link.heart(make=lambda *_: echo("a"), replied=str, every=1, block_limit=60, describe=str)
-        heart.start()
-        heart.stop()
-    assert len(link._hearts) == 1
+        heartbeat = link.heartbeat(make=lambda *_: echo("a"), replied=str, every=1, block_limit=60, describe=str)
+        heartbeat.start()
+        heartbeat.stop()
+    assert len(link._heartbeats) == 1
     link.close()
     with pytest.raises(Unavailable, match="closed"):
-        link.heart(make=lambda *_: echo("a"), replied=str, every=1, block_limit=60, describe=str)
+        link.heartbeat(make=lambda *_: echo("a"), replied=str, every=1, block_limit=60, describe=str)
 
 
 async def test_connections_are_named_after_the_application(link_to: LinkTo, server: Server) -> None:
     link = await link_to(server.url)
     await link.subscriptions.open(["a"], lambda *_: None, lambda: None).wait_confirmed()
-    heart = link.heart(make=lambda n, turning: echo("a"), replied=lambda _: None, every=1, block_limit=60, describe=str)
-    heart.start()
+    heartbeat = link.heartbeat(
+        make=lambda n, turning: echo("a"), replied=lambda _: None, every=1, block_limit=60, describe=str
+    )
+    heartbeat.start()
     with server.client() as client:
         names = {"worqr:test:data", "worqr:test:subscribe", "worqr:test:beat"}
         await until(lambda: names <= {connection["name"] for connection in client.client_list()})
@@ -89,8 +91,10 @@ async def test_a_database_of_its_own(link_to: LinkTo, server: Server, prefix: st
 async def test_the_end_is_prompt_and_told_to_all_who_wait(link_to: LinkTo, proxy: FaultProxy) -> None:
     link = await link_to(proxy.url)
     await link.subscriptions.open(["a"], lambda *_: None, lambda: None).wait_confirmed()
-    heart = link.heart(make=lambda n, turning: echo("a"), replied=lambda _: None, every=1, block_limit=60, describe=str)
-    heart.start()
+    heartbeat = link.heartbeat(
+        make=lambda n, turning: echo("a"), replied=lambda _: None, every=1, block_limit=60, describe=str
+    )
+    heartbeat.start()
     proxy.blackhole()
     fates: list[bool | None] = []
 
@@ -101,7 +105,7 @@ async def test_the_end_is_prompt_and_told_to_all_who_wait(link_to: LinkTo, proxy
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)
-        await until(lambda: link._client.pipeline.backlog.in_flight)
+        await until(lambda: link._client.pipeline.requests.in_flight)
         nursery.start_soon(ask)
         await trio.testing.wait_all_tasks_blocked()
         began = time.monotonic()

@@ -13,81 +13,84 @@ from tests.proxy import FaultProxy
 from tests.servers import Server
 from worqr import ops
 from worqr.keys import QueueKeys
-from worqr.link.backlog import Backlog
 from worqr.link.giving_up import give_up
-from worqr.link.request import Merged, Request
+from worqr.link.request import MergedRequest, Request
+from worqr.link.request_queue import RequestQueue
 from worqr.lua import script
 
 Q1, Q2 = QueueKeys("p", "Q1"), QueueKeys("p", "Q2")
 
 
-def _requests(*calls: worqr.call.Call[int]) -> tuple[Backlog, list[Request]]:
-    backlog = Backlog()
+def _requests(*calls: worqr.call.Call[int]) -> tuple[RequestQueue, list[Request]]:
+    request_queue = RequestQueue()
     requests = [Request(call, 30.0, 0.0) for call in calls]
     for request in requests:
-        backlog.add(request)
-    return backlog, requests
+        request_queue.add(request)
+    return request_queue, requests
 
 
 def test_those_of_one_queue_become_one_in_their_order() -> None:
     calls = [ops.enqueue(q, tasks) for q, tasks in ((Q1, [b"a"]), (Q1, [b"b", b"c"]), (Q2, [b"d"]), (Q1, [b"e"]))]
-    backlog, _ = _requests(*calls)
-    one, two = backlog.take()
-    assert isinstance(one, Merged)
+    request_queue, _ = _requests(*calls)
+    one, two = request_queue.take()
+    assert isinstance(one, MergedRequest)
     assert one.call.args[2:] == (b"a", b"b", b"c", b"e"), "also past those of another queue"
     assert two.call.args[2:] == (b"d",)
 
 
 def test_none_overtakes_what_its_own_queue_was_asked_before() -> None:
     calls = [ops.enqueue(Q1, [b"a"]), ops.pause(Q1, "lunch"), ops.enqueue(Q2, [b"b"]), ops.enqueue(Q1, [b"c"])]
-    backlog, _ = _requests(*calls)
-    assert [(r.call.script.name, r.call.base[-4:]) for r in backlog.take()] == [
+    request_queue, _ = _requests(*calls)
+    assert [(r.call.script.name, r.call.base[-4:]) for r in request_queue.take()] == [
         *(("enqueue", "{Q1}"), ("pause", "{Q1}"), ("enqueue", "{Q2}"), ("enqueue", "{Q1}"))
     ]
 
 
 @pytest.mark.parametrize("odd", [ops.enqueue(Q1, [b"b"], front=True), ops.enqueue(Q1, [b"b"], max_length=5)])
 def test_what_has_conditions_of_its_own_stays_alone(odd: worqr.call.Call[int]) -> None:
-    backlog, _ = _requests(ops.enqueue(Q1, [b"a"]), odd, ops.enqueue(Q1, [b"c"]))
-    assert [request.call.args[2:] for request in backlog.take()] == [(b"a",), (b"b",), (b"c",)]
+    request_queue, _ = _requests(ops.enqueue(Q1, [b"a"]), odd, ops.enqueue(Q1, [b"c"]))
+    assert [request.call.args[2:] for request in request_queue.take()] == [(b"a",), (b"b",), (b"c",)]
 
 
 def test_a_withdrawn_one_is_left_out_and_what_was_written_is_not_touched() -> None:
-    backlog, requests = _requests(*(ops.enqueue(Q1, [b"%d" % n]) for n in range(4)))
+    request_queue, requests = _requests(*(ops.enqueue(Q1, [b"%d" % n]) for n in range(4)))
     requests[1].abandoned = True
     requests[2].written = True
-    assert [request.call.args[2:] for request in backlog.take()] == [(b"0",), (b"2",), (b"3",)]
+    assert [request.call.args[2:] for request in request_queue.take()] == [(b"0",), (b"2",), (b"3",)]
 
 
 def test_callers_with_another_patience_are_not_joined() -> None:
-    backlog, (one, _) = _requests(ops.enqueue(Q1, [b"a"]), ops.enqueue(Q1, [b"b"]))
+    request_queue, (one, _) = _requests(ops.enqueue(Q1, [b"a"]), ops.enqueue(Q1, [b"b"]))
     one.patience = 1.0
-    assert len(backlog.take()) == 2
+    assert len(request_queue.take()) == 2
 
 
 def test_one_that_nobody_waits_for_any_more_is_not_sent_again() -> None:
-    backlog, parts = _requests(ops.enqueue(Q1, [b"a"]), ops.enqueue(Q1, [b"b"]))
-    batch = backlog.take()
+    request_queue, parts = _requests(ops.enqueue(Q1, [b"a"]), ops.enqueue(Q1, [b"b"]))
+    batch = request_queue.take()
     parts[0].abandoned = True
-    backlog.put_back(batch)
-    assert backlog.take() == batch, "somebody still waits"
+    request_queue.put_back(batch)
+    assert request_queue.take() == batch, "somebody still waits"
     parts[1].abandoned = True
-    backlog.put_back(batch)
-    assert not backlog.take()
+    request_queue.put_back(batch)
+    assert not request_queue.take()
 
 
 def test_each_part_has_its_own_patience() -> None:
     """In an outage they are joined at each try, however long one has waited before the other came."""
-    backlog, parts = Backlog(), [Request(ops.enqueue(Q1, [b"%d" % n]), 6.0, now) for n, now in enumerate((0.0, 4.5))]
+    request_queue, parts = (
+        RequestQueue(),
+        [Request(ops.enqueue(Q1, [b"%d" % n]), 6.0, now) for n, now in enumerate((0.0, 4.5))],
+    )
     for part in parts:
-        backlog.add(part)
-    [merged] = backlog.take()
-    assert isinstance(merged, Merged)
-    assert backlog.overdue(6.1) == ([parts[0]], [])
+        request_queue.add(part)
+    [merged] = request_queue.take()
+    assert isinstance(merged, MergedRequest)
+    assert request_queue.overdue(6.1) == ([parts[0]], [])
     assert (parts[0].settled, parts[1].settled, merged.settled) == (True, False, False)
-    backlog.put_back([merged])
-    assert backlog.take() == [merged]
-    assert backlog.next_deadline == 10.5
+    request_queue.put_back([merged])
+    assert request_queue.take() == [merged]
+    assert request_queue.next_deadline == 10.5
     merged.value, merged.settled = 2, True
     merged.parts[0].error = error = worqr.Unavailable("it waited")
     merged._share()
@@ -95,23 +98,23 @@ def test_each_part_has_its_own_patience() -> None:
 
 
 def test_a_merged_request_is_over_with_its_last_part() -> None:
-    backlog, parts = Backlog(), [Request(ops.enqueue(Q1, [b"%d" % n]), 6.0, n) for n in range(3)]
+    request_queue, parts = RequestQueue(), [Request(ops.enqueue(Q1, [b"%d" % n]), 6.0, n) for n in range(3)]
     for part in parts:
-        backlog.add(part)
-    [merged] = batch = backlog.take()
-    backlog.put_back(batch)
+        request_queue.add(part)
+    [merged] = batch = request_queue.take()
+    request_queue.put_back(batch)
     parts[2].abandoned = True
-    assert backlog.overdue(6.1) == ([parts[0]], [])
-    assert backlog.overdue(7.1) == ([parts[1]], [])
+    assert request_queue.overdue(6.1) == ([parts[0]], [])
+    assert request_queue.overdue(7.1) == ([parts[1]], [])
     assert merged.settled
-    assert backlog.is_empty()
+    assert request_queue.is_empty()
 
 
 def test_a_part_that_waited_too_long_knows_whether_it_was_sent() -> None:
-    backlog, parts = _requests(ops.enqueue(Q1, [b"a"]), ops.enqueue(Q1, [b"b"]))
-    [merged] = backlog.take()
+    request_queue, parts = _requests(ops.enqueue(Q1, [b"a"]), ops.enqueue(Q1, [b"b"]))
+    [merged] = request_queue.take()
     merged.written = True
-    late, _ = backlog.overdue(31)
+    late, _ = request_queue.overdue(31)
     give_up(late, [], "the server is away")
     for part in parts:
         assert isinstance(part.error, worqr.Unavailable)
@@ -120,30 +123,30 @@ def test_a_part_that_waited_too_long_knows_whether_it_was_sent() -> None:
 
 def test_a_part_that_is_over_takes_no_share_of_another() -> None:
     """The ids that a dispatch answers are in the order of its parts."""
-    backlog = Backlog()
+    request_queue = RequestQueue()
     parts = [Request(ops.dispatch_jobs(Q1, [({}, b"%d" % n)]), 30.0, 0.0) for n in range(3)]
     for part in parts:
-        backlog.add(part)
+        request_queue.add(part)
     parts[1].deadline = 1.0
-    [merged] = backlog.take()
-    assert isinstance(merged, Merged)
-    assert backlog.overdue(2, owners=True) == ([parts[1]], [])
+    [merged] = request_queue.take()
+    assert isinstance(merged, MergedRequest)
+    assert request_queue.overdue(2, owners=True) == ([parts[1]], [])
     merged.value = ["first", "second", "third"]
     merged._share()
     assert [part.value for part in parts] == [["first"], None, ["third"]]
 
 
 def test_one_that_loses_every_connection_waits_for_the_end_of_patience() -> None:
-    backlog, _ = _requests(ops.enqueue(Q1, [b"a"]), ops.enqueue(Q1, [b"b"]))
+    request_queue, _ = _requests(ops.enqueue(Q1, [b"a"]), ops.enqueue(Q1, [b"b"]))
     for _ in range(3):
-        assert backlog.blame(backlog.take(), 0.0) == []
-    assert not backlog.take()
-    assert len(backlog.outcasts) == 1, "tried again later, behind the others"
+        assert request_queue.blame(request_queue.take(), 0.0) == []
+    assert not request_queue.take()
+    assert len(request_queue.quarantined) == 1, "tried again later, behind the others"
 
 
 def test_a_merged_request_holds_a_thousand_tasks_at_most() -> None:
-    backlog, _ = _requests(*(ops.enqueue(Q1, [b"x"] * 400) for _ in range(5)))
-    assert [len(request.call.args) - 2 for request in backlog.take()] == [800, 800, 400]
+    request_queue, _ = _requests(*(ops.enqueue(Q1, [b"x"] * 400) for _ in range(5)))
+    assert [len(request.call.args) - 2 for request in request_queue.take()] == [800, 800, 400]
 
 
 async def _concurrently(mesh: worqr.Mesh, *tasks: bytes) -> list[object]:

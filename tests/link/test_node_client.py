@@ -25,9 +25,9 @@ from tests.link.scripts import script
 from worqr.call import Call, Merge
 from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable
 from worqr.link import LinkSettings, Request, live_connection, node_client, outage, pipeline
-from worqr.link.checks import Facts
+from worqr.link.log_thread import LogThread
 from worqr.link.node_client import NodeClient, State
-from worqr.link.scribe import Scribe
+from worqr.link.server_info import ServerInfo
 from worqr.link.session import Phase, Session
 from worqr.link.settings import Endpoint
 
@@ -149,7 +149,7 @@ class FakeWire:
     """A connection that is handed over at once."""
 
     def __init__(self) -> None:
-        self.socket, self.facts, self.endpoint = FakeSocket(), Facts(), Endpoint("h", 1)
+        self.socket, self.facts, self.endpoint = FakeSocket(), ServerInfo(), Endpoint("h", 1)
 
     def hand_over(self) -> FakeSocket:
         return self.socket
@@ -226,7 +226,7 @@ class Chaos(RuleBasedStateMachine):
             self.patch.setattr(module, "time", self.clock)
         self.driver, self.dialer, self.server = FakeDriver(self.clock), FakeDialer(), ServerModel()
         settings = LinkSettings("redis://h:1", socket_timeout=5.0)
-        self.client = NodeClient(settings, cast("Any", self.driver), Scribe(), "P")
+        self.client = NodeClient(settings, cast("Any", self.driver), LogThread(), "P")
         self.client._dialer = cast("Any", self.dialer)
         self.client.start()
         self.wire: FakeWire | None = None
@@ -395,13 +395,13 @@ class Chaos(RuleBasedStateMachine):
     @invariant()
     def each_request_has_one_outcome_and_is_known_until_then(self) -> None:
         assert all(count == 1 for count in self.outcomes.values())
-        backlog = self.client.pipeline.backlog
+        request_queue = self.client.pipeline.requests
         known: set[int] = set()
-        answered = [request for request, _ in backlog.replication.waiting]
-        waiting = backlog._waiting()
+        answered = [request for request, _ in request_queue.replication.waiting]
+        waiting = request_queue._waiting()
         session: Session | None = self.client.pipeline.connection.session if self.client.pipeline.connection else None
         between = session.result.answered if session is not None and session.phase is not Phase.IDLE else []
-        for request in (*backlog.in_flight, *waiting, *answered, *between):
+        for request in (*request_queue.in_flight, *waiting, *answered, *between):
             known.update(map(id, getattr(request, "parts", (request,))))
         for name, request in self.requests.items():
             assert request.settled or request.abandoned or id(request) in known, name

@@ -7,19 +7,19 @@ import math
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tests.link.test_backlog import request
-from worqr.link.backlog import GUILTY_AFTER, Backlog
+from tests.link.test_request_queue import request
 from worqr.link.request import Request
+from worqr.link.request_queue import GUILTY_AFTER, RequestQueue
 
 BASES = ("a", "b", "c")
 
 
 class Order(RuleBasedStateMachine):
-    """A backlog, a server that answers or does not, and the bases that it is moving. Nothing here makes an outcast."""
+    """A request queue, a server that answers or does not, and the bases that it is moving. Nothing here makes an outcast."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.backlog = Backlog()
+        self.request_queue = RequestQueue()
         self.now = 0.0
         self.made: dict[str, list[Request]] = {base: [] for base in BASES}
         self.ended: dict[str, list[Request]] = {base: [] for base in BASES}
@@ -29,12 +29,12 @@ class Order(RuleBasedStateMachine):
         for _ in range(many):
             made = request(math.inf, base=base)
             self.made[base].append(made)
-            self.backlog.add(made)
+            self.request_queue.add(made)
 
     @rule(moving=st.sets(st.sampled_from(BASES)), failing=st.sets(st.sampled_from(BASES)), answers=st.integers(0, 9))
     def send(self, moving: set[str], failing: set[str], answers: int) -> None:
         """The server answers some; those of a base that it is moving, or refuses for now, are sent again."""
-        batch = self.backlog.take()
+        batch = self.request_queue.take()
         read, unread = batch[:answers], batch[answers:]
         if any(each.lost_alone >= GUILTY_AFTER - 1 for each in unread):
             read, unread = batch, []
@@ -42,20 +42,20 @@ class Order(RuleBasedStateMachine):
         for each in read:
             if each not in again:
                 self.end(each)
-        self.backlog.blame(unread, self.now)
-        self.backlog.put_back(again)
-        self.backlog.set_aside({each.call.base for each in again} & moving, self.now + 1)
+        self.request_queue.blame(unread, self.now)
+        self.request_queue.put_back(again)
+        self.request_queue.set_aside({each.call.base for each in again} & moving, self.now + 1)
 
     @rule(seconds=st.floats(0, 2))
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        self.backlog.readmit(self.now)
+        self.request_queue.readmit(self.now)
 
     @rule(gone=st.sets(st.sampled_from(BASES)))
     def hand_over(self, gone: set[str]) -> None:
         """To another node, and from there back to this one."""
-        for each in self.backlog.take_out(lambda request: request.call.base not in gone):
-            self.backlog.add(each)
+        for each in self.request_queue.take_out(lambda request: request.call.base not in gone):
+            self.request_queue.add(each)
 
     @rule(base=st.sampled_from(BASES), at=st.integers(0, 5))
     def abandon(self, base: str, at: int) -> None:
@@ -63,7 +63,7 @@ class Order(RuleBasedStateMachine):
         if at < len(waiting):
             waiting[at].abandoned = True
             self.made[base].remove(waiting[at])
-            self.backlog.overdue(self.now, owners=True)
+            self.request_queue.overdue(self.now, owners=True)
 
     def end(self, each: Request) -> None:
         base = each.call.base
@@ -72,14 +72,14 @@ class Order(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost(self) -> None:
-        waiting = {id(each) for each in self.backlog._waiting() if not each.settled}
+        waiting = {id(each) for each in self.request_queue._waiting() if not each.settled}
         open_ones = {id(each) for base in BASES for each in self.made[base][len(self.ended[base]) :]}
         assert waiting == open_ones
-        assert self.backlog.is_empty() or open_ones
+        assert self.request_queue.is_empty() or open_ones
 
     def teardown(self) -> None:
-        self.backlog.readmit(math.inf)
-        while batch := self.backlog.take():
+        self.request_queue.readmit(math.inf)
+        while batch := self.request_queue.take():
             for each in batch:
                 self.end(each)
         assert self.ended == self.made

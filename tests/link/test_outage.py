@@ -17,7 +17,7 @@ from tests.link.scripts import Outcomes, append, echo, kill_connections, lines, 
 from tests.proxy import FaultProxy
 from tests.servers import Server
 from worqr.errors import ClaimLost, RefusedByServer, Unavailable, WrongVersion
-from worqr.link import Owner
+from worqr.link import WorkerHandle
 
 IN_TIME = 4.5
 """Seconds: more than the patience, by what a slow machine may take; less than the 5 s after which a silent server is given up."""
@@ -337,7 +337,7 @@ async def test_a_request_with_an_owner_is_never_given_up(link_to: LinkTo, proxy:
     link = await link_to(proxy.url)
     await poison_proxy(proxy, 6)
     outcomes, poisoned = Outcomes(), Outcomes()
-    link.post(append(prefix, "poison"), poisoned, owner=Owner("W1"))
+    link.post(append(prefix, "poison"), poisoned, owner=WorkerHandle("W1"))
     link.post(append(prefix, "a"), outcomes)
     await outcomes.wait(1)  # it does not stand behind the guilty one for ever
     assert not poisoned.all
@@ -348,9 +348,9 @@ async def test_a_request_with_an_owner_is_never_given_up(link_to: LinkTo, proxy:
 async def test_the_requests_of_a_dead_owner_are_given_up(link_to: LinkTo, own_server: Server, prefix: str) -> None:
     link = await link_to(own_server.url)
     own_server.stop()
-    owner, others, outcomes = Owner("W1"), Outcomes(), Outcomes()
+    owner, others, outcomes = WorkerHandle("W1"), Outcomes(), Outcomes()
     link.post(log(prefix, "dead"), outcomes, owner=owner)
-    link.post(log(prefix, "alive"), others, owner=Owner("W2"))
+    link.post(log(prefix, "alive"), others, owner=WorkerHandle("W2"))
     await trio.sleep(0.1)
     assert not outcomes.all
     owner.dead = True

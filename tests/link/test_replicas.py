@@ -50,7 +50,7 @@ def asked(proxy: FaultProxy) -> list[tuple[int, int]]:
 
 async def waits_for_replicas(link: Link, count: int = 1) -> None:
     """Until so many requests are answered and wait for replicas."""
-    await until(lambda: len(link._client.pipeline.backlog.replication.waiting) == count, what="requests that wait")  # type: ignore[union-attr]
+    await until(lambda: len(link._client.pipeline.requests.replication.waiting) == count, what="requests that wait")  # type: ignore[union-attr]
 
 
 async def post_unreplicated(link: Link, pair: Pair, mine: str) -> Outcomes:
@@ -290,7 +290,7 @@ async def test_the_end_of_the_link_is_told(pair: Pair, mine: str) -> None:
     assert error.sent is None
 
 
-# Lost connections
+# ConnectionLost connections
 
 
 async def test_a_connection_lost_before_the_replicas_are_counted(

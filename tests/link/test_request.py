@@ -1,4 +1,4 @@
-"""Numbers: given in order, the lowest open one is always known, however the answers come."""
+"""SequenceNumbers: given in order, the lowest open one is always known, however the answers come."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worqr.link import request
-from worqr.link.request import FORGET_AFTER, Numbers
+from worqr.link.request import FORGET_AFTER, SequenceNumbers
 from worqr.lua import script
 
 
 def test_numbers_are_per_base_and_start_at_one() -> None:
-    numbers = Numbers()
+    numbers = SequenceNumbers()
     assert [numbers.give("a"), numbers.give("a"), numbers.give("b")] == [1, 2, 1]
     assert (numbers.lowest("a"), numbers.lowest("b")) == (1, 1)
 
 
 def test_numbers_go_on_after_everything_was_answered() -> None:
-    numbers = Numbers()
+    numbers = SequenceNumbers()
     numbers.done("a", numbers.give("a"))
     assert numbers.give("a") == 2
     assert numbers.lowest("a") == 2
@@ -30,7 +30,7 @@ def test_numbers_go_on_after_everything_was_answered() -> None:
 
 @given(st.lists(st.integers(0, 9)))
 def test_the_lowest_is_the_lowest_of_those_that_are_open(picks: list[int]) -> None:
-    numbers = Numbers()
+    numbers = SequenceNumbers()
     still_open: list[int] = []
     for pick in picks:
         if pick >= 5 and still_open:
@@ -63,7 +63,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_a_base_that_was_quiet_for_long_is_forgotten(clock: Clock) -> None:
     """A queue per customer, or per run: each is used once, and costs a producer nothing a few hours later."""
-    numbers = Numbers()
+    numbers = SequenceNumbers()
     for n in range(1000):
         base = f"reply-{n}"
         numbers.done(base, numbers.give(base))
@@ -74,7 +74,7 @@ def test_a_base_that_was_quiet_for_long_is_forgotten(clock: Clock) -> None:
 
 
 def test_a_base_that_is_used_now_and_then_is_not_forgotten(clock: Clock) -> None:
-    numbers = Numbers()
+    numbers = SequenceNumbers()
     for expected in range(1, 10):
         assert numbers.give("a") == expected
         numbers.done("a", expected)
@@ -84,7 +84,7 @@ def test_a_base_that_is_used_now_and_then_is_not_forgotten(clock: Clock) -> None
 
 def test_a_forgotten_base_goes_on_above_all_its_numbers(clock: Clock) -> None:
     """Should the server remember them after all, it would take a lower one for a request that was answered long ago."""
-    numbers = Numbers()
+    numbers = SequenceNumbers()
     for _ in range(7):
         numbers.done("a", numbers.give("a"))
     for _ in range(3):
@@ -97,7 +97,7 @@ def test_a_forgotten_base_goes_on_above_all_its_numbers(clock: Clock) -> None:
 
 
 def test_a_base_with_an_open_request_is_not_forgotten(clock: Clock) -> None:
-    numbers = Numbers()
+    numbers = SequenceNumbers()
     assert [numbers.give("a") for _ in range(3)] == [1, 2, 3]
     numbers.done("a", 2)
     for _ in range(3):
@@ -115,7 +115,7 @@ def test_a_number_is_forgotten_after_the_server_has_forgotten_its_reply() -> Non
 
 def test_threads_count_together() -> None:
     """As the pipes of a cluster do, while a base moves from one to another."""
-    numbers, interval = Numbers(), sys.getswitchinterval()
+    numbers, interval = SequenceNumbers(), sys.getswitchinterval()
     used: list[int] = []
     wrong: list[int] = []
 

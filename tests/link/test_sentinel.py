@@ -157,15 +157,15 @@ async def test_every_connection_goes_to_a_new_primary_at_once(
     link = await link_to(teller.url, ping_every=ENDLESS, socket_timeout=ENDLESS)
     confirmed: list[int] = []
     link.subscriptions.open(("channel",), lambda *_: None, lambda: confirmed.append(1))
-    heart = link.heart(
+    heartbeat = link.heartbeat(
         make=lambda n, _turning: echo(str(n)), replied=lambda _: None, every=0.2, block_limit=ENDLESS, describe=str
     )
-    heart.start()
-    await until(lambda: confirmed and heart.acked_at)
-    beat = heart.acked_at
+    heartbeat.start()
+    await until(lambda: confirmed and heartbeat.acked_at)
+    beat = heartbeat.acked_at
     teller.primary = own_server.port
     teller.epoch += 1
-    await until(lambda: link.connections == 2 and len(confirmed) == 2 and heart.acked_at > beat)
+    await until(lambda: link.connections == 2 and len(confirmed) == 2 and heartbeat.acked_at > beat)
     assert await link.call(append(prefix, "a")) == ["ok", 1, 1, 1]
     assert link.run_id == run_id(own_server)
     await until(lambda: {f"worqr:test:{each}".encode() for each in ("data", "subscribe", "beat")} <= names(own_server))
@@ -189,7 +189,7 @@ async def test_a_request_that_a_frozen_primary_does_not_answer_is_sent_to_the_ne
     proxy.blackhole()
     outcomes = Outcomes()
     link.post(append(prefix, "a"), outcomes)
-    await until(lambda: link._client.pipeline.backlog.in_flight)  # type: ignore[union-attr]
+    await until(lambda: link._client.pipeline.requests.in_flight)  # type: ignore[union-attr]
     teller.primary, teller.epoch = own_server.port, 2
     await outcomes.wait(1)
     assert outcomes.all == [(["ok", 1, 1, 1], None)]

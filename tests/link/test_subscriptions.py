@@ -22,7 +22,7 @@ from worqr.errors import RefusedByServer, Unavailable, UsageError
 from worqr.link import Link, Subscription
 
 
-class Ear:
+class SubscriptionListener:
     """A subscription, what it heard, and how often it was confirmed."""
 
     def __init__(self, link: Link, *channels: str) -> None:
@@ -52,8 +52,8 @@ class Ear:
         await until(lambda: self.confirmations >= count, within, f"{count} confirmations")
 
 
-async def ear(link: Link, *channels: str) -> Ear:
-    made = Ear(link, *channels)
+async def listener(link: Link, *channels: str) -> SubscriptionListener:
+    made = SubscriptionListener(link, *channels)
     with trio.fail_after(PATIENCE):
         await made.subscription.wait_confirmed()
     return made
@@ -70,7 +70,11 @@ async def test_a_message_is_heard_by_all_who_listen_and_nobody_else(
     link_to: LinkTo, server: Server, prefix: str
 ) -> None:
     link = await link_to(server.url)
-    one, both, other = await ear(link, f"{prefix}a"), await ear(link, f"{prefix}a", f"{prefix}b"), await ear(link, "c")
+    one, both, other = (
+        await listener(link, f"{prefix}a"),
+        await listener(link, f"{prefix}a", f"{prefix}b"),
+        await listener(link, "c"),
+    )
     with server.client() as client:
         client.publish(f"{prefix}a", "1")
         client.publish(f"{prefix}b", b"\xff\x00")
@@ -84,7 +88,7 @@ async def test_a_message_is_heard_by_all_who_listen_and_nobody_else(
 
 async def test_requests_and_subscriptions_need_no_thread(link_to: LinkTo, server: Server) -> None:
     link = await link_to(server.url)
-    await ear(link, "a")
+    await listener(link, "a")
     assert await link.call(echo("a")) == "a"
     await until(lambda: not [thread.name for thread in threading.enumerate() if thread.name.startswith("worqr-")])
 
@@ -93,7 +97,7 @@ async def test_when_it_is_confirmed_nothing_is_missed(link_to: LinkTo, server: S
     link = await link_to(server.url)
     with server.client() as client:
         for i in range(50):
-            made = await ear(link, f"{prefix}{i}")
+            made = await listener(link, f"{prefix}{i}")
             assert client.publish(f"{prefix}{i}", "x") == 1
             await made.wait(1)
             assert made.confirmations == 1
@@ -101,12 +105,12 @@ async def test_when_it_is_confirmed_nothing_is_missed(link_to: LinkTo, server: S
 
 async def test_a_subscription_is_made_at_once_also_while_the_thread_sleeps(link_to: LinkTo, server: Server) -> None:
     link = await link_to(server.url, ping_every=60)
-    await ear(link, "a")
+    await listener(link, "a")
     took: list[float] = []
     for i in range(20):
         await trio.sleep(0.01)
         began = time.monotonic()
-        await ear(link, f"b{i}")
+        await listener(link, f"b{i}")
         took.append(time.monotonic() - began)
     assert sorted(took)[10] < 3  # not at the next ping
 
@@ -115,7 +119,7 @@ async def test_a_closed_subscription_hears_nothing_and_leaves_the_channel(
     link_to: LinkTo, server: Server, prefix: str
 ) -> None:
     link = await link_to(server.url)
-    leaves, stays = await ear(link, f"{prefix}a", f"{prefix}b"), await ear(link, f"{prefix}a")
+    leaves, stays = await listener(link, f"{prefix}a", f"{prefix}b"), await listener(link, f"{prefix}a")
     leaves.subscription.close()
     leaves.subscription.close()
     with server.client() as client:
@@ -125,7 +129,7 @@ async def test_a_closed_subscription_hears_nothing_and_leaves_the_channel(
         assert not leaves.heard
         stays.subscription.close()
         await until(lambda: client.pubsub_numsub(f"{prefix}a") == [(f"{prefix}a".encode(), 0)])
-        again = await ear(link, f"{prefix}a")
+        again = await listener(link, f"{prefix}a")
         client.publish(f"{prefix}a", "2")
         await again.wait(1)
 
@@ -134,7 +138,7 @@ async def test_what_is_on_its_way_when_it_is_closed_is_not_delivered(
     link_to: LinkTo, server: Server, prefix: str
 ) -> None:
     link = await link_to(server.url)
-    made, other = await ear(link, f"{prefix}a"), await ear(link, f"{prefix}a")
+    made, other = await listener(link, f"{prefix}a"), await listener(link, f"{prefix}a")
     with server.client() as client:
         client.publish(f"{prefix}a", "1")
     time.sleep(0.05)
@@ -145,7 +149,7 @@ async def test_what_is_on_its_way_when_it_is_closed_is_not_delivered(
 
 async def test_messages_that_arrive_together_are_one_delivery(link_to: LinkTo, server: Server, prefix: str) -> None:
     link = await link_to(server.url)
-    made = await ear(link, f"{prefix}a")
+    made = await listener(link, f"{prefix}a")
     posts = 0
     driver = link.subscriptions.driver
 
@@ -172,7 +176,7 @@ async def test_a_lost_connection_is_made_again_and_confirmed_again(
     caplog.set_level(logging.INFO, "worqr.link")
     impatient = {"ping_every": 0.2, "pong_timeout": 0.4} if way == "half-open" else {}
     link = await link_to(proxy.url, **impatient)
-    made, other = await ear(link, f"{prefix}a", f"{prefix}b"), await ear(link, f"{prefix}a")
+    made, other = await listener(link, f"{prefix}a", f"{prefix}b"), await listener(link, f"{prefix}a")
     began = time.monotonic()
     if way == "kill":
         kill_subscribers(server)
@@ -195,7 +199,7 @@ async def test_any_traffic_counts_as_a_sign_of_life(
     link_to: LinkTo, server: Server, proxy: FaultProxy, prefix: str
 ) -> None:
     link = await link_to(proxy.url, ping_every=0.8, pong_timeout=PATIENCE)
-    made = await ear(link, f"{prefix}a")
+    made = await listener(link, f"{prefix}a")
     pings: list[int] = []
     while 0 not in pings:  # the machine may stand still between two messages, but hardly each time
         assert len(pings) < 15, pings
@@ -212,21 +216,21 @@ async def test_any_traffic_counts_as_a_sign_of_life(
 
 async def test_nobody_who_listens_is_nobody_who_pings(link_to: LinkTo, proxy: FaultProxy) -> None:
     link = await link_to(proxy.url, ping_every=0.05)
-    made = await ear(link, "a")
+    made = await listener(link, "a")
     await until(lambda: proxy.count("PING"))
     made.subscription.close()
     await until(lambda: proxy.count("UNSUBSCRIBE"))
     proxy.forget_requests()
     await trio.sleep(0.3)
     assert proxy.count("PING") == 0
-    await ear(link, "b")
+    await listener(link, "b")
     await until(lambda: proxy.count("PING"))
     assert link.subscriptions.connections == 1
 
 
 async def test_a_server_that_restarts_is_subscribed_again(link_to: LinkTo, own_server: Server) -> None:
     link = await link_to(own_server.url)
-    made = await ear(link, "a")
+    made = await listener(link, "a")
     await trio.to_thread.run_sync(own_server.restart)
     await made.wait_confirmations(2)
     with own_server.client() as client:
@@ -235,9 +239,9 @@ async def test_a_server_that_restarts_is_subscribed_again(link_to: LinkTo, own_s
 
 async def test_subscriptions_opened_and_closed_in_an_outage_are_put_right(link_to: LinkTo, own_server: Server) -> None:
     link = await link_to(own_server.url)
-    stays, leaves = await ear(link, "a"), await ear(link, "b")
+    stays, leaves = await listener(link, "a"), await listener(link, "b")
     own_server.stop()
-    comes, shares = Ear(link, "c"), Ear(link, "a")
+    comes, shares = SubscriptionListener(link, "c"), SubscriptionListener(link, "a")
     leaves.subscription.close()
     await trio.sleep(0.1)
     assert not shares.confirmations  # "a" stood, on a connection that is gone
@@ -254,7 +258,7 @@ async def test_a_channel_we_may_not_hear_is_refused_alone(
     with own_server.client() as client:
         client.execute_command("ACL", "SETUSER", "bob", "on", ">pw", "~*", "resetchannels", "&mine*", "+@all")
     link = await link_to(own_server.tcp_url.replace("redis://", "redis://bob:pw@"))
-    good, bad = Ear(link, "mine"), Ear(link, "theirs")
+    good, bad = SubscriptionListener(link, "mine"), SubscriptionListener(link, "theirs")
     with pytest.raises(RefusedByServer, match="theirs"):
         await bad.subscription.wait_confirmed()
     await good.subscription.wait_confirmed()
@@ -271,7 +275,7 @@ async def test_a_callback_that_fails_keeps_the_message_from_nobody_else(
 
     broken = link.subscriptions.open([f"{prefix}a"], fail, lambda: None)
     await broken.wait_confirmed()
-    made = await ear(link, f"{prefix}a")
+    made = await listener(link, f"{prefix}a")
     with server.client() as client:
         client.publish(f"{prefix}a", "x")
     await made.wait(1)
@@ -281,9 +285,9 @@ async def test_a_callback_that_fails_keeps_the_message_from_nobody_else(
 async def test_thousands_of_channels(link_to: LinkTo, server: Server, prefix: str) -> None:
     link = await link_to(server.url)
     names = [f"{prefix}{i}" for i in range(3000)]
-    made = await ear(link, *names)
-    ears = [Ear(link, name) for name in names[:500]]
-    await ears[-1].subscription.wait_confirmed()
+    made = await listener(link, *names)
+    listeners = [SubscriptionListener(link, name) for name in names[:500]]
+    await listeners[-1].subscription.wait_confirmed()
     kill_subscribers(server)
     await made.wait_confirmations(2)
     with server.client() as client:
@@ -318,7 +322,7 @@ async def test_a_subscription_to_nothing_is_a_mistake(link_to: LinkTo, server: S
 
 async def test_listening_costs_no_processor(link_to: LinkTo, server: Server) -> None:
     link = await link_to(server.url)
-    await ear(link, "a")
+    await listener(link, "a")
     gc.collect()
     gc.disable()  # one collection among the objects of thousands of tests takes longer than all else here
     try:

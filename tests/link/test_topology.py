@@ -9,19 +9,19 @@ import pytest
 
 from worqr.errors import Unavailable, WorqrError
 from worqr.link import LinkSettings
-from worqr.link.scribe import Scribe
+from worqr.link.log_thread import LogThread
 from worqr.link.settings import Endpoint
-from worqr.link.topology import NodeRoute, ShardRoute, Topology, View, owners_of
+from worqr.link.topology import NodeEndpoint, ShardEndpoint, Topology, TopologyView, owners_of
 
 A, B, C = Endpoint("a", 1), Endpoint("b", 2), Endpoint("c", 3)
 LAST = 16383
 
 
-def view(*shares: tuple[int, int, Endpoint | None]) -> View:
+def view(*shares: tuple[int, int, Endpoint | None]) -> TopologyView:
     owners: list[Endpoint | None] = [None] * (LAST + 1)
     for first, last, owner in shares:
         owners[first : last + 1] = [owner] * (last - first + 1)
-    return View(owners)
+    return TopologyView(owners)
 
 
 class Told:
@@ -41,7 +41,7 @@ class Told:
 def topology(*shares: tuple[int, int, Endpoint | None]) -> tuple[Topology, Told]:
     """One that knows this."""
     told = Told()
-    made = Topology(LinkSettings("redis+cluster://a:1"), Scribe(), told, lambda run: run())
+    made = Topology(LinkSettings("redis+cluster://a:1"), LogThread(), told, lambda run: run())
     if shares:
         made._take(view(*shares))
     told.changes = 0
@@ -66,7 +66,7 @@ def test_known_nodes_are_the_same_objects_again() -> None:
 
 def test_a_view_knows_who_has_anything() -> None:
     assert view((0, 0, A), (5, 9, B)).primaries == {A, B}
-    assert View([None, Endpoint("a", 1), Endpoint("a", 1)]).primaries == {A}
+    assert TopologyView([None, Endpoint("a", 1), Endpoint("a", 1)]).primaries == {A}
 
 
 def test_a_slot_that_nobody_has_keeps_the_owner_it_had() -> None:
@@ -133,36 +133,36 @@ def test_a_redirect_is_read_or_left(redirect: str, owner: Endpoint) -> None:
 
 def test_the_way_to_a_slot_is_the_way_to_its_owner() -> None:
     known, _ = topology()
-    route = ShardRoute(known, 5, "redis+cluster://a:1")
+    resolver = ShardEndpoint(known, 5, "redis+cluster://a:1")
     with pytest.raises(Unavailable, match="no node of the cluster is known to have slot 5"):
-        route.find()
+        resolver.resolve()
     known.why = "nobody answers"
     with pytest.raises(Unavailable, match="nobody answers"):
-        route.find()
-    assert route.leads_to(A)  # nobody knows better
+        resolver.resolve()
+    assert resolver.is_current(A)  # nobody knows better
     known._take(view((0, LAST, A)))
-    assert route.find() == A
-    assert (route.leads_to(A), route.leads_to(B)) == (True, False)
+    assert resolver.resolve() == A
+    assert (resolver.is_current(A), resolver.is_current(B)) == (True, False)
 
 
 def test_whoever_doubts_has_the_nodes_asked() -> None:
     known, _ = topology((0, LAST, A))
     doubters = (
-        NodeRoute(known, A).doubt,
-        ShardRoute(known, 5, "").doubt,
+        NodeEndpoint(known, A).invalidate,
+        ShardEndpoint(known, 5, "").invalidate,
         lambda: known.learn(["0 b:2"], A),
         lambda: known.learn(["what?"], A),
     )
-    for doubt in doubters:
+    for invalidate in doubters:
         known._doubted.clear()
-        doubt()
+        invalidate()
         assert known._doubted.is_set()
 
 
 def test_a_view_never_changes_under_the_hands_of_whoever_reads_it() -> None:
     """Nobody ever sees an owner that is no primary, nor a primary that owns nothing."""
     known, _ = topology((0, LAST, A))
-    ended, wrong = threading.Event(), list[View]()
+    ended, wrong = threading.Event(), list[TopologyView]()
 
     def look() -> None:
         while not ended.is_set():

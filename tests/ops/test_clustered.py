@@ -15,7 +15,7 @@ from tests.ops.scene import CALLS, next_call, reset_scene, set_scene
 from tests.patience import PATIENCE
 from worqr.call import Call
 from worqr.keys import NEVER
-from worqr.link.dialect import as_sent, slot_of
+from worqr.link.wire_form import as_sent, slot_of
 from worqr.lua import all_scripts
 
 

@@ -66,8 +66,8 @@ async def test_only_a_beat_that_was_sent_lately_lets_held_claims_go(mesh: worqr.
     async with mesh.join() as peer:
         membership, registration = peer._engine.membership, peer._engine.membership.registration
         assert registration is not None
-        assert registration.heart is not None
-        registration.heart.stop()
+        assert registration.heartbeat is not None
+        registration.heartbeat.stop()
         await trio.testing.wait_all_tasks_blocked(0.01)
         begun: list[bool] = []
         alive, now = Beat(alive=True, revived=False, leads=False, waiting=[]), registration.alive_at

@@ -383,5 +383,5 @@ async def test_nothing_is_logged_above_info_when_all_goes_well(
         await runs.wait(1)
         await eventually(mesh.queue("Q1").running, [])
     above = [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
-    assert [line for line in above if not line.startswith(("heart.", "loop."))] == []  # the machine may stand still
+    assert [line for line in above if not line.startswith(("heartbeat.", "loop."))] == []  # the machine may stand still
     assert "secret" not in caplog.text

@@ -59,8 +59,8 @@ def test_everything_that_a_link_sends_is_made_the_bench_s() -> None:
         if not name.startswith("_")
         and "Call[" in str([*getattr(method, "__annotations__", {}).values()]).replace("Callable[", "")
     }
-    assert sends == {"call", "call_all", "post", "heart"}
-    assert sends - vars(BenchLink).keys() == {"heart"}
+    assert sends == {"call", "call_all", "post", "heartbeat"}
+    assert sends - vars(BenchLink).keys() == {"heartbeat"}
     assert "'TIME'" not in script("keep_worker_alive").source
 
 

@@ -2,27 +2,27 @@
 
 The rest of worqr uses `Link`. The modules behind it:
 
-* `settings`, `tls`, `checks`, `faults`: parse the address, check certificate files and the server, classify errors;
+* `settings`, `tls`, `server_info`, `server_errors`: parse the address, check certificate files and the server, classify errors;
 * `reasons`, `strangers`, `credentials`: explain failed connections, detect other programs at the port, supply passwords;
 * `connection`: opens and checks one connection with blocking calls; `transport`: drives the same connection without blocking;
-* `request`, `backlog`, `replication`, `session`: requests, their order and their replies; no I/O;
+* `request`, `request_queue`, `replication`, `session`, `wire_form`: requests, their order and their replies; no I/O;
 * `pipeline`, `live_connection`, `giving_up`: batches on one connection, and their failures;
 * `node_client`: the requests of one server over all of its connections; `dialer`, `outage`: attempts to connect;
-* `cluster`, `topology`, `slot_order`, `sentinel`, `routes`: find the server for a request;
+* `cluster_router`, `topology`, `slot_order`, `sentinel`, `endpoints`: find the server for a request;
 * `driver`, `trio_driver`, `asyncio_driver`, `thread_driver`: wait for sockets and times in the caller's loop or threads;
 * `loops`: detects the running event loop and chooses the driver;
-* `subscriptions`, `channels`: messages, on a second connection that the same driver drives;
-* `heart`: the keepalive, with its own thread and connection; `loop_watch`: detects a blocked event loop;
-* `scribe`: writes log lines in a thread that exists only while there are lines; `watchers`: listeners for lost connections.
+* `subscriptions`, `pubsub_state`: messages, on a second connection that the same driver drives;
+* `heartbeat`: the keepalive, with its own thread and connection; `loop_monitor`: detects a blocked event loop;
+* `log_thread`: writes log lines in a thread that exists only while there are lines; `watchers`: listeners for lost connections.
 """
 
 from worqr.link.clocks import boottime
 from worqr.link.credentials import Credentials, GivenCredentials
 from worqr.link.driver import Driver, Signal, Waiter
-from worqr.link.heart import Heart, answer_timeout
+from worqr.link.heartbeat import Heartbeat, answer_timeout
 from worqr.link.link import Link
 from worqr.link.loops import driver_here, loop_here, loop_name_here
-from worqr.link.request import Owner, Request
+from worqr.link.request import Request, WorkerHandle
 from worqr.link.settings import DEFAULT, GIVEN, Address, LinkSettings, checked_credentials
 from worqr.link.subscription import Subscription
 from worqr.link.subscriptions import Subscriptions
@@ -38,10 +38,9 @@ __all__ = [
     "Credentials",
     "Driver",
     "GivenCredentials",
-    "Heart",
+    "Heartbeat",
     "Link",
     "LinkSettings",
-    "Owner",
     "Request",
     "Signal",
     "Subscription",
@@ -49,6 +48,7 @@ __all__ = [
     "ThreadDriver",
     "TrioDriver",
     "Waiter",
+    "WorkerHandle",
     "answer_timeout",
     "boottime",
     "checked_credentials",

@@ -9,33 +9,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from worqr.errors import Unavailable, UsageError, WorqrError
-from worqr.link.channels import SHARDED, Channels
-from worqr.link.cluster import ClusterRouter, cached_slot
+from worqr.link.cluster_router import ClusterRouter, cached_slot
 from worqr.link.driver import Driver
-from worqr.link.scribe import Scribe
+from worqr.link.log_thread import LogThread
+from worqr.link.pubsub_state import SHARDED, Channels
 from worqr.link.settings import Endpoint, LinkSettings
-from worqr.link.subscription import Ear, Subscription
+from worqr.link.subscription import Subscription, SubscriptionListener
 from worqr.link.subscriptions import Subscriptions
-from worqr.link.topology import NodeRoute, ShardRoute, View
+from worqr.link.topology import NodeEndpoint, ShardEndpoint, TopologyView
 
 
 class ClusterSubscriptions:
     """All subscriptions of a link to a cluster, on a connection for each node that some of them lead to."""
 
     def __init__(
-        self, settings: LinkSettings, driver: Driver, scribe: Scribe, router: ClusterRouter, registry: str
+        self, settings: LinkSettings, driver: Driver, log_thread: LogThread, router: ClusterRouter, registry: str
     ) -> None:
         self.driver: Driver = driver
         self.ended: WorqrError | None = None
         self._settings = settings
-        self._scribe = scribe
+        self._log_thread = log_thread
         self._topology = router.topology
         self._registry = registry
         self._open: dict[Subscription, int] = {}
         self._hubs: dict[Endpoint, Subscriptions] = {}
-        route = ShardRoute(self._topology, router.home, settings.address.redacted)
-        self._plain = Subscriptions(settings, driver, scribe, route=route)
-        self._followed: View | None = None
+        resolver = ShardEndpoint(self._topology, router.home, settings.address.redacted)
+        self._plain = Subscriptions(settings, driver, log_thread, resolver=resolver)
+        self._followed: TopologyView | None = None
         router.when_looked(self._follow)
 
     @property
@@ -46,7 +46,7 @@ class ClusterSubscriptions:
     def open(
         self, channels: Iterable[str], deliver: Callable[[str, bytes], object], confirmed: Callable[[], object]
     ) -> Subscription:
-        """Listen to `channels`, which all belong to one queue, or to the registry. See ``Subscriptions.open``."""
+        """Listen to `pubsub_state`, which all belong to one queue, or to the registry. See ``Subscriptions.open``."""
         names = tuple(channels)
         if any(name.startswith(f"{self._registry}:") for name in names):
             return self._plain.open(names, deliver, confirmed)
@@ -65,14 +65,14 @@ class ClusterSubscriptions:
         """Remove the listener."""
         with self.driver.entered:
             self._open.pop(subscription, None)
-            ear = subscription.ear
-            if ear is not None:
-                ear.hub.let_go(ear)
+            listener = subscription.listener
+            if listener is not None:
+                listener.hub.let_go(listener)
 
     def close(self) -> None:
         """End all connections; callers that wait for a confirmation get Unavailable. Idempotent."""
         error = self.ended = self.ended or Unavailable(f"the link to {self._settings.address.redacted} was closed")
-        homeless = [each for each in self._open if each.ear is None]
+        homeless = [each for each in self._open if each.listener is None]
         for hub in (self._plain, *self._hubs.values()):
             hub.close()
         for subscription in homeless:
@@ -84,18 +84,18 @@ class ClusterSubscriptions:
         for hub in (self._plain, *self._hubs.values()):
             hub.poison(error)
 
-    def _place(self, subscription: Subscription, view: View) -> None:
+    def _place(self, subscription: Subscription, view: TopologyView) -> None:
         """Listen on the node that now has the slot, if it is known."""
         owner = view.owners[self._open[subscription]]
         if owner is None:
-            self._topology.doubt()
+            self._topology.invalidate()
             return
         hub = self._hubs.get(owner)
         if hub is None:
-            route, channels = NodeRoute(self._topology, owner), Channels[Ear](SHARDED, _group_of)
-            hub = Subscriptions(self._settings, self.driver, self._scribe, route=route, channels=channels)
+            resolver, channels = NodeEndpoint(self._topology, owner), Channels[SubscriptionListener](SHARDED, _group_of)
+            hub = Subscriptions(self._settings, self.driver, self._log_thread, resolver=resolver, channels=channels)
             self._hubs[owner] = hub
-        if subscription.ear is None or subscription.ear.hub is not hub:
+        if subscription.listener is None or subscription.listener.hub is not hub:
             hub.listen(subscription)
 
     def _follow(self) -> None:

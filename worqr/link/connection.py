@@ -26,11 +26,11 @@ from typing import Any, Final, Protocol, cast
 import hiredis
 
 from worqr.errors import RefusedByServer, Unavailable, WorqrError
-from worqr.link.checks import INFO_SECTIONS, Facts, check_facts
-from worqr.link.faults import Lost, Refused, loss, refusal, refused_at_the_door
+from worqr.link.endpoints import EndpointResolver, StaticEndpoint
 from worqr.link.reasons import cause_of
 from worqr.link.redis_py import redis_py
-from worqr.link.routes import Fixed, Route
+from worqr.link.server_errors import ConnectionLost, ErrorReply, as_connect_error, as_connection_lost, as_error_reply
+from worqr.link.server_info import INFO_SECTIONS, ServerInfo, read_server_info
 from worqr.link.settings import Address, Endpoint, LinkSettings
 from worqr.link.strangers import no_server, plain_reply, speaks_tls
 from worqr.link.tls import check_tls_files, is_silent_handshake
@@ -74,7 +74,7 @@ class Wire:
     Attributes:
         endpoint: the server's address.
         facts: the server's INFO at the time of connecting.
-        on_silence: called every 0.1 s while a reply is awaited; may raise `Lost` to give it up.
+        on_silence: called every 0.1 s while a reply is awaited; may raise `ConnectionLost` to give it up.
     """
 
     __slots__ = ("_patience", "_raw", "_read", "_slice", "endpoint", "facts", "on_silence")
@@ -86,25 +86,25 @@ class Wire:
         self._patience = patience
         self._slice = min(_SLICE, patience)
         self.on_silence: Callable[[], None] | None = None
-        self.facts: Facts = Facts()
+        self.facts: ServerInfo = ServerInfo()
 
     def send(self, pieces: list[bytes]) -> None:
-        """Write commands that are packed; raises `Lost`."""
+        """Write commands that are packed; raises `ConnectionLost`."""
         try:
             self._raw.send_packed_command([b"".join(pieces)], check_health=False)
         except redis_py().errors as exc:
-            raise loss(exc) from exc
+            raise as_connection_lost(exc) from exc
 
     def read(self) -> Any:
-        """The next reply; raises `Refused` for an error reply and `Lost` when none can come any more."""
+        """The next reply; raises `ErrorReply` for an error reply and `ConnectionLost` when none can come any more."""
         try:
             return self._read(timeout=self._slice, disconnect_on_error=False)
         except redis_py().timeout:
             return self._read_on()
         except redis_py().response_error as exc:
-            raise refusal(exc) from exc
+            raise as_error_reply(exc) from exc
         except redis_py().errors as exc:
-            raise loss(exc) from exc
+            raise as_connection_lost(exc) from exc
 
     def _read_on(self) -> Any:
         """Wait on, until nothing has arrived for `patience`. The parser keeps what has arrived of a reply."""
@@ -114,16 +114,16 @@ class Wire:
                 self.on_silence()
             began = time.monotonic()
             if began - silent_since > self._patience:
-                raise Lost(f"no answer for {self._patience:g} s")
+                raise ConnectionLost(f"no answer for {self._patience:g} s")
             try:
                 return self._read(timeout=self._slice, disconnect_on_error=False)
             except redis_py().timeout:
                 if time.monotonic() - began > 1.5 * self._slice:  # bytes came before it fell silent
                     silent_since = time.monotonic()
             except redis_py().response_error as exc:
-                raise refusal(exc) from exc
+                raise as_error_reply(exc) from exc
             except redis_py().errors as exc:
-                raise loss(exc) from exc
+                raise as_connection_lost(exc) from exc
 
     def read_nowait(self) -> Any:
         """Return a reply if a whole one has arrived; else raise BlockingIOError."""
@@ -132,41 +132,41 @@ class Wire:
         except redis_py().timeout:
             raise BlockingIOError from None
         except redis_py().response_error as exc:
-            raise refusal(exc) from exc
+            raise as_error_reply(exc) from exc
         except redis_py().errors as exc:
-            raise loss(exc) from exc
+            raise as_connection_lost(exc) from exc
 
-    def load(self, scripts: Iterable[Script]) -> dict[str, Refused]:
+    def load(self, scripts: Iterable[Script]) -> dict[str, ErrorReply]:
         """Run SCRIPT LOAD for each script; return the refusals by SHA."""
         wanted = list(scripts)
         self.send(loading(wanted))
         return self.loaded(wanted)
 
-    def loaded(self, scripts: Iterable[Script]) -> dict[str, Refused]:
+    def loaded(self, scripts: Iterable[Script]) -> dict[str, ErrorReply]:
         """Read the replies to `loading`; return the refusals by SHA."""
-        refused: dict[str, Refused] = {}
+        refused: dict[str, ErrorReply] = {}
         for script in scripts:
             try:
                 self.read()
-            except Refused as why:
+            except ErrorReply as why:
                 refused[script.sha] = why
         return refused
 
     def exchange(self, commands: Sequence[tuple[bytes | str, ...]]) -> list[Any]:
-        """Send some commands together and return their replies in order. A refusal is returned as a reply; raises `Lost`.
+        """Send some commands together and return their replies in order. An error reply is returned too.
 
         Raises:
-            Refused: the server sent only this error and then closed the connection, as in protected mode.
+            ErrorReply: the server sent only this error and then closed the connection, as in protected mode.
         """
         self.send([pack(command) for command in commands])
         replies: list[Any] = []
         for _ in commands:
             try:
                 replies.append(self.read())
-            except Refused as refused:
+            except ErrorReply as refused:
                 replies.append(refused)
-            except Lost:
-                if replies and all(isinstance(reply, Refused) for reply in replies):
+            except ConnectionLost:
+                if replies and all(isinstance(reply, ErrorReply) for reply in replies):
                     raise replies[0] from replies[0].__cause__
                 raise
         return replies
@@ -204,7 +204,7 @@ class Wire:
         """Return the socket, which no longer blocks: from now on a `Transport` sends and reads. `close` still ends it."""
         sock = self._socket()
         if sock is None:
-            raise Lost("the connection was closed before it was used", innocent=True)
+            raise ConnectionLost("the connection was closed before it was used", innocent=True)
         sock.setblocking(False)
         return sock
 
@@ -218,7 +218,7 @@ class Wire:
 
 def open_connection(
     settings: LinkSettings,
-    route: Route,
+    resolver: EndpointResolver,
     purpose: str,
     *,
     timeout: float | None = None,
@@ -232,12 +232,12 @@ def open_connection(
 
     Args:
         settings: credentials, timeouts and TLS options.
-        route: finds the server's address.
+        resolver: finds the server's address.
         purpose: ``data``, ``subscribe``, ``beat``...; names the connection in CLIENT LIST.
         timeout: for connecting and for each reply, if the timeouts of the settings are too long.
         scripts: to load if they are missing. A script that the server refuses is skipped: its calls get NOSCRIPT, and then
             the reason.
-        on_silence: see `Wire`; used from the first reply on. Before that, the route is checked for a new address.
+        on_silence: see `Wire`; used from the first reply on. Before that, the resolver is asked for a new address.
         replica: accept a replica.
         sentinel: the server is a Sentinel, which has other users; skip the checks.
         first: no server has ever replied there. If none does now, find out whether TLS is missing, or enabled by mistake.
@@ -249,12 +249,12 @@ def open_connection(
     """
     if settings.address.kind == "tls":
         check_tls_files(dict(settings.address.tls), settings.address.redacted)
-    endpoint = route.find(on_silence)
+    endpoint = resolver.resolve(on_silence)
     address = settings.address.of_sentinels if sentinel else settings.address
     login = _login(settings, address, sentinel=sentinel)
     raw = _raw(settings, address, endpoint, timeout)
     wire = Wire(raw, timeout or settings.socket_timeout, endpoint)
-    wire.on_silence = partial(_while_silent, route, endpoint, on_silence)
+    wire.on_silence = partial(_while_silent, resolver, endpoint, on_silence)
     try:
         raw.connect()
         if settings.address.kind == "tls":
@@ -265,34 +265,37 @@ def open_connection(
         if sentinel:
             wire.exchange([("CLIENT", "SETNAME", settings.client_name(purpose))])
         else:
-            wire.load(_greet(wire, settings.client_name(purpose), route.name, scripts, replica=replica))
+            wire.load(_greet(wire, settings.client_name(purpose), resolver.name, scripts, replica=replica))
     except BaseException as exc:
         wire.close()
-        route.doubt()
-        error = _stranger(wire, exc, settings, route.name, first=first) or _why_not(exc, settings, route, endpoint)
+        resolver.invalidate()
+        error = _stranger(wire, exc, settings, resolver.name, first=first)
+        error = error or _why_not(exc, settings, resolver, endpoint)
         if error is None:
             raise
         raise error from exc
     return wire
 
 
-def _while_silent(route: Route, endpoint: Endpoint, on_silence: Callable[[], None] | None) -> None:
-    if not route.leads_to(endpoint):
-        raise Lost(MOVED, innocent=True)
+def _while_silent(resolver: EndpointResolver, endpoint: Endpoint, on_silence: Callable[[], None] | None) -> None:
+    if not resolver.is_current(endpoint):
+        raise ConnectionLost(MOVED, innocent=True)
     if on_silence is not None:
         on_silence()
 
 
-def _why_not(error: BaseException, settings: LinkSettings, route: Route, endpoint: Endpoint) -> WorqrError | None:
+def _why_not(
+    error: BaseException, settings: LinkSettings, resolver: EndpointResolver, endpoint: Endpoint
+) -> WorqrError | None:
     """Return worqr's error for a failed attempt to connect; None if the error is one already, or not caused by the server."""
     ours = settings.credentials is not None
-    if isinstance(error, Lost | Refused):
-        refused = refused_at_the_door(error.__cause__, route.name, ours=ours) if error.__cause__ else None
+    if isinstance(error, ConnectionLost | ErrorReply):
+        refused = as_connect_error(error.__cause__, resolver.name, ours=ours) if error.__cause__ else None
         return refused or Unavailable(str(error))
     if cause := cause_of(error, endpoint):
-        return Unavailable(cause if isinstance(route, Fixed) else f"{endpoint}: {cause}")
+        return Unavailable(cause if isinstance(resolver, StaticEndpoint) else f"{endpoint}: {cause}")
     if isinstance(error, redis_py().errors):
-        return refused_at_the_door(error, route.name) or Unavailable(loss(error).cause)
+        return as_connect_error(error, resolver.name) or Unavailable(as_connection_lost(error).cause)
     return None
 
 
@@ -310,7 +313,7 @@ def _stranger(
             f"the server at {name} speaks no TLS at this port (it replied {reply!r} in plain text); write redis:// instead of "
             "rediss://"
         )
-    hung_up = isinstance(error, Lost) and error.__cause__ is not None and not wire.heard()
+    hung_up = isinstance(error, ConnectionLost) and error.__cause__ is not None and not wire.heard()
     if kind == "tcp" and hung_up and speaks_tls(wire.endpoint):
         return RefusedByServer(
             f"the server at {name} speaks TLS at this port, and hung up without it; write rediss:// instead of redis://"
@@ -331,9 +334,9 @@ def _login(settings: LinkSettings, address: Address, *, sentinel: bool) -> list[
 
 
 def _enter(wire: Wire, login: list[tuple[str, ...]]) -> None:
-    """Log in, and choose the database. Raises `Lost`, `Refused`."""
+    """Log in, and choose the database. Raises `ConnectionLost`, `ErrorReply`."""
     for reply in wire.exchange(login) if login else ():
-        if isinstance(reply, Refused):
+        if isinstance(reply, ErrorReply):
             raise reply from reply.__cause__
 
 
@@ -346,10 +349,10 @@ def _greet(wire: Wire, client_name: str, name: str, scripts: Iterable[Script], *
     wanted = list(scripts)
     if not wanted:
         _, *answers = wire.exchange(asked)
-        wire.facts = check_facts(answers, name, replica=replica)
+        wire.facts = read_server_info(answers, name, replica=replica)
         return []
     _, *answers, known = wire.exchange([*asked, ("SCRIPT", "EXISTS", *(script.sha for script in wanted))])
-    wire.facts = check_facts(answers, name, replica=replica)
+    wire.facts = read_server_info(answers, name, replica=replica)
     if not isinstance(known, list) or len(cast("list[int]", known)) != len(wanted):
         return wanted
     return [script for script, there in zip(wanted, cast("list[int]", known), strict=True) if not there]

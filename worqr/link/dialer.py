@@ -9,8 +9,8 @@ from functools import partial
 from worqr.errors import WorqrBug, WorqrError
 from worqr.link.connection import Wire, open_connection
 from worqr.link.driver import Driver
-from worqr.link.faults import Lost
-from worqr.link.routes import Route
+from worqr.link.endpoints import EndpointResolver
+from worqr.link.server_errors import ConnectionLost
 from worqr.link.settings import LinkSettings
 from worqr.lua import Script
 
@@ -29,7 +29,7 @@ class Dialer:
         self,
         settings: LinkSettings,
         driver: Driver,
-        route: Route,
+        resolver: EndpointResolver,
         dialled: Dialled,
         *,
         purpose: str = "data",
@@ -39,7 +39,7 @@ class Dialer:
         self.dialling: bool = False
         self._settings = settings
         self._driver = driver
-        self._route = route
+        self._resolver = resolver
         self._dialled = dialled
         self._purpose = purpose
         self._timeout = timeout
@@ -70,7 +70,7 @@ class Dialer:
         error: WorqrError | None = None
         try:
             wire = open_connection(
-                *(self._settings, self._route, self._purpose),
+                *(self._settings, self._resolver, self._purpose),
                 timeout=self._timeout,
                 scripts=self.scripts,
                 on_silence=self._give_up,
@@ -89,7 +89,7 @@ class Dialer:
     def _give_up(self) -> None:
         """While a server that was dialled is silent."""
         if self._closed:
-            raise Lost("the link was closed", innocent=True)
+            raise ConnectionLost("the link was closed", innocent=True)
 
     def _end(self, number: int, wire: Wire | None, error: WorqrError | None) -> None:
         """In the loop."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from worqr.errors import ClaimLost, Unavailable
-from worqr.link.backlog import SEND_AGAIN_WITHIN, Backlog
-from worqr.link.faults import Lost
 from worqr.link.request import Request
+from worqr.link.request_queue import SEND_AGAIN_WITHIN, RequestQueue
+from worqr.link.server_errors import ConnectionLost
 
 
 def give_up(late: Iterable[Request], orphans: Iterable[Request], outage: str) -> None:
@@ -21,9 +21,9 @@ def give_up(late: Iterable[Request], orphans: Iterable[Request], outage: str) ->
         request.error = ClaimLost(f"worker {name} is dead; {request.call.script.name} was given up")
 
 
-def too_old(backlog: Backlog) -> list[Request]:
+def too_old(request_queue: RequestQueue) -> list[Request]:
     """Take out the requests that must not be sent again, and set their errors."""
-    requests, backlog.too_old = backlog.too_old, []
+    requests, request_queue.too_old = request_queue.too_old, []
     for request in requests:
         request.error = Unavailable(
             f"{request.call.script.name} was first sent over {SEND_AGAIN_WITHIN / 60:.0f} minutes ago, and the server may have "
@@ -33,7 +33,7 @@ def too_old(backlog: Backlog) -> list[Request]:
     return requests
 
 
-def guilty(requests: Iterable[Request], address: str, lost: Lost) -> None:
+def guilty(requests: Iterable[Request], address: str, lost: ConnectionLost) -> None:
     """Set the errors of requests that have lost several connections, each time alone."""
     for request in requests:
         request.error = Unavailable(

@@ -1,7 +1,7 @@
 """`Link`: the connection of one peer or producer to its server. All of worqr's requests go through it.
 
-Here: the interface, and the fork guard. Not here: requests (`node_client`, `cluster`), messages (`subscriptions`), the
-keepalive (`heart`).
+Here: the interface, and the fork guard. Not here: requests (`node_client`, `cluster_router`), messages (`subscriptions`), the
+keepalive (`heartbeat`).
 
 Create a link in the loop that uses it, or outside of a loop for plain threads, which may all use it at once. `start` begins
 to connect; `close` ends all connections and threads. A call submits a request to the driver and waits for its outcome. The
@@ -26,18 +26,18 @@ import trio
 from worqr.call import Call
 from worqr.errors import NotReplicated, Unavailable, UsageError, note_reply
 from worqr.keys import RegistryKeys
-from worqr.link.cluster import ClusterRouter
 from worqr.link.cluster_channels import ClusterSubscriptions
+from worqr.link.cluster_router import ClusterRouter
 from worqr.link.driver import Driver, Waiter, wake_all
-from worqr.link.heart import Heart
+from worqr.link.endpoints import EndpointResolver, resolver_for
+from worqr.link.heartbeat import Heartbeat
+from worqr.link.log_thread import LogThread
 from worqr.link.node_client import NodeClient
-from worqr.link.request import Owner, Posted, Request
-from worqr.link.routes import Route, route_to
-from worqr.link.scribe import Scribe
-from worqr.link.sentinel import SentinelRoute
+from worqr.link.request import Posted, Request, WorkerHandle
+from worqr.link.sentinel import SentinelEndpoint
 from worqr.link.settings import LinkSettings
 from worqr.link.subscriptions import Subscriptions
-from worqr.link.topology import ShardRoute
+from worqr.link.topology import ShardEndpoint
 from worqr.link.watchers import Watchers
 
 T = TypeVar("T")
@@ -69,23 +69,23 @@ class Link:
         self.producer: str = secrets.token_urlsafe(16)
         self.settings = settings
         self.driver: Driver = driver
-        self._scribe = Scribe()
-        self.watchers: Watchers = self._scribe.watchers
-        self._route: Route = route_to(settings)
-        self._sentinels: SentinelRoute | None = None
+        self._log_thread = LogThread()
+        self.watchers: Watchers = self._log_thread.watchers
+        self._resolver: EndpointResolver = resolver_for(settings)
+        self._sentinels: SentinelEndpoint | None = None
         if settings.address.topology == "sentinel":
-            self._route = self._sentinels = SentinelRoute(settings, self._scribe, self._moved)
+            self._resolver = self._sentinels = SentinelEndpoint(settings, self._log_thread, self._moved)
         self._client: NodeClient | ClusterRouter
         self.subscriptions: Subscriptions | ClusterSubscriptions
         if settings.clustered:
             registry = RegistryKeys(settings.prefix).base
-            router = self._client = ClusterRouter(settings, driver, self._scribe, self.producer, registry)
-            self._route = ShardRoute(router.topology, router.home, settings.address.redacted)
-            self.subscriptions = ClusterSubscriptions(settings, driver, self._scribe, router, registry)
+            router = self._client = ClusterRouter(settings, driver, self._log_thread, self.producer, registry)
+            self._resolver = ShardEndpoint(router.topology, router.home, settings.address.redacted)
+            self.subscriptions = ClusterSubscriptions(settings, driver, self._log_thread, router, registry)
         else:
-            self._client = NodeClient(settings, driver, self._scribe, self.producer, route=self._route)
-            self.subscriptions = Subscriptions(settings, driver, self._scribe, route=self._route)
-        self._hearts: list[Heart[object]] = []
+            self._client = NodeClient(settings, driver, self._log_thread, self.producer, resolver=self._resolver)
+            self.subscriptions = Subscriptions(settings, driver, self._log_thread, resolver=self._resolver)
+        self._heartbeats: list[Heartbeat[object]] = []
         self._together = _Together()
         self._started = self._closed = False
         _links.add(self)
@@ -138,7 +138,7 @@ class Link:
                 "TLS certificate verification is disabled by ssl_cert_reqs=none: %(server)s is not authenticated; name its CA "
                 "with ssl_ca_certs"
             )
-            self._scribe.emit(logger, "link.insecure", text, server=self.settings.address.redacted)
+            self._log_thread.emit(logger, "link.insecure", text, server=self.settings.address.redacted)
 
     async def wait_ready(self) -> None:
         """Return when a connection is open.
@@ -223,7 +223,7 @@ class Link:
         call: Call[T],
         deliver: Callable[[T | None, Exception | None], None],
         *,
-        owner: Owner | None = None,
+        owner: WorkerHandle | None = None,
         patience: float = math.inf,
     ) -> None:
         """Send `call` without waiting; the loop calls `deliver(value, error)` with its outcome.
@@ -262,7 +262,7 @@ class Link:
         """Submit to the driver. Protected from Ctrl-C, which must not interrupt the submission in the caller's task."""
         self.driver.submit(self._client.submit, request)
 
-    def heart(
+    def heartbeat(
         self,
         *,
         make: Callable[[int, bool], Call[R]],
@@ -271,10 +271,10 @@ class Link:
         block_limit: float,
         describe: Callable[[], str],
         timeout: float = 1.5,
-    ) -> Heart[R]:
-        """Return a keepalive with its own thread and connection, which ends with the link at the latest. See `Heart`."""
+    ) -> Heartbeat[R]:
+        """Return a keepalive with its own thread and connection, which ends with the link at the latest. See `Heartbeat`."""
         self._check()
-        heart = Heart(
+        heartbeat = Heartbeat(
             self.settings,
             self.driver,
             make=make,
@@ -283,28 +283,28 @@ class Link:
             block_limit=block_limit,
             describe=describe,
             timeout=timeout,
-            scribe=self._scribe,
-            route=self._route,
+            log_thread=self._log_thread,
+            resolver=self._resolver,
         )
-        self._hearts = [other for other in self._hearts if not other.stopped]
-        self._hearts.append(cast("Heart[object]", heart))
-        return heart
+        self._heartbeats = [other for other in self._heartbeats if not other.stopped]
+        self._heartbeats.append(cast("Heartbeat[object]", heartbeat))
+        return heartbeat
 
     def close(self) -> None:
         """Close all sockets and end all threads, now. Pending calls get Unavailable. Idempotent."""
         self._closed = True
-        for heart in self._hearts:
-            heart.stop()
+        for heartbeat in self._heartbeats:
+            heartbeat.stop()
         if self._sentinels is not None:
             self._sentinels.close()
         with self.driver.entered:
             self.subscriptions.close()
             self._client.close()
             self.driver.close()
-        self._scribe.stop()
+        self._log_thread.stop()
 
     def _moved(self) -> None:
-        """The primary has changed. Called in the thread that asks the Sentinels; hearts check the route at every beat."""
+        """The primary has changed. Called in the thread that asks the Sentinels; heartbeats check the resolver at every beat."""
         if isinstance(self._client, NodeClient) and isinstance(self.subscriptions, Subscriptions):
             self.driver.post(self._client.reconsider)
             self.driver.post(self.subscriptions.reconsider)
@@ -324,10 +324,10 @@ class Link:
             self._sentinels.poison()
         self._client.poison(error)
         self.driver.poison()
-        self._scribe.poison()
+        self._log_thread.poison()
         self.subscriptions.poison(error)
-        for heart in self._hearts:
-            heart.poison(error)
+        for heartbeat in self._heartbeats:
+            heartbeat.poison(error)
 
 
 def _values(requests: Posted) -> list[Any]:

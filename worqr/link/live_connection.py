@@ -6,9 +6,9 @@ import math
 import time
 from typing import Final
 
-from worqr.link.faults import Lost
 from worqr.link.outage import pause_after
-from worqr.link.request import Merged, Request
+from worqr.link.request import MergedRequest, Request
+from worqr.link.server_errors import ConnectionLost
 from worqr.link.session import Phase, Session
 from worqr.link.transport import Transport
 from worqr.lua import Script
@@ -58,21 +58,21 @@ class LiveConnection:
         """Nothing is under way."""
         return self.session.phase is Phase.IDLE
 
-    def send(self, batch: list[Request], now: float) -> Lost | None:
+    def send(self, batch: list[Request], now: float) -> ConnectionLost | None:
         """Send a batch; return why the connection was lost meanwhile, if it was."""
         self.used_at = self.heard_at = now
-        self.gathers = len(batch) > 1 or isinstance(batch[0], Merged)
+        self.gathers = len(batch) > 1 or isinstance(batch[0], MergedRequest)
         scripts, self.load_first = self.load_first, {}
-        lost: Lost | None = None
+        lost: ConnectionLost | None = None
         for pieces in self.session.begin(batch, now, scripts.values()):
             if lost is None and pieces:
                 try:
                     self.transport.send(pieces)
-                except Lost as error:
+                except ConnectionLost as error:
                     lost = error
         return lost
 
-    def count_replicas(self, now: float) -> Lost | None:
+    def count_replicas(self, now: float) -> ConnectionLost | None:
         """Ask how many replicas have the writes that requests wait for. Return the reason if the connection was lost
         meanwhile.
         """
@@ -81,7 +81,7 @@ class LiveConnection:
             self.used_at = self.heard_at = now
             try:
                 self.transport.send(pieces)
-            except Lost as lost:
+            except ConnectionLost as lost:
                 return lost
         return None
 
@@ -92,11 +92,11 @@ class LiveConnection:
         try:
             for data in self.transport.read():
                 self.session.receive(data, now)
-        except Lost:
+        except ConnectionLost:
             return False
         return True
 
-    def receive(self) -> Lost | None:
+    def receive(self) -> ConnectionLost | None:
         """Read the input; return the reason if the connection was lost."""
         try:
             pieces = self.transport.read()
@@ -105,7 +105,7 @@ class LiveConnection:
                 self.session.receive(data, now)
             if pieces:
                 self.heard_at = now
-        except Lost as lost:
+        except ConnectionLost as lost:
             return lost
         return None
 

@@ -29,19 +29,19 @@ import time
 from functools import partial
 
 from worqr.errors import Unavailable, UsageError, WorqrBug, WorqrError
-from worqr.link.backlog import Backlog
 from worqr.link.connection import MOVED, Wire
 from worqr.link.dialer import Dialer
 from worqr.link.driver import Driver, Timer, Waiter
-from worqr.link.faults import Lost
+from worqr.link.endpoints import EndpointResolver, resolver_for
 from worqr.link.live_connection import LiveConnection
+from worqr.link.log_thread import LogThread
 from worqr.link.node_of_cluster import Cluster
 from worqr.link.outage import Outage
 from worqr.link.pipeline import Pipeline, survives
 from worqr.link.ready_waiters import ReadyWaiters, settle_soon
 from worqr.link.request import Posted, Request
-from worqr.link.routes import Route, route_to
-from worqr.link.scribe import Scribe
+from worqr.link.request_queue import RequestQueue
+from worqr.link.server_errors import ConnectionLost
 from worqr.link.session import Session
 from worqr.link.settings import LinkSettings
 from worqr.link.transport import Transport
@@ -81,7 +81,7 @@ class NodeClient:
         pipeline: its requests.
 
     Args:
-        route: finds the server's address; by default the address in the settings.
+        resolver: finds the server's address; by default the address in the settings.
         cluster: the cluster, if the server is one of its nodes.
     """
 
@@ -89,10 +89,10 @@ class NodeClient:
         self,
         settings: LinkSettings,
         driver: Driver,
-        scribe: Scribe,
+        log_thread: LogThread,
         producer: str,
         *,
-        route: Route | None = None,
+        resolver: EndpointResolver | None = None,
         cluster: Cluster | None = None,
     ) -> None:
         self.ended: WorqrError | None = UsageError("this link was not started")
@@ -102,14 +102,14 @@ class NodeClient:
         self.run_id: str = ""
         self._settings = settings
         self._driver = driver
-        self._scribe = scribe
+        self._log_thread = log_thread
         self._producer = producer
         self._cluster = cluster
-        self._route: Route = route or route_to(settings)
-        self.outage: Outage = Outage(scribe, logger, self._route.name)
-        self._dialer = Dialer(settings, driver, self._route, self._dialled)
-        backlog = Backlog(None if cluster is None else cluster.numbers)
-        self.pipeline: Pipeline = Pipeline(self, driver, backlog, self._route.name, clustered=settings.clustered)
+        self._resolver: EndpointResolver = resolver or resolver_for(settings)
+        self.outage: Outage = Outage(log_thread, logger, self._resolver.name)
+        self._dialer = Dialer(settings, driver, self._resolver, self._dialled)
+        requests = RequestQueue(None if cluster is None else cluster.numbers)
+        self.pipeline: Pipeline = Pipeline(self, driver, requests, self._resolver.name, clustered=settings.clustered)
         self._ready = ReadyWaiters(driver)
         self._timer: Timer | None = None
         self._looks_at = math.inf
@@ -142,7 +142,7 @@ class NodeClient:
     def reconsider(self) -> None:
         """The server may be elsewhere by now: go there at once, if so."""
         connection = self.pipeline.connection
-        if self.ended is not None or (connection and self._route.leads_to(connection.transport.wire.endpoint)):
+        if self.ended is not None or (connection and self._resolver.is_current(connection.transport.wire.endpoint)):
             return
         self._dialer.forget()  # an attempt that leads to the old place may hang there for seconds
         if self.pipeline.is_busy:
@@ -174,23 +174,23 @@ class NodeClient:
 
     def holds(self, cause: str) -> None:
         self.state = State.HELD
-        self.outage.begin(cause, waiting=len(self.pipeline.backlog.pending), answers=True)
+        self.outage.begin(cause, waiting=len(self.pipeline.requests.pending), answers=True)
 
     def lost(self, cause: str, *, quiet: bool = False) -> None:
         """Dial at once, unless an attempt has failed before."""
         if self.state is State.ENDED:
             return
         self.state = State.WAITING
-        self.outage.begin(cause, waiting=len(self.pipeline.backlog.pending), quiet=quiet)
+        self.outage.begin(cause, waiting=len(self.pipeline.requests.pending), quiet=quiet)
         self.outage.failed()
-        self._route.doubt()
+        self._resolver.invalidate()
         self.sort_out()
         if self.state is State.WAITING and self.outage.next_try <= time.monotonic():
             self._dial()
         self.plan()
 
     def redirected(self, requests: list[tuple[Request, str]]) -> list[Request]:
-        self._route.doubt()
+        self._resolver.invalidate()
         return [] if self._cluster is None or not requests else self._cluster.moved(self, requests)
 
     def batch_ended(self) -> None:
@@ -201,7 +201,7 @@ class NodeClient:
         """A bug; or a signal handler raised while the state was being changed: no call may wait in vain."""
         if not isinstance(exc, KeyboardInterrupt | SystemExit):
             error: WorqrError = WorqrBug(f"the link died ({type(exc).__name__}: {exc}); please report this")
-            self._scribe.emit(logger, "link.died", DIED, exc_info=exc)
+            self._log_thread.emit(logger, "link.died", DIED, exc_info=exc)
         else:
             error = Unavailable(f"the link was interrupted by {type(exc).__name__} while it was in use")
         error.__cause__ = exc
@@ -221,7 +221,7 @@ class NodeClient:
         if wire is not None:
             try:
                 transport = Transport(wire, self._driver, self.pipeline.readable, self.pipeline.progress)
-            except (Lost, Unavailable) as exc:
+            except (ConnectionLost, Unavailable) as exc:
                 wire.close()
                 error = Unavailable(str(exc))
             else:
@@ -229,25 +229,25 @@ class NodeClient:
                 return
         assert error is not None, "an attempt ends with a connection or an error"
         self.state = State.WAITING
-        hopeless = self.outage.failed_to_connect(error, self._settings, waiting=len(self.pipeline.backlog.pending))
+        hopeless = self.outage.failed_to_connect(error, self._settings, waiting=len(self.pipeline.requests.pending))
         if hopeless is not None:
             self._ready.tell(hopeless)
         self.plan()
 
     def _connected(self, transport: Transport) -> None:
-        facts, backlog = transport.wire.facts, self.pipeline.backlog
+        facts, requests = transport.wire.facts, self.pipeline.requests
         self.outage.stood = True
         self.run_id = facts.run_id
         self.connected_at = time.monotonic()
         self.connections += 1
         self.state = State.READY
-        session = Session(backlog, self._producer, clustered=self._settings.clustered)
+        session = Session(requests, self._producer, clustered=self._settings.clustered)
         self.pipeline.attach(LiveConnection(transport, session, self.connected_at))
-        if not backlog.pending:
+        if not requests.pending:
             self.works()
         if facts.evicts and not self._warned_of_eviction:
             self._warned_of_eviction = True
-            self._scribe.emit(logger, "link.eviction", EVICTS, server=self.outage.address, policy=facts.eviction)
+            self._log_thread.emit(logger, "link.eviction", EVICTS, server=self.outage.address, policy=facts.eviction)
         self._ready.tell(None)
         self.pipeline.work()
 
@@ -255,20 +255,20 @@ class NodeClient:
         """Plan the next check for work that no socket event announces; every tick while requests wait."""
         if self.state is State.ENDED:
             return
-        backlog, connection = self.pipeline.backlog, self.pipeline.connection
-        usual = backlog.is_usual()
-        waits = bool(backlog.pending or backlog.in_flight or self._ready) or not usual
+        requests, connection = self.pipeline.requests, self.pipeline.connection
+        usual = requests.is_usual()
+        waits = bool(requests.pending or requests.in_flight or self._ready) or not usual
         if not waits and (connection is not None or self._dialer.dialling):
             return
         now = time.monotonic()
-        when = min(now + _TICK, backlog.next_deadline) if waits else math.inf
+        when = min(now + _TICK, requests.next_deadline) if waits else math.inf
         if connection is None:
             if not self._dialer.dialling:
                 when = min(when, self.outage.next_try)
         elif connection.held_until > now:
             when = min(when, connection.held_until)
         elif connection.is_idle and not usual:  # else the end of the batch leads on
-            when = min(when, backlog.next_pause())
+            when = min(when, requests.next_pause())
         when = max(when, now)
         if when < self._looks_at:
             self._looks_at = when
@@ -304,7 +304,7 @@ class NodeClient:
             return
         silent = now - connection.heard_at
         if self._cluster is not None and silent >= _TICK:
-            self._route.doubt()  # another node may have its slots now
+            self._resolver.invalidate()  # another node may have its slots now
         if silent > self._settings.socket_timeout:
             self.pipeline.give_up(f"no answer for {self._settings.socket_timeout:g} s")
 
@@ -313,11 +313,11 @@ class NodeClient:
     @survives
     def sort_out(self) -> None:
         """Hand over the requests that now belong to another node; end, if this node is no primary any more."""
-        cluster, backlog = self._cluster, self.pipeline.backlog
+        cluster, requests = self._cluster, self.pipeline.requests
         if cluster is None or self.state is State.ENDED:
             return
-        cluster.hand_over(backlog.take_out(partial(cluster.belongs, self)))
-        self._passing = not cluster.passed(self, backlog.bases())
+        cluster.hand_over(requests.take_out(partial(cluster.belongs, self)))
+        self._passing = not cluster.passed(self, requests.bases())
         self._leaving = not cluster.is_needed(self)
         if self._leaving:
             for waiter, deadline in self._ready.take():
@@ -332,7 +332,7 @@ class NodeClient:
 
     def is_idle(self) -> bool:
         """Nothing waits here."""
-        return self.pipeline.backlog.is_empty() and not self._ready
+        return self.pipeline.requests.is_empty() and not self._ready
 
     # The end
 
@@ -343,6 +343,6 @@ class NodeClient:
         self.pipeline.close()
         if self._timer is not None:
             self._timer.cancel()
-        self._scribe.watchers.back(id(self.outage))  # a node that left the cluster is no longer missing
-        settle_soon(self._driver, self.pipeline.backlog.clear(), error)
+        self._log_thread.watchers.back(id(self.outage))  # a node that left the cluster is no longer missing
+        settle_soon(self._driver, self.pipeline.requests.clear(), error)
         self._ready.tell(error)

@@ -1,4 +1,4 @@
-"""The part of a cluster that the client of one node uses. Implemented in `cluster`."""
+"""The part of a cluster that the client of one node uses. Implemented in `cluster_router`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from worqr.errors import WorqrError
 from worqr.link.driver import Waiter
-from worqr.link.request import Numbers, Request
+from worqr.link.request import Request, SequenceNumbers
 
 if TYPE_CHECKING:
     from worqr.link.node_client import NodeClient
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Cluster(Protocol):
     """The questions of one node's client to the cluster. Called in the loop."""
 
-    numbers: Numbers
+    numbers: SequenceNumbers
 
     def belongs(self, client: NodeClient, request: Request) -> bool:
         """Return True if the node of `client` has the keys of `request`."""

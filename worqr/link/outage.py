@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass, field
 
 from worqr.errors import Unavailable, WorqrError
+from worqr.link.log_thread import LogThread
 from worqr.link.reasons import is_unknown_host, remedy_for
-from worqr.link.scribe import Scribe
 from worqr.link.settings import LinkSettings
 
 _FIRST_PAUSE = 0.05  # seconds before the third attempt in a row; the second is made at once
@@ -43,7 +43,7 @@ class Outage:
         next_try: the earliest time of the next attempt (monotonic).
     """
 
-    scribe: Scribe
+    log_thread: LogThread
     logger: logging.Logger
     address: str
     since: float | None = None
@@ -73,10 +73,10 @@ class Outage:
         self.cause, self.remedy, self.answers = cause.removesuffix("."), remedy, answers
         if not self._told and not quiet:
             self._told = True
-            self.scribe.watchers.lost(id(self), self.address, cause)
+            self.log_thread.watchers.lost(id(self), self.address, cause)
             pending = f", {waiting} requests pending" if waiting or self.stood else ""
             text = f"{self._what()}; retrying{pending}.{self._hint()}".replace("%", "%%")
-            self.scribe.emit(self.logger, "link.lost", text, server=self.address, error=self.cause, pending=waiting)
+            self.log_thread.emit(self.logger, "link.lost", text, server=self.address, error=self.cause, pending=waiting)
 
     def failed_to_connect(self, error: WorqrError, settings: LinkSettings, *, waiting: int) -> WorqrError | None:
         """An attempt failed: schedule the next one. Requests wait as long as their patience allows.
@@ -103,11 +103,11 @@ class Outage:
 
     def end(self) -> None:
         """The server works again."""
-        self.scribe.watchers.back(id(self))
+        self.log_thread.watchers.back(id(self))
         if self.since is not None and self._told:
             gone = time.monotonic() - self.since
             text = "connected to %(server)s after %(duration).1f s"
-            self.scribe.emit(self.logger, "link.back", text, server=self.address, duration=gone)
+            self.log_thread.emit(self.logger, "link.back", text, server=self.address, duration=gone)
         self.since, self.cause, self.remedy, self.attempts, self.next_try = None, "", "", 0, 0.0
         self.answers = self._told = False
 

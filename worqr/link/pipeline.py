@@ -1,7 +1,7 @@
 """`Pipeline`: the requests of one server, sent in batches and in order, over one connection after another.
 
 Here: the time of each batch, reading, and the recovery of requests that have no outcome yet. Not here: the order of requests
-(`backlog`), the meaning of a reply (`session`), and the attempts to connect (`node_client`). The pipeline reports lost
+(`request_queue`), the meaning of a reply (`session`), and the attempts to connect (`node_client`). The pipeline reports lost
 connections and answered batches to `node_client`.
 
 A request is sent at once if no batch is in flight. Requests that are submitted while a batch is in flight form the next one.
@@ -15,14 +15,14 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Final, Protocol, TypeVar
 
-from worqr.link.backlog import Backlog
-from worqr.link.dialect import as_sent
 from worqr.link.driver import Driver, wake_all
-from worqr.link.faults import Lost
 from worqr.link.giving_up import give_up, guilty, too_old
 from worqr.link.live_connection import LiveConnection
 from worqr.link.request import Posted, Request
+from worqr.link.request_queue import RequestQueue
+from worqr.link.server_errors import ConnectionLost
 from worqr.link.session import BatchResult
+from worqr.link.wire_form import as_sent
 
 WHILE_MOVING: Final = 0.05
 """Seconds until a request is sent again whose keys are being moved to another node."""
@@ -88,12 +88,12 @@ class Pipeline:
     """The requests of one server. All methods belong to the driver's loop.
 
     Attributes:
-        backlog: the requests that have no outcome yet.
+        requests: the requests that have no outcome yet.
         connection: the open connection, or None.
     """
 
-    def __init__(self, server: Server, driver: Driver, backlog: Backlog, address: str, *, clustered: bool) -> None:
-        self.backlog: Backlog = backlog
+    def __init__(self, server: Server, driver: Driver, queue: RequestQueue, address: str, *, clustered: bool) -> None:
+        self.requests: RequestQueue = queue
         self.connection: LiveConnection | None = None
         self._server = server
         self._driver = driver
@@ -111,7 +111,7 @@ class Pipeline:
         self.connection = connection
 
     def close(self) -> None:
-        """Close the connection, if it is open. Waiting requests stay in the backlog."""
+        """Close the connection, if it is open. Waiting requests stay in the queue."""
         connection, self.connection = self.connection, None
         if connection is not None:
             connection.transport.close()
@@ -125,9 +125,9 @@ class Pipeline:
         """Send a request, or several together, as soon as the connection is free."""
         if isinstance(requests, Posted):
             for each in requests:
-                self.backlog.add(each)
+                self.requests.add(each)
         else:
-            self.backlog.add(requests)
+            self.requests.add(requests)
         connection = self.connection
         if connection is None:
             self._server.plan()
@@ -146,26 +146,26 @@ class Pipeline:
     @survives
     def work(self) -> None:
         """Send the waiting requests, if no batch is in flight."""
-        connection, backlog = self.connection, self.backlog
+        connection, queue = self.connection, self.requests
         if connection is not None and connection.is_idle and not self._receiving:
             now = time.monotonic()
-            if not backlog.is_usual():
-                backlog.readmit(now)
+            if not queue.is_usual():
+                queue.readmit(now)
             if connection.held_until <= now:
-                if backlog.pending:
+                if queue.pending:
                     self._send(connection, now)
-                elif backlog.replication.waiting:
+                elif queue.replication.waiting:
                     self._lose(connection.count_replicas(now))
         self._server.plan()
 
     def _send(self, connection: LiveConnection, now: float) -> None:
-        backlog = self.backlog
+        queue = self.requests
         if not connection.is_still_there(now):
             self.drop(IDLE_LOSS, quiet=True)
             return
-        batch = backlog.take()
-        if backlog.too_old:
-            self.settle(too_old(backlog))
+        batch = queue.take()
+        if queue.too_old:
+            self.settle(too_old(queue))
         if batch:
             self._lose(connection.send(batch, now))
             if self.connection is connection and connection.is_idle:  # none of it could be packed
@@ -180,7 +180,7 @@ class Pipeline:
         self.work()
 
     @survives
-    def progress(self, lost: Lost | None) -> None:
+    def progress(self, lost: ConnectionLost | None) -> None:
         """More was sent, or could not be."""
         if lost is None and self.connection is not None:
             self.connection.heard_at = time.monotonic()
@@ -209,7 +209,7 @@ class Pipeline:
 
     def settle(self, requests: list[Request]) -> None:
         """They have their outcome: wake the callers that wait."""
-        close = self.backlog.close
+        close = self.requests.close
         for request in requests:
             request.settled = True
             if request.number:
@@ -220,7 +220,7 @@ class Pipeline:
         self.settle(connection.take_settled())
         result = connection.session.result
         if result.is_complete:
-            ended, self.backlog.in_flight = self.backlog.in_flight, []
+            ended, self.requests.in_flight = self.requests.in_flight, []
             if ended:
                 connection.works()
                 self._server.works()
@@ -230,7 +230,7 @@ class Pipeline:
 
     # Failures
 
-    def _lose(self, lost: Lost | None) -> None:
+    def _lose(self, lost: ConnectionLost | None) -> None:
         """Recover from a connection that broke while a batch was in flight; do nothing if `lost` is None."""
         connection = self.connection
         if lost is None or connection is None:
@@ -241,35 +241,35 @@ class Pipeline:
 
     def give_up(self, cause: str, *, innocent: bool = False) -> None:
         """Give up a connection on which something is under way. `innocent`: no request can have caused it."""
-        self._lose(Lost(cause, innocent=innocent))
+        self._lose(ConnectionLost(cause, innocent=innocent))
 
     def drop(self, cause: str, *, quiet: bool = False) -> None:
         """Close the connection, which is of no use any more. Nothing is under way on it."""
         self.close()
-        if self.backlog.replication.waiting:
-            self.backlog.put_back(self.backlog.replication.withdraw())
+        if self.requests.replication.waiting:
+            self.requests.put_back(self.requests.replication.withdraw())
         self._server.lost(cause, quiet=quiet)
 
     def _recover(self, connection: LiveConnection, result: BatchResult) -> None:
         """Put back the unanswered requests in their old order, and remove the reason why they failed."""
-        backlog = self.backlog
+        queue = self.requests
         # first, while the whole batch still counts as in flight
         redirected = self._server.redirected(result.moved) if result.moving or result.moved else []
         moving = [*result.moving, *redirected]
         again = set(map(id, (*result.noscript, *result.held, *result.dropped, *moving)))
-        in_order = [request for request in backlog.in_flight if id(request) in again]
+        in_order = [request for request in queue.in_flight if id(request) in again]
         lost = result.lost
         if lost is not None and not lost.innocent:
-            failed = backlog.blame(result.unanswered, time.monotonic())
+            failed = queue.blame(result.unanswered, time.monotonic())
             guilty(failed, self._address, lost)
             self.settle(failed)
         else:
             for request in result.unanswered:
                 request.losses = request.losses or 1  # it may have been executed anyway
-            backlog.put_back(result.unanswered)
-        backlog.put_back(in_order)
+            queue.put_back(result.unanswered)
+        queue.put_back(in_order)
         if moving:
-            backlog.set_aside({request.call.base for request in moving}, time.monotonic() + WHILE_MOVING)
+            queue.set_aside({request.call.base for request in moving}, time.monotonic() + WHILE_MOVING)
         if lost is not None:
             self.drop(lost.cause)
         elif result.dropped:
@@ -288,9 +288,9 @@ class Pipeline:
 
     def expire(self, now: float, outage: str) -> None:
         """Give up requests that have waited too long, and those whose owner is dead."""
-        if self.backlog.replication.waiting:
-            self.settle(self.backlog.replication.overdue(now))
-        late, orphans = self.backlog.overdue(now, owners=True)
+        if self.requests.replication.waiting:
+            self.settle(self.requests.replication.overdue(now))
+        late, orphans = self.requests.overdue(now, owners=True)
         if late or orphans:
             give_up(late, orphans, outage)
             wake_all([*late, *orphans])

@@ -1,6 +1,6 @@
 """Explain why the server cannot be reached, in terms that people search for, and suggest a remedy.
 
-Here: the cause of a failed attempt to connect, and its remedy. Not here: error replies of a server (`faults`), programs at
+Here: the cause of a failed attempt to connect, and its remedy. Not here: error replies of a server (`server_errors`), programs at
 the port that are no Redis or Valkey server (`strangers`).
 """
 

@@ -1,4 +1,4 @@
-"""Replies out of the bytes of a connection, split anywhere. hiredis parses; an error reply is a `Refused`, and is not raised."""
+"""Replies out of the bytes of a connection, split anywhere. hiredis parses; an error reply is returned."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol, cast
 
 import hiredis
 
-from worqr.link.faults import error_reply
+from worqr.link.server_errors import error_reply
 
 NOT_YET: Final = object()
 """The result of `ReplyReader.gets` when no whole reply has arrived."""
@@ -25,7 +25,7 @@ class ReplyReader(Protocol):
         ...
 
     def gets(self) -> object:
-        """Return the next reply, or `NOT_YET`. An error reply is a `Refused`. Raises `NotRedis`."""
+        """Return the next reply, or `NOT_YET`. An error reply is a `ErrorReply`. Raises `NotRedis`."""
         ...
 
 

@@ -1,7 +1,7 @@
 """One call to the server: its deadline, its number and its outcome. No I/O; the driver's loop uses it.
 
-Here: `Request`, `Merged`, `Owner`, and `Numbers`, by which the server recognises a resent request. Not here: the order of
-requests (`backlog`) and sending (`pipeline`, `session`).
+Here: `Request`, `MergedRequest`, `WorkerHandle`, and `SequenceNumbers`, by which the server recognises a resent request. Not
+here: the order of requests (`request_queue`) and sending (`pipeline`, `session`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FORGET_AFTER = 4500.0
 """Seconds without a new number after which a base may be forgotten: the server keeps replies for 3600."""
 
 
-class Owner:
+class WorkerHandle:
     """A worker registration. Its starts and settles are resent until the server replies or the registration is dead.
 
     Attributes:
@@ -67,13 +67,13 @@ class Request(Waiter):
         "written_at",
     )
 
-    def __init__(self, call: Call[Any], patience: float, now: float, owner: Owner | None = None) -> None:
+    def __init__(self, call: Call[Any], patience: float, now: float, owner: WorkerHandle | None = None) -> None:
         self.settled = False
         self.abandoned = False
         self.wake: Callable[[], object] | None = None
         self.error: Exception | None = None
         self.call: Call[Any] = call
-        self.owner: Owner | None = owner
+        self.owner: WorkerHandle | None = owner
         self.patience: float = patience
         self.deadline: float = now + patience
         self.number: int = 0
@@ -104,8 +104,8 @@ def fail_all(waiters: Iterable[Waiter], error: WorqrError) -> None:
         waiter.settled = True
 
 
-class Merged(Request):
-    """Requests that are sent as one and share its outcome. Merged when they are first written: until then each can be
+class MergedRequest(Request):
+    """Requests that are sent as one and share its outcome. MergedRequest when they are first written: until then each can be
     withdrawn.
     """
 
@@ -154,7 +154,7 @@ class Merged(Request):
         wake_all(self.parts)
 
 
-class Numbers:
+class SequenceNumbers:
     """Counts the numbered requests of one producer per base, and returns the lowest number that is still open.
 
     Replies come nearly in order. A base with open requests has a deque of their numbers; a base without costs one integer. A

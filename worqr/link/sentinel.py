@@ -1,4 +1,4 @@
-"""`SentinelRoute`: finds the primary of a service. A thread asks all Sentinels every second, and at once after `doubt()`.
+"""`SentinelEndpoint`: finds the primary of a service. A thread asks all Sentinels every second, and at once after `invalidate()`.
 
 Not here: the consequences of a move for open connections (`link`).
 
@@ -24,17 +24,17 @@ from typing import Any, cast
 
 from worqr.errors import RefusedByServer, Unavailable, WorqrError
 from worqr.link.connection import Wire, open_connection
-from worqr.link.faults import Lost, Refused
+from worqr.link.endpoints import OnSilence, StaticEndpoint
+from worqr.link.log_thread import LogThread
 from worqr.link.reasons import is_unknown_host
-from worqr.link.routes import Fixed, Silence
-from worqr.link.scribe import Scribe
+from worqr.link.server_errors import ConnectionLost, ErrorReply
 from worqr.link.settings import Endpoint, LinkSettings
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 _TIMEOUT = 1.0  # seconds for connecting to a Sentinel, and for its reply
 _LOOK_EVERY = 1.0  # seconds between looks; writes to a primary that was replaced are lost
-_LOOK_AGAIN = 0.25  # seconds between looks after `doubt()`, or during a failover, at least
+_LOOK_AGAIN = 0.25  # seconds between looks after `invalidate()`, or during a failover, at least
 _LEARN_EVERY = 30.0  # seconds between requests for the other Sentinels
 _BELIEVED = 30.0  # seconds for which the last view of a silent Sentinel counts
 _TRY_AGAIN = 10.0  # seconds until a silent Sentinel is tried again, while others reply
@@ -44,7 +44,7 @@ _END_WAIT = 0.2  # seconds that closing waits for the thread; a thread that is c
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class SentinelReport:
     """The view of one Sentinel: the primary, the number of the decision, a failover in progress, and the time of the reply
     (monotonic).
     """
@@ -55,8 +55,8 @@ class View:
     at: float
 
 
-class SentinelRoute:
-    """The route to the primary of a service. Readable from any thread.
+class SentinelEndpoint:
+    """Finds the primary of a service. Readable from any thread.
 
     Attributes:
         name: the URL without its secrets.
@@ -66,11 +66,11 @@ class SentinelRoute:
         moved: called in the Sentinel thread when the primary has changed.
     """
 
-    def __init__(self, settings: LinkSettings, scribe: Scribe, moved: Callable[[], None]) -> None:
+    def __init__(self, settings: LinkSettings, log_thread: LogThread, moved: Callable[[], None]) -> None:
         self.name: str = settings.address.redacted
         self.primary: Endpoint | None = None
         self._settings = settings
-        self._scribe = scribe
+        self._log_thread = log_thread
         self._moved = moved
         self._sentinels: dict[Endpoint, Sentinel] = {}
         self._error: WorqrError = Unavailable("no Sentinel has answered yet")
@@ -82,7 +82,7 @@ class SentinelRoute:
         self._thread = threading.Thread(target=self._run, name="worqr-sentinel", daemon=True)
         self._know(settings.address.seeds)
 
-    def find(self, on_silence: Silence | None = None) -> Endpoint:
+    def resolve(self, on_silence: OnSilence | None = None) -> Endpoint:
         """Return the latest known address of the primary; wait for the first look, if necessary.
 
         Raises:
@@ -98,10 +98,10 @@ class SentinelRoute:
             raise type(error)(*error.args) from error.__cause__
         return primary
 
-    def leads_to(self, endpoint: Endpoint) -> bool:
+    def is_current(self, endpoint: Endpoint) -> bool:
         return endpoint == self.primary
 
-    def doubt(self) -> None:
+    def invalidate(self) -> None:
         """It was not there, or is no primary: look at once."""
         self._doubted.set()
 
@@ -134,7 +134,7 @@ class SentinelRoute:
                 self.look_once()
             except Exception as exc:  # a bug must cost one look, not all later ones
                 text = "asking the Sentinels failed, trying again; this is a bug of worqr, please report it"
-                self._scribe.emit(logger, "link.sentinel", text, exc_info=exc)
+                self._log_thread.emit(logger, "link.sentinel", text, exc_info=exc)
             self._looked.set()
             self._ended.wait(_LOOK_AGAIN)
             if not self._failing_over:
@@ -171,7 +171,7 @@ class SentinelRoute:
 
     def _while_silent(self) -> None:
         if self._ended.is_set():
-            raise Lost("the link was closed", innocent=True)
+            raise ConnectionLost("the link was closed", innocent=True)
 
     def _know(self, endpoints: Iterable[Endpoint]) -> None:
         new = {endpoint: Sentinel(endpoint) for endpoint in endpoints if endpoint not in self._sentinels}
@@ -203,7 +203,7 @@ class SentinelRoute:
             if before is not None:
                 text = "the primary of %(service)s is %(server)s now; it was %(before)s"
                 server = str(best)
-                self._scribe.emit(logger, "link.moved", text, service=self.name, server=server, before=str(before))
+                self._log_thread.emit(logger, "link.moved", text, service=self.name, server=server, before=str(before))
                 self._moved()
 
     def _tell(self, errors: list[WorqrError], *, answered: bool) -> None:
@@ -212,7 +212,7 @@ class SentinelRoute:
             if self._blind_since is not None:
                 gone = time.monotonic() - self._blind_since
                 text = "the Sentinels of %(service)s answer again after %(duration).1f s"
-                self._scribe.emit(logger, "link.sighted", text, service=self.name, duration=gone)
+                self._log_thread.emit(logger, "link.sighted", text, service=self.name, duration=gone)
             self._blind_since = None
             return
         refusals = [error for error in errors if not isinstance(error, Unavailable)]
@@ -231,7 +231,7 @@ class SentinelRoute:
                 "no Sentinel of %(service)s answers (%(error)s); continuing with %(server)s, which was the primary, and may not "
                 "be any more"
             )
-            self._scribe.emit(logger, "link.blind", text, service=self.name, error=first, server=str(self.primary))
+            self._log_thread.emit(logger, "link.blind", text, service=self.name, error=first, server=str(self.primary))
 
 
 class Sentinel:
@@ -245,7 +245,7 @@ class Sentinel:
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self.view: View | None = None
+        self.view: SentinelReport | None = None
         self.others: frozenset[Endpoint] = frozenset()
         self.silences: int = 0
         self.not_before: float = 0.0
@@ -253,7 +253,7 @@ class Sentinel:
         self._wire: Wire | None = None
         self._learned_at = 0.0
 
-    def ask(self, settings: LinkSettings, on_silence: Silence) -> None:
+    def ask(self, settings: LinkSettings, on_silence: OnSilence) -> None:
         """Ask for its view, and now and then for the other Sentinels.
 
         Raises:
@@ -265,21 +265,21 @@ class Sentinel:
             if wire is None:
                 wire = self._wire = self._open(settings, on_silence)
             self._exchange(wire, settings.address.service)
-        except (Lost, WorqrError) as error:
+        except (ConnectionLost, WorqrError) as error:
             self.close()
             self.silences += 1
             self.not_before = time.monotonic() + _TRY_AGAIN
-            if isinstance(error, Lost | Unavailable):
+            if isinstance(error, ConnectionLost | Unavailable):
                 raise Unavailable(f"Sentinel {self._endpoint}: {error}") from error
             raise
         self.silences = 0
 
-    def _open(self, settings: LinkSettings, on_silence: Silence) -> Wire:
+    def _open(self, settings: LinkSettings, on_silence: OnSilence) -> Wire:
         self._learned_at = 0.0
-        route = Fixed(f"{self._endpoint} (a Sentinel)", self._endpoint)
+        resolver = StaticEndpoint(f"{self._endpoint} (a Sentinel)", self._endpoint)
         try:
             return open_connection(
-                *(settings, route, "sentinel"),
+                *(settings, resolver, "sentinel"),
                 timeout=_TIMEOUT,
                 on_silence=on_silence,
                 sentinel=True,
@@ -301,7 +301,7 @@ class Sentinel:
                 ("SENTINEL", "SENTINELS", service) if learn else ("PING",),
             ]
         )
-        if isinstance(place, Refused):
+        if isinstance(place, ErrorReply):
             raise RefusedByServer(
                 f"the server at {self._endpoint} is no Sentinel, or does not let us ask ({place}); for a server that stands "
                 "alone write redis://, and name a user of the Sentinels in sentinel_username and sentinel_password"
@@ -310,7 +310,7 @@ class Sentinel:
             self.view = None
             raise RefusedByServer(self._unknown(wire, service))
         failing_over = b"failover_in_progress" in _fields(facts).get(b"flags", b"")
-        self.view = View(_endpoint(place[0], place[1]), _number(facts, b"config-epoch"), failing_over, now)
+        self.view = SentinelReport(_endpoint(place[0], place[1]), _number(facts, b"config-epoch"), failing_over, now)
         if learn:
             self._learned_at = now
             self.others = frozenset(
@@ -353,7 +353,7 @@ def _fields(flat: Any) -> dict[bytes, bytes]:
 
 def _rows(answer: Any) -> list[dict[bytes, bytes]]:
     """Return a dict for each item of a list; an empty list if the user has no permission."""
-    return [] if isinstance(answer, Refused) else [_fields(each) for each in answer]
+    return [] if isinstance(answer, ErrorReply) else [_fields(each) for each in answer]
 
 
 def _number(flat: Any, name: bytes) -> int:

@@ -3,7 +3,7 @@
 A session ends with its connection. It sends one batch at a time; requests that are submitted meanwhile form the next one. An
 error reply concerns one request: the rest of the batch is read to the end.
 
-Not here: the order of requests (`backlog`), the recovery of unanswered requests (`pipeline`), sockets.
+Not here: the order of requests (`request_queue`), the recovery of unanswered requests (`pipeline`), sockets.
 
 Phases, and the kind of the next reply:
 
@@ -28,13 +28,13 @@ from typing import Any, Final, cast
 
 from worqr.call import Call
 from worqr.errors import QueueFull, RefusedByServer, UsageError, WorqrBug, WorqrError
-from worqr.link.backlog import Backlog
 from worqr.link.clocks import boottime
 from worqr.link.connection import loading, pack
-from worqr.link.dialect import as_sent
-from worqr.link.faults import Kind, Lost, Refused, demoted
 from worqr.link.replies import NOT_YET, NotRedis, ReplyReader, new_reader
-from worqr.link.request import Numbers, Request
+from worqr.link.request import Request, SequenceNumbers
+from worqr.link.request_queue import RequestQueue
+from worqr.link.server_errors import ConnectionLost, ErrorAction, ErrorReply, is_no_longer_primary
+from worqr.link.wire_form import as_sent
 from worqr.lua import Script
 
 PER_SEND: Final = 64
@@ -74,7 +74,7 @@ class BatchResult:
     moved: list[tuple[Request, str]] = field(default_factory=list[tuple[Request, str]])
     moving: list[Request] = field(default_factory=list[Request])
     unanswered: list[Request] = field(default_factory=list[Request])
-    lost: Lost | None = None
+    lost: ConnectionLost | None = None
     cause: str = ""
     settled: bool = False
 
@@ -96,13 +96,13 @@ class Session:
     """
 
     __slots__ = (
-        "_backlog",
         "_clustered",
         "_expected",
         "_loads",
         "_producer",
         "_reader",
         "_replicas",
+        "_request_queue",
         "_since",
         "_unloadable",
         "phase",
@@ -110,17 +110,19 @@ class Session:
         "settled",
     )
 
-    def __init__(self, backlog: Backlog, producer: str, *, clustered: bool = False) -> None:
+    def __init__(self, request_queue: RequestQueue, producer: str, *, clustered: bool = False) -> None:
         self.phase: Phase = Phase.IDLE
         self.settled: list[Request] = []
         self.result: BatchResult = BatchResult()
-        self._backlog = backlog
+        self._request_queue = request_queue
         self._producer = producer
         self._clustered = clustered
         self._reader: ReplyReader = new_reader()
         self._expected: deque[Request] = deque()
         self._loads: deque[Script] = deque()
-        self._unloadable: dict[str, Refused] = {}  # the highest number of replicas that a request of the batch requires
+        self._unloadable: dict[
+            str, ErrorReply
+        ] = {}  # the highest number of replicas that a request of the batch requires
         self._replicas = 0  # the most that a request of the batch wants
         self._since = 0.0  # when WAIT was sent
 
@@ -145,7 +147,7 @@ class Session:
                 yield pieces
                 pieces = []
             pieces += self._packed(batch[start : start + PER_SEND])
-        replication = self._backlog.replication
+        replication = self._request_queue.replication
         if self._replicas or replication.waiting:
             question = replication.question(self._replicas, now)
             self._replicas = 0 if question is None else -1
@@ -157,18 +159,18 @@ class Session:
     def begin_count(self, now: float) -> list[bytes]:
         """Return a WAIT for requests that were answered before, if there is nothing else to send; empty: not now."""
         assert self.phase is Phase.IDLE, "one batch at a time"
-        question = self._backlog.replication.question(0, now)
+        question = self._request_queue.replication.question(0, now)
         if question is None:
             return []
         self.result = BatchResult()
         self.phase, self._since = Phase.COUNTING, now
-        self._backlog.replication.asking = True
+        self._request_queue.replication.asking = True
         return [pack(question)]
 
     def _packed(self, requests: list[Request]) -> list[bytes]:
         """Return the bytes of some requests. A request that cannot be packed gets its error, and no bytes."""
         pieces: list[bytes] = []
-        expect, numbers = self._expected.append, self._backlog.numbers
+        expect, numbers = self._expected.append, self._request_queue.numbers
         now = boottime()
         for request in requests:
             call = request.call
@@ -185,7 +187,7 @@ class Session:
                 self._replicas = call.replicas
         return pieces
 
-    def _command(self, request: Request, call: Call[Any], numbers: Numbers) -> tuple[bytes | str | int, ...]:
+    def _command(self, request: Request, call: Call[Any], numbers: SequenceNumbers) -> tuple[bytes | str | int, ...]:
         """Return one call as a command. A numbered request gets its number here, and keeps it when it is sent again."""
         script, keys = as_sent(call, clustered=True) if self._clustered else (call.script, call.keys)
         if not call.numbered:
@@ -201,7 +203,7 @@ class Session:
         """Take bytes from the server, split at any point.
 
         Raises:
-            Lost: the bytes are no replies, or replies that no request waits for.
+            ConnectionLost: the bytes are no replies, or replies that no request waits for.
         """
         self._reader.feed(data)
         read, expected, clustered = self._reader.gets, self._expected, self._clustered
@@ -211,20 +213,20 @@ class Session:
                     self._other_reply(reply, now)
                     continue
                 request = expected.popleft()
-                if type(reply) is Refused:
+                if type(reply) is ErrorReply:
                     self._refused(request, reply, clustered=clustered)
                 else:
                     self._answered(request, reply)
                 if not expected:
                     self._end_of_replies(now)
         except NotRedis as error:
-            raise Lost(f"the server sent something that is no reply ({error})") from error
+            raise ConnectionLost(f"the server sent something that is no reply ({error})") from error
 
     def _other_reply(self, reply: object, now: float) -> None:
         match self.phase:
             case Phase.LOADING:
                 script = self._loads.popleft()
-                if isinstance(reply, Refused):
+                if isinstance(reply, ErrorReply):
                     self._unloadable[script.sha] = reply
                 if not self._loads:
                     self.phase = Phase.REPLYING
@@ -233,8 +235,8 @@ class Session:
             case Phase.COUNTING:
                 self._counted(reply, now)
             case _:
-                text = f": {reply}" if isinstance(reply, Refused) else ""
-                raise Lost(f"the server sent a reply that no request waits for{text}", innocent=True)
+                text = f": {reply}" if isinstance(reply, ErrorReply) else ""
+                raise ConnectionLost(f"the server sent a reply that no request waits for{text}", innocent=True)
 
     def _answered(self, request: Request, reply: object) -> None:
         if not request.settled:
@@ -253,7 +255,7 @@ class Session:
                     return
         self.settled.append(request)
 
-    def _refused(self, request: Request, refused: Refused, *, clustered: bool) -> None:
+    def _refused(self, request: Request, refused: ErrorReply, *, clustered: bool) -> None:
         if not request.settled:  # otherwise it has expired, and has its error
             if self._is_sent_again(request, refused, clustered=clustered):
                 return
@@ -261,22 +263,22 @@ class Session:
             request.error.__cause__ = refused
         self.settled.append(request)
 
-    def _is_sent_again(self, request: Request, refused: Refused, *, clustered: bool) -> bool:
+    def _is_sent_again(self, request: Request, refused: ErrorReply, *, clustered: bool) -> bool:
         """Sort the request into `result` if it can succeed when it is sent again."""
         result = self.result
-        match refused.kind:
-            case Kind.NOSCRIPT if self._script(request).sha not in self._unloadable:
+        match refused.action:
+            case ErrorAction.NOSCRIPT if self._script(request).sha not in self._unloadable:
                 result.noscript.append(request)
                 return True
-            case Kind.MOVED if clustered:
+            case ErrorAction.MOVED if clustered:
                 result.moved.append((request, refused.text))
-            case Kind.MOVING if clustered:
+            case ErrorAction.MOVING if clustered:
                 result.moving.append(request)
-            case Kind.DROP:
+            case ErrorAction.DROP:
                 result.dropped.append(request)
-            case Kind.HOLD:
+            case ErrorAction.HOLD:
                 result.held.append(request)
-            case Kind.FULL if request.losses:
+            case ErrorAction.FULL if request.losses:
                 # The server refuses before it checks whether an earlier copy, whose reply was lost, has been executed.
                 result.held.append(request)
             case _:
@@ -284,17 +286,17 @@ class Session:
         result.cause = str(refused)
         return True
 
-    def _final_error(self, request: Request, refused: Refused) -> WorqrError:
+    def _final_error(self, request: Request, refused: ErrorReply) -> WorqrError:
         """Return the error of a request that must not be sent again."""
         script = self._script(request)
-        match refused.kind:
-            case Kind.MOVED | Kind.MOVING:
+        match refused.action:
+            case ErrorAction.MOVED | ErrorAction.MOVING:
                 text = f"the server refused {script.name}: {refused}; it is a node of a cluster: write redis+cluster://"
                 return RefusedByServer(text)
-            case Kind.NOSCRIPT:
+            case ErrorAction.NOSCRIPT:
                 why = self._unloadable[script.sha]
                 return RefusedByServer(f"the server refused to load the script {script.name}: {why}")
-            case Kind.FULL:
+            case ErrorAction.FULL:
                 return QueueFull(
                     "the server is out of memory (maxmemory), nothing was stored; let queues drain, or add memory"
                 )
@@ -313,7 +315,7 @@ class Session:
         if result.moved:
             self._keep_order(result)
         if result.answered:
-            self._backlog.replication.add(result.answered, now)
+            self._request_queue.replication.add(result.answered, now)
         if self._replicas < 0:
             self.phase, self._since = Phase.COUNTING, now
         else:
@@ -328,30 +330,30 @@ class Session:
 
     def _counted(self, reply: object, now: float) -> None:
         """Handle the reply to WAIT: how many replicas have all earlier writes of this connection."""
-        replication = self._backlog.replication
+        replication = self._request_queue.replication
         replication.asking = False
         self.phase = Phase.IDLE
-        if isinstance(reply, Refused):
-            if reply.kind is Kind.REFUSED and not demoted(reply):
+        if isinstance(reply, ErrorReply):
+            if reply.action is ErrorAction.REFUSED and not is_no_longer_primary(reply):
                 self.settled += replication.refused(reply)
                 return
-            if reply.kind is not Kind.HOLD:
-                raise Lost(str(reply), innocent=True)
+            if reply.action is not ErrorAction.HOLD:
+                raise ConnectionLost(str(reply), innocent=True)
             reply = 0
         self.settled += replication.answered(cast("int", reply), now - self._since, now)
 
-    def lose(self, lost: Lost, now: float) -> None:
+    def lose(self, lost: ConnectionLost, now: float) -> None:
         """The connection is lost: `result` gets the unanswered requests. Idempotent."""
         if self.phase is Phase.LOST:
             return
         result = self.result if self.phase is not Phase.IDLE else BatchResult()
         in_replies = self.phase in (Phase.LOADING, Phase.REPLYING)
         self.phase, self.result = Phase.LOST, result
-        self._backlog.replication.asking = False
+        self._request_queue.replication.asking = False
         result.lost = lost
         result.unanswered = list(self._expected)
         self._expected.clear()
         if in_replies and result.answered:
-            self._backlog.replication.add(result.answered, now)
+            self._request_queue.replication.add(result.answered, now)
         if result.moved:
             self._keep_order(result)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from worqr.errors import UsageError, WorqrError
-from worqr.link.channels import Listener
 from worqr.link.driver import BUG, Driver, Waiter, wake_all
+from worqr.link.pubsub_state import Listener
 from worqr.log_events import emit
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -28,10 +28,10 @@ class Hub(Protocol):
         ...
 
 
-class EarOwner(Protocol):
+class ListenerOwner(Protocol):
     """The connection of some subscriptions."""
 
-    def let_go(self, ear: Ear) -> None:
+    def let_go(self, listener: SubscriptionListener) -> None:
         """Listen no more for this one."""
         ...
 
@@ -41,7 +41,7 @@ class Subscription:
 
     Attributes:
         channels: their names, each once; at least one.
-        ear: the listener of the connection. Set when the subscription is opened, and replaced when its channels move to
+        listener: the listener of the connection. Set when the subscription is opened, and replaced when its channels move to
             another node.
     """
 
@@ -55,7 +55,7 @@ class Subscription:
         self.channels: tuple[str, ...] = tuple(dict.fromkeys(channels))
         if not self.channels:
             raise UsageError("a subscription needs at least one channel")
-        self.ear: Ear | None = None
+        self.listener: SubscriptionListener | None = None
         self._hub = hub
         self._deliver = deliver
         self._confirmed = confirmed
@@ -110,20 +110,20 @@ class Subscription:
         wake_all(waiters)
 
 
-class Ear(Listener):
+class SubscriptionListener(Listener):
     """The listener of a subscription on one connection."""
 
-    def __init__(self, subscription: Subscription, hub: EarOwner) -> None:
+    def __init__(self, subscription: Subscription, hub: ListenerOwner) -> None:
         super().__init__(subscription.channels)
         self.subscription = subscription
-        self.hub: EarOwner = hub
+        self.hub: ListenerOwner = hub
 
 
-def receive_all(news: list[tuple[Ear, str | None, bytes]]) -> None:
+def receive_all(news: list[tuple[SubscriptionListener, str | None, bytes]]) -> None:
     """In the loop. One callback that fails does not keep the news from the others."""
-    for ear, channel, data in news:
+    for listener, channel, data in news:
         try:
-            if ear.subscription.ear is ear:
-                ear.subscription.receive(channel, data)
+            if listener.subscription.listener is listener:
+                listener.subscription.receive(channel, data)
         except Exception as error:
             emit(logger, "link.deliver", BUG, exc_info=error)

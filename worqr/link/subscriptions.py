@@ -2,7 +2,7 @@
 opens it.
 
 Here: the connection. Not here: a caller's channels and callbacks (`subscription`), and which channels are requested, sent and
-confirmed (`channels`).
+confirmed (`pubsub_state`).
 
 Messages are hints; a lost connection loses some of them. So a subscriber is notified each time that its channels are
 confirmed (again), and then checks for what it has missed.
@@ -21,17 +21,17 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from worqr.errors import RefusedByServer, Unavailable, WorqrError
-from worqr.link.channels import Channels, Command
 from worqr.link.connection import MOVED, Wire, pack
 from worqr.link.dialer import Dialer
 from worqr.link.driver import Driver, Timer
-from worqr.link.faults import Kind, Lost, Refused
+from worqr.link.endpoints import EndpointResolver, resolver_for
+from worqr.link.log_thread import LogThread
 from worqr.link.outage import pause_after
+from worqr.link.pubsub_state import Channels, Command
 from worqr.link.replies import NOT_YET, NotRedis, new_reader
-from worqr.link.routes import Route, route_to
-from worqr.link.scribe import Scribe
+from worqr.link.server_errors import ConnectionLost, ErrorAction, ErrorReply
 from worqr.link.settings import LinkSettings
-from worqr.link.subscription import Ear, Subscription, receive_all
+from worqr.link.subscription import Subscription, SubscriptionListener, receive_all
 from worqr.link.transport import Transport
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Subscriptions:
     """All subscriptions of a link, on one connection. All methods belong to the driver's loop.
 
     Args:
-        route: finds the server's address; by default the address in the settings.
+        resolver: finds the server's address; by default the address in the settings.
         channels: the state of the channels, plain or sharded.
     """
 
@@ -61,21 +61,21 @@ class Subscriptions:
         self,
         settings: LinkSettings,
         driver: Driver,
-        scribe: Scribe,
+        log_thread: LogThread,
         *,
-        route: Route | None = None,
-        channels: Channels[Ear] | None = None,
+        resolver: EndpointResolver | None = None,
+        channels: Channels[SubscriptionListener] | None = None,
     ) -> None:
         self.driver: Driver = driver
         self.connections: int = 0
         self.ended: WorqrError | None = None
         self.state: State = State.UNUSED
         self._settings = settings
-        self._scribe = scribe
-        self._route = route or route_to(settings)
+        self._log_thread = log_thread
+        self._resolver = resolver or resolver_for(settings)
         timeout = settings.pong_timeout
-        self._dialer = Dialer(settings, driver, self._route, self._dialled, purpose="subscribe", timeout=timeout)
-        self._channels: Channels[Ear] = Channels() if channels is None else channels
+        self._dialer = Dialer(settings, driver, self._resolver, self._dialled, purpose="subscribe", timeout=timeout)
+        self._channels: Channels[SubscriptionListener] = Channels() if channels is None else channels
         self._transport: Transport | None = None
         self._reader = new_reader()
         self._attempts = 0
@@ -87,7 +87,7 @@ class Subscriptions:
     def open(
         self, channels: Iterable[str], deliver: Callable[[str, bytes], object], confirmed: Callable[[], object]
     ) -> Subscription:
-        """Listen to `channels`. `deliver(channel, message)` and `confirmed()` run in the loop.
+        """Listen to `pubsub_state`. `deliver(channel, message)` and `confirmed()` run in the loop.
 
         `confirmed` is called each time that all the channels have been subscribed: at first, and after each reconnect.
         """
@@ -100,32 +100,32 @@ class Subscriptions:
     def listen(self, subscription: Subscription) -> None:
         """Listen for it here, and no more where it was listened for before."""
         self._check()
-        before, subscription.ear = subscription.ear, Ear(subscription, self)
+        before, subscription.listener = subscription.listener, SubscriptionListener(subscription, self)
         if self._transport is not None:
             self._readable()  # its channels may stand already, if the connection does
         if not self._channels:
             self._heard_at, self._pinged = time.monotonic(), False  # without channels there was no PING
-        self._channels.add(subscription.ear)
+        self._channels.add(subscription.listener)
         self._ask()
         if before is not None:
             before.hub.let_go(before)
 
     def forget(self, subscription: Subscription) -> None:
-        if subscription.ear is not None:
+        if subscription.listener is not None:
             with self.driver.entered:
-                self.let_go(subscription.ear)
+                self.let_go(subscription.listener)
 
-    def let_go(self, ear: Ear) -> None:
+    def let_go(self, listener: SubscriptionListener) -> None:
         """Listen no more for this one."""
         if self.ended is None:
-            self._channels.remove(ear)
+            self._channels.remove(listener)
             self._ask()
 
     def reconsider(self) -> None:
         """The server may be elsewhere by now: go there, if so."""
         transport = self._transport
-        if self.ended is None and transport is not None and not self._route.leads_to(transport.wire.endpoint):
-            self._lost(Lost(MOVED, innocent=True))
+        if self.ended is None and transport is not None and not self._resolver.is_current(transport.wire.endpoint):
+            self._lost(ConnectionLost(MOVED, innocent=True))
 
     def close(self) -> None:
         """End it; callers that wait for a confirmation get Unavailable. Idempotent."""
@@ -135,9 +135,9 @@ class Subscriptions:
         self._drop()
         self._dialer.close()
         self.state = State.ENDED
-        for ear in self._channels.listeners():
-            if ear.subscription.ear is ear:
-                self.driver.post(partial(ear.subscription.fail, error))
+        for listener in self._channels.listeners():
+            if listener.subscription.listener is listener:
+                self.driver.post(partial(listener.subscription.fail, error))
 
     def poison(self, error: WorqrError) -> None:
         """In a forked child: nothing of this works here."""
@@ -158,7 +158,7 @@ class Subscriptions:
         if wire is not None:
             try:
                 self._connected(Transport(wire, self.driver, self._readable, self._progress))
-            except (Lost, WorqrError):
+            except (ConnectionLost, WorqrError):
                 wire.close()
                 self._rest()
             return
@@ -173,14 +173,14 @@ class Subscriptions:
         self._heard_at, self._pinged = time.monotonic(), False
         self._ask()
 
-    def _lost(self, lost: Lost) -> None:
+    def _lost(self, lost: ConnectionLost) -> None:
         """The connection is of no use any more; the data connection logs it."""
         if self._transport is None:
             return
         if self._served:
             self._attempts = 1
         self._drop()
-        self._route.doubt()
+        self._resolver.invalidate()
         self._rest(counted=True)
 
     def _rest(self, *, refused: bool = False, counted: bool = False) -> None:
@@ -216,7 +216,7 @@ class Subscriptions:
         if self._transport is not None:
             try:
                 self._send(self._channels.changes())
-            except Lost as lost:
+            except ConnectionLost as lost:
                 self._lost(lost)
             else:
                 self._plan()
@@ -228,7 +228,7 @@ class Subscriptions:
         if commands and self._transport is not None:
             self._transport.send([pack(command) for command in commands])
 
-    def _progress(self, lost: Lost | None) -> None:
+    def _progress(self, lost: ConnectionLost | None) -> None:
         if lost is not None:
             self._lost(lost)
         else:
@@ -238,11 +238,11 @@ class Subscriptions:
         """Read the input and deliver it."""
         try:
             self._receive()
-        except Lost as lost:
+        except ConnectionLost as lost:
             self._lost(lost)
         except Exception as error:  # a bug must cost a connection, not all later messages
-            self._scribe.emit(logger, "link.subscriptions", "a bug of worqr; connecting again", exc_info=error)
-            self._lost(Lost("a bug", innocent=True))
+            self._log_thread.emit(logger, "link.subscriptions", "a bug of worqr; connecting again", exc_info=error)
+            self._lost(ConnectionLost("a bug", innocent=True))
         news, self._channels.news = self._channels.news, []
         if news:
             receive_all(news)
@@ -262,26 +262,26 @@ class Subscriptions:
             for data in pieces:
                 self._reader.feed(data)
                 while (reply := gets()) is not NOT_YET:
-                    if isinstance(reply, Refused):
+                    if isinstance(reply, ErrorReply):
                         self._refused(reply)
                     else:
                         channels.heard(reply)
                         self._served = True
                     if channels.expelled:
-                        raise Lost("channels went to another node", innocent=True)
+                        raise ConnectionLost("channels went to another node", innocent=True)
         except NotRedis as error:
-            raise Lost(f"the server sent something that is no message ({error})") from error
+            raise ConnectionLost(f"the server sent something that is no message ({error})") from error
         self._send(channels.changes())
 
-    def _refused(self, refused: Refused) -> None:
-        if refused.kind is not Kind.REFUSED:
-            raise Lost(str(refused), innocent=True)
+    def _refused(self, refused: ErrorReply) -> None:
+        if refused.action is not ErrorAction.REFUSED:
+            raise ConnectionLost(str(refused), innocent=True)
         self._channels.refused()
         failures, self._channels.failures = self._channels.failures, []
-        for ear, name in failures:
+        for listener, name in failures:
             error = RefusedByServer(f"the server will not let us subscribe to {name}: {refused}")
-            self.driver.post(partial(ear.subscription.fail, error))
-            self._scribe.emit(logger, "link.refused", "%(error)s", error=str(error))
+            self.driver.post(partial(listener.subscription.fail, error))
+            self._log_thread.emit(logger, "link.refused", "%(error)s", error=str(error))
 
     @property
     def _gives_up_at(self) -> float:
@@ -312,10 +312,10 @@ class Subscriptions:
 
     def _silent(self) -> None:
         if self._pinged:
-            self._lost(Lost("no reply to PING"))
+            self._lost(ConnectionLost("no reply to PING"))
             return
         self._pinged = True
         try:
             self._send([self._channels.ping()])
-        except Lost as lost:
+        except ConnectionLost as lost:
             self._lost(lost)

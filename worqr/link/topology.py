@@ -1,7 +1,7 @@
 """`Topology`: which node of a cluster has which slot. A thread with its own connection asks every few seconds, and soon after
-`doubt()`.
+`invalidate()`.
 
-Here: `Topology`, and its routes. Not here: which requests are sent to which node (`cluster`).
+Here: `Topology`, and its routes. Not here: which requests are sent to which node (`cluster_router`).
 
 Any node can be asked, and each has its own view. A node that was cut off, or has just been
 replaced, may be wrong for a while.
@@ -20,23 +20,23 @@ from typing import Any, Protocol, cast
 
 from worqr.errors import RefusedByServer, Unavailable, WorqrBug, WorqrError
 from worqr.link.connection import Wire, open_connection
-from worqr.link.dialect import SLOTS
-from worqr.link.faults import Kind, Lost, Refused
+from worqr.link.endpoints import OnSilence, StaticEndpoint
+from worqr.link.log_thread import LogThread
 from worqr.link.outage import Outage, pause_after
 from worqr.link.reasons import is_unknown_host, remedy_for
-from worqr.link.routes import Fixed, Silence
-from worqr.link.scribe import Scribe
+from worqr.link.server_errors import ConnectionLost, ErrorAction, ErrorReply
 from worqr.link.settings import Endpoint, LinkSettings
+from worqr.link.wire_form import SLOTS
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 _TIMEOUT = 1.0  # seconds for connecting to a node, and for its reply
 _LOOK_EVERY = 5.0  # seconds between regular looks
-_LOOK_AGAIN = 0.25  # seconds between looks after `doubt()`, at least
+_LOOK_AGAIN = 0.25  # seconds between looks after `invalidate()`, at least
 _END_WAIT = 0.2  # seconds that closing waits for the thread; a thread that is connecting takes longer
 
 
-class View:
+class TopologyView:
     """The owners of all slots, as one node reported them. Immutable.
 
     Attributes:
@@ -80,13 +80,13 @@ class Topology:
     """
 
     def __init__(
-        self, settings: LinkSettings, scribe: Scribe, hooks: Hooks, post: Callable[[Callable[[], object]], None]
+        self, settings: LinkSettings, log_thread: LogThread, hooks: Hooks, post: Callable[[Callable[[], object]], None]
     ) -> None:
-        self.view: View = View([None] * SLOTS)
+        self.view: TopologyView = TopologyView([None] * SLOTS)
         self.why: str = ""
-        self.outage: Outage = Outage(scribe, logger, settings.address.redacted)
+        self.outage: Outage = Outage(log_thread, logger, settings.address.redacted)
         self._settings = settings
-        self._scribe = scribe
+        self._log_thread = log_thread
         self._hooks = hooks
         self._post = post
         self._doubted = threading.Event()
@@ -100,13 +100,13 @@ class Topology:
         """Return the node that has `slot`; None if it is unknown."""
         return self.view.owners[slot]
 
-    def doubt(self) -> None:
+    def invalidate(self) -> None:
         """Something was not where it should be: look again, soon."""
         self._doubted.set()
 
     def learn(self, redirects: Iterable[str], asked: Endpoint) -> None:
         """Apply redirects, each ``SLOT HOST:PORT``. Without a host (or with ``?``), the host is that of `asked`."""
-        self.doubt()
+        self.invalidate()
         told = [each for each in (_redirect(text, asked) for text in redirects) if each is not None]
         with self._learning:
             news = {slot: owner for slot, owner in told if self.owner(slot) != owner}
@@ -114,7 +114,7 @@ class Topology:
                 owners = list(self.view.owners)
                 for slot, owner in news.items():
                     owners[slot] = owner
-                self.view = View(owners)
+                self.view = TopologyView(owners)
         if news:
             self._post(self._hooks.changed)
 
@@ -149,7 +149,7 @@ class Topology:
             except Exception as exc:  # a bug must cost one look, not all later ones
                 error = WorqrBug(f"the nodes cannot be asked ({type(exc).__name__}: {exc}); please report this")
                 text = "asking the cluster failed, trying again; this is a bug of worqr, please report it"
-                self._scribe.emit(logger, "link.topology", text, exc_info=exc)
+                self._log_thread.emit(logger, "link.topology", text, exc_info=exc)
                 self._drop()
             attempts = 0 if error is None else attempts + 1
             self._tell(error)
@@ -178,14 +178,14 @@ class Topology:
             return error
         return None
 
-    def _ask(self) -> View:
+    def _ask(self) -> TopologyView:
         """Return the view of a node that reports a working cluster; else that of any node that replies.
 
         Raises:
             Unavailable: no node replies.
             RefusedByServer, WrongVersion: waiting does not help.
         """
-        second_best: View | None = None
+        second_best: TopologyView | None = None
         errors: list[WorqrError] = []
         for endpoint in self._whom_to_ask():
             if self._ended.is_set():
@@ -217,7 +217,7 @@ class Topology:
         first: list[Endpoint | None] = [] if self._wire is None else [None]
         return [*first, *dict.fromkeys((*nodes, *self._settings.address.seeds))]
 
-    def _view_of(self, endpoint: Endpoint | None) -> View:
+    def _view_of(self, endpoint: Endpoint | None) -> TopologyView:
         try:
             if endpoint is None:
                 assert self._wire is not None
@@ -225,32 +225,32 @@ class Topology:
                 self._drop()
                 self._asked = endpoint
                 self._wire = open_connection(
-                    *(self._settings, Fixed(str(endpoint), endpoint), "topology"),
+                    *(self._settings, StaticEndpoint(str(endpoint), endpoint), "topology"),
                     timeout=_TIMEOUT,
                     on_silence=self._while_silent,
                     replica=True,
                     first=not self.view.primaries,
                 )
             slots, info = self._wire.exchange([("CLUSTER", "SLOTS"), ("CLUSTER", "INFO")])
-        except (Lost, Unavailable) as error:
+        except (ConnectionLost, Unavailable) as error:
             self._drop()
             raise Unavailable(f"{self._asked}: {error}") from error
-        if isinstance(slots, Refused):
+        if isinstance(slots, ErrorReply):
             self._drop()
-            if slots.kind is not Kind.REFUSED:
+            if slots.action is not ErrorAction.REFUSED:
                 raise Unavailable(str(slots))
             raise RefusedByServer(
                 f"the server at {self._asked} is no node of a cluster, or does not let us ask ({slots}); for a single server "
                 "write redis://, and give the user the right to CLUSTER SLOTS"
             )
         works = not isinstance(info, bytes) or b"cluster_state:ok" in info
-        return View(owners_of(cast("list[Any]", slots), self._asked.host, self.view.primaries), works=works)
+        return TopologyView(owners_of(cast("list[Any]", slots), self._asked.host, self.view.primaries), works=works)
 
     def _while_silent(self) -> None:
         if self._ended.is_set():
-            raise Lost("the link was closed", innocent=True)
+            raise ConnectionLost("the link was closed", innocent=True)
 
-    def _take(self, view: View) -> None:
+    def _take(self, view: TopologyView) -> None:
         """Apply a view. A slot without an owner keeps its previous one, because no node reports a newer one.
 
         Raises:
@@ -258,7 +258,7 @@ class Topology:
         """
         with self._learning:
             old = self.view
-            new = View([now or was for now, was in zip(view.owners, old.owners, strict=True)])
+            new = TopologyView([now or was for now, was in zip(view.owners, old.owners, strict=True)])
             changed = new.owners != old.owners
             if changed:
                 self.view = new
@@ -273,8 +273,8 @@ class Topology:
             wire.close()
 
 
-class NodeRoute(Fixed):
-    """The route to one node, which may have lost its slots to another one."""
+class NodeEndpoint(StaticEndpoint):
+    """One node, which may have lost its slots to another one."""
 
     __slots__ = ("_topology",)
 
@@ -282,12 +282,12 @@ class NodeRoute(Fixed):
         super().__init__(str(endpoint), endpoint)
         self._topology = topology
 
-    def doubt(self) -> None:
-        self._topology.doubt()
+    def invalidate(self) -> None:
+        self._topology.invalidate()
 
 
-class ShardRoute:
-    """The route to whichever node has a slot."""
+class ShardEndpoint:
+    """The node that has a slot, whichever it is."""
 
     __slots__ = ("_slot", "_topology", "name")
 
@@ -296,18 +296,18 @@ class ShardRoute:
         self._topology = topology
         self._slot = slot
 
-    def find(self, on_silence: Silence | None = None) -> Endpoint:
+    def resolve(self, on_silence: OnSilence | None = None) -> Endpoint:
         owner = self._topology.owner(self._slot)
         if owner is None:
-            self._topology.doubt()
+            self._topology.invalidate()
             raise Unavailable(self._topology.why or f"no node of the cluster is known to have slot {self._slot}")
         return owner
 
-    def leads_to(self, endpoint: Endpoint) -> bool:
+    def is_current(self, endpoint: Endpoint) -> bool:
         return self._topology.owner(self._slot) in (endpoint, None)
 
-    def doubt(self) -> None:
-        self._topology.doubt()
+    def invalidate(self) -> None:
+        self._topology.invalidate()
 
 
 def owners_of(slots: list[Any], asked: str, before: Iterable[Endpoint] = ()) -> list[Endpoint | None]:

@@ -14,7 +14,7 @@ from typing import Final
 
 from worqr.link.connection import Wire
 from worqr.link.driver import Driver
-from worqr.link.faults import Lost, loss
+from worqr.link.server_errors import ConnectionLost, as_connection_lost
 
 _READ: Final = 64 * 1024
 _READ_AT_ONCE: Final = 1024 * 1024
@@ -41,7 +41,11 @@ class Transport:
     """
 
     def __init__(
-        self, wire: Wire, driver: Driver, readable: Callable[[], object], progress: Callable[[Lost | None], object]
+        self,
+        wire: Wire,
+        driver: Driver,
+        readable: Callable[[], object],
+        progress: Callable[[ConnectionLost | None], object],
     ) -> None:
         self.wire: Wire = wire
         self._socket: socket.socket = wire.hand_over()
@@ -54,7 +58,7 @@ class Transport:
         self._watch = driver.watch(self._socket, readable, self._writable)
 
     def send(self, pieces: list[bytes]) -> None:
-        """Send bytes, and keep those that the socket does not accept yet. Raises `Lost`."""
+        """Send bytes, and keep those that the socket does not accept yet. Raises `ConnectionLost`."""
         self._out.extend(_sendable(pieces))
         if not self._watch.wants_write:
             self._flush()
@@ -74,20 +78,20 @@ class Transport:
         except OSError as error:
             out.clear()
             self._watch.want_write(False)
-            raise loss(error) from error
+            raise as_connection_lost(error) from error
         if bool(out) != self._watch.wants_write:
             self._watch.want_write(bool(out))
 
     def _writable(self) -> None:
         try:
             self._flush()
-        except Lost as lost:
+        except ConnectionLost as lost:
             self._progress(lost)
         else:
             self._progress(None)
 
     def read(self) -> list[bytes]:
-        """Read and return the input, in pieces; empty: nothing. Raises `Lost`."""
+        """Read and return the input, in pieces; empty: nothing. Raises `ConnectionLost`."""
         pieces: list[bytes] = []
         size = 0
         receive, closed = self._socket.recv, False
@@ -107,9 +111,9 @@ class Transport:
             self._watch.want_write(True)
         except OSError as error:
             if not pieces:
-                raise loss(error) from error
+                raise as_connection_lost(error) from error
         if closed and not pieces:
-            raise Lost(_CLOSED)
+            raise ConnectionLost(_CLOSED)
         if size >= _READ_AT_ONCE and self._is_tls:  # decrypted data does not make the socket readable
             self._driver.soon(self._readable)
         return pieces

@@ -203,7 +203,7 @@ class Engine:
                     context._cancel("lost")
 
     def describe_running(self) -> str:
-        """The handler that blocks the loop, for the log; called from the heart's thread."""
+        """The handler that blocks the loop, for the log; called from the heartbeat thread."""
         return self._slots.describe_blocking()
 
     def spawn(self, task: Callable[[], Awaitable[Any]]) -> bool:

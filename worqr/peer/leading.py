@@ -50,7 +50,7 @@ STAND_ASIDE = 2 * LEASE
 
 
 class Leader:
-    """Does the chores while it holds the lease. The heart's thread calls `is_fresh` and `standing_lease`; everything else is
+    """Does the chores while it holds the lease. The heartbeat thread calls `is_fresh` and `standing_lease`; everything else is
     changed in the loop.
     """
 

@@ -86,7 +86,7 @@ class LeaseWatch:
     died stays, and no other peer can lead. A peer that has seen it unchanged for longer takes it.
 
     Attributes:
-        seen: the lease, since when it is unchanged, and how many heartbeats have shown it. One value, because the heart's
+        seen: the lease, since when it is unchanged, and how many heartbeats have shown it. One value, because the heartbeat's
             thread reads it while the loop changes it.
     """
 

@@ -22,7 +22,7 @@ from trio_util import RepeatedEvent
 from worqr import ops
 from worqr.errors import ClaimLost, WorqrError
 from worqr.keys import RegistryKeys
-from worqr.link import Heart, Link, Owner, answer_timeout, boottime
+from worqr.link import Heartbeat, Link, WorkerHandle, answer_timeout, boottime
 from worqr.log_events import emit
 from worqr.ops import Beat
 from worqr.peer.departures import Departure, Departures
@@ -41,12 +41,12 @@ LEASE = 2.0
 UNDO_PATIENCE = 1.0
 
 
-class Registration(Owner):
+class Registration(WorkerHandle):
     """One worker id. `dead` is set when the registration is over; its requests are not sent any more.
 
     Attributes:
         alive_at: when the newest heartbeat was sent that the server answered with "alive"; minus infinity once it has answered
-            "dead". Set in the heart's thread when the reply is read, which is before the loop handles it.
+            "dead". Set in the heartbeat thread when the reply is read, which is before the loop handles it.
     """
 
     def __init__(self, label: str) -> None:
@@ -54,11 +54,11 @@ class Registration(Owner):
         super().__init__(worker)
         self.worker: str = worker
         self.alive_at: float = boottime()
-        self.heart: Heart[Beat] | None = None
+        self.heartbeat: Heartbeat[Beat] | None = None
         self.number: int = 0
 
     def noting(self, call: ops.Call[Beat]) -> ops.Call[Beat]:
-        """A heartbeat whose reply sets `alive_at`. Called in the heart's thread, before it sends the heartbeat."""
+        """A heartbeat whose reply sets `alive_at`. Called in the heartbeat thread, before it sends the heartbeat."""
         sent, read = boottime(), call.read
 
         def note(reply: list[Any]) -> Beat:
@@ -109,8 +109,8 @@ class Membership:
             *(("capacity", self._engine.capacity.concurrency), ("keepalive_ms", self.keepalive_ms)),
             *(("running", 0), ("room", self._engine.capacity.concurrency)),
         ]
-        heart = registration.heart = self._new_heart(registration)
-        heart.open()  # meanwhile: on a slow network the key would expire before it has connected
+        heartbeat = registration.heartbeat = self._new_heartbeat(registration)
+        heartbeat.open()  # meanwhile: on a slow network the key would expire before it has connected
         sent = boottime()
         try:
             await self.link.call(
@@ -121,16 +121,16 @@ class Membership:
                 await self._end(registration, UNDO_PATIENCE)
             raise
         except BaseException:
-            heart.stop()
+            heartbeat.stop()
             raise
         registration.alive_at = sent
-        heart.start()
+        heartbeat.start()
         self.registration = registration
         self._changed.set()
         emit(logger, "start_worker", "worker %(worker)s has joined the mesh", worker=registration.worker)
         return registration
 
-    def _new_heart(self, registration: Registration) -> Heart[Beat]:
+    def _new_heartbeat(self, registration: Registration) -> Heartbeat[Beat]:
         engine = self._engine
 
         def make(n: int, turning: bool) -> ops.Call[Beat]:
@@ -143,7 +143,7 @@ class Membership:
                 standing=engine.leader.standing_lease(),
             )
 
-        return self.link.heart(
+        return self.link.heartbeat(
             make=lambda n, turning: registration.noting(make(n, turning)),
             replied=lambda beat: self._beat(registration, beat),
             every=BEAT_EVERY if self._keepalive is None else min(BEAT_EVERY, self._keepalive / 3),
@@ -192,9 +192,9 @@ class Membership:
             held, self._held = self._held, []
             for _, go_on in held:
                 go_on()
-        heart = registration.heart
-        if beat.leads and heart is not None:
-            self._engine.leader.lease(until=(heart.heard_at or boottime()) + LEASE)
+        heartbeat = registration.heartbeat
+        if beat.leads and heartbeat is not None:
+            self._engine.leader.lease(until=(heartbeat.heard_at or boottime()) + LEASE)
         self._engine.leader.saw_lease(beat.lease)
         self._engine.hear_of_waiting(beat.waiting)
 
@@ -205,8 +205,8 @@ class Membership:
         text = "worker %(worker)s is out of the mesh: %(reason)s; it joins again under a new id"
         emit(logger, "worker.lost", text, worker=registration.worker, reason=why)
         registration.dead = True
-        if registration.heart is not None:
-            registration.heart.stop()
+        if registration.heartbeat is not None:
+            registration.heartbeat.stop()
         held, self._held = self._held, []
         for _, go_on in held:
             go_on()
@@ -325,8 +325,8 @@ class Membership:
             after = None if self._keepalive is None else round(self._keepalive + 2, 1)
             emit(logger, "worker.vanished", text, worker=registration.worker, retry_in=after)
             registration.dead = True
-            if registration.heart is not None:
-                registration.heart.stop()
+            if registration.heartbeat is not None:
+                registration.heartbeat.stop()
 
     async def _end(self, registration: Registration, patience: float) -> None:
         try:
@@ -339,8 +339,8 @@ class Membership:
             emit(logger, "stop_worker", text, level=logging.WARNING, worker=registration.worker, error=str(error))
         finally:
             registration.dead = True
-            if registration.heart is not None:
-                registration.heart.stop()
+            if registration.heartbeat is not None:
+                registration.heartbeat.stop()
 
     async def _stop_worker(self, registration: Registration, patience: float) -> None:
         while mapped := await self.link.call(ops.stop_worker(self.keys, registration.worker), patience=patience):

@@ -114,7 +114,7 @@ class Peer:
         """Return the peer's health, without any I/O. `ready` depends on the server; `alive` does not."""
         engine = self._engine
         registration = engine.membership.registration
-        lag = 0.0 if registration is None or registration.heart is None else registration.heart.lag
+        lag = 0.0 if registration is None or registration.heartbeat is None else registration.heartbeat.lag
         why = _why_not_ready(engine)
         return Health(
             alive=lag < engine.settings.block_limit,

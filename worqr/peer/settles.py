@@ -25,7 +25,7 @@ from worqr import ops
 from worqr.call import Call
 from worqr.errors import ClaimLost
 from worqr.keys import QueueKeys
-from worqr.link import Link, Owner
+from worqr.link import Link, WorkerHandle
 from worqr.log_events import emit
 from worqr.ops import MAX_ITEMS
 from worqr.peer.complaints import Complaints
@@ -117,7 +117,7 @@ class Settles:
         self._refused.pop(name, None)
         self.crowded.discard(name)
 
-    def forget(self, registration: Owner) -> None:
+    def forget(self, registration: WorkerHandle) -> None:
         """The registration was declared dead: its claims belong to other workers."""
         for name, settles in list(self._refused.items()):
             self._take_out(name, [settle for settle in settles if settle.registration is registration])

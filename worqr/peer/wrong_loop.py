@@ -35,7 +35,7 @@ _SIGNS: Final[dict[Wanted, re.Pattern[str]]] = {
         r"|'RunContext' object has no attribute"  # trio.open_nursery()
     ),
 }
-_KINDS: Final = (RuntimeError, TypeError, AttributeError)
+_ACTIONS: Final = (RuntimeError, TypeError, AttributeError)
 _NAMES: Final = frozenset({"AsyncLibraryNotFoundError", "NoEventLoopError"})
 """Errors of sniffio and anyio, which mean that they found neither loop."""
 _DEEPEST: Final = 20
@@ -101,7 +101,7 @@ def on_trio(run: Handler, remedy: str) -> Handler:
 def _is_sign(error: BaseException, wanted: Wanted) -> bool:
     if type(error).__name__ in _NAMES:
         return wanted == "asyncio"
-    return isinstance(error, _KINDS) and _SIGNS[wanted].search(str(error)) is not None
+    return isinstance(error, _ACTIONS) and _SIGNS[wanted].search(str(error)) is not None
 
 
 def _all(error: BaseException, depth: int) -> Iterator[BaseException]:

@@ -17,7 +17,7 @@ import trio
 
 from worqr.call import Argument, Call
 from worqr.keys import RegistryKeys
-from worqr.link import Link, Owner
+from worqr.link import Link, WorkerHandle
 from worqr.lua import Script, all_scripts
 from worqr.ops import list_schedules
 from worqr.ops.replies import done, text
@@ -71,7 +71,7 @@ class BenchLink(Link):
         call: Call[T],
         deliver: Callable[[T | None, Exception | None], None],
         *,
-        owner: Owner | None = None,
+        owner: WorkerHandle | None = None,
         patience: float = float("inf"),
     ) -> None:
         """As `Link.post`."""

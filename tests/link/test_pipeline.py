@@ -146,7 +146,7 @@ async def test_a_script_that_does_not_compile_is_refused(link_to: LinkTo, server
     assert "a" in outcomes.values
 
 
-# Numbers
+# SequenceNumbers
 
 
 async def test_numbers_count_per_base_and_the_lowest_moves(link_to: LinkTo, server: Server, prefix: str) -> None:
@@ -322,7 +322,7 @@ async def test_an_evicting_policy_is_warned_of_once(
         await kill_connections(link, client)
     await link.call(echo("a"))
     await until(lambda: link.connections == 2)
-    link._scribe.emit(logging.getLogger("worqr.link"), "link.back", "the last line")
+    link._log_thread.emit(logging.getLogger("worqr.link"), "link.back", "the last line")
     await until(lambda: lines(caplog, "link.back: the last line"))
     [line] = lines(caplog, "link.eviction")
     assert "allkeys-lru" in line

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable
 
 from worqr.link.clocks import boottime
 from worqr.link.replication import Replication
-from worqr.link.request import Merged, Numbers, Request
+from worqr.link.request import MergedRequest, Request, SequenceNumbers
 
 MAX_CALLS = 512  # a batch: more would not make it cheaper, and all its callers wait for its end
 MAX_BYTES = 8 * 1024 * 1024
@@ -36,8 +36,8 @@ MAX_ITEMS = 1000  # in one merged request
 SEND_AGAIN_WITHIN = 3000.0  # seconds after a numbered request was first sent; the server forgets its reply after 3600
 SUSPECT_AFTER = 2  # connections lost together with other requests
 GUILTY_AFTER = 3  # connections lost alone
-_OUTCAST_PAUSE = 1.0  # seconds; doubles with each further loss
-_OUTCAST_PAUSE_MAX = 30.0
+_QUARANTINE_PAUSE = 1.0  # seconds; doubles with each further loss
+_QUARANTINE_PAUSE_MAX = 30.0
 _SCAN_PAUSE = 0.05  # seconds: how late an expiry may be noticed; keeps thousands of deadlines from costing a scan each
 
 
@@ -51,22 +51,22 @@ class Held:
         self.until: float = -math.inf
 
 
-class Backlog:
-    """Every unanswered request is in exactly one of `pending`, `in_flight`, `held` and `outcasts`.
+class RequestQueue:
+    """Every unanswered request is in exactly one of `pending`, `in_flight`, `held` and `quarantined`.
 
     `replication` has the answered requests that wait for replicas.
     """
 
-    __slots__ = ("held", "in_flight", "next_deadline", "numbers", "outcasts", "pending", "replication", "too_old")
+    __slots__ = ("held", "in_flight", "next_deadline", "numbers", "pending", "quarantined", "replication", "too_old")
 
-    def __init__(self, numbers: Numbers | None = None) -> None:
+    def __init__(self, numbers: SequenceNumbers | None = None) -> None:
         self.pending: deque[Request] = deque()
         self.in_flight: list[Request] = []
         self.held: dict[str, Held] = {}  # by base
-        self.outcasts: list[Request] = []
+        self.quarantined: list[Request] = []
         self.too_old: list[Request] = []  # `take` does not send them again: they fail
         self.replication: Replication = Replication()
-        self.numbers: Numbers = numbers or Numbers()
+        self.numbers: SequenceNumbers = numbers or SequenceNumbers()
         self.next_deadline: float = math.inf  # when a request may have waited too long
 
     def add(self, request: Request) -> None:
@@ -87,7 +87,7 @@ class Backlog:
         pending = self.pending
         while pending and len(batch) < MAX_CALLS:
             request = pending[0]
-            if request.settled or request.abandoned or (type(request) is Merged and request.is_unwanted()):
+            if request.settled or request.abandoned or (type(request) is MergedRequest and request.is_unwanted()):
                 self.close(pending.popleft())
                 continue
             if request.number and boottime() - request.written_at > SEND_AGAIN_WITHIN:
@@ -107,14 +107,14 @@ class Backlog:
 
     def is_empty(self) -> bool:
         """Return True if there are no requests."""
-        return not (self.pending or self.in_flight or self.held or self.outcasts or self.replication.waiting)
+        return not (self.pending or self.in_flight or self.held or self.quarantined or self.replication.waiting)
 
     def is_usual(self) -> bool:
         """Return True if no request is held back, an outcast, or waiting for replicas."""
-        return not (self.held or self.outcasts or self.replication.waiting)
+        return not (self.held or self.quarantined or self.replication.waiting)
 
     def bases(self) -> set[str]:
-        """Return the bases of the requests that wait here or are in flight, without outcasts: later requests overtake those."""
+        """Return the bases of the requests that wait here or are in flight. Later requests may overtake those in quarantine."""
         return {request.call.base for request in (*self.in_flight, *self.pending)} | self.held.keys()
 
     def is_busy(self) -> bool:
@@ -140,14 +140,14 @@ class Backlog:
             request.losses += 1
             request.lost_alone += alone
             if request.lost_alone >= GUILTY_AFTER and not request.is_unwanted():
-                if request.owner is None and not isinstance(request, Merged):
+                if request.owner is None and not isinstance(request, MergedRequest):
                     request.settled = True
                     failed.append(request)
                 else:
-                    pause = _OUTCAST_PAUSE * 2 ** min(request.lost_alone - GUILTY_AFTER, 10)
-                    request.not_before = now + min(pause, _OUTCAST_PAUSE_MAX)
-                    self.outcasts.append(request)
-        self.put_back(r for r in unanswered if r not in self.outcasts)
+                    pause = _QUARANTINE_PAUSE * 2 ** min(request.lost_alone - GUILTY_AFTER, 10)
+                    request.not_before = now + min(pause, _QUARANTINE_PAUSE_MAX)
+                    self.quarantined.append(request)
+        self.put_back(r for r in unanswered if r not in self.quarantined)
         return failed
 
     def set_aside(self, bases: Iterable[str], until: float) -> None:
@@ -187,7 +187,7 @@ class Backlog:
     def _keep(self, wanted: Callable[[Request], bool]) -> None:
         """Keep only these requests among those that wait."""
         self.pending = deque(request for request in self.pending if wanted(request))
-        self.outcasts = [request for request in self.outcasts if wanted(request)]
+        self.quarantined = [request for request in self.quarantined if wanted(request)]
         for base, held in list(self.held.items()):
             held.requests = deque(request for request in held.requests if wanted(request))
             if not held.requests:
@@ -199,14 +199,14 @@ class Backlog:
             if held.until <= now:
                 self.pending.extend(held.requests)
                 del self.held[base]
-        for request in self.outcasts:
+        for request in self.quarantined:
             if request.not_before <= now:
                 self._line(request).append(request)
-        self.outcasts = [request for request in self.outcasts if request.not_before > now]
+        self.quarantined = [request for request in self.quarantined if request.not_before > now]
 
     def next_pause(self) -> float:
         """Return when the next pause ends: of a base that is held, of a request that is tried now and then, or of WAIT."""
-        ends = (*(held.until for held in self.held.values()), *(request.not_before for request in self.outcasts))
+        ends = (*(held.until for held in self.held.values()), *(request.not_before for request in self.quarantined))
         replication = self.replication.not_before if self.replication.waiting else math.inf
         return min(*ends, replication, math.inf)
 
@@ -232,7 +232,7 @@ class Backlog:
                 request.settled = dropped = True
             elif request.owner is not None and request.owner.dead:
                 orphans.append(request)
-            elif type(request) is Merged:
+            elif type(request) is MergedRequest:
                 late += request.expire(now)
                 next_deadline = min(next_deadline, request.next_deadline())
                 if request.is_unwanted():
@@ -251,7 +251,7 @@ class Backlog:
     def _waiting(self) -> list[Request]:
         """Return all requests except those in flight."""
         held = [request for each in self.held.values() for request in each.requests]
-        return [*held, *self.pending, *self.outcasts]
+        return [*held, *self.pending, *self.quarantined]
 
     def _forget_settled(self) -> None:
         for request in self._waiting():
@@ -265,7 +265,7 @@ class Backlog:
         everything = [r for r in (*answered, *self.in_flight, *self._waiting()) if not r.settled]
         self.pending.clear()
         self.held.clear()
-        self.in_flight, self.outcasts = [], []
+        self.in_flight, self.quarantined = [], []
         for request in everything:
             request.settled = True
         return everything
@@ -294,7 +294,7 @@ def _merged(batch: list[Request]) -> list[Request]:
             group = last[base] = [request]
             items[base] = merge.items
             groups.append(group)
-    return [Merged(group) if len(group) > 1 else group[0] for group in groups]
+    return [MergedRequest(group) if len(group) > 1 else group[0] for group in groups]
 
 
 def _alike(one: Request, other: Request) -> bool:

@@ -31,7 +31,7 @@ from worqr.link.session import Session
 T = TypeVar("T")
 
 
-def ended(kinds: tuple[str, ...] = ("worqr-link", "worqr-dial", "worqr-subscriptions", "worqr-scribe")) -> bool:
+def ended(kinds: tuple[str, ...] = ("worqr-link", "worqr-dial", "worqr-subscriptions", "worqr-log_thread")) -> bool:
     return not [thread for thread in threading.enumerate() if thread.name in kinds]
 
 

@@ -6,7 +6,7 @@ the block limit counts as blocked. The time in which the keepalive thread itself
 that holds the GIL) does not count.
 
 Nothing here logs directly, because a handler that blocks would stop the keepalive. The keepalive thread passes the collected
-lines to the scribe.
+lines to the log thread.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Line(NamedTuple):
     level: int | None = None
 
 
-class LoopWatch:
+class LoopMonitor:
     """The watch over one loop.
 
     Attributes:
@@ -97,7 +97,7 @@ class LoopWatch:
         if late > _LATE:
             self._asked_at += late
             self._line(
-                "heart.late",
+                "heartbeat.late",
                 "the heartbeat thread could not run for %(duration).1f s; the process was frozen, or held up by %(where)s",
                 late,
             )

@@ -1,7 +1,7 @@
 """The keepalive: its own thread and connection, so that no long batch or busy loop lets a worker's keepalive key expire.
 
-Here: `Heart`. Not here: the content of a beat and of its reply (the peer's `make` and `replied`), and how the loop is checked
-(`loop_watch`).
+Here: `Heartbeat`. Not here: the content of a beat and of its reply (the peer's `make` and `replied`), and how the loop is checked
+(`loop_monitor`).
 
 A beat is sent every `every` seconds, even while replies to earlier beats are pending. So a slow line or an overloaded server
 does not make the keepalive key expire. If a beat waits longer than `timeout` seconds for its reply, the connection is closed.
@@ -10,7 +10,7 @@ The next beat is then sent on a new connection at once.
 Every half of `every` (at most 0.5 s) the thread checks the loop. If the loop has been blocked for `block_limit`, no more
 beats are sent: a blocked worker must lose its tasks.
 
-Nothing here logs directly, because a handler that blocks would stop the beat. Lines go to the scribe, after the beat was
+Nothing here logs directly, because a handler that blocks would stop the beat. Lines go to the log thread, after the beat was
 sent. A failed beat is not logged: the data connection logs the outage, and `errors` counts failed beats.
 """
 
@@ -29,13 +29,13 @@ from worqr.call import Call
 from worqr.errors import Unavailable, WorqrError
 from worqr.link.clocks import boottime
 from worqr.link.connection import MOVED, Wire, loading, open_connection, pack
-from worqr.link.dialect import as_sent
 from worqr.link.driver import Driver
-from worqr.link.faults import Kind, Lost, Refused
-from worqr.link.loop_watch import LoopWatch
-from worqr.link.routes import Route, route_to
-from worqr.link.scribe import Scribe
+from worqr.link.endpoints import EndpointResolver, resolver_for
+from worqr.link.log_thread import LogThread
+from worqr.link.loop_monitor import LoopMonitor
+from worqr.link.server_errors import ConnectionLost, ErrorAction, ErrorReply
 from worqr.link.settings import LinkSettings
+from worqr.link.wire_form import as_sent
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class _Sent(Generic[R]):
     again: bool = False  # it was sent before, and the server did not have the script
 
 
-class Heart(Generic[R]):
+class Heartbeat(Generic[R]):
     """Sends beats from `start` to `stop`.
 
     Attributes, changed by the keepalive thread only, readable from any thread:
@@ -93,8 +93,8 @@ class Heart(Generic[R]):
         block_limit: float,
         describe: Callable[[], str],
         timeout: float = 1.5,
-        scribe: Scribe | None = None,
-        route: Route | None = None,
+        log_thread: LogThread | None = None,
+        resolver: EndpointResolver | None = None,
     ) -> None:
         self.acked_at: float = 0.0
         self.heard_at: float = 0.0
@@ -102,15 +102,15 @@ class Heart(Generic[R]):
         self.errors: int = 0
         self.last_error: str = ""
         self._settings = settings
-        self._route = route or route_to(settings)
+        self._resolver = resolver or resolver_for(settings)
         self._driver = driver
         self._make = make
         self._replied = replied
         self._every = every
         self._timeout = timeout
-        self._scribe = scribe or Scribe()
-        self._own_scribe = scribe is None
-        self._loop = LoopWatch(driver, describe, block_limit)
+        self._log_thread = log_thread or LogThread()
+        self._own_scribe = log_thread is None
+        self._loop = LoopMonitor(driver, describe, block_limit)
         self._wire: Wire | None = None
         self._sent: deque[_Sent[R]] = deque()
         self._next_beat = self._looked = time.monotonic()  # last check of the clock while a reply is awaited
@@ -118,7 +118,7 @@ class Heart(Generic[R]):
         self._begun = threading.Event()
         self._stopped = threading.Event()
         self._refused: WorqrError | None = None
-        self._thread = threading.Thread(target=self._run, name="worqr-heart", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="worqr-heartbeat", daemon=True)
 
     def open(self) -> None:
         """Begin to connect, so that the first beat finds a connection. Raises Unavailable if the system cannot start a thread."""
@@ -157,7 +157,7 @@ class Heart(Generic[R]):
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(_END_WAIT)
         if self._own_scribe:
-            self._scribe.stop()
+            self._log_thread.stop()
 
     def poison(self, error: WorqrError) -> None:
         """In a forked child: the keepalive thread exists in the parent only."""
@@ -194,15 +194,15 @@ class Heart(Generic[R]):
             self._look()
             while self._sent and not self._stopped.is_set():
                 self._hear()
-        except (Lost, Unavailable) as exc:
+        except (ConnectionLost, Unavailable) as exc:
             at_once = self._has_worked
             self._failed(str(exc))
             self._drop()
             if at_once:
                 self._next_beat = time.monotonic()
-        except Refused as exc:
+        except ErrorReply as exc:
             self._failed(str(exc))
-            if exc.kind in (Kind.DROP, Kind.MOVED):
+            if exc.action in (ErrorAction.DROP, ErrorAction.MOVED):
                 self._drop()
         except WorqrError as exc:
             self._failed(str(exc))
@@ -230,15 +230,15 @@ class Heart(Generic[R]):
 
     def _connection(self) -> Wire:
         wire = self._wire
-        if wire is not None and not self._route.leads_to(wire.endpoint):
+        if wire is not None and not self._resolver.is_current(wire.endpoint):
             if self._sent:
-                raise Lost(MOVED, innocent=True)
+                raise ConnectionLost(MOVED, innocent=True)
             self._drop()
             wire = None
         if wire is None:
             look = self._while_silent
             wire = self._wire = open_connection(
-                self._settings, self._route, "beat", timeout=self._timeout, on_silence=look
+                self._settings, self._resolver, "beat", timeout=self._timeout, on_silence=look
             )
         return wire
 
@@ -259,9 +259,9 @@ class Heart(Generic[R]):
         self._looked = time.monotonic()
         try:
             reply = wire.read()
-        except Refused as exc:
+        except ErrorReply as exc:
             sent = self._sent.popleft()
-            if exc.kind is not Kind.NOSCRIPT or sent.call is None or sent.again:
+            if exc.action is not ErrorAction.NOSCRIPT or sent.call is None or sent.again:
                 raise
             self._send(wire, sent.call, again=True)
             return
@@ -275,13 +275,13 @@ class Heart(Generic[R]):
     def _while_silent(self) -> None:
         """Called every 0.1 s while the thread waits for a reply or for the handshake."""
         if self._stopped.is_set():
-            raise Lost("the heart was stopped", innocent=True)
+            raise ConnectionLost("the heartbeat was stopped", innocent=True)
         now = time.monotonic()
         if self._wire is not None:
             self._loop.forgive(now - self._looked - _SLICE)
             self._looked = now
             if now > self._sent[0].deadline:
-                raise Lost(f"no answer for {self._timeout:g} s")
+                raise ConnectionLost(f"no answer for {self._timeout:g} s")
             self._look()
         elif self._begun.is_set():
             self._loop.look(now)
@@ -304,11 +304,11 @@ class Heart(Generic[R]):
         self._has_worked = False
         if wire is not None:
             wire.close()
-            self._route.doubt()
+            self._resolver.invalidate()
 
     def _tell(self) -> None:
         for event, text, seconds, where, level in self._loop.lines():
             if where is None:
-                self._scribe.emit(logger, event, text, duration=seconds)
+                self._log_thread.emit(logger, event, text, duration=seconds)
             else:
-                self._scribe.emit(logger, event, text, level=level, duration=seconds, where=where)
+                self._log_thread.emit(logger, event, text, level=level, duration=seconds, where=where)

@@ -9,23 +9,23 @@ import time
 import pytest
 
 from tests.patience import PATIENCE
-from worqr.link.scribe import Scribe
+from worqr.link.log_thread import LogThread
 
-logger = logging.getLogger("worqr.test.scribe")
+logger = logging.getLogger("worqr.test.log_thread")
 
 
 def test_lines_come_in_order_and_before_the_end(caplog: pytest.LogCaptureFixture) -> None:
-    scribe = Scribe()
+    log_thread = LogThread()
     caplog.set_level(logging.INFO)
     for i in range(100):
-        scribe.emit(logger, "link.back", "line %(duration)d", duration=i)
-    scribe.stop()
+        log_thread.emit(logger, "link.back", "line %(duration)d", duration=i)
+    log_thread.stop()
     assert [record.getMessage() for record in caplog.records] == [f"link.back: line {i}" for i in range(100)]
     assert caplog.records[7].__dict__["duration"] == 7
 
 
 def test_a_handler_that_blocks_blocks_neither_the_line_nor_the_end() -> None:
-    gate, scribe = threading.Event(), Scribe()
+    gate, log_thread = threading.Event(), LogThread()
 
     class Blocked(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -36,18 +36,18 @@ def test_a_handler_that_blocks_blocks_neither_the_line_nor_the_end() -> None:
     try:
         began = time.monotonic()
         for _ in range(10):
-            scribe.emit(logger, "link.lost", "line")
-        scribe.stop()
+            log_thread.emit(logger, "link.lost", "line")
+        log_thread.stop()
         assert time.monotonic() - began < PATIENCE
     finally:
         gate.set()
         logger.removeHandler(handler)
-        if scribe._thread is not None:
-            scribe._thread.join(PATIENCE)
+        if log_thread._thread is not None:
+            log_thread._thread.join(PATIENCE)
 
 
 def test_a_handler_that_raises_costs_only_its_line(caplog: pytest.LogCaptureFixture) -> None:
-    scribe = Scribe()
+    log_thread = LogThread()
 
     class Broken(logging.Filter):
         def filter(self, record: logging.LogRecord) -> bool:
@@ -58,9 +58,9 @@ def test_a_handler_that_raises_costs_only_its_line(caplog: pytest.LogCaptureFixt
     broken = Broken()
     logger.addFilter(broken)
     try:
-        scribe.emit(logger, "link.lost", "bad")
-        scribe.emit(logger, "link.lost", "good")
-        scribe.stop()
+        log_thread.emit(logger, "link.lost", "bad")
+        log_thread.emit(logger, "link.lost", "good")
+        log_thread.stop()
     finally:
         logger.removeFilter(broken)
     assert [record.getMessage() for record in caplog.records] == ["link.lost: good"]

@@ -1,7 +1,7 @@
 """Failures between worqr and the server, classified by their remedy. redis-py's exceptions end here.
 
-Here: `Lost` and `Refused`, which the rest of the link uses, and the classification of redis-py's exceptions. Not here: the
-reaction to a failure (`pipeline`, `session`, `subscriptions`, `heart`).
+Here: `ConnectionLost` and `ErrorReply`, which the rest of the link uses, and the classification of redis-py's exceptions. Not
+here: the reaction to a failure (`pipeline`, `session`, `subscriptions`, `heartbeat`).
 
 An error reply begins with a code. redis-py keeps the codes of some classes in ``status_code`` and leaves those of others in
 the text. A script's error may have the code of an inner error in its text ("ERR Error running script: -OOM ..."). All three
@@ -18,8 +18,8 @@ from worqr.link.redis_py import redis_py
 from worqr.link.tls import is_silent_handshake, tls_hint
 
 
-class Kind(enum.Enum):
-    """The reaction that a refusal needs."""
+class ErrorAction(enum.Enum):
+    """The reaction that an error reply needs."""
 
     NOSCRIPT = "load the script and send this request again"
     MOVED = "another node of the cluster has these keys: send it there"
@@ -30,23 +30,23 @@ class Kind(enum.Enum):
     REFUSED = "this request will never work"
 
 
-_KINDS = {
-    "NOSCRIPT": Kind.NOSCRIPT,
-    "OOM": Kind.FULL,
-    "READONLY": Kind.DROP,
-    "LOADING": Kind.DROP,
-    "MASTERDOWN": Kind.DROP,
-    "CLUSTERDOWN": Kind.DROP,
-    "MOVED": Kind.MOVED,
-    "ASK": Kind.MOVING,
-    "TRYAGAIN": Kind.MOVING,
-    "NOAUTH": Kind.DROP,
-    "WRONGPASS": Kind.DROP,
-    "MISCONF": Kind.HOLD,
-    "NOREPLICAS": Kind.HOLD,
-    "BUSY": Kind.HOLD,
+_ACTIONS = {
+    "NOSCRIPT": ErrorAction.NOSCRIPT,
+    "OOM": ErrorAction.FULL,
+    "READONLY": ErrorAction.DROP,
+    "LOADING": ErrorAction.DROP,
+    "MASTERDOWN": ErrorAction.DROP,
+    "CLUSTERDOWN": ErrorAction.DROP,
+    "MOVED": ErrorAction.MOVED,
+    "ASK": ErrorAction.MOVING,
+    "TRYAGAIN": ErrorAction.MOVING,
+    "NOAUTH": ErrorAction.DROP,
+    "WRONGPASS": ErrorAction.DROP,
+    "MISCONF": ErrorAction.HOLD,
+    "NOREPLICAS": ErrorAction.HOLD,
+    "BUSY": ErrorAction.HOLD,
 }
-_WRAPPED = re.compile(rf"(?:^|[\s:])-({'|'.join(_KINDS)})\b")
+_WRAPPED = re.compile(rf"(?:^|[\s:])-({'|'.join(_ACTIONS)})\b")
 _ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
 _SCRIPT_PLACE = re.compile(r"\s*script:[ 0-9a-f,]*on @user_script:\d+\.?")
 _DENIED = re.compile(r"ACL failure in script|The user executing the script can't ")
@@ -55,7 +55,7 @@ _PROTECTED = "give the server a password (requirepass) and put it into the URL, 
 _LONGEST_TEXT = 300  # more than any of the server's own messages; a payload that got in is cut
 
 
-class Lost(Exception):
+class ConnectionLost(Exception):
     """The connection is lost or useless; the outcome of requests in flight is unknown.
 
     `innocent`: no request can have caused it.
@@ -67,35 +67,35 @@ class Lost(Exception):
         self.innocent = innocent
 
 
-class Refused(Exception):
+class ErrorReply(Exception):
     """The server replied to one request with an error; the connection still works.
 
     Attributes:
-        kind: the reaction that the error needs.
+        action: the reaction that the error needs.
         word: the error's code.
         text: the rest of the message.
     """
 
-    def __init__(self, kind: Kind, word: str, text: str) -> None:
+    def __init__(self, action: ErrorAction, word: str, text: str) -> None:
         super().__init__(f"{word} {text}".strip())
-        self.kind = kind
+        self.action = action
         self.word = word
         self.text = text
 
 
-def refusal(error: BaseException) -> Refused:
+def as_error_reply(error: BaseException) -> ErrorReply:
     """Sort an error reply that redis-py has read."""
     text = _clean(str(error))
     word: str | None = getattr(error, "status_code", None)
     return _sorted(word, text)
 
 
-def error_reply(text: str) -> Refused:
+def error_reply(text: str) -> ErrorReply:
     """Sort an error reply, as it came from the server."""
     return _sorted(None, _clean(text))
 
 
-def _sorted(word: str | None, text: str) -> Refused:
+def _sorted(word: str | None, text: str) -> ErrorReply:
     if word is None:
         first, _, rest = text.partition(" ")
         word, text = (first, rest) if first.isupper() else ("ERR", text)
@@ -103,19 +103,19 @@ def _sorted(word: str | None, text: str) -> Refused:
     # except for start_work, some servers name neither the command nor the key
     if denied and not text.startswith("the user may not: "):
         text += "; ACL LOG on the server names what is missing"
-    kind = _KINDS.get(word)
-    if kind is None:
+    action = _ACTIONS.get(word)
+    if action is None:
         wrapped = _WRAPPED.search(text)
-        kind = _KINDS[wrapped[1]] if wrapped else Kind.REFUSED
-    return Refused(kind, word, text)
+        action = _ACTIONS[wrapped[1]] if wrapped else ErrorAction.REFUSED
+    return ErrorReply(action, word, text)
 
 
-def demoted(refused: Refused) -> bool:
+def is_no_longer_primary(refused: ErrorReply) -> bool:
     """Is this how WAIT ends on a server that is a primary no more?"""
     return refused.word == "UNBLOCKED" or "replica instances" in refused.text
 
 
-def loss(error: BaseException) -> Lost:
+def as_connection_lost(error: BaseException) -> ConnectionLost:
     """Sort an exception that ended a connection."""
     word = getattr(error, "status_code", None)
     text = _clean(str(error)) or type(error).__name__
@@ -125,10 +125,10 @@ def loss(error: BaseException) -> Lost:
         text += " (raise the limit of this process: ulimit -n)"
     if is_silent_handshake(error):
         text += " (is TLS spoken at this port?)"
-    return Lost(f"{word} {text}" if word else text, innocent=innocent)
+    return ConnectionLost(f"{word} {text}" if word else text, innocent=innocent)
 
 
-def refused_at_the_door(error: BaseException, address: str, *, ours: bool = False) -> WorqrError | None:
+def as_connect_error(error: BaseException, address: str, *, ours: bool = False) -> WorqrError | None:
     """Return RefusedByServer if an attempt to connect failed for a reason that waiting does not remove; else None.
 
     `ours`: user and password come from the application's ``credentials=``, not from the URL.
@@ -137,12 +137,16 @@ def refused_at_the_door(error: BaseException, address: str, *, ours: bool = Fals
     if isinstance(error, redis_errors.AuthenticationError | redis_errors.AuthorizationError):
         hint: str | None = "check what credentials= returns" if ours else _PASSWORD
     elif isinstance(error, redis_errors.ResponseError):
-        if refusal(error).kind in (Kind.DROP, Kind.HOLD):
+        if as_error_reply(error).action in (ErrorAction.DROP, ErrorAction.HOLD):
             return None
-        hint = _PROTECTED if refusal(error).word == "DENIED" else "check the rights of the user and the database number"
+        hint = (
+            _PROTECTED
+            if as_error_reply(error).word == "DENIED"
+            else "check the rights of the user and the database number"
+        )
     elif (hint := tls_hint(error)) is None:
         return None
-    return RefusedByServer(f"the server at {address} refused the connection: {loss(error).cause}; {hint}")
+    return RefusedByServer(f"the server at {address} refused the connection: {as_connection_lost(error).cause}; {hint}")
 
 
 def _clean(text: str) -> str:

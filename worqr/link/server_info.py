@@ -17,7 +17,7 @@ _OLDEST = {"Redis": (7, 0), "Valkey": (7, 2)}
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ServerInfo:
     """The facts from INFO; empty where the user's permissions do not allow it."""
 
     server: str = ""
@@ -31,7 +31,7 @@ class Facts:
         return self.eviction not in _SAFE_POLICIES
 
 
-def check_facts(answers: Sequence[Any], address: str, *, replica: bool = False) -> Facts:
+def read_server_info(answers: Sequence[Any], address: str, *, replica: bool = False) -> ServerInfo:
     """Return the facts from the replies to INFO.
 
     Raises:
@@ -46,7 +46,7 @@ def check_facts(answers: Sequence[Any], address: str, *, replica: bool = False) 
             info |= {name: value.strip() for name, _, value in lines}
     server = "Valkey" if "valkey_version" in info or info.get("server_name") == "valkey" else "Redis"
     version = info.get("valkey_version") or info.get("redis_version", "")
-    facts = Facts(server, version, info.get("run_id", ""), info.get("role", ""), info.get("maxmemory_policy", ""))
+    facts = ServerInfo(server, version, info.get("run_id", ""), info.get("role", ""), info.get("maxmemory_policy", ""))
     if version and _numbers(version) < _OLDEST[server]:
         wanted = " or ".join(f"{name} {major}.{minor}" for name, (major, minor) in _OLDEST.items())
         raise WrongVersion(f"the server at {address} is {server} {version}; worqr needs {wanted}, or newer")

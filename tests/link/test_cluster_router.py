@@ -15,7 +15,7 @@ import trio.testing
 from tests.clusters import Cluster, Node, cluster, cluster_of_module, fail_over, move_slot
 from tests.link.conftest import LinkTo
 from tests.link.scripts import append, echo, lines, until
-from tests.link.test_subscriptions import ear
+from tests.link.test_subscriptions import listener
 from tests.patience import PATIENCE
 from tests.servers import Server
 from worqr import ops
@@ -23,7 +23,7 @@ from worqr.call import Call
 from worqr.errors import NotReplicated, RefusedByServer, Unavailable, UsageError
 from worqr.keys import QueueKeys
 from worqr.link import Link
-from worqr.link.dialect import slot_of
+from worqr.link.wire_form import slot_of
 from worqr.lua import Script
 
 assert cluster, cluster_of_module  # fixtures
@@ -178,10 +178,10 @@ async def test_a_wrong_password_is_told_at_once(cluster: Cluster, link_to: LinkT
 
 async def test_a_channel_is_heard_from_the_node_that_has_it(cluster: Cluster, link_to: LinkTo) -> None:
     link = await link_to(cluster.url)
-    ears = {queue: await ear(link, f"t:{{{queue}}}", f"t:{{{queue}}}:wake:W") for queue in QUEUES}
+    listeners = {queue: await listener(link, f"t:{{{queue}}}", f"t:{{{queue}}}:wake:W") for queue in QUEUES}
     for queue in QUEUES:
         assert cluster.get("SPUBLISH", f"t:{{{queue}}}:wake:W", queue) == 1
-    for queue, each in ears.items():
+    for queue, each in listeners.items():
         await each.wait(1)
         assert each.heard == [(f"t:{{{queue}}}:wake:W", queue.encode())]
         each.subscription.close()
@@ -193,7 +193,7 @@ async def test_a_channel_is_heard_from_the_node_that_has_it(cluster: Cluster, li
 
 async def test_the_registrys_channels_are_plain(cluster: Cluster, link_to: LinkTo) -> None:
     link = await link_to(cluster.url)
-    listening = await ear(link, "{worqr}:due")
+    listening = await listener(link, "{worqr}:due")
     for node in cluster.running:  # from wherever it comes
 
         def heard(node: Node = node) -> bool:
@@ -206,7 +206,7 @@ async def test_the_registrys_channels_are_plain(cluster: Cluster, link_to: LinkT
 async def test_a_failover_under_load_loses_nothing(cluster: Cluster, link_to: LinkTo) -> None:
     link = await link_to(cluster.url)
     load = Load(link)
-    listening = await ear(link, "t:{Q0}")
+    listening = await listener(link, "t:{Q0}")
     before = cluster.owner("t:{Q0}")
     replica = cluster.replica_of(before)
     async with load.going_on():
@@ -225,7 +225,7 @@ async def test_a_primary_that_is_killed_under_load_is_replaced(
     caplog.set_level(logging.INFO)
     link = await link_to(cluster.url)
     load = Load(link)
-    listening = await ear(link, "t:{Q0}")
+    listening = await listener(link, "t:{Q0}")
     victim = cluster.owner("t:{Q0}")
     replica = cluster.replica_of(victim)
     async with load.going_on():
@@ -274,7 +274,7 @@ async def test_a_primary_that_is_frozen_under_load_is_replaced(cluster: Cluster,
 async def test_a_slot_that_is_moved_key_by_key_under_load(cluster: Cluster, link_to: LinkTo) -> None:
     link = await link_to(cluster.url)
     load = Load(link)
-    listening = await ear(link, "t:{Q0}")
+    listening = await listener(link, "t:{Q0}")
     source = cluster.owner("t:{Q0}")
     target = cluster.owner("t:{Q1}")
     assert source is not target
@@ -351,10 +351,10 @@ async def test_a_beat_follows_its_slot(cluster: Cluster, link_to: LinkTo) -> Non
     call = Call(
         Script("beat", "#!lua\nreturn {'ok', redis.call('INCR', KEYS[1])}"), "{worqr}", ("{worqr}:beat",), (), str
     )
-    heart = link.heart(
+    heartbeat = link.heartbeat(
         make=lambda _number, _turning: call, replied=beats.append, every=0.1, block_limit=60, describe=lambda: ""
     )
-    heart.start()
+    heartbeat.start()
     await until(lambda: len(beats) > 2)
     replica = cluster.replica_of(home)
     await trio.to_thread.run_sync(fail_over, replica)

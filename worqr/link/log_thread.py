@@ -20,7 +20,7 @@ _FLUSH = 0.2  # seconds that closing waits for the last lines; a blocked handler
 Line = Callable[[], None]
 
 
-class Scribe:
+class LogThread:
     """A queue of log lines with a daemon thread that writes them. It also has the watchers of the connection's state."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Scribe:
         self._lines.append(lambda: emit_fields(logger, event, text, fields, level=level, exc_info=exc_info))
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="worqr-scribe", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="worqr-log_thread", daemon=True)
                 with suppress(RuntimeError):  # the system is out of threads: the next line tries again
                     self._thread.start()
                     return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from worqr.errors import RefusedByServer, Unavailable, WrongVersion
-from worqr.link.checks import check_facts
+from worqr.link.server_info import read_server_info
 
 
 def info(**fields: str) -> list[bytes]:
@@ -23,14 +23,14 @@ def info(**fields: str) -> list[bytes]:
     ],
 )
 def test_a_server_that_is_new_enough(fields: dict[str, str], found: tuple[str, str]) -> None:
-    facts = check_facts(info(**fields), "redis://h")
+    facts = read_server_info(info(**fields), "redis://h")
     assert (facts.server, facts.version) == found
 
 
 @pytest.mark.parametrize("version", ["6.2.14", "5.0", "6.9.9"])
 def test_a_server_that_is_too_old_is_named_with_its_version(version: str) -> None:
     with pytest.raises(WrongVersion, match=rf"Redis {version}; worqr needs Redis 7.0 or Valkey 7.2"):
-        check_facts(info(redis_version=version), "redis://h")
+        read_server_info(info(redis_version=version), "redis://h")
 
 
 @pytest.mark.parametrize(
@@ -42,19 +42,19 @@ def test_a_server_that_is_too_old_is_named_with_its_version(version: str) -> Non
 )
 def test_a_sentinel_is_told_apart(fields: dict[str, str]) -> None:
     with pytest.raises(RefusedByServer, match=r"is a Sentinel.*write redis\+sentinel://"):
-        check_facts(info(**fields), "redis://h")
+        read_server_info(info(**fields), "redis://h")
 
 
 def test_a_replica_may_become_a_primary_so_it_is_waited_for() -> None:
     with pytest.raises(Unavailable, match="replica"):
-        check_facts(info(redis_version="7.0.15", role="slave"), "redis://h")
+        read_server_info(info(redis_version="7.0.15", role="slave"), "redis://h")
 
 
 def test_a_user_who_may_not_ask_is_let_through() -> None:
-    facts = check_facts([Exception("NOPERM")], "redis://h")
+    facts = read_server_info([Exception("NOPERM")], "redis://h")
     assert (facts.version, facts.run_id, facts.evicts) == ("", "", False)
 
 
 @pytest.mark.parametrize(("policy", "evicts"), [("noeviction", False), ("allkeys-lru", True), ("volatile-ttl", True)])
 def test_a_policy_that_throws_tasks_away_is_seen(policy: str, evicts: bool) -> None:
-    assert check_facts(info(redis_version="7.4.0", maxmemory_policy=policy), "h").evicts == evicts
+    assert read_server_info(info(redis_version="7.4.0", maxmemory_policy=policy), "h").evicts == evicts

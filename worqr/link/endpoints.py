@@ -1,6 +1,7 @@
 """The address for the next connection: fixed for a standalone server, looked up for the others.
 
-Here: the `Route` protocol, and `Fixed`. Not here: the routes that ask servers: Sentinels (`sentinel`), a cluster (`topology`).
+Here: the `EndpointResolver` protocol, and `StaticEndpoint`. Not here: the resolvers that ask servers: Sentinels (`sentinel`), a
+cluster (`topology`).
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from typing import Protocol
 
 from worqr.link.settings import Endpoint, LinkSettings
 
-Silence = Callable[[], None]
-"""Called every 0.1 s while a caller waits for a server; may raise `Lost` to give up."""
+OnSilence = Callable[[], None]
+"""Called every 0.1 s while a caller waits for a server; may raise `ConnectionLost` to give up."""
 
 
-class Route(Protocol):
+class EndpointResolver(Protocol):
     """Finds the address of one server. Several threads may use it."""
 
     @property
@@ -22,7 +23,7 @@ class Route(Protocol):
         """The server's name for messages: its URL without secrets, or its place."""
         ...
 
-    def find(self, on_silence: Silence | None = None) -> Endpoint:
+    def resolve(self, on_silence: OnSilence | None = None) -> Endpoint:
         """Return the current address. May ask servers for a second or two.
 
         Raises:
@@ -31,17 +32,17 @@ class Route(Protocol):
         """
         ...
 
-    def leads_to(self, endpoint: Endpoint) -> bool:
+    def is_current(self, endpoint: Endpoint) -> bool:
         """Return True if the server is still there, by the latest known address. Does not block."""
         ...
 
-    def doubt(self) -> None:
+    def invalidate(self) -> None:
         """A connection was lost, refused or sent elsewhere: the server may have moved. Returns at once."""
         ...
 
 
-class Fixed:
-    """The route to a server that stays where it is."""
+class StaticEndpoint:
+    """The address of a server that stays where it is."""
 
     __slots__ = ("_endpoint", "name")
 
@@ -49,16 +50,16 @@ class Fixed:
         self.name: str = name
         self._endpoint = endpoint
 
-    def find(self, on_silence: Silence | None = None) -> Endpoint:
+    def resolve(self, on_silence: OnSilence | None = None) -> Endpoint:
         return self._endpoint
 
-    def leads_to(self, endpoint: Endpoint) -> bool:
+    def is_current(self, endpoint: Endpoint) -> bool:
         return True
 
-    def doubt(self) -> None:
+    def invalidate(self) -> None:
         pass
 
 
-def route_to(settings: LinkSettings) -> Route:
-    """The route to the one server that the settings name."""
-    return Fixed(settings.address.redacted, settings.address.seeds[0])
+def resolver_for(settings: LinkSettings) -> EndpointResolver:
+    """The resolver for the one server that the settings name."""
+    return StaticEndpoint(settings.address.redacted, settings.address.seeds[0])

@@ -480,7 +480,7 @@ def with_link(url: str, program: LinkProgram, *, ready: bool = True) -> None:
             await program(link)
         finally:
             link.close()
-        kinds = ("worqr-link", "worqr-subscriptions", "worqr-heart", "worqr-scribe")
+        kinds = ("worqr-link", "worqr-subscriptions", "worqr-heartbeat", "worqr-log_thread")
         await until(lambda: not [t.name for t in threading.enumerate() if t.name in kinds])
 
     run(main)
@@ -616,10 +616,10 @@ def test_many_cancelled_calls_leave_nothing_behind(server: Server, prefix: str, 
                 async with asyncio.timeout(seconds):
                     await link.call(append(prefix, "x"), patience=60)
         await link.call(echo("last"))
-        backlog = link._client.pipeline.backlog
-        await until(lambda: not backlog.in_flight)
-        assert not backlog.pending
-        assert not backlog.numbers._open
+        request_queue = link._client.pipeline.requests
+        await until(lambda: not request_queue.in_flight)
+        assert not request_queue.pending
+        assert not request_queue.numbers._open
         server.look.delete(f"{prefix}:{{Q}}", f"{prefix}:{{Q}}:producer:{link.producer}")
 
     with_link(server.url, program)

@@ -18,16 +18,16 @@ from tests.patience import PATIENCE
 from tests.proxy import FaultProxy
 from tests.servers import Server
 from worqr.call import Call
-from worqr.link import Heart, Link, answer_timeout, boottime, heart
-from worqr.link.heart import _Sent
-from worqr.link.loop_watch import LoopWatch
+from worqr.link import Heartbeat, Link, answer_timeout, boottime, heartbeat
+from worqr.link.heartbeat import _Sent
+from worqr.link.loop_monitor import LoopMonitor
 from worqr.link.settings import LinkSettings
 
 BEAT = script("beat", "redis.call('SET', KEYS[1], ARGV[1], 'EX', 60) return {'ok', ARGV[1]}")
 
 
 class Beats:
-    """A heart, and all that it asked and was told."""
+    """A heartbeat, and all that it asked and was told."""
 
     def __init__(
         self, link: Link, prefix: str, *, every: float = 0.05, block_limit: float = 60, timeout: float = 1.5
@@ -35,7 +35,7 @@ class Beats:
         self.made: list[tuple[int, bool]] = []
         self.replies: list[int] = []
         self.prefix = prefix
-        self.heart: Heart[int] = link.heart(
+        self.heartbeat: Heartbeat[int] = link.heartbeat(
             make=self.make,
             replied=self.replies.append,
             every=every,
@@ -56,21 +56,21 @@ class Beats:
 async def test_beats_are_counted_answered_and_in_time(link_to: LinkTo, server: Server, prefix: str) -> None:
     beats = Beats(await link_to(server.url), prefix)
     began, boot = time.monotonic(), boottime()
-    assert beats.heart.acked_at == 0
-    beats.heart.start()
+    assert beats.heartbeat.acked_at == 0
+    beats.heartbeat.start()
     await beats.wait(10)
     assert 0.4 < time.monotonic() - began < 20
     assert beats.replies[:10] == list(range(1, 11))
     assert beats.made[:10] == [(n, True) for n in range(1, 11)]
-    assert boot <= beats.heart.acked_at <= boottime()
-    assert beats.heart.errors == 0
-    beats.heart.stop()
+    assert boot <= beats.heartbeat.acked_at <= boottime()
+    assert beats.heartbeat.errors == 0
+    beats.heartbeat.stop()
 
 
 async def test_a_heart_has_a_connection_of_its_own(link_to: LinkTo, proxy: FaultProxy, prefix: str) -> None:
     link = await link_to(proxy.url)
     beats = Beats(link, prefix)
-    beats.heart.start()
+    beats.heartbeat.start()
     await beats.wait(2)
     proxy.blackhole("data")
     link.post(echo("stuck"), Outcomes())
@@ -79,24 +79,24 @@ async def test_a_heart_has_a_connection_of_its_own(link_to: LinkTo, proxy: Fault
 
 async def test_no_beat_and_no_reply_after_the_stop(link_to: LinkTo, server: Server, prefix: str) -> None:
     beats = Beats(await link_to(server.url), prefix, every=0.01)
-    beats.heart.start()
+    beats.heartbeat.start()
     await beats.wait(3)
-    beats.heart.stop()
+    beats.heartbeat.stop()
     made, replies = len(beats.made), len(beats.replies)
-    assert "worqr-heart" not in [thread.name for thread in threading.enumerate()]
+    assert "worqr-heartbeat" not in [thread.name for thread in threading.enumerate()]
     await trio.sleep(0.1)
     assert (len(beats.made), len(beats.replies)) == (made, replies)
-    beats.heart.stop()
+    beats.heartbeat.stop()
 
 
 async def test_a_beat_is_acknowledged_as_of_when_it_was_sent(link_to: LinkTo, proxy: FaultProxy, prefix: str) -> None:
     beats = Beats(await link_to(proxy.url), prefix, every=0.2)
-    beats.heart.start()
+    beats.heartbeat.start()
     await beats.wait(1)
     proxy.delay(0.3, "beat")
     seen = len(beats.replies)
     await beats.wait(seen + 2)
-    assert boottime() - beats.heart.acked_at >= 0.3
+    assert boottime() - beats.heartbeat.acked_at >= 0.3
 
 
 async def test_answers_that_take_longer_than_a_second_cost_nothing(
@@ -104,14 +104,14 @@ async def test_answers_that_take_longer_than_a_second_cost_nothing(
 ) -> None:
     """No connection is given up for it, and beats go out as often as on a fast line."""
     beats = Beats(await link_to(proxy.url), prefix, every=0.1, timeout=answer_timeout(60))
-    beats.heart.start()
+    beats.heartbeat.start()
     await beats.wait(1)
     connections = len(connections_of(proxy))
     proxy.delay(1.4, "beat")
     await beats.wait(len(beats.replies) + 5)
-    await until(lambda: beats.heart.beats - len(beats.replies) > 3, what="several that are on their way")
+    await until(lambda: beats.heartbeat.beats - len(beats.replies) > 3, what="several that are on their way")
     assert beats.replies == list(range(1, len(beats.replies) + 1))
-    assert (beats.heart.errors, len(connections_of(proxy))) == (0, connections)
+    assert (beats.heartbeat.errors, len(connections_of(proxy))) == (0, connections)
 
 
 async def test_a_connection_that_is_silently_dead_is_left_in_time(
@@ -119,18 +119,18 @@ async def test_a_connection_that_is_silently_dead_is_left_in_time(
 ) -> None:
     """One answer is waited for, for `timeout` and no longer; the next beat goes out at once, on a new connection."""
     beats = Beats(await link_to(proxy.url), prefix, every=0.2, timeout=0.6)
-    beats.heart.start()
+    beats.heartbeat.start()
     await beats.wait(2)
     [hole] = connections_of(proxy)
-    acked, replies = beats.heart.acked_at, len(beats.replies)
-    monkeypatch.setattr(heart, "_RETRY", 2 * PATIENCE)
+    acked, replies = beats.heartbeat.acked_at, len(beats.replies)
+    monkeypatch.setattr(heartbeat, "_RETRY", 2 * PATIENCE)
     proxy.blackhole(hole)
-    beats.heart._every = 2 * PATIENCE  # the beat after the one that gets lost does not come by itself
-    await until(lambda: beats.heart.errors, what="a beat that is given up")
+    beats.heartbeat._every = 2 * PATIENCE  # the beat after the one that gets lost does not come by itself
+    await until(lambda: beats.heartbeat.errors, what="a beat that is given up")
     assert boottime() - acked >= 0.6
-    assert "no answer for 0.6 s" in beats.heart.last_error
+    assert "no answer for 0.6 s" in beats.heartbeat.last_error
     await beats.wait(replies + 1)
-    assert (beats.heart.errors, len(connections_of(proxy))) == (1, 2)
+    assert (beats.heartbeat.errors, len(connections_of(proxy))) == (1, 2)
 
 
 def test_a_worker_has_time_for_another_beat_when_one_got_lost() -> None:
@@ -146,20 +146,20 @@ def test_a_worker_has_time_for_another_beat_when_one_got_lost() -> None:
 async def test_the_first_beat_finds_a_connection(link_to: LinkTo, proxy: FaultProxy, prefix: str) -> None:
     """Which is made while the worker registers; until then nobody beats."""
     beats = Beats(await link_to(proxy.url), prefix)
-    beats.heart.open()
+    beats.heartbeat.open()
     await until(lambda: connections_of(proxy))
-    await until(lambda: beats.heart._wire is not None)
-    assert beats.heart.beats == 0
-    beats.heart.start()
+    await until(lambda: beats.heartbeat._wire is not None)
+    assert beats.heartbeat.beats == 0
+    beats.heartbeat.start()
     await beats.wait(2)
     assert len(connections_of(proxy)) == 1
-    beats.heart.stop()
+    beats.heartbeat.stop()
 
 
 def test_a_process_that_is_frozen_while_an_answer_is_awaited_does_not_blame_the_loop() -> None:
     """Time that the system takes to connect is no freeze, though."""
     loop = Loop()
-    beating: Heart[int] = Heart(
+    beating: Heartbeat[int] = Heartbeat(
         *(LinkSettings("redis://localhost"), loop),  # type: ignore[arg-type]
         make=lambda *_: pytest.fail("no beat is due"),
         replied=lambda _: None,
@@ -183,10 +183,10 @@ def test_a_process_that_is_frozen_while_an_answer_is_awaited_does_not_blame_the_
 
 async def test_a_heart_that_is_stopped_before_it_beats_ends(link_to: LinkTo, server: Server, prefix: str) -> None:
     beats = Beats(await link_to(server.url), prefix)
-    beats.heart.open()
-    await until(lambda: beats.heart._wire is not None)
-    beats.heart.stop()
-    await until(lambda: "worqr-heart" not in [thread.name for thread in threading.enumerate()])
+    beats.heartbeat.open()
+    await until(lambda: beats.heartbeat._wire is not None)
+    beats.heartbeat.stop()
+    await until(lambda: "worqr-heartbeat" not in [thread.name for thread in threading.enumerate()])
     assert beats.made == []
 
 
@@ -195,7 +195,7 @@ async def test_a_loop_is_watched_while_an_answer_is_awaited(
 ) -> None:
     """One that stalls gets no beats any more, however slow the server is."""
     beats = Beats(await link_to(proxy.url), prefix, timeout=PATIENCE, block_limit=1)
-    beats.heart.start()
+    beats.heartbeat.start()
     await beats.wait(2)
     proxy.blackhole("beat")
     made = len(beats.made)
@@ -204,25 +204,25 @@ async def test_a_loop_is_watched_while_an_answer_is_awaited(
     made = len(beats.made)
     time.sleep(0.4)
     assert len(beats.made) == made
-    assert beats.heart.errors == 0
-    beats.heart.stop()
+    assert beats.heartbeat.errors == 0
+    beats.heartbeat.stop()
 
 
 async def test_each_answer_comes_with_the_time_of_its_own_beat(link_to: LinkTo, proxy: FaultProxy, prefix: str) -> None:
     """A lease counts from there; answers may lie in the loop until later ones have come."""
     beats = Beats(await link_to(proxy.url), prefix, every=0.05)
-    beats.heart.start()
+    beats.heartbeat.start()
     await beats.wait(2)
     heard: list[float] = []
-    beats.heart._replied = lambda _: heard.append(beats.heart.heard_at)
+    beats.heartbeat._replied = lambda _: heard.append(beats.heartbeat.heard_at)
     acked: set[float] = set()
 
     def several_are_answered() -> bool:
-        acked.add(beats.heart.acked_at)
+        acked.add(beats.heartbeat.acked_at)
         return len(acked) > 4
 
     block(0.2, several_are_answered)
-    latest = beats.heart.acked_at
+    latest = beats.heartbeat.acked_at
     await until(lambda: len(heard) > 2)
     assert heard[0] < latest
     assert heard == sorted(set(heard))
@@ -234,9 +234,9 @@ async def test_beats_go_on_after(
 ) -> None:
     caplog.set_level(logging.INFO, "worqr.link")
     beats = Beats(await link_to(proxy.url), prefix)
-    beats.heart.start()
+    beats.heartbeat.start()
     await beats.wait(3)
-    seen, acked = len(beats.replies), beats.heart.acked_at
+    seen, acked = len(beats.replies), beats.heartbeat.acked_at
     with server.client() as client:
         if way == "kill":
             assert proxy.cut("beat") == 1
@@ -244,25 +244,25 @@ async def test_beats_go_on_after(
             client.script_flush()
         else:
             proxy.blackhole("beat")
-            await until(lambda: beats.heart.errors, what="the beat to time out")
+            await until(lambda: beats.heartbeat.errors, what="the beat to time out")
             proxy.pass_all()
     await beats.wait(seen + 5)
-    assert beats.heart.acked_at > acked
-    assert (beats.heart.errors > 0) == (way != "flush")
-    assert not [line for line in lines(caplog, "") if not line.startswith("heart.late")]
+    assert beats.heartbeat.acked_at > acked
+    assert (beats.heartbeat.errors > 0) == (way != "flush")
+    assert not [line for line in lines(caplog, "") if not line.startswith("heartbeat.late")]
 
 
 async def test_an_outage_is_tried_twice_a_second(link_to: LinkTo, own_server: Server, prefix: str) -> None:
     beats = Beats(await link_to(own_server.url), prefix, every=1)
-    beats.heart.start()
+    beats.heartbeat.start()
     await beats.wait(1)
     own_server.stop()
-    await until(lambda: beats.heart.errors)
-    before, acked, began = beats.heart.errors, beats.heart.acked_at, time.monotonic()
-    await until(lambda: beats.heart.errors >= before + 3)
+    await until(lambda: beats.heartbeat.errors)
+    before, acked, began = beats.heartbeat.errors, beats.heartbeat.acked_at, time.monotonic()
+    await until(lambda: beats.heartbeat.errors >= before + 3)
     assert 0.95 <= time.monotonic() - began < 20
-    assert beats.heart.acked_at == acked
-    assert beats.heart.last_error
+    assert beats.heartbeat.acked_at == acked
+    assert beats.heartbeat.last_error
     own_server.start()
     await beats.wait(2)
 
@@ -287,25 +287,25 @@ async def test_what_make_read_or_replied_raise_never_stops_the_beat(
         replies += 1
         raise ZeroDivisionError
 
-    heart = link.heart(make=make, replied=replied, every=0.02, block_limit=60, describe=lambda: "")
-    heart.start()
+    heartbeat = link.heartbeat(make=make, replied=replied, every=0.02, block_limit=60, describe=lambda: "")
+    heartbeat.start()
     await until(lambda: replies >= 5)
-    assert heart.errors >= 8
-    heart.stop()
+    assert heartbeat.errors >= 8
+    heartbeat.stop()
 
 
 async def test_a_blocked_loop_is_named_once_and_beats_go_on(
     link_to: LinkTo, server: Server, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     beats = Beats(await link_to(server.url), prefix)
-    beats.heart.start()
+    beats.heartbeat.start()
     await beats.wait(2)
     made = len(beats.made)
     block(1.6, lambda: len(beats.made) - made > 20 and not beats.made[-1][1])
     await until(lambda: lines(caplog, "loop.turns"))
     [line] = lines(caplog, "loop.blocked")
     assert "culprit()" in line
-    await until(lambda: beats.heart.lag < 1)
+    await until(lambda: beats.heartbeat.lag < 1)
     seen = len(beats.made)
     await until(lambda: len(beats.made) > seen)
     assert beats.made[-1][1]
@@ -315,7 +315,7 @@ async def test_a_loop_that_is_stuck_gets_no_beats_until_it_turns(
     link_to: LinkTo, server: Server, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     beats = Beats(await link_to(server.url), prefix, block_limit=1)
-    beats.heart.start()
+    beats.heartbeat.start()
     await beats.wait(2)
     block(1.5, lambda: gave_up(caplog))
     made = len(beats.made)
@@ -358,7 +358,7 @@ class BlockedHandler(logging.Handler):
 
 async def test_a_log_that_blocks_stops_no_beat(link_to: LinkTo, server: Server, prefix: str) -> None:
     beats = Beats(await link_to(server.url), prefix)
-    beats.heart.start()
+    beats.heartbeat.start()
     await beats.wait(2)
     handler = BlockedHandler()
     logging.getLogger("worqr").addHandler(handler)
@@ -385,8 +385,8 @@ class Loop:
             self.posted.pop()()
 
 
-def watched(loop: Loop, block_limit: float) -> LoopWatch:
-    return LoopWatch(loop, lambda: "culprit()", block_limit)  # type: ignore[arg-type]
+def watched(loop: Loop, block_limit: float) -> LoopMonitor:
+    return LoopMonitor(loop, lambda: "culprit()", block_limit)  # type: ignore[arg-type]
 
 
 def test_a_thread_that_could_not_run_does_not_blame_the_loop() -> None:
@@ -397,7 +397,7 @@ def test_a_thread_that_could_not_run_does_not_blame_the_loop() -> None:
     watch.look(160.2)
     assert (watch.turning, watch.stalled) == (True, False)
     [line] = watch.lines()
-    assert (line.event, line.seconds) == ("heart.late", 60)
+    assert (line.event, line.seconds) == ("heartbeat.late", 60)
 
 
 def test_a_loop_that_goes_on_not_turning_is_blamed_all_the_same() -> None:
@@ -413,7 +413,7 @@ def test_a_loop_that_goes_on_not_turning_is_blamed_all_the_same() -> None:
     watch.look(176.5)
     assert (watch.turning, watch.stalled) == (True, False)
     words = [line.event for line in watch.lines()]
-    assert words == ["heart.late", "loop.blocked", "loop.blocked", "loop.turns"]
+    assert words == ["heartbeat.late", "loop.blocked", "loop.blocked", "loop.turns"]
 
 
 def test_two_ticks_are_never_on_their_way() -> None:
@@ -428,11 +428,11 @@ async def test_a_reply_that_waits_when_the_heart_is_stopped_is_not_reported(
     link_to: LinkTo, server: Server, prefix: str
 ) -> None:
     beats = Beats(await link_to(server.url), prefix, every=0.01)
-    beats.heart.start()
+    beats.heartbeat.start()
     await beats.wait(2)
     replies = len(beats.replies)
     block(0.1, lambda: len(beats.made) > replies + 2)
-    assert beats.heart.acked_at > 0
-    beats.heart.stop()
+    assert beats.heartbeat.acked_at > 0
+    beats.heartbeat.stop()
     await trio.sleep(0.02)
     assert len(beats.replies) == replies

@@ -21,17 +21,17 @@ from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache, partial
 
 from worqr.errors import Unavailable, UsageError, WorqrError
-from worqr.link.backlog import Backlog
-from worqr.link.dialect import slot_of
 from worqr.link.driver import Driver, Waiter, wake_all
 from worqr.link.giving_up import give_up
+from worqr.link.log_thread import LogThread
 from worqr.link.node_client import NodeClient
 from worqr.link.reasons import is_unknown_host
-from worqr.link.request import Numbers, Posted, Request, fail_all
-from worqr.link.scribe import Scribe
+from worqr.link.request import Posted, Request, SequenceNumbers, fail_all
+from worqr.link.request_queue import RequestQueue
 from worqr.link.settings import Endpoint, LinkSettings
 from worqr.link.slot_order import SlotOrder
-from worqr.link.topology import NodeRoute, Topology, View
+from worqr.link.topology import NodeEndpoint, Topology, TopologyView
+from worqr.link.wire_form import slot_of
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -56,20 +56,22 @@ class ClusterRouter:
         home: the slot of the registry. Its node represents the cluster where one server is needed.
     """
 
-    def __init__(self, settings: LinkSettings, driver: Driver, scribe: Scribe, producer: str, registry: str) -> None:
+    def __init__(
+        self, settings: LinkSettings, driver: Driver, log_thread: LogThread, producer: str, registry: str
+    ) -> None:
         self.ended: WorqrError | None = UsageError("this link was not started")
-        self.numbers: Numbers = Numbers()
+        self.numbers: SequenceNumbers = SequenceNumbers()
         self.home: int = slot_of(registry)
-        self.topology: Topology = Topology(settings, scribe, self, driver.post)
+        self.topology: Topology = Topology(settings, log_thread, self, driver.post)
         self._settings = settings
         self._driver = driver
-        self._scribe = scribe
+        self._log_thread = log_thread
         self._producer = producer
         self._clients: dict[Endpoint, NodeClient] = {}
         self._endpoints: dict[NodeClient, Endpoint] = {}
         self._order: SlotOrder[NodeClient] = SlotOrder()
-        self._lobby = Backlog(self.numbers)
-        self._lobby_view: View | None = None  # the view with which the lobby was last routed
+        self._lobby = RequestQueue(self.numbers)
+        self._lobby_view: TopologyView | None = None  # the view with which the lobby was last routed
         self._ready_waiters: list[tuple[Waiter, float]] = []
         self._listeners: list[Callable[[], None]] = []
         self._past_connections = 0
@@ -111,7 +113,7 @@ class ClusterRouter:
             client.wait_ready(waiter, deadline)
         else:
             self._ready_waiters.append((waiter, deadline))
-            self.topology.doubt()
+            self.topology.invalidate()
 
     def close(self) -> None:
         """End all clients and the topology thread; unanswered requests get Unavailable. Idempotent."""
@@ -161,7 +163,7 @@ class ClusterRouter:
         for client, some in by_client.items():
             client.submit(some[0] if len(some) == 1 else some)
         if self._lobby.pending:
-            self.topology.doubt()
+            self.topology.invalidate()
 
     def belongs(self, client: NodeClient, request: Request) -> bool:
         owner = self.topology.owner(cached_slot(request.call.base))
@@ -187,7 +189,9 @@ class ClusterRouter:
         del self._endpoints[client], self._clients[endpoint]
         self._order.forget(client)
         self._past_connections += client.connections
-        self._scribe.emit(logger, "link.moved", "%(server)s has no slots of the cluster any more", server=str(endpoint))
+        self._log_thread.emit(
+            logger, "link.moved", "%(server)s has no slots of the cluster any more", server=str(endpoint)
+        )
         return True
 
     def passed(self, client: NodeClient, waiting: Collection[str]) -> bool:
@@ -212,8 +216,10 @@ class ClusterRouter:
             return None
         client = self._clients.get(endpoint)
         if client is None:
-            route = NodeRoute(self.topology, endpoint)
-            client = NodeClient(self._settings, self._driver, self._scribe, self._producer, route=route, cluster=self)
+            resolver = NodeEndpoint(self.topology, endpoint)
+            client = NodeClient(
+                self._settings, self._driver, self._log_thread, self._producer, resolver=resolver, cluster=self
+            )
             client.start()
             self._clients[endpoint], self._endpoints[client] = client, endpoint
         return client
@@ -249,17 +255,17 @@ class ClusterRouter:
             self._leave_lobby()
             self._tell_listeners()
         if self._lobby.pending or self._ready_waiters:
-            self.topology.doubt()
+            self.topology.invalidate()
 
     def _with_lobby(self, requests: Iterable[Request]) -> Iterable[Request]:
-        """Route the requests of the lobby first, once for each new view of the cluster."""
+        """EndpointResolver the requests of the lobby first, once for each new view of the cluster."""
         if not self._lobby.pending or self._lobby_view is self.topology.view:
             return requests
         self._lobby_view = self.topology.view
         return [*self._lobby.take_out(lambda _: False), *requests]
 
     def _leave_lobby(self) -> None:
-        """Route the requests of the lobby again."""
+        """EndpointResolver the requests of the lobby again."""
         self._lobby_view = None
         self.hand_over(())
 

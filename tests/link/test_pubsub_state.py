@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worqr.link.channels import Channels, Listener
+from worqr.link.pubsub_state import Channels, Listener
 
 
 def confirm(channels: Channels[Listener], *names: bytes) -> None:
