@@ -28,6 +28,7 @@ LAYERS = (
         "lua",
         "call",
         "policy",
+        "relocation",
         "options",
         "states",
         "signature",

@@ -14,6 +14,7 @@ from worqr.call import Call
 from worqr.connecting import Connections
 from worqr.errors import UsageError
 from worqr.link import Credentials, Link
+from worqr.relocation import Relocation
 from worqr.sending import Sender
 from worqr.sharding import Sharding
 
@@ -52,6 +53,7 @@ class Client:
         connections: the connection of each running loop, and that of plain threads.
         sender: sends the calls of functions.
         onlooker: a test's callback for each run that did not return normally; else None.
+        relocation: where a test has moved the mesh to; else None.
         declared_shards: how many shards this program declared for a queue, by the queue's name.
     """
 
@@ -60,6 +62,7 @@ class Client:
         self.connections: Connections = Connections()
         self.sender: Sender = Sender(self)
         self.onlooker: Onlooker | None = None
+        self.relocation: Relocation | None = None
         self.declared_shards: dict[str, int] = {}
 
     @property
@@ -99,12 +102,17 @@ class Client:
 
     @contextmanager
     def replaced(
-        self, *, sender: Sender, connections: Connections, onlooker: Onlooker | None = None
+        self,
+        *,
+        sender: Sender,
+        connections: Connections,
+        onlooker: Onlooker | None = None,
+        relocation: Relocation | None = None,
     ) -> Generator[None]:
         """Use another sender and other connections for the length of a block. For tests, while the mesh is not connected."""
-        own = self.sender, self.connections, self.onlooker
-        self.sender, self.connections, self.onlooker = sender, connections, onlooker
+        own = self.sender, self.connections, self.onlooker, self.relocation
+        self.sender, self.connections, self.onlooker, self.relocation = sender, connections, onlooker, relocation
         try:
             yield
         finally:
-            self.sender, self.connections, self.onlooker = own
+            self.sender, self.connections, self.onlooker, self.relocation = own

@@ -102,6 +102,7 @@ def _peer_settings(mesh: Mesh[Any], options: Mapping[str, Any], host: HostLoop |
         around_thread=mesh.around_thread,
         process_lifespan=mesh.process_lifespan,
         onlooker=client_of(mesh).onlooker,
+        relocation=client_of(mesh).relocation,
         runs_in=mesh.runs_in or ("loop" if host is None else "asyncio"),
         asyncio_loop=host,
     )

@@ -40,6 +40,7 @@ from worqr.peer.ticking import all_schedules, schedule_of
 from worqr.queue import Queue
 from worqr.records import QueueInfo
 from worqr.registry import Registry
+from worqr.relocation import relocated
 from worqr.shards import check_shards
 from worqr.summing import queue_names
 from worqr.task import Seconds, check_count, check_text, seconds
@@ -143,6 +144,8 @@ class Mesh(Registry, Fleet, Generic[S]):
         self.url = checked_url(url)
         self.credentials = checked_credentials(credentials, self.url)
         self.prefix = check_name(prefix, "prefix")
+        if (moved := relocated(self.url, self.prefix)) is not None:
+            (self.url, self.prefix), self.credentials = moved, None
         self.app = check_text(app, "app")
         self.patience = checked_patience(patience)
         self.keepalive = None if keepalive is None else checked_keepalive(keepalive)

@@ -10,3 +10,8 @@ mesh = worqr.Mesh("redis://nowhere.invalid")
 @mesh.task(runs_in="process", result_ttl=60)
 def divide(a: int, b: int) -> float:
     return a / b
+
+
+@mesh.task(runs_in="process")
+def divide_later(a: int, b: int) -> None:
+    divide.blocking.enqueue(a, b)

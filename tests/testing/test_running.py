@@ -255,6 +255,12 @@ async def test_the_error_of_a_process_is_raised_by_its_name_and_text(server: Ser
     assert "attempt 1" in note
 
 
+async def test_what_a_process_enqueues_reaches_the_server_of_the_test_and_no_other(server: Server) -> None:
+    async with testing.bench(elsewhere.mesh, url=server.url) as bench:
+        await elsewhere.divide_later.enqueue(6, 3)
+        assert (await bench.run_until_empty()).finished == 2
+
+
 async def test_an_assertion_in_a_handler_fails_the_test(bench: testing.Bench, mesh: worqr.Mesh) -> None:
     @mesh.task(name="wrong")
     async def wrong(n: int) -> None:

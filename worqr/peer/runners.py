@@ -83,6 +83,7 @@ class Runners:
                 around_thread=self._settings.around_thread,
                 memory_limit=self._settings.process_memory,
                 max_result=self._settings.max_payload,
+                relocation=self._settings.relocation,
             )
             assert self._nursery is not None
             self._nursery.start_soon(self._children.run_forever)

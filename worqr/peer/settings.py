@@ -12,6 +12,7 @@ from worqr.cron import Definition
 from worqr.peer.context import Context
 from worqr.peer.options import AsyncRunsIn
 from worqr.peer.runners import Hosting, Middleware
+from worqr.relocation import Relocation
 from worqr.sharding import Sharding
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class PeerSettings:
     """The number of shards of each queue that has several; None: no queue has."""
     onlooker: Onlooker | None = None
     """A test drives this peer: schedules fire when the test moves the clock, not by themselves."""
+    relocation: Relocation | None = None
+    """Where a test has moved the mesh to, for the worker processes."""
     runs_in: AsyncRunsIn = "loop"
     """Where async handlers run that do not declare a place."""
     hosting: Hosting | None = None

@@ -12,6 +12,7 @@ from worqr.function import Call, Function
 from worqr.inside import client_of
 from worqr.mesh import Mesh
 from worqr.peer.settings import Onlooker
+from worqr.relocation import Relocation
 from worqr.sending import Sender
 
 R = TypeVar("R")
@@ -64,8 +65,9 @@ def staged(
     mesh.url, mesh.prefix = url or mesh.url, prefix or mesh.prefix
     if url is not None:  # another server, which does not have the users of the mesh's own
         mesh.credentials = None
+    relocation = None if url is None else Relocation(own[0], own[1], url, mesh.prefix)
     try:
-        with client.replaced(sender=sender, connections=connections, onlooker=onlooker):
+        with client.replaced(sender=sender, connections=connections, onlooker=onlooker, relocation=relocation):
             yield
     finally:
         mesh.url, mesh.prefix, mesh.credentials = own

@@ -44,6 +44,7 @@ from worqr.peer.children.naming import Name, resolve
 from worqr.peer.context import Context, current_context
 from worqr.peer.settling import encode_result, keeps_result
 from worqr.policy import Broken, Failure, Policy, Retry, judge
+from worqr.relocation import relocate
 from worqr.remote import remote_error
 from worqr.task import Seconds, name_of, seconds
 
@@ -208,6 +209,7 @@ class Runs:
         """Limit the memory, and enter the lifespan; if that raises, every run fails with the error."""
         setup = self._setup
         use_embedded(setup.embedded)
+        relocate(setup.relocation)
         try:
             if setup.memory_limit is not None:
                 _limit_memory(setup.memory_limit)

@@ -14,13 +14,14 @@ import msgspec
 from worqr.peer.children.naming import Name
 from worqr.policy import Policy
 from worqr.records import RemoteError
+from worqr.relocation import Relocation
 
 LENGTH: Final = struct.Struct("!I")
 
 
 class Setup(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """What holds for all runs. `memory_limit`, `max_result`: bytes. `embedded`: URL of the
-    parent's embedded server, if it has one.
+    parent's embedded server, if it has one. `relocation`: where a test has moved the mesh to.
     """
 
     lifespan: Name | None
@@ -28,6 +29,7 @@ class Setup(msgspec.Struct, tag=True, array_like=True, frozen=True):
     memory_limit: int | None
     max_result: int
     embedded: str | None
+    relocation: Relocation | None
 
 
 class Run(msgspec.Struct, tag=True, array_like=True, frozen=True):

@@ -41,6 +41,7 @@ from worqr.peer.running import Handler, named_after
 from worqr.peer.settling import Encoded, LastWords
 from worqr.policy import Broken, ChildError, Failure, Retry, Stalled
 from worqr.records import RemoteError
+from worqr.relocation import Relocation
 from worqr.remote import told_error, with_stderr
 from worqr.task import check_count
 
@@ -68,6 +69,7 @@ class Children:
         around_thread: entered around each call.
         memory_limit: bytes of address space that a process may have; beyond it, code there gets a MemoryError. None: no limit.
         max_result: bytes of the largest result.
+        relocation: where a test has moved the mesh to; None: nowhere.
 
     Raises:
         UsageError: this is a worker process that imports a script without a guard; or the memory limit is invalid.
@@ -83,12 +85,14 @@ class Children:
         around_thread: SpanFactory | None = None,
         memory_limit: int | None = None,
         max_result: int,
+        relocation: Relocation | None = None,
     ) -> None:
         refuse_while_importing("join()")
         self._process_lifespan = process_lifespan
         self._around_thread = around_thread
         self._memory_limit = None if memory_limit is None else check_count(memory_limit, "memory_limit")
         self._max_result = max_result
+        self._relocation = relocation
         self._setup: Setup | None = None
         self._room = trio.Semaphore(limit)
         self._writers = trio.CapacityLimiter(limit)
@@ -129,6 +133,7 @@ class Children:
                 self._memory_limit,
                 self._max_result,
                 embedded_url(),
+                self._relocation,
             )
 
         async def in_process(_task: bytes) -> object:

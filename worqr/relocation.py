@@ -1,0 +1,34 @@
+"""A mesh that a test has moved to another server, as worker processes of that test see it.
+
+A worker process imports the application's module anew, so its `Mesh` would be at the server of the application. While a test
+moves a mesh, its worker processes are told, and each mesh that is made there for the old server is at the new one.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Relocation(msgspec.Struct, array_like=True, frozen=True):
+    """From a server and prefix, as a `Mesh` was given them, to those of a test."""
+
+    from_url: str | None
+    from_prefix: str
+    url: str
+    prefix: str
+
+
+_present: list[Relocation] = []
+
+
+def relocate(relocation: Relocation | None) -> None:
+    """Move each mesh of this process that is made from now on."""
+    _present[:] = [] if relocation is None else [relocation]
+
+
+def relocated(url: str | None, prefix: str) -> tuple[str, str] | None:
+    """Where a mesh for this server and prefix really is; None: there."""
+    for each in _present:
+        if (each.from_url, each.from_prefix) == (url, prefix):
+            return each.url, each.prefix
+    return None
