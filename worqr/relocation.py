@@ -1,7 +1,7 @@
 """A mesh that a test has moved to another server, as worker processes of that test see it.
 
 A worker process imports the application's module anew, so its `Mesh` would be at the server of the application. While a test
-moves a mesh, its worker processes are told, and each mesh that is made there for the old server is at the new one.
+moves a mesh, its worker processes get a `Relocation`. Each mesh that they make for the old server is then at the new one.
 """
 
 from __future__ import annotations
