@@ -21,7 +21,7 @@ from worqr.errors import UsageError
 from worqr.inside import engine_of
 from worqr.joining import check_join, joined
 from worqr.peer.host_loop import HostLoop
-from worqr.peer.options import GRACE, HandlerOptions, check_concurrency
+from worqr.peer.options import GRACE, KEEP_FAILED, HandlerOptions, check_concurrency
 from worqr.peer.peer import Peer
 from worqr.records import Health
 from worqr.task import Seconds, seconds
@@ -97,7 +97,9 @@ class AsyncioPeer(Peer):
 
         await self._calls.call_with_status(serve, task_status.started)
 
-    def work(self, queue: str, *, retry: RetryPolicy | None = None) -> AbstractAsyncContextManager[Claims]:
+    def work(
+        self, queue: str, *, retry: RetryPolicy | None = None, keep_failed: int = KEEP_FAILED
+    ) -> AbstractAsyncContextManager[Claims]:
         raise UsageError(
             "peer.work() needs Trio: under asyncio, use peer.serve(), or take the tasks in a program that runs on Trio"
         )

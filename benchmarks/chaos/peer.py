@@ -126,7 +126,7 @@ class Peer:
 
     async def _work(self, peer: worqr.Peer) -> None:
         """Take batches of claims by hand and settle them in every way."""
-        async with peer.work(HAND, retry=handlers.policy_of(HAND)) as claims:
+        async with peer.work(HAND, **handlers.options_of(HAND)) as claims:
             while batch := await claims.take(self._rng.randint(1, 4)):
                 for claim in batch:
                     task = claim.task.decode()

@@ -650,3 +650,23 @@ async def test_a_claim_by_hand_counts_against_the_room_of_all_queues(new_mesh: N
             await runs.wait(1)
             await held[1].finish()
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.leaves(*FAILED)
+@pytest.mark.parametrize(
+    ("keep", "kept"), [({}, [b"2", b"1", b"0"]), ({"keep_failed": 2}, [b"2", b"1"]), ({"keep_failed": 0}, [])]
+)
+async def test_as_many_failed_tasks_are_kept_as_the_block_says(mesh: worqr.Mesh, keep: Any, kept: list[bytes]) -> None:
+    q = mesh.queue("Q1")
+    async with mesh.join() as peer, peer.work("Q1", **keep) as claims:
+        await q.enqueue(*numbers(3))
+        for _ in range(3):
+            await (await anext(claims)).fail("on purpose")
+        assert [failed.task for failed in await q.failed.list()] == kept
+
+
+async def test_a_wrong_number_of_failed_tasks_is_refused(mesh: worqr.Mesh) -> None:
+    async with mesh.join() as peer:
+        with pytest.raises(worqr.UsageError, match="keep_failed must be a whole number, at least 0, not -1"):
+            async with peer.work("Q1", keep_failed=-1):
+                pass

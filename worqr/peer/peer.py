@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 import trio
 
 from worqr.errors import UsageError
-from worqr.peer.options import HandlerOptions, handling
+from worqr.peer.options import KEEP_FAILED, HandlerOptions, handling
 from worqr.policy import RetryPolicy
 from worqr.records import Health
 from worqr.task import Seconds
@@ -79,7 +79,9 @@ class Peer:
         how.check_failing(queue)
         await self._engine.serving.serve(queue, handler, how, task_status=task_status)
 
-    def work(self, queue: str, *, retry: RetryPolicy | None = None) -> AbstractAsyncContextManager[Claims]:
+    def work(
+        self, queue: str, *, retry: RetryPolicy | None = None, keep_failed: int = KEEP_FAILED
+    ) -> AbstractAsyncContextManager[Claims]:
         """Return a block in which you take the tasks of a raw queue by hand, as `Claims`.
 
         Tasks that are not settled when the block ends return to the front of the queue. worqr enforces no timeout here; use
@@ -88,16 +90,17 @@ class Peer:
         Args:
             queue: The name of the queue. Of a queue with several shards, claims come from each shard in turn.
             retry: The retry policy for claims that are retried, and for claims used as a block that raises.
+            keep_failed: How many failed tasks of the queue the dead-letter queue keeps, at least 0. The oldest go first.
 
         Returns:
             An async context manager, which gives the claims.
 
         Raises:
-            UsageError: On entry: the name is invalid, the peer serves this queue already, or it has left.
+            UsageError: On entry: an argument is invalid, the peer serves this queue already, or it has left.
             RefusedByServer: On entry: the server rejected the request.
             Unavailable: On entry: the server did not reply within the mesh's `patience`.
         """
-        return self._engine.serving.work(queue, retry)
+        return self._engine.serving.work(queue, retry, keep_failed)
 
     def set_concurrency(self, n: int | Literal["auto"]) -> None:
         """Change how many units of work the peer runs at once. Tasks that run already are not affected.

@@ -116,10 +116,10 @@ class Serving:
         return self._new_stations(shards, named_after(on_failure, run), pool, Handling(how.failing or PATIENT), place)
 
     @asynccontextmanager
-    async def work(self, queue: str, retry: RetryPolicy | None) -> AsyncGenerator[Claims]:
+    async def work(self, queue: str, retry: RetryPolicy | None, keep_failed: int) -> AsyncGenerator[Claims]:
         """Take the tasks of a queue by hand, inside this block; see ``Peer.work``."""
         check_name(queue)
-        policy, size = policy_for(retry), self._settings.max_payload
+        policy, size = policy_for(retry, keep_failed=keep_failed), self._settings.max_payload
         shards = await self._stations.check_free(queue)
         desk = Desk()
         priority = 100 if len(shards) == 1 else 100 / len(shards)
