@@ -289,19 +289,21 @@ class Session:
     def _final_error(self, request: Request, refused: ErrorReply) -> WorqrError:
         """Return the error of a request that must not be sent again."""
         script = self._script(request)
+        text = f"the server refused {script.name}: {refused}"
         match refused.action:
             case ErrorAction.MOVED | ErrorAction.MOVING:
-                text = f"the server refused {script.name}: {refused}; it is a node of a cluster: write redis+cluster://"
-                return RefusedByServer(text)
+                text += "; it is a node of a cluster: write redis+cluster://"
             case ErrorAction.NOSCRIPT:
-                why = self._unloadable[script.sha]
-                return RefusedByServer(f"the server refused to load the script {script.name}: {why}")
+                text = f"the server refused to load the script {script.name}: {self._unloadable[script.sha]}"
             case ErrorAction.FULL:
                 return QueueFull(
                     "the server is out of memory (maxmemory), nothing was stored; let queues drain, or add memory"
                 )
             case _:
-                return RefusedByServer(f"the server refused {script.name}: {refused}")
+                pass
+        if request.losses:
+            text += "; an earlier copy, whose reply was lost with a connection, may have taken effect"
+        return RefusedByServer(text)
 
     def _script(self, request: Request) -> Script:
         script = request.call.script
