@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from worqr.inside import client_of, declarations_of, declared_of
+from worqr.peer.cpu import default_processes
 from worqr.peer.engine import Engine
 from worqr.peer.late import serving_late
 from worqr.peer.lifespans import States, warn_if_unused, with_asyncio
@@ -25,7 +26,7 @@ from worqr.peer.options import (
     refuse_unknown,
 )
 from worqr.peer.peer import Peer
-from worqr.peer.settings import PeerSettings, usable_cpus
+from worqr.peer.settings import PeerSettings
 from worqr.task import check_count, seconds
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def _peer_settings(mesh: Mesh[Any], options: Mapping[str, Any], host: HostLoop |
         max_payload=mesh.max_payload,
         schedules=declarations.schedules,
         threads=check_count(options.get("threads", THREADS), "threads"),
-        processes=check_count(options.get("processes", usable_cpus()), "processes"),
+        processes=check_count(options.get("processes", default_processes()), "processes"),
         process_memory=None if memory is None else check_count(memory, "process_memory"),
         nothing=nothing,
         middleware=mesh.middleware,

@@ -14,9 +14,10 @@ import trio
 
 import worqr
 from tests.peer.tools import Held, until
+from worqr import joining
 from worqr.peer import cpu, pacing
 from worqr.peer.capacity import AUTO_MOST, AUTO_START, Capacity
-from worqr.peer.cpu import CpuMeter, usable_cores
+from worqr.peer.cpu import CpuMeter, default_processes, usable_cores
 from worqr.peer.pacing import LATE, Pace, Pacer, Sample
 
 pytestmark = pytest.mark.one_server
@@ -287,6 +288,18 @@ def test_a_quota_bounds_the_cores(tmp_path: Path, files: dict[str, str], cores: 
     assert usable_cores(tmp_path) == (usable_cores(tmp_path / "none") if cores is None else cores)
 
 
+@pytest.mark.parametrize(("quota", "processes"), [(10_000, 1), (100_000, 1), (110_000, 2)])
+def test_a_quota_bounds_the_default_number_of_processes(
+    tmp_path: Path, quota: int, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    for name, text in (("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/cpu.max", f"{quota} 100000\n")):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    assert default_processes(tmp_path) == processes
+    assert default_processes(tmp_path / "none") == 64
+
+
 def test_what_threads_could_not_run_for_want_of_a_core_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = iter([{"1": 0, "2": 5 * 10**9}, {"1": 3 * 10**9, "3": 10**9}])  # thread 2 has ended, 3 is new
     monkeypatch.setattr(cpu, "_waits", lambda: next(waits))
@@ -472,3 +485,10 @@ async def test_a_peer_that_computes_does_not_grow_and_one_that_waits_does(
         held.gate.set()
         await until(lambda: peer._engine.capacity.running == 0)
         nursery.cancel_scope.cancel()
+
+
+def test_a_worker_takes_that_number_unless_it_is_given_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "default_processes", lambda: 7)
+    mesh = worqr.Mesh()
+    assert joining._peer_settings(mesh, {}).processes == 7
+    assert joining._peer_settings(mesh, {"processes": 3}).processes == 3

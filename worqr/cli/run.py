@@ -44,7 +44,9 @@ class Options:
     threads: Annotated[int | None, Parameter(metavar="N", help="Threads for plain functions. Default: 40.")] = None
     processes: Annotated[
         int | None,
-        Parameter(metavar="N", help='Processes for functions with runs_in="process". Default: the number of CPUs.'),
+        Parameter(
+            metavar="N", help='Processes for functions with runs_in="process". Default: the number of usable CPUs.'
+        ),
     ] = None
     queues: Annotated[
         tuple[str, ...],

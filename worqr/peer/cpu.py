@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
-
-from worqr.peer.settings import usable_cpus
 
 
 class CpuMeter:
@@ -40,9 +39,15 @@ def _waits() -> dict[str, int]:
     return found
 
 
+def default_processes(root: Path = Path("/")) -> int:
+    """How many processes a worker has by default: one for each core that it may use, also for the last part of one."""
+    return max(1, math.ceil(usable_cores(root)))
+
+
 def usable_cores(root: Path = Path("/")) -> float:
     """How many cores this process may use: its CPU affinity, limited by the quota of its control group."""
-    return min([float(usable_cpus()), *_quotas(root)])
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min([float(cpus), *_quotas(root)])
 
 
 def _quotas(root: Path) -> list[float]:

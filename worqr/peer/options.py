@@ -93,7 +93,8 @@ class JoinOptions(TypedDict, total=False):
     threads: int
     """The number of plain functions that run at once in threads, at least 1. Default: 40."""
     processes: int
-    """The number of functions with ``runs_in="process"`` that run at once, at least 1. Default: the number of usable CPUs."""
+    """The number of functions with ``runs_in="process"`` that run at once, at least 1. Default: the number of usable CPUs, within
+    the CPU limit of the container."""
     process_memory: int | None
     """Bytes of address space that such a process may use; a run that needs more gets a MemoryError. Default: None, no limit."""
     only: Collection[str]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -58,8 +57,3 @@ class PeerSettings:
     """The loop of the application, or the loop in which the lifespan for asyncio was entered; None: made when it is needed."""
     asyncio_state: object = None
     """What that lifespan yielded; without one, the same as `state`."""
-
-
-def usable_cpus() -> int:
-    """How many CPUs this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
