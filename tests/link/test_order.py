@@ -15,7 +15,7 @@ BASES = ("a", "b", "c")
 
 
 class Order(RuleBasedStateMachine):
-    """A request queue, a server that answers or does not, and the bases that it is moving. Nothing here makes an outcast."""
+    """A request queue, a server that answers or does not, and the bases that it is moving. Nothing here is quarantined."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,12 +49,12 @@ class Order(RuleBasedStateMachine):
     @rule(seconds=st.floats(0, 2))
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        self.request_queue.readmit(self.now)
+        self.request_queue.release_due(self.now)
 
     @rule(gone=st.sets(st.sampled_from(BASES)))
     def hand_over(self, gone: set[str]) -> None:
         """To another node, and from there back to this one."""
-        for each in self.request_queue.take_out(lambda request: request.call.base not in gone):
+        for each in self.request_queue.remove(lambda request: request.call.base not in gone):
             self.request_queue.add(each)
 
     @rule(base=st.sampled_from(BASES), at=st.integers(0, 5))
@@ -78,7 +78,7 @@ class Order(RuleBasedStateMachine):
         assert self.request_queue.is_empty() or open_ones
 
     def teardown(self) -> None:
-        self.request_queue.readmit(math.inf)
+        self.request_queue.release_due(math.inf)
         while batch := self.request_queue.take():
             for each in batch:
                 self.end(each)

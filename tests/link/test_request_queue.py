@@ -84,10 +84,10 @@ def test_a_guilty_one_with_an_owner_goes_on_behind_the_others() -> None:
     for _ in range(5):
         assert request_queue.blame(request_queue.take(), now=10) == []
     assert request_queue.take() == [innocent]
-    request_queue.readmit(now=10)
+    request_queue.release_due(now=10)
     assert request_queue.next_pause() > 10
     assert request_queue.take() == []
-    request_queue.readmit(now=100)
+    request_queue.release_due(now=100)
     assert request_queue.next_pause() == math.inf
     assert request_queue.take() == [guilty]
 
@@ -145,7 +145,7 @@ def test_many_deadlines_do_not_cost_a_scan_each() -> None:
 
 
 def test_what_belongs_elsewhere_is_taken_out_in_its_order() -> None:
-    """What was set aside came before what waits; an outcast stays until its pause is over."""
+    """What was set aside came before what waits; a quarantined request stays until its pause is over."""
     aside, guilty, flying, waiting, ours = (request(base=base) for base in ("a", "g", "f", "a", "o"))
     request_queue = filled(guilty, aside)
     guilty.owner, guilty.lost_alone, guilty.losses = WorkerHandle("W1"), GUILTY_AFTER - 1, GUILTY_AFTER
@@ -158,12 +158,12 @@ def test_what_belongs_elsewhere_is_taken_out_in_its_order() -> None:
     request_queue.take()
     request_queue.add(waiting)
     request_queue.add(ours)
-    assert request_queue.take_out(lambda request: request is ours) == [aside, waiting]
+    assert request_queue.remove(lambda request: request is ours) == [aside, waiting]
     assert request_queue.in_flight == [flying]
     request_queue.put_back([flying])
-    assert request_queue.take_out(lambda request: request is ours) == [flying]
-    request_queue.readmit(10)
-    assert request_queue.take_out(lambda _: False) == [ours, guilty]
+    assert request_queue.remove(lambda request: request is ours) == [flying]
+    request_queue.release_due(10)
+    assert request_queue.remove(lambda _: False) == [ours, guilty]
     assert request_queue.is_empty()
 
 
@@ -173,9 +173,9 @@ def test_what_is_in_flight_is_not_overtaken_by_what_is_taken_out() -> None:
     request_queue.take()
     request_queue.add(later)
     request_queue.add(other)
-    assert request_queue.take_out(lambda _: False) == [other]
+    assert request_queue.remove(lambda _: False) == [other]
     request_queue.put_back([flying])
-    assert request_queue.take_out(lambda _: False) == [flying, later]
+    assert request_queue.remove(lambda _: False) == [flying, later]
 
 
 def test_later_requests_of_a_base_wait_behind_one_that_is_set_aside() -> None:
@@ -187,12 +187,16 @@ def test_later_requests_of_a_base_wait_behind_one_that_is_set_aside() -> None:
     request_queue.set_aside(["a"], until=10)
     request_queue.add(third)
     assert request_queue.take() == [other]
-    assert (request_queue.is_empty(), request_queue.is_usual(), request_queue.bases()) == (False, False, {"a", "b"})
+    assert (request_queue.is_empty(), request_queue.has_nothing_held(), request_queue.bases()) == (
+        False,
+        False,
+        {"a", "b"},
+    )
     request_queue.put_back([])
-    request_queue.readmit(now=9.9)
+    request_queue.release_due(now=9.9)
     assert request_queue.next_pause() == 10
     assert request_queue.take() == []
-    request_queue.readmit(now=10)
+    request_queue.release_due(now=10)
     assert request_queue.next_pause() == math.inf
     assert request_queue.take() == [first, second, third]
 
@@ -216,7 +220,7 @@ def test_the_end_finds_those_that_are_set_aside() -> None:
     assert request_queue.is_empty()
 
 
-def test_an_outcast_does_not_hold_up_its_queue() -> None:
+def test_a_quarantined_request_does_not_hold_up_its_queue() -> None:
     """It breaks every connection. If others waited for it, its queue would stand still until its worker is dead."""
     guilty, later = request(base="a", owner=WorkerHandle("W1")), request(base="a")
     request_queue = filled(guilty)
@@ -226,18 +230,18 @@ def test_an_outcast_does_not_hold_up_its_queue() -> None:
     assert request_queue.take() == [later]
 
 
-def test_an_outcast_that_is_readmitted_while_its_base_is_set_aside_waits_too() -> None:
+def test_a_quarantined_request_that_is_released_while_its_base_is_set_aside_waits_too() -> None:
     guilty, waiting = request(base="a", owner=WorkerHandle("W1")), request(base="a")
     request_queue = filled(guilty)
     for _ in range(GUILTY_AFTER):
         request_queue.blame(request_queue.take(), now=0)
     request_queue.add(waiting)
     request_queue.set_aside(["a"], until=100)
-    request_queue.readmit(now=50)
+    request_queue.release_due(now=50)
     assert request_queue.next_pause() == 100
     assert request_queue.take() == []
-    request_queue.readmit(now=100)
-    assert request_queue.take() == [waiting], "an outcast travels alone"
+    request_queue.release_due(now=100)
+    assert request_queue.take() == [waiting], "a quarantined request is sent alone"
     request_queue.put_back([])
     assert request_queue.take() == [guilty]
 

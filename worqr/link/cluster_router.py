@@ -262,7 +262,7 @@ class ClusterRouter:
         if not self._lobby.pending or self._lobby_view is self.topology.view:
             return requests
         self._lobby_view = self.topology.view
-        return [*self._lobby.take_out(lambda _: False), *requests]
+        return [*self._lobby.remove(lambda _: False), *requests]
 
     def _leave_lobby(self) -> None:
         """EndpointResolver the requests of the lobby again."""

@@ -109,7 +109,7 @@ class Heartbeat(Generic[R]):
         self._every = every
         self._timeout = timeout
         self._log_thread = log_thread or LogThread()
-        self._own_scribe = log_thread is None
+        self._owns_log_thread = log_thread is None
         self._loop = LoopMonitor(driver, describe, block_limit)
         self._wire: Wire | None = None
         self._sent: deque[_Sent[R]] = deque()
@@ -156,7 +156,7 @@ class Heartbeat(Generic[R]):
             wire.interrupt()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(_END_WAIT)
-        if self._own_scribe:
+        if self._owns_log_thread:
             self._log_thread.stop()
 
     def poison(self, error: WorqrError) -> None:

@@ -256,7 +256,7 @@ class NodeClient:
         if self.state is State.ENDED:
             return
         requests, connection = self.pipeline.requests, self.pipeline.connection
-        usual = requests.is_usual()
+        usual = requests.has_nothing_held()
         waits = bool(requests.pending or requests.in_flight or self._ready) or not usual
         if not waits and (connection is not None or self._dialer.dialling):
             return
@@ -316,7 +316,7 @@ class NodeClient:
         cluster, requests = self._cluster, self.pipeline.requests
         if cluster is None or self.state is State.ENDED:
             return
-        cluster.hand_over(requests.take_out(partial(cluster.belongs, self)))
+        cluster.hand_over(requests.remove(partial(cluster.belongs, self)))
         self._passing = not cluster.passed(self, requests.bases())
         self._leaving = not cluster.is_needed(self)
         if self._leaving:

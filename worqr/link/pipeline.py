@@ -149,8 +149,8 @@ class Pipeline:
         connection, queue = self.connection, self.requests
         if connection is not None and connection.is_idle and not self._receiving:
             now = time.monotonic()
-            if not queue.is_usual():
-                queue.readmit(now)
+            if not queue.has_nothing_held():
+                queue.release_due(now)
             if connection.held_until <= now:
                 if queue.pending:
                     self._send(connection, now)

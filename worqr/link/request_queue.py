@@ -7,13 +7,14 @@ The life of a request: `add` -> `take` (into `in_flight`) -> `close`. After a lo
 `put_back` moves requests to the front in their old order. So the server sees requests in the order in which they were made.
 
 Blame: a request that was in flight when two healthy connections were lost is then sent alone, so that the next loss
-identifies it. A request that loses three connections alone fails. If it has an owner, it becomes an outcast instead, which is
+identifies it. A request that loses three connections alone fails. If it has an owner, it is quarantined instead: it is
 tried now and then, behind the others.
 
 Requests of one base (a queue, or the registry) are sent in the order in which they were added. While the slot of a base is
 being moved, `set_aside` holds all requests of this base, including later ones; other bases continue. A worker's shutdown
-depends on this order: its `stop_work` must not overtake the `finish_tasks` that was sent before. Outcasts are the exception:
-later requests of their base overtake them. Otherwise a request that breaks every connection would block its queue for ever.
+depends on this order: its `stop_work` must not overtake the `finish_tasks` that was sent before. Quarantined requests are the
+exception: later requests of their base overtake them. Otherwise a request that breaks every connection would block its queue
+for ever.
 
 A numbered request is not resent 50 minutes after it was first sent. The server may have forgotten the reply by then, and
 would execute the request again. The clock also counts the time in which the machine sleeps. Settles and starts have no
@@ -109,8 +110,8 @@ class RequestQueue:
         """Return True if there are no requests."""
         return not (self.pending or self.in_flight or self.held or self.quarantined or self.replication.waiting)
 
-    def is_usual(self) -> bool:
-        """Return True if no request is held back, an outcast, or waiting for replicas."""
+    def has_nothing_held(self) -> bool:
+        """Return True if no request is held back, quarantined, or waiting for replicas."""
         return not (self.held or self.quarantined or self.replication.waiting)
 
     def bases(self) -> set[str]:
@@ -166,10 +167,11 @@ class RequestQueue:
             if not held.requests:
                 del self.held[base]
 
-    def take_out(self, belongs: Callable[[Request], bool]) -> list[Request]:
+    def remove(self, belongs: Callable[[Request], bool]) -> list[Request]:
         """Remove and return the waiting requests that do not belong to this node, in their order.
 
-        Requests in flight stay, and so do all later requests of the same base. Outcasts stay until their pause is over.
+        Requests in flight stay, and so do all later requests of the same base. Quarantined requests stay until their pause is
+        over.
         """
         flying = {request.call.base for request in self.in_flight}
 
@@ -193,7 +195,7 @@ class RequestQueue:
             if not held.requests:
                 del self.held[base]
 
-    def readmit(self, now: float) -> None:
+    def release_due(self, now: float) -> None:
         """Move the requests whose pause is over behind the others."""
         for base, held in list(self.held.items()):
             if held.until <= now:

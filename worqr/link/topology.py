@@ -1,7 +1,7 @@
 """`Topology`: which node of a cluster has which slot. A thread with its own connection asks every few seconds, and soon after
 `invalidate()`.
 
-Here: `Topology`, and its routes. Not here: which requests are sent to which node (`cluster_router`).
+Here: `Topology`, and its resolvers. Not here: which requests are sent to which node (`cluster_router`).
 
 Any node can be asked, and each has its own view. A node that was cut off, or has just been
 replaced, may be wrong for a while.
