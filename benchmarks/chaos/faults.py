@@ -17,6 +17,8 @@ ROLES: tuple[Role, ...] = ("peer", "producer")
 FROZEN = (0.5, 1.5, 2.5, 4.0, 7.0)
 CLOCK_OFFSETS = (-3, -1, 0, 1, 5, 20, 60)
 """Seconds against the true time. Small enough that no schedule owes more firings than are made up for."""
+LOOK_AGAIN = 0.5
+"""Seconds until a fault looks again at a server that is frozen. A server that goes on has that time to act."""
 
 
 # Processes
@@ -166,7 +168,7 @@ def fill_memory(scene: Scene) -> None:
         if node.state == "up":  # a restart resets the limit
             node.ask("CONFIG", "SET", "maxmemory", 0)
         elif node.state == "frozen":
-            scene.agenda.add(0.5, undo)
+            scene.agenda.add(LOOK_AGAIN, undo)
 
     scene.agenda.add(scene.rng.choice([0.3, 1, 2]), undo)
 
@@ -178,10 +180,13 @@ def pause_clients(scene: Scene) -> None:
     scene.note("CLIENT PAUSE")
 
     def over() -> None:
-        scene.paused = False
-        scene.troubled(began, "clients paused")
+        if node.state == "frozen":  # it ends the pause when it goes on, by its clock
+            scene.agenda.add(LOOK_AGAIN, over)
+        else:
+            scene.paused = False
+            scene.troubled(began, "clients paused")
 
-    scene.agenda.add(ms / 1000, over)
+    scene.agenda.add(ms / 1000 + LOOK_AGAIN, over)
 
 
 def freeze_server(scene: Scene) -> None:
