@@ -21,10 +21,10 @@ from worqr.errors import UsageError
 from worqr.inside import engine_of
 from worqr.joining import check_join, joined
 from worqr.peer.host_loop import HostLoop
-from worqr.peer.options import GRACE, KEEP_FAILED, HandlerOptions, check_concurrency
+from worqr.peer.options import GRACE, HandlerOptions, check_concurrency
 from worqr.peer.peer import Peer
 from worqr.records import Health
-from worqr.task import Seconds, seconds
+from worqr.task import KEEP_FAILED, Seconds, seconds
 from worqr.thread_life import Life, end_at_exit, no_health
 from worqr.trio_calls import TrioCalls
 from worqr.waiting import entered, left

@@ -269,8 +269,8 @@ def open_connection(
     except BaseException as exc:
         wire.close()
         resolver.invalidate()
-        error = _stranger(wire, exc, settings, resolver.name, first=first)
-        error = error or _why_not(exc, settings, resolver, endpoint)
+        stranger = _stranger(wire, exc, settings, resolver.name, first=first)
+        error = stranger or _why_not(exc, settings, resolver, endpoint)
         if error is None:
             raise
         raise error from exc

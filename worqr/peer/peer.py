@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal, Unpack
 import trio
 
 from worqr.errors import UsageError
-from worqr.peer.options import KEEP_FAILED, HandlerOptions, handling
+from worqr.peer.options import HandlerOptions, handling
 from worqr.policy import RetryPolicy
 from worqr.records import Health
-from worqr.task import Seconds
+from worqr.task import KEEP_FAILED, Seconds
 
 if TYPE_CHECKING:
     from worqr.peer.engine import Engine
