@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import worqr
+from tests.layering_exceptions import FOREIGN_WRITES, IN_CIRCLES, WIDE_CLASSES
 
 PACKAGE = Path(__file__).parent.parent / "worqr"
 
@@ -82,6 +83,7 @@ LAYERS = (
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE = (*LAYERS[0], *LAYERS[1])
 MOST_LINES = {"module": 400, "class": 250, "function": 40}
+MOST_ATTRIBUTES = 12
 LONGER_BECAUSE: dict[str, str] = {}
 """Modules that may be longer, or hold something that is, and why that reads better."""
 
@@ -166,6 +168,88 @@ def test_parts_do_not_import_each_other_in_a_circle() -> None:
         assert free, f"in a circle: {sorted(needs)}"
         for part in free:
             del needs[part]
+
+
+def graph() -> dict[str, set[str]]:
+    """The modules that each module names, also for typing only. Without the package itself, which names all public ones."""
+    return {
+        module.name: {
+            name.removeprefix("worqr.")
+            for name in imports(module.tree)
+            if name.removeprefix("worqr.") in NAMES and name not in {f"worqr.{module.name}", "worqr", ""}
+        }
+        for module in MODULES
+        if module.name
+    }
+
+
+def reached(start: str, names: dict[str, set[str]]) -> set[str]:
+    """All modules that `start` names, directly or through others."""
+    found: set[str] = set()
+    left = [start]
+    while left:
+        new = names[left.pop()] - found
+        found |= new
+        left += new
+    return found
+
+
+def test_no_modules_name_each_other_in_a_circle() -> None:
+    names = graph()
+    circle = {module for module in names if module in reached(module, names)}
+    assert sorted(circle) == sorted(IN_CIRCLES), "also imports for typing count; IN_CIRCLES may only shrink"
+
+
+def classes(module: Module) -> Iterator[ast.ClassDef]:
+    return (node for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef))
+
+
+def is_record(node: ast.ClassDef) -> bool:
+    """A class whose fields never change: a frozen dataclass or struct, a TypedDict, a NamedTuple."""
+    frozen = any("frozen=True" in ast.unparse(each) for each in (*node.decorator_list, *node.keywords))
+    return frozen or any(ast.unparse(base) in {"TypedDict", "NamedTuple"} for base in node.bases)
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """The attributes that a class declares, or that its methods set."""
+    declared = {
+        each.target.id for each in node.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+    return declared | {
+        each.attr
+        for each in ast.walk(node)
+        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store) and ast.unparse(each.value) == "self"
+    }
+
+
+def test_no_class_has_too_many_attributes() -> None:
+    found = {
+        f"{module.name}.{node.name}": len(attributes(node))
+        for module in MODULES
+        for node in classes(module)
+        if not is_record(node) and len(attributes(node)) > MOST_ATTRIBUTES
+    }
+    assert found == WIDE_CLASSES, "divide its state by owner and lifetime; WIDE_CLASSES may only shrink"
+
+
+def foreign_writes(module: Module, owners: dict[str, set[str]]) -> Iterator[str]:
+    """Attributes of objects that a class of another file declares."""
+    for node in ast.walk(module.tree):
+        written = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del)
+        if written and ast.unparse(node.value) not in {"self", "cls"} and not node.attr.startswith("__"):
+            homes = owners.get(node.attr, set())
+            if homes and module.name not in homes:
+                yield f"{module.name}: {ast.unparse(node)}"
+
+
+def test_attributes_are_written_in_the_file_of_their_class_only() -> None:
+    owners: dict[str, set[str]] = {}
+    for module in MODULES:
+        for node in classes(module):
+            for name in attributes(node):
+                owners.setdefault(name, set()).add(module.name)
+    found = {write for module in MODULES for write in foreign_writes(module, owners)}
+    assert sorted(found) == sorted(FOREIGN_WRITES), "call a method of its owner; FOREIGN_WRITES may only shrink"
 
 
 @of_each_module
