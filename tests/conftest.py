@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import sampling
-from tests.children import Child
-from tests.importing import import_all
-from tests.leaks import assert_no_leaks, delete_all
-from tests.proxy import FaultProxy
-from tests.sampling import SAMPLE
-from tests.scheduling import rank
-from tests.servers import Server, chosen, started
+from tests.support import sampling
+from tests.support.children import Child
+from tests.support.importing import import_all
+from tests.support.leaks import assert_no_leaks, delete_all
+from tests.support.proxy import FaultProxy
+from tests.support.sampling import SAMPLE
+from tests.support.scheduling import rank
+from tests.support.servers import Server, chosen, started
 from worqr.log_events import EVENTS
 from worqr.testing.servers import let_go
 
@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     if config.getvalue("dist") != "loadscope":
         return None
-    from tests.scheduling import ByFile
+    from tests.support.scheduling import ByFile
 
     return ByFile(config, log)
 

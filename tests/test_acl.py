@@ -18,13 +18,13 @@ import redis
 import trio
 
 import worqr
-from tests.clusters import cluster_of
-from tests.leaks import Entry, dump
 from tests.ops.driver import FUTURE, PAST, Desk
 from tests.ops.scene import CALLS, Scene, next_call, reset_scene, set_scene
-from tests.patience import PATIENCE
 from tests.peer.tools import QUICK, eventually, serving, until
-from tests.servers import Server
+from tests.support.clusters import cluster_of
+from tests.support.leaks import Entry, dump
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
 from tests.test_keys import makers, plain
 from tests.test_lua import WRITES
 from worqr import ops

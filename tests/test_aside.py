@@ -10,10 +10,10 @@ import pytest
 import trio
 
 import worqr
-from tests.leaks import dump
 from tests.peer.conftest import mesh, new_mesh, other  # noqa: F401 - fixtures
 from tests.peer.tools import Held, Runs, eventually, serving
-from tests.servers import Server
+from tests.support.leaks import dump
+from tests.support.servers import Server
 from worqr import Broken, Failed, RetryPolicy
 
 pytestmark = pytest.mark.leaves("{Q1}:failed", "{Q1}:broken", "{Q1}:aside*")

@@ -20,10 +20,10 @@ import pytest
 import trio
 
 import worqr
-from tests.children import Child
-from tests.patience import PATIENCE
-from tests.proxy import FaultProxy
-from tests.servers import Server
+from tests.support.children import Child
+from tests.support.patience import PATIENCE
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
 from worqr import embedded, listening
 from worqr.link import loop_name_here
 

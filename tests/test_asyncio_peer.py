@@ -20,9 +20,9 @@ import pytest
 import trio
 
 import worqr
-from tests.children import Child
-from tests.patience import PATIENCE
-from tests.servers import Server
+from tests.support.children import Child
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
 from tests.test_asyncio import RUNS, Run, bounded, come, ends_by_cancelling
 from worqr.peer import aio, host_loop
 from worqr.peer.context import Context, current_context

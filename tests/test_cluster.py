@@ -14,10 +14,10 @@ import pytest
 import trio
 
 import worqr
-from tests.children import Child
-from tests.clusters import Cluster, Node, cluster, cluster_of, cluster_of_module, fail_over, move_slot
-from tests.patience import PATIENCE
 from tests.peer.tools import Held, Runs, eventually, serving, until
+from tests.support.children import Child
+from tests.support.clusters import Cluster, Node, cluster, cluster_of, cluster_of_module, fail_over, move_slot
+from tests.support.patience import PATIENCE
 from worqr.link import pipeline
 from worqr.link.wire_form import slot_of
 

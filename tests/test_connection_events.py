@@ -8,9 +8,9 @@ import pytest
 import trio
 
 import worqr
-from tests.patience import PATIENCE
 from tests.peer.tools import Runs, serving
-from tests.servers import Server
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
 from worqr.link.watchers import Change, Watchers
 
 

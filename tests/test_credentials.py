@@ -16,11 +16,11 @@ import trio.lowlevel
 from redis.credentials import CredentialProvider, UsernamePasswordCredentialProvider
 
 import worqr
-from tests.clusters import Cluster, cluster, cluster_of_module
-from tests.patience import PATIENCE
 from tests.peer.tools import Runs, serving, until
-from tests.sentinels import FakeSentinel
-from tests.servers import Server
+from tests.support.clusters import Cluster, cluster, cluster_of_module
+from tests.support.patience import PATIENCE
+from tests.support.sentinels import FakeSentinel
+from tests.support.servers import Server
 from worqr.link import Credentials
 
 assert cluster, cluster_of_module  # fixtures

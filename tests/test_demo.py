@@ -18,8 +18,8 @@ import pytest
 import trio
 from rich.console import Console
 
-from tests.children import ROOT
-from tests.patience import PATIENCE
+from tests.support.children import ROOT
+from tests.support.patience import PATIENCE
 from worqr.cli import demo as demo_command
 from worqr.cli.demo import board as boards
 from worqr.cli.demo import fleet as fleets

@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tests.children import ROOT
+from tests.support.children import ROOT
 
 pytest.importorskip("pyte")
 

@@ -18,8 +18,8 @@ import pytest
 import pytest_worqr
 import worqr
 import worqr.testing
-from tests.children import ROOT
-from tests.servers import Server
+from tests.support.children import ROOT
+from tests.support.servers import Server
 from worqr.peer.options import HandlerOptions
 
 FACE = (ROOT / "tests" / "face.txt").read_text("utf-8")

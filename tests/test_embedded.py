@@ -16,9 +16,9 @@ import pytest
 import redis
 import trio
 
-from tests.children import Child
-from tests.patience import PATIENCE
-from tests.servers import chosen, programs
+from tests.support.children import Child
+from tests.support.patience import PATIENCE
+from tests.support.servers import chosen, programs
 from worqr import embedded
 from worqr.embedded import EmbeddedServer, find_server, open_embedded, shared_server
 from worqr.errors import Unavailable, UsageError

@@ -9,10 +9,10 @@ import pytest
 import trio
 
 import worqr
-from tests.patience import PATIENCE
 from tests.peer.conftest import mesh, new_mesh  # noqa: F401 - fixtures
 from tests.peer.tools import QUICK, serving
-from tests.servers import Server
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
 from worqr.events import Event, _Reader  # pyright: ignore[reportPrivateUsage]
 from worqr.keys import QueueKeys
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.children import ROOT, Child
-from tests.leaks import delete_all
-from tests.patience import PATIENCE
-from tests.servers import Server
+from tests.support.children import ROOT, Child
+from tests.support.leaks import delete_all
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.one_server
 

@@ -25,9 +25,9 @@ from starlette.types import Message
 
 import worqr
 import worqr.testing
-from tests.children import ROOT
 from tests.peer.tools import eventually, until
-from tests.servers import Server
+from tests.support.children import ROOT
+from tests.support.servers import Server
 from tests.test_signature import NOON
 
 PROGRAMS = ROOT / "tests" / "programs"

@@ -10,13 +10,13 @@ import pytest
 import trio
 
 import worqr
-from tests.children import Child
 from tests.faults.rescuer import rescuer
 from tests.ops.conftest import desk  # noqa: F401 - a fixture
 from tests.ops.driver import Desk
 from tests.peer.conftest import NewMesh, new_mesh  # noqa: F401 - a fixture
 from tests.peer.tools import Held, serving, until
-from tests.servers import Server
+from tests.support.children import Child
+from tests.support.servers import Server
 from worqr import ops
 
 CHILD = Path(__file__).parent / "faults" / "child_peer.py"

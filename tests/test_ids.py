@@ -10,7 +10,7 @@ from itertools import chain
 
 import pytest
 
-from tests.children import ROOT
+from tests.support.children import ROOT
 from worqr import ids
 from worqr.ids import random_part, with_random_ids
 

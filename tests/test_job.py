@@ -14,11 +14,11 @@ import pytest
 import trio
 
 import worqr
-from tests.leaks import dump
 from tests.peer.conftest import mesh, new_mesh, other  # noqa: F401 - fixtures
 from tests.peer.test_claims import lose
 from tests.peer.tools import Held, Runs, at_most, eventually, serving, spying, until
-from tests.servers import Server
+from tests.support.leaks import dump
+from tests.support.servers import Server
 from worqr import Duplicate, QueueFull, Update
 
 JOBS = ("{Q1}:job:*", "{Q1}:due", "{Q1}:twins:*")

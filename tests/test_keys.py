@@ -13,7 +13,7 @@ from redis.crc import key_slot
 import worqr.lua
 from tests.ops.driver import Desk, desk_on
 from tests.ops.scene import CALLS, next_call, reset_scene, set_scene
-from tests.servers import Server
+from tests.support.servers import Server
 from worqr import ops
 from worqr.errors import UsageError
 from worqr.keys import MARKER, MAX_NAME, QueueKeys, RegistryKeys, check_name

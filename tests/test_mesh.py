@@ -18,11 +18,11 @@ import pytest
 import trio
 
 import worqr
-from tests.children import Child
-from tests.leaks import dump
 from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - fixtures
 from tests.peer.tools import Runs, at_most, eventually, serving, until
-from tests.servers import Server
+from tests.support.children import Child
+from tests.support.leaks import dump
+from tests.support.servers import Server
 from worqr.link import live_connection
 
 SECRET = "pa55:w0rd"

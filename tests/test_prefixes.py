@@ -22,12 +22,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import worqr
-from tests.children import Child
 from tests.cli.conftest import cli, command, logging_as_before
-from tests.leaks import delete_all, dump, short
-from tests.patience import PATIENCE
 from tests.peer.tools import Held, Runs, eventually, until
-from tests.servers import Server
+from tests.support.children import Child
+from tests.support.leaks import delete_all, dump, short
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 
 pytestmark = pytest.mark.one_server

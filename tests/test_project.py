@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.children import ROOT, Child
-from tests.patience import PATIENCE
+from tests.support.children import ROOT, Child
+from tests.support.patience import PATIENCE
 from worqr.version import __version__
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]

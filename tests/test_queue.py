@@ -12,11 +12,11 @@ import trio
 import trio.testing
 
 import worqr
-from tests.leaks import dump, short
-from tests.patience import PATIENCE
 from tests.peer.conftest import NewMesh, mesh, new_mesh, other, without_scans  # noqa: F401 - fixtures
 from tests.peer.tools import QUICK, Held, Runs, at_most, eventually, serving, spying, until
-from tests.servers import Server
+from tests.support.leaks import dump, short
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
 from worqr import listening
 from worqr.peer import cancelling
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import worqr
-from tests.children import ROOT
+from tests.support.children import ROOT
 
 Registry = worqr.Registry
 

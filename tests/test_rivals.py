@@ -22,8 +22,8 @@ from benchmarks.rivals.contender import Contender, find, header, select
 from benchmarks.rivals.figures import QUICK, rate
 from benchmarks.rivals.page import section
 from benchmarks.rivals.results import FIGURES, LOST, NOT_OFFERED, SUBJECTS, Entry, Results, load, plain, remarks
-from tests.children import ROOT
-from tests.patience import PATIENCE
+from tests.support.children import ROOT
+from tests.support.patience import PATIENCE
 
 FAKES = Path(__file__).parent / "rivals_contenders"
 

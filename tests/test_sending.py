@@ -11,7 +11,7 @@ import trio
 import worqr
 from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - fixtures
 from tests.peer.tools import at_most, eventually, spying
-from tests.servers import Server
+from tests.support.servers import Server
 
 MIB = 1 << 20
 

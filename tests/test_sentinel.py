@@ -14,10 +14,10 @@ import pytest
 import trio
 
 import worqr
-from tests.patience import PATIENCE
 from tests.peer.tools import Held, eventually, until
-from tests.sentinels import SERVICE, FakeSentinel, Watched, raw, run_id, watched
-from tests.servers import Server
+from tests.support.patience import PATIENCE
+from tests.support.sentinels import SERVICE, FakeSentinel, Watched, raw, run_id, watched
+from tests.support.servers import Server
 from tests.test_tls import Certificates, TlsServer, certificates, made_once, tls
 
 _FIXTURES = (certificates, made_once, tls)

@@ -18,12 +18,12 @@ from redis.crc import key_slot
 
 import worqr
 from tests.cli.conftest import Answer, beside, cli, command  # noqa: F401 - fixtures
-from tests.clusters import Cluster, cluster, cluster_of_module  # noqa: F401 - fixtures
-from tests.leaks import dump
-from tests.patience import PATIENCE
 from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - fixtures
 from tests.peer.tools import QUICK, Held, Runs, eventually, serving, spying, until
-from tests.servers import Server
+from tests.support.clusters import Cluster, cluster, cluster_of_module  # noqa: F401 - fixtures
+from tests.support.leaks import dump
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
 from worqr import ops, sharding, testing
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.shards import shard_of, shards_of, slot_of

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 from redis.crc import key_slot
 
-from tests.clusters import open_node
+from tests.support.clusters import open_node
 from worqr.errors import UsageError
 from worqr.keys import MAX_NAME, QueueKeys, check_name
 from worqr.shards import MAX_SHARDS, SLOTS, check_shards, shard_of, shards_of, slot_of, tags_of

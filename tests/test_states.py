@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.children import ROOT
 from tests.ops.job_rules import DELAY, Policy
 from tests.ops.test_job_machine import BOOM, ERROR, FAR, PAST, JobMachine
-from tests.servers import Server
+from tests.support.children import ROOT
+from tests.support.servers import Server
 from worqr import ops
 from worqr.keys import MARKER
 from worqr.lua import all_scripts

@@ -12,13 +12,13 @@ import trio
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.children import ROOT, Child
-from tests.leaks import assert_no_leaks, dump
-from tests.patience import PATIENCE
-from tests.proxy import FaultProxy
-from tests.resp import frame_end, is_push, words
-from tests.scheduling import LONGEST_FIRST
-from tests.servers import Server
+from tests.support.children import ROOT, Child
+from tests.support.leaks import assert_no_leaks, dump
+from tests.support.patience import PATIENCE
+from tests.support.proxy import FaultProxy
+from tests.support.resp import frame_end, is_push, words
+from tests.support.scheduling import LONGEST_FIRST
+from tests.support.servers import Server
 
 Spawn = Callable[..., Child]
 ProxyTo = Callable[[Server], FaultProxy]

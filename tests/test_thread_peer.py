@@ -20,10 +20,10 @@ import pytest
 import trio
 
 import worqr
-from tests.children import Child
-from tests.patience import PATIENCE
 from tests.peer import jobs_in_processes
-from tests.servers import Server
+from tests.support.children import Child
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
 from worqr.peer.leading import Leader
 
 T = TypeVar("T")

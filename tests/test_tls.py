@@ -26,9 +26,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 import worqr
-from tests.patience import PATIENCE
 from tests.peer.tools import Held, Runs, serving, until
-from tests.servers import SETTINGS, Server, free_port
+from tests.support.patience import PATIENCE
+from tests.support.servers import SETTINGS, Server, free_port
 from worqr.link.server_errors import as_connection_lost
 
 SECRET = "k3y/pass word"

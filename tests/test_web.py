@@ -18,10 +18,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.children import ROOT, Child
-from tests.leaks import delete_all
-from tests.patience import PATIENCE
-from tests.servers import Server, free_port
+from tests.support.children import ROOT, Child
+from tests.support.leaks import delete_all
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server, free_port
 from worqr.keys import QueueKeys
 
 pytestmark = pytest.mark.one_server

@@ -30,16 +30,16 @@ import redis
 import trio
 
 import worqr
-from tests.children import ROOT
 from tests.docs.tables import rows, words
-from tests.leaks import delete_all, dump
 from tests.ops.driver import desk_on
 from tests.ops.scene import set_scene
-from tests.patience import PATIENCE
 from tests.peer.conftest import without_scans
 from tests.peer.tools import QUICK, Held, Runs, eventually, serving, until
-from tests.proxy import FaultProxy
-from tests.servers import Server
+from tests.support.children import ROOT
+from tests.support.leaks import delete_all, dump
+from tests.support.patience import PATIENCE
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
 from tools.pages import DOCS, blocks_of
 from worqr import ops
 from worqr.keys import MARKER, QueueKeys, RegistryKeys

@@ -14,10 +14,10 @@ import trio
 
 import worqr
 from tests.cli.conftest import Command, command
-from tests.clusters import Cluster, cluster_of
-from tests.patience import PATIENCE
 from tests.peer.conftest import without_scans
 from tests.peer.tools import Runs, eventually, serving
+from tests.support.clusters import Cluster, cluster_of
+from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.one_server
 

@@ -16,7 +16,7 @@ import redis
 from benchmarks.chaos.children import Children, Process, Role
 from benchmarks.chaos.ledger import Ledger, now
 from benchmarks.chaos.servers import Servers
-from tests.proxy import FaultProxy
+from tests.support.proxy import FaultProxy
 
 
 class NotNow(Exception):

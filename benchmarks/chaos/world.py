@@ -28,7 +28,7 @@ from benchmarks.chaos.ledger import Ledger
 from benchmarks.chaos.probe import probing
 from benchmarks.chaos.scene import Scene
 from benchmarks.chaos.servers import Cluster, Servers, until
-from tests.proxy import FaultProxy
+from tests.support.proxy import FaultProxy
 from worqr.embedded import find_server
 from worqr.errors import UsageError
 

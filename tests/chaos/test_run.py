@@ -13,7 +13,7 @@ from benchmarks.chaos.history import History
 from benchmarks.chaos.ledger import ENTRIES, Ledger, lines_about, read
 from benchmarks.chaos.report import command
 from benchmarks.chaos.workload import QUEUES, TICKS
-from tests.children import ROOT
+from tests.support.children import ROOT
 
 
 @pytest.mark.one_server

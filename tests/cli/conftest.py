@@ -14,7 +14,7 @@ import pytest
 import trio
 
 import worqr
-from tests.servers import Server, keep_one_kind
+from tests.support.servers import Server, keep_one_kind
 from worqr.cli import main
 
 

@@ -14,7 +14,7 @@ import worqr
 from tests.cli.conftest import Answer, Command
 from tests.ops.driver import Desk
 from tests.peer.tools import eventually, until
-from tests.servers import Server
+from tests.support.servers import Server
 
 Beside = Callable[..., Awaitable[Answer]]
 

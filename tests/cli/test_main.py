@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from tests.children import ROOT
 from tests.cli.conftest import Command
+from tests.support.children import ROOT
 from worqr import __version__
 from worqr.cli import GROUPS
 

@@ -15,10 +15,10 @@ import pytest
 import trio
 
 import worqr
-from tests.children import ROOT
 from tests.cli.conftest import Answer, Command
 from tests.peer.tools import eventually
-from tests.servers import Server
+from tests.support.children import ROOT
+from tests.support.servers import Server
 
 Beside = Callable[..., Awaitable[Answer]]
 

@@ -11,8 +11,8 @@ import sys
 import pytest
 from cyclopts import App
 
-from tests.children import ROOT
 from tests.cli.conftest import Command
+from tests.support.children import ROOT
 from tools.cli_reference import EXAMPLES, EXITS, arguments_of, commands, name_of, reference
 from worqr.cli import COMMANDS, STDIN, make_app
 

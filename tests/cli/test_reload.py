@@ -11,10 +11,10 @@ import pytest
 import trio
 
 import worqr
-from tests.children import ROOT, Child
 from tests.cli.conftest import Command
 from tests.peer.tools import eventually, until
-from tests.servers import Server
+from tests.support.children import ROOT, Child
+from tests.support.servers import Server
 from worqr.cli.reload import changed, look
 
 LONG = 30.0

@@ -13,10 +13,10 @@ import redis
 import trio
 
 import worqr
-from tests.children import Child
 from tests.cli.conftest import Command
 from tests.peer.tools import eventually, until
-from tests.servers import Server
+from tests.support.children import Child
+from tests.support.servers import Server
 
 TERM, INT = signal.SIGTERM, signal.SIGINT
 LONG = 30.0

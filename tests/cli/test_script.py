@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from tests.children import ROOT
 from tests.cli.conftest import Command
-from tests.servers import Server
+from tests.support.children import ROOT
+from tests.support.servers import Server
 from worqr.lua import all_scripts, script
 
 NAMES = [each.name for each in all_scripts()]

@@ -13,8 +13,8 @@ import redis
 import trio
 
 import worqr
-from tests.children import Child
 from tests.cli.conftest import Command
+from tests.support.children import Child
 
 Start = Callable[..., Child]
 

@@ -23,13 +23,13 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 import worqr
-from tests.children import ROOT
 from tests.cli.conftest import Command
 from tests.cli.test_text import NASTY
 from tests.ops.driver import Desk
-from tests.patience import PATIENCE
 from tests.peer.tools import Held, eventually, serving
-from tests.servers import Server
+from tests.support.children import ROOT
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
 from worqr.cli import main, shown
 from worqr.cli.looking import QUEUES, queue_row
 from worqr.cli.terminal import Column, lay_out, number

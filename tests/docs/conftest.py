@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import keep_one_kind
+from tests.support.servers import keep_one_kind
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.leaks import delete_all
-from tests.servers import Server, free_port
+from tests.support.leaks import delete_all
+from tests.support.servers import Server, free_port
 from tools.pages import Reader, name_of, pages_of
 
 

@@ -12,7 +12,7 @@ import pytest
 import pytest_worqr
 import worqr
 import worqr.testing
-from tests.children import ROOT
+from tests.support.children import ROOT
 from tools.pages import DOCS
 
 FACE = (ROOT / "tests" / "face.txt").read_text("utf-8")

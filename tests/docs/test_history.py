@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.children import ROOT
+from tests.support.children import ROOT
 from tools.pages import DOCS
 
 TABLES = {

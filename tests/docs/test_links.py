@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.children import ROOT
+from tests.support.children import ROOT
 from tools.pages import DOCS
 
 SITE = "https://worqr.readthedocs.io/"

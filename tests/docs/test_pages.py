@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import tools.pages
-from tests.servers import free_port
+from tests.support.servers import free_port
 from tools.pages import Reader, blocks_of, is_before
 
 

@@ -14,9 +14,9 @@ import redis
 import trio
 
 import worqr
-from tests.children import ROOT
 from tests.docs.tables import REFERENCE, columns, rows, section, words
-from tests.servers import Server
+from tests.support.children import ROOT
+from tests.support.servers import Server
 from worqr import cron, listening, ops, policy, service, timetable
 from worqr import task as task_module
 from worqr.cron import Definition, Plan, at, ms_of

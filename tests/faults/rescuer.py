@@ -10,7 +10,7 @@ from functools import partial
 import trio
 
 import worqr
-from tests.patience import PATIENCE
+from tests.support.patience import PATIENCE
 
 
 class Rescuer:

@@ -15,12 +15,12 @@ import pytest
 import trio
 
 import worqr
-from tests.children import Child
 from tests.faults.rescuer import rescuer
-from tests.leaks import assert_no_leaks, delete_all
-from tests.patience import PATIENCE
-from tests.proxy import FaultProxy
-from tests.servers import Server
+from tests.support.children import Child
+from tests.support.leaks import assert_no_leaks, delete_all
+from tests.support.patience import PATIENCE
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
 from worqr import ops
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.lua import script

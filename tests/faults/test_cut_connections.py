@@ -14,11 +14,11 @@ import pytest
 import trio
 
 import worqr
-from tests.leaks import assert_no_leaks, delete_all
-from tests.patience import PATIENCE
 from tests.peer.tools import QUICK
-from tests.proxy import FaultProxy
-from tests.servers import Server
+from tests.support.leaks import assert_no_leaks, delete_all
+from tests.support.patience import PATIENCE
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
 from worqr import ops
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.lua import all_scripts, script

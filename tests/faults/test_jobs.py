@@ -12,11 +12,11 @@ import pytest
 import trio
 
 import worqr
-from tests.children import Child
-from tests.patience import PATIENCE
 from tests.peer.tools import Runs, eventually, until
-from tests.proxy import FaultProxy
-from tests.servers import Server
+from tests.support.children import Child
+from tests.support.patience import PATIENCE
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
 from worqr import Failed, RetryPolicy
 from worqr.lua import script
 

@@ -15,9 +15,9 @@ import trio.testing
 
 import worqr
 from tests.link.scripts import notice
-from tests.patience import PATIENCE
 from tests.peer.tools import until
-from tests.servers import Server
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
 
 
 class Load:

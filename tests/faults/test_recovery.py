@@ -14,13 +14,13 @@ import pytest
 import trio
 
 import worqr
-from tests.children import Child
 from tests.faults.rescuer import rescuer
-from tests.leaks import delete_all
 from tests.ops.driver import Desk
 from tests.peer.tools import until
-from tests.proxy import FaultProxy
-from tests.servers import Server
+from tests.support.children import Child
+from tests.support.leaks import delete_all
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
 from worqr import ops
 from worqr.keys import RegistryKeys
 from worqr.peer import looks

@@ -11,11 +11,11 @@ import pytest
 import trio
 
 import worqr
-from tests.patience import PATIENCE
 from tests.peer.tools import until
-from tests.sentinels import raw
-from tests.servers import SETTINGS, Server, started
-from tests.troubles import TROUBLES, Trouble, have_slots
+from tests.support.patience import PATIENCE
+from tests.support.sentinels import raw
+from tests.support.servers import SETTINGS, Server, started
+from tests.support.troubles import TROUBLES, Trouble, have_slots
 
 pytestmark = pytest.mark.one_server
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from tests.resp import frame_end, words
+from tests.support.resp import frame_end, words
 from worqr.link.settings import Endpoint
 
 ALL = (0, 16383)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.patience import PATIENCE
+from tests.support.patience import PATIENCE
 from worqr.call import Call
 from worqr.errors import UsageError
 from worqr.link import Link

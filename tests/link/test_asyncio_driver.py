@@ -16,9 +16,9 @@ import pytest
 import trio
 
 from tests.link.scripts import append, echo, lines, log
-from tests.patience import PATIENCE
-from tests.proxy import FaultProxy
-from tests.servers import Server
+from tests.support.patience import PATIENCE
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
 from worqr.link import (
     Link,
     LinkSettings,

@@ -9,9 +9,9 @@ import trio
 
 from tests.link.conftest import LinkTo
 from tests.link.scripts import Outcomes, append, echo, log, notice, until
-from tests.patience import PATIENCE
-from tests.proxy import FaultProxy
-from tests.servers import Server
+from tests.support.patience import PATIENCE
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
 
 
 async def test_a_caller_who_is_cancelled_already_sends_nothing(

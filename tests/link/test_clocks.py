@@ -12,8 +12,8 @@ import pytest
 import trio
 
 import worqr
-from tests.patience import PATIENCE
-from tests.servers import Server
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
 from worqr.link import boottime
 
 A_MAC_THAT_SLEPT = f"""

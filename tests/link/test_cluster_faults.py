@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import trio
 
-from tests.children import Child
 from tests.link.conftest import LinkTo
 from tests.link.nodes import ALL, HALVES, SILENT, FakeNode, Fakes, errs, fakes_of
 from tests.link.scripts import ECHO_CALL, Outcomes, append, echo, lines, until
 from tests.link.test_subscriptions import SubscriptionListener, listener
-from tests.patience import PATIENCE
+from tests.support.children import Child
+from tests.support.patience import PATIENCE
 from worqr.call import Call
 from worqr.errors import ClaimLost, RefusedByServer, Unavailable, WorqrBug
 from worqr.link import Link, LinkSettings, WorkerHandle

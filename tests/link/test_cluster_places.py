@@ -11,11 +11,11 @@ import pytest
 import trio
 import trustme
 
-from tests.clusters import Cluster, Node, cluster, cluster_of_module, move_slot, wait
 from tests.link.conftest import LinkTo
 from tests.link.scripts import append
 from tests.link.test_subscriptions import listener
-from tests.servers import programs
+from tests.support.clusters import Cluster, Node, cluster, cluster_of_module, move_slot, wait
+from tests.support.servers import programs
 from worqr.errors import RefusedByServer
 from worqr.link.wire_form import slot_of
 

@@ -12,12 +12,12 @@ import pytest
 import trio
 import trio.testing
 
-from tests.clusters import Cluster, Node, cluster, cluster_of_module, fail_over, move_slot
 from tests.link.conftest import LinkTo
 from tests.link.scripts import append, echo, lines, until
 from tests.link.test_subscriptions import listener
-from tests.patience import PATIENCE
-from tests.servers import Server
+from tests.support.clusters import Cluster, Node, cluster, cluster_of_module, fail_over, move_slot
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
 from worqr import ops
 from worqr.call import Call
 from worqr.errors import NotReplicated, RefusedByServer, Unavailable, UsageError

@@ -11,8 +11,8 @@ import trio.testing
 
 from tests.link.conftest import LinkTo
 from tests.link.scripts import Outcomes, echo, lines, until
-from tests.patience import PATIENCE
-from tests.servers import Server
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
 from worqr.link import TrioDriver, Waiter
 from worqr.link.driver import wake_all
 

@@ -15,8 +15,8 @@ import trio
 
 from tests.link.conftest import LinkTo
 from tests.link.scripts import echo, lines, notice, until
-from tests.patience import PATIENCE
-from tests.servers import Server, free_port
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server, free_port
 from worqr.errors import RefusedByServer, Unavailable
 from worqr.link.log_thread import LogThread
 from worqr.link.outage import Outage

@@ -14,9 +14,9 @@ import trio
 
 from tests.link.conftest import LinkTo
 from tests.link.scripts import Outcomes, echo, lines, script, until
-from tests.patience import PATIENCE
-from tests.proxy import FaultProxy
-from tests.servers import Server
+from tests.support.patience import PATIENCE
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
 from worqr.call import Call
 from worqr.link import Heartbeat, Link, answer_timeout, boottime, heartbeat
 from worqr.link.heartbeat import _Sent

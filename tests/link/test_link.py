@@ -10,12 +10,12 @@ import pytest
 import trio
 import trio.testing
 
-from tests.children import Child
 from tests.link.conftest import LinkTo
 from tests.link.scripts import Outcomes, echo, until
-from tests.patience import PATIENCE
-from tests.proxy import FaultProxy
-from tests.servers import Server
+from tests.support.children import Child
+from tests.support.patience import PATIENCE
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
 from worqr.errors import Unavailable, UsageError
 from worqr.link import Link, LinkSettings, TrioDriver
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from tests.link.conftest import LinkTo
 from tests.link.scripts import ECHO_CALL
-from tests.proxy import FaultProxy
-from tests.servers import Server
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
 from worqr.lua import all_scripts
 
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.patience import PATIENCE
+from tests.support.patience import PATIENCE
 from worqr.link.log_thread import LogThread
 
 logger = logging.getLogger("worqr.test.log_thread")

@@ -9,8 +9,8 @@ import trio
 
 import worqr
 import worqr.call
-from tests.proxy import FaultProxy
-from tests.servers import Server
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
 from worqr import ops
 from worqr.keys import QueueKeys
 from worqr.link.giving_up import give_up

@@ -14,8 +14,8 @@ import trio
 
 from tests.link.conftest import LinkTo
 from tests.link.scripts import Outcomes, append, echo, kill_connections, lines, log, notice, until
-from tests.proxy import FaultProxy
-from tests.servers import Server
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
 from worqr.errors import ClaimLost, RefusedByServer, Unavailable, WrongVersion
 from worqr.link import WorkerHandle
 

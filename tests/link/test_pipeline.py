@@ -11,7 +11,7 @@ import trio
 
 from tests.link.conftest import LinkTo
 from tests.link.scripts import ECHO, Outcomes, append, echo, kill_connections, lines, log, script, until
-from tests.servers import Server
+from tests.support.servers import Server
 from worqr.call import Call
 from worqr.errors import ClaimSettled, QueueFull, RefusedByServer, Unavailable, UsageError, WorqrBug
 from worqr.link.session import Session

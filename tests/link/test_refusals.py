@@ -11,9 +11,9 @@ import trio
 
 from tests.link.conftest import LinkTo
 from tests.link.scripts import Outcomes, append, echo, lines, script, until
-from tests.sentinels import raw
-from tests.servers import SETTINGS, Server, started
-from tests.troubles import TROUBLES, Trouble, have_slots
+from tests.support.sentinels import raw
+from tests.support.servers import SETTINGS, Server, started
+from tests.support.troubles import TROUBLES, Trouble, have_slots
 from worqr.call import Call
 from worqr.errors import RefusedByServer, Unavailable
 

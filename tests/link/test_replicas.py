@@ -11,10 +11,10 @@ import trio
 
 from tests.link.conftest import LinkTo
 from tests.link.scripts import Outcomes, append, echo, script, until
-from tests.patience import PATIENCE
-from tests.proxy import FaultProxy
-from tests.replicated import Pair, follow, mine, own_pair, pair, pair_of_module, promote, wait_for_replicas
-from tests.servers import Server
+from tests.support.patience import PATIENCE
+from tests.support.proxy import FaultProxy
+from tests.support.replicated import Pair, follow, mine, own_pair, pair, pair_of_module, promote, wait_for_replicas
+from tests.support.servers import Server
 from worqr import ops
 from worqr.call import Call
 from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable

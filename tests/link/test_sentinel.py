@@ -9,9 +9,9 @@ import pytest
 
 from tests.link.conftest import LinkTo
 from tests.link.scripts import ECHO_CALL, Outcomes, append, echo, lines, until
-from tests.proxy import FaultProxy
-from tests.sentinels import SERVICE, FakeSentinel, Sentinel, run_id, started
-from tests.servers import Server
+from tests.support.proxy import FaultProxy
+from tests.support.sentinels import SERVICE, FakeSentinel, Sentinel, run_id, started
+from tests.support.servers import Server
 from worqr.errors import RefusedByServer, Unavailable
 from worqr.link import Link, sentinel
 

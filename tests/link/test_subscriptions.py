@@ -15,9 +15,9 @@ import trio.testing
 
 from tests.link.conftest import LinkTo
 from tests.link.scripts import echo, lines, until
-from tests.patience import PATIENCE
-from tests.proxy import FaultProxy
-from tests.servers import Server
+from tests.support.patience import PATIENCE
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
 from worqr.errors import RefusedByServer, Unavailable, UsageError
 from worqr.link import Link, Subscription
 

@@ -18,11 +18,11 @@ import pytest
 import trio
 import trio.testing
 
-from tests.children import Child
 from tests.link.scripts import append, echo, lines, log
-from tests.patience import PATIENCE
-from tests.proxy import FaultProxy
-from tests.servers import Server
+from tests.support.children import Child
+from tests.support.patience import PATIENCE
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
 from worqr.errors import Unavailable, UsageError, WorqrBug
 from worqr.link import Link, LinkSettings, Signal, ThreadDriver, TrioDriver, Waiter, driver_here, run_blocking
 from worqr.link.driver import wake_all

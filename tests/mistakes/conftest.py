@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import worqr
-from tests.children import ROOT
-from tests.patience import PATIENCE
-from tests.servers import Server, keep_one_kind
+from tests.support.children import ROOT
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server, keep_one_kind
 
 NewMesh = Callable[..., worqr.Mesh]
 

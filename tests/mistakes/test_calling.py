@@ -12,7 +12,7 @@ import pytest
 import trio
 
 import worqr
-from tests.servers import Server
+from tests.support.servers import Server
 
 mesh = worqr.Mesh("redis://nowhere.invalid")
 

@@ -14,7 +14,7 @@ import trio
 import worqr
 from tests.mistakes.conftest import Ended
 from tests.peer.tools import until
-from tests.servers import Server
+from tests.support.servers import Server
 
 
 async def asyncio_sleep() -> None:

@@ -12,7 +12,7 @@ import pytest
 import worqr
 from tests.link.test_outage import old_server
 from tests.mistakes.conftest import Ended
-from tests.servers import Server
+from tests.support.servers import Server
 
 
 def connecting_to(url: str, **settings: Any) -> str:

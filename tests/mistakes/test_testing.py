@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.children import ROOT
-from tests.patience import PATIENCE
+from tests.support.children import ROOT
+from tests.support.patience import PATIENCE
 
 TEST = """
 import pytest, worqr

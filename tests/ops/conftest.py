@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.ops.driver import Desk, desk_on
-from tests.servers import Server
+from tests.support.servers import Server
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import redis
 
-from tests.leaks import Entry, dump
-from tests.patience import PATIENCE
-from tests.servers import Server
+from tests.support.leaks import Entry, dump
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
 from worqr import ops
 from worqr.call import Call
 from worqr.keys import MARKER, QueueKeys, RegistryKeys

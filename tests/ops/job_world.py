@@ -12,7 +12,7 @@ import redis
 
 from tests.ops.driver import FENCE
 from tests.ops.job_rules import DELAY, LATER, NOW
-from tests.patience import PATIENCE
+from tests.support.patience import PATIENCE
 from worqr.call import Call
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.lua import all_scripts

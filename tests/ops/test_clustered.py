@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import redis
 
-from tests.clusters import open_node
 from tests.ops.driver import Desk
 from tests.ops.scene import CALLS, next_call, reset_scene, set_scene
-from tests.patience import PATIENCE
+from tests.support.clusters import open_node
+from tests.support.patience import PATIENCE
 from worqr.call import Call
 from worqr.keys import NEVER
 from worqr.link.wire_form import as_sent, slot_of

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import redis
 
-from tests.clusters import open_node
 from tests.ops.driver import KEEPALIVE, Desk, job
 from tests.ops.scene import CALLS, Scene, fingerprint, next_call, reset_scene, set_scene
 from tests.ops.schedules import declared
+from tests.support.clusters import open_node
 from worqr import ops
 from worqr.call import Call
 from worqr.keys import QueueKeys

@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 from tests.ops.job_model import Model
 from tests.ops.job_rules import DELAY, LEAVING, NOW, Place, Policy, id_of, reference
 from tests.ops.job_world import EXPIRING, World, differences, wire
-from tests.servers import Server
+from tests.support.servers import Server
 from worqr import ops
 from worqr.call import Call
 from worqr.keys import MARKER

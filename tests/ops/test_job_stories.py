@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.leaks import assert_no_leaks
 from tests.ops.driver import FUTURE, PAST, Desk, job, payloads
-from tests.servers import Server
+from tests.support.leaks import assert_no_leaks
+from tests.support.servers import Server
 from worqr import ops
 from worqr.keys import MARKER, QueueKeys
 

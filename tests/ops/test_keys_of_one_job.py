@@ -12,7 +12,7 @@ import redis
 
 from tests.ops.driver import Desk, claim, digest, reference
 from tests.ops.scene import CALLS, Scene, fingerprint, next_call, reset_scene, set_scene
-from tests.servers import Server
+from tests.support.servers import Server
 from worqr import ops
 from worqr.call import Call
 from worqr.keys import MARKER, QueueKeys

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from tests.leaks import assert_no_leaks
 from tests.ops.driver import LEASE, Desk, payloads
-from tests.servers import Server
+from tests.support.leaks import assert_no_leaks
+from tests.support.servers import Server
 from worqr import ops
 from worqr.keys import MARKER
 

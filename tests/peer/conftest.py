@@ -9,7 +9,7 @@ import pytest
 import trio
 
 import worqr
-from tests.servers import Server
+from tests.support.servers import Server
 from worqr.peer.scanning import Scanner
 
 NewMesh = Callable[..., worqr.Mesh]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 import worqr
-from tests.patience import PATIENCE
+from tests.support.patience import PATIENCE
 
 mesh = worqr.Mesh("embedded:")
 ran = trio.Event()

@@ -16,9 +16,9 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from tests.patience import PATIENCE
 from tests.peer.test_threads import watched
 from tests.peer.tools import at_most, until
+from tests.support.patience import PATIENCE
 from worqr.peer.aio import AsyncioLoop
 
 Handler = Callable[[Any], Awaitable[object]]

@@ -10,10 +10,10 @@ import pytest
 import trio
 
 import worqr
-from tests.patience import PATIENCE
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import until
-from tests.servers import Server
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
 from worqr import testing
 from worqr.connecting import Connections
 from worqr.keys import QueueKeys

@@ -14,9 +14,9 @@ import pytest
 import trio
 
 import worqr
-from tests.patience import PATIENCE
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import at_most, until
+from tests.support.patience import PATIENCE
 from worqr import testing
 
 

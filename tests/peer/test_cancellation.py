@@ -15,8 +15,8 @@ import trio.testing
 import worqr
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import Held, Runs, at_most, eventually, serving, spying, until
-from tests.proxy import FaultProxy
-from tests.servers import Server
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
 from worqr.lua import script
 
 

@@ -11,11 +11,11 @@ import redis
 import trio
 
 import worqr
-from tests.patience import PATIENCE
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import Held, Runs, Spy, eventually, serving, spying, until
-from tests.proxy import FaultProxy
-from tests.servers import Server
+from tests.support.patience import PATIENCE
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
 from worqr.lua import script
 from worqr.peer import cancelling
 

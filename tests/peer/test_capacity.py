@@ -15,7 +15,7 @@ import trio
 
 import worqr
 from tests.peer.tools import QUICK, SCRIPTS, Held, Runs, eventually, serving, spying, until
-from tests.servers import Server
+from tests.support.servers import Server
 from worqr.keys import QueueKeys
 from worqr.ops import Started
 from worqr.peer.capacity import PATIENCE, Capacity, Pool

@@ -15,9 +15,9 @@ import msgspec
 import pytest
 import trio
 
-from tests.children import Child
 from tests.peer import process_jobs as jobs
 from tests.peer.processes import FENCE, LONG, Desk, open_pool
+from tests.support.children import Child
 from worqr import Broken, Failure, Retry, UsageError
 from worqr.peer.children import pool as pool_module
 from worqr.peer.children import process

@@ -14,10 +14,10 @@ import pytest
 import trio
 import trio.testing
 
-from tests.children import Child
 from tests.peer import process_jobs as jobs
 from tests.peer.processes import LONG, Desk, Pool, is_alive, open_pool, wait_dead
 from tests.peer.test_children import value
+from tests.support.children import Child
 from worqr.peer.children import pool as pool_module
 from worqr.policy import ChildError, Policy, Stalled
 

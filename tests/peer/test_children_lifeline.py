@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from tests.children import ROOT
 from tests.peer.processes import wait_dead
+from tests.support.children import ROOT
 
 PROGRAM = """
 import os, socket, subprocess, sys, time

@@ -15,10 +15,10 @@ import pytest
 import trio
 
 import worqr
-from tests.children import ROOT
 from tests.peer import process_jobs as jobs
 from tests.peer.processes import LONG, open_pool
 from tests.peer.test_children import value
+from tests.support.children import ROOT
 from worqr import UsageError
 from worqr.peer import running
 from worqr.peer.children import naming

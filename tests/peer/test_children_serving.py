@@ -17,7 +17,7 @@ from tests.peer import process_jobs as jobs
 from tests.peer.processes import LONG, Pool, is_alive, open_pool, wait_dead
 from tests.peer.test_claims import lose
 from tests.peer.tools import QUICK, Runs, eventually, serving
-from tests.servers import Server
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.one_server
 

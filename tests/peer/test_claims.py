@@ -11,11 +11,11 @@ import trio
 import trio.testing
 
 import worqr
-from tests.leaks import dump
-from tests.patience import PATIENCE
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import QUICK, Runs, at_most, eventually, serving, spying, until
-from tests.servers import Server
+from tests.support.leaks import dump
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
 from worqr.peer import leaving
 
 FAILED = ("{Q1}:failed", "{Q1}:aside*")

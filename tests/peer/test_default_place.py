@@ -11,9 +11,9 @@ import pytest
 import trio
 
 import worqr
-from tests.patience import PATIENCE
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import until
+from tests.support.patience import PATIENCE
 from worqr.link import loop_name_here
 
 

@@ -12,11 +12,11 @@ import pytest
 import trio
 
 import worqr
-from tests.leaks import dump
-from tests.patience import PATIENCE
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import Held, Runs, eventually, serving, spying, until
-from tests.servers import Server
+from tests.support.leaks import dump
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
 from worqr.peer import leaving
 
 

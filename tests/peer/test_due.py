@@ -14,7 +14,7 @@ import trio
 import worqr
 from tests.peer.test_claims import lose
 from tests.peer.tools import Runs, eventually, serving, until
-from tests.servers import Server
+from tests.support.servers import Server
 from worqr import Retry, Update
 
 

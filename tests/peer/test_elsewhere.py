@@ -13,8 +13,8 @@ import pytest
 import trio
 
 import worqr
-from tests.patience import PATIENCE
 from tests.peer.tools import QUICK, eventually, serving, until
+from tests.support.patience import PATIENCE
 from worqr import RetryPolicy
 
 pytestmark = pytest.mark.one_server

@@ -7,8 +7,8 @@ import trio
 import trio.testing
 
 import worqr
-from tests.patience import PATIENCE
-from tests.servers import Server
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
 
 
 async def bury(_failed: worqr.Failed) -> None:

@@ -14,10 +14,10 @@ import pytest
 import trio
 
 import worqr
-from tests.patience import PATIENCE
 from tests.peer.test_claims import lose
 from tests.peer.tools import QUICK, Held, Runs, eventually, serving
-from tests.servers import Server
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
 from worqr import Broken, Failed, Failure, Retry, RetryPolicy
 from worqr.peer.options import PATIENT
 

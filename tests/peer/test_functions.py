@@ -17,11 +17,11 @@ import trio
 import trio.testing
 
 import worqr
-from tests.leaks import dump
 from tests.peer import jobs_in_processes
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import QUICK, at_most, eventually
-from tests.servers import Server
+from tests.support.leaks import dump
+from tests.support.servers import Server
 from tests.test_signature import ORDER, TYPES, Color, Order, User, of
 
 SECRET = "correct horse"

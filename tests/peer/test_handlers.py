@@ -14,10 +14,10 @@ import pytest
 import trio
 
 import worqr
-from tests.leaks import dump
-from tests.patience import PATIENCE
 from tests.peer.tools import QUICK, Runs, eventually, serving, until
-from tests.servers import Server
+from tests.support.leaks import dump
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.one_server
 

@@ -16,10 +16,10 @@ import pytest
 import trio
 
 import worqr
-from tests.patience import PATIENCE
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import Runs, serving, until
-from tests.proxy import FaultProxy
+from tests.support.patience import PATIENCE
+from tests.support.proxy import FaultProxy
 from worqr.lua import script
 from worqr.peer import late
 

@@ -12,11 +12,11 @@ import trio
 import trio.testing
 
 import worqr
-from tests.leaks import dump, short
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import SCRIPTS, Held, Runs, at_most, eventually, serving, until
-from tests.proxy import FaultProxy
-from tests.servers import Server
+from tests.support.leaks import dump, short
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
 from worqr.lua import script
 
 

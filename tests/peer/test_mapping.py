@@ -11,8 +11,8 @@ import worqr
 from tests.peer.conftest import NewMesh
 from tests.peer.test_strays import reconnect
 from tests.peer.tools import Runs, eventually, serving, until
-from tests.proxy import FaultProxy
-from tests.servers import Server
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
 from worqr.lua import script
 from worqr.peer import mapping
 

@@ -8,7 +8,7 @@ import pytest
 
 import worqr
 from tests.peer.tools import Runs, spying
-from tests.servers import Server
+from tests.support.servers import Server
 from worqr.peer.options import HandlerOptions, Handling, JoinOptions, handling, policy_for, refuse_unknown
 from worqr.policy import Policy
 

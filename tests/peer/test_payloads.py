@@ -11,7 +11,7 @@ import trio.testing
 import worqr
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import QUICK, Runs, eventually, serving, spying
-from tests.servers import Server
+from tests.support.servers import Server
 from worqr.keys import MARKER
 
 MIB = 1 << 20

@@ -9,9 +9,9 @@ import pytest
 import trio
 
 import worqr
-from tests.leaks import dump
 from tests.peer.tools import Held, Runs, at_most, eventually, serving, spying, until
-from tests.servers import Server
+from tests.support.leaks import dump
+from tests.support.servers import Server
 
 
 async def said(job: worqr.Job[Any]) -> tuple[float | None, str]:

@@ -12,13 +12,13 @@ import trio
 import trio.testing
 
 import worqr
-from tests.leaks import dump
 from tests.peer.conftest import NewMesh
 from tests.peer.test_claims import lose
 from tests.peer.test_due import hearing
 from tests.peer.tools import Held, Runs, at_most, eventually, serving, until
-from tests.proxy import FaultProxy
-from tests.servers import Server
+from tests.support.leaks import dump
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
 from worqr import ops
 from worqr.call import Call
 from worqr.keys import QueueKeys

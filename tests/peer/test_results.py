@@ -15,8 +15,8 @@ import trio
 import worqr
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import Held, Runs, at_most, eventually, serving, spying, until
-from tests.proxy import FaultProxy
-from tests.servers import Server
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
 from worqr import Failure, JobCancelled, JobFailed, NoResult, ResultTimeout, Retry, listening, ops
 from worqr import job as job_module
 from worqr.lua import script

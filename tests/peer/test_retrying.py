@@ -11,7 +11,7 @@ import trio
 
 import worqr
 from tests.peer.tools import QUICK, Runs, eventually, serving
-from tests.servers import Server
+from tests.support.servers import Server
 from worqr import Broken, Failure, Retry, RetryPolicy, Update
 
 FAILED = ("{Q1}:failed", "{Q1}:aside*")

@@ -14,7 +14,7 @@ import trio
 import worqr
 from tests.ops.driver import PAST
 from tests.peer.tools import Runs, at_most, eventually, serving, until
-from tests.servers import Server
+from tests.support.servers import Server
 from worqr import noted as noted_names
 from worqr import ops, summing
 from worqr.keys import QueueKeys, RegistryKeys

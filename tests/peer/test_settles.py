@@ -12,10 +12,10 @@ import trio
 import trio.testing
 
 import worqr
-from tests.patience import PATIENCE
 from tests.peer.test_strays import reconnect
 from tests.peer.tools import QUICK, Held, eventually, serving, until
-from tests.servers import Server
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
 from worqr import RefusedByServer
 from worqr.errors import ClaimLost
 from worqr.keys import QueueKeys

@@ -13,7 +13,7 @@ import trio
 import worqr
 from tests.peer.test_claims import lose
 from tests.peer.tools import Held, Runs, at_most, eventually, serving
-from tests.servers import Server
+from tests.support.servers import Server
 from worqr import Failure, Retry, RetryPolicy, Update
 
 FAILED = ("{Q1}:failed", "{Q1}:aside*")

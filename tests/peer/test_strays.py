@@ -10,8 +10,8 @@ import redis
 import worqr
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import Held, Runs, serving, until
-from tests.proxy import FaultProxy
-from tests.servers import Server
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
 from worqr.lua import script
 
 pytestmark = pytest.mark.one_server

@@ -15,13 +15,13 @@ import pytest
 import trio
 
 import worqr
-from tests.children import Child
-from tests.patience import PATIENCE
 from tests.peer.conftest import NewMesh
 from tests.peer.test_strays import forget_how_it_ended, reconnect
 from tests.peer.tools import QUICK, Held, Runs, at_most, eventually, serving, until
-from tests.proxy import FaultProxy
-from tests.servers import Server
+from tests.support.children import Child
+from tests.support.patience import PATIENCE
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
 from worqr.lua import script
 from worqr.peer.stuck import Stuck
 

@@ -15,8 +15,8 @@ import pytest
 import trio
 
 import worqr
-from tests.patience import PATIENCE
 from tests.peer.tools import Runs, eventually, serving, until
+from tests.support.patience import PATIENCE
 from worqr import RetryPolicy
 from worqr.peer.task_log import _undecodable
 from worqr.policy import Broken

@@ -13,8 +13,8 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from tests.patience import PATIENCE
 from tests.peer.tools import at_most, until
+from tests.support.patience import PATIENCE
 from worqr.peer.context import current_context
 from worqr.peer.running import name_of
 from worqr.peer.threads import Threads

@@ -17,10 +17,10 @@ import pytest
 import trio
 
 import worqr
-from tests.children import Child
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import Held, Runs, eventually, serving, until
-from tests.servers import Server
+from tests.support.children import Child
+from tests.support.servers import Server
 from worqr import ops
 from worqr.cron import Definition, jitter_ms
 from worqr.keys import QueueKeys, RegistryKeys

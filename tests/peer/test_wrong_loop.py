@@ -11,8 +11,8 @@ import sniffio
 import trio
 
 import worqr
-from tests.patience import PATIENCE
 from tests.peer.conftest import NewMesh
+from tests.support.patience import PATIENCE
 from worqr.peer.wrong_loop import failure_for
 
 

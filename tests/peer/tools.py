@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import trio
 
 import worqr
-from tests.patience import PATIENCE
-from tests.servers import Server
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
 from worqr.lua import all_scripts
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 import worqr
-from tests.servers import Server
+from tests.support.servers import Server
 from worqr import testing
 
 NOWHERE = "redis://nowhere.invalid"

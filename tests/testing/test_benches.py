@@ -9,9 +9,9 @@ import pytest
 import trio
 
 import worqr
-from tests.children import Child
 from tests.peer.tools import until
-from tests.servers import Server
+from tests.support.children import Child
+from tests.support.servers import Server
 from tests.testing.conftest import NOWHERE
 from worqr import testing
 from worqr.testing.servers import kept_server

@@ -10,7 +10,7 @@ import trio
 
 import worqr
 from tests.peer.tools import Runs, spying
-from tests.servers import Server
+from tests.support.servers import Server
 from worqr import testing
 from worqr.link import Link
 from worqr.lua import all_scripts, script

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 import worqr
-from tests.servers import Server
+from tests.support.servers import Server
 from worqr import testing
 
 MINUTE = timedelta(minutes=1)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.children import ROOT
-from tests.patience import PATIENCE
+from tests.support.children import ROOT
+from tests.support.patience import PATIENCE
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 

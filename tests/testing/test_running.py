@@ -15,7 +15,7 @@ import pytest
 import trio
 
 import worqr
-from tests.servers import Server
+from tests.support.servers import Server
 from tests.testing import elsewhere
 from tests.testing.conftest import NOWHERE
 from worqr import testing

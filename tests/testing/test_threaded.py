@@ -16,8 +16,8 @@ import pytest
 import trio
 
 import worqr
-from tests.patience import PATIENCE
-from tests.servers import Server
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
 from tests.testing.conftest import NOWHERE
 from worqr import testing
 from worqr.testing.benches import Bench

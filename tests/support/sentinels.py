@@ -13,9 +13,9 @@ from typing import Any
 
 import redis
 
-from tests.patience import PATIENCE
-from tests.resp import frame_end, words
-from tests.servers import SETTINGS, Server, programs, started
+from tests.support.patience import PATIENCE
+from tests.support.resp import frame_end, words
+from tests.support.servers import SETTINGS, Server, programs, started
 from worqr.embedded import EmbeddedServer
 
 SERVICE = "orders"

@@ -19,7 +19,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.patience import PATIENCE
+from tests.support.patience import PATIENCE
 from worqr.embedded import EmbeddedServer, find_server
 from worqr.errors import Unavailable
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import redis
 
-from tests.patience import PATIENCE
-from tests.sentinels import raw, wait
-from tests.servers import Server
+from tests.support.patience import PATIENCE
+from tests.support.sentinels import raw, wait
+from tests.support.servers import Server
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.leaks import assert_no_leaks
-from tests.patience import PATIENCE
-from tests.servers import SETTINGS, Server
+from tests.support.leaks import assert_no_leaks
+from tests.support.patience import PATIENCE
+from tests.support.servers import SETTINGS, Server
 from worqr.link import replication
 
 REPLICATING = {**SETTINGS, "repl-diskless-sync-delay": "0", "repl-timeout": "600"}  # a frozen replica is not given up

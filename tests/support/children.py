@@ -17,9 +17,9 @@ from typing import IO
 
 import trio
 
-from tests.patience import PATIENCE
+from tests.support.patience import PATIENCE
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 
 
 class Child:

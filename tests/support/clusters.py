@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 import redis
 
-from tests.patience import PATIENCE
-from tests.servers import SETTINGS, Server, free_port, started
+from tests.support.patience import PATIENCE
+from tests.support.servers import SETTINGS, Server, free_port, started
 
 SLOTS = 16384
 ASK_AGAIN = 6.0

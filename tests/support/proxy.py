@@ -29,8 +29,8 @@ from typing import Any, Literal, TypeVar
 
 import trio
 
-from tests.patience import PATIENCE
-from tests.resp import frame_end, is_push, words
+from tests.support.patience import PATIENCE
+from tests.support.resp import frame_end, is_push, words
 
 R = TypeVar("R")
 On = str | int | None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parent.parent
 
 
 def import_all(config: pytest.Config) -> None:
