@@ -13,7 +13,7 @@ from benchmarks.drain import CONCURRENCY, Drains
 from benchmarks.measuring import Bar, Plan, Row, Table, in_turn
 from benchmarks.server import account, fill_jobs
 from worqr.embedded import EmbeddedServer
-from worqr.options import encode_options
+from worqr.job_options import encode_options
 
 BAR = Bar(10_000)
 OWN: Mapping[str, Any] = {"timeout": 30, "result_ttl": 60, "retry": worqr.RetryPolicy(max_failures=5)}

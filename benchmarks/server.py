@@ -11,10 +11,10 @@ from typing import Any
 import redis
 
 from worqr import ops
-from worqr.call import Call
 from worqr.embedded import EmbeddedServer
 from worqr.keys import QueueKeys
 from worqr.lua import all_scripts
+from worqr.script_call import Call
 
 PRODUCER = "bare"
 ASKED_BY_CLIENTS = frozenset({"evalsha", "ping", "subscribe", "unsubscribe"})
@@ -39,7 +39,7 @@ def fill(client: redis.Redis, key: str, count: int, size: int = 100) -> None:
 
 
 def fill_jobs(client: redis.Redis, keys: QueueKeys, count: int, options: Mapping[str, object], size: int = 100) -> None:
-    """Dispatch `count` jobs with different tasks of `size` bytes; `options` as `worqr.options.encode_options` returns them."""
+    """Dispatch `count` jobs with different tasks of `size` bytes; `options` as `job_options.encode_options` returns them."""
     numbers = itertools.count(time.time_ns() // 1000)
     for start in range(0, count, 10_000):
         pipe = client.pipeline(transaction=False)

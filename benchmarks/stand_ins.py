@@ -15,8 +15,8 @@ import redis
 
 from benchmarks.server import command
 from worqr import ops
-from worqr.call import Call
 from worqr.keys import QueueKeys, RegistryKeys
+from worqr.script_call import Call
 
 KEEPALIVE_MS = 3000
 ROOM = 100

@@ -28,9 +28,9 @@ from tests.support.servers import Server
 from tests.test_keys import makers, plain
 from tests.test_lua import WRITES
 from worqr import ops
-from worqr.call import Call
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
 from worqr.lua import Script, all_scripts, script
+from worqr.script_call import Call
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "permissions.md"
 SECRET = "s3cret/w0rd"

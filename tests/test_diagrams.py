@@ -13,7 +13,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from tools import diagrams
-from worqr.states import TRANSACTIONS, moves
+from worqr.job_states import TRANSACTIONS, moves
 
 DOCS = Path(__file__).parent.parent / "docs"
 SVG = "{http://www.w3.org/2000/svg}"

@@ -28,7 +28,7 @@ import worqr.testing
 from tests.peer.tools import eventually, until
 from tests.support.children import ROOT
 from tests.support.servers import Server
-from tests.test_signature import NOON
+from tests.test_argument_codec import NOON
 
 PROGRAMS = ROOT / "tests" / "programs"
 FACE = (ROOT / "tests" / "face.txt").read_text("utf-8")

@@ -28,7 +28,7 @@ PASSED_ON = {
     "worqr.link.log_thread",
     "worqr.peer.complaints",
     "worqr.link.heartbeat",
-    "worqr.service",
+    "worqr.hosting.service",
 }
 """Modules in which a call may pass on an event that it was given."""
 METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
@@ -163,7 +163,7 @@ def tables() -> dict[str, str]:
         fields = ", ".join(f"`{field}`" for field in event.fields)
         lines.append(f"| `{name}` | {levels} | {event.meaning} | {fields} |")
     fields = [f"| `{name}` | {meaning} |" for name, meaning in FIELDS.items()]
-    loggers = [module for module, tree in SOURCES.items() if has_logger(tree)]
+    loggers = sorted(name for module, tree in SOURCES.items() for name in logger_names(module, tree))
     return {
         "log events": "\n".join(lines),
         "log fields": "\n".join(["| field | holds |", "|---|---|", *fields]),
@@ -171,8 +171,13 @@ def tables() -> dict[str, str]:
     }
 
 
-def has_logger(tree: ast.Module) -> bool:
-    return any(isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "logger" for node in tree.body)
+def logger_names(module: str, tree: ast.Module) -> Iterator[str]:
+    """The name of the module's logger: its own, or the one that it had when it was documented."""
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "logger":
+            assert isinstance(node.value, ast.Call), module
+            (name,) = node.value.args
+            yield name.value if isinstance(name, ast.Constant) else module
 
 
 def written(text: str) -> str:

@@ -13,8 +13,8 @@ import worqr
 from worqr import Broken, Failure, Retry, RetryPolicy, UsageError
 from worqr.policy import POLICY_FIELDS, ChildError, Policy, Stalled, Verdict, judge, retry_fields
 from worqr.records import RemoteError
-from worqr.remote import remote_error, told_error, with_stderr
-from worqr.task import name_of
+from worqr.remote_error import remote_error, told_error, with_stderr
+from worqr.validation import name_of
 
 NOON = datetime(2030, 6, 1, 12, tzinfo=UTC)
 NOON_MS = 1_906_545_600_000

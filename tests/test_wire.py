@@ -135,7 +135,7 @@ def test_every_option_of_a_dispatch_is_in_the_table() -> None:
         "max_length": 1,
         "front": True,
     }
-    from worqr.options import encode_options
+    from worqr.job_options import encode_options
 
     table = rows(PAGE, "Options of dispatch_jobs")
     named = {word for row in table for word in words(row[0])}

@@ -1,7 +1,7 @@
 """Draws the diagrams of the documentation: ``python -m tools.diagrams``.
 
 Each diagram is a function that returns the text of an SVG file in ``docs/assets``. The states and moves of "life of a job" come
-from `worqr.states`; this module has their positions and labels. The seconds of the other diagrams come from the code. Colours
+from `worqr.job_states`; this module has their positions and labels. The seconds of the other diagrams come from the code. Colours
 follow the reader's light or dark mode. ``tests/test_diagrams.py`` compares the committed files with the output.
 """
 
@@ -12,11 +12,11 @@ from html import escape
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from worqr.job_states import SHOWN, TRANSACTIONS, State, moves
 from worqr.peer.engine import DEFAULT_KEEPALIVE
 from worqr.peer.looks import LOOK_EVERY, TWO_LOOKS
 from worqr.peer.membership import BEAT_EVERY
 from worqr.peer.scanning import SCAN_EVERY
-from worqr.states import SHOWN, TRANSACTIONS, State, moves
 
 ASSETS = Path(__file__).resolve().parent.parent / "docs" / "assets"
 STYLE = """\
@@ -177,12 +177,12 @@ LEGEND: Final = (
 
 
 def life_of_a_job() -> str:
-    """Every state and every move of `worqr.states`."""
+    """Every state and every move of `worqr.job_states`."""
     taken: dict[tuple[State, State], list[str]] = {}
     for transaction, before, after in moves():
         taken.setdefault((before, after), []).append(transaction)
     if taken.keys() != ROUTES.keys():
-        raise ValueError(f"ROUTES and the table of worqr.states differ in {sorted(taken.keys() ^ ROUTES.keys())}")
+        raise ValueError(f"ROUTES and the table of worqr.job_states differ in {sorted(taken.keys() ^ ROUTES.keys())}")
     drawing = Drawing(
         760, 650, "Life of a job", "States of a job and the moves between them, coloured by who causes the move."
     )

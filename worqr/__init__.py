@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING
 from worqr.version import __version__
 
 if TYPE_CHECKING:
-    from worqr.aside import Aside
-    from worqr.blocking import BlockingFunction, BlockingMesh, BlockingQueue
-    from worqr.blocking_jobs import BlockingJob
+    from worqr.client.blocking import BlockingFunction, BlockingMesh, BlockingQueue
+    from worqr.client.blocking_jobs import BlockingJob
+    from worqr.client.dead_letters import Aside
+    from worqr.client.events import ConnectionEvent, Event
+    from worqr.client.job import Job
+    from worqr.client.queue import Queue
     from worqr.cron import Schedule
     from worqr.errors import (
         ClaimLost,
@@ -35,11 +38,12 @@ if TYPE_CHECKING:
         WorqrError,
         WrongVersion,
     )
-    from worqr.events import ConnectionEvent, Event
-    from worqr.function import AsyncFunction, Bound, Call, Function, SyncFunction
-    from worqr.job import Job
+    from worqr.functions.function import AsyncFunction, Bound, Call, Function, SyncFunction
+    from worqr.functions.registry import Registry, TaskDecorator
+    from worqr.functions.schedule_registry import ScheduleOptions
+    from worqr.hosting.thread_peer import ThreadPeer
+    from worqr.job_options import JobOptions, Update
     from worqr.mesh import Mesh
-    from worqr.options import JobOptions, Update
     from worqr.peer.claims import Claim
     from worqr.peer.context import Context, current
     from worqr.peer.options import HandlerOptions, JoinOptions
@@ -47,27 +51,23 @@ if TYPE_CHECKING:
     from worqr.peer.runners import Middleware
     from worqr.peer.taking import Claims
     from worqr.policy import Broken, ChildError, Failure, Retry, RetryPolicy
-    from worqr.queue import Queue
     from worqr.records import CancelCount, Failed, Health, QueueInfo, RemoteError, Status, TaskInfo, WorkerInfo
-    from worqr.registry import Registry, TaskDecorator
-    from worqr.task import Seconds
-    from worqr.thread_peer import ThreadPeer
-    from worqr.timetable import ScheduleOptions
+    from worqr.validation import Seconds
 
 _HOMES = {
-    "worqr.aside": "Aside",
-    "worqr.blocking": "BlockingFunction BlockingMesh BlockingQueue",
-    "worqr.blocking_jobs": "BlockingJob",
+    "worqr.client.dead_letters": "Aside",
+    "worqr.client.blocking": "BlockingFunction BlockingMesh BlockingQueue",
+    "worqr.client.blocking_jobs": "BlockingJob",
     "worqr.cron": "Schedule",
     "worqr.errors": (
         "ClaimLost ClaimSettled Duplicate JobCancelled JobFailed NoResult NotReplicated PayloadTooLarge QueueFull "
         "RefusedByServer ResultTimeout Unavailable UsageError WorqrBug WorqrError WrongVersion"
     ),
-    "worqr.events": "ConnectionEvent Event",
-    "worqr.function": "AsyncFunction Bound Call Function SyncFunction",
-    "worqr.job": "Job",
+    "worqr.client.events": "ConnectionEvent Event",
+    "worqr.functions.function": "AsyncFunction Bound Call Function SyncFunction",
+    "worqr.client.job": "Job",
     "worqr.mesh": "Mesh",
-    "worqr.options": "JobOptions Update",
+    "worqr.job_options": "JobOptions Update",
     "worqr.peer.claims": "Claim",
     "worqr.peer.taking": "Claims",
     "worqr.peer.context": "Context current",
@@ -75,12 +75,12 @@ _HOMES = {
     "worqr.peer.peer": "Peer",
     "worqr.peer.runners": "Middleware",
     "worqr.policy": "Broken ChildError Failure Retry RetryPolicy",
-    "worqr.queue": "Queue",
-    "worqr.registry": "Registry TaskDecorator",
+    "worqr.client.queue": "Queue",
+    "worqr.functions.registry": "Registry TaskDecorator",
     "worqr.records": "CancelCount Failed Health QueueInfo RemoteError Status TaskInfo WorkerInfo",
-    "worqr.task": "Seconds",
-    "worqr.thread_peer": "ThreadPeer",
-    "worqr.timetable": "ScheduleOptions",
+    "worqr.validation": "Seconds",
+    "worqr.hosting.thread_peer": "ThreadPeer",
+    "worqr.functions.schedule_registry": "ScheduleOptions",
 }
 """The module of each public name."""
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from worqr.client import Client
-    from worqr.declarations import Declarations
-    from worqr.function import Declared, Function
+    from worqr.client.client import Client
+    from worqr.functions.declarations import Declarations
+    from worqr.functions.function import Declared, Function
+    from worqr.functions.registry import Registry
     from worqr.mesh import Mesh
     from worqr.peer.engine import Engine
     from worqr.peer.peer import Peer
-    from worqr.registry import Registry
 
 
 def client_of(mesh: Mesh[Any]) -> Client:

@@ -49,7 +49,7 @@ class QueueKeys:
     """The keys and channels of one queue; `base` is the waiting list itself and the prefix of all others.
 
     `failures`: the keys of that queue's failure queue, which is in the same slot. `tag`: the keys of one of the queue's further
-    shards, a list in a slot of its own; `worqr.shards` has the list of shards, and which task goes where.
+    shards, a list in a slot of its own; `worqr.shard_layout` has the list of shards, and which task goes where.
     """
 
     prefix: str

@@ -1,6 +1,7 @@
 """The mesh: which server an application uses, and what it declares.
 
-A `Mesh` does no I/O until `connect()` or `join()`. How it connects is in `worqr.connecting`, how it joins in `worqr.joining`.
+A `Mesh` does no I/O until `connect()` or `join()`. How it connects is in `worqr.client.connections`, how it joins in
+`worqr.hosting.joined_peer`.
 """
 
 from __future__ import annotations
@@ -9,22 +10,28 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
 
-from worqr import function, ops, service
-from worqr.blocking import BlockingMesh
-from worqr.blocks import async_block
-from worqr.client import Client
-from worqr.connecting import CONNECT, JOIN, check_loop
+from worqr import ops
+from worqr.client.async_context import async_block
+from worqr.client.blocking import BlockingMesh
+from worqr.client.client import Client
+from worqr.client.connections import CONNECT, JOIN, check_loop
+from worqr.client.fleet import Fleet
+from worqr.client.inspection import all_infos
+from worqr.client.job import Job
+from worqr.client.queue import Queue
+from worqr.client.stats import queue_names
 from worqr.cron import Schedule
-from worqr.declarations import Declarations
 from worqr.errors import UsageError, did_you_mean
-from worqr.fleet import Fleet
 from worqr.foreign import explain_options
-from worqr.job import Job
-from worqr.joining import check_join, joined
+from worqr.functions import function
+from worqr.functions.declarations import Declarations
+from worqr.functions.registry import Registry
+from worqr.hosting import service
+from worqr.hosting.joined_peer import check_join, joined
+from worqr.hosting.thread_peer import ThreadPeer
+from worqr.job_options import check_replicas
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.link import Credentials, GivenCredentials, checked_credentials
-from worqr.looking import all_infos
-from worqr.options import check_replicas
 from worqr.peer.lifespans import States, check_lifespan
 from worqr.peer.options import (
     AsyncRunsIn,
@@ -37,14 +44,10 @@ from worqr.peer.options import (
 from worqr.peer.peer import Peer
 from worqr.peer.runners import Middleware, checked_middleware
 from worqr.peer.ticking import all_schedules, schedule_of
-from worqr.queue import Queue
 from worqr.records import QueueInfo
-from worqr.registry import Registry
 from worqr.relocation import relocated
-from worqr.shards import check_shards
-from worqr.summing import queue_names
-from worqr.task import Seconds, check_count, check_text, seconds
-from worqr.thread_peer import ThreadPeer
+from worqr.shard_layout import check_shards
+from worqr.validation import Seconds, check_count, check_text, seconds
 
 R = TypeVar("R")
 if TYPE_CHECKING:
@@ -226,7 +229,7 @@ class Mesh(Registry, Fleet, Generic[S]):
             async with joined(self, self._states, options) as peer:
                 yield peer
         else:
-            from worqr.asyncio_peer import joined_under_asyncio  # programs on Trio need no asyncio
+            from worqr.hosting.asyncio_peer import joined_under_asyncio  # programs on Trio need no asyncio
 
             async with joined_under_asyncio(self, self._states, options) as asyncio_peer:
                 yield asyncio_peer

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, cast
 
 from worqr.errors import UsageError
 from worqr.records import RemoteError
-from worqr.task import KEEP_FAILED, MAX_FAILURES, MAX_STALLS, Seconds, check_count, name_of, seconds, to_ms
+from worqr.validation import KEEP_FAILED, MAX_FAILURES, MAX_STALLS, Seconds, check_count, name_of, seconds, to_ms
 
 MAX_TIMEOUTS: Final = 3
 MIN_BACKOFF: Final = 2.0

@@ -1,6 +1,6 @@
 """The values that users read: the state of tasks, queues, workers and peers; errors and dead-letter records. Pure.
 
-How errors and dead-letter records are stored is in `worqr.remote`.
+How errors and dead-letter records are stored is in `worqr.remote_error`.
 """
 
 from __future__ import annotations

@@ -17,9 +17,11 @@ import worqr
 from tests.docs.tables import REFERENCE, columns, rows, section, words
 from tests.support.children import ROOT
 from tests.support.servers import Server
-from worqr import cron, listening, ops, policy, service, timetable
-from worqr import task as task_module
+from worqr import cron, ops, policy, validation
+from worqr.client import notifications
 from worqr.cron import Definition, Plan, at, ms_of
+from worqr.functions import schedule_registry
+from worqr.hosting import service
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import answer_timeout, server_info
 from worqr.link import settings as link_settings
@@ -86,10 +88,10 @@ def test_the_times_are_those_of_the_code() -> None:
         *(leading.LOOK_EVERY, leading.TWO_LOOKS, membership.LEASE),
         *(leading.SCAN_EVERY, unserved.GRACE, cancelling.RECONCILE_EVERY, mesh.block_limit, settings.patience),
         *(GRACE, leaving.LEAVE_PATIENCE, promoting.AT_MOST_EVERY),
-        *(task_module.MAX_FAILURES, task_module.MAX_STALLS, policy.MAX_TIMEOUTS),
+        *(validation.MAX_FAILURES, validation.MAX_STALLS, policy.MAX_TIMEOUTS),
         *(policy.MIN_BACKOFF, policy.MAX_BACKOFF),
-        *(PATIENT.max_failures, PATIENT.min_backoff, PATIENT.max_backoff, saying.SAY_EVERY, listening.LOOK_AGAIN),
-        *(task_module.KEEP_FAILED, mesh.max_payload / 2**20),
+        *(PATIENT.max_failures, PATIENT.min_backoff, PATIENT.max_backoff, saying.SAY_EVERY, notifications.LOOK_AGAIN),
+        *(validation.KEEP_FAILED, mesh.max_payload / 2**20),
     ]
     assert f"at most {MAX_PATIENCE:g}" in section("timing.md", "Intervals and limits")
 
@@ -251,13 +253,16 @@ def test_a_cron_expression_fires_when_the_page_says(row: list[str]) -> None:
 
 def test_the_bounds_of_schedules_are_those_of_the_code() -> None:
     bounds = {row[0]: row[1] for row in rows("schedules.md", "Bounds")}
-    assert bounds["period of `every`"] == f"at least {timetable.MIN_PERIOD:g} s"
-    assert bounds["payload of a scheduled call"] == f"{timetable.MAX_TASK // 1024} KiB"
-    assert bounds["missed firings that are made up for"] == f"{timetable.MAX_CATCH_UP}"
+    assert bounds["period of `every`"] == f"at least {schedule_registry.MIN_PERIOD:g} s"
+    assert bounds["payload of a scheduled call"] == f"{schedule_registry.MAX_TASK // 1024} KiB"
+    assert bounds["missed firings that are made up for"] == f"{schedule_registry.MAX_CATCH_UP}"
     assert bounds['firings that wait with `overlap="queue"`'].startswith(f"{ticking.MAX_OWED};")
     text = section("schedules.md", "Missed firings")
     assert f"up to {cron.ON_TIME_MS // 1000} s late" in text
-    for heading, words_of_code in (("Missed firings", [*timetable.MISFIRES]), ("Overlap", [*timetable.OVERLAPS])):
+    for heading, words_of_code in (
+        ("Missed firings", [*schedule_registry.MISFIRES]),
+        ("Overlap", [*schedule_registry.OVERLAPS]),
+    ):
         assert [words(row[0])[0].strip('"') for row in rows("schedules.md", heading) if "`" in row[0]] == words_of_code
     assert declaring.REDECLARE == 600
     assert cron.AHEAD_MS == 60_000

@@ -10,10 +10,10 @@ import pytest
 import trio
 
 from tests.support.patience import PATIENCE
-from worqr.call import Call
 from worqr.errors import UsageError
 from worqr.link import Link
 from worqr.lua import Script
+from worqr.script_call import Call
 
 
 def script(name: str, body: str, flags: str = "") -> Script:

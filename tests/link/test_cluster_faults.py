@@ -19,7 +19,6 @@ from tests.link.scripts import ECHO_CALL, Outcomes, append, echo, lines, until
 from tests.link.test_subscriptions import SubscriptionListener, listener
 from tests.support.children import Child
 from tests.support.patience import PATIENCE
-from worqr.call import Call
 from worqr.errors import ClaimLost, RefusedByServer, Unavailable, WorqrBug
 from worqr.link import Link, LinkSettings, WorkerHandle
 from worqr.link.cluster_router import ClusterRouter
@@ -32,6 +31,7 @@ from worqr.link.subscriptions import Subscriptions
 from worqr.link.thread_driver import ThreadDriver, run_blocking
 from worqr.link.topology import NodeEndpoint, ShardEndpoint
 from worqr.link.wire_form import slot_of
+from worqr.script_call import Call
 
 LOW, HIGH = "Q0", "Q2"
 """Queues in the first and in the second half of all slots; the registry is in the second."""

@@ -19,12 +19,12 @@ from tests.support.clusters import Cluster, Node, cluster, cluster_of_module, fa
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import ops
-from worqr.call import Call
 from worqr.errors import NotReplicated, RefusedByServer, Unavailable, UsageError
 from worqr.keys import QueueKeys
 from worqr.link import Link
 from worqr.link.wire_form import slot_of
 from worqr.lua import Script
+from worqr.script_call import Call
 
 assert cluster, cluster_of_module  # fixtures
 

@@ -17,11 +17,11 @@ from tests.link.scripts import Outcomes, echo, lines, script, until
 from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
-from worqr.call import Call
 from worqr.link import Heartbeat, Link, answer_timeout, boottime, heartbeat
 from worqr.link.heartbeat import _Sent
 from worqr.link.loop_monitor import LoopMonitor
 from worqr.link.settings import LinkSettings
+from worqr.script_call import Call
 
 BEAT = script("beat", "redis.call('SET', KEYS[1], ARGV[1], 'EX', 60) return {'ok', ARGV[1]}")
 

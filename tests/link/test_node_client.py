@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.link.scripts import script
-from worqr.call import Call, Merge
 from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable
 from worqr.link import LinkSettings, Request, live_connection, node_client, outage, pipeline
 from worqr.link.log_thread import LogThread
@@ -30,6 +29,7 @@ from worqr.link.node_client import NodeClient, State
 from worqr.link.server_info import ServerInfo
 from worqr.link.session import Phase, Session
 from worqr.link.settings import Endpoint
+from worqr.script_call import Call, Merge
 
 DO = script("do", "return 1")
 ERRORS = (

@@ -12,9 +12,9 @@ import trio
 from tests.link.conftest import LinkTo
 from tests.link.scripts import ECHO, Outcomes, append, echo, kill_connections, lines, log, script, until
 from tests.support.servers import Server
-from worqr.call import Call
 from worqr.errors import ClaimSettled, QueueFull, RefusedByServer, Unavailable, UsageError, WorqrBug
 from worqr.link.session import Session
+from worqr.script_call import Call
 
 
 async def test_every_task_gets_its_own_answer(link_to: LinkTo, server: Server) -> None:

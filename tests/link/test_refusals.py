@@ -14,8 +14,8 @@ from tests.link.scripts import Outcomes, append, echo, lines, script, until
 from tests.support.sentinels import raw
 from tests.support.servers import SETTINGS, Server, started
 from tests.support.troubles import TROUBLES, Trouble, have_slots
-from worqr.call import Call
 from worqr.errors import RefusedByServer, Unavailable
+from worqr.script_call import Call
 
 pytestmark = pytest.mark.one_server
 

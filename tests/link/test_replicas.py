@@ -16,12 +16,12 @@ from tests.support.proxy import FaultProxy
 from tests.support.replicated import Pair, follow, mine, own_pair, pair, pair_of_module, promote, wait_for_replicas
 from tests.support.servers import Server
 from worqr import ops
-from worqr.call import Call
 from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable
 from worqr.keys import QueueKeys
 from worqr.link import Link, LinkSettings, TrioDriver, replication
 from worqr.link.replication import FIRST_SLICE, LONGEST_SLICE, Replication
 from worqr.link.request import Request
+from worqr.script_call import Call
 
 assert all((mine, own_pair, pair, pair_of_module))  # fixtures
 

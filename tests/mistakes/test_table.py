@@ -79,8 +79,8 @@ TABLE: dict[str, tuple[str, ...]] = {
     ),
     "a function that was renamed while tasks waited": ("peer/test_unserved.py::test_the_leader_says_so",),
     "join_in_thread() that nobody started": (
-        "test_thread_peer.py::test_one_that_is_dropped_without_a_start_is_warned_of_where_it_was_made",
-        "test_thread_peer.py::test_one_that_is_left_at_the_exit",
+        "hosting/test_thread_peer.py::test_one_that_is_dropped_without_a_start_is_warned_of_where_it_was_made",
+        "hosting/test_thread_peer.py::test_one_that_is_left_at_the_exit",
     ),
     "a parent that waits for its child with a concurrency of 1": (
         "peer/test_parents.py::test_a_parent_whose_worker_has_no_slot_for_its_child_is_logged_once_with_the_remedy",

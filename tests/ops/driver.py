@@ -17,11 +17,11 @@ from tests.support.leaks import Entry, dump
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import ops
-from worqr.call import Call
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
 from worqr.lua import all_scripts
 from worqr.ops import Dispatched, Started
 from worqr.records import RemoteError
+from worqr.script_call import Call
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ from tests.ops.job_rules import (
     sha1,
     tries,
 )
-from worqr.states import State
+from worqr.job_states import State
 
 
 @dataclass

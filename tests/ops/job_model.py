@@ -29,8 +29,8 @@ from tests.ops.job_rules import (
     reference,
     sha1,
 )
+from worqr.job_states import State
 from worqr.policy import POLICY_FIELDS
-from worqr.states import State
 
 
 @dataclass

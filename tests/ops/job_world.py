@@ -13,9 +13,9 @@ import redis
 from tests.ops.driver import FENCE
 from tests.ops.job_rules import DELAY, LATER, NOW
 from tests.support.patience import PATIENCE
-from worqr.call import Call
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.lua import all_scripts
+from worqr.script_call import Call
 
 _SNAPSHOT = """
 local reads = {list = 'LRANGE', set = 'SMEMBERS', hash = 'HGETALL', zset = 'ZRANGE', string = 'GET'}

@@ -9,9 +9,9 @@ from typing import Any
 from tests.ops.driver import BOOM, FUTURE, KEEPALIVE, LEASE, PAST, Desk, job
 from tests.ops.schedules import DEF, TASK, T, declared
 from worqr import ops
-from worqr.call import Call
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
 from worqr.ops import ScheduleRow, Tick
+from worqr.script_call import Call
 
 KEPT = {"result_ttl": "60000"}
 """Of a job whose result is kept for a minute."""

@@ -7,9 +7,9 @@ import pytest
 
 from tests.ops.driver import FUTURE, Desk, Expires, claim, digest, payloads, reference
 from worqr import ops
-from worqr.call import Call
 from worqr.keys import MARKER
 from worqr.ops import Cancelled
+from worqr.script_call import Call
 
 
 def with_budget(call: Call[Cancelled], budget: int) -> Call[Cancelled]:

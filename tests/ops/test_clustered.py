@@ -13,10 +13,10 @@ from tests.ops.driver import Desk
 from tests.ops.scene import CALLS, next_call, reset_scene, set_scene
 from tests.support.clusters import open_node
 from tests.support.patience import PATIENCE
-from worqr.call import Call
 from worqr.keys import NEVER
 from worqr.link.wire_form import as_sent, slot_of
 from worqr.lua import all_scripts
+from worqr.script_call import Call
 
 
 class ClusterDesk(Desk):

@@ -22,9 +22,9 @@ from tests.ops.driver import (
     reference,
 )
 from worqr import ops
-from worqr.call import Call
 from worqr.keys import MARKER
 from worqr.ops import Dispatched
+from worqr.script_call import Call
 
 GIVEN = " fail_on jitter max_backoff max_failures max_stalls max_timeouts min_backoff result_ttl retry_on timeout "
 """All names of a policy, as Update(policy=True) sends them."""

@@ -14,9 +14,9 @@ from tests.ops.scene import CALLS, Scene, fingerprint, next_call, reset_scene, s
 from tests.ops.schedules import declared
 from tests.support.clusters import open_node
 from worqr import ops
-from worqr.call import Call
 from worqr.keys import QueueKeys
 from worqr.lua import all_scripts, script
+from worqr.script_call import Call
 
 FILL_MEMORY = {"dispatch_jobs", "enqueue", "fire_schedule", "note_progress", "note_queues"}
 STRINGS = {":paused", ":leader", ":version", ":worker:A", ":worker:B", ":worker:C"}

@@ -7,7 +7,7 @@ import pytest
 from tests.ops.driver import Desk, Expires, claim, reference
 from tests.ops.schedules import HOUR, MINUTE, TASK, T, now
 from worqr import ops
-from worqr.call import Call
+from worqr.script_call import Call
 
 ID = "cron:s"
 OVERLAPS = ("skip", "queue", "cancel")

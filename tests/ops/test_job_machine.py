@@ -1,5 +1,5 @@
 """All transactions of a queue in random sequences by several workers, against `job_model.Model`: after each step every key
-under the prefix is what the model says, and every move of a job is one that `worqr.states` allows.
+under the prefix is what the model says, and every move of a job is one that `worqr.job_states` allows.
 
 What is checked besides: nothing that was acknowledged is lost or there twice, an job_id runs once at a time, no worker sleeps
 while there is a task that it could take, and once all is drained nothing is left behind.
@@ -30,11 +30,11 @@ from tests.ops.job_rules import DELAY, LEAVING, NOW, Place, Policy, id_of, refer
 from tests.ops.job_world import EXPIRING, World, differences, wire
 from tests.support.servers import Server
 from worqr import ops
-from worqr.call import Call
+from worqr.job_states import LIVE, State, moves
 from worqr.keys import MARKER
 from worqr.ops import MAX_ITEMS
 from worqr.records import RemoteError
-from worqr.states import LIVE, State, moves
+from worqr.script_call import Call
 
 FAR, FARTHER, PAST = 10**14, 2 * 10**14, 5_000
 BOOM = RemoteError("Boom", "it broke", "line 1\nline 2")
@@ -185,7 +185,7 @@ class JobMachine(RuleBasedStateMachine):
         assert found == expected, differences(found, expected)
         self._check_told()
         for move in self.model.moved:
-            assert move in self.allowed, f"states.py does not allow {move}"
+            assert move in self.allowed, f"job_states.py does not allow {move}"
         self.seen |= set(self.model.moved)
         self._check_places(found)
         self.clock += 1

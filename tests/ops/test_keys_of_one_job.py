@@ -14,9 +14,9 @@ from tests.ops.driver import Desk, claim, digest, reference
 from tests.ops.scene import CALLS, Scene, fingerprint, next_call, reset_scene, set_scene
 from tests.support.servers import Server
 from worqr import ops
-from worqr.call import Call
 from worqr.keys import MARKER, QueueKeys
 from worqr.lua import script
+from worqr.script_call import Call
 
 STEMS = (":job:", ":active:", ":claim:", ":aside:", ":twins:", ":taken:", ":result:", ":older_result:")
 LISTS = ("waiting", ":suspects", ":due", ":blocked", ":failed", ":broken", ":cancelling", ":claims:A", ":claims:C")

@@ -8,8 +8,8 @@ import pytest
 
 from tests.ops.driver import Desk
 from worqr import ops
-from worqr.call import Call
 from worqr.errors import WorqrBug
+from worqr.script_call import Call
 
 
 def kept(desk: Desk) -> set[int]:

@@ -8,8 +8,8 @@ import pytest
 
 from tests.ops.driver import FUTURE, Desk, job, reference
 from worqr import ops
-from worqr.call import Call
 from worqr.keys import MARKER, QueueKeys
+from worqr.script_call import Call
 
 
 def test_empties_the_trash_in_steps(desk: Desk) -> None:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from tests.ops.driver import Desk
 from worqr import ops
-from worqr.call import Call
 from worqr.cron import AHEAD_MS, Definition, Plan, judge
 from worqr.keys import QueueKeys
 from worqr.ops import Tick
+from worqr.script_call import Call
 from worqr.testing.clock import moved_scripts
 
 T = TypeVar("T")

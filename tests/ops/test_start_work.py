@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.ops.driver import Desk, policy
 from worqr import ops
-from worqr.call import Call
+from worqr.script_call import Call
 
 
 def test_puts_the_worker_into_the_fence_with_its_policy(desk: Desk) -> None:

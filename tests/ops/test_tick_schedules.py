@@ -23,8 +23,8 @@ from tests.ops.schedules import (
     set_clock_ahead,
 )
 from worqr import ops
-from worqr.call import Call
 from worqr.ops import Due, ScheduleRow, Tick
+from worqr.script_call import Call
 
 FAR = 7_000_000_000_000
 

@@ -15,10 +15,10 @@ from tests.peer.tools import until
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import testing
-from worqr.connecting import Connections
+from worqr.client.connections import Connections
 from worqr.keys import QueueKeys
 from worqr.link import Link, LinkSettings
-from worqr.shards import shards_of
+from worqr.shard_layout import shards_of
 
 
 @pytest.fixture

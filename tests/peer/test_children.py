@@ -22,8 +22,8 @@ from worqr import Broken, Failure, Retry, UsageError
 from worqr.peer.children import pool as pool_module
 from worqr.peer.children import process
 from worqr.policy import ChildError, Policy, Stalled
-from worqr.remote import remote_error
-from worqr.task import name_of
+from worqr.remote_error import remote_error
+from worqr.validation import name_of
 
 
 def value(result: Any) -> Any:

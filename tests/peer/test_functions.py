@@ -22,7 +22,7 @@ from tests.peer.conftest import NewMesh
 from tests.peer.tools import QUICK, at_most, eventually
 from tests.support.leaks import dump
 from tests.support.servers import Server
-from tests.test_signature import ORDER, TYPES, Color, Order, User, of
+from tests.test_argument_codec import ORDER, TYPES, Color, Order, User, of
 
 SECRET = "correct horse"
 

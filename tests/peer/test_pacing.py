@@ -14,7 +14,7 @@ import trio
 
 import worqr
 from tests.peer.tools import Held, until
-from worqr import joining
+from worqr.hosting import joined_peer
 from worqr.peer import cpu, pacing
 from worqr.peer.capacity import AUTO_MOST, AUTO_START, Capacity
 from worqr.peer.cpu import CpuMeter, default_processes, usable_cores
@@ -488,7 +488,7 @@ async def test_a_peer_that_computes_does_not_grow_and_one_that_waits_does(
 
 
 def test_a_worker_takes_that_number_unless_it_is_given_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "default_processes", lambda: 7)
+    monkeypatch.setattr(joined_peer, "default_processes", lambda: 7)
     mesh = worqr.Mesh()
-    assert joining._peer_settings(mesh, {}).processes == 7
-    assert joining._peer_settings(mesh, {"processes": 3}).processes == 3
+    assert joined_peer._peer_settings(mesh, {}).processes == 7
+    assert joined_peer._peer_settings(mesh, {"processes": 3}).processes == 3

@@ -10,7 +10,7 @@ import trio
 import worqr
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import until
-from worqr import listening
+from worqr.client import notifications
 from worqr.peer import parents
 from worqr.peer.parents import Parent
 
@@ -19,7 +19,7 @@ from worqr.peer.parents import Parent
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """What was found at each look whether a parent may wait in vain."""
     monkeypatch.setattr(parents, "WAITED", 0.1)
-    monkeypatch.setattr(listening, "LOOK_AGAIN", 0.05)
+    monkeypatch.setattr(notifications, "LOOK_AGAIN", 0.05)
     found: list[bool] = []
     look = Parent.may_wait_in_vain
 

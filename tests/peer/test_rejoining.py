@@ -20,11 +20,11 @@ from tests.support.leaks import dump
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr import ops
-from worqr.call import Call
 from worqr.keys import QueueKeys
 from worqr.lua import script
 from worqr.ops import Beat
 from worqr.peer.membership import Registration, boottime
+from worqr.script_call import Call
 
 
 async def test_a_peer_declared_dead_cancels_what_runs_and_comes_back(

@@ -17,8 +17,9 @@ from tests.peer.conftest import NewMesh
 from tests.peer.tools import Held, Runs, at_most, eventually, serving, spying, until
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
-from worqr import Failure, JobCancelled, JobFailed, NoResult, ResultTimeout, Retry, listening, ops
-from worqr import job as job_module
+from worqr import Failure, JobCancelled, JobFailed, NoResult, ResultTimeout, Retry, ops
+from worqr.client import job as job_module
+from worqr.client import notifications
 from worqr.lua import script
 
 FAILED = ("{Q1}:failed", "{Q1}:aside*")
@@ -496,7 +497,7 @@ async def test_a_result_is_waited_for_without_polling(mesh: worqr.Mesh, server: 
 async def test_the_message_of_a_result_is_what_ends_the_waiting(
     mesh: worqr.Mesh, other: worqr.Mesh, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "LOOK_AGAIN", 3600)
+    monkeypatch.setattr(notifications, "LOOK_AGAIN", 3600)
     held, results = Held(), list[Any]()
     async with mesh.connect(), serving(other, "Q1", held), trio.open_nursery() as nursery:
         job = await mesh.queue("Q1").dispatch(b"a", id="x", result_ttl=60)

@@ -15,10 +15,10 @@ import worqr
 from tests.ops.driver import PAST
 from tests.peer.tools import Runs, at_most, eventually, serving, until
 from tests.support.servers import Server
-from worqr import noted as noted_names
-from worqr import ops, summing
+from worqr import ops
+from worqr.client import queue_registration, stats
+from worqr.client.queue_registration import Noted
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.noted import Noted
 from worqr.ops import Look, QueuesPage, registry
 from worqr.peer import noting, scanning
 from worqr.peer.leading import Leader
@@ -171,7 +171,7 @@ async def test_all_names_are_listed_page_by_page_also_those_that_are_noted_meanw
         return await mesh._client.ask(call)
 
     async with mesh.connect():
-        names = await summing.queue_names(ask, RegistryKeys(prefix))
+        names = await stats.queue_names(ask, RegistryKeys(prefix))
     assert sorted(names) == sorted(["new", *(f"Q{n}" for n in range(95))])
     client.delete(queues)
 
@@ -180,7 +180,7 @@ async def test_a_producer_notes_a_name_at_its_first_use_and_then_every_ten_minut
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(noted_names, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(queue_registration, "time", SimpleNamespace(monotonic=lambda: clock.now))
     noted = Noted()
     assert [noted.is_due("Q1"), noted.is_due("Q1"), noted.is_due("Q2")] == [True, False, True]
     clock.now += ops.NOTE_EVERY - 1
@@ -192,13 +192,15 @@ async def test_a_producer_notes_a_name_at_its_first_use_and_then_every_ten_minut
 
 
 async def test_what_a_producer_remembers_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noted_names, "MANY_NAMES", 100)
+    monkeypatch.setattr(queue_registration, "MANY_NAMES", 100)
     noted = Noted()
     for n in range(1000):
         assert noted.is_due(f"Q{n}")
     assert len(noted) <= 100
     assert not noted.is_due("Q999")
-    monkeypatch.setattr(noted_names, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ops.NOTE_EVERY))
+    monkeypatch.setattr(
+        queue_registration, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ops.NOTE_EVERY)
+    )
     for n in range(1000, 1100):
         noted.is_due(f"Q{n}")
     assert len(noted) <= 100

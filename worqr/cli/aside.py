@@ -16,7 +16,7 @@ from worqr.cli.where import HERE, QueueName, Where, ask, flag, hint_at, queue_of
 from worqr.cli.words import moment as moment_of
 
 if TYPE_CHECKING:
-    from worqr.aside import Aside
+    from worqr.client.dead_letters import Aside
     from worqr.mesh import Mesh
     from worqr.records import Failed
 

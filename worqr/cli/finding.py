@@ -14,7 +14,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from worqr.cli.failing import Unhappy
-from worqr.service import importing
+from worqr.hosting.service import importing
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh

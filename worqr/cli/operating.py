@@ -15,8 +15,8 @@ from worqr.cli.words import duration
 from worqr.records import CancelCount
 
 if TYPE_CHECKING:
+    from worqr.client.queue import Queue
     from worqr.mesh import Mesh
-    from worqr.queue import Queue
     from worqr.records import QueueInfo
 
 WAIT: Final = 30.0

@@ -17,12 +17,12 @@ from worqr.cli.text import complain, escape, escape_bytes, payload_fields, print
 from worqr.cli.where import HERE, QueueName, Where, ask, flag, queue_of, time, warn_if_unserved
 from worqr.cli.words import arguments, duration, moment, pairs
 from worqr.errors import Duplicate, WorqrError
-from worqr.task import encode_json
+from worqr.validation import encode_json
 
 if TYPE_CHECKING:
-    from worqr.job import Job
+    from worqr.client.job import Job
+    from worqr.client.queue import Queue
     from worqr.mesh import Mesh
-    from worqr.queue import Queue
 
 READ_SIZE: Final = 1024 * 1024
 KEEP_RESULT: Final = 300.0

@@ -1,8 +1,8 @@
 """``worqr run --reload``: a supervisor that restarts the worker, its child, when a ``.py`` file of the project changes.
 
 Supervisor and child share the terminal, so that a debugger works in a handler, and Ctrl-C reaches both. They are connected by a
-pipe, the leash: the supervisor writes into it how urgently the child should leave (see `worqr.service.Urgency`). The end of the
-pipe means that the supervisor has ended. Repeated messages do no harm.
+pipe, the leash: the supervisor writes into it how urgently the child should leave (see
+`worqr.hosting.service.Urgency`). The end of the pipe means that the supervisor has ended. Repeated messages do no harm.
 """
 
 from __future__ import annotations

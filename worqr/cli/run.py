@@ -1,4 +1,4 @@
-"""``worqr run package.module:mesh``: a worker as a program of its own. `worqr.service` is the program."""
+"""``worqr run package.module:mesh``: a worker as a program of its own. `worqr.hosting.service` is the program."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from worqr.cli.reload import command_without_reload, on_leash, supervise
 from worqr.cli.where import flag, time
 from worqr.cli.words import duration
 from worqr.errors import UsageError, WorqrBug, WorqrError
+from worqr.hosting.service import ENDS_AFTER, Service, end_within
 from worqr.inside import declarations_of
 from worqr.keys import check_name
 from worqr.log_events import emit
 from worqr.peer.options import Only
-from worqr.service import ENDS_AFTER, Service, end_within
 from worqr.tracebacks import one_line
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from worqr.errors import WorqrError, did_you_mean
 from worqr.inside import client_of
 
 if TYPE_CHECKING:
+    from worqr.client.queue import Queue
     from worqr.mesh import Mesh
-    from worqr.queue import Queue
 
 T = TypeVar("T")
 
@@ -84,8 +84,8 @@ def queue_of(mesh: Mesh, name: str) -> Queue:
 
 async def hint_at(mesh: Mesh, name: str) -> str:
     """Return what to say if the mesh has no queue of this name; empty if it has."""
+    from worqr.client.stats import queue_names
     from worqr.keys import QueueKeys, RegistryKeys
-    from worqr.summing import queue_names
 
     names = await queue_names(client_of(mesh).ask, RegistryKeys(mesh.prefix))
     known = {QueueKeys.of(mesh.prefix, each).shown for each in names}
@@ -97,7 +97,7 @@ async def hint_at(mesh: Mesh, name: str) -> str:
 
 async def warn_if_unserved(mesh: Mesh, name: str) -> None:
     """Print on the standard error that no worker serves the queue; print nothing if the user may not look."""
-    from worqr.looking import nearest_served
+    from worqr.client.inspection import nearest_served
 
     with suppress(WorqrError):
         if not (await queue_of(mesh, name).info()).workers:

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
-from worqr.call import Call
 from worqr.errors import Unavailable, WorqrError
 from worqr.link.clocks import boottime
 from worqr.link.connection import MOVED, Wire, loading, open_connection, pack
@@ -36,6 +35,7 @@ from worqr.link.loop_monitor import LoopMonitor
 from worqr.link.server_errors import ConnectionLost, ErrorAction, ErrorReply
 from worqr.link.settings import LinkSettings
 from worqr.link.wire_form import as_sent
+from worqr.script_call import Call
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -23,7 +23,6 @@ from typing import Any, TypeVar, cast
 
 import trio
 
-from worqr.call import Call
 from worqr.errors import NotReplicated, Unavailable, UsageError, note_reply
 from worqr.keys import RegistryKeys
 from worqr.link.cluster_channels import ClusterSubscriptions
@@ -39,6 +38,7 @@ from worqr.link.settings import LinkSettings
 from worqr.link.subscriptions import Subscriptions
 from worqr.link.topology import ShardEndpoint
 from worqr.link.watchers import Watchers
+from worqr.script_call import Call
 
 T = TypeVar("T")
 R = TypeVar("R")

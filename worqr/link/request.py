@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from worqr.call import Call
 from worqr.errors import NotReplicated, Unavailable, WorqrError
 from worqr.link.driver import Waiter, wake_all
+from worqr.script_call import Call
 
 FORGET_AFTER = 4500.0
 """Seconds without a new number after which a base may be forgotten: the server keeps replies for 3600."""

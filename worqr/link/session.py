@@ -26,7 +26,6 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
-from worqr.call import Call
 from worqr.errors import QueueFull, RefusedByServer, UsageError, WorqrBug, WorqrError
 from worqr.link.clocks import boottime
 from worqr.link.connection import loading, pack
@@ -36,6 +35,7 @@ from worqr.link.request_queue import RequestQueue
 from worqr.link.server_errors import ConnectionLost, ErrorAction, ErrorReply, is_no_longer_primary
 from worqr.link.wire_form import as_sent
 from worqr.lua import Script
+from worqr.script_call import Call
 
 PER_SEND: Final = 64
 """Requests to pack before the first bytes are sent: the server works on them while the next ones are packed."""

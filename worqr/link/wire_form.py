@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from worqr.call import Call
 from worqr.keys import NEVER
 from worqr.link.redis_py import redis_py
 from worqr.lua import Script
+from worqr.script_call import Call
 
 SLOTS = 16384
 

@@ -10,7 +10,6 @@ queue), `replies` (shared helpers). ``tests/test_lua.py`` checks that `__all__` 
 
 from __future__ import annotations
 
-from worqr.call import Call
 from worqr.ops.asides import AsideList, Page, drop_aside, find_aside, list_aside, retry_aside
 from worqr.ops.jobs import (
     Dispatched,
@@ -121,6 +120,7 @@ from worqr.ops.tasks import (
     start_tasks,
     stop_tasks,
 )
+from worqr.script_call import Call
 
 __all__ = [
     "ANY_BEAT",

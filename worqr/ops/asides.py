@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from worqr.call import Call
 from worqr.keys import QueueKeys
 from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, Reply, new_call, pairs, text, word_of
+from worqr.script_call import Call
 
 AsideList = Literal["failed", "broken"]
 """One of the two dead-letter lists of a queue."""

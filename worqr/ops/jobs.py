@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import msgspec
 
-from worqr.call import Argument, Call, Merge
 from worqr.keys import QueueKeys
 from worqr.lua import script
 from worqr.ops.operators import Cancelled
 from worqr.ops.replies import MAX_ITEMS, Reply, error_of, new_call, text, word_of
 from worqr.records import RemoteError
+from worqr.script_call import Argument, Call, Merge
 
 _DISPATCH: Final = script("dispatch_jobs")
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from worqr.call import Call
 from worqr.keys import QueueKeys
 from worqr.ops.replies import MAX_ITEMS, Reply, done, new_call, text, word_of
+from worqr.script_call import Call
 
 CANCEL_PAGE: Final = 1_000
 """Running tasks that one script cancels at most, so that it does not block the server for long."""

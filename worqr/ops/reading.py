@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from worqr.call import Call
 from worqr.keys import QueueKeys
 from worqr.ops.jobs import JobState
 from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, MAX_SKIPPED, Reply, error_of, new_call, pairs, text, texts, word_of
+from worqr.script_call import Call
 
 Unstarted = Literal["waiting", "due", "blocked"]
 """The states of a job that does not run."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from worqr.call import Call
 from worqr.errors import WrongVersion
 from worqr.keys import RegistryKeys
 from worqr.ops.replies import Reply, done, expect, new_call, pairs, text, texts, word_of
+from worqr.script_call import Call
 
 WIRE_VERSION: Final = 1
 QUEUES_EXPIRE_S: Final = 30 * 24 * 3600

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
-from worqr.call import Argument, Call
 from worqr.errors import WorqrBug
 from worqr.lua import script
 from worqr.records import RemoteError
+from worqr.script_call import Argument, Call
 
 T = TypeVar("T")
 Reply = list[Any]

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from worqr.call import Argument, Call
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops.replies import Reply, done, expect, new_call, pairs, text, texts, word_of
+from worqr.script_call import Argument, Call
 
 SCHEDULES_EXPIRE_S: Final = 30 * 24 * 3600
 FIRED_EXPIRE_S: Final = 7 * 24 * 3600

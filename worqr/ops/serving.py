@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from worqr.call import Call
 from worqr.keys import QueueKeys
 from worqr.ops.replies import MAX_ITEMS, Reply, done, new_call, word_of
+from worqr.script_call import Call
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from worqr.call import Argument, Call, Merge
 from worqr.errors import QueueFull
 from worqr.keys import QueueKeys
 from worqr.lua import script
 from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, MAX_SKIPPED, Reply, expect, new_call, pairs, text, word_of
 from worqr.records import RemoteError
-from worqr.remote import fields_as_json
+from worqr.remote_error import fields_as_json
+from worqr.script_call import Argument, Call, Merge
 
 
 @dataclass(frozen=True, slots=True)

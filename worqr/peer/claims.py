@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from worqr import ops
-from worqr.call import Call
 from worqr.errors import ClaimLost, ClaimSettled, Unavailable, UsageError
 from worqr.log_events import emit
 from worqr.ops import MAX_ITEMS, Result
@@ -30,8 +29,9 @@ from worqr.peer.settling import encode_result, finisher, settle_call
 from worqr.peer.task_log import log_failure
 from worqr.policy import Failure, Policy, Retry, Verdict, judge
 from worqr.records import CancelReason
-from worqr.remote import told_error
-from worqr.task import Seconds
+from worqr.remote_error import told_error
+from worqr.script_call import Call
+from worqr.validation import Seconds
 
 if TYPE_CHECKING:
     from worqr.keys import QueueKeys

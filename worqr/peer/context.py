@@ -18,9 +18,9 @@ import trio
 from worqr.errors import UsageError
 from worqr.policy import POLICY_FIELDS, Broken, Policy
 from worqr.records import CancelReason, Failed
-from worqr.remote import failed_record, meta_of
-from worqr.task import Seconds, clean_text, from_ms
-from worqr.task import seconds as seconds_of
+from worqr.remote_error import failed_record, meta_of
+from worqr.validation import Seconds, clean_text, from_ms
+from worqr.validation import seconds as seconds_of
 
 if TYPE_CHECKING:
     from worqr.peer.claiming import Station

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import trio
 
 from worqr import ops
-from worqr.call import Call
 from worqr.errors import ClaimLost, Unavailable
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.peer.complaints import Complaints
 from worqr.peer.settles import FIRST_PAUSE, LONGEST_PAUSE, Settles
+from worqr.script_call import Call
 
 if TYPE_CHECKING:
     from worqr.peer.claiming import Station

@@ -46,7 +46,7 @@ from worqr.peer.strays import Strays
 from worqr.peer.stuck import Stuck
 from worqr.peer.ticking import Ticker
 from worqr.peer.wrong_loop import error_of_run
-from worqr.task import Seconds, seconds
+from worqr.validation import Seconds, seconds
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import trio
 
 from worqr.errors import UsageError
+from worqr.hosting.peer_thread import is_exiting
 from worqr.log_events import emit
 from worqr.peer.aio import AsyncioLoop
 from worqr.peer.capacity import Pool
-from worqr.thread_life import is_exiting
 
 if TYPE_CHECKING:
     from worqr.peer.aio import Run

@@ -22,8 +22,8 @@ from worqr.peer.complaints import Complaints
 from worqr.peer.options import Only
 
 if TYPE_CHECKING:
-    from worqr.declarations import Declarations
-    from worqr.function import Declared
+    from worqr.functions.declarations import Declarations
+    from worqr.functions.function import Declared
     from worqr.peer.engine import Engine
 
 logger: logging.Logger = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from worqr.errors import UsageError, did_you_mean
 from worqr.foreign import hint_at_option
 from worqr.policy import Policy, RetryPolicy, retry_fields
 from worqr.records import Failed
-from worqr.shards import check_shards
-from worqr.task import KEEP_FAILED, Seconds, check_count, seconds
+from worqr.shard_layout import check_shards
+from worqr.validation import KEEP_FAILED, Seconds, check_count, seconds
 
 RunsIn = Literal["loop", "thread", "process", "asyncio"]
 """Where a handler runs."""

@@ -12,7 +12,7 @@ from worqr.errors import UsageError
 from worqr.peer.options import HandlerOptions, handling
 from worqr.policy import RetryPolicy
 from worqr.records import Health
-from worqr.task import KEEP_FAILED, Seconds
+from worqr.validation import KEEP_FAILED, Seconds
 
 if TYPE_CHECKING:
     from worqr.peer.engine import Engine

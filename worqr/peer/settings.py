@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from worqr.client.shard_directory import Sharding
 from worqr.cron import Definition
 from worqr.peer.context import Context
 from worqr.peer.options import AsyncRunsIn
 from worqr.peer.runners import Hosting, Middleware
 from worqr.relocation import Relocation
-from worqr.sharding import Sharding
 
 if TYPE_CHECKING:
     from worqr.peer.aio import AsyncioLoop

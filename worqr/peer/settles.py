@@ -22,13 +22,13 @@ import trio
 from trio_util import RepeatedEvent
 
 from worqr import ops
-from worqr.call import Call
 from worqr.errors import ClaimLost
 from worqr.keys import QueueKeys
 from worqr.link import Link, WorkerHandle
 from worqr.log_events import emit
 from worqr.ops import MAX_ITEMS
 from worqr.peer.complaints import Complaints
+from worqr.script_call import Call
 
 if TYPE_CHECKING:
     from worqr.peer.membership import Registration

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import trio
 
 from worqr import ops
-from worqr.call import Call
 from worqr.errors import UsageError
 from worqr.link import Link
 from worqr.log_events import emit
@@ -28,8 +27,9 @@ from worqr.peer.context import Context
 from worqr.peer.settles import Make, Settles
 from worqr.peer.task_log import log_failure, log_finished, log_late, log_timeout
 from worqr.policy import Failure, Verdict, judge
-from worqr.remote import remote_error, told_error, with_stderr
-from worqr.task import encode_json
+from worqr.remote_error import remote_error, told_error, with_stderr
+from worqr.script_call import Call
+from worqr.validation import encode_json
 
 if TYPE_CHECKING:
     from worqr.peer.claiming import Station

@@ -12,7 +12,7 @@ import trio
 from worqr.errors import UsageError
 from worqr.peer.claims import Claim
 from worqr.peer.desk import Desk, station_of
-from worqr.task import Seconds, check_count, seconds
+from worqr.validation import Seconds, check_count, seconds
 
 
 class Claims(AsyncIterator[Claim]):

@@ -24,8 +24,8 @@ from worqr.log_events import ExcInfo, emit_fields
 from worqr.peer.context import Context
 from worqr.policy import Broken, ChildError, Failure, Retry, Verdict
 from worqr.records import RemoteError
-from worqr.task import from_ms
 from worqr.tracebacks import one_line, shortened, text_of, users_traceback
+from worqr.validation import from_ms
 
 if TYPE_CHECKING:
     from worqr.peer.claiming import Station

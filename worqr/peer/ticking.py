@@ -29,7 +29,7 @@ from worqr.peer.complaints import Complaints
 from worqr.peer.declaring import REDECLARE, Declarer
 from worqr.peer.membership import LEASE
 from worqr.peer.sweeping import NODE_PATIENCE
-from worqr.shards import shard_of
+from worqr.shard_layout import shard_of
 
 if TYPE_CHECKING:
     from worqr.peer.engine import Engine

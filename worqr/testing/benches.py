@@ -16,26 +16,26 @@ from typing import Any, Final, TypeVar, Unpack, overload
 
 import trio
 
-from worqr.client import Client
-from worqr.connecting import Connection, Connections
+from worqr.client.client import Client
+from worqr.client.connections import Connection, Connections
+from worqr.client.job import Job
+from worqr.client.producer import Sender
 from worqr.errors import UsageError
-from worqr.function import Call, Function
+from worqr.functions.function import Call, Function
 from worqr.inside import client_of
-from worqr.job import Job
 from worqr.keys import RegistryKeys
 from worqr.link import Link, LinkSettings, driver_here, loop_here, loop_name_here
 from worqr.mesh import Mesh
 from worqr.peer.context import Context
 from worqr.peer.options import JoinOptions
 from worqr.policy import ChildError, Retry, judge
-from worqr.sending import Sender
-from worqr.task import Seconds, to_ms
-from worqr.task import seconds as seconds_of
 from worqr.testing.clock import BenchLink, Clock, delete_keys
 from worqr.testing.firing import Firing
 from worqr.testing.running import Run, Summary, look, promote
 from worqr.testing.servers import kept_server
 from worqr.testing.staging import Sent, staged
+from worqr.validation import Seconds, to_ms
+from worqr.validation import seconds as seconds_of
 
 R = TypeVar("R")
 

@@ -15,12 +15,12 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from worqr.call import Argument, Call
 from worqr.keys import RegistryKeys
 from worqr.link import Link, WorkerHandle
 from worqr.lua import Script, all_scripts
 from worqr.ops import list_schedules
 from worqr.ops.replies import done, text
+from worqr.script_call import Argument, Call
 
 T = TypeVar("T")
 

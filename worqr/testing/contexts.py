@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import trio
 
 from worqr.errors import UsageError
-from worqr.options import check_id, encode_options
+from worqr.job_options import check_id, encode_options
 from worqr.peer.context import Context, current_context
 from worqr.policy import Policy
-from worqr.task import Seconds, check_task
-from worqr.task import seconds as seconds_of
+from worqr.validation import Seconds, check_task
+from worqr.validation import seconds as seconds_of
 
 if TYPE_CHECKING:
     from worqr.peer.claiming import Station

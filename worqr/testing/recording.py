@@ -10,18 +10,18 @@ from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from typing import Any, TypeVar, cast
 
-from worqr.client import Client
-from worqr.connecting import Connection, Connections
+from worqr.client.client import Client
+from worqr.client.connections import Connection, Connections
+from worqr.client.job import Job
+from worqr.client.producer import Sender
 from worqr.errors import NoResult, UsageError
-from worqr.function import Call
+from worqr.functions.function import Call
 from worqr.inside import client_of
-from worqr.job import Job
 from worqr.keys import QueueKeys
 from worqr.mesh import Mesh
 from worqr.records import CancelCount, Status
-from worqr.sending import Sender
-from worqr.task import Seconds
 from worqr.testing.staging import Sent, staged
+from worqr.validation import Seconds
 
 R = TypeVar("R")
 

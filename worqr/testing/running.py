@@ -16,7 +16,8 @@ from typing import Any, Final
 import trio
 
 from worqr import ops
-from worqr.client import Client
+from worqr.client.client import Client
+from worqr.client.stats import queue_names
 from worqr.errors import UsageError
 from worqr.inside import client_of, declared_of, engine_of
 from worqr.keys import QueueKeys, RegistryKeys
@@ -25,7 +26,6 @@ from worqr.mesh import Mesh
 from worqr.ops import Inspected
 from worqr.peer.options import JoinOptions, Only
 from worqr.peer.peer import Peer
-from worqr.summing import queue_names
 from worqr.testing.clock import SOON_MS, Clock, keys_like
 from worqr.testing.firing import Firing
 

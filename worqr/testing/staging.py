@@ -6,14 +6,14 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, TypeVar, overload
 
-from worqr.connecting import Connections
+from worqr.client.connections import Connections
+from worqr.client.producer import Sender
 from worqr.errors import UsageError
-from worqr.function import Call, Function
+from worqr.functions.function import Call, Function
 from worqr.inside import client_of
 from worqr.mesh import Mesh
 from worqr.peer.settings import Onlooker
 from worqr.relocation import Relocation
-from worqr.sending import Sender
 
 R = TypeVar("R")
 

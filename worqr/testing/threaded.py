@@ -17,14 +17,14 @@ from typing import Any, Generic, TypeVar, Unpack, overload
 import trio
 
 from worqr.errors import UsageError
-from worqr.function import Call, Function
+from worqr.functions.function import Call, Function
 from worqr.inside import client_of
 from worqr.link import driver_here, loop_name_here
 from worqr.mesh import Mesh
 from worqr.peer.options import JoinOptions
-from worqr.task import Seconds
 from worqr.testing.benches import Bench, BenchConnections, bench_on_trio
 from worqr.testing.running import Summary
+from worqr.validation import Seconds
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -45,8 +45,8 @@ from worqr.peer.context import Context, current_context
 from worqr.peer.settling import encode_result, keeps_result
 from worqr.policy import Broken, Failure, Policy, Retry, judge
 from worqr.relocation import relocate
-from worqr.remote import remote_error
-from worqr.task import Seconds, name_of, seconds
+from worqr.remote_error import remote_error
+from worqr.validation import Seconds, name_of, seconds
 
 SAY_EVERY: Final = 0.1
 """Seconds between two reports of progress to the parent, which sends them no more often either."""

@@ -42,8 +42,8 @@ from worqr.peer.settling import Encoded, LastWords
 from worqr.policy import Broken, ChildError, Failure, Retry, Stalled
 from worqr.records import RemoteError
 from worqr.relocation import Relocation
-from worqr.remote import told_error, with_stderr
-from worqr.task import check_count
+from worqr.remote_error import told_error, with_stderr
+from worqr.validation import check_count
 
 logger: logging.Logger = logging.getLogger(__name__)
 

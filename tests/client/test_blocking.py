@@ -1,0 +1,874 @@
+"""Producing from plain threads: the same calls and one link for all of them, through outages, forks, closing and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+import pytest
+import trio
+
+import worqr
+from tests.peer.tools import Held, spying
+from tests.support.children import Child
+from tests.support.patience import PATIENCE
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
+from worqr import testing
+from worqr.client import notifications
+from worqr.link.thread_driver import ThreadDriver
+from worqr.lua import all_scripts
+
+pytestmark = pytest.mark.one_server
+
+T = TypeVar("T")
+NewMesh = Callable[..., worqr.Mesh]
+Spawn = Callable[..., Child]
+
+SHA = {script.name: script.sha for script in all_scripts()}
+
+
+@pytest.fixture
+def new_mesh(request: pytest.FixtureRequest, prefix: str) -> Iterator[NewMesh]:
+    """`new_mesh(patience=1, ...)`: a mesh on the test's server, under its prefix, closed with the test."""
+    kind = "own_server" if "own_server" in request.fixturenames else "server"
+    url = request.getfixturevalue(kind).url
+    meshes: list[worqr.Mesh] = []
+
+    def make(**settings: Any) -> worqr.Mesh:
+        meshes.append(worqr.Mesh(**{"url": url, "prefix": prefix, **settings}))
+        return meshes[-1]
+
+    yield make
+    for mesh in meshes:
+        mesh.blocking.close()
+    until(lambda: our_threads() == [])
+
+
+@pytest.fixture
+def mesh(new_mesh: NewMesh) -> worqr.Mesh:
+    return new_mesh()
+
+
+def our_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("worqr-")]
+
+
+def connections(server: Server, app: str) -> list[str]:
+    return sorted(c["name"] for c in server.client().client_list() if c["name"].startswith(f"worqr:{app}:"))
+
+
+def until(condition: Callable[[], object], within: float = PATIENCE) -> None:
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {within:g} s: {condition}"
+        time.sleep(0.005)
+
+
+def in_threads(count: int, work: Callable[[int], T]) -> list[T]:
+    """What `work(n)` answered, each in a thread of its own, all at once."""
+    start = threading.Barrier(count, timeout=PATIENCE)
+
+    def begin(n: int) -> T:
+        start.wait()
+        return work(n)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(begin, range(count), timeout=60))
+
+
+async def in_thread(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Beside a peer of the same test."""
+    with trio.fail_after(PATIENCE):
+        return await trio.to_thread.run_sync(partial(call, *args, **kwargs), abandon_on_cancel=True)
+
+
+def waiting(server: Server, prefix: str, queue: str = "Q1") -> list[bytes]:
+    """The tasks that wait, the first one first."""
+    with server.client() as client:
+        return client.lrange(f"{prefix}:{{{queue}}}", 0, -1)[::-1]
+
+
+# Connecting
+
+
+def test_it_connects_at_first_use_and_once(new_mesh: NewMesh, server: Server) -> None:
+    before = our_threads()
+    mesh = new_mesh(app="first")
+
+    @mesh.task(name="f")
+    def f(n: int) -> int:
+        return n
+
+    queue = mesh.blocking.queue("Q1")
+    queue.job("x")
+    f.blocking.options(id="x")
+    f.blocking.job("x")
+    assert our_threads() == before
+    assert repr(mesh.blocking).startswith("<BlockingMesh ")
+    assert (repr(queue), repr(f.blocking)) == ("<BlockingQueue 'Q1'>", "<BlockingFunction 'f'>")
+    assert in_threads(8, lambda n: queue.enqueue(b"%d" % n)) == [1] * 8
+    f.blocking.enqueue(1)
+    assert mesh.blocking.queue("Q1").info().waiting == 8
+    assert connections(server, "first") == ["worqr:first:data"]
+
+
+def test_closing_ends_it_and_the_next_call_connects_anew(new_mesh: NewMesh, server: Server) -> None:
+    mesh = new_mesh(app="again")
+    mesh.blocking.close()
+    for n in (1, 2, 3):
+        assert mesh.blocking.queue("Q1").enqueue(b"a") == 1
+        assert mesh.blocking.queue("Q1").info().waiting == n
+        mesh.blocking.close()
+        assert our_threads() == []
+        until(lambda: connections(server, "again") == [])
+    mesh.blocking.close()
+
+
+def test_it_ends_with_the_mesh(server: Server, prefix: str) -> None:
+    queue = worqr.Mesh(server.url, prefix=prefix, app=prefix).blocking.queue("Q1")
+    queue.enqueue(b"a")
+    gc.collect()
+    queue.enqueue(b"b")  # which is there as long as one of its queues
+    with server.client() as client:
+
+        def connected() -> bool:
+            return any(each["name"] == f"worqr:{prefix}:data" for each in client.client_list())
+
+        assert connected()
+        del queue
+        gc.collect()
+        until(lambda: not connected())
+
+
+def test_closing_ends_every_wait(mesh: worqr.Mesh) -> None:
+    queue = mesh.blocking.queue("Q1")
+    job = queue.dispatch(b"a", result_ttl=60)
+    failed: list[worqr.Unavailable] = []
+
+    def wait() -> None:
+        try:
+            job.result()
+        except worqr.Unavailable as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=wait) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    mesh.blocking.close()
+    while any(thread.is_alive() for thread in threads):  # one that came late has made a new connection
+        mesh.blocking.close()
+        threads[0].join(0.01)
+    assert len(failed) == 8
+    assert job.cancel().waiting == 1
+
+
+def test_a_wrong_password_is_told_each_time(own_server: Server, new_mesh: NewMesh) -> None:
+    with own_server.client() as client:
+        client.config_set("requirepass", "secret")
+        mesh = new_mesh(url=own_server.tcp_url.replace("//", "//:wrong@"), patience=600)  # which it does not wait for
+        for _ in range(2):
+            with pytest.raises(worqr.RefusedByServer, match="check user and password"):
+                mesh.blocking.queues()
+        client.config_set("requirepass", "wrong")
+        assert mesh.blocking.queues() == []
+        client.config_set("requirepass", "")
+
+
+def test_a_bad_address_is_told(new_mesh: NewMesh) -> None:
+    with pytest.raises(worqr.UsageError, match="must begin with redis://"):
+        worqr.Mesh("http://localhost").blocking.queues()
+    mesh = new_mesh(url="unix:///nowhere/at/all", patience=0.2)
+    with pytest.raises(worqr.Unavailable) as caught:
+        mesh.blocking.queue("Q1").enqueue(b"a")
+    assert caught.value.sent is False
+
+
+def test_an_embedded_server_will_do(new_mesh: NewMesh) -> None:
+    mesh = new_mesh(url="embedded:")
+    assert mesh.blocking.queue("Q1").enqueue(b"a") == 1
+    assert mesh.blocking.queue("Q1").info().waiting == 1
+
+
+# Queues
+
+
+def test_tasks_are_stored_in_order(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+    queue = mesh.blocking.queue("Q1")
+    assert queue.name == "Q1"
+    assert queue.enqueue() == 0
+    assert queue.enqueue(b"b", bytearray(b"c"), memoryview(b"d")) == 3
+    assert queue.enqueue(b"a", front=True) == 1
+    assert waiting(server, prefix) == [b"a", b"b", b"c", b"d"]
+    assert queue.enqueue(*[b"x"] * 2500) == 2500
+    info = queue.info()
+    assert (info.name, info.waiting, info.running) == ("Q1", 2504, 0)
+    assert [each.name for each in mesh.blocking.queues()] == ["Q1"]
+    assert queue.cancel(b"x") == worqr.CancelCount(waiting=2500, running=0, acknowledged=0)
+    assert queue.cancel(b"a", wait=0.1, reason="why") == worqr.CancelCount(waiting=1, running=0, acknowledged=0)
+    assert queue.info().waiting == 3
+
+
+def test_errors_are_those_of_the_other_producers(new_mesh: NewMesh) -> None:
+    mesh = new_mesh(max_payload=100)
+    queue = mesh.blocking.queue("Q1")
+    with pytest.raises(worqr.PayloadTooLarge):
+        queue.enqueue(b"x" * 101)
+    with pytest.raises(worqr.UsageError, match="not str"):
+        queue.enqueue("text")  # type: ignore[arg-type]
+    with pytest.raises(worqr.UsageError, match="has no option 'dealy'; did you mean 'delay'"):
+        queue.dispatch(b"a", dealy=1)  # type: ignore[call-arg]
+    with pytest.raises(worqr.UsageError, match="queue name"):
+        mesh.blocking.queue("a{b")
+    queue.enqueue(b"a", max_length=1)
+    with pytest.raises(worqr.QueueFull):
+        queue.enqueue(b"b", max_length=1)
+    with pytest.raises(worqr.NoResult):
+        queue.job("unknown").result()
+    assert queue.job("unknown").status().state == "gone"
+    assert queue.info().waiting == 1
+
+
+def test_what_is_there_already_is_a_handle_for_threads(mesh: worqr.Mesh) -> None:
+    queue = mesh.blocking.queue("Q1")
+    first = queue.dispatch(b"a", id="x")
+    with pytest.raises(worqr.Duplicate) as caught:
+        queue.dispatch(b"b", id="x", if_exists="raise")
+    assert caught.value.job == first
+    assert caught.value.job.status().state == "waiting"
+    assert queue.enqueue(b"c", unique=True) == 1
+    with pytest.raises(worqr.Duplicate) as caught:
+        queue.enqueue(b"d", b"c", unique=True)
+    assert caught.value.job.cancel().waiting == 1
+    assert first.cancel().waiting == 1
+    assert queue.info().waiting == 0
+
+
+def test_jobs_are_handled(mesh: worqr.Mesh) -> None:
+    queue = mesh.blocking.queue("Q1")
+    job = queue.dispatch(b"a", id="x", delay=60)
+    assert (job.id, job.queue, job.outcome, repr(job)) == ("x", "Q1", "created", "<BlockingJob 'x' of 'Q1'>")
+    assert queue.dispatch(b"a", id="x", delay=60).outcome == "updated"
+    found = queue.job("x")
+    assert found == job
+    assert hash(found) == hash(job)
+    assert found != queue.job("y")
+    assert found != "x"
+    assert found.outcome is None
+    assert found.status().state == "scheduled"
+    assert found.cancel(reason="why", wait=0.1) == worqr.CancelCount(waiting=1, running=0, acknowledged=0)
+    assert found.status().state == "gone"
+
+
+# Functions
+
+
+def test_functions_are_enqueued(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+    @mesh.task(name="mail", max_length=3)
+    def mail(to: str, *, copies: int = 1) -> int:
+        return copies
+
+    assert mail.blocking.enqueue("Ada") is None  # type: ignore[func-returns-value]
+    mail.blocking.enqueue("Grace", copies=2)
+    mail.blocking.options(max_length=2)
+    with pytest.raises(worqr.QueueFull):
+        mail.blocking.options(max_length=2).enqueue("Tony")
+    job = mail.blocking.options(id="x").options(delay=60).dispatch("Edsger", copies=3)
+    assert (job.id, job.queue, job.status().state) == ("x", "mail", "scheduled")
+    assert mail.blocking.job("x") == job
+    with pytest.raises(worqr.QueueFull):
+        mail.blocking.enqueue("one too many")
+    assert waiting(server, prefix, "mail") == [b'{"to":"Ada","copies":1}', b'{"to":"Grace","copies":2}']
+    assert job.cancel().waiting == 1
+
+
+def test_wrong_calls_fail_at_the_caller(mesh: worqr.Mesh) -> None:
+    @mesh.task(name="mail")
+    def mail(to: str) -> None: ...
+
+    registry = worqr.Registry()
+
+    @registry.task(name="far")
+    def far(to: str) -> None: ...
+
+    with pytest.raises(TypeError):
+        mail.blocking.enqueue("a", "b")  # type: ignore[call-arg]
+    with pytest.raises(worqr.UsageError):
+        mail.blocking.enqueue(1)  # type: ignore[arg-type]
+    with pytest.raises(worqr.UsageError, match="with options is a job: use dispatch"):
+        mail.blocking.options(timeout=3, id="x").enqueue("a")
+    with pytest.raises(worqr.UsageError, match="has no option"):
+        mail.blocking.options(dealy=3)  # type: ignore[call-arg]
+    with pytest.raises(worqr.UsageError):
+        mail.blocking.job("")
+    for call in (far.blocking.enqueue, far.blocking.dispatch, far.blocking.job):
+        with pytest.raises(worqr.UsageError, match="no mesh has included"):
+            call("a")
+    assert our_threads() == []
+
+
+def test_many_calls_are_enqueued(mesh: worqr.Mesh) -> None:
+    @mesh.task(name="f")
+    def f(n: int) -> None: ...
+
+    assert mesh.blocking.enqueue_many([]) == 0
+    assert mesh.blocking.enqueue_many(f.call(n) for n in range(2500)) == 2500
+    assert mesh.blocking.queue("f").info().waiting == 2500
+    with pytest.raises(worqr.UsageError, match="use dispatch_many"):
+        mesh.blocking.enqueue_many([f.options(id="x").call(1)])
+
+
+def test_many_calls_are_dispatched(mesh: worqr.Mesh) -> None:
+    add = mesh.task(name="Q1")(lambda n: n)
+    jobs = mesh.blocking.dispatch_many([add.options(id=f"job-{n}", delay=60).call(n) for n in range(3)])
+    assert [(job.id, job.outcome, job.status().state) for job in jobs] == [
+        (f"job-{n}", "created", "scheduled") for n in range(3)
+    ]
+    with pytest.raises(worqr.Duplicate) as caught:
+        mesh.blocking.dispatch_many([add.options(id="job-1", if_exists="raise").call(1)])
+    assert caught.value.job.cancel() == worqr.CancelCount(1, 0, 0)  # a handle for threads
+    assert mesh.blocking.dispatch_many([]) == []
+    for job in jobs:
+        job.cancel()
+
+
+def test_an_iterator_may_enqueue_by_itself(mesh: worqr.Mesh) -> None:
+    @mesh.task(name="f")
+    def f(n: int) -> None: ...
+
+    def calls() -> Iterator[worqr.Call[None]]:
+        for n in range(1500):
+            if n % 500 == 0:
+                mesh.blocking.queue("Q1").enqueue(b"a")
+                in_threads(1, lambda _: mesh.blocking.queue("Q1").enqueue(b"b"))
+            yield f.call(n)
+
+    assert mesh.blocking.enqueue_many(calls()) == 1500
+    assert mesh.blocking.queue("Q1").info().waiting == 6
+
+
+# Many threads
+
+
+def test_threads_at_once_store_everything_once(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+    @mesh.task(name="f")
+    def f(n: int, /) -> None: ...
+
+    queue = mesh.blocking.queue("Q1")
+
+    def work(n: int) -> None:
+        for i in range(50):
+            queue.enqueue(b"%d-%d" % (n, i))
+            f.blocking.enqueue(1000 * n + i)
+            assert queue.dispatch(b"", id=f"{n}-{i}", delay=60).outcome == "created"
+        mesh.blocking.enqueue_many(f.call(1000 * n + i) for i in range(50, 100))
+
+    in_threads(8, work)
+    stored = waiting(server, prefix)
+    assert Counter(stored) == Counter(b"%d-%d" % (n, i) for n in range(8) for i in range(50))
+    for n in range(8):
+        own = [task for task in stored if task.startswith(b"%d-" % n)]
+        assert own == [b"%d-%d" % (n, i) for i in range(50)]  # those of one thread in their order
+    found = Counter(int(task) for task in waiting(server, prefix, "f"))
+    assert found == Counter(1000 * n + i for n in range(8) for i in range(100))
+    assert queue.info().scheduled == 400
+    trio.run(clear, mesh)
+
+
+async def clear(mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        await mesh.queue("Q1").delete()
+
+
+def test_a_lost_reply_doubles_nothing(new_mesh: NewMesh, server: Server, prefix: str, proxy: FaultProxy) -> None:
+    queue = new_mesh(url=proxy.url).blocking.queue("Q1")
+    queue.enqueue(b"first")
+    faults = [proxy.drop_reply(matching=SHA["enqueue"], nth=n) for n in (1, 5, 20)]
+
+    def work(n: int) -> None:
+        for i in range(20):
+            queue.enqueue(b"%d-%d" % (n, i))
+
+    in_threads(8, work)
+    assert all(fault.fired for fault in faults[:2])
+    found = Counter(waiting(server, prefix))
+    assert found == Counter([b"first", *[b"%d-%d" % (n, i) for n in range(8) for i in range(20)]])
+
+
+# Outages
+
+
+def test_calls_wait_for_a_server_that_comes_back(own_server: Server, new_mesh: NewMesh, prefix: str) -> None:
+    queue = new_mesh(patience=60).blocking.queue("Q1")
+    own_server.stop()
+    with ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(queue.enqueue, b"%d" % n) for n in range(2)]  # the first use, without a server
+        own_server.start()
+        assert [call.result(PATIENCE) for call in calls] == [1, 1]
+        own_server.stop()
+        calls = [pool.submit(queue.enqueue, b"%d" % n) for n in range(2, 4)]
+        own_server.start()
+        assert [call.result(PATIENCE) for call in calls] == [1, 1]
+    assert Counter(waiting(own_server, prefix)) == Counter([b"0", b"1", b"2", b"3"])
+
+
+def test_patience_ends(own_server: Server, new_mesh: NewMesh, prefix: str) -> None:
+    queue = new_mesh(patience=1).blocking.queue("Q1")
+    own_server.stop()
+    for _ in range(2):
+        with pytest.raises(worqr.Unavailable) as caught:
+            queue.enqueue(b"never")
+        assert caught.value.sent is False
+    own_server.start()
+    until(lambda: stored(queue, b"a"))
+    assert waiting(own_server, prefix) == [b"a"]
+
+
+def stored(queue: worqr.BlockingQueue, task: bytes) -> bool:
+    try:
+        return queue.enqueue(task) == 1
+    except worqr.Unavailable:
+        return False
+
+
+# Beside peers
+
+
+async def test_results_come_back(mesh: worqr.Mesh) -> None:
+    @mesh.task(name="add", result_ttl=60)
+    async def add(a: int, b: int) -> list[int]:
+        return [a + b]
+
+    @mesh.task(name="fail", retry=worqr.RetryPolicy(max_failures=1), keep_failed=1)
+    async def fail() -> None:
+        raise ValueError("on purpose")
+
+    async with mesh.join(grace=0):
+        job = await in_thread(add.blocking.dispatch, 1, b=2)
+        assert await in_thread(job.result) == [3]
+        assert await in_thread(add.blocking.job(job.id).result, timeout=0) == [3]
+        assert (await in_thread(job.status)).state == "finished"
+        raw = await in_thread(mesh.blocking.queue("add").job(job.id).result)
+        assert raw == [3]
+        failing = await in_thread(fail.blocking.options(result_ttl=60).dispatch)
+        with pytest.raises(worqr.JobFailed) as caught:
+            await in_thread(failing.result)
+        assert (caught.value.error.type, caught.value.error.message) == ("ValueError", "on purpose")
+        assert await mesh.queue("fail").failed.drop_all() == 1
+
+
+async def test_a_result_is_told_and_not_asked_for(
+    mesh: worqr.Mesh, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifications, "LOOK_AGAIN", 3600)
+    begun, gate = trio.Event(), trio.Event()
+
+    @mesh.task(name="wait", result_ttl=60)
+    async def wait() -> int:
+        begun.set()
+        await gate.wait()
+        return 7
+
+    async with mesh.join(grace=0), trio.open_nursery() as nursery:
+        job = await in_thread(wait.blocking.dispatch)
+        await begun.wait()
+        found: list[int] = []
+
+        def read() -> None:
+            found.append(job.result())
+
+        with spying(server, prefix) as spy:
+            for _ in range(4):
+                nursery.start_soon(in_thread, read)
+            asked = 0
+            while asked < 8:  # each of the four looks, subscribes, and looks again
+                asked += spy.calls()["read_result"]
+                await trio.sleep(0.01)
+            await trio.sleep(0.3)
+            assert spy.calls()["read_result"] == 0
+            gate.set()
+            with trio.fail_after(PATIENCE):
+                while len(found) < 4:
+                    await trio.sleep(0.01)
+    assert found == [7] * 4
+
+
+async def test_a_result_that_does_not_come_is_not_waited_for_longer(mesh: worqr.Mesh) -> None:
+    queue = mesh.blocking.queue("Q1")
+    job = await in_thread(queue.dispatch, b"a", result_ttl=60)
+    for timeout in (0, 0.05):
+        with pytest.raises(worqr.ResultTimeout):
+            await in_thread(job.result, timeout)
+    with pytest.raises(TimeoutError):
+        await in_thread(job.result, timeout=0)
+    with pytest.raises(worqr.NoResult):
+        await in_thread((await in_thread(queue.dispatch, b"b")).result)
+    for each in (b"a", b"b"):
+        assert (await in_thread(queue.cancel, each)).waiting == 0  # jobs are cancelled by their id
+    assert (await in_thread(job.cancel, reason="no more")).waiting == 1
+    with pytest.raises(worqr.JobCancelled) as caught:
+        await in_thread(job.result)
+    assert caught.value.reason == "no more"
+    await clear(mesh)
+
+
+async def test_what_runs_is_cancelled_and_waited_for(mesh: worqr.Mesh) -> None:
+    held = Held()
+    async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
+        await nursery.start(peer.serve, "Q1", held)
+        queue = mesh.blocking.queue("Q1")
+        await in_thread(queue.enqueue, b"a", b"a")
+        job = await in_thread(queue.dispatch, b"b", id="x", result_ttl=60)
+        await held.wait(3)
+        assert (await in_thread(queue.info)).running == 3
+        two = await in_thread(queue.cancel, b"a", wait=15)
+        assert two == worqr.CancelCount(waiting=0, running=2, acknowledged=2)
+        one = await in_thread(job.cancel, reason="why", wait=15)
+        assert one == worqr.CancelCount(waiting=0, running=1, acknowledged=1)
+        with pytest.raises(worqr.JobCancelled) as caught:
+            await in_thread(job.result)
+        assert caught.value.reason == "why"
+        assert Counter(held.cancelled) == Counter({(b"a", "cancel"): 2, (b"b", "cancel"): 1})
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_result_outlasts_an_outage(own_server: Server, new_mesh: NewMesh) -> None:
+    mesh = new_mesh(patience=60)
+    job = await in_thread(mesh.blocking.queue("Q1").dispatch, b"a", id="x", result_ttl=60)
+    found: list[bytes] = []
+    async with trio.open_nursery() as nursery:
+
+        def read() -> None:
+            found.append(job.result())
+
+        nursery.start_soon(in_thread, read)
+        await in_thread(until, lambda: subscribed(own_server))
+        await in_thread(own_server.restart)
+
+        async def echo(task: bytes) -> bytes:
+            return task
+
+        async with mesh.join(grace=0) as peer, trio.open_nursery() as inner:
+            await inner.start(peer.serve, "Q1", echo)
+            with trio.fail_after(PATIENCE):
+                while not found:
+                    await trio.sleep(0.01)
+            inner.cancel_scope.cancel()
+    assert found == [b"a"]
+
+
+def subscribed(server: Server) -> bool:
+    with server.client() as client:
+        return any(b":job:" in channel for channel in client.pubsub_channels("*"))
+
+
+async def test_plain_handlers_produce_on_the_mesh_that_runs_them(mesh: worqr.Mesh, server: Server) -> None:
+    ends: list[int] = []
+    done = trio.Event()
+
+    @mesh.task(name="double", result_ttl=60)
+    async def double(n: int) -> int:
+        return 2 * n
+
+    @mesh.task(name="last")
+    async def last(n: int) -> None:
+        ends.append(n)
+        if len(ends) == 20:
+            done.set()
+
+    @mesh.task(name="first")
+    def first(n: int) -> None:
+        last.blocking.enqueue(double.blocking.dispatch(n).result(timeout=PATIENCE))
+
+    async with mesh.join(grace=0):
+        await mesh.enqueue_many(first.call(n) for n in range(20))
+        with trio.fail_after(PATIENCE):
+            await done.wait()
+    assert sorted(ends) == [2 * n for n in range(20)]
+
+
+# Where a loop runs
+
+
+def calls_of(mesh: worqr.Mesh) -> list[tuple[str, Callable[[], object]]]:
+    """Every call that waits, with its name."""
+
+    @mesh.task(name="f")
+    def f() -> None: ...
+
+    queue = mesh.blocking.queue("Q1")
+    job = queue.job("x")
+    return [
+        ("enqueue", f.blocking.enqueue),
+        ("dispatch", f.blocking.dispatch),
+        ("enqueue", lambda: queue.enqueue(b"a")),
+        ("dispatch", lambda: queue.dispatch(b"a")),
+        ("info", queue.info),
+        ("cancel", lambda: queue.cancel(b"a")),
+        ("result", job.result),
+        ("status", job.status),
+        ("cancel", job.cancel),
+        ("enqueue_many", lambda: mesh.blocking.enqueue_many([])),
+        ("queues", mesh.blocking.queues),
+    ]
+
+
+def refuses(mesh: worqr.Mesh, loop: str) -> None:
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for name, call in calls_of(mesh):
+            with pytest.raises(
+                worqr.UsageError, match=rf"{name}\(\).* {loop} loop .*await fn\.{name}\(.*mesh\.connect\(\)"
+            ):
+                call()
+        gc.collect()
+    assert [str(each.message) for each in warned] == []
+    assert "worqr-link" not in our_threads()
+
+
+async def test_it_does_not_stop_a_trio_loop(mesh: worqr.Mesh) -> None:
+    refuses(mesh, "Trio")
+    assert await in_thread(mesh.blocking.queue("Q1").enqueue, b"a") == 1
+    await in_thread(mesh.blocking.close)
+
+
+def test_it_does_not_stop_an_asyncio_loop(mesh: worqr.Mesh) -> None:
+    async def main() -> None:
+        refuses(mesh, "asyncio")
+        assert await asyncio.to_thread(mesh.blocking.queue("Q1").enqueue, b"a") == 1
+
+    asyncio.run(main())
+    assert mesh.blocking.queue("Q1").enqueue(b"b") == 1
+
+
+async def test_a_loop_and_threads_have_their_own_links(new_mesh: NewMesh, server: Server) -> None:
+    mesh = new_mesh(app="both")
+    async with mesh.connect():
+        await mesh.queue("Q1").enqueue(b"a")
+        await in_thread(mesh.blocking.queue("Q1").enqueue, b"b")
+        assert connections(server, "both") == ["worqr:both:data"] * 2
+        await in_thread(mesh.blocking.close)
+        assert await mesh.queue("Q1").count() == 2
+    with pytest.raises(worqr.UsageError, match="not connected here"):
+        await mesh.queue("Q1").count()
+
+
+def test_a_thread_needs_the_blocking_calls(mesh: worqr.Mesh) -> None:
+    mesh.blocking.queue("Q1").enqueue(b"a")
+    with pytest.raises(worqr.UsageError, match=r"not connected here.*mesh\.blocking"):
+        mesh.queue("Q1").count().send(None)
+
+
+# Tests of users
+
+
+def test_a_recording_takes_what_threads_send() -> None:
+    mesh = worqr.Mesh("redis://nowhere.invalid")
+
+    @mesh.task(name="f", result_ttl=60)
+    def f(n: int) -> int:
+        return n
+
+    with testing.recording(mesh) as sent:
+        f.blocking.enqueue(1)
+        job = f.blocking.options(id="x", delay=5).dispatch(2)
+        assert mesh.blocking.enqueue_many(f.call(n) for n in (3, 4)) == 2
+        assert job.status().state == "waiting"
+        with pytest.raises(worqr.NoResult):
+            job.result()
+        with pytest.raises(worqr.UsageError, match="recording"):
+            mesh.blocking.queues()
+    assert sent.calls(f) == [f.call(n) for n in (1, 2, 3, 4)]
+    assert our_threads() == []
+
+
+async def test_plain_handlers_produce_on_a_bench(server: Server) -> None:
+    mesh = worqr.Mesh("redis://nowhere.invalid")
+
+    @mesh.task(name="second")
+    def second(n: int) -> None: ...
+
+    @mesh.task(name="first")
+    def first(n: int) -> None:
+        second.blocking.options(delay=3600).dispatch(n)
+        mesh.blocking.enqueue_many([second.call(n + 1)])
+
+    async with testing.bench(mesh, url=server.url) as bench:
+        await first.enqueue(1)
+        assert (await bench.run_until_empty()).finished == 2
+        await bench.advance(3600)
+        assert (await bench.run_until_empty()).finished == 1
+        assert bench.sent(second) == [second.call(1), second.call(2)]
+    gc.collect()
+    await in_thread(until, lambda: our_threads() == [])
+
+
+# Processes
+
+QUIET = {"PYTHONWARNINGS": "ignore::DeprecationWarning"}  # forking with threads around is what these tests are about
+FORKS = """
+import os, sys, threading, worqr
+
+mesh = worqr.Mesh(sys.argv[1], prefix=sys.argv[2])
+queue = mesh.blocking.queue("Q1")
+
+def enqueue(name, times=50):
+    for i in range(times):
+        queue.enqueue(f"{name}-{i}".encode())
+
+def in_threads(name, count):
+    threads = [threading.Thread(target=enqueue, args=(f"{name}-{n}",)) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+enqueue("before", 1)
+busy = in_threads("parent", 4)
+for child in range(4):
+    if os.fork() == 0:
+        enqueue(f"child{child}", 1)
+        for thread in in_threads(f"child{child}", 2):
+            thread.join()
+        if child == 3 and os.fork() == 0:
+            enqueue("grandchild", 1)
+        sys.exit()  # the whole way out, not os._exit
+codes = [os.wait()[1] for _ in range(4)]
+for thread in busy:
+    thread.join()
+enqueue("after", 1)
+print(codes, flush=True)
+"""
+
+
+async def test_forked_children_connect_anew(server: Server, prefix: str, spawn: Spawn) -> None:
+    child = spawn(FORKS, server.url, prefix, env=QUIET)
+    assert await child.line(2 * PATIENCE) == "[0, 0, 0, 0]", child.errors
+    assert await child.ended() == 0
+    assert child.errors == ""
+    wanted = [f"{name}-0" for name in ("before", "after", "grandchild", *[f"child{n}" for n in range(4)])]
+    wanted += [f"parent-{n}-{i}" for n in range(4) for i in range(50)]
+    wanted += [f"child{c}-{n}-{i}" for c in range(4) for n in range(2) for i in range(50)]
+    await in_thread(until, lambda: Counter(waiting(server, prefix)) == Counter(text.encode() for text in wanted))
+
+
+EMBEDDED_FORK = """
+import os, sys, worqr
+
+mesh = worqr.Mesh("embedded:")
+queue = mesh.blocking.queue("Q1")
+queue.enqueue(b"parent")
+if os.fork() == 0:
+    queue.enqueue(b"child")
+    print("child", queue.info().waiting, flush=True)
+    sys.exit()
+os.wait()
+queue.enqueue(b"parent")
+print("parent", queue.info().waiting, flush=True)
+print(mesh._client.connections.of_threads._connection.link.settings.address.path, flush=True)
+"""
+
+
+async def test_a_child_leaves_the_embedded_server_of_its_parent_alone(spawn: Spawn) -> None:
+    child = spawn(EMBEDDED_FORK, env=QUIET)
+    assert await child.line() == "child 1"  # it has started one of its own
+    assert await child.line() == "parent 2"
+    path = await child.line()
+    assert await child.ended() == 0, child.errors
+    assert child.errors == ""
+    await in_thread(until, lambda: not os.path.exists(path))
+
+
+ENDS = """
+import sys, threading, worqr
+
+mesh = worqr.Mesh(sys.argv[1], prefix=sys.argv[2], patience=600)
+queue = mesh.blocking.queue("Q1")
+job = queue.dispatch(b"a", id="x", result_ttl=600)
+waits = {"result": job.result, "enqueue": lambda: queue.enqueue(b"b"), "nothing": lambda: None}
+
+def wait():
+    try:
+        waits[sys.argv[3]]()
+    except worqr.Unavailable as error:
+        print(error, flush=True)
+
+for _ in range(4):
+    threading.Thread(target=wait, daemon=True).start()
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("wait", ["nothing", "result", "enqueue"])
+async def test_the_interpreter_ends_soon(
+    own_server: Server, new_mesh: NewMesh, prefix: str, spawn: Spawn, wait: str
+) -> None:
+    child = spawn(ENDS, own_server.url, prefix, wait)
+    await child.line_with("ready")
+    if wait == "enqueue":
+        own_server.pause()
+    child.send("end")
+    assert await child.ended(PATIENCE) == 0, child.errors
+    assert child.errors == ""
+    own_server.resume()
+    await clear(new_mesh())
+
+
+LATE = """
+import atexit, sys, worqr
+
+mesh = worqr.Mesh(sys.argv[1], prefix=sys.argv[2])
+queue = mesh.blocking.queue("Q1")
+atexit.register(lambda: print(queue.enqueue(b"last"), flush=True))
+queue.enqueue(b"first")
+"""
+
+
+async def test_what_an_application_does_at_exit_may_produce(server: Server, prefix: str, spawn: Spawn) -> None:
+    child = spawn(LATE, server.url, prefix)
+    assert await child.line() == "1"
+    assert await child.ended() == 0
+    assert child.errors == ""
+    assert waiting(server, prefix) == [b"first", b"last"]
+
+
+INTERRUPTED = """
+import sys, threading, worqr
+
+mesh = worqr.Mesh(sys.argv[1], prefix=sys.argv[2])
+job = mesh.blocking.queue("Q1").dispatch(b"a", id="x", delay=600, result_ttl=600)
+for call in (job.result, lambda: job.result(600)):
+    try:
+        print("waits", flush=True)
+        call()
+    except KeyboardInterrupt:
+        print("interrupted", job.status().state, flush=True)
+print(job.cancel().waiting, flush=True)
+"""
+
+
+async def test_an_interrupt_ends_a_wait(server: Server, prefix: str, spawn: Spawn) -> None:
+    child = spawn(INTERRUPTED, server.url, prefix)
+    for _ in range(2):
+        await child.line_with("waits")
+        await trio.sleep(0.2)  # or it has not begun to wait, which must do as well
+        child.signal(signal.SIGINT)
+        assert await child.line() == "interrupted scheduled"
+    assert await child.line() == "1"
+    assert await child.ended() == 0, child.errors
+
+
+def test_the_mailbox_of_threads_is_meant(mesh: worqr.Mesh) -> None:
+    mesh.blocking.queue("Q1").enqueue(b"a")
+    connection = mesh._client.connections.of_threads.get(mesh._client, mesh._client.connections.new_link)
+    assert isinstance(connection.link.driver, ThreadDriver)

@@ -1,0 +1,95 @@
+"""``queue.events()`` with ids. What each script tells is in ops/test_events; events without ids are in test_queue."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+
+import pytest
+import trio
+
+import worqr
+from tests.peer.conftest import mesh, new_mesh  # noqa: F401 - fixtures
+from tests.peer.tools import QUICK, serving
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
+from worqr.client.events import Event, _Reader  # pyright: ignore[reportPrivateUsage]
+from worqr.keys import QueueKeys
+
+KEYS = QueueKeys("worqr", "Q1")
+
+
+@pytest.mark.leaves("{Q1}:failed", "{Q1}:aside*")
+async def test_an_observer_learns_which_jobs_ran_and_which_failed(mesh: worqr.Mesh) -> None:
+    async def handler(task: bytes) -> None:
+        if task == b"bad":
+            raise worqr.Failure("on purpose")
+
+    seen: defaultdict[str, list[str]] = defaultdict(list)
+    async with mesh.connect(), mesh.queue("Q1").events() as events:
+        q = mesh.queue("Q1")
+        await q.dispatch(b"good", id="mail-1")
+        await q.dispatch(b"bad", id="mail-2")
+        await q.enqueue(b"plain")
+        async with serving(mesh, "Q1", handler, retry=QUICK):
+            with trio.fail_after(PATIENCE):
+                finished = 0
+                while finished < 2 or not seen["failed"]:
+                    event = await anext(events)
+                    seen[event.type] += event.ids
+                    assert len(event.ids) <= event.count
+                    finished += event.count if event.type == "finished" else 0
+    assert seen["enqueued"] == ["mail-1", "mail-2"]
+    assert sorted(seen["claimed"]) == ["mail-1", "mail-2"]
+    assert (seen["finished"], seen["failed"]) == (["mail-1"], ["mail-2"])
+
+
+async def test_an_older_listener_hears_what_it_always_heard(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+    with server.client().pubsub() as older:
+        older.subscribe(f"{prefix}:{{Q1}}:events")
+        assert older.get_message(timeout=PATIENCE)
+        async with mesh.connect():
+            await mesh.queue("Q1").dispatch(b"a", id="x")
+            heard = older.get_message(timeout=PATIENCE)
+            assert heard is not None and heard["data"] == b"enqueued 1"
+            await mesh.queue("Q1").cancel_all()
+
+
+def read(*messages: tuple[str, bytes] | None) -> list[Event]:
+    """What is made of these messages; None: the channels were subscribed anew."""
+    events: list[Event] = []
+    reader = _Reader("Q1", KEYS, events.append)
+    for message in messages:
+        if message is None:
+            reader.begin()
+        else:
+            reader.hear(*message)
+    return events
+
+
+def ids(text: str) -> tuple[str, bytes]:
+    return KEYS.event_ids_channel, text.encode()
+
+
+def event(text: str) -> tuple[str, bytes]:
+    return KEYS.events_channel, text.encode()
+
+
+def test_ids_belong_to_the_event_that_comes_next() -> None:
+    assert read(None, ids("finished 2\na b"), event("finished 2"), event("finished 2")) == [
+        Event("Q1", "finished", 2, ("a b",)),
+        Event("Q1", "finished", 2),
+    ]
+
+
+def test_ids_whose_event_was_lost_go_to_no_other_one() -> None:
+    assert read(ids("finished 1\na"), None, event("finished 1")) == [Event("Q1", "finished", 1)]
+    assert read(ids("finished 1\na"), event("claimed 1")) == [Event("Q1", "claimed", 1)]
+    assert read(ids("finished 1\na"), ids("finished 1\nb"), event("finished 1"))[0].ids == ("b",)
+
+
+@pytest.mark.parametrize("junk", ["", "x", "finished", "finished x", "finished 1 2", "finished x\na", "\n\n"])
+def test_what_somebody_else_sent_is_noted_and_skipped(junk: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    assert read(event(junk), ids(junk), event("finished 1")) == [Event("Q1", "finished", 1)]
+    assert caplog.text.count("ignored a message of another program") == 2

@@ -1,0 +1,367 @@
+"""How the arguments and the result of one function are encoded: as JSON, by the names and types of its signature. Pure.
+
+The payload is the JSON object of all parameters by name, with defaults written out. So any producer of JSON in the right form
+can call the function. A single positional-only parameter is the whole payload; of type ``bytes``, it is the unchanged payload.
+msgspec encodes and checks the types that it supports; pydantic does so for its models.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final, cast, get_type_hints
+
+import msgspec
+import msgspec.inspect
+
+from worqr.errors import UsageError
+from worqr.policy import Broken
+from worqr.validation import encode_json, is_model, name_of
+
+_WHOLE: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_VARIABLE: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_UNTYPED: Final[tuple[object, ...]] = (Any, object)
+"""Annotations without information; a parameter without an annotation counts as Any."""
+_MISSING: Final = object()
+_LATER: Final = (NameError, AttributeError)
+"""The errors of an annotation whose names are defined further below, or only for type checkers."""
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments: each parameter is in one of them, defaults as well."""
+
+
+class Signature:
+    """The signature of `function`; `name` names it in errors; `keeps`: its result is kept.
+
+    Types are resolved when the function is declared. If they name something that is defined later, they are resolved at first
+    use.
+
+    Raises:
+        UsageError: a parameter that cannot be serialized (``*args``), or a type that neither msgspec nor pydantic supports.
+    """
+
+    def __init__(self, function: Callable[..., object], name: str, *, keeps: bool = False) -> None:
+        self.name: str = name
+        self._keeps = keeps
+        self._function = function
+        try:
+            self._signature = inspect.signature(function)
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"{name}: its parameters are not known ({error}), so it cannot be called by name"
+            ) from None
+        self._parameters = list(self._signature.parameters.values())
+        for each in self._parameters:
+            if each.kind in _VARIABLE:
+                stars = "*" if each.kind is inspect.Parameter.VAR_POSITIONAL else "**"
+                raise UsageError(
+                    f"{name}: {stars}{each.name} has no fixed names and types to travel by: name its parameters, or take "
+                    "one list or dict"
+                )
+        self._names = [each.name for each in self._parameters]
+        self._positional = sum(each.kind in _WHOLE for each in self._parameters)
+        self._by_keyword = frozenset(
+            each.name for each in self._parameters if each.kind is not inspect.Parameter.POSITIONAL_ONLY
+        )
+        self._defaults = {
+            each.name: each.default for each in self._parameters if each.default is not inspect.Parameter.empty
+        }
+        only = self._parameters[0] if len(self._parameters) == 1 else None
+        self.whole: bool = only is not None and only.kind is inspect.Parameter.POSITIONAL_ONLY
+        self._codec: _Codec | None = None
+        try:
+            self._resolve()
+        except _LATER:
+            pass  # see `ready`
+
+    # Types
+
+    def _resolve(self) -> _Codec:
+        try:
+            found = get_type_hints(_annotated(self._function), include_extras=True)
+        except _LATER:
+            raise
+        except Exception as error:  # an annotation is code of the user's
+            raise UsageError(f"{self.name}: its annotations cannot be read: {type(error).__name__}: {error}") from None
+        hints = {name: found.get(name, Any) for name in self._names}
+        hints["return"] = found.get("return", Any)
+        if not self._keeps and not _is_known(hints["return"]):
+            hints["return"] = Any  # worqr does not use it
+        codec = _Codec(self.name, self._parameters, hints, whole=self.whole)
+        for name, value in self._defaults.items():
+            try:
+                if not codec.raw:
+                    arrived = _decoder(hints[name])(encode_json(value))
+                    if hints[name] in _UNTYPED:
+                        _check_unchanged(self.name, name, value, arrived)
+                elif not isinstance(codec.decode(value), type(value)):
+                    raise TypeError(f"{value!r} is not bytes")
+            except UsageError:
+                raise
+            except Exception as error:
+                raise UsageError(f"{self.name}: the default of {name!r} cannot travel: {error}") from None
+        self._codec = codec
+        return codec
+
+    def ready(self) -> _Codec:
+        """The codec.
+
+        Raises:
+            UsageError: an annotation names something that does not exist when the program runs.
+        """
+        if self._codec is not None:
+            return self._codec
+        try:
+            return self._resolve()
+        except _LATER as error:
+            raise UsageError(
+                f"{self.name}: an annotation names what is not there when it runs ({error}): import it outside of "
+                "`if TYPE_CHECKING:`, or define it at the top of the module"
+            ) from None
+
+    # Calling
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The value of each parameter in their order, defaults written out.
+
+        Raises:
+            TypeError: Python would reject such a call too.
+        """
+        values = dict(zip(self._names, args, strict=False))
+        if len(args) <= self._positional and not (kwargs.keys() & values.keys()) and kwargs.keys() <= self._by_keyword:
+            found: dict[str, Any] = {}
+            for name in self._names:
+                value = values.get(name, _MISSING)
+                if value is _MISSING:
+                    value = kwargs.get(name, _MISSING)
+                    if value is _MISSING:
+                        value = self._defaults.get(name, _MISSING)
+                        if value is _MISSING:
+                            break
+                found[name] = value
+            else:
+                return found
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.name}(): {error}") from None
+        raise AssertionError(f"{self.name}: the call was refused without a reason")
+
+    def split(self, values: Mapping[str, Any]) -> Arguments:
+        """The values of all parameters in the form of a call of the function."""
+        positional = self._names[: self._positional]
+        return tuple([values[name] for name in positional]), {
+            name: values[name] for name in self._names[self._positional :]
+        }
+
+    def encode(self, values: Mapping[str, Any]) -> bytes:
+        """Encode these values as a payload; their types are checked as the handler will check them.
+
+        Raises:
+            UsageError: the handler would reject it, or JSON cannot represent it.
+        """
+        codec = self.ready()
+        if codec.raw:
+            task = values[self._names[0]]
+            if not isinstance(task, bytes | bytearray | memoryview):
+                raise UsageError(f"{self.name}: it takes bytes, not {type(task).__name__}")
+            task = bytes(cast("bytes", task))
+        else:
+            try:
+                task = encode_json(values[self._names[0]] if self.whole else values)
+            except Exception as error:  # any error from encoding a user's type
+                raise UsageError(f"{self.name}: JSON cannot carry these arguments: {error}") from error
+        try:
+            arrived = codec.decode(task)
+        except Exception as error:
+            raise UsageError(f"{self.name}: invalid arguments: {error}") from error
+        for i, name in codec.untyped:
+            _check_unchanged(self.name, name, values[name], arrived if self.whole else getattr(arrived, f"p{i}"))
+        return task
+
+    def decode(self, task: bytes) -> Arguments:
+        """Decode the arguments from `task`. Fields of newer producers are ignored; missing fields have their defaults.
+
+        Raises:
+            Broken: it is not JSON, or not of these types.
+        """
+        codec = self._codec or self.ready()
+        try:
+            value = codec.decode(task)
+        except MemoryError:
+            raise  # not an error of the payload
+        except Exception as error:  # msgspec's, or of a type with checks of its own
+            raise Broken(f"{self.name}: {type(error).__name__}: {error}{_remedy(error)}") from error
+        if self.whole:
+            return (value,), {}
+        values = msgspec.structs.astuple(value)
+        if self._positional == len(values):
+            return values, {}
+        return values[: self._positional], dict(
+            zip(self._names[self._positional :], values[self._positional :], strict=True)
+        )
+
+    def decode_result(self, kind: str, value: bytes) -> Any:
+        """Decode the function's stored result.
+
+        Raises:
+            UsageError: it is not of the function's annotated return type.
+        """
+        codec = self.ready()
+        try:
+            if kind == "bytes":
+                return msgspec.convert(value, codec.result)
+            return codec.decode_result(b"null" if kind == "none" else value)
+        except Exception as error:
+            raise UsageError(
+                f"{self.name}: the result is not what it is said to return ({error}): it returned something else, or "
+                "another version of it ran"
+            ) from error
+
+
+def _remedy(error: Exception) -> str:
+    """The remedy for a payload that does not decode."""
+    if not isinstance(error, msgspec.MsgspecError):
+        return ""
+    if not isinstance(error, msgspec.ValidationError):
+        return ". A function takes JSON: enqueue calls of it, or an object with its arguments by name"
+    if "missing required field" in str(error):
+        return ". Give a new parameter a default, so that calls from older programs still run"
+    return ". Compare the signature of the function in the program that enqueued it"
+
+
+class _Codec:
+    """Decoders for the types of one signature."""
+
+    def __init__(
+        self, name: str, parameters: list[inspect.Parameter], hints: Mapping[str, Any], *, whole: bool
+    ) -> None:
+        for what, hint in hints.items():
+            _check_known(name, what, hint)
+        shape = hints[parameters[0].name] if whole else _shape(parameters, hints)
+        self.raw: bool = whole and isinstance(msgspec.inspect.type_info(shape), msgspec.inspect.BytesType)
+        self.decode: Callable[[bytes], Any] = partial(msgspec.convert, type=shape) if self.raw else _decoder(shape)
+        self.untyped: list[tuple[int, str]] = [
+            (i, each.name) for i, each in enumerate(parameters) if hints[each.name] in _UNTYPED
+        ]
+        self.result: Any = hints["return"]
+        self.decode_result: Callable[[bytes], Any] = _decoder(self.result)
+
+
+def _check_unchanged(function: str, name: str, value: object, arrived: object) -> None:
+    """Refuse an argument that JSON changes and that no annotation restores: a tuple, a datetime, bytes.
+
+    Raises:
+        UsageError: it would arrive as another type.
+    """
+    if value == arrived:
+        return
+    sent, found = type(value).__name__, type(arrived).__name__
+    if sent == found:
+        what = "holds a value that would arrive as another type (a tuple as a list, a datetime or bytes as a str)"
+    else:
+        what = f"is of type {sent} and would arrive as {found}"
+    example = "bytes" if isinstance(value, bytearray | memoryview) else sent
+    raise UsageError(
+        f"{function}: argument {name!r} {what}, because the parameter has no type annotation: annotate it, as in "
+        f"`{name}: {example}`"
+    )
+
+
+def _decoder(hint: Any) -> Callable[[bytes], Any]:
+    return msgspec.json.Decoder(hint, dec_hook=_decode_custom).decode
+
+
+def _annotated(function: Callable[..., object]) -> object:
+    """The object that has the annotations of a callable."""
+    while isinstance(function, partial):
+        function = cast("Callable[..., object]", function.func)  # pyright: ignore[reportUnknownMemberType]
+    known = inspect.isroutine(function) or hasattr(function, "__wrapped__")
+    return function if known else type(function).__call__
+
+
+def _shape(parameters: list[inspect.Parameter], hints: Mapping[str, Any]) -> type[msgspec.Struct]:
+    """A struct with a field for each parameter. The fields have generated names, because not every name is valid for a field."""
+    fields: list[Any] = []
+    for i, each in enumerate(parameters):
+        field = (f"p{i}", hints[each.name])
+        if each.default is inspect.Parameter.empty:
+            fields.append(field)
+        else:
+            fields.append((*field, msgspec.field(default_factory=_give(each.default))))
+    rename = {f"p{i}": each.name for i, each in enumerate(parameters)}
+    return msgspec.defstruct("Arguments", fields, kw_only=True, rename=rename, gc=False)
+
+
+def _give(value: object) -> Callable[[], object]:
+    """The default itself, as in Python: a mutable default is shared."""
+    return lambda: value
+
+
+def _decode_custom(kind: type[Any], value: Any) -> Any:
+    """Decode a type that msgspec does not support: a pydantic model, by pydantic's rules for JSON.
+
+    pydantic's error messages quote the payload, which must not be logged: only the messages without the values are used.
+    """
+    if kind is object:
+        return value
+    try:
+        return kind.model_validate_json(msgspec.json.encode(value))
+    except ValueError as error:
+        errors = getattr(error, "errors", None)
+        if errors is None:
+            raise
+        found = errors(include_input=False, include_url=False, include_context=False)
+        texts = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found]
+    raise ValueError(f"{kind.__name__}: {'; '.join(texts)}")
+
+
+def _is_known(hint: object) -> bool:
+    try:
+        return all(map(_travels, _customs(msgspec.inspect.type_info(hint), set())))
+    except TypeError:
+        return False
+
+
+def _check_known(name: str, what: str, hint: object) -> None:
+    about = f"{name}: {'what it returns' if what == 'return' else f'parameter {what!r}'}"
+    try:
+        info = msgspec.inspect.type_info(hint)
+    except TypeError as error:
+        raise UsageError(f"{about} has a type that cannot travel: {error}") from None
+    for custom in _customs(info, set()):
+        if hasattr(custom, "__pydantic_fields__") and not is_model(custom):
+            raise UsageError(
+                f"{about} has the type {name_of(custom)}: of pydantic, take a BaseModel; the checks of its "
+                "dataclasses would not be made"
+            )
+        if not _travels(custom):
+            raise UsageError(
+                f"{about} has the type {name_of(custom)}, which JSON does not know; take a dataclass, a msgspec.Struct, a "
+                "pydantic model, or what names the thing (an id)"
+            )
+
+
+def _travels(custom: type) -> bool:
+    """Return True if JSON supports a value that msgspec does not: a pydantic model; or, for ``object``, a JSON value."""
+    return is_model(custom) or custom is object
+
+
+def _customs(info: object, seen: set[int]) -> Iterator[type]:
+    """The types inside `info` that msgspec does not handle, or should not: it runs no checks of pydantic's dataclasses."""
+    if id(info) in seen:
+        return
+    seen.add(id(info))
+    if isinstance(info, msgspec.inspect.CustomType) or _is_pydantic_dataclass(info):
+        yield cast("Any", info).cls
+    elif isinstance(info, tuple | list):
+        for each in cast("tuple[object, ...]", info):
+            yield from _customs(each, seen)
+    elif isinstance(info, msgspec.inspect.Type | msgspec.inspect.Field):
+        for name in info.__struct_fields__:
+            yield from _customs(getattr(info, name), seen)
+
+
+def _is_pydantic_dataclass(info: object) -> bool:
+    return isinstance(info, msgspec.inspect.DataclassType) and hasattr(info.cls, "__pydantic_fields__")

@@ -1,0 +1,316 @@
+"""The producer's side for plain threads, where no event loop runs: Django, Flask, scripts. ``mesh.blocking``, ``fn.blocking``.
+
+This module wraps coroutines of other modules. A call runs the coroutine of the same name to its end in the calling thread. All
+plain threads of the process share one link (`worqr.client.connections`). Calls of a function are sent by the client's sender,
+as from a coroutine. There is no second client, and nothing here talks to the server itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
+
+from worqr.client.blocking_jobs import BlockingJob, run_coroutine
+from worqr.client.job import Job
+from worqr.errors import UsageError
+from worqr.foreign import CALLS, no_such_method
+from worqr.inside import client_of
+from worqr.job_options import RAW_OPTIONS, JobOptions, check_id, encode_options
+from worqr.records import CancelCount, QueueInfo, WorkerInfo
+from worqr.validation import Seconds
+
+if TYPE_CHECKING:
+    from worqr.client.client import Client
+    from worqr.client.queue import Queue
+    from worqr.functions.function import Call, Declared
+    from worqr.mesh import Mesh
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class BlockingMesh:
+    """A mesh for synchronous code; ``mesh.blocking``. Any number of threads may use it at once.
+
+    It connects at first use. It stays connected until `close`, until the mesh is garbage-collected, or until the interpreter
+    exits, which may take up to a second longer. A forked process connects again.
+    """
+
+    __slots__ = ("_client", "_mesh")
+
+    def __init__(self, mesh: Mesh[Any]) -> None:
+        self._mesh = mesh
+        self._client = client_of(mesh)
+
+    def __repr__(self) -> str:
+        return f"<BlockingMesh {self._mesh.prefix!r}>"
+
+    def queue(self, name: str, *, shards: int = 1) -> BlockingQueue:
+        """Return a raw queue by its name. This does no I/O; the queue does not have to exist. See ``mesh.queue``.
+
+        Args:
+            name: 1 to 200 bytes of UTF-8, without braces and control characters.
+            shards: The number of lists that the queue consists of.
+
+        Raises:
+            UsageError: The name is not valid, or this program declared another number of shards before.
+        """
+        return BlockingQueue(self._client, self._mesh.queue(name, shards=shards))
+
+    def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
+        """Enqueue calls as raw tasks, a thousand in one round trip; see ``mesh.enqueue_many``.
+
+        Args:
+            calls: Made by ``function.call(...)`` or ``mesh.call(...)``.
+
+        Returns:
+            The number of calls, all of which were stored.
+
+        Raises:
+            UsageError: A call has options, which make it a job.
+            QueueFull: A queue is at its `max_length`. A note says how many calls were stored.
+            NotReplicated: All were stored, but fewer `replicas` than requested had them in time.
+            Unavailable: The server did not reply within `patience`. A note says how many calls were stored.
+        """
+        return run_coroutine(self._client, self._mesh.enqueue_many(calls))
+
+    def dispatch_many(self, calls: Iterable[Call[R]]) -> list[BlockingJob[R]]:
+        """Dispatch calls as jobs, a thousand in one round trip; see ``mesh.dispatch_many``.
+
+        Args:
+            calls: Made by ``function.call(...)``, ``function.options(...).call(...)`` or ``mesh.call(...)``.
+
+        Returns:
+            The handle of each job, in the order of the calls.
+
+        Raises:
+            UsageError: A value is not a call.
+            Duplicate: An id is taken, and ``if_exists="raise"``. Other calls may be stored.
+            QueueFull: A queue is at its `max_length`. A note says how many calls were dispatched.
+            NotReplicated: All were stored, but fewer `replicas` than requested had them in time.
+            Unavailable: The server did not reply within `patience`. A note says how many calls were dispatched.
+        """
+        return [BlockingJob(self._client, job) for job in run_coroutine(self._client, self._mesh.dispatch_many(calls))]
+
+    def queues(self) -> list[QueueInfo]:
+        """Return all queues that are not empty or that a worker serves, by name."""
+        return run_coroutine(self._client, self._mesh.queues())
+
+    def workers(self) -> list[WorkerInfo]:
+        """Return all registered workers, by id. See ``mesh.workers``."""
+        return run_coroutine(self._client, self._mesh.workers())
+
+    def evict(self, worker_id: str) -> None:
+        """Declare a worker dead, and return its tasks to their queues now. See ``mesh.evict``.
+
+        Args:
+            worker_id: As in ``mesh.workers()``.
+
+        Raises:
+            UsageError: There is no worker with this id: it was mistyped, or the worker left or was evicted before.
+            RefusedByServer: Your user lacks the permissions of a worker, or a key of a queue has another type.
+            Unavailable: The server did not reply within `patience`. If it has a note, the worker is evicted, but some of its
+                tasks are not back yet.
+        """
+        run_coroutine(self._client, self._mesh.evict(worker_id))
+
+    def close(self) -> None:
+        """Disconnect. Calls of other threads that wait for a reply raise `Unavailable`; the next call connects again.
+
+        You do not need it at the end of a program. Call it from any thread, also where an event loop runs; it takes at most
+        about a second.
+        """
+        self._client.connections.of_threads.close()
+
+
+class BlockingQueue:
+    """A raw queue for synchronous code; ``mesh.blocking.queue(name)`` makes it."""
+
+    __slots__ = ("_client", "_queue")
+
+    def __init__(self, client: Client, queue: Queue) -> None:
+        self._client = client
+        self._queue = queue
+
+    def __repr__(self) -> str:
+        return f"<BlockingQueue {self.name!r}>"
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self._queue.name
+
+    def enqueue(
+        self,
+        *tasks: bytes | bytearray | memoryview,
+        unique: bool = False,
+        front: bool = False,
+        max_length: int | None = None,
+        replicas: int | None = None,
+    ) -> int:
+        """Enqueue raw tasks in this order; see ``queue.enqueue``.
+
+        Args:
+            *tasks: The payloads. They are delivered unchanged.
+            unique: Dispatch the tasks as jobs whose ids are hashes of the payloads.
+            front: Put the tasks before all that wait.
+            max_length: Raise `QueueFull` if more than this many tasks would wait. None: no limit.
+            replicas: Wait until this many replicas have the tasks. None: the mesh's `replicas`.
+
+        Returns:
+            The number of tasks stored, which is all of them.
+
+        Raises:
+            UsageError: A task is not bytes-like, or the call does not fit one request and has to.
+            PayloadTooLarge: A task is larger than the mesh's `max_payload`.
+            Duplicate: With `unique`: one of the tasks waits or runs already. Nothing was stored.
+            QueueFull: The queue is at `max_length`, or the server is out of memory. Nothing was stored.
+            NotReplicated: All tasks were stored, but fewer `replicas` than requested had them in time.
+            Unavailable: The server did not reply within `patience`. If its `sent` is None, the tasks may have been stored.
+        """
+        queue = self._queue
+        return run_coroutine(
+            self._client,
+            queue.enqueue(*tasks, unique=unique, front=front, max_length=max_length, replicas=replicas),
+        )
+
+    def dispatch(self, task: bytes | bytearray | memoryview, **options: Unpack[JobOptions]) -> BlockingJob[bytes]:
+        """Put a job into the queue; see ``queue.dispatch``.
+
+        Args:
+            task: The payload. It is delivered unchanged.
+            **options: See `JobOptions`.
+
+        Returns:
+            A handle of this dispatch, with its `outcome`.
+
+        Raises:
+            UsageError: The task is not bytes-like, or an option does not exist or is not valid.
+            PayloadTooLarge: The task is larger than the mesh's `max_payload`.
+            Duplicate: The id is taken, and ``if_exists="raise"``. Nothing was stored.
+            QueueFull: The queue is at `max_length`, or the server is out of memory. Nothing was stored.
+            NotReplicated: The job was stored, but fewer `replicas` than requested had it in time. The error has the handle.
+            Unavailable: The server did not reply within `patience`. If its `sent` is None, the job may have been stored.
+        """
+        return BlockingJob(self._client, run_coroutine(self._client, self._queue.dispatch(task, **options)))
+
+    def job(self, id: str) -> BlockingJob[bytes]:
+        """Return a handle of the job with this id. This does no I/O; the job does not have to exist.
+
+        Args:
+            id: The job's id.
+
+        Raises:
+            UsageError: The id is not valid.
+        """
+        return BlockingJob(self._client, self._queue.job(id))
+
+    def info(self) -> QueueInfo:
+        """Return the queue's counters."""
+        return run_coroutine(self._client, self._queue.info())
+
+    def cancel(self, task: bytes | bytearray | memoryview, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
+        """Cancel all tasks of this queue with this payload, waiting or running. See ``queue.cancel``.
+
+        Args:
+            task: The payload.
+            reason: A text for people; `JobCancelled` has it.
+            wait: Seconds to wait until the running tasks have ended.
+
+        Returns:
+            The number of tasks that waited, that ran, and that ended within `wait`.
+        """
+        return run_coroutine(self._client, self._queue.cancel(task, reason=reason, wait=wait))
+
+
+class BlockingFunction(Generic[P, R]):
+    """A function for synchronous code; ``fn.blocking``."""
+
+    __slots__ = ("_declared", "_options")
+
+    def __init__(self, declared: Declared, options: Mapping[str, object]) -> None:
+        self._declared = declared
+        self._options = options
+
+    def __repr__(self) -> str:
+        return f"<BlockingFunction {self._declared.name!r}>"
+
+    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Enqueue a call as a plain task, which costs least and has no handle. For ids, times and results, see `dispatch`.
+
+        Args:
+            *args: The function's arguments.
+            **kwargs: The function's arguments.
+
+        Raises:
+            TypeError: The function does not take these arguments.
+            UsageError: An argument has the wrong type, there are options, which make a job, or an event loop runs in this
+                thread.
+            PayloadTooLarge: The payload is larger than the mesh's `max_payload`.
+            QueueFull: The queue is at `max_length`, or the server is out of memory. Nothing was stored.
+            NotReplicated: The task was stored, but fewer `replicas` than requested had it in time.
+            Unavailable: The server did not reply within `patience`. If its `sent` is None, the task may have been stored.
+        """
+        declared = self._declared
+        client = declared.home()
+        if self._options.keys() - RAW_OPTIONS:
+            raise UsageError(f"a call of {declared.name!r} with options is a job: use dispatch() instead of enqueue()")
+        run_coroutine(client, client.sender.enqueue(declared.call(self._options, args, kwargs)))
+
+    def dispatch(self, /, *args: P.args, **kwargs: P.kwargs) -> BlockingJob[R]:
+        """Put a call into the function's queue as a job.
+
+        Args:
+            *args: The function's arguments.
+            **kwargs: The function's arguments.
+
+        Returns:
+            A handle of this dispatch, with its `outcome`.
+
+        Raises:
+            TypeError: The function does not take these arguments.
+            UsageError: An argument has the wrong type, or an event loop runs in this thread.
+            PayloadTooLarge: The payload is larger than the mesh's `max_payload`.
+            Duplicate: The id is taken, and ``if_exists="raise"``. Nothing was stored.
+            QueueFull: The queue is at `max_length`, or the server is out of memory. Nothing was stored.
+            NotReplicated: The job was stored, but fewer `replicas` than requested had it in time. The error has the handle.
+            Unavailable: The server did not reply within `patience`. If its `sent` is None, the job may have been stored.
+        """
+        declared = self._declared
+        client = declared.home()
+        return BlockingJob(
+            client, run_coroutine(client, client.sender.dispatch(declared.call(self._options, args, kwargs)))
+        )
+
+    def options(self, **options: Unpack[JobOptions]) -> BlockingFunction[P, R]:
+        """Return this function with options for its jobs: ``fn.blocking.options(delay=5).dispatch(...)``.
+
+        Args:
+            **options: See `JobOptions`.
+
+        Raises:
+            UsageError: An option does not exist or is not valid.
+        """
+        return BlockingFunction(self._declared, {**self._options, **encode_options(options)})
+
+    def job(self, id: str) -> BlockingJob[R]:
+        """Return a handle of the job with this id. This does no I/O; the job does not have to exist.
+
+        Args:
+            id: The job's id.
+
+        Raises:
+            UsageError: The id is not valid.
+        """
+        declared = self._declared
+        client = declared.home()
+        return BlockingJob(client, Job(client, declared.keys(), check_id(id, generated=True), results=declared.results))
+
+    if not TYPE_CHECKING:  # a type checker knows all attributes
+
+        def __getattr__(self, name: str) -> Any:
+            """Called only for a missing attribute."""
+            hint = f"use `{{fn}}.blocking.{'options(delay=60).dispatch' if name == 'apply_async' else 'enqueue'}(...)`"
+            raise AttributeError(
+                no_such_method("BlockingFunction", self._declared.name, name, dict.fromkeys(CALLS, hint))
+            )

@@ -1,0 +1,378 @@
+"""The links of one mesh: one per running loop, Trio's or asyncio's, and one for plain threads.
+
+A link of a loop is counted, so that nested and parallel connections share it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+
+from worqr import ops
+from worqr.client.queue_registration import Noted
+from worqr.client.shard_directory import Sharding
+from worqr.embedded import EmbeddedServer, server_of_parent, shared_server
+from worqr.errors import Unavailable, UsageError
+from worqr.keys import RegistryKeys
+from worqr.link import (
+    DEFAULT,
+    GIVEN,
+    Link,
+    LinkSettings,
+    answer_timeout,
+    driver_here,
+    loop_here,
+    loop_name_here,
+    run_blocking,
+)
+from worqr.peer.children.naming import refuse_while_importing
+
+if TYPE_CHECKING:
+    from worqr.client.client import Client, Settings
+
+T = TypeVar("T")
+
+CONNECT: Final = (
+    "mesh.connect() needs `async with`: write `async with mesh.connect():` inside trio.run(...) or asyncio.run(...). "
+    "Where no event loop runs, use mesh.blocking and fn.blocking, which connect by themselves"
+)
+JOIN: Final = (
+    "mesh.join() needs `async with`: write `async with mesh.join():` inside trio.run(...) or asyncio.run(...). "
+    "Where no event loop runs, use mesh.run() or `with mesh.join_in_thread():`"
+)
+EMBEDDED: Final = "embedded:"
+
+
+@dataclass(slots=True)
+class Connection:
+    """The link of one running loop, changed only in that loop; or that of all plain threads."""
+
+    link: Link
+    server: AbstractContextManager[EmbeddedServer] | None
+    sharding: Sharding
+    users: int = 0
+    stood: bool = False
+    pid: int = field(default_factory=os.getpid)
+    noted: Noted = field(default_factory=Noted)
+
+    def note(self, settings: Settings, queue: str) -> None:
+        """Store the queue's name on the server, from time to time."""
+        if time.monotonic() < self.noted.until.get(queue, 0.0):  # at each enqueue: without the cost of a call
+            return
+        if self.noted.is_due(queue):
+
+            def answered(_word: str | None, failure: Exception | None) -> None:
+                if isinstance(failure, Unavailable):
+                    self.noted.forget(queue)
+
+            call = ops.note_queues(RegistryKeys(settings.prefix), [queue])
+            self.link.post(call, answered, patience=settings.patience)
+            self.sharding.learn_now_and_then()
+
+
+class Connections:
+    """The connections of one mesh, by the running loop.
+
+    Attributes:
+        of_threads: that of plain threads.
+    """
+
+    def __init__(self) -> None:
+        self.of_threads: SharedConnection = SharedConnection()
+        self._by_loop: dict[object, Connection] = {}
+        self._hosted: dict[object, Connection] = {}
+        self._driven = _Driven()
+        self._of_parents: dict[object, Connection] = {}
+        _all_connections.add(self)
+
+    @property
+    def any(self) -> bool:
+        """True while a loop is connected."""
+        return bool(self._by_loop)
+
+    def here(self) -> Connection:
+        """The connection of the running loop; in a thread that `drive` blocks, that of all such threads.
+
+        Raises:
+            UsageError: there is none. RefusedByServer, WrongVersion, Unavailable: as ``Mesh.connect``, in a thread.
+        """
+        loop = loop_here()
+        if loop is not None:
+            connection = self._by_loop.get(loop)
+            if connection is None and loop in self._hosted:
+                connection = self._connect_hosted(loop)
+            if connection is not None:
+                return connection
+        elif self._driven.client is not None:
+            return self.of_threads.get(self._driven.client, self.new_link)
+        if loop in self._of_parents:
+            raise UsageError(
+                "this mesh was connected before a fork, and the connection and this event loop belong to the parent: "
+                "in the child, run a new event loop with `async with mesh.connect():`, or use mesh.blocking and fn.blocking"
+            )
+        raise UsageError(
+            "this mesh is not connected here: use it inside `async with mesh.connect():` (or mesh.join()); "
+            "where no event loop runs, use mesh.blocking and fn.blocking"
+        )
+
+    def drive(self, client: Client, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine of this mesh to its end in this thread, where no loop runs."""
+        outer, self._driven.client = self._driven.client, client
+        try:
+            return run_blocking(coroutine)
+        finally:
+            self._driven.client = outer
+
+    @asynccontextmanager
+    async def open(self, client: Client) -> AsyncGenerator[None]:
+        """A connection for the length of a block; see ``Mesh.connect``."""
+        loop = loop_here()
+        if loop is None:
+            raise UsageError(
+                "mesh.connect() needs a running loop: use it inside trio.run(...) or asyncio.run(...); "
+                "where none runs, mesh.blocking and fn.blocking connect by themselves"
+            )
+        connection = self._by_loop.get(loop)
+        if connection is None:
+            connection = self._connect_hosted(loop) if loop in self._hosted else await self._make(client, loop)
+        connection.users += 1
+        try:
+            await connection.link.wait_ready()
+            await connection.sharding.begin()
+            yield
+        finally:
+            connection.users -= 1
+            if connection.users == 0 and self._by_loop.get(loop) is connection:  # else it was left behind, and is ended
+                del self._by_loop[loop]
+                connection.link.close()
+                await _release(connection.server)
+
+    async def _make(self, client: Client, loop: object) -> Connection:
+        """Make the connection of this loop; an embedded server, if the URL requests one, runs as long as it."""
+        self._end_left_behind()
+        url = _url(client)
+        server: AbstractContextManager[EmbeddedServer] | None = None
+        if url == EMBEDDED:
+            server = shared_server()
+            url = await _start(server)
+            if loop in self._by_loop:  # another task has connected meanwhile
+                await _release(server)
+                return self._by_loop.get(loop) or await self._make(client, loop)
+        try:
+            link = self.new_link(_settings(client, url))
+            link.start()
+        except BaseException:
+            await _release(server)
+            raise
+        connection = self._by_loop[loop] = _connection(client, link, server)
+        return connection
+
+    def _end_left_behind(self) -> None:
+        """End the connections of asyncio loops that were closed within their blocks, which left them open."""
+        for loop, connection in list(self._by_loop.items()):
+            is_closed: Callable[[], bool] = getattr(loop, "is_closed", lambda: False)
+            ours = connection.pid == os.getpid()
+            if ours and is_closed() and self._by_loop.pop(loop, None) is not None:  # None: another thread was quicker
+                _end(connection)
+
+    @contextmanager
+    def hosting(self, loop: object, peers: Connection) -> Generator[None]:
+        """Let the asyncio loop of a peer connect by itself at its first use of the mesh; disconnect it when the block ends.
+
+        Args:
+            loop: it is run inside the block, in this thread.
+            peers: the connection of the peer.
+        """
+        self._hosted[loop] = peers
+        try:
+            yield
+        finally:
+            del self._hosted[loop]
+            connection = self._by_loop.pop(loop, None)
+            if connection is not None:
+                connection.link.close()
+
+    def _connect_hosted(self, loop: object) -> Connection:
+        """A connection of the running loop, which its host ends. It knows of shards what the peer's connection knows."""
+        peers = self._hosted[loop]
+        link = self.new_link(peers.link.settings)
+        link.start()
+        connection = self._by_loop[loop] = Connection(link, None, peers.sharding.copy_for(link), users=1)
+        return connection
+
+    def forget(self) -> None:
+        """In a forked child: the connections are the parent's. Even a request that fails would wait for a lock of Trio's that a
+        thread of the parent may have held.
+        """
+        self._of_parents |= self._by_loop
+        self._by_loop.clear()
+        self.of_threads.forget()
+
+    def new_link(self, settings: LinkSettings) -> Link:
+        """Return a link that is not started, for the running loop or else for plain threads. Tests may replace it."""
+        return Link(settings, driver_here())
+
+
+def check_loop(what: str) -> Literal["Trio", "asyncio"]:
+    """Return which loop runs here; UsageError if none does."""
+    loop = loop_name_here()
+    if not loop:
+        raise UsageError(
+            f"{what} needs a running loop, as inside trio.run(...) or asyncio.run(...): where none runs, use "
+            "mesh.join_in_thread(), a peer in a thread of its own"
+        )
+    return loop
+
+
+class _Driven(threading.local):
+    """In each thread: the client whose coroutine the thread runs."""
+
+    client: Client | None = None
+
+
+class SharedConnection:
+    """The connection of all plain threads. Made at first use; ended by `close`, with the mesh, or with the interpreter.
+
+    A forked child begins without one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+        self._end: weakref.finalize[[Connection], SharedConnection] | None = None
+
+    def get(self, client: Client, new_link: Callable[[LinkSettings], Link]) -> Connection:
+        """The connection. Until it was connected for the first time, this waits for it.
+
+        Raises: as ``Mesh.connect``.
+        """
+        connection = self._connection
+        if connection is not None and connection.link.has_ended:  # interrupted in the middle of a change
+            self.close()
+            connection = None
+        if connection is None:
+            with self._lock:
+                connection = self._connection or self._make(client, new_link)
+        if not connection.stood:
+            run_blocking(connection.link.wait_ready())
+            run_blocking(connection.sharding.begin())
+            connection.stood = True
+        return connection
+
+    def _make(self, client: Client, new_link: Callable[[LinkSettings], Link]) -> Connection:
+        url = _url(client)
+        server: AbstractContextManager[EmbeddedServer] | None = None
+        if url == EMBEDDED:
+            server = shared_server()
+            url = server.__enter__().url
+        connection = _connection(client, new_link(_settings(client, url)), server)
+        end = self._end = weakref.finalize(self, _end, connection)
+        end.atexit = False  # see `_at_exit`
+        try:
+            connection.link.start()
+        except BaseException:
+            end()
+            raise
+        self._connection = connection
+        return connection
+
+    def close(self) -> None:
+        """End it, within about a second. Calls that wait for a reply raise Unavailable; the next call connects again."""
+        with self._lock:
+            end, self._end, self._connection = self._end, None, None
+        if end is not None:
+            end()
+
+    def forget(self) -> None:
+        """In a forked child: the connection is the parent's, and its end must not affect the parent."""
+        if self._end is not None:
+            self._end.detach()
+        if self._connection is not None:
+            _of_parents.append(self._connection.server)
+        self._lock = threading.Lock()  # a thread of the parent may hold the old one
+        self._end = self._connection = None
+
+
+_all_connections: weakref.WeakSet[Connections] = weakref.WeakSet()
+_of_parents: list[object] = []
+"""Embedded servers of the parent that a forked child must keep alive: releasing one takes a lock that may never be released."""
+
+
+def _after_fork_in_child() -> None:
+    for connections in _all_connections:
+        connections.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+@atexit.register  # when this is imported, so that what an application registers runs before it, and may still produce
+def _at_exit() -> None:
+    for connections in list(_all_connections):
+        connections.of_threads.close()
+
+
+def _end(connection: Connection) -> None:
+    connection.link.close()
+    if connection.server is not None:
+        connection.server.__exit__(None, None, None)
+
+
+def _url(client: Client) -> str:
+    refuse_while_importing("connection")
+    url = (
+        client.settings.url or os.environ.get("WORQR_URL") or os.environ.get("REDIS_URL") or "redis://localhost:6379/0"
+    )
+    if url == EMBEDDED and client.settings.credentials is not None:
+        raise UsageError("the embedded server has no users: remove credentials=, or name a server")
+    return server_of_parent() or url if url == EMBEDDED else url
+
+
+def _source(client: Client) -> str:
+    """The origin of the URL, for messages."""
+    if client.settings.url:
+        return GIVEN
+    return next((name for name in ("WORQR_URL", "REDIS_URL") if os.environ.get(name)), DEFAULT)
+
+
+def _connection(client: Client, link: Link, server: AbstractContextManager[EmbeddedServer] | None) -> Connection:
+    return Connection(link, server, Sharding(link, client.settings.prefix, client.declared_shards))
+
+
+def _settings(client: Client, url: str) -> LinkSettings:
+    slowest = 0.0 if client.settings.keepalive is None else answer_timeout(client.settings.keepalive)
+    return LinkSettings(
+        url,
+        prefix=client.settings.prefix,
+        app=client.settings.app,
+        patience=client.settings.patience,
+        slowest=slowest,
+        source=_source(client),
+        credentials=client.settings.credentials,
+    )
+
+
+async def _start(server: AbstractContextManager[EmbeddedServer]) -> str:
+    """Enter the embedded server; return its URL. If cancelled, release it again."""
+    started: list[EmbeddedServer] = []
+    try:
+        await driver_here().in_thread(lambda: started.append(server.__enter__()))
+    except BaseException:
+        if started:
+            await _release(server)
+        raise
+    return started[0].url
+
+
+async def _release(server: AbstractContextManager[EmbeddedServer] | None) -> None:
+    """Release the embedded server; the last release stops it."""
+    if server is not None:
+        await driver_here().in_thread(lambda: server.__exit__(None, None, None))

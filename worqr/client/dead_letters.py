@@ -1,0 +1,209 @@
+"""The dead-letter queue: the failed tasks of a queue (the last `keep_failed`) and the broken ones (all)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal
+
+from worqr import ops
+from worqr.job_options import check_id
+from worqr.keys import QueueKeys
+from worqr.ops import MAX_ITEMS, AsideList, Page
+from worqr.records import Failed
+from worqr.remote_error import failed_record
+from worqr.script_call import Call
+from worqr.validation import check_count, check_text, to_ms
+
+if TYPE_CHECKING:
+    from worqr.client.client import Client
+
+
+Claims = list[tuple[QueueKeys, list[int]]]
+"""The claims under which tasks failed, by shard."""
+
+
+class Aside:
+    """A dead-letter queue: ``queue.failed`` or ``queue.broken``.
+
+    Its entries are named by their job ids, as in `Failed`. If an id is in the list several times, it means the newest entry;
+    name it twice for the two newest. For a queue of several shards, it lists the entries of all.
+    """
+
+    __slots__ = ("_client", "_keys", "_which")
+
+    def __init__(self, client: Client, keys: QueueKeys, which: Literal["failed", "broken"]) -> None:
+        self._client = client
+        self._keys = keys
+        self._which: Literal["failed", "broken"] = which
+
+    def __repr__(self) -> str:
+        return f"<Aside {self._which} of {self._keys.shown!r}>"
+
+    async def list(self, limit: int = 100, *, error: str | None = None, before: datetime | None = None) -> list[Failed]:
+        """Return entries, newest first.
+
+        Args:
+            limit: At most this many.
+            error: Only entries whose error has this type: its qualified name, or the last part of it (``"Timeout"``).
+            before: Only entries from before this time, a timezone-aware datetime.
+
+        Raises:
+            UsageError: An argument is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        check_count(limit, "limit")
+        shards = await self._shards()
+        found = [
+            failed_record(keys.shown, record["task"], record)
+            for keys in shards
+            async for page in self._pages(keys, limit, error, before)
+            for _, record in page.records
+        ]
+        if len(shards) > 1:
+            found.sort(key=lambda failed: failed.at, reverse=True)
+        return found[:limit]
+
+    async def retry(self, *ids: str) -> int:
+        """Put tasks back to the end of their queue, with the same ids and with all counters at zero.
+
+        They keep their `meta` and their own options, and do not expire any more. If a job with the same id waits, the entry
+        stays where it is. If it runs, the task is blocked until that run has ended.
+
+        Args:
+            *ids: The ids of the entries.
+
+        Returns:
+            The number of tasks put back.
+
+        Raises:
+            UsageError: An id is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        return await self._retry(await self._find(ids))
+
+    async def drop(self, *ids: str) -> int:
+        """Delete entries.
+
+        Args:
+            *ids: The ids of the entries.
+
+        Returns:
+            The number of entries deleted.
+
+        Raises:
+            UsageError: An id is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        return await self._drop(await self._find(ids))
+
+    async def retry_all(
+        self, *, error: str | None = None, before: datetime | None = None, limit: int | None = None
+    ) -> int:
+        """Put all tasks back to the end of their queue, the oldest first; see `retry`.
+
+        Args:
+            error: Only entries whose error has this type, as in `list`.
+            before: Only entries from before this time.
+            limit: At most this many, the newest. None: all.
+
+        Returns:
+            The number of tasks put back.
+
+        Raises:
+            UsageError: An argument is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        found = await self._claims(error, before, limit)
+        return await self._retry([(keys, claims[::-1]) for keys, claims in found])
+
+    async def drop_all(
+        self, *, error: str | None = None, before: datetime | None = None, limit: int | None = None
+    ) -> int:
+        """Delete all entries.
+
+        Args:
+            error: Only entries whose error has this type, as in `list`.
+            before: Only entries from before this time.
+            limit: At most this many, the newest. None: all.
+
+        Returns:
+            The number of entries deleted.
+
+        Raises:
+            UsageError: An argument is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        return await self._drop(await self._claims(error, before, limit))
+
+    async def _shards(self) -> tuple[QueueKeys, ...]:
+        return await self._client.sharding.of(self._keys)
+
+    async def _find(self, ids: tuple[str, ...]) -> Claims:
+        """Return the entries of these ids. One request looks for all of them, so that the same id twice means two entries. It
+        searches all shards: the task may have failed when the queue had another number of shards.
+        """
+        names = [check_id(name, generated=True) for name in ids]
+        if not names:
+            return []
+        return [
+            (keys, await self._client.ask(ops.find_aside(keys, self._which, names))) for keys in await self._shards()
+        ]
+
+    async def _retry(self, found: Claims) -> int:
+        return await self._each(found, ops.retry_aside)
+
+    async def _drop(self, found: Claims) -> int:
+        return await self._each(found, ops.drop_aside)
+
+    async def _each(self, found: Claims, make: Callable[[QueueKeys, AsideList, Sequence[int]], Call[int]]) -> int:
+        count = 0
+        for keys, claims in found:
+            for start in range(0, len(claims), MAX_ITEMS):
+                some = claims[start : start + MAX_ITEMS]
+                count += await self._client.ask(make(keys, self._which, some))
+        return count
+
+    async def _claims(self, error: str | None, before: datetime | None, limit: int | None) -> Claims:
+        if limit is not None:
+            check_count(limit, "limit")
+        shards = await self._shards()
+        bare = limit is None or len(shards) == 1  # else their times are needed to find the newest
+        found = [
+            (keys, claim, int(record.get("at", 0)))
+            for keys in shards
+            async for page in self._pages(keys, limit, error, before, bare=bare)
+            for claim, record in page.records
+        ]
+        if not bare:
+            found = sorted(found, key=lambda entry: entry[2], reverse=True)[:limit]
+        return [(keys, [claim for shard, claim, _ in found if shard is keys]) for keys in shards]
+
+    async def _pages(
+        self,
+        keys: QueueKeys,
+        limit: int | None,
+        error: str | None,
+        before: datetime | None,
+        *,
+        bare: bool = False,
+    ) -> AsyncIterator[Page]:
+        kind = "" if error is None else check_text(error, "error")
+        before_ms = None if before is None else to_ms(before, "before")
+        after, after_ms, left = "-", "0", limit
+        while left is None or left > 0:
+            page = await self._client.ask(
+                ops.list_aside(
+                    *(keys, self._which, MAX_ITEMS if left is None else left),
+                    after=after,
+                    after_ms=after_ms,
+                    before_ms=before_ms,
+                    error=kind,
+                    bare=bare,
+                )
+            )
+            yield page
+            after, after_ms = page.after, page.after_ms
+            left = None if left is None else left - len(page.records)
+            if not page.more:
+                return

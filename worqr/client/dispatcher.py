@@ -1,0 +1,89 @@
+"""Send enqueues and dispatches, and make the handles of the jobs that were stored.
+
+For `worqr.client.queue` and `worqr.client.producer`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any, cast
+
+from worqr import ops
+from worqr.client.job import Job, Outcome, Results
+from worqr.errors import Duplicate, NotReplicated, QueueFull, UsageError, reply_in
+from worqr.keys import QueueKeys
+from worqr.ops import Dispatched
+from worqr.script_call import Call
+
+if TYPE_CHECKING:
+    from worqr.client.client import Client
+
+
+async def enqueued(
+    client: Client, queue: QueueKeys, tasks: list[bytes], front: bool, max_length: int | None, replicas: int
+) -> int:
+    """Enqueue raw tasks in one request, into the next shard of a queue, and return their number."""
+    sharding = client.sharding
+    keys = await sharding.next_of(queue)
+    if max_length is not None:
+        max_length = await sharding.share_of(keys, max_length)
+    call = ops.enqueue(keys, tasks, front=front, max_length=max_length, replicas=replicas)
+    return await client.link_to(keys.name).call(call)
+
+
+async def unique_enqueued(client: Client, queue: QueueKeys, tasks: list[bytes], replicas: int, **options: Any) -> int:
+    """Dispatch raw tasks as jobs whose ids are hashes of their payloads, all or none, and return their number.
+
+    Raises:
+        UsageError: There are several tasks, and the queue has several shards.
+        Duplicate: One of them waits or runs already.
+    """
+    sharding = client.sharding
+    if len(tasks) > 1 and len(await sharding.of(queue)) > 1:
+        raise UsageError(
+            f"queue {queue.shown!r} has several shards, and nothing can be all or none in several of them: enqueue "
+            "unique tasks one by one"
+        )
+    given = {name: value for name, value in options.items() if value is not None}
+    jobs = [({**given, "id": f"sha256:{hashlib.sha256(task).hexdigest()}", "exists": "raise"}, task) for task in tasks]
+    keys = await sharding.by_id(queue, cast("str", jobs[0][0]["id"]))
+    there = [(await sharding.options_for(keys, options), task) for options, task in jobs]
+    call = ops.dispatch_jobs(keys, there, whole=True, replicas=replicas)
+    await dispatched(client, queue, call, keys)
+    return len(jobs)
+
+
+async def dispatched(
+    client: Client, queue: QueueKeys, call: Call[list[Dispatched]], at: QueueKeys, results: Results | None = None
+) -> Job[Any]:
+    """Send a dispatch into the shard `at` of a queue, and return the handle of its last job. A refused job is the last one.
+
+    Raises:
+        QueueFull: The queue is at its `max_length`.
+        Duplicate: The id is taken.
+        NotReplicated: The job was stored; the error has its handle.
+    """
+    link = client.link_to(at.name)
+    try:
+        done = await link.call(call)
+    except NotReplicated as late:
+        late.job = handle_of(client, queue, reply_in(late)[-1], results, at=at)
+        raise
+    return handle_of(client, queue, done[-1], results, at=at)
+
+
+def handle_of(
+    client: Client, queue: QueueKeys, done: Dispatched, results: Results | None = None, *, at: QueueKeys | None = None
+) -> Job[Any]:
+    """Return the handle of one dispatched job, which is stored in the shard `at`.
+
+    Raises:
+        QueueFull: The queue is at its `max_length`.
+        Duplicate: The id is taken.
+    """
+    if done.outcome == "full":
+        raise QueueFull(f"queue {queue.shown!r} is at its max_length: nothing was stored")
+    if done.outcome == "duplicate":
+        job = Job[Any](client, queue, done.id, done.number, None, results, at=at)
+        raise Duplicate(f"the id {done.id!r} is taken on queue {queue.shown!r}: nothing was stored", job)
+    return Job(client, queue, done.id, done.number, cast("Outcome", done.outcome), results, at=at)

@@ -1,0 +1,146 @@
+"""The events of a queue: `Event`, and the iterator of ``queue.events()``; and those of the connection: `ConnectionEvent`, of
+``mesh.connection_events()``.
+
+The scripts publish an event after they have counted it, and only while a client listens. The ids come first, on a channel of
+their own, so that a listener of an older version reads the event itself as ever; the two messages of one event come one
+right after the other, because one script publishes both.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal
+
+from worqr import ops
+from worqr.client.notifications import LOOK_AGAIN, Latest, listening_to
+from worqr.keys import QueueKeys, RegistryKeys
+from worqr.link import Change, Link
+from worqr.log_events import emit
+
+if TYPE_CHECKING:
+    from worqr.client.client import Client
+
+logger: logging.Logger = logging.getLogger("worqr.events")  # a documented name
+
+BUFFERED: Final = 1000
+"""Events that an iterator keeps for a slow reader; then the oldest are dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to tasks of a queue. See ``queue.events()``."""
+
+    queue: str
+    """The queue's name."""
+    type: str
+    """The kind of event: ``enqueued``, ``claimed``, ``finished``, ``retried``, ``failed``, ... , as in `QueueInfo.counts`."""
+    count: int
+    """The number of tasks."""
+    ids: tuple[str, ...] = ()
+    """The ids of those tasks that have one, at most 100. A plain task gets an id when it is retried, stalls or moves to the
+    dead-letter queue.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionEvent:
+    """The connection to a server was lost, or is back. See ``mesh.connection_events()``."""
+
+    type: Literal["lost", "back"]
+    """``lost``: the server cannot be reached, or reports that it cannot work; worqr reconnects by itself. ``back``: it can be
+    used again, or the node does not belong to the cluster any more.
+    """
+    server: str
+    """The server's address, without the password. A cluster has one connection for each node."""
+    cause: str
+    """Why the connection was lost, as in the log."""
+    seconds: float
+    """Seconds since the connection was lost."""
+
+
+class _Reader:
+    """Makes events of the messages of one shard."""
+
+    def __init__(self, name: str, keys: QueueKeys, put: Callable[[Event], None]) -> None:
+        self._name = name
+        self._keys = keys
+        self._put = put
+        self._named: Event | None = None
+
+    def hear(self, channel: str, message: bytes) -> None:
+        """A message has come on one of the two channels; called in the loop."""
+        event, *ids = message.decode("utf-8", "replace").split("\n")
+        kind, _, count = event.partition(" ")
+        try:
+            told = Event(self._name, kind, int(count), tuple(ids))
+        except ValueError:
+            emit(logger, "events", "queue %(queue)r: ignored a message of another program", queue=self._name)
+            return
+        named, self._named = self._named, None
+        if channel == self._keys.event_ids_channel:
+            self._named = told
+        else:
+            same = named is not None and (named.type, named.count) == (told.type, told.count)
+            self._put(named if named is not None and same else told)
+
+    def begin(self) -> None:
+        """The channels were subscribed, perhaps anew: ids whose event was lost belong to no other one."""
+        self._named = None
+
+
+@asynccontextmanager
+async def events_of(client: Client, queue: QueueKeys) -> AsyncGenerator[AsyncIterator[Event]]:
+    """The events of a queue, all of its shards."""
+    link = client.link
+    latest = Latest[Event](link, BUFFERED)
+    async with AsyncExitStack() as stack:
+        stack.enter_context(latest)
+        for keys in await client.sharding.of(queue):
+            reader = _Reader(queue.shown, keys, latest.put)
+            channels = (keys.events_channel, keys.event_ids_channel)
+            await stack.enter_async_context(listening_to(link, channels, reader.hear, reader.begin))
+        yield latest
+
+
+class _Looking(AsyncIterator[ConnectionEvent]):
+    """The iterator of connection events. A lost connection that is idle is noticed only when it is used, so the
+    iterator checks the server now and then while it waits.
+    """
+
+    def __init__(self, link: Link, prefix: str, latest: Latest[ConnectionEvent]) -> None:
+        self._link = link
+        self._registry = RegistryKeys(prefix)
+        self._latest = latest
+        self._asking = False
+
+    async def __anext__(self) -> ConnectionEvent:
+        while True:
+            with self._link.driver.move_on_after(LOOK_AGAIN):
+                return await anext(self._latest)
+            if not self._asking:
+                self._asking = True
+                self._link.post(ops.list_shards(self._registry), self._answered)
+
+    def _answered(self, _shards: object, _failure: Exception | None) -> None:
+        self._asking = False
+
+
+@asynccontextmanager
+async def connection_events_of(client: Client) -> AsyncGenerator[AsyncIterator[ConnectionEvent]]:
+    """The connection events of the running loop; first, one for each server that is lost already."""
+    link = client.link
+    latest = Latest[ConnectionEvent](link, BUFFERED)
+
+    def tell(change: Change) -> None:
+        link.driver.post(partial(latest.put, ConnectionEvent(*change)))
+
+    with latest:
+        link.watchers.add(tell)
+        try:
+            yield _Looking(link, client.settings.prefix, latest)
+        finally:
+            link.watchers.remove(tell)

@@ -1,0 +1,118 @@
+"""The workers of a mesh as an operator sees them: list them, evict one, and watch the connection to the server.
+
+`Mesh` is a `Fleet`. `peer.membership` registers workers, and `peer.leading` finds dead ones.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
+
+from worqr import ops
+from worqr.client.events import ConnectionEvent, connection_events_of
+from worqr.client.stats import worker_of
+from worqr.errors import UsageError, WorqrError
+from worqr.keys import QueueKeys, RegistryKeys
+from worqr.link import Link
+from worqr.log_events import emit
+from worqr.records import WorkerInfo
+from worqr.validation import check_text
+
+if TYPE_CHECKING:
+    from worqr.client.client import Client
+
+logger: logging.Logger = logging.getLogger("worqr.fleet")  # a documented name
+
+NEAREST = 3
+"""Ids that the error about an unknown one names."""
+
+
+class Fleet:
+    """The part of `Mesh` that shows and evicts workers. Its calls need ``mesh.connect()`` or ``join()``."""
+
+    _client: Client
+
+    async def workers(self) -> list[WorkerInfo]:
+        """Return all registered workers, by id. A worker that died is listed until its tasks are given back, within about 5 s.
+
+        Raises:
+            UsageError: Outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        rows = await self._client.ask(ops.list_workers(RegistryKeys(self._client.settings.prefix)))
+        return sorted([worker_of(*row) for row in rows], key=lambda info: info.id)
+
+    async def evict(self, worker_id: str) -> None:
+        """Declare a worker dead, and return its tasks to the front of their queues now, without waiting for its keepalive.
+
+        Use it for a worker that hangs, or that is gone and has ``keepalive=None``. No other worker has to be running. Each of
+        the tasks counts one stall more. A worker that is alive notices within a second: it cancels its tasks (`cancel_reason`
+        is ``lost``) and joins again under a new id. Tasks that it does not stop in time run twice. To stop a worker for good,
+        stop its process.
+
+        Args:
+            worker_id: As in ``mesh.workers()``.
+
+        Raises:
+            UsageError: There is no worker with this id: it was mistyped, or the worker left or was evicted before.
+            RefusedByServer: Your user lacks the permissions of a worker, or a key of a queue has another type.
+            Unavailable: The server did not reply within `patience`. If it has a note, the worker is evicted, but some of its
+                tasks are not back yet. Call it again, or leave them to the leader.
+        """
+        link, registry = self._client.link, RegistryKeys(self._client.settings.prefix)
+        worker = check_text(worker_id, "worker_id")
+        if await link.call(ops.condemn_worker(registry, worker, ops.ANY_BEAT)) == "gone":
+            look = await link.call(ops.look_at_workers(registry))
+            raise UsageError(_unknown(worker, [*look.beats, *look.dying]))
+        text = "worker %(worker)s was declared dead: %(reason)s"
+        emit(logger, "condemn_worker", text, worker=worker, reason="it was evicted")
+        await _sweep(link, registry, worker)
+
+    def connection_events(self) -> AbstractAsyncContextManager[AsyncIterator[ConnectionEvent]]:
+        """Return a block in which you hear when the connection to the server is lost and when it is back.
+
+        It begins with a ``lost`` if the server is away already. Each ``lost`` is followed by one ``back`` of the same server.
+        worqr reconnects by itself: use the events to report, not to reconnect. An idle connection is checked once a second
+        while you wait for the next event. A connection that breaks while it is idle, and is back by then, is no event. The
+        iterator ends with the block.
+
+        Returns:
+            An async context manager, which gives an iterator of `ConnectionEvent`.
+
+        Raises:
+            UsageError: On entry: outside `connect` and `join`.
+        """
+        return connection_events_of(self._client)
+
+
+async def _sweep(link: Link, registry: RegistryKeys, worker: str) -> None:
+    """Give back what a condemned worker held, and forget it. A leader may be doing the same: each step can be repeated.
+
+    Raises: the first error of a queue, when all the others are done.
+    """
+    seen: set[str] = set()
+    failed: WorqrError | None = None
+    while todo := set(await link.call(ops.forget_worker(registry, worker))) - seen:
+        seen |= todo
+        for queue in sorted(todo):
+            try:
+                while (await link.call(ops.fail_worker(QueueKeys.of(registry.prefix, queue), worker))).more:
+                    pass
+                await link.call(ops.unmap_work(registry, worker, queue))
+            except WorqrError as error:
+                failed = failed or error
+                failed.add_note(f"worker {worker} is evicted, but its tasks on queue {queue!r} are not back yet")
+    if failed is not None:
+        raise failed
+
+
+def _unknown(worker: str, known: list[str]) -> str:
+    """The reason why `worker` cannot be evicted, with a suggestion."""
+    near = [each for each in known if each.startswith(worker)] or difflib.get_close_matches(worker, known, NEAREST, 0.3)
+    there = "`mesh.workers()` and `worqr workers` list those that are registered" if known else "none is registered"
+    if near:
+        there = f"did you mean {' or '.join(map(repr, near[:NEAREST]))}?"
+    return f"there is no worker {worker!r}: it has left, or was evicted before; {there}"

@@ -1,0 +1,104 @@
+"""Read-only views of queues: one request to each shard, with the replies combined. For `worqr.client.queue` and `worqr.mesh`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
+
+from worqr import ops
+from worqr.client.stats import info_of, running_of, task_info_of, worker_of
+from worqr.errors import UsageError, did_you_mean
+from worqr.keys import QueueKeys, RegistryKeys
+from worqr.ops import MAX_ITEMS, Unstarted
+from worqr.records import QueueInfo, TaskInfo
+from worqr.script_call import Call
+
+if TYPE_CHECKING:
+    from worqr.client.client import Client
+
+T = TypeVar("T")
+
+Listed = Literal["waiting", "scheduled", "blocked", "active"]
+"""The states whose jobs can be listed."""
+LISTED: Final[tuple[str, ...]] = ("waiting", "scheduled", "blocked", "active")
+LEAST: Final = 100
+"""Positions that a request reads, at least: some may be empty."""
+COMPARED: Final = 1000
+"""Names that are compared, at most, with that of a queue without a worker: this takes about 20 us each."""
+
+
+async def ask_each(client: Client, shards: Sequence[QueueKeys], make: Callable[[QueueKeys], Call[T]]) -> list[T]:
+    """One request to each of these shards, all together."""
+    if len(shards) == 1:
+        return [await client.ask(make(shards[0]))]
+    return await client.link.call_all([make(keys) for keys in shards])
+
+
+async def list_jobs(
+    client: Client, shards: Sequence[QueueKeys], state: Listed, limit: int, after: str
+) -> list[TaskInfo]:
+    """Return up to `limit` tasks in this state, one shard after the other, after the cursor `after`."""
+    first, start = _parse(after, state, len(shards))
+    found: list[TaskInfo] = []
+    for n in range(first, len(shards)):
+        more, cursor = True, start if n == first else ""
+        while more and len(found) < limit:
+            more, places = await _page(client, shards[n], state, limit - len(found), cursor)
+            found += [replace(info, cursor=f"{state} {n} {place}") for place, info in places if info is not None]
+            cursor = places[-1][0] if places else cursor
+    return found[:limit]
+
+
+def _parse(after: str, state: Listed, shards: int) -> tuple[int, str]:
+    """Split a cursor into the shard and the cursor in it."""
+    if not after:
+        return 0, ""
+    known, _, rest = after.partition(" ")
+    shard, _, cursor = rest.partition(" ")
+    if known != state or not shard.isdecimal() or int(shard) >= shards or not cursor:
+        raise UsageError(
+            f"after= must be the cursor of an entry of jobs(state={state!r}) on this queue, not {repr(after)[:100]}"
+        )
+    return int(shard), cursor
+
+
+async def _page(
+    client: Client, keys: QueueKeys, state: Listed, limit: int, cursor: str
+) -> tuple[bool, list[tuple[str, TaskInfo | None]]]:
+    """Whether there is more, and positions with their cursors; some have no task of this state any more."""
+    if state == "active":
+        most = min(limit, MAX_ITEMS)
+        worker, _, claim = cursor.rpartition(" ")
+        held = await client.ask(ops.list_claims(keys, most, after=(worker, int(claim) if claim.isdecimal() else 0)))
+        infos = running_of([held], most)
+        return len(held) == most, [
+            (f"{each.worker} {each.claim}", info) for each, info in zip(held, infos, strict=True)
+        ]
+    unstarted: Unstarted = "due" if state == "scheduled" else state
+    page = await client.ask(ops.list_jobs(keys, unstarted, min(max(limit, LEAST), MAX_ITEMS), after=cursor))
+    return page.more, [(place, None if seen is None else task_info_of(seen)) for place, seen in page.places]
+
+
+async def info_at(client: Client, keys: QueueKeys) -> QueueInfo:
+    """Return a snapshot of the queue, all its shards as one."""
+    return info_of(keys.shown, await ask_each(client, await client.sharding.of(keys), ops.inspect))
+
+
+async def nearest_served(client: Client, queue: str) -> str:
+    """Return "did you mean ...?" with the nearest name that a worker serves; empty if none is close to `queue`."""
+    rows = await client.ask(ops.list_workers(RegistryKeys(client.settings.prefix)))
+    served = {name for row in rows for name in worker_of(*row).queues}
+    return did_you_mean(queue, sorted(served - {queue})[:COMPARED])
+
+
+async def all_infos(client: Client, known: Iterable[QueueKeys]) -> list[QueueInfo]:
+    """Return snapshots of the queues that the registry knows as `known`, by name; all shards of one combined."""
+    found: dict[str, set[QueueKeys]] = {}
+    for keys in known:
+        every = await client.sharding.of(replace(keys, tag=""), declare=False)
+        found.setdefault(keys.shown, set(every)).add(keys)
+    infos: list[QueueInfo] = []
+    for name, shards in sorted(found.items()):
+        infos.append(info_of(name, await ask_each(client, sorted(shards, key=lambda keys: keys.name), ops.inspect)))
+    return infos

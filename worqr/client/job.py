@@ -1,0 +1,292 @@
+"""A handle of one job: where it is, how it ended, and cancelling it. It holds nothing; the record is in the server.
+
+A handle from a dispatch means that dispatch: it has its number, and does not return the result of an earlier one. A handle made
+from an id means the newest dispatch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, cast
+
+import msgspec
+
+from worqr import ops
+from worqr.client.cancellation import cancel_and_wait
+from worqr.client.inspection import info_at, nearest_served
+from worqr.client.notifications import News, listening
+from worqr.client.stats import status_of
+from worqr.errors import JobCancelled, JobFailed, NoResult, ResultTimeout, WorqrError
+from worqr.keys import QueueKeys
+from worqr.ops import Cancelled, Found
+from worqr.peer.parents import Parent
+from worqr.records import CancelCount, RemoteError, Status
+from worqr.remote_error import fields_of
+from worqr.validation import Seconds, check_text, seconds
+
+if TYPE_CHECKING:
+    from worqr.client.client import Client
+
+R = TypeVar("R")
+
+Outcome = Literal["created", "updated", "blocked", "unchanged"]
+"""The outcome of a dispatch: a new job; a change of the job with its id; blocked, until the run of that id ends; nothing."""
+
+ENDED = frozenset({"finished", "failed", "cancelled", "gone"})
+
+LAST_LOOK: Final = 2.0
+"""Seconds for which `ResultTimeout` waits for the job's state."""
+LONGEST_ERROR: Final = 200
+"""Characters of the last error in the message of `ResultTimeout`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What a producer knows about a function's results: how to decode a kind and bytes, and whether they are kept."""
+
+    decode: Callable[[str, bytes], Any]
+    kept: bool
+
+
+class Job(Generic[R]):
+    """A handle of one job. ``queue.dispatch(...)``, ``queue.job(id)`` and the methods of functions make it.
+
+    A handle from a dispatch means that dispatch, and does not return the result of an earlier one. A handle made from an id
+    means the newest dispatch. Two handles of one id on one queue are equal.
+
+    Attributes:
+        id: The job's id.
+        queue: The name of its queue.
+        outcome: What its dispatch did: ``created`` a job, ``updated`` the one that waits, ``blocked`` the new one until the
+            present run has ended, or left it ``unchanged``. None for a handle made from an id.
+    """
+
+    __slots__ = ("_at", "_client", "_keys", "_number", "_results", "id", "outcome", "queue")
+
+    def __init__(
+        self,
+        client: Client,
+        keys: QueueKeys,
+        id: str,
+        number: int = 0,
+        outcome: Outcome | None = None,
+        results: Results | None = None,
+        *,
+        at: QueueKeys | None = None,
+    ) -> None:
+        self.id: str = id
+        self.queue: str = keys.shown
+        self.outcome: Outcome | None = outcome
+        self._client = client
+        self._keys = keys
+        self._number = number
+        self._results = results
+        self._at = at
+
+    async def _place(self) -> QueueKeys:
+        """The shard that stores it: the shard of its dispatch; without a dispatch, the id determines it."""
+        return self._at or await self._client.sharding.by_id(self._keys, self.id)
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id!r} of {self.queue!r}>"
+
+    def __eq__(self, other: object) -> bool:
+        """The same id on the same queue of the same mesh, whichever dispatch."""
+        if not isinstance(other, Job):
+            return NotImplemented
+        theirs: Job[Any] = other  # pyright: ignore[reportUnknownVariableType]
+        return self.id == theirs.id and self._keys == theirs._keys and self._client is theirs._client
+
+    def __hash__(self) -> int:
+        return hash((self.id, self._keys))
+
+    async def status(self) -> Status:
+        """Return the job's state, the number of its tries, and the error of the last one.
+
+        ``finished`` and ``cancelled`` are known as long as results are kept. ``failed`` is known as long as results are kept
+        or the job is in ``queue.failed`` or ``queue.broken``. Afterwards, and for an unknown id, the state is ``gone``.
+
+        Raises:
+            UsageError: Outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        return status_of(await self._client.ask(ops.job_status(await self._place(), self.id, self._number)))
+
+    async def result(self, timeout: Seconds | None = None) -> R:
+        """Wait until the job has ended, and return what its handler returned.
+
+        A function returns the type of its annotation. A handler of a raw queue returns bytes unchanged, None as None, and
+        other values as decoded from JSON.
+
+        Args:
+            timeout: Seconds to wait, or a timedelta. None: no limit; 0: do not wait.
+
+        Returns:
+            The result.
+
+        Raises:
+            NoResult: There is no result, and there will be none. The message says why: the id is unknown, no `result_ttl` is
+                set, the result has expired, or a newer dispatch replaced this one.
+            JobFailed: The job failed and will not be run again. This is known without a `result_ttl`, too, as long as the job
+                is in ``queue.failed`` or ``queue.broken``.
+            JobCancelled: The job was cancelled.
+            ResultTimeout: The job has not ended within `timeout`. The message has its state, the length of its queue, and the
+                number of workers that serve it; reading these takes up to 2 s more if the server is slow.
+            UsageError: Outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        patience = math.inf if timeout is None else seconds(timeout, "timeout")
+        if (found := await self._look()).word != "wait":
+            return self._value(found)
+        link = self._client.link
+        news, parent = News(link), Parent(self.queue)
+        with link.driver.move_on_after(patience):
+            async with listening(link, (await self._place()).job(self.id), lambda _message: news.tell()):
+                while (found := await self._look()).word == "wait":
+                    await news.wait()
+                    if parent.may_wait_in_vain() and await self._still_waits():
+                        parent.warn(self.id)
+            return self._value(found)
+        raise await self._timed_out(patience)
+
+    async def _still_waits(self) -> bool:
+        with suppress(WorqrError):
+            return (await self.status()).state == "waiting"
+        return False
+
+    async def _timed_out(self, patience: float) -> ResultTimeout:
+        """The error that says why the job has not ended, if the server replies in time."""
+        texts: list[str] = []
+        facts: dict[str, Any] = {}
+        if patience > 0:
+            with self._client.link.driver.move_on_after(LAST_LOOK), suppress(WorqrError):
+                await self._explain(texts, facts)
+        why = f": {'; '.join(texts)}" if texts else ""
+        return ResultTimeout(f"{self!r} had not ended after {patience:g} s{why}", **facts)
+
+    async def _explain(self, texts: list[str], facts: dict[str, Any]) -> None:
+        """Add what is known, one request after the other: a user who may not read queues still gets the job's state."""
+        status = await self.status()
+        facts["state"] = status.state
+        if status.state in ENDED:
+            texts.append(f"it has ended since ({status.state}), ask again")
+            return
+        texts.append(f"its state is {status.state!r}")
+        if status.error is not None:
+            texts.append(f"its last try raised {status.error.type}: {status.error.message[:LONGEST_ERROR]}")
+        info = await info_at(self._client, self._keys)
+        facts.update(waiting=info.waiting, workers=info.workers)
+        waits = "1 task waits" if info.waiting == 1 else f"{info.waiting:,} tasks wait"
+        if info.workers:
+            serve = "1 worker serves it" if info.workers == 1 else f"{info.workers:,} workers serve it"
+            texts.append(f"{waits} in the queue, and {serve}")
+            return
+        texts.append(f"{waits} in the queue, and no worker serves it")
+        if hint := await nearest_served(self._client, self.queue):
+            texts.append(hint)
+
+    async def _look(self) -> Found:
+        found = await self._client.ask(ops.read_result(await self._place(), self.id, self._number))
+        if found.word == "never" and self._results is not None and self._results.kept:
+            return replace(found, word="wait")  # no worker is there yet; the function's will keep it
+        return found
+
+    def _value(self, found: Found) -> R:
+        if found.word == "finished":
+            kind, value = found.facts
+            return cast("R", self._decode(kind.decode(), value))
+        texts = [b"" if fact is None else fact for fact in found.facts]
+        if found.word == "failed":
+            kind, message, traceback, fields = (fact.decode("utf-8", "replace") for fact in texts)
+            error = RemoteError(kind, message, traceback, fields_of(fields))
+            failed = JobFailed(f"{self!r} failed: {error.type}: {error.message}", error)
+            if error.traceback:
+                failed.add_note(f"The worker's traceback:\n{error.traceback.rstrip()}")
+            raise failed
+        if found.word == "cancelled":
+            reason = texts[0].decode("utf-8", "replace")
+            raise JobCancelled(f"{self!r} was cancelled" + (f": {reason}" if reason else ""), reason)
+        raise NoResult(self._why_none(found.word))
+
+    def _why_none(self, word: str) -> str:
+        """Why there is no result: one true sentence, and the remedy if there is one."""
+        job = f"job {self.id!r} of queue {self.queue!r}"
+        if word == "never":
+            return (
+                f"{job} keeps no result: neither its dispatch nor a worker of its queue has a result_ttl. Set result_ttl= on the "
+                "function, on the handler, or at the dispatch"
+            )
+        if word == "replaced":
+            return f"{job} has a newer dispatch, and the result of this one was not kept or has expired"
+        unknown = "the id is unknown, or " if self._number == 0 else ""
+        return f"no result of {job} is stored: {unknown}it was not kept (no result_ttl) or has expired"
+
+    def _decode(self, kind: str, value: bytes) -> object:
+        if self._results is not None:
+            return self._results.decode(kind, value)
+        if kind == "json":
+            return msgspec.json.decode(value)
+        return None if kind == "none" else value
+
+    async def cancel(self, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
+        """Cancel the job: delete it if it waits, cancel its handler if it runs.
+
+        A job that is cancelled while it runs never runs again, whatever its handler raises, and even if its worker dies. Both
+        the run and a blocked job of the same id are cancelled.
+
+        Args:
+            reason: A text for people; `JobCancelled` has it.
+            wait: Seconds to wait until the run has ended. A slow handler raises nothing.
+
+        Returns:
+            The number of jobs that waited, that ran, and that ended within `wait`; all 0 if there was nothing to cancel.
+
+        Raises:
+            UsageError: `wait` is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        check_text(reason, "reason")
+
+        async def step(keys: QueueKeys, _last: Cancelled | None) -> Cancelled:
+            return await self._client.ask(ops.cancel_job(keys, self.id, reason))
+
+        patience = seconds(wait, "wait")
+        return await cancel_and_wait(self._client.link, [await self._place()], step, patience)
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncGenerator[AsyncIterator[Status]]:
+        """Follow the job for the length of a block, as an iterator of its `Status`.
+
+        The iterator begins with the present status, yields each change, and ends with the job. Short states may be left out.
+
+        Yields:
+            AsyncIterator[Status]: The iterator.
+
+        Raises:
+            UsageError: Outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        link = self._client.link
+        news = News(link)
+        async with listening(link, (await self._place()).job(self.id), lambda _message: news.tell()):
+            yield _Watch(self, news)
+
+
+class _Watch(AsyncIterator[Status]):
+    """The states of one job, each once."""
+
+    def __init__(self, job: Job[Any], news: News) -> None:
+        self._job = job
+        self._news = news
+        self._last: Status | None = None
+
+    async def __anext__(self) -> Status:
+        if self._last is not None and self._last.state in ENDED:
+            raise StopAsyncIteration
+        while (status := await self._job.status()) == self._last:
+            await self._news.wait()
+        self._last = status
+        return status

@@ -1,0 +1,208 @@
+"""Sending calls of functions: one, or many in few round trips."""
+
+# The private fields of Call are hidden from users, not from the sender.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from worqr import ops
+from worqr.client.dispatcher import dispatched, handle_of
+from worqr.errors import NotReplicated, UsageError, reply_in
+from worqr.functions.function import Call, Function
+from worqr.ids import with_random_ids
+from worqr.job_options import RAW_OPTIONS, without_replicas
+from worqr.keys import QueueKeys
+from worqr.ops import MAX_ITEMS, Dispatched, NewJob
+from worqr.ops.replies import in_pieces
+from worqr.script_call import Call as Request
+from worqr.validation import check_task
+
+if TYPE_CHECKING:
+    from worqr.client.client import Client
+    from worqr.client.job import Job
+
+R = TypeVar("R")
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+class Sender:
+    """Sends the calls of one mesh's functions. Tests replace it."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def enqueue(self, call: Call[Any]) -> None:
+        """Send one call as a raw task."""
+        keys = await self._client.sharding.next_of(QueueKeys(self._client.settings.prefix, call.queue))
+        await self._client.link_to(keys.name).call(await self._enqueue_of(keys, [call]))
+
+    async def dispatch(self, call: Call[R]) -> Job[R]:
+        """Send one call as a job."""
+        queue = QueueKeys(self._client.settings.prefix, call.queue)
+        keys = await self._client.sharding.place_of(queue, call._options)
+        request = await self._dispatch_of(keys, [call])
+        return await dispatched(self._client, queue, request, keys, call._results)
+
+    async def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
+        """Send calls as raw tasks, in one round trip per thousand."""
+        stored = sending = 0
+        late: NotReplicated | None = None
+        try:
+            for some in self._thousands(calls):
+                for call in some:
+                    if call._options.keys() - RAW_OPTIONS:
+                        raise UsageError(f"a call of {call.name!r} has options, which make it a job: use dispatch_many")
+                requests: list[tuple[str, Request[int]]] = []
+                for (name, _), of_queue in _grouped(some, lambda call: (call.queue, _bound(call))):
+                    for piece in in_pieces(of_queue, _size):
+                        keys = await self._client.sharding.next_of(QueueKeys(self._client.settings.prefix, name))
+                        requests.append((keys.name, await self._enqueue_of(keys, piece)))
+                sending = len(some)
+                answers, late = await self._send(requests, late)
+                stored += sum(answers)
+                sending = 0
+        except Exception as error:
+            _note(error, "stored", stored, sending)
+            raise
+        if late is not None:
+            raise late
+        if not stored:
+            await self._send([])  # a checkpoint, like every call
+        return stored
+
+    async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
+        """Send calls as jobs, in one round trip per thousand; return their handles, in the order of the calls."""
+        jobs: list[Job[R]] = []
+        sending = 0
+        late: NotReplicated | None = None
+        try:
+            for some in self._thousands(calls):
+                requests: list[tuple[str, Request[list[Dispatched]]]] = []
+                places: list[tuple[int, QueueKeys]] = []
+                for keys, of_shard in await self._by_shard(some):
+                    for piece in in_pieces(of_shard, lambda each: len(each[1].task)):
+                        requests.append((keys.name, await self._dispatch_of(keys, [call for _, call in piece])))
+                        places += [(place, keys) for place, _ in piece]
+                sending = len(some)
+                answered, late = await self._send(requests, late)
+                prefix = self._client.settings.prefix
+                done = [each for answers in answered for each in answers]
+                found = {place: (each, keys) for (place, keys), each in zip(places, done, strict=True)}
+                jobs += [
+                    handle_of(
+                        self._client, QueueKeys(prefix, call.queue), found[place][0], call._results, at=found[place][1]
+                    )
+                    for place, call in enumerate(some)
+                ]
+                sending = 0
+        except Exception as error:
+            _note(error, "dispatched", len(jobs), sending)
+            raise
+        if late is not None:
+            raise late
+        if not jobs:
+            await self._send([])
+        return jobs
+
+    async def _by_shard(self, calls: Sequence[Call[R]]) -> list[tuple[QueueKeys, list[tuple[int, Call[R]]]]]:
+        """The calls with their positions, by the shard of each job; all calls of one queue without an id go to one shard."""
+        found: list[tuple[QueueKeys, list[tuple[int, Call[R]]]]] = []
+        sharding = self._client.sharding
+        for name, of_queue in _grouped(enumerate(calls), lambda each: each[1].queue):
+            queue = QueueKeys(self._client.settings.prefix, name)
+            turn = await sharding.next_of(queue)
+            if len(await sharding.of(queue)) == 1:
+                found.append((turn, of_queue))
+            else:
+                by_shard: dict[QueueKeys, list[tuple[int, Call[R]]]] = {}
+                for place, call in of_queue:
+                    keys = await sharding.place_of(queue, call._options) if "id" in call._options else turn
+                    by_shard.setdefault(keys, []).append((place, call))
+                found += by_shard.items()
+        return found
+
+    async def _enqueue_of(self, keys: QueueKeys, calls: Sequence[Call[Any]]) -> Request[int]:
+        bound = _bound(calls[0])
+        if bound is not None:
+            bound = await self._client.sharding.share_of(keys, bound)
+        replicas = max(without_replicas(call._options, self._client.settings.replicas)[1] for call in calls)
+        return ops.enqueue(keys, [call.task for call in calls], max_length=bound, replicas=replicas)
+
+    async def _dispatch_of(self, keys: QueueKeys, calls: Sequence[Call[Any]]) -> Request[list[Dispatched]]:
+        sharding, replicas = self._client.sharding, 0
+        jobs: list[NewJob] = []
+        for call in calls:
+            options, wanted = without_replicas(call._options, self._client.settings.replicas)
+            jobs.append((await sharding.options_for(keys, options), call.task))
+            replicas = max(replicas, wanted)
+        return ops.dispatch_jobs(keys, with_random_ids(jobs), replicas=replicas)
+
+    def _thousands(self, calls: Iterable[Call[R]]) -> Iterator[list[Call[R]]]:
+        self._client.check_connected()
+        waiting = iter(calls)
+        while some := list(islice(waiting, MAX_ITEMS)):
+            for call in some:
+                if not isinstance(call, Call):  # pyright: ignore[reportUnnecessaryIsInstance]
+                    raise _no_call(call)
+                if call._declared is not None:
+                    call._declared.home()
+                check_task(call.task, self._client.settings.max_payload)
+            yield some
+
+    async def _send(
+        self, requests: Sequence[tuple[str, Request[T]]], late: NotReplicated | None = None
+    ) -> tuple[list[T], NotReplicated | None]:
+        """Send requests together and wait for all replies, in order; raise the first error after all have replied.
+
+        If too few replicas had a request's writes in time, that is returned, not raised: the other requests are to be stored too.
+        After the first such `late` reply nothing waits for replicas.
+        """
+        for name in {name for name, _ in requests}:
+            self._client.link_to(name)
+        for _, request in requests if late else ():
+            request.replicas = 0
+        try:
+            return await self._client.link.call_all([request for _, request in requests]), late
+        except NotReplicated as error:
+            return reply_in(error), error
+
+
+def _no_call(given: object) -> UsageError:
+    """Make the error for a value that is not a call; mostly the result of a function that was called instead."""
+    if inspect.iscoroutine(given):
+        called = given.cr_frame.f_locals.get("self") if given.cr_frame is not None else None
+        given.close()  # or Python warns that it was never awaited
+        name = called.name.rpartition(".")[2] if isinstance(called, Function) else "function"
+        return UsageError(f"give calls: write {name}.call(...), not {name}(...), which runs the function here and now")
+    return UsageError(
+        f"give calls, as in function.call(...), not {given!r}: function(...) runs the function here and now"
+    )
+
+
+def _note(error: Exception, verb: str, done: int, sending: int) -> None:
+    """Add to `error` how far it had come."""
+    if done or sending > 1:
+        also = f"; of the {sending:,} after them, some may be" if sending else ""
+        error.add_note(f"the first {done:,} calls were {verb}{also}")
+
+
+def _bound(call: Call[Any]) -> int | None:
+    return cast("int | None", call._options.get("max_length"))
+
+
+def _size(call: Call[Any]) -> int:
+    return len(call.task)
+
+
+def _grouped(items: Iterable[T], key: Callable[[T], K]) -> list[tuple[K, list[T]]]:
+    """Group the items by a key, each group in the old order."""
+    found: dict[K, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return list(found.items())

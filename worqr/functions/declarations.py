@@ -1,0 +1,210 @@
+"""`Declarations`: the functions and schedules of one registry.
+
+A `Registry` has one; users do not see it. It checks that names are unique, passes the declarations on to the mesh that includes
+the registry, and notifies the peers that have joined already. Nothing is sent.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Collection, Generator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from worqr.cron import Definition
+from worqr.errors import UsageError
+from worqr.functions.function import Function
+from worqr.inside import declared_of
+from worqr.keys import check_name
+
+if TYPE_CHECKING:
+    from worqr.client.client import Client
+
+
+class Declarations:
+    """What one registry declares, or includes. Changed while an application is imported, and by late declarations.
+
+    Attributes:
+        functions: the functions by name.
+        schedules: the schedules by name.
+        client: that of the mesh that includes this registry; None until a mesh does.
+    """
+
+    def __init__(self, client: Client | None = None) -> None:
+        self.functions: dict[str, Function[..., Any]] = {}
+        self.schedules: dict[str, Definition] = {}
+        self.client: Client | None = client
+        self._names: dict[str, str] = {}
+        self._home: tuple[Declarations, str] | None = None
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def is_empty(self) -> bool:
+        """True if a peer would have nothing to do: there is no function and no schedule."""
+        return not (self.functions or self.schedules)
+
+    # Functions
+
+    def add(self, function: Function[..., Any]) -> None:
+        """Add a function.
+
+        Raises:
+            UsageError: A name is taken, here or in a registry that includes this one.
+        """
+        declared = declared_of(function)
+        self._forget_older(declared.name, declared.fn)
+        self._check_all_free((declared.name, *declared.aliases))
+        self._adopt(function)
+
+    def _forget_older(self, name: str, fn: Callable[..., Any]) -> None:
+        """Remove a function that is defined anew, here and wherever the older one was included."""
+        older = self.functions.get(name)
+        if older is None or not _is_defined_anew(declared_of(older).fn, fn):
+            return
+        at: Declarations | None = self
+        while at is not None:
+            held = next(each for each, function in at.functions.items() if function is older)
+            at._forget(held, older.name)
+            at = at._home[0] if at._home is not None else None
+
+    def _forget(self, name: str, queue: str) -> None:
+        """Remove a function, and the schedules of its queue."""
+        del self.functions[name]
+        self._names = {each: of for each, of in self._names.items() if of != name}
+        for each in [each for each, one in self.schedules.items() if one.queue in {name, queue}]:
+            del self.schedules[each]
+
+    def _check_all_free(self, names: Collection[str]) -> None:
+        """Refuse names that are taken, here or wherever the functions will be."""
+        at = self
+        at._check_free(names)
+        while at._home is not None:
+            at, prefix = at._home
+            names = [prefix + each for each in names]
+            at._check_free(names)
+
+    def _check_free(self, names: Collection[str]) -> None:
+        seen: set[str] = set()
+        for name in names:
+            check_name(name, "function name")
+            if name in self._names or name in seen:
+                there = self._names.get(name, name)
+                raise UsageError(
+                    f"there is a function {there!r} already that has the name {name!r}: give one of them name="
+                )
+            seen.add(name)
+
+    def _adopt(self, function: Function[..., Any]) -> None:
+        """Add a function here, and to all that include this."""
+        declared = declared_of(function)
+        self.functions[declared.name] = function
+        for each in (declared.name, *declared.aliases):
+            self._names[each] = declared.name
+        declared.bind(self.client)
+        if self.client is not None and declared.how.shards > 1:
+            self.client.declare_shards(declared.name, declared.how.shards)
+        if self._home is not None:
+            self._pass_on(function)
+        for tell in tuple(self._listeners):
+            tell()
+
+    def _pass_on(self, function: Function[..., Any]) -> None:
+        assert self._home is not None
+        home, prefix = self._home
+        declared = declared_of(function)
+        declared.rename(prefix + declared.name, tuple(prefix + alias for alias in declared.aliases))
+        home._adopt(function)
+
+    @contextmanager
+    def when_declared(self, tell: Callable[[], None]) -> Generator[None]:
+        """Call `tell` after each declaration in the length of the block, in the thread that declares."""
+        self._listeners.append(tell)
+        try:
+            yield
+        finally:
+            self._listeners.remove(tell)
+
+    # Including
+
+    def include(self, other: Declarations, prefix: str) -> None:
+        """Add all declarations of `other`, now and later, with `prefix` in front of the names.
+
+        Raises:
+            UsageError: `other` is a mesh's or is included already; or a name is taken. Nothing is changed.
+        """
+        self._check_includable(other)
+        if prefix:
+            check_name(prefix, "prefix of include")
+        self._check_all_free([prefix + each for each in other._names])
+        schedules = list(self._coming(other, prefix))
+        for definition in schedules:
+            for at, there in self._upwards(definition):
+                at.check_schedule(there)
+        for definition in schedules:
+            self.add_schedule(definition)
+        other._home = self, prefix
+        for function in list(other.functions.values()):
+            other._pass_on(function)
+
+    def _check_includable(self, other: Declarations) -> None:
+        if other.client is not None and other._home is None:
+            raise UsageError("a Mesh cannot be included: declare the functions in a worqr.Registry")
+        if other._home is not None:
+            raise UsageError("this registry is included already: a function has one queue, so it belongs to one mesh")
+        at: Declarations | None = self
+        while at is not None:
+            if at is other:
+                raise UsageError("a registry cannot include itself")
+            at = at._home[0] if at._home is not None else None
+
+    # Schedules
+
+    def add_schedule(self, definition: Definition) -> None:
+        """Add a schedule here, and to all that include this.
+
+        Raises:
+            UsageError: The name is taken, here or there. Nothing is changed.
+        """
+        places = list(self._upwards(definition))
+        for at, there in places:
+            at.check_schedule(there)
+        for at, there in places:
+            at.schedules[there.name] = there
+
+    def check_schedule(self, definition: Definition) -> None:
+        """Raise UsageError if the name of a schedule is taken, or too long."""
+        if check_name(definition.name, "schedule name") in self.schedules:
+            raise UsageError(f"there is a schedule {definition.name!r} already: give one of them another name=")
+
+    def _upwards(self, definition: Definition) -> Iterator[tuple[Declarations, Definition]]:
+        """Yield a schedule as it is named here, and in all that include this."""
+        yield self, definition
+        if self._home is not None:
+            home, prefix = self._home
+            named = definition.name != definition.queue  # else it has its function's name, prefix and all
+            yield from home._upwards(replace(definition, name=prefix + definition.name) if named else definition)
+
+    def _coming(self, other: Declarations, prefix: str) -> Iterator[Definition]:
+        """Yield the schedules of `other` as they will be named here. The queues get all prefixes that functions get."""
+        full, at = prefix, self
+        while at._home is not None:
+            at, more = at._home
+            full = more + full
+        for each in other.schedules.values():
+            queue = full + each.queue if each.queue in other._names else each.queue
+            yield replace(each, name=prefix + each.name, queue=queue)
+
+
+def _is_defined_anew(older: Callable[..., Any], newer: Callable[..., Any]) -> bool:
+    """Return True if `newer` replaces `older` in its module: a notebook cell ran again, or a module was loaded again."""
+    if older is newer or not (inspect.isfunction(older) and inspect.isfunction(newer)) or "<" in newer.__qualname__:
+        return False
+    if (older.__module__, older.__qualname__) != (newer.__module__, newer.__qualname__):
+        return False
+    if newer.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
+        return True  # a notebook, or a console
+    before, now = older.__code__, newer.__code__
+    return (before.co_filename, before.co_firstlineno) == (now.co_filename, now.co_firstlineno)

@@ -1,0 +1,127 @@
+"""A peer in an asyncio program: ``async with mesh.join():`` where asyncio runs.
+
+The peer's Trio loop runs in a thread, as that of ``mesh.join_in_thread()`` does; ``async def`` handlers run on the application's
+loop. Trio as a guest of that loop would need no thread, but then a forked child could not run Trio, a loop that is closed inside
+the block would leave a Trio run behind that cannot be ended, and a blocked loop would stop the heartbeat.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextvars import copy_context
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
+
+import trio
+
+from worqr.errors import UsageError
+from worqr.hosting.joined_peer import check_join, joined
+from worqr.hosting.peer_thread import Life, end_at_exit, no_health
+from worqr.hosting.thread_waiter import entered, left
+from worqr.hosting.trio_calls import TrioCalls
+from worqr.inside import engine_of
+from worqr.peer.host_loop import HostLoop
+from worqr.peer.options import GRACE, HandlerOptions, check_concurrency
+from worqr.peer.peer import Peer
+from worqr.records import Health
+from worqr.validation import KEEP_FAILED, Seconds, seconds
+
+if TYPE_CHECKING:
+    from worqr.mesh import Mesh
+    from worqr.peer.lifespans import States
+    from worqr.peer.taking import Claims
+    from worqr.policy import RetryPolicy
+
+S = TypeVar("S")
+
+BLOCKED = "the application's asyncio loop is blocked"
+
+
+@asynccontextmanager
+async def joined_under_asyncio(
+    mesh: Mesh[S], states: States[S], options: Mapping[str, Any]
+) -> AsyncGenerator[AsyncioPeer]:
+    """Join the mesh for the length of a block, under asyncio; see ``Mesh.join``."""
+    check_join(mesh, options)
+    end_at_exit()
+    grace = seconds(options.get("grace", GRACE), "grace")
+    async with mesh.connect():
+        host, calls, peers = HostLoop(), TrioCalls(), list[Peer]()
+
+        @asynccontextmanager
+        async def join() -> AsyncGenerator[Peer]:
+            async with calls.taken(), joined(mesh, states, options, host) as peer:
+                peers.append(peer)
+                yield peer
+
+        life = Life(join, copy_context())
+        life.begin()
+        await entered(life)
+        error: BaseException | None = None
+        try:
+            yield AsyncioPeer(peers[0], life, host, calls)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            try:
+                await left(life, grace, error)
+            finally:
+                del error  # its traceback knows this frame
+
+
+class AsyncioPeer(Peer):
+    """A peer whose methods are used on the asyncio loop of the program that has joined."""
+
+    def __init__(self, peer: Peer, life: Life, host: HostLoop, calls: TrioCalls) -> None:
+        super().__init__(engine_of(peer))
+        self._peer = peer
+        self._life = life
+        self._host = host
+        self._calls = calls
+        self._pid = os.getpid()
+
+    async def serve(
+        self,
+        queue: str,
+        handler: Callable[[bytes], object],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+        **options: Unpack[HandlerOptions],
+    ) -> None:
+        def serve(status: trio.TaskStatus[None]) -> Awaitable[None]:
+            return self._peer.serve(queue, handler, task_status=status, **options)
+
+        await self._calls.call_with_status(serve, task_status.started)
+
+    def work(
+        self, queue: str, *, retry: RetryPolicy | None = None, keep_failed: int = KEEP_FAILED
+    ) -> AbstractAsyncContextManager[Claims]:
+        raise UsageError(
+            "peer.work() needs Trio: under asyncio, use peer.serve(), or take the tasks in a program that runs on Trio"
+        )
+
+    def set_concurrency(self, n: int | Literal["auto"]) -> None:
+        engine = self._engine
+        engine.capacity.check_concurrency(check_concurrency(n))
+        self._calls.tell(partial(engine.set_concurrency, n))
+
+    def health(self) -> Health:
+        if os.getpid() != self._pid:
+            return no_health("it was started before a fork, and runs in the parent only")
+        health = self._life.health()
+        lag = self._host.lag
+        if lag <= health.loop_lag:
+            return health
+        alive = health.alive and lag < self._engine.block_limit
+        why = health.why or (BLOCKED if self._host.blocked else "")
+        return replace(health, alive=alive, ready=not why, why=why, loop_lag=lag)
+
+    async def drain(self, grace: Seconds | None = None) -> None:
+        await self._calls.call(partial(self._peer.drain, grace))
+
+    async def wait(self) -> None:
+        await self._calls.call(self._peer.wait)

@@ -1,0 +1,359 @@
+"""A mesh as a program: ``worqr run`` and ``mesh.run()``. It joins, serves until it is asked to stop, and always ends.
+
+The first SIGTERM or SIGINT gives running tasks `grace` seconds to end. The second cancels handlers, whose tasks return to the
+front of their queues. The third ends the process at once. They are Python's own signal handlers, so that the third works even
+while a handler blocks the loop.
+
+A peer cannot leave while one of its handlers refuses to end, so a thread watches the shutdown. It logs what still runs, and
+ends the process after a bounded time; other workers get its tasks some seconds later.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import trio
+
+from worqr.errors import Unavailable, UsageError
+from worqr.inside import client_of, declarations_of, declared_of, engine_of
+from worqr.link import loop_name_here
+from worqr.log_events import emit, emit_fields
+from worqr.peer.options import GRACE, AsyncRunsIn, Only
+from worqr.validation import seconds
+from worqr.version import __version__
+
+if TYPE_CHECKING:
+    from worqr.functions.function import Function
+    from worqr.mesh import Mesh
+    from worqr.peer.peer import Peer
+
+logger: logging.Logger = logging.getLogger("worqr.service")  # a documented name
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+REFUSES_AFTER: Final = 4.0
+"""Seconds after which a cancelled handler that has not ended is logged; with the grace, it fits into Kubernetes's 30."""
+ENDS_AFTER: Final = 10.0
+"""Seconds after which the process ends without it. Leaving takes 6 at most if the server does not reply."""
+LAST_WORDS: Final = 1.0
+"""Seconds for writing the last log lines: the reader of the log may hang."""
+
+
+class Urgency(enum.IntEnum):
+    """How urgently a service should end."""
+
+    DRAIN = 1
+    CANCEL = 2
+    NOW = 3
+
+
+RETRY_AFTER: Final = 2.0
+"""Seconds from a join that failed to the next. A host name that cannot be resolved, for example, fails at once."""
+_MEANS: Final = {
+    Urgency.DRAIN: "shutting down: waiting up to %(grace)g s for running tasks (Ctrl-C again to cancel them)",
+    Urgency.CANCEL: "cancelling the running tasks, which go back to their queues (Ctrl-C again to end the process at once)",
+}
+
+
+def run(mesh: Mesh[Any], **options: Any) -> None:
+    """Join the mesh and serve its functions until a signal comes: the last line of a script.
+
+    The first SIGTERM or SIGINT (Ctrl-C) drains for `grace`, the second cancels what runs and gives it back, the third ends the
+    process at once. While the server is away it waits, also at the start. Logs to the standard error, if nothing has set up
+    logging.
+
+    Args:
+        options: as for ``join``.
+
+    Returns: after a drain. If something refuses to end, the process ends with code 1 instead, 10 s after it was cancelled.
+
+    Raises:
+        UsageError: nothing to serve, an option that cannot be, not the main thread, inside a running loop, or while the
+            command line imports this module.
+        RefusedByServer, WrongVersion: waiting would not help.
+    """
+    service = Service(mesh, options)
+    service.check()
+    if not logging.getLogger().handlers:
+        logging.basicConfig(level=logging.INFO, format=LINE, stream=sys.stderr)
+    service.run()
+
+
+class Service:
+    """One run of a mesh as a program. Any thread may change `_urgency`; the rest is changed in the loop's thread."""
+
+    def __init__(self, mesh: Mesh[Any], options: Mapping[str, Any]) -> None:
+        self._mesh = mesh
+        self._options = options
+        self._grace = seconds(options.get("grace", GRACE), "grace")
+        self._signals = 0
+        self._urgency = 0
+        self._told = 0
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._scope = trio.CancelScope()
+        self._quiet = trio.Event()
+        self._peer: Peer | None = None
+        self._watch = _Watch(self._describe_running, self._grace)
+
+    def check(self) -> None:
+        """Raise UsageError if this mesh cannot run here, or has nothing to serve. Changes nothing."""
+        _check_place()
+        if declarations_of(self._mesh).is_empty:
+            raise UsageError(
+                f"there is nothing to serve: no function is declared on {self._mesh!r} with @mesh.task, nor a schedule; "
+                "import the modules that declare them before it runs"
+            )
+        Only(self._options.get("only")).check(self._mesh.functions)
+
+    def run(self) -> None:
+        """Block until it has ended; see the function `run`."""
+        self.check()
+        before = [
+            (number, signal.signal(number, self._hear))
+            for number in SIGNALS
+            if signal.getsignal(number) is not signal.SIG_IGN  # `nohup` and the like ignore it on purpose
+        ]
+        self._watch.start()
+        try:
+            trio.run(self._run)
+        finally:
+            self._watch.end()
+            for number, handler in before:
+                signal.signal(number, handler)
+
+    def urge(self, urgency: int) -> None:
+        """Stop, at least with this urgency (see `Urgency`); from any thread, and from a signal handler."""
+        if urgency >= Urgency.NOW:
+            os._exit(1)
+        self._urgency = max(self._urgency, urgency)
+        self._watch.begin(self._urgency)
+        if self._token is not None:
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._heed, idempotent=True)
+
+    def _hear(self, _number: int, _frame: FrameType | None) -> None:
+        self._signals += 1
+        self.urge(self._signals)
+
+    def _heed(self) -> None:
+        """In the loop: stop with the requested urgency."""
+        if self._urgency > self._told:
+            self._told = self._urgency
+            text = _MEANS[Urgency(self._urgency)]
+            emit(logger, "stop", text, grace=self._grace)
+        if self._urgency:
+            self._quiet.set()
+        if self._urgency >= Urgency.CANCEL or (self._urgency and self._peer is None):
+            self._scope.cancel()
+
+    async def _run(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        self._heed()  # a stop may have been requested before there was a token
+        with self._scope:
+            while self._peer is None:
+                try:
+                    await self._serve()
+                except Unavailable as error:
+                    if self._peer is not None:
+                        raise
+                    emit(logger, "start", "%(error)s; retrying", level=logging.WARNING, error=str(error))
+                    await trio.sleep(RETRY_AFTER)
+
+    async def _serve(self) -> None:
+        async with self._mesh.join(**self._options) as peer:
+            self._peer = peer
+            served = _served(self._mesh, peer)
+            banner = _banner(self._mesh, peer, served).replace("%", "%%")
+            emit_fields(logger, "start", banner, _facts(self._mesh, peer, served))
+            try:
+                await self._wait_quiet(peer)
+            except BaseException:
+                self._watch.begin(Urgency.CANCEL)
+                raise
+            self._watch.begin(Urgency.DRAIN)
+
+    async def _wait_quiet(self, peer: Peer) -> None:
+        """Wait until a stop is requested, or the peer has drained; a handler may drain it."""
+        async with trio.open_nursery() as nursery:
+
+            async def drained() -> None:
+                await peer.wait()
+                self._quiet.set()
+
+            nursery.start_soon(drained)
+            await self._quiet.wait()
+            nursery.cancel_scope.cancel()
+
+    def _describe_running(self) -> str:
+        """Log what still runs; from the watch's thread."""
+        peer = self._peer
+        if peer is None:
+            return "the peer has not joined yet"
+        runs = [f"{len(each.running)} of {each.name!r}" for each in engine_of(peer).entered_stations() if each.running]
+        what = f"still running: {', '.join(runs)}" if runs else "no handler runs any more"
+        blocking = engine_of(peer).describe_running()
+        return f"{what}; the loop is blocked by {blocking}" if blocking.startswith("handler") else what
+
+
+class _Watch:
+    """A thread that ends the process if leaving takes too long."""
+
+    def __init__(self, describe: Callable[[], str], grace: float) -> None:
+        self._describe = describe
+        self._grace = grace
+        self._told: queue.SimpleQueue[int] = queue.SimpleQueue()  # its put() is allowed in a signal handler
+
+    def start(self) -> None:
+        """Nothing is timed before `begin`."""
+        threading.Thread(target=self._run, name="worqr-watch", daemon=True).start()
+
+    def begin(self, urgency: int) -> None:
+        """The peer is leaving, with this urgency."""
+        self._told.put(urgency)
+
+    def end(self) -> None:
+        """The peer has left."""
+        self._told.put(0)
+
+    def _run(self) -> None:
+        cancelled_at: float | None = None
+        warned = False
+        while True:
+            wait = None
+            if cancelled_at is not None:
+                wait = max(0.0, cancelled_at + (ENDS_AFTER if warned else REFUSES_AFTER) - time.monotonic())
+            try:
+                told = self._told.get(timeout=wait)
+            except queue.Empty:
+                if warned:
+                    end_now("stuck", "%(reason)s; the process ends without it", self._describe())
+                emit(logger, "stuck", "%(reason)s; the process ends in some seconds", reason=self._describe())
+                warned = True
+                continue
+            if not told:
+                return
+            due = time.monotonic() + (self._grace if told == Urgency.DRAIN else 0.0)
+            cancelled_at = due if cancelled_at is None else min(cancelled_at, due)
+
+
+def end_now(event: str, text: str, reason: str) -> NoReturn:
+    """Log why, as an error, if that is possible at all, and end the process with code 1."""
+
+    def speak() -> None:
+        emit(logger, event, text, level=logging.ERROR, reason=reason)
+        logging.shutdown()
+
+    last_words = threading.Thread(target=speak, daemon=True)
+    last_words.start()
+    last_words.join(LAST_WORDS)
+    os._exit(1)
+
+
+def end_within(patience: float) -> None:
+    """The program is over: if the process has not ended after that many seconds, because a thread has not, end it with code 1."""
+
+    def wait() -> None:
+        time.sleep(patience)
+        names = [each.name for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+        end_now(
+            "stuck", "these threads have not ended, and the process ends without them: %(reason)s", ", ".join(names)
+        )
+
+    threading.Thread(target=wait, name="worqr-end", daemon=True).start()
+
+
+# Where it may run
+
+_importing = threading.local()
+
+
+@contextmanager
+def importing() -> Generator[None]:
+    """The command line imports a user's module in this block: a ``mesh.run()`` in it must not start."""
+    _importing.now = True
+    try:
+        yield
+    finally:
+        _importing.now = False
+
+
+def _check_place() -> None:
+    """Raise UsageError where a mesh cannot run as a program."""
+    if getattr(_importing, "now", False):
+        raise UsageError(
+            "mesh.run() was called while `worqr run` imports this module: put it under `if __name__ == '__main__':`"
+        )
+    if threading.current_thread() is not threading.main_thread():
+        raise UsageError(
+            "mesh.run() takes the signals of the process, so it needs the main thread; elsewhere use mesh.join()"
+        )
+    if loop_name_here():
+        raise UsageError("mesh.run() starts a loop of its own; inside a running one use `async with mesh.join():`")
+
+
+# Its description, for the log
+
+
+def _served(mesh: Mesh[Any], peer: Peer) -> list[Function[..., Any]]:
+    """The functions that this peer serves."""
+    queues = {station.queue for station in engine_of(peer).entered_stations()}
+    return [function for name, function in sorted(mesh.functions.items()) if name in queues]
+
+
+def _banner(mesh: Mesh[Any], peer: Peer, served: list[Function[..., Any]]) -> str:
+    """The queues that this peer serves, and where their handlers run; several lines."""
+    settings = engine_of(peer).settings
+    wide = max((len(function.name) for function in served), default=0)
+    functions = [f"{function.name:<{wide}}  {_options(function, settings.runs_in)}".rstrip() for function in served]
+    facts = {
+        "server": [client_of(mesh).link.settings.address.redacted],
+        "prefix": [settings.prefix],
+        "app": [settings.app] if settings.app else [],
+        "worker": [peer.id],
+        "capacity": [
+            f"{settings.concurrency} concurrent tasks, {settings.threads} threads, {settings.processes} processes"
+        ],
+        "functions": functions or ["none"],
+        "schedules": sorted(settings.schedules),
+    }
+    lines = [f"  {name if i == 0 else '':<10} {text}" for name, texts in facts.items() for i, text in enumerate(texts)]
+    return "\n".join([f"worqr {__version__} serves", *lines])
+
+
+def _options(function: Function[..., Any], default: AsyncRunsIn) -> str:
+    """The options of a function that are not defaults, for people."""
+    declared = declared_of(function)
+    how = declared.how
+    found = [
+        how.runs_in or (default if declared.is_async else "thread"),
+        "" if how.policy.timeout is None else f"timeout {how.policy.timeout:g} s",
+        "" if how.concurrency is None else f"concurrency {how.concurrency}",
+        "" if how.size == 1 else f"size {how.size}",
+        "" if how.priority == 100 else f"priority {how.priority}",
+        "" if not declared.aliases else f"also {', '.join(declared.aliases)}",
+    ]
+    return ", ".join(filter(None, found))
+
+
+def _facts(mesh: Mesh[Any], peer: Peer, served: list[Function[..., Any]]) -> dict[str, object]:
+    """The same for programs: the fields of the record."""
+    settings = engine_of(peer).settings
+    return {
+        "server": client_of(mesh).link.settings.address.redacted,
+        "prefix": settings.prefix,
+        "app": settings.app,
+        "worker": peer.id,
+        "concurrency": settings.concurrency,
+        "functions": [function.name for function in served],
+    }

@@ -1,0 +1,232 @@
+"""A peer in a thread of its own, for programs that do not run on Trio: ``mesh.join_in_thread()``.
+
+`ThreadPeer` is the object that an application holds; each start makes a `Life` (see `peer_thread`), which is the thread and
+everything in it. A thread, Trio or asyncio waits for it by one of its two futures.
+
+A `ThreadPeer` that is dropped without a start causes a RuntimeWarning, like a coroutine that was never awaited. One that still
+exists at the exit may be meant for other processes that import the same module: there is no warning if it was made while a module
+was imported, nor after a fork.
+"""
+
+# The private fields of ThreadPeer are hidden from users, not from the functions below it.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from functools import partial
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+from worqr.hosting.peer_thread import EXIT_PATIENCE, Life, check_startable, no_health
+from worqr.hosting.thread_waiter import entered, left
+from worqr.peer.options import GRACE
+from worqr.records import Health
+from worqr.validation import Seconds, seconds
+
+if TYPE_CHECKING:
+    from worqr.mesh import Mesh
+
+
+class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManager["ThreadPeer"]):
+    """A worker in a thread of its own, with a Trio loop of its own; ``mesh.join_in_thread()`` makes it.
+
+    Use it in a ``with`` block, in an ``async with`` block under asyncio or Trio, which does not block the loop, or call
+    `start` and `stop`. It serves all functions of its mesh, also those declared later. It handles no signals.
+
+    A block that ends normally drains: running tasks have `grace` seconds to end. A block that ends by an exception or a
+    cancellation cancels its handlers at once, and their tasks return to their queues. If you never call `stop`, the worker
+    shuts down when the interpreter exits, within 5 s. A process that a signal kills does not do so: its tasks return when the
+    worker is found dead.
+
+    A forked process begins without the worker; call `start` there.
+    """
+
+    def __init__(self, mesh: Mesh[Any], options: Mapping[str, Any]) -> None:
+        self._mesh = mesh
+        self._options = options
+        self._grace: float = seconds(options.get("grace", GRACE), "grace")
+        self._lock = threading.RLock()  # a signal handler may come while its own thread holds it
+        self._life: Life | None = None
+        self._none: str = "not started"
+        self._unstarted: _Made | None = _made()
+        _peers.add(self)
+
+    def __del__(self) -> None:
+        _warn_if_unstarted(self)
+
+    def __repr__(self) -> str:
+        health = self.health()
+        return f"<ThreadPeer of {self._mesh!r}: {health.why or 'ready'}>"
+
+    def start(self) -> Self:
+        """Join the mesh, and wait until all declared functions are served. This blocks.
+
+        A worker that runs already is not changed. A worker that was stopped starts again. If it raises, nothing is left
+        running.
+
+        Returns:
+            The worker itself.
+
+        Raises:
+            UsageError: Nothing is declared on the mesh, another thread stopped the worker meanwhile, or the interpreter is
+                exiting.
+            RefusedByServer: The server rejected the connection.
+            WrongVersion: The server or its mesh has the wrong version.
+            Unavailable: The server did not reply within `patience`.
+        """
+        life = self._begin()
+        try:
+            life.joined.result()
+        except BaseException:  # Ctrl-C
+            life.leave(0)
+            life.wait_ended(EXIT_PATIENCE)
+            raise
+        life.raise_if_not_joined()
+        return self
+
+    def stop(self, grace: Seconds | None = None) -> None:
+        """Take no more tasks, wait for those that run, and wait until the thread has ended. This blocks.
+
+        You may call it more than once, and on a worker that was never started. Of several calls at once, the shortest grace
+        applies. Ctrl-C cancels the running tasks.
+
+        Args:
+            grace: Seconds that running tasks have to end; then they are cancelled and return to their queues. Default: the
+                `grace` of the options. A handler on the Trio loop that ignores its cancellation is waited for.
+
+        Raises:
+            UsageError: Called on the worker's own loop, which it would wait for.
+            WorqrBug: The worker had ended by an error. That error is raised once, and is in the log; it may be any exception
+                that a lifespan raised.
+        """
+        wait = self._grace if grace is None else seconds(grace, "grace")
+        life = self._life
+        if life is not None:
+            life.check_outside()
+            try:
+                life.leave(wait)
+                life.wait_ended()
+            except BaseException:
+                life.leave(0)
+                raise
+            life.join()
+            life.raise_what_ended_it()
+
+    def health(self) -> Health:
+        """Return the worker's health, without any I/O, from any thread.
+
+        It is not `alive` before the start and after the end; `why` has the reason. While it starts, it is alive and not
+        ready.
+        """
+        life = self._life
+        return no_health(self._none) if life is None else life.health()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.stop()
+        elif self._life is not None:
+            self._life.leave(0)
+            self._life.wait_ended()
+            self._life.join()
+
+    async def __aenter__(self) -> Self:
+        await entered(self._begin())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        life = self._life
+        if life is None:
+            return
+        life.check_outside()
+        await left(life, self._grace, error)
+
+    def _begin(self) -> Life:
+        """The present `Life`, or a new one."""
+        with self._lock:
+            self._unstarted = None
+            if self._life is None or self._life.ended.done():
+                check_startable(self._mesh)
+                self._life = Life(partial(self._mesh.join, **self._options))
+                self._life.begin()
+            return self._life
+
+
+# Never started
+
+
+NEVER_STARTED: Final = (
+    "mesh.join_in_thread() was called here, but its peer was never started, so it has run no task: write "
+    "`with mesh.join_in_thread():` (or `async with`), or call its start()"
+)
+
+
+class _Made(NamedTuple):
+    """Where in the application an object was made, and whether that was while a module was imported."""
+
+    file: str
+    line: int
+    importing: bool
+
+
+def _made() -> _Made:
+    frame = inspect.currentframe()
+    assert frame is not None
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "worqr":
+        frame = frame.f_back
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    above: FrameType | None = frame
+    while above is not None and above.f_code.co_filename != "<frozen importlib._bootstrap>":
+        above = above.f_back
+    return _Made(file, line, importing=above is not None)
+
+
+def _warn_if_unstarted(peer: ThreadPeer, *, at_exit: bool = False) -> None:
+    """Warn, once, if the application never started the peer."""
+    made: _Made | None = getattr(peer, "_unstarted", None)  # missing if its constructor failed
+    peer._unstarted = None
+    if made is not None and not (at_exit and made.importing):
+        warnings.warn_explicit(NEVER_STARTED, RuntimeWarning, made.file, made.line)
+
+
+@atexit.register
+def _at_exit() -> None:
+    for peer in list(_peers):
+        _warn_if_unstarted(peer, at_exit=True)
+
+
+# Forks
+
+_peers: weakref.WeakSet[ThreadPeer] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for peer in list(_peers):
+        peer._unstarted = None
+        peer._lock = threading.RLock()  # the old one may be held by a thread that does not exist here
+        if peer._life is not None and not peer._life.over:
+            peer._life = None  # `peer_thread` keeps it
+            peer._none = "it was started before a fork, and runs in the parent only: start it here as well"
+
+
+def _after_fork_in_parent() -> None:
+    for peer in list(_peers):
+        peer._unstarted = None  # perhaps the other process has to start it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child, after_in_parent=_after_fork_in_parent)

@@ -1,0 +1,265 @@
+"""The options of a dispatch: `JobOptions`, `Update`, and their encoding. Pure; everything is checked before anything is sent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal, TypedDict, cast
+
+import msgspec
+
+from worqr.errors import UsageError
+from worqr.foreign import hint_at_option
+from worqr.policy import POLICY_FIELDS, RetryPolicy, retry_fields
+from worqr.validation import Seconds, check_count, check_text, seconds, to_ms
+
+MAX_ID: Final = 200
+"""Bytes of UTF-8 in a job's id."""
+MAX_META: Final = 4096
+"""Bytes of a job's meta, as JSON."""
+RAW_OPTIONS: Final = frozenset({"max_length", "replicas"})
+"""The options that a raw task can have; every other option makes it a job."""
+MAX_REPLICAS: Final = 100
+"""More than any server has: a slip, which would never be met."""
+_EXAMPLES: Final = {
+    "retry": ": write retry=worqr.RetryPolicy(max_failures=3)",
+    "update": ": write update=worqr.Update(data=False)",
+}
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What a dispatch changes in the job with its id that waits, is scheduled or is blocked.
+
+    If several dispatches change a blocked job, it is as if they came one after the other.
+
+    Raises:
+        UsageError: A value is not valid.
+    """
+
+    data: bool = True
+    """True: replace the payload and `meta`."""
+    run_at: bool | Literal["if_later", "if_earlier"] = True
+    """True: replace its time and `expires`. False: keep the old time. "if_later": the later of both; "if_earlier": the earlier.
+    """
+    counts: bool | None = None
+    """True: set failures, stalls and timeouts to zero. None: only if `data` is True."""
+    policy: bool | Collection[str] = False
+    """Which of the given retry settings, `timeout` and `result_ttl` replace the job's own: all, none, or those named. Settings
+    that the job does not have are added in any case.
+    """
+
+    def __post_init__(self) -> None:
+        name: str
+        value: object
+        allowed: tuple[object, ...]
+        for name, value, allowed in (
+            ("data", self.data, (True, False)),
+            ("run_at", self.run_at, (True, False, "if_later", "if_earlier")),
+            ("counts", self.counts, (True, False, None)),
+        ):
+            if not any(value is each or (isinstance(each, str) and value == each) for each in allowed):
+                raise UsageError(f"Update({name}=...) must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+        if not isinstance(self.policy, bool):
+            names = cast("object", self.policy)
+            if isinstance(names, str) or not isinstance(names, Collection):
+                raise UsageError(f"Update(policy=...) must be True, False or a collection of names, not {names!r}")
+            for each in cast("Collection[object]", names):
+                if not isinstance(each, str) or each not in POLICY_FIELDS:
+                    raise UsageError(f"Update(policy=...) knows {', '.join(sorted(POLICY_FIELDS))}; not {each!r}")
+
+
+def encode_update(update: Update) -> dict[str, object]:
+    """Return the flags that differ from the default, as the script takes them."""
+    wire: dict[str, object] = {}
+    if not update.data:
+        wire["data"] = False
+    if update.run_at is not True:
+        wire["when"] = {False: "keep", "if_later": "later", "if_earlier": "earlier"}[update.run_at]
+    if update.counts is not None:
+        wire["counts"] = update.counts
+    if update.policy is True:
+        wire["policy"] = " ".join(sorted(POLICY_FIELDS))
+    elif update.policy:
+        wire["policy"] = " ".join(sorted(update.policy))
+    return wire
+
+
+class JobOptions(TypedDict, total=False):
+    """The options of a dispatch, for ``queue.dispatch`` and ``function.options``."""
+
+    id: str
+    """1 to 200 bytes of UTF-8 without control characters, not beginning with ``@``. Default: a new id, which sorts by time and
+    contains 128 random bits.
+    """
+    delay: Seconds
+    """Seconds, at least 0, from now before which the job does not run; not together with `run_at`. Default: 0."""
+    run_at: datetime
+    """A timezone-aware datetime before which the job does not run; not together with `delay`. Default: now."""
+    result_ttl: Seconds
+    """Seconds, at least 0, to keep its result, failure or cancellation. Default: the handler's."""
+    timeout: Seconds
+    """Seconds, more than 0, that a run may take. Default: the handler's."""
+    retry: RetryPolicy
+    """How often and when to retry; what is set overrides the handler's. Default: the handler's."""
+    update: Update
+    """What to change in a job that has this id already, see `if_exists`. Default: ``Update()``, the payload and the time, not
+    the retry settings.
+    """
+    replicas: int
+    """The number of replicas, 0 to 100, that must have the job before the dispatch returns; else `NotReplicated`. Default: the
+    mesh's.
+    """
+    expires: Seconds | datetime
+    """A timezone-aware datetime, or seconds from the time at which it may run: give the job up if it has not started by then. A
+    job that has started once does not expire. Default: never.
+    """
+    if_exists: Literal["update", "skip", "raise"]
+    """What to do if a job with this id waits or runs. "update": change the waiting job as `update` says; if it runs, block the
+    new one until the run has ended. "skip": nothing. "raise": raise `Duplicate`. Default: "update".
+    """
+    unique_for: Seconds
+    """Seconds, more than 0, from now for which the id stays taken, also after the end of the job. A cancel frees it. Default:
+    while the job waits or runs.
+    """
+    meta: Mapping[str, str]
+    """Names and texts that travel with the job (trace, tenant), at most 4 KiB as JSON. Default: none."""
+    max_length: int
+    """Raise `QueueFull` for a new job if this many tasks wait, are scheduled or are blocked, at least 1. Default: the
+    function's, or no limit.
+    """
+    front: bool
+    """True: take it before all that wait, if it may run at once. Default: False, at the end."""
+
+
+def check_id(id: object, *, generated: bool = False) -> str:
+    """`id` if it may name a job; with `generated` also one that was made for it.
+
+    Raises:
+        UsageError: not a str, empty, over 200 bytes of UTF-8, with a control character, or beginning with ``@``.
+    """
+    text = check_text(id, "a job's id")
+    size = len(text.encode())
+    if not 1 <= size <= MAX_ID:
+        raise UsageError(f"a job's id must have 1 to {MAX_ID} bytes of UTF-8, this one has {size}: {text[:60]!r}")
+    if _CONTROL.search(text):
+        raise UsageError(f"a job's id must have no control characters: {text!r}")
+    if text.startswith("@") and not generated:
+        raise UsageError(f"a job's id must not begin with '@', as generated ones do: {text!r}")
+    return text
+
+
+def check_replicas(value: object) -> int:
+    """`value` as a number of replicas.
+
+    Raises:
+        UsageError: not a whole number of 0 to 100.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_REPLICAS:
+        raise UsageError(f"replicas must be a whole number of 0 to {MAX_REPLICAS}, not {value!r}")
+    return value
+
+
+def _meta(value: object) -> str:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"meta must be a mapping of str to str, not {type(value).__name__}")
+    meta = {
+        check_text(name, "a name in meta"): check_text(text, "a text in meta")
+        for name, text in cast("Mapping[object, object]", value).items()
+    }
+    encoded = msgspec.json.encode(meta)
+    if len(encoded) > MAX_META:
+        raise UsageError(f"meta must have at most {MAX_META:,} bytes as JSON, this one has {len(encoded):,}")
+    return encoded.decode()
+
+
+def _milliseconds(value: object, what: str, *, positive: bool = False) -> int:
+    return max(round(seconds(value, what, positive=positive) * 1000), int(positive))
+
+
+def check_choice(value: object, what: str, allowed: tuple[str, ...]) -> str:
+    """`value`, one of those `allowed`, else UsageError naming `what`."""
+    if value not in allowed:
+        raise UsageError(f"{what} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+    return str(value)
+
+
+def _flag(value: object, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{what} must be True or False, not {value!r}")
+    return value
+
+
+def _instance(value: Any, kind: type, what: str) -> Any:
+    if not isinstance(value, kind):
+        raise UsageError(f"{what} must be a worqr.{kind.__name__}, not {value!r}{_EXAMPLES.get(what, '')}")
+    return value
+
+
+def encode_options(options: Mapping[str, Any]) -> dict[str, object]:
+    """`JobOptions`, checked, as ``dispatch_jobs`` takes them.
+
+    Raises:
+        UsageError: an option that does not exist, or a value that cannot be.
+    """
+    wire: dict[str, object] = {}
+    fields: dict[str, str] = {}
+    for name, value in options.items():
+        if name in _FIELDS:
+            fields |= _FIELDS[name](value)
+        elif name in _WIRE:
+            wire |= _WIRE[name](value)
+        else:
+            _refuse(name)
+    if fields:
+        wire["fields"] = fields
+    if "delay" in options and "run_at" in options:
+        raise UsageError("a dispatch takes a delay or a run_at, not both")
+    if "unique_for" in options and "id" not in options:
+        raise UsageError("unique_for needs an id: it is the id that stays taken")
+    return wire
+
+
+def without_replicas(options: Mapping[str, object], default: int) -> tuple[Mapping[str, object], int]:
+    """Encoded options of a job as the script takes them, and how many replicas must have it."""
+    if "replicas" not in options:
+        return options, default
+    return {name: value for name, value in options.items() if name != "replicas"}, cast("int", options["replicas"])
+
+
+def _expires(value: object) -> dict[str, object]:
+    if isinstance(value, datetime):
+        return {"expires_at": str(to_ms(value, "expires"))}
+    return {"expires": str(_milliseconds(value, "expires"))}
+
+
+_FIELDS: Final[dict[str, Callable[[Any], dict[str, str]]]] = {
+    "result_ttl": lambda value: {"result_ttl": str(_milliseconds(value, "result_ttl"))},
+    "timeout": lambda value: {"timeout": str(_milliseconds(value, "timeout", positive=True))},
+    "retry": lambda value: retry_fields(_instance(value, RetryPolicy, "retry")),
+}
+"""Options that become fields of the record."""
+
+_WIRE: Final[dict[str, Callable[[Any], dict[str, object]]]] = {
+    "id": lambda value: {"id": check_id(value)},
+    "delay": lambda value: {"delay": _milliseconds(value, "delay")},
+    "run_at": lambda value: {"run_at": to_ms(value, "run_at")},
+    "update": lambda value: encode_update(_instance(value, Update, "update")),
+    "expires": _expires,
+    "if_exists": lambda value: {"exists": check_choice(value, "if_exists", ("update", "skip", "raise"))},
+    "unique_for": lambda value: {"unique_for": _milliseconds(value, "unique_for", positive=True)},
+    "meta": lambda value: {"meta": _meta(value)},
+    "max_length": lambda value: {"max_length": check_count(value, "max_length")},
+    "front": lambda value: {"front": _flag(value, "front")},
+    "replicas": lambda value: {"replicas": check_replicas(value)},
+}
+"""Options that say how the job is stored."""
+
+
+def _refuse(name: str) -> None:
+    known = sorted(JobOptions.__annotations__)
+    hint = hint_at_option(name, known, f"it takes {', '.join(known)}")
+    raise UsageError(f"dispatch() has no option {name!r}; {hint}")

@@ -1,0 +1,108 @@
+"""How errors and dead-letter records travel: made of exceptions, stored as text, read again. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final, Literal, cast
+
+import msgspec
+
+from worqr.records import Failed, RemoteError
+from worqr.tracebacks import format_error, text_of
+from worqr.validation import clean_text, encode_json, from_ms, name_of
+
+FIELDS: Final = 4096
+"""Bytes of an error's attributes, as JSON."""
+MANY_FIELDS: Final = 100
+LONGEST_MESSAGE: Final = 4096
+LONGEST_TRACEBACK: Final = 16384
+
+
+def remote_error(error: BaseException) -> RemoteError:
+    """Return an exception as text: its type, its message and the end of its traceback.
+
+    An exception that stands for one of another process returns what that process reported.
+    """
+    remote = getattr(error, "__worqr_remote__", None)
+    if isinstance(remote, RemoteError):
+        return remote
+    message = clean_text(text_of(error))[:LONGEST_MESSAGE]
+    lines = clean_text(format_error(error))[-LONGEST_TRACEBACK:]
+    return RemoteError(name_of(type(error)), message, lines, _fields_of(error))
+
+
+def told_error(type: str, message: str) -> RemoteError:
+    """Return an error that nothing raised."""
+    return RemoteError(type, clean_text(message)[:LONGEST_MESSAGE], "")
+
+
+def with_stderr(error: RemoteError, output: str) -> RemoteError:
+    """Return an error with the output that its run wrote to the standard error."""
+    output = output.strip("\n")
+    if not output:
+        return error
+    parts = [part for part in (error.traceback.rstrip("\n"), "stderr:", output) if part]
+    return replace(error, traceback="\n".join(parts) + "\n")
+
+
+def _fields_of(error: BaseException) -> dict[str, Any]:
+    """Return the attributes of an exception that can be sent, as many as fit."""
+    found: dict[str, Any] = {}
+    left = FIELDS
+    for name, value in list(vars(error).items())[:MANY_FIELDS]:
+        if name.startswith("_") or not isinstance(value, str | int | float | list | tuple | dict | None):
+            continue
+        try:
+            encoded = encode_json({name: cast("object", value)})
+            sent: dict[str, Any] = msgspec.json.decode(encoded) if len(encoded) <= left else {}
+        except Exception:  # noqa: S112 - a type of the user's may raise anything: then it is not JSON
+            continue
+        left -= len(encoded) if sent else 0
+        found |= sent
+    return found
+
+
+def fields_as_json(error: RemoteError) -> bytes:
+    """Return the fields of an error as they are stored; empty if there are none."""
+    return encode_json(error.fields) if error.fields else b""
+
+
+def fields_of(text: str) -> dict[str, Any]:
+    """Return the stored fields of an error; none if another program stored something else."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any]) if text else {}
+    except msgspec.MsgspecError:
+        return {}
+
+
+def meta_of(text: str) -> Mapping[str, str]:
+    """Return a stored `meta`; empty if another program stored something else."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, str]) if text else {}
+    except msgspec.MsgspecError:
+        return {}
+
+
+def failed_record(queue: str, task: bytes, facts: Mapping[str, bytes | str]) -> Failed:
+    """Return the dead-letter record of a task, read from its stored fields."""
+
+    def told(name: str) -> str:
+        value = facts.get(name, "")
+        return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+    return Failed(
+        id=told("id"),
+        queue=queue,
+        task=task,
+        reason=cast('Literal["failed", "stalled", "timeout", "expired", "broken"]', told("reason")),
+        error=RemoteError(
+            told("error_type"), told("error_message"), told("error_traceback"), fields_of(told("error_fields"))
+        ),
+        failures=int(told("failures") or 0),
+        stalls=int(told("stalls") or 0),
+        timeouts=int(told("timeouts") or 0),
+        worker=told("worker"),
+        at=from_ms(int(told("at") or 0)),
+        meta=meta_of(told("meta")),
+    )
