@@ -1,6 +1,6 @@
 """worqr: a peer-to-peer job mesh on Trio and Redis.
 
-Imports run one way: errors, call, lua, task, keys, policy, options (pure) <- ops <- link <- peer, job, queue <- mesh <- cli.
+Imports run one way: errors, keys, lua and other pure modules <- ops <- link <- client, functions, peer, hosting <- mesh <- cli.
 Only `worqr.link` imports redis.
 
 A public name is imported when it is first used. So a worker process, a command or a test of errors imports only its part of
@@ -10,145 +10,102 @@ worqr.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from worqr.version import __version__
+from worqr.version import __version__ as __version__
 
-if TYPE_CHECKING:
-    from worqr.client.blocking import BlockingFunction, BlockingMesh, BlockingQueue
-    from worqr.client.blocking_jobs import BlockingJob
-    from worqr.client.dead_letters import Aside
-    from worqr.client.events import ConnectionEvent, Event
-    from worqr.client.job import Job
-    from worqr.client.queue import Queue
-    from worqr.cron import Schedule
-    from worqr.errors import (
-        ClaimLost,
-        ClaimSettled,
-        Duplicate,
-        JobCancelled,
-        JobFailed,
-        NoResult,
-        NotReplicated,
-        PayloadTooLarge,
-        QueueFull,
-        RefusedByServer,
-        ResultTimeout,
-        Unavailable,
-        UsageError,
-        WorqrBug,
-        WorqrError,
-        WrongVersion,
-    )
-    from worqr.functions.function import AsyncFunction, Bound, Call, Function, SyncFunction
-    from worqr.functions.registry import Registry, TaskDecorator
-    from worqr.functions.schedule_registry import ScheduleOptions
-    from worqr.hosting.thread_peer import ThreadPeer
-    from worqr.job_options import JobOptions, Update
-    from worqr.mesh import Mesh
-    from worqr.peer.claims import Claim
-    from worqr.peer.context import Context, current
-    from worqr.peer.options import HandlerOptions, JoinOptions
-    from worqr.peer.peer import Peer
-    from worqr.peer.runners import Middleware
-    from worqr.peer.taking import Claims
-    from worqr.policy import Broken, ChildError, Failure, Retry, RetryPolicy
-    from worqr.records import CancelCount, Failed, Health, QueueInfo, RemoteError, Status, TaskInfo, WorkerInfo
-    from worqr.validation import Seconds
+if TYPE_CHECKING:  # `as` says to type checkers that a name is public
+    from worqr.client.blocking import BlockingFunction as BlockingFunction
+    from worqr.client.blocking import BlockingMesh as BlockingMesh
+    from worqr.client.blocking import BlockingQueue as BlockingQueue
+    from worqr.client.blocking_jobs import BlockingJob as BlockingJob
+    from worqr.client.dead_letters import Aside as Aside
+    from worqr.client.events import ConnectionEvent as ConnectionEvent
+    from worqr.client.events import Event as Event
+    from worqr.client.job import Job as Job
+    from worqr.client.queue import Queue as Queue
+    from worqr.cron import Schedule as Schedule
+    from worqr.errors import ClaimLost as ClaimLost
+    from worqr.errors import ClaimSettled as ClaimSettled
+    from worqr.errors import Duplicate as Duplicate
+    from worqr.errors import JobCancelled as JobCancelled
+    from worqr.errors import JobFailed as JobFailed
+    from worqr.errors import NoResult as NoResult
+    from worqr.errors import NotReplicated as NotReplicated
+    from worqr.errors import PayloadTooLarge as PayloadTooLarge
+    from worqr.errors import QueueFull as QueueFull
+    from worqr.errors import RefusedByServer as RefusedByServer
+    from worqr.errors import ResultTimeout as ResultTimeout
+    from worqr.errors import Unavailable as Unavailable
+    from worqr.errors import UsageError as UsageError
+    from worqr.errors import WorqrBug as WorqrBug
+    from worqr.errors import WorqrError as WorqrError
+    from worqr.errors import WrongVersion as WrongVersion
+    from worqr.functions.function import AsyncFunction as AsyncFunction
+    from worqr.functions.function import Bound as Bound
+    from worqr.functions.function import Call as Call
+    from worqr.functions.function import Function as Function
+    from worqr.functions.function import SyncFunction as SyncFunction
+    from worqr.functions.registry import Registry as Registry
+    from worqr.functions.registry import TaskDecorator as TaskDecorator
+    from worqr.functions.schedule_registry import ScheduleOptions as ScheduleOptions
+    from worqr.hosting.thread_peer import ThreadPeer as ThreadPeer
+    from worqr.job_options import JobOptions as JobOptions
+    from worqr.job_options import Update as Update
+    from worqr.mesh import Mesh as Mesh
+    from worqr.peer.claims import Claim as Claim
+    from worqr.peer.context import Context as Context
+    from worqr.peer.context import current as current
+    from worqr.peer.options import HandlerOptions as HandlerOptions
+    from worqr.peer.options import JoinOptions as JoinOptions
+    from worqr.peer.peer import Peer as Peer
+    from worqr.peer.runners import Middleware as Middleware
+    from worqr.peer.taking import Claims as Claims
+    from worqr.policy import Broken as Broken
+    from worqr.policy import ChildError as ChildError
+    from worqr.policy import Failure as Failure
+    from worqr.policy import Retry as Retry
+    from worqr.policy import RetryPolicy as RetryPolicy
+    from worqr.records import CancelCount as CancelCount
+    from worqr.records import Failed as Failed
+    from worqr.records import Health as Health
+    from worqr.records import QueueInfo as QueueInfo
+    from worqr.records import RemoteError as RemoteError
+    from worqr.records import Status as Status
+    from worqr.records import TaskInfo as TaskInfo
+    from worqr.records import WorkerInfo as WorkerInfo
+    from worqr.validation import Seconds as Seconds
 
 _HOMES = {
-    "worqr.client.dead_letters": "Aside",
     "worqr.client.blocking": "BlockingFunction BlockingMesh BlockingQueue",
     "worqr.client.blocking_jobs": "BlockingJob",
+    "worqr.client.dead_letters": "Aside",
+    "worqr.client.events": "ConnectionEvent Event",
+    "worqr.client.job": "Job",
+    "worqr.client.queue": "Queue",
     "worqr.cron": "Schedule",
     "worqr.errors": (
-        "ClaimLost ClaimSettled Duplicate JobCancelled JobFailed NoResult NotReplicated PayloadTooLarge QueueFull "
-        "RefusedByServer ResultTimeout Unavailable UsageError WorqrBug WorqrError WrongVersion"
+        "ClaimLost ClaimSettled Duplicate JobCancelled JobFailed NoResult NotReplicated PayloadTooLarge "
+        "QueueFull RefusedByServer ResultTimeout Unavailable UsageError WorqrBug WorqrError WrongVersion"
     ),
-    "worqr.client.events": "ConnectionEvent Event",
     "worqr.functions.function": "AsyncFunction Bound Call Function SyncFunction",
-    "worqr.client.job": "Job",
-    "worqr.mesh": "Mesh",
+    "worqr.functions.registry": "Registry TaskDecorator",
+    "worqr.functions.schedule_registry": "ScheduleOptions",
+    "worqr.hosting.thread_peer": "ThreadPeer",
     "worqr.job_options": "JobOptions Update",
+    "worqr.mesh": "Mesh",
     "worqr.peer.claims": "Claim",
-    "worqr.peer.taking": "Claims",
     "worqr.peer.context": "Context current",
     "worqr.peer.options": "HandlerOptions JoinOptions",
     "worqr.peer.peer": "Peer",
     "worqr.peer.runners": "Middleware",
+    "worqr.peer.taking": "Claims",
     "worqr.policy": "Broken ChildError Failure Retry RetryPolicy",
-    "worqr.client.queue": "Queue",
-    "worqr.functions.registry": "Registry TaskDecorator",
     "worqr.records": "CancelCount Failed Health QueueInfo RemoteError Status TaskInfo WorkerInfo",
     "worqr.validation": "Seconds",
-    "worqr.hosting.thread_peer": "ThreadPeer",
-    "worqr.functions.schedule_registry": "ScheduleOptions",
 }
 """The module of each public name."""
 
-__all__ = [
-    "Aside",
-    "AsyncFunction",
-    "BlockingFunction",
-    "BlockingJob",
-    "BlockingMesh",
-    "BlockingQueue",
-    "Bound",
-    "Broken",
-    "Call",
-    "CancelCount",
-    "ChildError",
-    "Claim",
-    "ClaimLost",
-    "ClaimSettled",
-    "Claims",
-    "ConnectionEvent",
-    "Context",
-    "Duplicate",
-    "Event",
-    "Failed",
-    "Failure",
-    "Function",
-    "HandlerOptions",
-    "Health",
-    "Job",
-    "JobCancelled",
-    "JobFailed",
-    "JobOptions",
-    "JoinOptions",
-    "Mesh",
-    "Middleware",
-    "NoResult",
-    "NotReplicated",
-    "PayloadTooLarge",
-    "Peer",
-    "Queue",
-    "QueueFull",
-    "QueueInfo",
-    "RefusedByServer",
-    "Registry",
-    "RemoteError",
-    "ResultTimeout",
-    "Retry",
-    "RetryPolicy",
-    "Schedule",
-    "ScheduleOptions",
-    "Seconds",
-    "Status",
-    "SyncFunction",
-    "TaskDecorator",
-    "TaskInfo",
-    "ThreadPeer",
-    "Unavailable",
-    "Update",
-    "UsageError",
-    "WorkerInfo",
-    "WorqrBug",
-    "WorqrError",
-    "WrongVersion",
-    "__version__",
-    "current",
-]
-
 if not TYPE_CHECKING:
+    __all__ = sorted(["__version__", *" ".join(_HOMES.values()).split()])  # noqa: PLE0605 - type checkers see the `as` above
 
     def __getattr__(name):
         """Import the public name `name`; called once for each."""
