@@ -642,7 +642,7 @@ def test_before_it_enters_a_peer_asks_for_every_command_of_its_scripts(clustered
     needed = set().union(*(reachable(source) for source in sources.values()))
     elsewhere = {"publish"} if clustered else set()  # to the registry's channel
     asked = {named(words) for words in asked_for(sources["start_work"], "q")}
-    assert asked == needed - elsewhere, "_rights.lua has an example of each"
+    assert asked == needed - elsewhere, "`RIGHTS` has an example of each"
 
 
 def test_and_for_every_kind_of_key() -> None:

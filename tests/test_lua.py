@@ -1,5 +1,5 @@
-"""The scripts as text: what a header says is what the body does, the pieces come in the order of need, each script has
-its one function in `worqr.ops`. What they do is in tests/ops."""
+"""The scripts as text: a header says what the body does, a script is sent with the functions that it calls and no others, and
+each has its one function in `worqr.ops`. What they do is in tests/ops, how they are put together in test_lua_assembler."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from tests.ops.scene import CALLS, Scene
 from worqr import ops
 from worqr.cron import AHEAD_MS
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.lua import Script, all_scripts, script
+from worqr.lua import all_scripts, script
+from worqr.lua.assembler import Definition, definitions, library, names, strip, tokens
 
 FOLDER = Path(worqr.lua.__file__).parent
 STEMS = sorted(path.stem for path in FOLDER.glob("*.lua"))
 SCRIPTS = [stem for stem in STEMS if not stem.startswith("_")]
-PIECES = [stem for stem in STEMS if stem.startswith("_")]
+MODULES = [stem for stem in STEMS if stem.startswith("_")]
 
 TYPES = {"LIST", "SET", "HASH", "ZSET", "STRING"}
 FILL_MEMORY = {"dispatch_jobs", "enqueue", "fire_schedule", "note_progress", "note_queues"}
@@ -62,7 +63,6 @@ class Source:
     returns: str
     resend: list[str]
     numbered: bool
-    uses: list[str]
     body: str
 
     @property
@@ -86,7 +86,6 @@ def read(stem: str) -> Source:
         returns=" ".join(re.findall(r"^-- RETURNS (.+)$", header, re.MULTILINE)),
         resend=re.findall(r"^-- RESEND (.+)$", header, re.MULTILINE),
         numbered=re.search("^-- NUMBERED$", header, re.MULTILINE) is not None,
-        uses=" ".join(re.findall(r"^-- (?:USES|LATER) (.+)$", header, re.MULTILINE)).split(),
         body="\n".join(lines[end:]),
     )
 
@@ -122,8 +121,8 @@ def test_a_header_has_all_its_lines(name: str) -> None:
 def test_every_slot_is_bound_to_the_name_that_the_header_gives_it(name: str) -> None:
     source = read(name)
     bound: dict[str, str] = {}
-    for names, values in re.findall(r"^local ([\w, ]+) = (.*(?:KEYS|ARGV)\[\d+\].*)$", source.body, re.MULTILINE):
-        for each, value in zip(names.split(", "), values.split(", "), strict=True):
+    for variables, values in re.findall(r"^local ([\w, ]+) = (.*(?:KEYS|ARGV)\[\d+\].*)$", source.body, re.MULTILINE):
+        for each, value in zip(variables.split(", "), values.split(", "), strict=True):
             [slot] = re.findall(r"(?:KEYS|ARGV)\[\d+\]", value)
             assert slot not in bound
             bound[slot] = each
@@ -188,7 +187,7 @@ def test_numbered_scripts_and_no_others_keep_their_replies(name: str) -> None:
     assert source.numbered == ([slot.name for slot in source.keys][:1] == ["producer"])
     assert source.numbered == ([slot.name for slot in source.args[:2]] == ["number", "lowest"])
     assert source.numbered == ("the reply is stored under the producer's number" in source.resend[0])
-    assert source.numbered == script(name).source.endswith(f"{code(source.body)}end)\n")
+    assert source.numbered == script(name).source.endswith(f"{strip(source.body)}end)\n")
     assert source.numbered == ("\nreturn numbered(KEYS[1], ARGV[1], ARGV[2], function()\n" in script(name).source)
     assert not {"replied", "remember", "numbered"} & set(re.findall(r"\w+", source.body)), "that is the loader's"
     assert ("late" in source.words) == (source.numbered or name == "start_tasks")
@@ -201,10 +200,20 @@ def test_flags_are_right(name: str) -> None:
     assert read(name).flags == ("no-writes" if not writes else "" if name in FILL_MEMORY else "allow-oom")
 
 
-@pytest.mark.parametrize("stem", STEMS)
-def test_bodies_are_short(stem: str) -> None:
-    lines = [line for line in read(stem).body.splitlines() if line.strip() and not line.strip().startswith("--")]
-    assert len(lines) <= 60
+def lines_of_code(text: str) -> int:
+    return len(strip(text).splitlines())
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_bodies_are_short(name: str) -> None:
+    assert lines_of_code(read(name).body) <= 60
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_and_their_functions_are_short(name: str) -> None:
+    text = (FOLDER / f"{name}.lua").read_text("utf-8")
+    assert len(text.splitlines()) <= 400
+    assert {each.name for each in definitions(text) if lines_of_code(each.code) > 40} == set()
 
 
 # Bodies
@@ -217,29 +226,28 @@ def commands(text: str) -> set[str]:
 
 
 @cache
-def functions() -> dict[str, tuple[str, str]]:
-    """The pieces' functions: name -> piece, text."""
-    found: dict[str, tuple[str, str]] = {}
-    for piece in PIECES:
-        text = (FOLDER / f"{piece}.lua").read_text("utf-8")
-        for name, body in re.findall(r"^local function (\w+)(\(.*?^end)$", text, re.MULTILINE | re.DOTALL):
-            assert name not in found
-            found[name] = piece, body
-    return found
+def shared() -> dict[str, Definition]:
+    """What the modules define, by name."""
+    return library((FOLDER / f"{module}.lua").read_text("utf-8") for module in MODULES)
 
 
-def called(text: str) -> set[str]:
-    return {name for name in functions() if re.search(rf"\b{name}\(", text)}
+def needed(text: str) -> list[Definition]:
+    """What the text uses of the modules, and what that uses."""
+    found: dict[str, Definition] = {}
+    left = list(names(text))
+    while left:
+        name = left.pop()
+        if name in shared() and name not in found:
+            found[name] = shared()[name]
+            left += found[name].uses
+    return list(found.values())
 
 
+@cache
 def reached(stem: str) -> str:
-    """The body, and all functions of the pieces that it calls, and those that they call."""
+    """The body, and all functions of the modules that it calls, and those that they call."""
     text = read(stem).body + ("\nnumbered()" if read(stem).numbered else "")
-    seen: set[str] = set()
-    while new := called(text) - seen:
-        seen |= new
-        text += "".join(functions()[name][1] for name in new)
-    return text
+    return "".join([text, *(each.code for each in needed(text))])
 
 
 def test_only_commands_that_we_know() -> None:
@@ -288,37 +296,20 @@ def test_unpack_is_bounded() -> None:
     assert "for i = from, math.min(from + 999, #ARGV) do" in read("finish_tasks").body
 
 
-@pytest.mark.parametrize("stem", STEMS)
-def test_uses_what_it_names_and_names_what_it_uses(stem: str) -> None:
-    text = (FOLDER / f"{stem}.lua").read_text("utf-8")
-    uses = {f"_{name}" for name in re.findall(r"^-- (?:USES|LATER) (.+)$", text, re.MULTILINE) for name in name.split()}
-    assert uses <= set(PIECES)
-    needed = {functions()[name][0] for name in called(text)} - {stem}
-    for piece in set(PIECES) - {stem}:
-        constants = re.findall(r"^local ([A-Z]\w*) =", (FOLDER / f"{piece}.lua").read_text("utf-8"), re.MULTILINE)
-        needed |= {piece for name in constants if re.search(rf"\b{name}\b", text)}
-    assert uses <= needed, "a piece that is not needed"
-    assert needed <= closure(uses), "a piece that is missing"
-
-
-def closure(uses: set[str]) -> set[str]:
-    found: set[str] = set()
-    for piece in uses:
-        found |= {piece} | closure({f"_{name}" for name in read(piece).uses})
-    return found
-
-
-def always_used(text: str) -> set[str]:
-    """The pieces that a script makes in any case, not LATER."""
-    found: set[str] = set()
-    for name in " ".join(re.findall(r"^-- USES (.+)$", text, re.MULTILINE)).split():
-        found |= {f"_{name}"} | always_used((FOLDER / f"_{name}.lua").read_text("utf-8"))
-    return found
-
-
-def test_every_function_of_a_piece_is_called() -> None:
+def test_every_function_of_a_module_is_called_by_a_script() -> None:
     everything = "".join(script(name).source for name in SCRIPTS)
-    assert {name for name in functions() if len(re.findall(rf"\b{name}\(", everything)) < 2} == set()
+    assert {name for name in shared() if len(re.findall(rf"\b{name}\b", everything)) < 2} == set()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_no_variable_has_the_name_of_a_shared_function(name: str) -> None:
+    """It would hide the function, and the script would be sent with a function that it does not call."""
+    functions = {name for name, each in shared().items() if each.code.startswith("local function")}
+    for text in [read(name).body, *(each.code for each in needed(reached(name)))]:
+        words = [word for word in tokens(text) if word[0] not in {"space", "comment"}]
+        for (_, before), (kind, word), (_, after) in zip(words, words[1:], words[2:], strict=False):
+            if kind == "name" and before[-1] not in {".", ":"} and after[0] != "(":
+                assert word not in functions
 
 
 # The loader
@@ -329,63 +320,57 @@ def test_all_scripts_are_loaded_and_nothing_else() -> None:
     assert script("enqueue") is script("enqueue")
 
 
-def code(text: str) -> str:
-    """Without comments and empty lines; no string has two dashes, see below."""
-    lines = [re.sub(r" *--.*", "", line) for line in text.splitlines() if not line.startswith("#!")]
-    return "".join(f"{line}\n" for line in lines if line)
+def sent_body(name: str) -> str:
+    return strip(read(name).body) + ("end)\n" if read(name).numbered else "")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_the_shebang_comes_first_then_each_piece_once_in_the_order_of_need_then_the_body(name: str) -> None:
+def test_the_shebang_comes_first_then_what_the_body_needs_then_the_body(name: str) -> None:
     source = script(name).source
     assert source.startswith("#!lua")
     assert source.count("#!lua") == 1
-    assert source.endswith(code(read(name).body) + ("end)\n" if read(name).numbered else ""))
-    pieces = closure({f"_{use}" for use in read(name).uses} | ({"_producer"} if read(name).numbered else set()))
-    texts = {piece: code((FOLDER / f"{piece}.lua").read_text("utf-8")) for piece in pieces}
-    places = {piece: source.index(text) for piece, text in texts.items()}
-    always = always_used((FOLDER / f"{name}.lua").read_text("utf-8"))
-    for piece, text in texts.items():
-        if piece in always:
-            assert source.count(text) == 1
-        for needed in called(text):
-            assert places[functions()[needed][0]] <= places[piece]
-    assert sum(map(len, texts.values())) <= len(source) - len(code(read(name).body))
-    assert max(places.values(), default=0) < source.index(code(read(name).body))
-
-
-def test_a_piece_that_is_needed_later_is_made_by_a_function_with_what_only_it_needs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    texts = {
-        "odd": "#!lua\n-- LATER b\n-- USES a\nreturn b(a())\n",
-        "_a": "local function a()\nend\n",
-        "_b": "-- USES a c\nlocal function b(x)\n  return c(x)\nend\n",
-        "_c": "local function c(x)\n  return x\nend\n",
+    assert source.endswith(sent_body(name))
+    defined = set(re.findall(r"^local (?:function )?(\w+)", source.removesuffix(sent_body(name)), re.MULTILINE))
+    helpers = {
+        f"{prefix}_{each}" for each, definition in shared().items() if definition.later for prefix in ("made", "make")
     }
-    monkeypatch.setattr(worqr.lua, "_read", texts.__getitem__)
-    assert (
-        Script("odd").source
-        == """#!lua
-local function a()
-end
-local made_b
-local function make_b()
-local function c(x)
-  return x
-end
-local function b(x)
-  return c(x)
-end
-return b
-end
-local function b(...)
-  made_b = made_b or make_b()
-  return made_b(...)
-end
-return b(a())
-"""
-    )
+    needed_names = {each.name for each in needed(reached(name))}
+    assert defined - helpers == needed_names
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_everything_is_defined_before_it_is_used(name: str) -> None:
+    """Lua takes a name that is not yet defined for a global, and the server refuses those when the line runs."""
+    scopes: list[set[str]] = [set()]
+    made: list[str] = []
+    for line in script(name).source.splitlines()[1:]:
+        if found := re.match(r"local (?:function )?(\w+)", line):
+            scopes[-1].add(found[1])
+            if found[1].startswith("make_"):
+                made.append(found[1].removeprefix("make_"))
+                scopes.append(set())
+        assert {each for each in names(line) if each in shared()} <= set().union(*scopes), line
+        if made and line == f"return {made[-1]}":
+            made.pop()
+            scopes.pop()
+    assert made == []
+
+
+MOST_LOCALS, MOST_UPVALUES = 200, 60
+"""The limits of Lua 5.1 for one function. The main part of a script is a function too."""
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_no_function_comes_near_the_limits_of_lua(name: str) -> None:
+    """Counted too high: each local variable of the body with all definitions, and each name that a function does not define."""
+    source, body = script(name).source, sent_body(name)
+    at_the_top = len(re.findall(r"^local ", source.removesuffix(body), re.MULTILINE))
+    in_the_body = sum(1 + line.count(",") for line in re.findall(r"\b(?:local|for) ([\w, ]+)", body))
+    assert at_the_top + in_the_body < MOST_LOCALS
+    assert len(set(names(body)) & set(shared())) < MOST_UPVALUES
+    for each in needed(reached(name)):
+        uses = {other.name for other in needed(" ".join(each.uses))} if each.later else set(each.uses) & set(shared())
+        assert len(uses) < MOST_UPVALUES, each.name
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -396,31 +381,6 @@ def test_nothing_but_comments_is_left_out_of_what_is_sent(name: str) -> None:
         f"{line}\n"
         for line in (FOLDER / f"{name}.lua").read_text("utf-8").split(f"\n{read(name).body}")[0].splitlines()[1:]
     )
-
-
-def test_a_string_may_look_like_a_comment(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = """#!lua
--- odd: has strings with dashes.
-local a = '--' .. "it's -- ''" .. 'a\\'--' -- gone
-  -- gone, too
-
-return {a, [[
-  -- kept
-
-]]}
-"""
-    monkeypatch.setattr(worqr.lua, "_read", lambda stem: text)
-    assert (
-        Script("odd").source
-        == """#!lua
-local a = '--' .. "it's -- ''" .. 'a\\'--'
-return {a, [[
-  -- kept
-
-]]}
-"""
-    )
-    assert Script("odd").header == "-- odd: has strings with dashes.\n"
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -1,4 +1,3 @@
--- USES own record
 -- Sets the field `name` of the hash `key`, or deletes it where `value` is false. Does nothing if the key is not a hash.
 local function set_field(key, name, value)
   if value then

@@ -1,5 +1,5 @@
--- USES fence line record rules
 -- Stores a job whose id runs. Keeps what its dispatch would have changed, in case that run is retried instead of ending.
+-- LATER: most calls of the scripts do not need it.
 local function block(base, id, o, fields, asked)
   local lower, upper = bounds_of(o.when, asked)
   fields.state, fields.update_low, fields.update_high = 'blocked', digits(lower), digits(upper)

@@ -1,4 +1,3 @@
--- USES counts mark own result twins
 -- Deletes the record of a job that does not run and publishes the cancellation to callers that wait for its result. The caller
 -- removes the job from its list or set. `ttl` as in keep_result.
 local function forget_job(base, id, ttl, reason)

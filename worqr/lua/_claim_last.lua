@@ -1,5 +1,3 @@
--- USES entry line own
--- LATER expire
 -- True if the job was to begin before now and never began.
 local function is_expired(fields, now)
   local until_ms = tonumber(fields.expires_at)

@@ -1,4 +1,3 @@
--- USES counts fence
 local TRASHED = {'', ':suspects', ':due', ':blocked'}
 
 -- Moves everything that waits to the trash in O(1), to be purged in steps, and stores a fence number. A task that was claimed

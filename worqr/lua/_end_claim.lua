@@ -1,5 +1,3 @@
--- USES own reference
--- LATER end_job
 -- Deletes what is stored under `claim`. Returns false if there is nothing, else how many blocked jobs became claimable, and the
 -- id, if it is a job. The caller removes the claim from the worker's set of claims.
 local function end_claim(base, claim, how)

@@ -1,7 +1,7 @@
--- USES own line result twins
 -- Deletes the active job `id`: its record, and its place among the jobs with the same payload; a blocked job of this id is put
 -- into the queue. `how`: outcome (finished, cancelled, or gone: nothing is kept), ttl, facts, now, no_twins (no job is blocked
 -- on this queue). Returns how many tasks became claimable.
+-- LATER: most calls of the scripts do not need it.
 local function end_job(base, id, how)
   local active = base .. ':active:' .. id
   local kept = own(redis.pcall('HMGET', active, 'twin', 'first', 'last', 'result_ttl', 'cancel_reason')) or {}

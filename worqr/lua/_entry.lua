@@ -1,4 +1,3 @@
--- USES fence own reference
 -- Returns the entry of a start for the claimed `item`: the payload, or for a job its record as names and values, with its id;
 -- false if the record is gone.
 local function entry_of(base, item)

@@ -1,6 +1,6 @@
--- USES record result set_aside types
 -- Moves the claimed job `id`, which was to begin before now, to the dead-letter queue. Returns false if a key has a foreign
 -- type: an error in the middle of the move would lose the task.
+-- LATER: most calls of the scripts do not need it.
 local function expire(base, item, id, claim, worker, fields, now)
   local can_set_aside = pcall(function()
     check_types(base)

@@ -1,4 +1,3 @@
--- USES counts end_claim record set_aside wait_again
 -- The one way back into the queue, for stop, retry, leave and the recovery of dead workers. `how`: counter ('' = free,
 -- failures, stalls, timeouts), limit (the job's own, or a default, of that counter), max_stalls, back (true: to the back),
 -- run_at (ms, nil: at once), retried_at (ms as text, nil: run_at is no delay), now, ttl, and the fields for set_aside. A claim

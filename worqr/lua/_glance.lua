@@ -1,4 +1,3 @@
--- USES own reference
 -- Returns the summary of the task `item` that is shown to people: its id (false for a raw task), the first 100 bytes of its
 -- payload, and a job's record fields; the record is an `active` one or a `job`. `room` is how many bytes of payload may still
 -- be read: a hash field can only be read whole, and a longer payload is shown as empty. If another application replaced the

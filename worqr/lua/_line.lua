@@ -1,4 +1,3 @@
--- USES own reference
 -- The `state` of a job's record is waiting (a reference is in a list), due (in the zset of due times), blocked (the same id
 -- runs) or active. A reference only marks a position: a reference whose record is not waiting is skipped.
 

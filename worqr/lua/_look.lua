@@ -1,4 +1,3 @@
--- USES counts
 -- Reads the state of the id `id`: `job`, if it is waiting, due or blocked; `active`, true while it runs; `taken`, true while
 -- the id is reserved; `last`, the newest of its dispatches. A record in the trash does not count, but `trashed` has the reason
 -- for the deletion, which holds for the whole id.

@@ -1,4 +1,3 @@
--- USES policy text
 -- The options of a dispatch may come from any client. They are validated before anything is written, so that no worker that
 -- claims the job and no caller that lists it fails on them.
 local KINDS = {id = 'id', random = 'random', delay = 'whole', run_at = 'whole', unique_for = 'positive',

@@ -2,14 +2,12 @@
 -- per number, until the producer no longer needs them: 'low' is the lowest number it may still send. No reply is kept below
 -- 'oldest', which follows in steps.
 local REPLIES_EXPIRE = 3600
-local low, oldest
-
--- Returns the reply to a request seen before, {'late'} for one that the producer abandoned or has the reply of, nil for a new
--- one.
+-- Returns the reply to a request seen before, {'late'} for one that the producer abandoned or has the reply of. For a new one:
+-- nil, and what is stored as 'low' and 'oldest'.
 local function replied(producer, number, lowest)
   assert(tonumber(number) and tonumber(lowest), 'the number of a request and the lowest unanswered one must be numbers')
   local kept = redis.call('HMGET', producer, number, 'low', 'oldest')
-  low, oldest = tonumber(kept[2]) or 0, tonumber(kept[3])
+  local low = tonumber(kept[2]) or 0
   if tonumber(number) < low then
     return {'late'}
   end
@@ -17,11 +15,12 @@ local function replied(producer, number, lowest)
     redis.call('EXPIRE', producer, REPLIES_EXPIRE)
     return cmsgpack.unpack(kept[1])
   end
-  return nil
+  return nil, low, tonumber(kept[3])
 end
 
--- Stores `reply` under `number`, for which replied() found nothing, and deletes those below `lowest`, at most 1000 at a time.
-local function remember(producer, number, lowest, reply)
+-- Stores `reply` under `number`, for which `replied` found nothing but `low` and `oldest`, and deletes the replies below
+-- `lowest`, at most 1000 at a time.
+local function remember(producer, number, lowest, reply, low, oldest)
   low = math.max(tonumber(lowest), low)
   oldest = oldest or low
   local above = math.min(low, oldest + 1000)
@@ -41,10 +40,10 @@ end
 -- Runs a script whose header says NUMBERED: the loader puts its body into `transaction`. Its reply is stored, a refusal too. An
 -- error is not stored, because it wrote nothing: the same number may come again and take effect then.
 local function numbered(producer, number, lowest, transaction)
-  local before = replied(producer, number, lowest)
+  local before, low, oldest = replied(producer, number, lowest)
   if before then
     return before
   end
   local reply = transaction()
-  return reply.err and reply or remember(producer, number, lowest, reply)
+  return reply.err and reply or remember(producer, number, lowest, reply, low, oldest)
 end

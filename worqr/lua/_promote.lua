@@ -1,5 +1,5 @@
--- USES line own
 -- Puts up to `limit` due jobs into the queue. Returns how many of them can be claimed now.
+-- LATER: most calls of the scripts do not need it.
 local function promote(base, limit, now)
   local ids = redis.call('ZRANGEBYSCORE', base .. ':due', '-inf', now, 'LIMIT', 0, limit)
   local pushed = 0

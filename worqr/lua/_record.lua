@@ -1,4 +1,3 @@
--- USES own reference id
 -- Returns a hash as a table; nil if it is empty, or not a hash.
 local function read_hash(key)
   local flat = own(redis.pcall('HGETALL', key))

@@ -1,4 +1,3 @@
--- USES line own retire_result
 -- The handler options that a script needs when it acts for a worker, for example in its recovery.
 local function policy_of(base, worker)
   local kept = redis.call('HMGET', base .. ':policy:' .. worker, 'max_stalls', 'keep_failed', 'on_failure',

@@ -1,4 +1,3 @@
--- USES policy
 local NEVER = 9007199254740991
 
 -- The rule by which a dispatch moves a due time, as a minimum and a maximum. Two such rules combine into one of the same form.

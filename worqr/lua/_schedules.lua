@@ -1,4 +1,3 @@
--- USES fence
 -- The field 'clock' is the latest server time at which schedules were judged. It shows when the clock was set back. If it was
 -- set back by up to AHEAD_MS, nothing is done: a schedule waits until the clock has caught up.
 local AHEAD_MS = 60000

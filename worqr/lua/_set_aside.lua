@@ -1,4 +1,3 @@
--- USES aside counts fence line record result twins wake id
 -- Enqueues the job of the queue's failure handler: the unchanged payload, and how the task failed.
 local function post_failure(base, claim, task, facts)
   local failures = base .. '-fail'

@@ -1,4 +1,3 @@
--- USES give_back result wake serving types
 -- Returns up to `limit` of the claims, newest first. If there are more, the order is computed once and kept until all are done.
 local function newest_first(base, worker, limit)
   local claims, order = base .. ':claims:' .. worker, base .. ':leaving:' .. worker

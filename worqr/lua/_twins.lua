@@ -1,4 +1,3 @@
--- USES own
 -- The set of the jobs that were raw tasks of one payload; cancel_task reads it. If another application owns the key, the job
 -- cannot be found by its payload; nothing else changes.
 local function note_twin(base, digest, id)

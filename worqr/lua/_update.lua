@@ -1,4 +1,3 @@
--- USES line rules record counts fence
 -- Moves a waiting or due job to its new due time. Returns the result of put_in_line.
 local function move(base, id, kept, run_at, now, front)
   if kept.state == 'waiting' then
@@ -15,6 +14,7 @@ local function move(base, id, kept, run_at, now, front)
 end
 
 -- Changes the waiting, due or blocked job, field by field as the dispatch says.
+-- LATER: most calls of the scripts do not need it.
 local function update(base, id, o, task, number, asked, now, kept)
   local job, blocked, fields, gone = base .. ':job:' .. id, kept.state == 'blocked', {last = number}, {}
   local lower, upper = bounds_of(o.when, asked)

@@ -1,5 +1,3 @@
--- USES look line record retire_result fence id
--- LATER block forget_trashed update
 -- A new job. It is blocked if the same id runs (`seen.active`).
 local function create(base, id, o, task, number, asked, now, seen)
   local job = base .. ':job:' .. id

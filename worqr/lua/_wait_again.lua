@@ -1,4 +1,3 @@
--- USES line policy record rules fence twins
 -- Merges a blocked `twin` into the job with the record `fields`, which would be due at `run_at`: field by field, as the
 -- dispatches of the twin said. Returns when the job is due then.
 local function merge_twin(job, fields, twin, changes, run_at)

@@ -11,7 +11,6 @@
 -- RETURNS ok waiting running after claim... | more (the same; call again with after) | busy (purge_queue first) | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
--- USES cancel clear mark own reference types
 local queue = KEYS[2]
 local after, budget, reason = ARGV[3], tonumber(ARGV[4]), ARGV[5]
 

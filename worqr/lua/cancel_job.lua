@@ -10,7 +10,6 @@
 -- RETURNS ok waiting claim...: how many did not run, and the claim that is marked | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
--- USES cancel types
 local queue = KEYS[2]
 local id, reason = ARGV[3], ARGV[4]
 

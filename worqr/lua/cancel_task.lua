@@ -15,7 +15,6 @@
 -- RETURNS ok waiting running cursor after claim... | more (the same; call again with cursor and after) | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
--- USES cancel reference mark counts own types
 local queue, counts = KEYS[2], KEYS[3]
 local task = ARGV[3]
 local cursor, after, page, budget, reason = ARGV[4], ARGV[5], ARGV[6], tonumber(ARGV[7]), ARGV[8]

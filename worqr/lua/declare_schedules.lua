@@ -13,7 +13,6 @@
 -- RETURNS ok | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not replace what a newer peer declared
 -- NUMBERED
--- USES counts fence schedules
 local schedules, schedules_due, schedules_seen = KEYS[2], KEYS[3], KEYS[4]
 local replace, expire_s = ARGV[3] == '1', ARGV[4]
 

@@ -8,7 +8,6 @@
 -- RETURNS ok waiting | busy (purge_queue first) | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
--- USES clear counts
 local queue = KEYS[2]
 
 local waiting = clear(queue, 'the queue was deleted')

@@ -11,7 +11,6 @@
 --   blocked, unchanged, duplicate, full), id, number of the dispatch that its handle waits for
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
--- USES counts fence options types upsert wake
 local queue = KEYS[2]
 local whole = ARGV[3] == '1'
 

@@ -9,7 +9,6 @@
 -- RETURNS ok dropped | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
--- USES aside types
 local queue, list = KEYS[2], KEYS[3]
 
 check_types(queue)

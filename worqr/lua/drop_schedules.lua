@@ -8,7 +8,6 @@
 -- ARGV[2] limit, how many at most
 -- RETURNS ok name...
 -- RESEND safe: a copy drops only what no worker has declared meanwhile
--- USES fence
 local schedules, schedules_due, schedules_seen = KEYS[1], KEYS[2], KEYS[3]
 local unseen_ms, limit = tonumber(ARGV[1]), ARGV[2]
 

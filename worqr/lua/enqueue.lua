@@ -11,7 +11,6 @@
 -- RETURNS ok stored | full waiting | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
--- USES reference counts fence own wake id
 local queue = KEYS[2]
 local max_length, front = tonumber(ARGV[3]), ARGV[4] == '1'
 local tasks_from, tasks = 5, #ARGV - 4

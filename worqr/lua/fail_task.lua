@@ -13,7 +13,6 @@
 -- ARGV[7] error_fields JSON, empty: none
 -- RETURNS aside | cancelled | gone | mine | lost
 -- RESEND safe: fenced by the claim
--- USES counts end_claim record result serving set_aside types wake_for_suspects
 local queue, workers, claims = KEYS[1], KEYS[2], KEYS[3]
 local worker, claim, kind = ARGV[1], ARGV[2], ARGV[3]
 local error_type, error_message, error_traceback, error_fields = ARGV[4], ARGV[5], ARGV[6], ARGV[7]

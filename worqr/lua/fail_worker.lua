@@ -6,7 +6,6 @@
 -- ARGV[2] limit claims given back in one call
 -- RETURNS ok given cancelled aside | more given cancelled aside
 -- RESEND safe: worker ids are never used again, so a copy finds what is left or nothing
--- USES take_back
 local queue = KEYS[1]
 local worker, limit = ARGV[1], tonumber(ARGV[2])
 

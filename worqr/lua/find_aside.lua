@@ -6,7 +6,6 @@
 -- ARGV[1..] named ids
 -- RETURNS ok claim...: as many as were found
 -- RESEND safe: it only reads
--- USES own
 local queue, list, aside_index = KEYS[1], KEYS[2], KEYS[3]
 
 local reply, place = {'ok'}, {}

@@ -11,7 +11,6 @@
 -- RETURNS ok [claim word]...: only those that did not end as finished: cancelled, mine (settled before by this worker,
 --   a resend), lost (the worker counted as dead: the task runs elsewhere)
 -- RESEND safe: fenced by the claim
--- USES counts end_claim serving types wake
 local queue, workers, claims, policy = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local worker, results = ARGV[1], tonumber(ARGV[2])
 

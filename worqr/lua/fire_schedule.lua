@@ -15,7 +15,6 @@
 -- RETURNS ok | skipped (an earlier firing waits or runs) | busy (the same; nothing was done, try again) | fired (a later firing
 --   was judged before)
 -- RESEND safe: fenced by the nominal time; an equal one gets the same answer again, and nothing happens
--- USES cancel counts fence line schedules types upsert wake
 local queue, fired = KEYS[1], KEYS[2]
 local name, nominal, judged_at, run_at = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local overlap, expire_s, task = ARGV[5], ARGV[6], ARGV[7]

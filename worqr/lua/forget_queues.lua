@@ -9,7 +9,6 @@
 -- ARGV[4..] names text, at most 100
 -- RETURNS ok name... (those that are no longer known) | busy (too many dead workers are in recovery)
 -- RESEND safe: a name that was noted meanwhile stays
--- USES counts
 local queues, dying = KEYS[1], KEYS[2]
 local work_map_stem, unused_ms, limit = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 

@@ -16,7 +16,6 @@
 --   reason, trash not 0 if there is something to purge, workers those in the fence, also leaving ones, counts names and values
 --   in turn, next_in ms until the next job is due (-1: none), oldest ms since the job in front was due (-1: no job in front)
 -- RESEND safe: it only reads
--- USES counts own reference
 local queue, workers, due, failed, broken = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local paused, counts, trash, trash_suspects = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local trash_due, trash_blocked, blocked = KEYS[10], KEYS[11], KEYS[12]

@@ -12,7 +12,6 @@
 -- RETURNS waiting fields | due fields | blocked fields | active fields | finished fields | failed fields | cancelled fields |
 --   gone; fields are claim worker run_at progress message failures attempts error_type error_message, each false if not known
 -- RESEND safe: it only reads
--- USES job
 local job, active, result, older_result, counts, aside_index = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local number, id, aside_stem = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 

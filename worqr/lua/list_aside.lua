@@ -13,7 +13,6 @@
 -- RETURNS ok after after_ms entry... | more after after_ms entry...; an entry is the claim, or claim and the record's names and
 --   values in turn
 -- RESEND safe: it only reads
--- USES own
 local queue, list = KEYS[1], KEYS[2]
 local limit, budget, max_bytes = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local after, after_ms, before, error_type, bare = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8] == '1'

@@ -8,7 +8,6 @@
 -- ARGV[4] after_claim that claim, 0 for the first page
 -- RETURNS ok entry...: an entry is claim worker glance, a glance as `glance` returns it
 -- RESEND safe: it only reads
--- USES glance own
 local queue, workers = KEYS[1], KEYS[2]
 local limit, max_bytes, after_worker, after_claim = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 

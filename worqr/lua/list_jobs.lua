@@ -12,7 +12,6 @@
 -- ARGV[4] max_bytes bytes of payload after which no further entry is listed
 -- RETURNS ok entry... | more entry...; an entry is its cursor and its glance, or only a cursor, for a position that was skipped
 -- RESEND safe: it only reads
--- USES glance own
 local queue, suspects, due, blocked, counts = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local state, limit, after = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local max_bytes = tonumber(ARGV[4])

@@ -6,7 +6,6 @@
 -- ARGV[2] limit claims
 -- RETURNS ok claim... | not_serving
 -- RESEND safe: it only reads
--- USES serving
 local workers, claims = KEYS[1], KEYS[2]
 local worker, limit = ARGV[1], ARGV[2]
 

@@ -6,7 +6,6 @@
 -- ARGV[3] after_name text, that last name
 -- RETURNS ok now names: now is the server's time in ms, names are names and the ms at which they were noted, in turn
 -- RESEND safe: it only reads
--- USES counts
 local queues = KEYS[1]
 local limit, after_noted, after_name = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 

@@ -7,7 +7,6 @@
 -- RETURNS ok now_ms cursor fields: the cursor of the next page (0: this was the last), names and values in turn; a name is def,
 --   last, next, fired, owed or paused, a space, and the schedule's name
 -- RESEND safe: it only reads
--- USES counts fence
 local schedules = KEYS[1]
 local cursor, budget = ARGV[1], ARGV[2]
 

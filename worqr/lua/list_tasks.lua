@@ -8,7 +8,6 @@
 -- ARGV[4] max_skipped references without a record that are skipped at most
 -- RETURNS ok waiting task...
 -- RESEND safe: it only reads
--- USES own reference counts
 local queue, suspects = KEYS[1], KEYS[2]
 local limit, from_front = tonumber(ARGV[1]), ARGV[2] == '1'
 local max_bytes, max_skipped = tonumber(ARGV[3]), tonumber(ARGV[4])

@@ -12,7 +12,6 @@
 -- RETURNS ok | dead (the worker was declared dead, or never registered) | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not map what was unmapped
 -- NUMBERED
--- USES counts
 local registered, work_map, queues = KEYS[2], KEYS[3], KEYS[4]
 local worker, queue, queues_expire_s = ARGV[3], ARGV[4], ARGV[5]
 

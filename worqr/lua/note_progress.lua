@@ -6,7 +6,6 @@
 -- ARGV[2..] said claim id, progress (a number as text, empty: none) and message, in turn
 -- RETURNS ok noted
 -- RESEND safe: fenced by the claim; the same is noted again
--- USES line record twins
 local queue, claims = KEYS[1], KEYS[2]
 local worker = ARGV[1]
 

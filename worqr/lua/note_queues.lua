@@ -5,7 +5,6 @@
 -- ARGV[2..] names text
 -- RETURNS ok
 -- RESEND safe: a copy notes the same names again, with a later time
--- USES counts
 local queues = KEYS[1]
 local queues_expire_s = ARGV[1]
 

@@ -9,7 +9,6 @@
 -- RETURNS ok | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not undo a resume
 -- NUMBERED
--- USES counts types
 local queue, paused = KEYS[2], KEYS[3]
 local reason = ARGV[3]
 

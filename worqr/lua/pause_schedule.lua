@@ -10,7 +10,6 @@
 -- RETURNS ok | unknown | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not undo what came after it
 -- NUMBERED
--- USES counts fence schedules
 local schedules, schedules_due = KEYS[2], KEYS[3]
 local name, paused = ARGV[3], ARGV[4]
 

@@ -5,7 +5,6 @@
 -- ARGV[1] limit jobs in one call
 -- RETURNS ok promoted next_in: ms until the next one is due, 0 if more are due now, -1 if there is none
 -- RESEND safe: a copy promotes the jobs that are due then
--- USES counts promote types wake
 local queue, due = KEYS[1], KEYS[2]
 local limit = tonumber(ARGV[1])
 

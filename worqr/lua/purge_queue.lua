@@ -10,7 +10,6 @@
 -- ARGV[1] limit items
 -- RETURNS ok | more
 -- RESEND safe: a copy purges the next step
--- USES cancel own reference
 local queue, trash, trash_suspects, trash_due, trash_blocked = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local counts, limit = KEYS[6], tonumber(ARGV[1])
 

@@ -13,7 +13,6 @@
 -- RETURNS wait | never (it has not ended, and nothing will be kept) | gone | replaced (gone, and there is a newer dispatch) |
 --   finished kind value | failed type message traceback fields | cancelled reason
 -- RESEND safe: it only reads
--- USES job result
 local queue, job, active, result, older_result, counts = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local aside_index = KEYS[7]
 local number, id, aside_stem = tonumber(ARGV[1]), ARGV[2], ARGV[3]

@@ -7,7 +7,6 @@
 -- ARGV[2..] named claim ids, after a reconnect: all claims that the worker counts as its own
 -- RETURNS ok count marked... gone... (count of the marked) | not_serving
 -- RESEND safe: it only reads
--- USES serving
 local workers, claims, cancelling = KEYS[1], KEYS[2], KEYS[3]
 local worker = ARGV[1]
 

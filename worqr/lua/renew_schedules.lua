@@ -7,7 +7,6 @@
 -- ARGV[2..] names text
 -- RETURNS ok name... (missing)
 -- RESEND safe: a copy notes the same again; missing schedules stay missing
--- USES counts fence schedules
 local schedules, schedules_due, schedules_seen = KEYS[1], KEYS[2], KEYS[3]
 local expire_s = ARGV[1]
 

@@ -8,7 +8,6 @@
 -- RETURNS ok | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not undo a pause
 -- NUMBERED
--- USES counts types
 local queue, paused = KEYS[2], KEYS[3]
 
 check_types(queue)

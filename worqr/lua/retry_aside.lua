@@ -10,7 +10,6 @@
 -- RETURNS ok retried | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
--- USES aside counts fence own policy twins types upsert wake
 local queue, list = KEYS[2], KEYS[3]
 
 -- False if a key of another type is where the job's record, its active record or its reserved id would be.

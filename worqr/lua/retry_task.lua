@@ -16,7 +16,6 @@
 -- ARGV[10] error_fields JSON, empty: none
 -- RETURNS given | aside | cancelled | dropped (the queue was deleted) | gone | mine | lost
 -- RESEND safe: fenced by the claim
--- USES fence give_back result serving types wake_for_suspects
 local queue, workers, claims = KEYS[1], KEYS[2], KEYS[3]
 local worker, claim, counter, limit = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local delay, run_at = tonumber(ARGV[5]), tonumber(ARGV[6])

@@ -7,7 +7,6 @@
 -- ARGV[2] budget, how many schedules to look at, approximately
 -- RETURNS ok cursor (of the next page; 0: it is done) rewound, how many
 -- RESEND safe: a copy finds no schedule in the future
--- USES counts fence schedules
 local schedules, schedules_due = KEYS[1], KEYS[2]
 local cursor, budget = ARGV[1], ARGV[2]
 

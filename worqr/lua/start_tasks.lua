@@ -19,8 +19,6 @@
 --   claims are first, first + 1, ...; an entry is the payload, or for a job the names and values of its record and its id;
 --   false for a claim that is gone
 -- RESEND safe: fenced by the number; an equal one gets the same claims again, a lower one nothing
--- USES counts entry fence serving wake claim_last
--- LATER promote
 local queue, workers, claims, hungry = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local suspects, paused, due = KEYS[5], KEYS[6], KEYS[7]
 local worker, number, wanted = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])

@@ -15,7 +15,6 @@
 -- RETURNS ok | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not put a worker back that left
 -- NUMBERED
--- USES rights serving
 local queue, workers, policy = KEYS[2], KEYS[3], KEYS[4]
 local worker, max_stalls = ARGV[3], ARGV[4]
 local keep_failed, on_failure, result_ttl, last = ARGV[5], ARGV[6], ARGV[7], ARGV[8]

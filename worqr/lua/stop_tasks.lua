@@ -8,21 +8,20 @@
 -- RETURNS ok [claim word]...: only those that were not given back: cancelled, dropped (the queue was deleted), gone, mine,
 --   lost
 -- RESEND safe: fenced by the claim
--- USES give_back result serving types wake_for_suspects
 local queue, workers, claims = KEYS[1], KEYS[2], KEYS[3]
 local worker = ARGV[1]
-local newest_first = {}
+local stopped_claims = {}
 for i = 2, #ARGV do
   local stopped = ARGV[i]
-  newest_first[#newest_first + 1] = stopped
+  stopped_claims[#stopped_claims + 1] = stopped
 end
-table.sort(newest_first, function(a, b) return tonumber(a) > tonumber(b) end)
+table.sort(stopped_claims, function(a, b) return tonumber(a) > tonumber(b) end)
 
 check_types(queue)
 local how = policy_of(queue, worker)
 how.counter, how.now = '', now_ms()
 local reply, given, ready, ids = {'ok'}, 0, 0, {}
-for _, claim in ipairs(newest_first) do
+for _, claim in ipairs(stopped_claims) do
   local word
   local put = 0
   if redis.call('SREM', claims, claim) == 0 then

@@ -10,7 +10,6 @@
 -- RETURNS ok given cancelled aside | more given cancelled aside | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not remove a worker that came back
 -- NUMBERED
--- USES take_back
 local queue = KEYS[2]
 local worker, limit = ARGV[3], tonumber(ARGV[4])
 

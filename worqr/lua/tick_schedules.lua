@@ -11,7 +11,6 @@
 -- RETURNS ok now_ms led next_ms row... | back (the clock was set back: call rewind_schedules first); next_ms: when the next one
 --   is due, or empty; a row is definition, last, next, fired, owed (each may be missing) and name
 -- RESEND safe: a copy finds the schedule as it stored it, or changed by another process
--- USES counts fence schedules
 local schedules, schedules_due = KEYS[1], KEYS[2]
 local limit, was_led, led = ARGV[1], ARGV[2], ARGV[3]
 local MAX_BYTES = 1048576 -- of definitions in one reply

@@ -1,0 +1,214 @@
+"""The assembler of scripts: puts the shared functions that a script calls in front of its body.
+
+Here are a tokenizer of Lua, the call graph of the shared functions, and the text that is sent to the server. All of it is pure.
+A shared module is a list of definitions at the beginning of a line: ``local function name(...)`` or ``local NAME = ...``.
+A script gets those that its body names, and those that they name, each before its first use, as Lua's scoping asks.
+Which files there are, and what their names mean, is in `worqr.lua`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Final
+
+_TOKEN: Final = re.compile(
+    r"""
+    (?P<space> \s+ )
+  | (?P<comment> --\[(?P<c>=*)\[ .*? \](?P=c)\] | --[^\n]* )
+  | (?P<string> '(?:\\.|[^'\\\n])*' | "(?:\\.|[^"\\\n])*" | \[(?P<s>=*)\[ .*? \](?P=s)\] )
+  | (?P<name> [A-Za-z_]\w* )
+  | (?P<number> \d (?:[eE][+-]?|[\w.])* )
+  | (?P<symbol> [^\w\s'"\[-]+ | [\[-] )
+  | (?P<open> . )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_DEFINED: Final = re.compile(r"local (?:function (\w+)\(|(\w+) =)")
+_OTHER_CODE: Final = re.compile(r"(?<=\n)(?!end\n|\}\n|\]\]\n)\S")
+"""A line that is neither indented nor the end of a definition."""
+_LATER: Final = "-- LATER"
+_MADE_LATER: Final = """local made_{name}
+local function make_{name}()
+{code}return {name}
+end
+local function {name}(...)
+  made_{name} = made_{name} or make_{name}()
+  return made_{name}(...)
+end
+"""
+
+
+Token = tuple[str, str]
+"""One word of a Lua text: its kind (space, comment, string, name, number or symbol) and the word. Symbols without a space between
+them are one token, but for brackets and minus signs, which begin one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A function or a constant of a shared module."""
+
+    name: str
+    code: str
+    """Its text, without comments."""
+    uses: tuple[str, ...]
+    """Every name in it that may be another definition's, in the order of appearance."""
+    later: bool
+    """The comment in front of it has a line that begins with ``-- LATER``: it is made at its first call."""
+
+
+def tokens(text: str) -> Iterator[Token]:
+    """Every token of the text, in order; together they are the text.
+
+    Raises:
+        ValueError: a string has no end.
+    """
+    for found in _TOKEN.finditer(text):
+        kind = found.lastgroup or ""
+        if kind == "open":
+            raise ValueError(f"line {text.count(chr(10), 0, found.start()) + 1}: a string has no end")
+        yield kind, found[0]
+
+
+def strip(text: str) -> str:
+    """Return the text without comments and empty lines. Every other line keeps its indentation."""
+    return _scan(tokens(text))[0]
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Return the names that the text uses: neither fields nor what it assigns, each once, in the order of appearance."""
+    return _scan(tokens(text))[1]
+
+
+def _scan(words: Iterable[Token]) -> tuple[str, tuple[str, ...]]:
+    """Return what `strip` and `names` return of a text of these tokens."""
+    code: list[str] = []
+    found: dict[str, None] = {}
+    gap, before, candidate = "", "", ""
+    for kind, text in words:
+        if kind == "space":
+            gap += text
+            continue
+        if kind == "comment":
+            gap = gap or " "
+            continue
+        if "\n" in gap:
+            gap = gap[gap.rindex("\n") + (not code) :]
+        code += (gap, text)
+        if candidate and not (text[0] == "=" and text[:2] != "=="):
+            found[candidate] = None
+        candidate = text if kind == "name" and (before[-1:] not in {".", ":"} or before[-2:] == "..") else ""
+        gap, before = "", text
+    if candidate:
+        found[candidate] = None
+    return "".join([*code, "\n"]) if code else "", tuple(found)
+
+
+def definitions(text: str) -> list[Definition]:
+    """Return the definitions of a shared module, in their order.
+
+    Raises:
+        ValueError: the module has other code between them.
+    """
+    words = list(tokens(text))
+    starts = [n for n, word in enumerate(words) if word[1] == "local" and (n == 0 or words[n - 1][1][-1] == "\n")]
+    if any(kind not in {"space", "comment"} for kind, _ in words[: starts[0] if starts else None]):
+        raise ValueError("a module has only definitions, and begins with something else")
+    return [
+        _definition(words[start:end], later=_is_later(words[:start]))
+        for start, end in zip(starts, [*starts[1:], len(words)], strict=True)
+    ]
+
+
+def _is_later(before: list[Token]) -> bool:
+    """True if the comment at the end of `before` says so."""
+    comment = takewhile(lambda word: word[0] in {"space", "comment"}, reversed(before))
+    return any(text.startswith(_LATER) for _, text in comment)
+
+
+def _definition(words: list[Token], *, later: bool) -> Definition:
+    code, uses = _scan(words)
+    found = _DEFINED.match(code)
+    if not found or _OTHER_CODE.search(code):
+        raise ValueError(f"more or less than `local function name(` or `local NAME =`: {code!r}")
+    name: str = found[1] or found[2]
+    return Definition(name, code, tuple(each for each in uses if each != name), later)
+
+
+def library(modules: Iterable[str]) -> dict[str, Definition]:
+    """Return all definitions of these modules by name.
+
+    Raises:
+        ValueError: a name is defined twice.
+    """
+    known: dict[str, Definition] = {}
+    for module in modules:
+        for each in definitions(module):
+            if each.name in known:
+                raise ValueError(f"{each.name!r} is defined twice")
+            known[each.name] = each
+    return known
+
+
+def assemble(body: str, known: Mapping[str, Definition]) -> str:
+    """Return the body without comments, behind all definitions that it needs.
+
+    Raises:
+        ValueError: definitions call each other in a circle.
+    """
+    code, uses = _scan(tokens(body))
+    return _linked(uses, known, frozenset()) + code
+
+
+def _linked(uses: tuple[str, ...], known: Mapping[str, Definition], outer: frozenset[str]) -> str:
+    """The definitions that `uses` needs, each after those that it needs itself; `outer` are defined already.
+
+    A definition that is made later comes with a function around it, and with what only such definitions need inside.
+    """
+    here = _needed_now(uses, known) - outer
+    parts: list[str] = []
+    for name in _in_order(uses, known):
+        each = known[name]
+        if name not in here:
+            continue
+        if each.later:
+            code = _linked(each.uses, known, outer | here) + each.code
+            parts.append(_MADE_LATER.format(name=name, code=code))
+        else:
+            parts.append(each.code)
+    return "".join(parts)
+
+
+def _needed_now(uses: tuple[str, ...], known: Mapping[str, Definition]) -> frozenset[str]:
+    """The definitions that are reached from `uses` without the call of one that is made later."""
+    found: set[str] = set()
+    left = list(uses)
+    while left:
+        name = left.pop()
+        if name in known and name not in found:
+            found.add(name)
+            left += () if known[name].later else known[name].uses
+    return frozenset(found)
+
+
+def _in_order(uses: tuple[str, ...], known: Mapping[str, Definition]) -> list[str]:
+    """All definitions that are reached from `uses`, each after those that it uses."""
+    done: list[str] = []
+    path: list[str] = []
+
+    def visit(name: str) -> None:
+        if name in path:
+            raise ValueError(f"a circle of calls: {' -> '.join([*path[path.index(name) :], name])}")
+        if name not in known or name in done:
+            return
+        path.append(name)
+        for each in known[name].uses:
+            visit(each)
+        path.pop()
+        done.append(name)
+
+    for each in uses:
+        visit(each)
+    return done
