@@ -240,7 +240,7 @@ def test_the_first_character_above_the_control_characters_is_allowed() -> None:
 
 
 def test_the_marker_is_what_lua_compares_with() -> None:
-    lua = (Path(worqr.lua.__file__).parent / "_reference.lua").read_text("utf-8")
+    lua = (Path(worqr.lua.__file__).parent / "_job.lua").read_text("utf-8")
     assert MARKER == b"\x00worqr\x00"
     assert r"local MARKER = '\0worqr\0'" in lua
     assert f"string.sub(item, 1, {len(MARKER)}) == MARKER" in lua

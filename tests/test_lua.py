@@ -264,7 +264,9 @@ def test_no_trap_of_lua_or_redis_in_it(stem: str) -> None:
     judged = re.sub(r"\bown\(redis\.pcall\(|local (\w+) = redis\.pcall\(.*\n  if .*\bown\(\1\)", "", code)
     judged = re.sub(r"local (\w+) = redis\.pcall\(.*\n  if .*\b\1\.err then *\n    own\(\1\)\n", "", judged)
     ignored = set(re.findall(r"redis\.pcall\('(\w+)'", judged))
-    assert ignored <= {"PUBLISH", "PUBSUB", "INFO", *({"HGET"} if stem == "_wake" else ())}, "own() tells why it failed"
+    assert ignored <= {"PUBLISH", "PUBSUB", "INFO", *({"HGET"} if stem == "_queue" else ())}, (
+        "own() tells why it failed"
+    )
     assert {command for how, command in calls if how == "call"}.isdisjoint({"PUBLISH", "PUBSUB"}), "pcall every publish"
     assert "setresp" not in code
     assert "tostring" not in code, "digits() prints a number as it is"
@@ -276,15 +278,15 @@ def test_unpack_is_bounded() -> None:
     """More than 7999 values are an error in the middle of a script."""
     found = {(stem, each) for stem in STEMS for each in re.findall(r"unpack\(([^)]*)\)", read(stem).body)}
     assert found == {
-        ("_mark", "claims, from, math.min(from + 999, #claims"),
+        ("_claim", "claims, from, math.min(from + 999, #claims"),
         ("_producer", "kept[1]"),  # cmsgpack's
-        ("_glance", "kept"),  # of eleven fields
+        ("_job", "kept"),  # of eleven fields
         ("_producer", "gone"),
-        ("_record", "flat"),  # fields of a record, whose names are ours
+        ("_value", "flat"),  # fields of a record, whose names are ours
         ("_result", "facts"),
-        ("_rights", "words"),  # of an example
-        ("_update", "gone"),
-        ("_wake", "passed"),  # 64 at most
+        ("_admission", "words"),  # of an example
+        ("_dispatch", "gone"),
+        ("_queue", "passed"),  # 64 at most
         ("dispatch_jobs", "job"),  # cmsgpack's
         ("enqueue", "items"),
         ("finish_tasks", "named"),
@@ -389,7 +391,7 @@ def test_the_sha_is_the_one_the_server_will_know_it_by(name: str) -> None:
 
 
 def test_lua_and_python_agree_on_how_far_ahead_a_cursor_may_be() -> None:
-    assert f"local AHEAD_MS = {AHEAD_MS}\n" in (FOLDER / "_schedules.lua").read_text("utf-8")
+    assert f"local AHEAD_MS = {AHEAD_MS}\n" in (FOLDER / "_time.lua").read_text("utf-8")
 
 
 # Scripts and operations

@@ -1,33 +1,33 @@
--- True if the dispatch `number` (0: any) is among those from `first` to `last`.
-local function covers(number, first, last)
-  return number == 0 or (number >= (tonumber(first) or 0) and number <= (tonumber(last) or 0))
-end
+-- A job: its references and ids, its record, its place in the queue, its end and its cancellation. What a dispatch changes is
+-- in _dispatch.lua, what a claim changes in _claim.lua.
+-- The `state` of a job's record is waiting (a reference is in a list), due (in the zset of due times), blocked (the same id
+-- runs) or active. A reference only marks a position: a reference whose record is not waiting is skipped.
 
--- The key and the status of the result of the dispatch `number`, or nil. 0 is the newest dispatch; the older result never
--- belongs to it, even if the newest kept none.
-local function ended_as(result, older_result, number)
-  for _, key in ipairs({result, number ~= 0 and older_result or nil}) do
-    local kept = redis.call('HMGET', key, 'outcome', 'first', 'last')
-    if kept[1] and covers(number, kept[2], kept[3]) then
-      return key, kept[1]
-    end
+-- A task item is a payload, or this marker and the id of a job whose record holds the payload.
+local MARKER = '\0worqr\0'
+
+-- The id of the job that `item` refers to; nil for a payload.
+local function job_id(item)
+  if string.sub(item, 1, 7) == MARKER then
+    return string.sub(item, 8)
   end
   return nil
 end
 
--- The key of the dead-letter record of the job `id`, dispatch `number` (0: the newest); nil if there is none. `stem` is the
--- prefix of such keys. Reads the newest 100 records of the id.
-local function aside_of(aside_index, stem, id, number)
-  local claim = redis.call('HGET', aside_index, id)
-  for _ = 1, 100 do
-    local kept = claim and redis.call('HMGET', stem .. claim, 'task', 'first', 'last', 'older')
-    if not kept then
-      return nil
-    elseif kept[1] and (not kept[2] or covers(number, kept[2], kept[3])) then
-      return stem .. claim
-    end
-    claim = kept[4]
+-- Generates the id of a job that was dispatched without one: a number that is unique on this queue, and the `random` characters
+-- that its producer sent (nil: none; then the id can be guessed). In a further shard of a queue the id ends with the tag of
+-- that shard, which tells where the job is.
+local function new_id(base, number, random)
+  local id = random and '@' .. number .. '-' .. random or '@' .. number
+  if string.sub(base, -1) == '}' then
+    return id
   end
+  return id .. (string.match(base, '(~%w+)}%-shard') or '')
+end
+
+-- True if the dispatch `number` (0: any) is among those from `first` to `last`.
+local function covers(number, first, last)
+  return number == 0 or (number >= (tonumber(first) or 0) and number <= (tonumber(last) or 0))
 end
 
 -- The record of a job that has not ended: its key and its kind, active or job. If both exist, the active one, unless the
@@ -43,4 +43,186 @@ local function live_record(active, job, counts, number)
     return job
   end
   return nil
+end
+
+-- Returns the summary of the task `item` that is shown to people: its id (false for a raw task), the first 100 bytes of its
+-- payload, and a job's record fields; the record is an `active` one or a `job`. `room` is how many bytes of payload may still
+-- be read: a hash field can only be read whole, and a longer payload is shown as empty. If another application replaced the
+-- record, only the id is shown.
+local function glance(base, kind, item, room)
+  local id = job_id(item)
+  if not id then
+    return {false, string.sub(item, 1, 100)}
+  end
+  local record, task = base .. ':' .. kind .. ':' .. id, ''
+  local size = own(redis.pcall('HSTRLEN', record, 'task'))
+  if not size then
+    return {id, '', false, false, false, false, false, false, false, false, false, false, false}
+  end
+  if size <= room.left then
+    task, room.left = redis.call('HGET', record, 'task') or '', room.left - size
+  end
+  local kept = redis.call('HMGET', record, 'state', 'claim', 'worker', 'run_at', 'progress', 'message', 'failures',
+    'stalls', 'timeouts', 'error_type', 'error_message')
+  return {id, string.sub(task, 1, 100), unpack(kept)}
+end
+
+-- Notifies the callers that watch the job. The message is a hint: they read the state themselves.
+local function tell(base, id, word)
+  redis.pcall('PUBLISH', base .. ':job:' .. id, word)
+end
+
+local function state_at(run_at, now)
+  return run_at > now and 'due' or 'waiting'
+end
+
+-- Puts the job `id` into the queue, or among the due jobs until `run_at`. Its record already has the new state, and no list has
+-- the job yet. To the back, or to the `front`; a suspect goes to the suspects. Returns 1 if it is claimable now, else 0.
+local function stand(base, id, run_at, now, front, suspect)
+  if run_at > now then
+    local due = base .. ':due'
+    redis.call('ZADD', due, string.format('%.0f', run_at), id)
+    if redis.call('ZRANGE', due, 0, 0)[1] == id then
+      local prefix = string.match(base, '^(.-):{')
+      redis.pcall('PUBLISH', '{' .. prefix .. '}:due', string.format('%.0f ', run_at - now) .. base)
+    end
+    tell(base, id, 'due')
+    return 0
+  end
+  local list = suspect and base .. ':suspects' or base
+  redis.call(front and 'RPUSH' or 'LPUSH', list, MARKER .. id)
+  tell(base, id, 'waiting')
+  return 1
+end
+
+-- As `stand`, but writes the state into the record too.
+local function put_in_line(base, id, run_at, now, front, suspect)
+  redis.call('HSET', base .. ':job:' .. id, 'state', state_at(run_at, now))
+  return stand(base, id, run_at, now, front, suspect)
+end
+
+-- Puts the job that was blocked by the active job `id` into the queue. Returns the result of put_in_line, 0 if there is none.
+local function unblock(base, id, now)
+  if redis.call('SREM', base .. ':blocked', id) == 0 then
+    return 0
+  end
+  local job = base .. ':job:' .. id
+  local cleaned = redis.pcall('HDEL', job, 'update_data', 'update_counts', 'update_policy', 'update_low', 'update_high')
+  if not own(cleaned) then
+    return 0
+  end
+  return put_in_line(base, id, tonumber(redis.call('HGET', job, 'run_at')) or 0, now)
+end
+
+-- Puts up to `limit` due jobs into the queue. Returns how many of them can be claimed now.
+-- LATER: most calls of the scripts do not need it.
+local function promote(base, limit, now)
+  local ids = redis.call('ZRANGEBYSCORE', base .. ':due', '-inf', now, 'LIMIT', 0, limit)
+  local pushed = 0
+  for _, id in ipairs(ids) do
+    local kept = own(redis.pcall('HMGET', base .. ':job:' .. id, 'state', 'suspect'))
+    redis.call('ZREM', base .. ':due', id)
+    if kept and kept[1] == 'due' then
+      pushed = pushed + put_in_line(base, id, 0, now, false, kept[2])
+    end
+  end
+  return pushed
+end
+
+-- Deletes the active job `id`: its record, and its place among the jobs with the same payload; a blocked job of this id is put
+-- into the queue. `how`: outcome (finished, cancelled, or gone: nothing is kept), ttl, facts, now, no_twins (no job is blocked
+-- on this queue). Returns how many tasks became claimable.
+-- LATER: most calls of the scripts do not need it.
+local function end_job(base, id, how)
+  local active = base .. ':active:' .. id
+  local kept = own(redis.pcall('HMGET', active, 'twin', 'first', 'last', 'result_ttl', 'cancel_reason')) or {}
+  if kept[1] then
+    forget_twin(base, kept[1], id)
+  end
+  local result
+  if how.outcome == 'cancelled' then
+    result = keep_result(base, id, kept[2], kept[3], kept[4], how.ttl, 'cancelled', {'reason', kept[5] or ''})
+  elseif how.outcome == 'finished' then
+    result = keep_result(base, id, kept[2], kept[3], kept[4], how.ttl, 'finished', how.facts)
+  else
+    tell(base, id, 'gone')
+  end
+  keep_tries(result, active, 1)
+  redis.call('DEL', active)
+  return how.no_twins and 0 or unblock(base, id, how.now)
+end
+
+-- The set of the jobs that were raw tasks of one payload; cancel_task reads it. If another application owns the key, the job
+-- cannot be found by its payload; nothing else changes.
+local function note_twin(base, digest, id)
+  own(redis.pcall('SADD', base .. ':twins:' .. digest, id))
+end
+
+local function forget_twin(base, digest, id)
+  own(redis.pcall('SREM', base .. ':twins:' .. digest, id))
+end
+
+-- Deletes the record of a job that does not run and publishes the cancellation to callers that wait for its result. The caller
+-- removes the job from its list or set. `ttl` as in keep_result.
+local function forget_job(base, id, ttl, reason)
+  local job = base .. ':job:' .. id
+  local kept = redis.call('HMGET', job, 'twin', 'first', 'last', 'result_ttl')
+  if kept[1] then
+    forget_twin(base, kept[1], id)
+  end
+  local result = keep_result(base, id, kept[2], kept[3], kept[4], ttl, 'cancelled', {'reason', reason})
+  keep_tries(result, job, 0)
+  redis.call('DEL', job, base .. ':taken:' .. id)
+end
+
+-- Cancels the job `id` if it is waiting, due or blocked, in O(log n). Returns 1, or 0 if it is in none of these states.
+local function cancel_waiting(base, id, ttl, reason)
+  local kept = own(redis.pcall('HMGET', base .. ':job:' .. id, 'state', 'queued')) or {}
+  local cleared = tonumber(redis.call('HGET', base .. ':counts', 'cleared')) or 0
+  if not kept[1] or (tonumber(kept[2]) or 0) <= cleared then -- gone, or in the trash
+    return 0
+  end
+  if kept[1] == 'waiting' then
+    tally_stale(base, 1)
+  end
+  redis.call('ZREM', base .. ':due', id)
+  redis.call('SREM', base .. ':blocked', id)
+  forget_job(base, id, ttl, reason)
+  return 1
+end
+
+-- Stores the reason for the cancellation in the record of the job `id` if it runs. Returns its claim and its worker, or nil;
+-- the caller marks the claim. `last`: handles of dispatches up to this one see the cancellation too (nil: only the run's own).
+local function reject_run(base, id, reason, last)
+  local active = base .. ':active:' .. id
+  local run = own(redis.pcall('HMGET', active, 'claim', 'worker')) or {}
+  if not run[1] then
+    return nil
+  end
+  redis.call('HSET', active, 'cancel_reason', reason)
+  if last then
+    redis.call('HSET', active, 'last', last)
+  end
+  redis.call('DEL', base .. ':taken:' .. id)
+  return run[1], run[2] or ''
+end
+
+-- Marks the run of the job `id` as cancelled, if it runs. Returns its claim, or nil. `last` as in reject_run.
+local function cancel_running(base, id, reason, last)
+  local claim = reject_run(base, id, reason, last)
+  if claim then
+    mark(base, claim)
+  end
+  return claim
+end
+
+-- Cancels the job `id` in any state and frees the id, even if the job has ended. Returns how many jobs did not run (0 or 1),
+-- and the claim of the run, or nil.
+local function cancel_one(base, id, reason)
+  local blocked = redis.call('SISMEMBER', base .. ':blocked', id) == 1
+  local last = blocked and redis.call('HGET', base .. ':job:' .. id, 'last')
+  local waiting = cancel_waiting(base, id, any_result_ttl(base), reason)
+  redis.call('DEL', base .. ':taken:' .. id)
+  tally(base, 'cancelled', waiting, {id})
+  return waiting, cancel_running(base, id, reason, last)
 end

@@ -1,7 +1,9 @@
--- Requests carry (producer, number), so that a repeated or late copy changes nothing. Replies are stored unchanged, one field
--- per number, until the producer no longer needs them: 'low' is the lowest number it may still send. No reply is kept below
--- 'oldest', which follows in steps.
+-- The stored replies of a producer. Requests carry (producer, number), so that a repeated or late copy changes nothing. Replies
+-- are stored unchanged, one field per number, until the producer no longer needs them. The field 'low' is the lowest number
+-- that it may still send. No reply is kept below 'oldest', which follows in steps.
+
 local REPLIES_EXPIRE = 3600
+
 -- Returns the reply to a request seen before, {'late'} for one that the producer abandoned or has the reply of. For a new one:
 -- nil, and what is stored as 'low' and 'oldest'.
 local function replied(producer, number, lowest)

@@ -1,15 +1,43 @@
--- The handler options that a script needs when it acts for a worker, for example in its recovery.
-local function policy_of(base, worker)
-  local kept = redis.call('HMGET', base .. ':policy:' .. worker, 'max_stalls', 'keep_failed', 'on_failure',
-    'result_ttl')
-  return {worker = worker, max_stalls = tonumber(kept[1]) or 3, keep = kept[2] or '1000', on_failure = kept[3] == '1',
-    ttl = tonumber(kept[4]) or 0}
-end
+-- The result of a job: how long it is kept, how it is found, and how it is stored.
 
 -- Returns for how many milliseconds this queue keeps results if the job does not say: the longest time that its workers set.
 -- One read, however many workers there are.
 local function any_result_ttl(base)
   return tonumber(redis.call('ZRANGE', base .. ':result_ttls', -1, -1, 'WITHSCORES')[2]) or 0
+end
+
+-- The key and the status of the result of the dispatch `number`, or nil. 0 is the newest dispatch; the older result never
+-- belongs to it, even if the newest kept none.
+local function ended_as(result, older_result, number)
+  for _, key in ipairs({result, number ~= 0 and older_result or nil}) do
+    local kept = redis.call('HMGET', key, 'outcome', 'first', 'last')
+    if kept[1] and covers(number, kept[2], kept[3]) then
+      return key, kept[1]
+    end
+  end
+  return nil
+end
+
+-- Stores how the job `id` ended for its `result_ttl` (false: ttl) and notifies the callers that wait for it. `first` and `last`
+-- are the dispatches to which the result belongs; `facts` names and values in turn. Returns the key of the result, or false.
+local function keep_result(base, id, first, last, result_ttl, ttl, outcome, facts)
+  ttl = tonumber(result_ttl) or ttl
+  local result = ttl > 0 and base .. ':result:' .. id
+  if result then
+    retire_result(base, id)
+    redis.call('HSET', result, 'outcome', outcome, 'first', first or '0', 'last', last or '0', unpack(facts))
+    redis.call('PEXPIRE', result, string.format('%.0f', ttl))
+  end
+  tell(base, id, outcome)
+  return result
+end
+
+-- Makes room for the result of a newer dispatch. The result of the one before it stays for callers that are about to read it.
+local function retire_result(base, id)
+  local result = base .. ':result:' .. id
+  if redis.call('EXISTS', result) == 1 then
+    redis.call('RENAME', result, base .. ':older_result:' .. id)
+  end
 end
 
 -- Stores the attempt counters in a result: failures if there were any, attempts if it is not 1, and the last progress. `kept`:
@@ -36,18 +64,4 @@ local function keep_tries(result, key, uncounted)
     local kept = own(redis.pcall('HMGET', key, 'failures', 'stalls', 'timeouts', 'progress', 'message')) or {}
     note_tries(result, kept, uncounted)
   end
-end
-
--- Stores how the job `id` ended for its `result_ttl` (false: ttl) and notifies the callers that wait for it. `first` and `last`
--- are the dispatches to which the result belongs; `facts` names and values in turn. Returns the key of the result, or false.
-local function keep_result(base, id, first, last, result_ttl, ttl, outcome, facts)
-  ttl = tonumber(result_ttl) or ttl
-  local result = ttl > 0 and base .. ':result:' .. id
-  if result then
-    retire_result(base, id)
-    redis.call('HSET', result, 'outcome', outcome, 'first', first or '0', 'last', last or '0', unpack(facts))
-    redis.call('PEXPIRE', result, string.format('%.0f', ttl))
-  end
-  tell(base, id, outcome)
-  return result
 end

@@ -6,7 +6,7 @@
 -- ARGV[1] number of the request
 -- ARGV[2] lowest number still unanswered
 -- ARGV[3] whole 1: if one is a duplicate or the queue is full, none is stored
--- ARGV[4..] jobs options (a msgpack map, see _upsert.lua) and task bytes, in turn
+-- ARGV[4..] jobs options (a msgpack map, see _dispatch.lua) and task bytes, in turn
 -- RETURNS ok entry... | refused entry... (whole: up to the one that was refused) | late; an entry is outcome (created, updated,
 --   blocked, unchanged, duplicate, full), id, number of the dispatch that its handle waits for
 -- RESEND safe: the reply is stored under the producer's number

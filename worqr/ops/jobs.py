@@ -28,7 +28,7 @@ class Dispatched:
 
 
 NewJob = tuple[Mapping[str, object], bytes]
-"""The options of one dispatch, as ``_upsert.lua`` names them, and its payload."""
+"""The options of one dispatch, as ``_dispatch.lua`` names them, and its payload."""
 
 _encode = msgspec.msgpack.Encoder().encode
 

@@ -1,3 +1,31 @@
+-- The admission of a worker to a queue: the hash of the admitted workers, their handler options, and the rights they need.
+-- The hash has, by worker: number, first claim, count and suspect of its last start request. A worker whose claims are released
+-- in several steps has the value `leaving` until the last step: it claims nothing, but its claims can be listed.
+
+local LEAVING = 'leaving'
+
+-- Returns what the fence holds of `worker`; nil if the worker does not serve the queue, or leaves it.
+local function place_in_fence(workers, worker)
+  local place = redis.call('HGET', workers, worker)
+  if place and place ~= LEAVING then
+    return place
+  end
+  return nil
+end
+
+-- Returns why a claim is not among those of `worker`: the worker settled it before (a resend), or its claims were recovered.
+local function why_not_held(workers, worker)
+  return place_in_fence(workers, worker) and 'mine' or 'lost'
+end
+
+-- The handler options that a script needs when it acts for a worker, for example in its recovery.
+local function policy_of(base, worker)
+  local kept = redis.call('HMGET', base .. ':policy:' .. worker, 'max_stalls', 'keep_failed', 'on_failure',
+    'result_ttl')
+  return {worker = worker, max_stalls = tonumber(kept[1]) or 3, keep = kept[2] or '1000', on_failure = kept[3] == '1',
+    ttl = tonumber(kept[4]) or 0}
+end
+
 -- The commands that a worker's scripts run on a queue, each with example keys; @ is the queue's base. A script that is refused
 -- a command in its middle has already done part of its work, and a task that it held is lost. So a worker whose user lacks a
 -- right may not serve the queue. Nothing is called: the server is asked. The arguments are as many as a call would need.

@@ -1,0 +1,75 @@
+-- Values: what a key of the server holds, and numbers and texts as commands and clients write them. Each script that reads a
+-- key of one job guards the read with `own`.
+
+-- Returns the result of a `redis.pcall` on a key of one job, or nil if another application has written a key of another type.
+-- What the queue kept there is lost, and the job is treated like a job whose record was deleted. So one such key neither aborts
+-- a script after its first write nor blocks the other jobs of the same call. Any other error is raised.
+local function own(reply)
+  if type(reply) ~= 'table' or not reply.err then
+    return reply
+  end
+  if not string.find(reply.err, '^WRONGTYPE') then
+    error(reply)
+  end
+  return nil
+end
+
+-- A fence number as text; a plain tostring would print 1.7e+15.
+local function digits(number)
+  return string.format('%.0f', number)
+end
+
+-- A number in digits, clamped to what Python accepts as a time and the server accepts as an expiry.
+local function is_digits(value)
+  return type(value) == 'string' and #value <= 15 and string.find(value, '^%d+$') ~= nil
+end
+
+local function is_utf8(text)
+  if not string.find(text, '[\128-\255]') then
+    return true
+  end
+  if string.find(text, '\224[\128-\159]') or string.find(text, '\237[\160-\191]')
+    or string.find(text, '\240[\128-\143]') or string.find(text, '\244[\144-\191]') then
+    return false
+  end
+  text = string.gsub(text, '[\240-\244][\128-\191][\128-\191][\128-\191]', ' ')
+  text = string.gsub(text, '[\224-\239][\128-\191][\128-\191]', ' ')
+  text = string.gsub(text, '[\194-\223][\128-\191]', ' ')
+  return not string.find(text, '[\128-\255]')
+end
+
+-- Returns a hash as a table; nil if it is empty, or not a hash.
+local function read_hash(key)
+  local flat = own(redis.pcall('HGETALL', key))
+  if not flat or #flat == 0 then
+    return nil
+  end
+  local fields = {}
+  for i = 1, #flat, 2 do
+    fields[flat[i]] = flat[i + 1]
+  end
+  return fields
+end
+
+-- Writes the table `fields` into the hash `key`. Another application's value is replaced: the key is the queue's own, and by
+-- now the record may be the only copy of the job.
+local function write_hash(key, fields)
+  local flat = {}
+  for name, value in pairs(fields) do
+    flat[#flat + 1] = name
+    flat[#flat + 1] = value
+  end
+  if not own(redis.pcall('HSET', key, unpack(flat))) then
+    redis.call('DEL', key)
+    redis.call('HSET', key, unpack(flat))
+  end
+end
+
+-- Sets the field `name` of the hash `key`, or deletes it where `value` is false. Does nothing if the key is not a hash.
+local function set_field(key, name, value)
+  if value then
+    own(redis.pcall('HSET', key, name, value))
+  else
+    own(redis.pcall('HDEL', key, name))
+  end
+end
