@@ -158,7 +158,7 @@ def rest_lines(source: Source, slot: Slot) -> list[str]:
     triples = [rf" *for i = {first}, #ARGV, 3 do", rf" *local (?:{slot.name}|{one}), \w+, \w+ = {in_turn(3)}"]
     chunks = [rf"for from = {first}, #ARGV, 1000 do", r" *for i = from, math.min\(from \+ 999, #ARGV\) do", bound]
     offset = [rf"local {slot.name}_from, {slot.name} = {first}, #ARGV - {first - 1}"]
-    offset.append(rf".*ARGV\[{slot.name}_from \+ place\].*")
+    offset.append(rf".*ARGV\[{slot.name}_from \+ position\].*")
     lines = source.body.splitlines()
     some = [rf"for i = {first}, {first - 1} \+ 3 \* results, 3 do", rf" *local {slot.name}, \w+, \w+ = {in_turn(3)}"]
     chunks_after = [rf"for from = {first} \+ 3 \* results, #ARGV, 1000 do", *chunks[1:]]
@@ -176,7 +176,7 @@ def test_what_a_header_returns_the_body_returns(name: str) -> None:
     if name == "job_status":  # whose words are read from records, as others wrote them
         everything = "".join((FOLDER / f"{stem}.lua").read_text("utf-8") for stem in STEMS if stem != name)
     assert {word for word in source.words if f"'{word}'" not in everything} == set()
-    answers = r"(?:return \{|reply\[1\] = |word = |local reply[\w, ]* = \{)'(\w+)'"
+    answers = r"(?:return \{|reply\[1\] = |status = |local reply[\w, ]* = \{)'(\w+)'"
     answered = set(re.findall(answers, source.body)) - {"finished"}  # which is told of no claim
     assert {word for word in answered if not re.search(rf"\b{word}\b", source.returns)} == set()
 
@@ -286,7 +286,7 @@ def test_unpack_is_bounded() -> None:
         ("_result", "facts"),
         ("_admission", "words"),  # of an example
         ("_dispatch", "gone"),
-        ("_queue", "passed"),  # 64 at most
+        ("_queue", "skipped"),  # 64 at most
         ("dispatch_jobs", "job"),  # cmsgpack's
         ("enqueue", "items"),
         ("finish_tasks", "named"),

@@ -4,22 +4,22 @@
 
 local LEAVING = 'leaving'
 
--- Returns what the fence holds of `worker`; nil if the worker does not serve the queue, or leaves it.
-local function place_in_fence(workers, worker)
-  local place = redis.call('HGET', workers, worker)
-  if place and place ~= LEAVING then
-    return place
+-- Returns the admission of `worker`; nil if the worker does not serve the queue, or leaves it.
+local function admission_of(workers, worker)
+  local admission = redis.call('HGET', workers, worker)
+  if admission and admission ~= LEAVING then
+    return admission
   end
   return nil
 end
 
 -- Returns why a claim is not among those of `worker`: the worker settled it before (a resend), or its claims were recovered.
-local function why_not_held(workers, worker)
-  return place_in_fence(workers, worker) and 'mine' or 'lost'
+local function unheld_status(workers, worker)
+  return admission_of(workers, worker) and 'mine' or 'lost'
 end
 
 -- The handler options that a script needs when it acts for a worker, for example in its recovery.
-local function policy_of(base, worker)
+local function worker_policy(base, worker)
   local kept = redis.call('HMGET', base .. ':policy:' .. worker, 'max_stalls', 'keep_failed', 'on_failure',
     'result_ttl')
   return {worker = worker, max_stalls = tonumber(kept[1]) or 3, keep = kept[2] or '1000', on_failure = kept[3] == '1',

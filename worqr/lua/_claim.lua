@@ -1,22 +1,22 @@
 -- A claim: its fencing token, the task under it, its cancellation, its end, and the ways back into the queue.
 -- Claims are in a list each (the item), and in a set for each worker.
 
--- Returns the queue's next fence number, and the clock in milliseconds. The number is above the last one and above the clock,
+-- Returns the queue's next fencing token, and the clock in milliseconds. The number is above the last one and above the clock,
 -- so that it never decreases.
-local function next_fence(base)
+local function next_token(base)
   local last = tonumber(redis.call('HGET', base .. ':counts', 'fence')) or 0
   local time = redis.call('TIME')
   return math.max(last + 1, time[1] * 1000000 + time[2]), time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Stores the last fence number that was assigned.
-local function note_fence(base, number)
+-- Stores the last fencing token that was assigned.
+local function store_token(base, number)
   if redis.call('HSET', base .. ':counts', 'fence', digits(number)) == 1 then
     redis.call('EXPIRE', base .. ':counts', 2592000)
   end
 end
 
-local function record_of(base, item, id, claim, fields)
+local function claimed_task(base, item, id, claim, fields)
   return {item = item, job = id, id = id or new_id(base, claim), fields = fields, task = fields.task,
     failures = tonumber(fields.failures) or 0, stalls = tonumber(fields.stalls) or 0,
     timeouts = tonumber(fields.timeouts) or 0}
@@ -34,7 +34,7 @@ local function read_claim(base, claim)
   if id then
     fields = read_hash(base .. ':active:' .. id)
   end
-  return fields and fields.task and record_of(base, item, id, claim, fields) or nil
+  return fields and fields.task and claimed_task(base, item, id, claim, fields) or nil
 end
 
 -- Returns the entry of a start for the claimed `item`: the payload, or for a job its record as names and values, with its id;
@@ -52,27 +52,27 @@ local function entry_of(base, item)
   return entry
 end
 
--- Adds to `reply` the entries of the `count` claims from `first` on, which an earlier start has claimed.
-local function claimed_again(base, reply, first, count)
-  for i = 0, count - 1 do
+-- Adds to `reply` the entries of the `taken` claims from `first` on, which an earlier start has claimed.
+local function add_claimed_entries(base, reply, first, taken)
+  for i = 0, taken - 1 do
     local item = own(redis.pcall('LINDEX', base .. ':claim:' .. digits(first + i), 0))
     reply[#reply + 1] = entry_of(base, item) or false
   end
   return reply
 end
 
--- Returns the reply to a start that claims nothing: the worker does not serve the queue, or the request is a copy. `place` is
--- what the fence holds of the worker. For any other request: nil, and the claim under which the worker took its last suspect.
-local function started_before(base, place, number)
-  if not place then
+-- Returns the reply to a start that claims nothing: the worker does not serve the queue, or the request is a copy. `admission`
+-- is that of the worker (nil: none). For any other request: nil, and the claim under which the worker took its last suspect.
+local function repeated_start(base, admission, number)
+  if not admission then
     return {'not_serving'}
   end
-  local last, first, count, suspect = string.match(place, '^(%d+) (%d+) (%d+) (%d+)$')
+  local last, first, taken, suspect = string.match(admission, '^(%d+) (%d+) (%d+) (%d+)$')
   if number < tonumber(last) then
     return {'late'}
   end
   if number == tonumber(last) then
-    return claimed_again(base, {'ok', first}, first, count)
+    return add_claimed_entries(base, {'ok', first}, first, taken)
   end
   return nil, suspect
 end
@@ -89,7 +89,7 @@ end
 -- Moves the last item of the list `source` under `claim` of `worker`. The caller adds the claim to the worker's set of claims.
 -- Returns taken, the entry and the size of its payload; skipped, for a reference whose record is gone, has no task or does not
 -- wait (the reference is removed); expired, if it went to the dead-letter queue under `claim` instead; or empty.
-local function claim_last(base, source, worker, claim, now)
+local function claim_one(base, source, worker, claim, now)
   local held = base .. ':claim:' .. claim
   local item = redis.pcall('RPOPLPUSH', source, held)
   if item and item.err then -- another application's value at the key of a claim that no worker holds yet
@@ -119,7 +119,7 @@ local function claim_last(base, source, worker, claim, now)
   if is_expired(fields, now) and expire(base, item, id, claim, worker, fields, now) then
     return 'expired'
   end
-  tell(base, id, 'active')
+  notify(base, id, 'active')
   return 'taken', entry, #fields.task
 end
 
@@ -136,7 +136,7 @@ local function end_claim(base, claim, how)
 end
 
 -- Marks `claim` for cancellation and publishes it: the worker that holds it then asks for its marks.
-local function mark(base, claim)
+local function request_cancel(base, claim)
   if redis.call('SADD', base .. ':cancelling', claim) == 1 then
     redis.pcall('PUBLISH', base .. '_cancel', claim)
   end
@@ -144,9 +144,9 @@ end
 
 -- Marks many claims and notifies each worker that holds one of them, once, on the worker's own channel. One message per claim
 -- to all workers would block the server for seconds. `marked`: claims and their workers in turn.
-local function mark_all(base, marked)
+local function request_cancels(base, marked)
   if #marked == 2 then
-    return mark(base, marked[1])
+    return request_cancel(base, marked[1])
   end
   local claims, told = {}, {}
   for i = 1, #marked, 2 do
@@ -166,7 +166,7 @@ end
 
 -- Returns true if the cancellation of `claim` was requested; removes the mark and notifies the callers that wait for it. The
 -- caller counts the cancellation.
-local function take_mark(base, claim)
+local function take_cancel_request(base, claim)
   if redis.call('SREM', base .. ':cancelling', claim) == 0 then
     return false
   end
@@ -176,7 +176,7 @@ end
 
 -- Returns the workers that hold claims, or may, in the order of their ids. Reads their sets of claims, so that a set of a wrong
 -- type is an error before the first write.
-local function holders_of(base)
+local function claim_holders(base)
   local workers = redis.call('HKEYS', base .. ':workers')
   table.sort(workers)
   for _, worker in ipairs(workers) do
@@ -207,63 +207,63 @@ end
 
 -- The one way back into the queue, for stop, retry, leave and the recovery of dead workers. `how`: counter ('' = free,
 -- failures, stalls, timeouts), limit (the job's own, or a default, of that counter), max_stalls, back (true: to the back),
--- run_at (ms, nil: at once), retried_at (ms as text, nil: run_at is no delay), now, ttl, and the fields for set_aside. A claim
+-- run_at (ms, nil: at once), retried_at (ms as text, nil: run_at is no delay), now, ttl, and the fields for `move_to_dead_letters`. A claim
 -- with a cancel mark ends as cancelled; a claim of a queue that was cleared since is dropped. Returns given, cancelled,
 -- dropped, aside or gone, how many tasks became claimable, and the id of a job that was given back. The caller removes the
 -- claim from the worker's set of claims.
-local function give_back(base, claim, how)
+local function release_claim(base, claim, how)
   local record = read_claim(base, claim)
-  if take_mark(base, claim) then
-    tally(base, 'cancelled', 1, {record and record.job})
+  if take_cancel_request(base, claim) then
+    count(base, 'cancelled', 1, {record and record.job})
     return 'cancelled', end_claim(base, claim, {outcome = 'cancelled', ttl = how.ttl, now = how.now}) or 0
   end
   if not record then
     return 'gone', end_claim(base, claim, {outcome = 'gone', now = how.now}) or 0
   end
   if tonumber(claim) <= (tonumber(redis.call('HGET', base .. ':counts', 'cleared')) or 0) then
-    tally(base, 'dropped', 1, {record.job})
+    count(base, 'dropped', 1, {record.job})
     return 'dropped', end_claim(base, claim, {outcome = 'cancelled', ttl = how.ttl, now = how.now}) or 0
   end
   if how.counter ~= '' then
     record[how.counter] = record[how.counter] + 1
     if record[how.counter] >= (tonumber(record.fields['max_' .. how.counter]) or how.limit) then
-      return 'aside', set_aside(base, claim, record, how)
+      return 'aside', move_to_dead_letters(base, claim, record, how)
     end
   end
-  return 'given', wait_again(base, claim, record, how, how.now)
+  return 'given', requeue(base, claim, record, how, how.now)
 end
 
 -- Merges a blocked `twin` into the job with the record `fields`, which would be due at `run_at`: field by field, as the
 -- dispatches of the twin said. Returns when the job is due then.
-local function merge_twin(job, fields, twin, changes, run_at)
-  if twin.update_data then
-    changes.task, changes.meta, changes.scheduled_for = twin.task, twin.meta, twin.scheduled_for
+local function merge_blocked_job(job, fields, blocked, changes, run_at)
+  if blocked.update_data then
+    changes.task, changes.meta, changes.scheduled_for = blocked.task, blocked.meta, blocked.scheduled_for
     redis.call('HDEL', job, 'meta', 'scheduled_for')
   end
-  if twin.update_counts then
+  if blocked.update_counts then
     changes.failures, changes.stalls, changes.timeouts, changes.suspect = nil, nil, nil, nil
     changes.error_type, changes.error_message = nil, nil
     redis.call('HDEL', job, 'failures', 'stalls', 'timeouts', 'suspect', 'error_type', 'error_message')
   end
   for _, name in ipairs(POLICY) do
-    if twin[name] and (not fields[name] or names_one(twin.update_policy or '', name)) then
-      changes[name] = twin[name]
+    if blocked[name] and (not fields[name] or has_name(blocked.update_policy or '', name)) then
+      changes[name] = blocked[name]
     end
   end
-  changes.last = twin.last
-  return math.max(tonumber(twin.update_low), math.min(run_at, tonumber(twin.update_high)))
+  changes.last = blocked.last
+  return math.max(tonumber(blocked.update_low), math.min(run_at, tonumber(blocked.update_high)))
 end
 
 -- The first 500 bytes of a text, without a character that the cut would split.
-local function beginning_of(text)
+local function truncated(text)
   return #text <= 500 and text or (string.gsub(string.sub(text, 1, 500), '[\192-\255][\128-\191]*$', ''))
 end
 
 -- Puts the task under `claim` back into the queue, now or at `how.run_at` (nil: now), with the counter of this return and the
--- error of the attempt that ended. A raw task with something to store becomes a job. `queued` is the fence number of its place:
+-- error of the attempt that ended. A raw task with something to store becomes a job. `queued` is the token of its place:
 -- if it is not above the number of the last clearing, the place is in the trash. Returns how many tasks became claimable, and
 -- the id of the job, if it is one.
-local function wait_again(base, claim, record, how, now)
+local function requeue(base, claim, record, how, now)
   redis.call('DEL', base .. ':claim:' .. claim)
   local front, run_at, remembers = not how.back, how.run_at or now, how.counter ~= ''
   if not record.job and not remembers and run_at <= now then
@@ -275,7 +275,7 @@ local function wait_again(base, claim, record, how, now)
     changes[how.counter] = record[how.counter]
   end
   if how.error_type then
-    changes.error_type, changes.error_message = how.error_type, beginning_of(how.retry_message or how.error_message)
+    changes.error_type, changes.error_message = how.error_type, truncated(how.retry_message or how.error_message)
   end
   if how.run_at then
     changes.run_at, changes.retried_at = digits(run_at), how.retried_at
@@ -285,24 +285,24 @@ local function wait_again(base, claim, record, how, now)
     changes.suspect = '1'
   end
   if record.job then
-    local twin = redis.call('SREM', base .. ':blocked', record.id) == 1 and read_hash(job)
+    local blocked = redis.call('SREM', base .. ':blocked', record.id) == 1 and read_hash(job)
     redis.call('RENAME', base .. ':active:' .. record.id, job)
     redis.call('HDEL', job, 'claim', 'worker', 'progress', 'message', 'cancel_reason', 'suspect',
       'retried_at')
-    if twin then
-      run_at = merge_twin(job, record.fields, twin, changes, run_at)
+    if blocked then
+      run_at = merge_blocked_job(job, record.fields, blocked, changes, run_at)
       changes.run_at = digits(run_at)
     end
   else
     changes.task, changes.twin, changes.first, changes.last = record.task, redis.sha1hex(record.task), claim, claim
-    note_twin(base, changes.twin, record.id)
+    add_twin(base, changes.twin, record.id)
   end
   write_hash(job, changes)
-  return put_in_line(base, record.id, run_at, now, front, changes.suspect), record.id
+  return enqueue_job(base, record.id, run_at, now, front, changes.suspect), record.id
 end
 
 -- Returns up to `limit` of the claims, newest first. If there are more, the order is computed once and kept until all are done.
-local function newest_first(base, worker, limit)
+local function newest_claims(base, worker, limit)
   local claims, order = base .. ':claims:' .. worker, base .. ':leaving:' .. worker
   if redis.call('EXISTS', order) == 0 then
     if redis.call('SCARD', claims) <= limit then
@@ -313,27 +313,27 @@ local function newest_first(base, worker, limit)
   return redis.call('RPOP', order, limit)
 end
 
--- Removes `worker` from the fence and gives up to `limit` of its claims back, newest first, which restores the old order.
+-- Ends the admission of `worker` and gives up to `limit` of its claims back, newest first, which restores the old order.
 -- Counter 'stalls': recovery of a dead worker; '': the worker leaves. Both use this code. Returns ok or more, then how many.
-local function take_back(base, worker, limit, counter)
+local function release_all(base, worker, limit, counter)
   local claims, policy = base .. ':claims:' .. worker, base .. ':policy:' .. worker
   check_types(base)
-  check_aside_types(base, worker)
-  local how = policy_of(base, worker)
+  check_dead_letter_types(base, worker)
+  local how = worker_policy(base, worker)
   how.counter, how.limit, how.kind, how.reason, how.now = counter, how.max_stalls, 'failed', 'stalled', now_ms()
   if counter ~= '' then
     how.error_type, how.error_traceback, how.retry_message = 'Stalled', '', 'its worker died while it ran'
     how.error_message = 'its workers died while it ran, as often as max_stalls allows'
   end
   local ended, ready, ids = {given = 0, cancelled = 0, dropped = 0, aside = 0, gone = 0}, 0, {}
-  for _, claim in ipairs(newest_first(base, worker, limit)) do
+  for _, claim in ipairs(newest_claims(base, worker, limit)) do
     if redis.call('SREM', claims, claim) == 1 then
-      local word, put, id = give_back(base, claim, how)
-      ended[word], ready, ids[#ids + 1] = ended[word] + 1, ready + put, id
+      local status, put, id = release_claim(base, claim, how)
+      ended[status], ready, ids[#ids + 1] = ended[status] + 1, ready + put, id
     end
   end
   redis.call('SREM', base .. ':hungry', worker)
-  tally(base, counter == '' and 'stopped' or 'stalled', ended.given, ids) -- the others were counted when they ended
+  count(base, counter == '' and 'stopped' or 'stalled', ended.given, ids) -- the others were counted when they ended
   local anything_left = redis.call('LLEN', base) + redis.call('LLEN', base .. ':suspects') > 0
   wake(base, math.max(ready, anything_left and 1 or 0)) -- the worker may have consumed a wake-up
   if redis.call('EXISTS', claims) == 1 then

@@ -2,7 +2,7 @@
 
 -- As check_types, for the other keys used when a task of `worker` goes to the dead-letter queue, and its failure handler's
 -- queue.
-local function check_aside_types(base, worker)
+local function check_dead_letter_types(base, worker)
   local failures = base .. '-fail'
   redis.call('HLEN', base .. ':policy:' .. worker)
   redis.call('LLEN', failures)
@@ -12,7 +12,7 @@ end
 
 -- Deletes the dead-letter record under `claim`. The records of one id are linked to their neighbours, and the index has the
 -- newest of them, so that each can be deleted without a search.
-local function forget_aside(base, claim)
+local function delete_dead_letter(base, claim)
   local aside = base .. ':aside:'
   local kept = own(redis.pcall('HMGET', aside .. claim, 'id', 'older', 'newer')) or {}
   local id, older, newer = kept[1], kept[2], kept[3]
@@ -28,7 +28,7 @@ local function forget_aside(base, claim)
 end
 
 -- Writes the dead-letter record under `claim` and lists it, if it is to be kept; the oldest records above the cap are deleted.
-local function list_aside(base, claim, record, facts, how)
+local function store_dead_letter(base, claim, record, facts, how)
   local aside, list, keep = base .. ':aside:' .. claim, base .. ':' .. how.kind, tonumber(how.keep)
   if how.kind == 'broken' or keep > 0 then
     if record.job then
@@ -48,42 +48,42 @@ local function list_aside(base, claim, record, facts, how)
     if over > 0 then
       local popped = redis.call('ZPOPMIN', list, over)
       for i = 1, #popped, 2 do
-        forget_aside(base, popped[i])
+        delete_dead_letter(base, popped[i])
       end
     end
   end
 end
 
 -- Enqueues the job of the queue's failure handler: the unchanged payload, and how the task failed.
-local function post_failure(base, claim, task, facts)
+local function enqueue_failure_job(base, claim, task, facts)
   local failures = base .. '-fail'
-  local id, fence = new_id(failures, 'f' .. claim), next_fence(failures)
-  note_fence(failures, fence)
-  local number = digits(fence)
+  local id, token = new_id(failures, 'f' .. claim), next_token(failures)
+  store_token(failures, token)
+  local dispatch = digits(token)
   write_hash(failures .. ':job:' .. id, {task = task, failed = cmsgpack.pack(facts), run_at = facts.at,
-    queued = number, first = number, last = number})
-  put_in_line(failures, id, 0, 0)
-  tally(failures, 'enqueued', 1, {id})
+    queued = dispatch, first = dispatch, last = dispatch})
+  enqueue_job(failures, id, 0, 0)
+  count(failures, 'enqueued', 1, {id})
   wake(failures, 1)
 end
 
 -- Ends `claim` by moving its task to the dead-letter queue, and enqueues the failure handler's job in the same step. `how`:
 -- kind (failed, broken), reason, keep (cap of failed, as text; '0': none), on_failure, ttl, worker, now, error_type,
 -- error_message, error_traceback, error_fields (nil: none). Returns how many blocked jobs became claimable.
-local function set_aside(base, claim, record, how)
+local function move_to_dead_letters(base, claim, record, how)
   local facts = {id = record.id, reason = how.reason, error_type = how.error_type, error_message = how.error_message,
     error_traceback = how.error_traceback, error_fields = how.error_fields, failures = record.failures,
     stalls = record.stalls, timeouts = record.timeouts, worker = how.worker, at = string.format('%.0f', how.now),
     meta = record.fields.meta}
   if how.on_failure then
-    post_failure(base, claim, record.task, facts)
+    enqueue_failure_job(base, claim, record.task, facts)
   end
-  list_aside(base, claim, record, facts, how)
+  store_dead_letter(base, claim, record, facts, how)
   if record.fields.twin then
-    forget_twin(base, record.fields.twin, record.id)
+    remove_twin(base, record.fields.twin, record.id)
   end
   redis.call('DEL', base .. ':active:' .. record.id, base .. ':claim:' .. claim)
-  tally(base, how.kind, 1, {record.id})
+  count(base, how.kind, 1, {record.id})
   if not record.job then
     return 0
   end
@@ -93,10 +93,10 @@ local function set_aside(base, claim, record, how)
     error[7], error[8] = 'error_fields', how.error_fields
   end
   local fields = record.fields
-  local result = keep_result(base, record.id, fields.first, fields.last, fields.result_ttl, how.ttl, 'failed', error)
+  local result = store_result(base, record.id, fields.first, fields.last, fields.result_ttl, how.ttl, 'failed', error)
   if result then
     local tries = {record.failures, record.stalls, record.timeouts, fields.progress or '', fields.message or ''}
-    note_tries(result, tries, how.kind == 'broken' and 1 or 0)
+    store_attempts(result, tries, how.kind == 'broken' and 1 or 0)
   end
   return unblock(base, record.id, how.now)
 end
@@ -107,21 +107,21 @@ end
 local function expire(base, item, id, claim, worker, fields, now)
   local can_set_aside = pcall(function()
     check_types(base)
-    check_aside_types(base, worker)
+    check_dead_letter_types(base, worker)
   end)
   if not can_set_aside then
     return false
   end
-  local how = policy_of(base, worker)
+  local how = worker_policy(base, worker)
   how.kind, how.reason, how.now, how.error_traceback = 'failed', 'expired', now, ''
   how.error_type, how.error_message = 'Expired', 'it was not started before it expired'
-  set_aside(base, claim, record_of(base, item, id, claim, fields), how)
+  move_to_dead_letters(base, claim, claimed_task(base, item, id, claim, fields), how)
   return true
 end
 
 -- The key of the dead-letter record of the job `id`, dispatch `number` (0: the newest); nil if there is none. `stem` is the
 -- prefix of such keys. Reads the newest 100 records of the id.
-local function aside_of(aside_index, stem, id, number)
+local function find_dead_letter(aside_index, stem, id, number)
   local claim = redis.call('HGET', aside_index, id)
   for _ = 1, 100 do
     local kept = claim and redis.call('HMGET', stem .. claim, 'task', 'first', 'last', 'older')

@@ -6,12 +6,12 @@ local POLICY = {'max_failures', 'max_stalls', 'max_timeouts', 'min_backoff', 'ma
 
 -- The options of a dispatch may come from any client. They are validated before anything is written, so that no worker that
 -- claims the job and no caller that lists it fails on them.
-local KINDS = {id = 'id', random = 'random', delay = 'whole', run_at = 'whole', unique_for = 'positive',
+local OPTION_KINDS = {id = 'id', random = 'random', delay = 'whole', run_at = 'whole', unique_for = 'positive',
   max_length = 'whole', data = 'boolean', counts = 'boolean', front = 'boolean', policy = 'string',
   when = ' set keep later earlier ', exists = ' update skip raise ', expires = 'digits', expires_at = 'digits',
   scheduled_for = 'digits', meta = 'meta', fields = 'fields'}
 
-local function are_fields(fields)
+local function valid_fields(fields)
   if type(fields) ~= 'table' then
     return false
   end
@@ -26,7 +26,7 @@ local function are_fields(fields)
   return true
 end
 
-local function fits(kind, value)
+local function valid_option(kind, value)
   if kind == 'random' then
     return type(value) == 'string' and #value >= 16 and #value <= 64 and not string.find(value, '%W')
   elseif kind == 'whole' or kind == 'positive' then
@@ -40,7 +40,7 @@ local function fits(kind, value)
   elseif kind == 'meta' then
     return type(value) == 'string' and #value <= 4096 and is_utf8(value)
   elseif kind == 'fields' then
-    return are_fields(value)
+    return valid_fields(value)
   elseif string.find(kind, '^ ') then
     return type(value) == 'string' and not string.find(value, ' ') and string.find(kind, ' ' .. value .. ' ', 1, true)
   end
@@ -48,14 +48,14 @@ local function fits(kind, value)
 end
 
 -- Returns what is wrong with the options `o` of a job with the payload `task`, as an error reply; nil if they are valid.
-local function wrong_job(o, task)
+local function invalid_job(o, task)
   if type(o) ~= 'table' or not task then
     return redis.error_reply('ERR a job is its options, a msgpack map, and its task')
   end
   for name, value in pairs(o) do
-    if not KINDS[name] then
+    if not OPTION_KINDS[name] then
       return redis.error_reply('ERR a dispatch has no such option: ' .. name)
-    elseif not fits(KINDS[name], value) then
+    elseif not valid_option(OPTION_KINDS[name], value) then
       return redis.error_reply('ERR the option ' .. name .. ' of a dispatch cannot be that')
     end
   end
@@ -65,7 +65,7 @@ end
 -- Reads the state of the id `id`: `job`, if it is waiting, due or blocked; `active`, true while it runs; `taken`, true while
 -- the id is reserved; `last`, the newest of its dispatches. A record in the trash does not count, but `trashed` has the reason
 -- for the deletion, which holds for the whole id.
-local function look_for(base, id)
+local function find_job(base, id)
   local kept = redis.call('HMGET', base .. ':job:' .. id, 'state', 'queued', 'run_at', 'last', 'update_low',
     'update_high', 'update_policy')
   local active = redis.call('HMGET', base .. ':active:' .. id, 'claim', 'last')
@@ -94,14 +94,14 @@ local function refusal(base, o, seen, more)
       return 'unchanged'
     end
   end
-  return not seen.job and o.max_length and count_queued(base) + more >= o.max_length and 'full' or nil
+  return not seen.job and o.max_length and queued_length(base) + more >= o.max_length and 'full' or nil
 end
 
-local function names_one(names, name)
+local function has_name(names, name)
   return string.find(' ' .. names .. ' ', ' ' .. name .. ' ', 1, true) ~= nil
 end
 
-local function resets_counts(o)
+local function resets_counters(o)
   if o.counts == nil then
     return o.data ~= false
   end
@@ -109,10 +109,10 @@ local function resets_counts(o)
 end
 
 -- The names of the fields that the dispatch sets and that replace stored values, with those in `others`; nil: none.
-local function forced_names(o, others)
+local function replaced_names(o, others)
   local forced = {}
   for _, name in ipairs(POLICY) do
-    if names_one(others, name) or o.fields and o.fields[name] and names_one(o.policy or '', name) then
+    if has_name(others, name) or o.fields and o.fields[name] and has_name(o.policy or '', name) then
       forced[#forced + 1] = name
     end
   end
@@ -123,7 +123,7 @@ end
 local function change_policy(job, o)
   local changed = false
   for name, value in pairs(o.fields or {}) do
-    if names_one(o.policy or '', name) then
+    if has_name(o.policy or '', name) then
       changed = redis.call('HGET', job, name) ~= value or changed
       redis.call('HSET', job, name, value)
     else
@@ -133,28 +133,28 @@ local function change_policy(job, o)
   return changed
 end
 
--- Moves a waiting or due job to its new due time. Returns the result of put_in_line.
-local function move(base, id, kept, run_at, now, front)
+-- Moves a waiting or due job to its new due time. Returns the result of `enqueue_job`.
+local function move_to_due_time(base, id, kept, run_at, now, front)
   if kept.state == 'waiting' then
     if run_at <= now then
-      tell(base, id, 'waiting')
+      notify(base, id, 'waiting')
       return 0 -- the position stays
     end
-    tally_stale(base, 1)
+    add_stale(base, 1)
   else
     redis.call('ZREM', base .. ':due', id)
   end
   local suspect = redis.call('HGET', base .. ':job:' .. id, 'suspect')
-  return put_in_line(base, id, run_at, now, front, suspect)
+  return enqueue_job(base, id, run_at, now, front, suspect)
 end
 
 -- Changes the waiting, due or blocked job, field by field as the dispatch says.
 -- LATER: most calls of the scripts do not need it.
-local function update(base, id, o, task, number, asked, now, kept)
+local function update_job(base, id, o, task, number, asked, now, kept)
   local job, blocked, fields, gone = base .. ':job:' .. id, kept.state == 'blocked', {last = number}, {}
-  local lower, upper = bounds_of(o.when, asked)
+  local lower, upper = due_bounds(o.when, asked)
   local run_at = clamp(kept.run_at, lower, upper)
-  local changed = o.data ~= false or resets_counts(o) or changes_time(o, kept, run_at, asked, now)
+  local changed = o.data ~= false or resets_counters(o) or changes_due_time(o, kept, run_at, asked, now)
   if o.data ~= false then
     fields.task, fields.meta, fields.scheduled_for = task, o.meta, o.scheduled_for
     fields.update_data = blocked and '1' or nil
@@ -165,7 +165,7 @@ local function update(base, id, o, task, number, asked, now, kept)
     fields.run_at, fields.expires, fields.expires_at = digits(run_at), o.expires, o.expires_at
     gone[#gone + 1], gone[#gone + 2] = 'expires', 'expires_at'
   end
-  if resets_counts(o) then
+  if resets_counters(o) then
     fields.update_counts = blocked and '1' or nil
     for _, counter in ipairs({'failures', 'stalls', 'timeouts', 'suspect', 'error_type', 'error_message'}) do
       gone[#gone + 1] = counter
@@ -174,7 +174,7 @@ local function update(base, id, o, task, number, asked, now, kept)
   if blocked then
     fields.update_low = digits(clamp(kept.low, lower, upper))
     fields.update_high = digits(clamp(kept.high, lower, upper))
-    fields.update_policy = forced_names(o, kept.policy)
+    fields.update_policy = replaced_names(o, kept.policy)
   end
   if #gone > 0 then
     redis.call('HDEL', job, unpack(gone))
@@ -182,34 +182,35 @@ local function update(base, id, o, task, number, asked, now, kept)
   write_hash(job, fields)
   changed = change_policy(job, o) or changed
   if blocked then
-    tell(base, id, 'blocked')
+    notify(base, id, 'blocked')
     return 'blocked', 0
   end
-  return changed and 'updated' or 'unchanged', run_at ~= kept.run_at and move(base, id, kept, run_at, now, o.front) or 0
+  local ready = run_at ~= kept.run_at and move_to_due_time(base, id, kept, run_at, now, o.front) or 0
+  return changed and 'updated' or 'unchanged', ready
 end
 
 -- Stores a job whose id runs. Keeps what its dispatch would have changed, in case that run is retried instead of ending.
 -- LATER: most calls of the scripts do not need it.
-local function block(base, id, o, fields, asked)
-  local lower, upper = bounds_of(o.when, asked)
+local function store_blocked_job(base, id, o, fields, asked)
+  local lower, upper = due_bounds(o.when, asked)
   fields.state, fields.update_low, fields.update_high = 'blocked', digits(lower), digits(upper)
-  fields.update_data, fields.update_policy = o.data ~= false and '1' or nil, forced_names(o, '')
-  fields.update_counts = resets_counts(o) and '1' or nil
+  fields.update_data, fields.update_policy = o.data ~= false and '1' or nil, replaced_names(o, '')
+  fields.update_counts = resets_counters(o) and '1' or nil
   write_hash(base .. ':job:' .. id, fields)
   redis.call('SADD', base .. ':blocked', id)
-  tell(base, id, 'blocked')
+  notify(base, id, 'blocked')
   return 'blocked', 0
 end
 
 -- Deletes the job `id` of a deleted queue, for the `reason` stored with the deletion. The purge then skips its place in the
 -- trash.
 -- LATER: most calls of the scripts do not need it.
-local function forget_trashed(base, id, reason)
-  forget_job(base, id, any_result_ttl(base), reason)
+local function delete_trashed_job(base, id, reason)
+  delete_cancelled_job(base, id, longest_result_ttl(base), reason)
 end
 
 -- A new job. It is blocked if the same id runs (`seen.active`).
-local function create(base, id, o, task, number, asked, now, seen)
+local function create_job(base, id, o, task, number, asked, now, seen)
   local job = base .. ':job:' .. id
   local fields = {task = task, run_at = digits(asked), queued = number, first = number, last = number, meta = o.meta,
     scheduled_for = o.scheduled_for, expires = o.expires, expires_at = o.expires_at}
@@ -219,27 +220,27 @@ local function create(base, id, o, task, number, asked, now, seen)
     end
   end
   if seen.trashed then
-    forget_trashed(base, id, seen.trashed)
+    delete_trashed_job(base, id, seen.trashed)
   end
   if o.id then
     retire_result(base, id)
   end
   if seen.active then
-    return block(base, id, o, fields, asked)
+    return store_blocked_job(base, id, o, fields, asked)
   end
   fields.state = state_at(asked, now)
   write_hash(job, fields)
-  return 'created', stand(base, id, asked, now, o.front)
+  return 'created', place(base, id, asked, now, o.front)
 end
 
 -- Runs one dispatch: stores a new job, or changes the job that has its id. `o`: id (nil: a new one, made with `random`), delay
 -- or run_at (ms), when (set, keep, later, earlier), exists (update, skip, raise), data, counts, policy (names of fields to
--- replace), fields, meta, expires, expires_at, scheduled_for, unique_for, max_length, front. `number` is its fence number, as
--- text. `seen`: what look_for found just now. Returns the outcome, the id, the dispatch that its handle waits for, how many
+-- replace), fields, meta, expires, expires_at, scheduled_for, unique_for, max_length, front. `number` is its fencing token, as
+-- text. `seen`: what `find_job` found just now. Returns the outcome, the id, the dispatch that its handle waits for, how many
 -- tasks became claimable, and how many jobs were added (0 or 1).
 local function upsert(base, o, task, number, now, seen)
   local id = o.id or new_id(base, number, o.random)
-  seen = seen or o.id and look_for(base, id) or {last = number}
+  seen = seen or o.id and find_job(base, id) or {last = number}
   local outcome = refusal(base, o, seen, 0)
   if outcome then
     return outcome, id, seen.last, 0, 0
@@ -247,9 +248,9 @@ local function upsert(base, o, task, number, now, seen)
   local ready
   local asked = o.run_at or now + (o.delay or 0)
   if seen.job then
-    outcome, ready = update(base, id, o, task, number, asked, now, seen.job)
+    outcome, ready = update_job(base, id, o, task, number, asked, now, seen.job)
   else
-    outcome, ready = create(base, id, o, task, number, asked, now, seen)
+    outcome, ready = create_job(base, id, o, task, number, asked, now, seen)
   end
   if o.unique_for then
     redis.call('SET', base .. ':taken:' .. id, number, 'PX', digits(o.unique_for))

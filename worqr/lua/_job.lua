@@ -32,7 +32,7 @@ end
 
 -- The record of a job that has not ended: its key and its kind, active or job. If both exist, the active one, unless the
 -- dispatch `number` belongs to the other. nil if there is none; a record in the trash does not count.
-local function live_record(active, job, counts, number)
+local function find_live_record(active, job, counts, number)
   local run = redis.call('HMGET', active, 'claim', 'first', 'last')
   if run[1] and covers(number, run[2], run[3]) then
     return active
@@ -49,7 +49,7 @@ end
 -- payload, and a job's record fields; the record is an `active` one or a `job`. `room` is how many bytes of payload may still
 -- be read: a hash field can only be read whole, and a longer payload is shown as empty. If another application replaced the
 -- record, only the id is shown.
-local function glance(base, kind, item, room)
+local function summarize(base, kind, item, room)
   local id = job_id(item)
   if not id then
     return {false, string.sub(item, 1, 100)}
@@ -68,8 +68,8 @@ local function glance(base, kind, item, room)
 end
 
 -- Notifies the callers that watch the job. The message is a hint: they read the state themselves.
-local function tell(base, id, word)
-  redis.pcall('PUBLISH', base .. ':job:' .. id, word)
+local function notify(base, id, event)
+  redis.pcall('PUBLISH', base .. ':job:' .. id, event)
 end
 
 local function state_at(run_at, now)
@@ -78,7 +78,7 @@ end
 
 -- Puts the job `id` into the queue, or among the due jobs until `run_at`. Its record already has the new state, and no list has
 -- the job yet. To the back, or to the `front`; a suspect goes to the suspects. Returns 1 if it is claimable now, else 0.
-local function stand(base, id, run_at, now, front, suspect)
+local function place(base, id, run_at, now, front, suspect)
   if run_at > now then
     local due = base .. ':due'
     redis.call('ZADD', due, string.format('%.0f', run_at), id)
@@ -86,22 +86,22 @@ local function stand(base, id, run_at, now, front, suspect)
       local prefix = string.match(base, '^(.-):{')
       redis.pcall('PUBLISH', '{' .. prefix .. '}:due', string.format('%.0f ', run_at - now) .. base)
     end
-    tell(base, id, 'due')
+    notify(base, id, 'due')
     return 0
   end
   local list = suspect and base .. ':suspects' or base
   redis.call(front and 'RPUSH' or 'LPUSH', list, MARKER .. id)
-  tell(base, id, 'waiting')
+  notify(base, id, 'waiting')
   return 1
 end
 
--- As `stand`, but writes the state into the record too.
-local function put_in_line(base, id, run_at, now, front, suspect)
+-- As `place`, but writes the state into the record too.
+local function enqueue_job(base, id, run_at, now, front, suspect)
   redis.call('HSET', base .. ':job:' .. id, 'state', state_at(run_at, now))
-  return stand(base, id, run_at, now, front, suspect)
+  return place(base, id, run_at, now, front, suspect)
 end
 
--- Puts the job that was blocked by the active job `id` into the queue. Returns the result of put_in_line, 0 if there is none.
+-- Puts the job that was blocked by the active job `id` into the queue. Returns the result of `enqueue_job`, 0 if there is none.
 local function unblock(base, id, now)
   if redis.call('SREM', base .. ':blocked', id) == 0 then
     return 0
@@ -111,7 +111,7 @@ local function unblock(base, id, now)
   if not own(cleaned) then
     return 0
   end
-  return put_in_line(base, id, tonumber(redis.call('HGET', job, 'run_at')) or 0, now)
+  return enqueue_job(base, id, tonumber(redis.call('HGET', job, 'run_at')) or 0, now)
 end
 
 -- Puts up to `limit` due jobs into the queue. Returns how many of them can be claimed now.
@@ -123,77 +123,77 @@ local function promote(base, limit, now)
     local kept = own(redis.pcall('HMGET', base .. ':job:' .. id, 'state', 'suspect'))
     redis.call('ZREM', base .. ':due', id)
     if kept and kept[1] == 'due' then
-      pushed = pushed + put_in_line(base, id, 0, now, false, kept[2])
+      pushed = pushed + enqueue_job(base, id, 0, now, false, kept[2])
     end
   end
   return pushed
 end
 
 -- Deletes the active job `id`: its record, and its place among the jobs with the same payload; a blocked job of this id is put
--- into the queue. `how`: outcome (finished, cancelled, or gone: nothing is kept), ttl, facts, now, no_twins (no job is blocked
+-- into the queue. `how`: outcome (finished, cancelled, or gone: nothing is kept), ttl, facts, now, none_blocked (no job is blocked
 -- on this queue). Returns how many tasks became claimable.
 -- LATER: most calls of the scripts do not need it.
 local function end_job(base, id, how)
   local active = base .. ':active:' .. id
   local kept = own(redis.pcall('HMGET', active, 'twin', 'first', 'last', 'result_ttl', 'cancel_reason')) or {}
   if kept[1] then
-    forget_twin(base, kept[1], id)
+    remove_twin(base, kept[1], id)
   end
   local result
   if how.outcome == 'cancelled' then
-    result = keep_result(base, id, kept[2], kept[3], kept[4], how.ttl, 'cancelled', {'reason', kept[5] or ''})
+    result = store_result(base, id, kept[2], kept[3], kept[4], how.ttl, 'cancelled', {'reason', kept[5] or ''})
   elseif how.outcome == 'finished' then
-    result = keep_result(base, id, kept[2], kept[3], kept[4], how.ttl, 'finished', how.facts)
+    result = store_result(base, id, kept[2], kept[3], kept[4], how.ttl, 'finished', how.facts)
   else
-    tell(base, id, 'gone')
+    notify(base, id, 'gone')
   end
-  keep_tries(result, active, 1)
+  copy_attempts(result, active, 1)
   redis.call('DEL', active)
-  return how.no_twins and 0 or unblock(base, id, how.now)
+  return how.none_blocked and 0 or unblock(base, id, how.now)
 end
 
 -- The set of the jobs that were raw tasks of one payload; cancel_task reads it. If another application owns the key, the job
 -- cannot be found by its payload; nothing else changes.
-local function note_twin(base, digest, id)
+local function add_twin(base, digest, id)
   own(redis.pcall('SADD', base .. ':twins:' .. digest, id))
 end
 
-local function forget_twin(base, digest, id)
+local function remove_twin(base, digest, id)
   own(redis.pcall('SREM', base .. ':twins:' .. digest, id))
 end
 
 -- Deletes the record of a job that does not run and publishes the cancellation to callers that wait for its result. The caller
--- removes the job from its list or set. `ttl` as in keep_result.
-local function forget_job(base, id, ttl, reason)
+-- removes the job from its list or set. `ttl` as in `store_result`.
+local function delete_cancelled_job(base, id, ttl, reason)
   local job = base .. ':job:' .. id
   local kept = redis.call('HMGET', job, 'twin', 'first', 'last', 'result_ttl')
   if kept[1] then
-    forget_twin(base, kept[1], id)
+    remove_twin(base, kept[1], id)
   end
-  local result = keep_result(base, id, kept[2], kept[3], kept[4], ttl, 'cancelled', {'reason', reason})
-  keep_tries(result, job, 0)
+  local result = store_result(base, id, kept[2], kept[3], kept[4], ttl, 'cancelled', {'reason', reason})
+  copy_attempts(result, job, 0)
   redis.call('DEL', job, base .. ':taken:' .. id)
 end
 
 -- Cancels the job `id` if it is waiting, due or blocked, in O(log n). Returns 1, or 0 if it is in none of these states.
-local function cancel_waiting(base, id, ttl, reason)
+local function cancel_queued(base, id, ttl, reason)
   local kept = own(redis.pcall('HMGET', base .. ':job:' .. id, 'state', 'queued')) or {}
   local cleared = tonumber(redis.call('HGET', base .. ':counts', 'cleared')) or 0
   if not kept[1] or (tonumber(kept[2]) or 0) <= cleared then -- gone, or in the trash
     return 0
   end
   if kept[1] == 'waiting' then
-    tally_stale(base, 1)
+    add_stale(base, 1)
   end
   redis.call('ZREM', base .. ':due', id)
   redis.call('SREM', base .. ':blocked', id)
-  forget_job(base, id, ttl, reason)
+  delete_cancelled_job(base, id, ttl, reason)
   return 1
 end
 
 -- Stores the reason for the cancellation in the record of the job `id` if it runs. Returns its claim and its worker, or nil;
 -- the caller marks the claim. `last`: handles of dispatches up to this one see the cancellation too (nil: only the run's own).
-local function reject_run(base, id, reason, last)
+local function store_cancel_reason(base, id, reason, last)
   local active = base .. ':active:' .. id
   local run = own(redis.pcall('HMGET', active, 'claim', 'worker')) or {}
   if not run[1] then
@@ -207,22 +207,22 @@ local function reject_run(base, id, reason, last)
   return run[1], run[2] or ''
 end
 
--- Marks the run of the job `id` as cancelled, if it runs. Returns its claim, or nil. `last` as in reject_run.
+-- Marks the run of the job `id` as cancelled, if it runs. Returns its claim, or nil. `last` as in `store_cancel_reason`.
 local function cancel_running(base, id, reason, last)
-  local claim = reject_run(base, id, reason, last)
+  local claim = store_cancel_reason(base, id, reason, last)
   if claim then
-    mark(base, claim)
+    request_cancel(base, claim)
   end
   return claim
 end
 
 -- Cancels the job `id` in any state and frees the id, even if the job has ended. Returns how many jobs did not run (0 or 1),
 -- and the claim of the run, or nil.
-local function cancel_one(base, id, reason)
+local function cancel_job(base, id, reason)
   local blocked = redis.call('SISMEMBER', base .. ':blocked', id) == 1
   local last = blocked and redis.call('HGET', base .. ':job:' .. id, 'last')
-  local waiting = cancel_waiting(base, id, any_result_ttl(base), reason)
+  local waiting = cancel_queued(base, id, longest_result_ttl(base), reason)
   redis.call('DEL', base .. ':taken:' .. id)
-  tally(base, 'cancelled', waiting, {id})
+  count(base, 'cancelled', waiting, {id})
   return waiting, cancel_running(base, id, reason, last)
 end

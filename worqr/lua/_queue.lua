@@ -20,7 +20,7 @@ end
 
 -- The counters expire 30 days after a field was added. While tasks are claimed, this renews the 30 days when less than half
 -- of them are left: EXPIRE goes to every replica and to the append-only file, PTTL does not.
-local function keep_counts(base)
+local function renew_counts(base)
   if redis.call('PTTL', base .. ':counts') < 1296000000 then
     redis.call('EXPIRE', base .. ':counts', 2592000)
   end
@@ -29,7 +29,7 @@ end
 -- Adds `n` to the counter `field` of the queue and publishes the queue event. `ids`: the first 100 ids among them are published
 -- too (nil: none). Instead of ids, `reply`: the reply of a start, where the entry of a job ends with its id. `heard`: the reply
 -- of NUMSUB for the queue's events, if a script asked before it collected ids (nil: ask).
-local function tally(base, field, n, ids, heard, reply)
+local function count(base, field, n, ids, subscribers, reply)
   if n == 0 then
     return
   end
@@ -37,8 +37,8 @@ local function tally(base, field, n, ids, heard, reply)
     redis.call('EXPIRE', base .. ':counts', 2592000)
   end
   local events = base .. ':events'
-  heard = heard or redis.pcall('PUBSUB', 'NUMSUB', events)
-  if not heard[2] or heard[2] == 0 then
+  subscribers = subscribers or redis.pcall('PUBSUB', 'NUMSUB', events)
+  if not subscribers[2] or subscribers[2] == 0 then
     return
   end
   local event, named = field .. ' ' .. string.format('%.0f', n), {}
@@ -54,12 +54,12 @@ end
 
 -- Adds `n` (may be negative) to the number of references in the lists whose record is gone; publishes no event. Never below 0:
 -- references of foreign producers, or from before the counters expired, were not counted.
-local function tally_stale(base, n)
+local function add_stale(base, n)
   if n ~= 0 then
     local stale = (tonumber(redis.call('HGET', base .. ':counts', 'stale')) or 0) + n
     if stale > 0 then
       redis.call('HSET', base .. ':counts', 'stale', stale)
-      keep_counts(base)
+      renew_counts(base)
     else
       redis.call('HDEL', base .. ':counts', 'stale')
     end
@@ -67,49 +67,49 @@ local function tally_stale(base, n)
 end
 
 -- Notes that `n` references without a record were removed from the lists. With nothing `left` in the lists, there are none.
-local function untally_stale(base, n, left)
-  tally_stale(base, -n)
+local function remove_stale(base, n, left)
+  add_stale(base, -n)
   if left == 0 then
     redis.call('HDEL', base .. ':counts', 'stale')
   end
 end
 
 -- Returns how many tasks wait: the length of the lists without the references whose record is gone.
-local function count_waiting(base)
+local function waiting_length(base)
   local items = redis.call('LLEN', base) + redis.call('LLEN', base .. ':suspects')
   return math.max(0, items - (tonumber(redis.call('HGET', base .. ':counts', 'stale')) or 0))
 end
 
 -- Returns how many tasks do not run: waiting, due later, or blocked by the run of their id.
-local function count_queued(base)
-  return count_waiting(base) + redis.call('ZCARD', base .. ':due') + redis.call('SCARD', base .. ':blocked')
+local function queued_length(base)
+  return waiting_length(base) + redis.call('ZCARD', base .. ':due') + redis.call('SCARD', base .. ':blocked')
 end
 
 -- Wakes up to min(n, 16) waiting workers, each on its own channel. A publish without a receiver moves on to the next worker, 64
 -- attempts at most: a wake-up is a hint, and the leader's scan finds what it misses. If only suspects wait, a worker that runs
 -- a suspect is skipped and stays in the set.
 local function wake(base, n)
-  local left, tries, passed = math.min(n, 16), 64, {}
+  local left, tries, skipped = math.min(n, 16), 64, {}
   local only_suspects = left > 0 and redis.call('LLEN', base) == 0 and redis.call('LLEN', base .. ':suspects') > 0
   while left > 0 and tries > 0 do
     local worker = redis.call('SPOP', base .. ':hungry')
     if not worker then
       break
     end
-    local place = only_suspects and redis.pcall('HGET', base .. ':workers', worker)
-    local suspect = type(place) == 'string' and string.match(place, ' (%d+)$')
+    local admission = only_suspects and redis.pcall('HGET', base .. ':workers', worker)
+    local suspect = type(admission) == 'string' and string.match(admission, ' (%d+)$')
     if suspect and redis.call('EXISTS', base .. ':claim:' .. suspect) == 1 then
-      passed[#passed + 1] = worker
+      skipped[#skipped + 1] = worker
     else
-      local heard = redis.pcall('PUBLISH', base .. ':wake:' .. worker, '1')
-      if type(heard) == 'number' and heard > 0 then
+      local receivers = redis.pcall('PUBLISH', base .. ':wake:' .. worker, '1')
+      if type(receivers) == 'number' and receivers > 0 then
         left = left - 1
       end
     end
     tries = tries - 1
   end
-  if #passed > 0 then
-    redis.call('SADD', base .. ':hungry', unpack(passed))
+  if #skipped > 0 then
+    redis.call('SADD', base .. ':hungry', unpack(skipped))
   end
 end
 
@@ -120,25 +120,25 @@ local function wake_for_suspects(base)
   end
 end
 
-local TRASHED = {'', ':suspects', ':due', ':blocked'}
+local TRASHED_KEYS = {'', ':suspects', ':due', ':blocked'}
 
--- Moves everything that waits to the trash in O(1), to be purged in steps, and stores a fence number. A task that was claimed
--- up to that number and is given back later is dropped. Callers that wait for its result receive `why`. Returns how many tasks
+-- Moves everything that waits to the trash in O(1), to be purged in steps, and stores a fencing token. A task that was claimed
+-- up to that token and is given back later is dropped. Callers that wait for its result receive `why`. Returns how many tasks
 -- waited, or nil while an earlier clearing is still to be purged.
 local function clear(base, why)
   local trash = base .. ':trash'
   if redis.call('EXISTS', trash, trash .. ':suspects', trash .. ':due', trash .. ':blocked') > 0 then
     return nil
   end
-  local waiting = count_queued(base)
-  for _, part in ipairs(TRASHED) do
+  local waiting = queued_length(base)
+  for _, part in ipairs(TRASHED_KEYS) do
     if redis.call('EXISTS', base .. part) == 1 then
       redis.call('RENAME', base .. part, trash .. part)
     end
   end
-  local fence = next_fence(base)
-  note_fence(base, fence)
-  redis.call('HSET', base .. ':counts', 'cleared', digits(fence), 'cleared_why', why)
+  local token = next_token(base)
+  store_token(base, token)
+  redis.call('HSET', base .. ':counts', 'cleared', digits(token), 'cleared_why', why)
   redis.call('HDEL', base .. ':counts', 'stale')
   redis.call('EXPIRE', base .. ':counts', 2592000)
   return waiting

@@ -2,13 +2,13 @@
 
 -- Returns for how many milliseconds this queue keeps results if the job does not say: the longest time that its workers set.
 -- One read, however many workers there are.
-local function any_result_ttl(base)
+local function longest_result_ttl(base)
   return tonumber(redis.call('ZRANGE', base .. ':result_ttls', -1, -1, 'WITHSCORES')[2]) or 0
 end
 
 -- The key and the status of the result of the dispatch `number`, or nil. 0 is the newest dispatch; the older result never
 -- belongs to it, even if the newest kept none.
-local function ended_as(result, older_result, number)
+local function find_result(result, older_result, number)
   for _, key in ipairs({result, number ~= 0 and older_result or nil}) do
     local kept = redis.call('HMGET', key, 'outcome', 'first', 'last')
     if kept[1] and covers(number, kept[2], kept[3]) then
@@ -20,7 +20,7 @@ end
 
 -- Stores how the job `id` ended for its `result_ttl` (false: ttl) and notifies the callers that wait for it. `first` and `last`
 -- are the dispatches to which the result belongs; `facts` names and values in turn. Returns the key of the result, or false.
-local function keep_result(base, id, first, last, result_ttl, ttl, outcome, facts)
+local function store_result(base, id, first, last, result_ttl, ttl, outcome, facts)
   ttl = tonumber(result_ttl) or ttl
   local result = ttl > 0 and base .. ':result:' .. id
   if result then
@@ -28,7 +28,7 @@ local function keep_result(base, id, first, last, result_ttl, ttl, outcome, fact
     redis.call('HSET', result, 'outcome', outcome, 'first', first or '0', 'last', last or '0', unpack(facts))
     redis.call('PEXPIRE', result, string.format('%.0f', ttl))
   end
-  tell(base, id, outcome)
+  notify(base, id, outcome)
   return result
 end
 
@@ -42,7 +42,7 @@ end
 
 -- Stores the attempt counters in a result: failures if there were any, attempts if it is not 1, and the last progress. `kept`:
 -- failures, stalls, timeouts, progress, message. `uncounted`: the attempts that the three counters do not count.
-local function note_tries(result, kept, uncounted)
+local function store_attempts(result, kept, uncounted)
   local attempts = (tonumber(kept[1]) or 0) + (tonumber(kept[2]) or 0) + (tonumber(kept[3]) or 0) + uncounted
   if attempts ~= 1 then
     redis.call('HSET', result, 'attempts', attempts)
@@ -58,10 +58,10 @@ local function note_tries(result, kept, uncounted)
   end
 end
 
--- As `note_tries`, from the record `key`; with false for `result`, nothing is kept.
-local function keep_tries(result, key, uncounted)
+-- As `store_attempts`, from the record `key`; with false for `result`, nothing is kept.
+local function copy_attempts(result, key, uncounted)
   if result then
     local kept = own(redis.pcall('HMGET', key, 'failures', 'stalls', 'timeouts', 'progress', 'message')) or {}
-    note_tries(result, kept, uncounted)
+    store_attempts(result, kept, uncounted)
   end
 end

@@ -10,7 +10,7 @@ end
 local NEVER = 9007199254740991
 
 -- The rule by which a dispatch moves a due time, as a minimum and a maximum. Two such rules combine into one of the same form.
-local function bounds_of(when, asked)
+local function due_bounds(when, asked)
   local lower = (when == 'keep' or when == 'earlier') and 0 or asked
   local upper = (when == 'keep' or when == 'later') and NEVER or asked
   return lower, upper
@@ -22,7 +22,7 @@ end
 
 -- True if the dispatch changes the due time of the job. A relative time is compared by its delay: the clock may advance between
 -- two equal dispatches, so the resulting milliseconds may differ.
-local function changes_time(o, kept, run_at, asked, now)
+local function changes_due_time(o, kept, run_at, asked, now)
   if o.run_at or o.when == 'earlier' or o.when == 'keep' then
     return run_at ~= kept.run_at
   elseif kept.state == 'waiting' then
@@ -42,19 +42,19 @@ end
 local AHEAD_MS = 60000
 
 -- True if the server's clock was set back by more than AHEAD_MS since schedules were last judged.
-local function is_back(schedules, now)
+local function clock_was_set_back(schedules, now)
   return (tonumber(redis.call('HGET', schedules, 'clock')) or 0) > now + AHEAD_MS
 end
 
 -- Stores the current time as the last time at which schedules were judged, at most once per second.
-local function note_clock(schedules, now)
+local function store_clock(schedules, now)
   if now - (tonumber(redis.call('HGET', schedules, 'clock')) or 0) >= 1000 then
     redis.call('HSET', schedules, 'clock', digits(now))
   end
 end
 
 -- Sets when a leader is to look at the schedule again.
-local function look_at(schedules_due, name, ms)
+local function schedule_check(schedules_due, name, ms)
   if redis.call('ZADD', schedules_due, ms, name) == 1 and redis.call('ZCARD', schedules_due) == 1 then
     redis.call('EXPIRE', schedules_due, 2592000) -- it was empty, and an empty set has no expiry
   end

@@ -14,7 +14,7 @@ local function own(reply)
   return nil
 end
 
--- A fence number as text; a plain tostring would print 1.7e+15.
+-- A whole number as text; a plain tostring would print 1.7e+15.
 local function digits(number)
   return string.format('%.0f', number)
 end

@@ -15,7 +15,7 @@ local queue = KEYS[2]
 local after, budget, reason = ARGV[3], tonumber(ARGV[4]), ARGV[5]
 
 check_types(queue)
-local holders = holders_of(queue)
+local holders = claim_holders(queue)
 local waiting = 0
 if after == '-' then
   waiting = clear(queue, reason)
@@ -31,11 +31,11 @@ after = each_claim(queue, holders, after, budget, function(claim, worker)
   end
   local id = job_id(own(redis.pcall('LINDEX', queue .. ':claim:' .. claim, 0)) or '')
   if id then
-    reject_run(queue, id, reason)
+    store_cancel_reason(queue, id, reason)
   end
   marked[#marked + 1], marked[#marked + 2], reply[#reply + 1] = claim, worker, claim
 end)
-mark_all(queue, marked)
-tally(queue, 'cancelled', waiting)
+request_cancels(queue, marked)
+count(queue, 'cancelled', waiting)
 reply[1], reply[3], reply[4] = after == '-' and 'ok' or 'more', #reply - 4, after
 return reply

@@ -16,5 +16,5 @@ local id, reason = ARGV[3], ARGV[4]
 check_types(queue)
 redis.call('HLEN', queue .. ':job:' .. id)
 redis.call('HLEN', queue .. ':active:' .. id)
-local waiting, claim = cancel_one(queue, id, reason)
+local waiting, claim = cancel_job(queue, id, reason)
 return {'ok', waiting, claim}

@@ -21,7 +21,7 @@ local cursor, after, page, budget, reason = ARGV[4], ARGV[5], ARGV[6], tonumber(
 
 check_types(queue)
 redis.call('HLEN', counts)
-local holders, ttl = holders_of(queue), any_result_ttl(queue)
+local holders, ttl = claim_holders(queue), longest_result_ttl(queue)
 
 local reply, marked = {'ok', 0, 0, cursor, after}, {}
 local function note(claim, worker)
@@ -34,13 +34,13 @@ if cursor ~= '-' then
   local found = redis.call('SSCAN', twins, cursor, 'COUNT', page)
   cursor = found[1] == '0' and '-' or found[1]
   for _, id in ipairs(found[2]) do
-    local claim, worker = reject_run(queue, id, reason)
+    local claim, worker = store_cancel_reason(queue, id, reason)
     if claim then
       note(claim, worker)
     elseif redis.call('EXISTS', queue .. ':job:' .. id) == 0 then
       redis.call('SREM', twins, id)
     else
-      local waited = cancel_waiting(queue, id, ttl, reason)
+      local waited = cancel_queued(queue, id, ttl, reason)
       jobs, ids[#ids + 1] = jobs + waited, waited == 1 and id or nil
     end
   end
@@ -52,11 +52,11 @@ if cursor == '-' and not job_id(task) then
     end
   end)
 end
-mark_all(queue, marked)
+request_cancels(queue, marked)
 local last = cursor == '-' and after == '-'
 if (first or last) and not job_id(task) then -- in between it would only take time, and be done again
   raw = redis.call('LREM', queue, 0, task)
 end
-tally(queue, 'cancelled', raw + jobs, ids)
+count(queue, 'cancelled', raw + jobs, ids)
 reply[1], reply[2], reply[3], reply[4], reply[5] = last and 'ok' or 'more', raw + jobs, #reply - 5, cursor, after
 return reply

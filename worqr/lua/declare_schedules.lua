@@ -28,11 +28,11 @@ for i = 5, #ARGV, 2 do
     redis.call('HDEL', schedules, 'next ' .. name, 'owed ' .. name)
   end
   if not kept[2] and (changed or not redis.call('ZSCORE', schedules_due, name)) then
-    look_at(schedules_due, name, digits(now))
+    schedule_check(schedules_due, name, digits(now))
   end
   redis.call('ZADD', schedules_seen, led, name)
 end
-note_clock(schedules, now)
+store_clock(schedules, now)
 for _, key in ipairs({schedules, schedules_due, schedules_seen}) do
   redis.call('EXPIRE', key, expire_s)
 end

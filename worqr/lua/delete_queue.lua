@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- delete_queue: moves everything that waits to the trash; claims, fence and hungry stay. Running tasks may finish; a task that
--- is given back later is dropped, because its claim is not above the fence number stored here.
+-- delete_queue: moves everything that waits to the trash; claims and workers stay. Running tasks may finish; a task that
+-- is given back later is dropped, because its claim is not above the token stored here.
 -- KEYS[1] producer HASH
 -- KEYS[2] queue LIST
 -- ARGV[1] number of the request
@@ -14,6 +14,6 @@ local waiting = clear(queue, 'the queue was deleted')
 if not waiting then
   return {'busy'}
 end
-tally(queue, 'deleted', waiting)
+count(queue, 'deleted', waiting)
 redis.pcall('PUBLISH', queue, 'deleted')
 return {'ok', waiting}

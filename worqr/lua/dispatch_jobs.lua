@@ -20,20 +20,20 @@ local jobs, looked, more, reply = {}, {}, 0, {'ok'}
 for i = 4, #ARGV, 2 do
   local job, task = ARGV[i], ARGV[i + 1]
   local o = cmsgpack.unpack(job)
-  local wrong = wrong_job(o, task)
+  local wrong = invalid_job(o, task)
   if wrong then
     return wrong
   end
-  local seen = o.id and look_for(queue, o.id)
+  local seen = o.id and find_job(queue, o.id)
   if whole then
-    local word = refusal(queue, o, seen or {}, more)
+    local status = refusal(queue, o, seen or {}, more)
     if o.id and looked[o.id] then
-      word = o.exists == 'raise' and 'duplicate' or nil
-    elseif not word and not (seen and seen.job) then
+      status = o.exists == 'raise' and 'duplicate' or nil
+    elseif not status and not (seen and seen.job) then
       more = more + 1
     end
-    reply[#reply + 1] = {word or 'created', o.id or '', seen and seen.last or '0'}
-    if word == 'duplicate' or word == 'full' then
+    reply[#reply + 1] = {status or 'created', o.id or '', seen and seen.last or '0'}
+    if status == 'duplicate' or status == 'full' then
       reply[1] = 'refused'
       return reply
     end
@@ -44,28 +44,28 @@ for i = 4, #ARGV, 2 do
   jobs[#jobs + 1] = {o, task, seen}
 end
 
-local created, ready, heard, ids = 0, 0, nil, nil
-local fence, now = next_fence(queue)
-note_fence(queue, fence + #jobs - 1)
+local created, ready, subscribers, ids = 0, 0, nil, nil
+local token, now = next_token(queue)
+store_token(queue, token + #jobs - 1)
 reply = {'ok'}
 local done = {}
 for i, job in ipairs(jobs) do
   local o, task, seen = job[1], job[2], job[3]
   if o.id and done[o.id] then
-    seen = look_for(queue, o.id)
+    seen = find_job(queue, o.id)
   end
-  local outcome, id, last, put, made = upsert(queue, o, task, digits(fence + i - 1), now, seen)
+  local outcome, id, last, put, made = upsert(queue, o, task, digits(token + i - 1), now, seen)
   done[id], created, ready = true, created + made, ready + put
   if made == 1 then
-    heard = heard or redis.pcall('PUBSUB', 'NUMSUB', queue .. ':events')
-    ids = ids or heard[2] and heard[2] > 0 and {}
+    subscribers = subscribers or redis.pcall('PUBSUB', 'NUMSUB', queue .. ':events')
+    ids = ids or subscribers[2] and subscribers[2] > 0 and {}
     if ids then
       ids[#ids + 1] = id
     end
   end
   reply[#reply + 1] = {outcome, id, last}
 end
-keep_counts(queue)
-tally(queue, 'enqueued', created, ids, heard)
+renew_counts(queue)
+count(queue, 'enqueued', created, ids, subscribers)
 wake(queue, ready)
 return reply

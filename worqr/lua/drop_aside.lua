@@ -12,12 +12,12 @@
 local queue, list = KEYS[2], KEYS[3]
 
 check_types(queue)
-local count = 0
+local deleted = 0
 for i = 3, #ARGV do
   local dropped = ARGV[i]
   if redis.call('ZREM', list, dropped) == 1 then
-    forget_aside(queue, dropped)
-    count = count + 1
+    delete_dead_letter(queue, dropped)
+    deleted = deleted + 1
   end
 end
-return {'ok', count}
+return {'ok', deleted}

@@ -17,9 +17,9 @@ local tasks_from, tasks = 5, #ARGV - 4
 
 -- A key of a wrong type is an error before the first write.
 redis.call('LLEN', queue)
-local anybody_hungry = redis.call('SCARD', queue .. ':hungry') > 0
+local workers_wait = redis.call('SCARD', queue .. ':hungry') > 0
 if max_length >= 0 then
-  local waiting = count_queued(queue)
+  local waiting = queued_length(queue)
   if waiting + tasks > max_length then
     return {'full', waiting}
   end
@@ -29,26 +29,26 @@ local function stored_item(task)
   if not job_id(task) then
     return task
   end
-  local fence = next_fence(queue)
-  note_fence(queue, fence)
-  local id, digest = new_id(queue, digits(fence)), redis.sha1hex(task)
+  local token = next_token(queue)
+  store_token(queue, token)
+  local id, digest = new_id(queue, digits(token)), redis.sha1hex(task)
   redis.call('DEL', queue .. ':job:' .. id) -- another application's value, if there is one
-  redis.call('HSET', queue .. ':job:' .. id, 'task', task, 'twin', digest, 'queued', digits(fence),
-    'state', 'waiting', 'first', digits(fence), 'last', digits(fence))
+  redis.call('HSET', queue .. ':job:' .. id, 'task', task, 'twin', digest, 'queued', digits(token),
+    'state', 'waiting', 'first', digits(token), 'last', digits(token))
   own(redis.pcall('SADD', queue .. ':twins:' .. digest, id)) -- the same: then the job cannot be found by its payload
   return MARKER .. id
 end
 
-tally(queue, 'enqueued', tasks) -- the first write: an error if the counters are of another type
+count(queue, 'enqueued', tasks) -- the first write: an error if the counters are of another type
 for chunk = 0, tasks - 1, 1000 do
   local items = {}
   for i = chunk, math.min(chunk + 1000, tasks) - 1 do
-    local place = front and tasks - 1 - i or i
-    items[#items + 1] = stored_item(ARGV[tasks_from + place])
+    local position = front and tasks - 1 - i or i
+    items[#items + 1] = stored_item(ARGV[tasks_from + position])
   end
   redis.call(front and 'RPUSH' or 'LPUSH', queue, unpack(items))
 end
-if anybody_hungry then
+if workers_wait then
   wake(queue, tasks)
 end
 return {'ok', tasks}

@@ -18,26 +18,26 @@ local worker, claim, kind = ARGV[1], ARGV[2], ARGV[3]
 local error_type, error_message, error_traceback, error_fields = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 
 check_types(queue)
-check_aside_types(queue, worker)
+check_dead_letter_types(queue, worker)
 if redis.call('SREM', claims, claim) == 0 then
-  return {why_not_held(workers, worker)}
+  return {unheld_status(workers, worker)}
 end
-local record, how = read_claim(queue, claim), policy_of(queue, worker)
+local record, how = read_claim(queue, claim), worker_policy(queue, worker)
 how.kind, how.reason, how.now = kind, kind, now_ms()
 how.error_type, how.error_message, how.error_traceback = error_type, error_message, error_traceback
 how.error_fields = error_fields ~= '' and error_fields or nil
-local word, ready
-if take_mark(queue, claim) then
-  tally(queue, 'cancelled', 1, {record and record.job})
-  word, ready = 'cancelled', end_claim(queue, claim, {outcome = 'cancelled', ttl = how.ttl, now = how.now}) or 0
+local status, ready
+if take_cancel_request(queue, claim) then
+  count(queue, 'cancelled', 1, {record and record.job})
+  status, ready = 'cancelled', end_claim(queue, claim, {outcome = 'cancelled', ttl = how.ttl, now = how.now}) or 0
 elseif record then
   if kind == 'failed' then
     record.failures = record.failures + 1
   end
-  word, ready = 'aside', set_aside(queue, claim, record, how)
+  status, ready = 'aside', move_to_dead_letters(queue, claim, record, how)
 else
-  word, ready = 'gone', end_claim(queue, claim, {outcome = 'gone', now = how.now}) or 0
+  status, ready = 'gone', end_claim(queue, claim, {outcome = 'gone', now = how.now}) or 0
 end
 wake(queue, ready)
 wake_for_suspects(queue)
-return {word}
+return {status}

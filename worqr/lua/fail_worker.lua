@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- fail_worker: removes a dead worker from the fence of a queue. Its claims go back to the front in their old order, each
+-- fail_worker: ends the admission of a dead worker to a queue. Its claims go back to the front in their old order, each
 -- with one stall more. A task becomes a suspect one stall before the limit, and fails at it. Call again while it returns more.
 -- KEYS[1] queue LIST
 -- ARGV[1] worker id
@@ -9,4 +9,4 @@
 local queue = KEYS[1]
 local worker, limit = ARGV[1], tonumber(ARGV[2])
 
-return take_back(queue, worker, limit, 'stalls')
+return release_all(queue, worker, limit, 'stalls')

@@ -8,10 +8,10 @@
 -- RESEND safe: it only reads
 local queue, list, aside_index = KEYS[1], KEYS[2], KEYS[3]
 
-local reply, place = {'ok'}, {}
+local reply, next_claim = {'ok'}, {}
 for i = 1, #ARGV do
   local named = ARGV[i]
-  local claim = place[named]
+  local claim = next_claim[named]
   if claim == nil then
     claim = redis.call('HGET', aside_index, named)
   end
@@ -22,6 +22,6 @@ for i = 1, #ARGV do
     reply[#reply + 1] = claim
     claim = own(redis.pcall('HGET', queue .. ':aside:' .. claim, 'older'))
   end
-  place[named] = claim
+  next_claim[named] = claim
 end
 return reply

@@ -8,7 +8,7 @@
 -- ARGV[1] worker id
 -- ARGV[2] results among what follows
 -- ARGV[3..] ended first, for each result, claim id, kind (bytes, json, none) and value; then the ids of all ended claims
--- RETURNS ok [claim word]...: only those that did not end as finished: cancelled, mine (settled before by this worker,
+-- RETURNS ok [claim status]...: only those that did not end as finished: cancelled, mine (settled before by this worker,
 --   a resend), lost (the worker counted as dead: the task runs elsewhere)
 -- RESEND safe: fenced by the claim
 local queue, workers, claims, policy = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -16,18 +16,18 @@ local worker, results = ARGV[1], tonumber(ARGV[2])
 
 -- A key of a wrong type is an error before the first write. Keys for blocked jobs and suspects are checked if there are some.
 redis.call('HLEN', queue .. ':counts')
-local no_twins = redis.call('SCARD', queue .. ':blocked') == 0
+local none_blocked = redis.call('SCARD', queue .. ':blocked') == 0
 local suspects_wait = redis.call('LLEN', queue .. ':suspects') > 0 and redis.call('SCARD', queue .. ':hungry') > 0
-if suspects_wait or not no_twins then
+if suspects_wait or not none_blocked then
   check_types(queue)
 end
 local anything_marked = redis.call('SCARD', queue .. ':cancelling') > 0
-local why_not = why_not_held(workers, worker)
-local nothing = {'kind', 'none', 'value', ''}
-local how = {ttl = tonumber(redis.call('HGET', policy, 'result_ttl')) or 0, no_twins = no_twins}
-how.now = not no_twins and now_ms()
-local heard = redis.pcall('PUBSUB', 'NUMSUB', queue .. ':events')
-local ids = heard[2] and heard[2] > 0 and {}
+local unheld = unheld_status(workers, worker)
+local no_result = {'kind', 'none', 'value', ''}
+local how = {ttl = tonumber(redis.call('HGET', policy, 'result_ttl')) or 0, none_blocked = none_blocked}
+how.now = not none_blocked and now_ms()
+local subscribers = redis.pcall('PUBSUB', 'NUMSUB', queue .. ':events')
+local ids = subscribers[2] and subscribers[2] > 0 and {}
 
 local results_of = {}
 for i = 3, 2 + 3 * results, 3 do
@@ -46,30 +46,30 @@ for from = 3 + 3 * results, #ARGV, 1000 do
   local held = redis.call('SMISMEMBER', claims, unpack(named))
   redis.call('SREM', claims, unpack(named))
   for i, claim in ipairs(named) do
-    local word, id = held[i] == 1 and 'finished' or why_not, nil
+    local status, id = held[i] == 1 and 'finished' or unheld, nil
     if held[i] == 1 then
-      word = anything_marked and take_mark(queue, claim) and 'cancelled' or word
-      how.outcome, how.facts = word, results_of[claim] or nothing
+      status = anything_marked and take_cancel_request(queue, claim) and 'cancelled' or status
+      how.outcome, how.facts = status, results_of[claim] or no_result
       local put
       put, id = end_claim(queue, claim, how)
-      if word == 'cancelled' then
-        tally(queue, 'cancelled', 1, {id})
+      if status == 'cancelled' then
+        count(queue, 'cancelled', 1, {id})
       elseif not put then
-        word = why_not
+        status = unheld
       end
       ready = ready + (put or 0)
     end
-    if word == 'finished' then
+    if status == 'finished' then
       finished = finished + 1
       if ids then
         ids[#ids + 1] = id
       end
     else
       reply[#reply + 1] = claim
-      reply[#reply + 1] = word
+      reply[#reply + 1] = status
     end
   end
 end
-tally(queue, 'finished', finished, ids, heard)
+count(queue, 'finished', finished, ids, subscribers)
 wake(queue, math.max(ready, suspects_wait and 1 or 0))
 return reply

@@ -19,43 +19,43 @@ local queue, fired = KEYS[1], KEYS[2]
 local name, nominal, judged_at, run_at = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local overlap, expire_s, task = ARGV[5], ARGV[6], ARGV[7]
 
-local last, word = string.match(redis.call('HGET', fired, name) or '', '^(%d+) (%a+)$')
+local last, status = string.match(redis.call('HGET', fired, name) or '', '^(%d+) (%a+)$')
 last = tonumber(last)
 if last == nominal then
-  return {word}
+  return {status}
 elseif last and nominal < last and last <= judged_at + AHEAD_MS then
   return {'fired'}
 end
 check_types(queue)
 local id = 'cron:' .. name
-local seen = look_for(queue, id)
+local seen = find_job(queue, id)
 local job, now = queue .. ':job:' .. id, now_ms()
 local kept = seen.job and redis.call('HMGET', job, 'scheduled_for', 'retried_at') or {}
-local meant_for, retried_at = tonumber(kept[1]) or 0, tonumber(kept[2]) or 0
-local earlier = seen.active or seen.job and meant_for <= judged_at + AHEAD_MS
+local nominal_before, retried_at = tonumber(kept[1]) or 0, tonumber(kept[2]) or 0
+local earlier = seen.active or seen.job and nominal_before <= judged_at + AHEAD_MS
 if earlier and overlap ~= 'cancel' and seen.job and seen.job.state == 'due' and retried_at > now + AHEAD_MS then
   redis.call('ZREM', queue .. ':due', id)
   redis.call('HSET', job, 'run_at', digits(now))
-  wake(queue, put_in_line(queue, id, now, now))
+  wake(queue, enqueue_job(queue, id, now, now))
 end
 if earlier and overlap == 'queue' then
   return {'busy'}
 end
-word = 'ok'
+status = 'ok'
 if earlier and overlap == 'skip' then
-  word = 'skipped'
+  status = 'skipped'
 else
   if seen.active then
     cancel_running(queue, id, 'the next firing of its schedule came')
   end
-  local number = next_fence(queue)
-  note_fence(queue, number)
+  local number = next_token(queue)
+  store_token(queue, number)
   local o = {id = id, run_at = run_at, scheduled_for = digits(nominal)}
   local _, _, _, ready, more = upsert(queue, o, task, digits(number), now, seen)
   redis.call('EXPIRE', queue .. ':counts', 2592000)
-  tally(queue, 'enqueued', more, {id})
+  count(queue, 'enqueued', more, {id})
   wake(queue, ready)
 end
-redis.call('HSET', fired, name, digits(nominal) .. ' ' .. word)
+redis.call('HSET', fired, name, digits(nominal) .. ' ' .. status)
 redis.call('EXPIRE', fired, expire_s)
-return {word}
+return {status}

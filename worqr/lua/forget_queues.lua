@@ -24,12 +24,12 @@ for i = 4, #ARGV do
   end
 end
 for _, worker in ipairs(#unused > 0 and redis.call('SMEMBERS', dying) or {}) do
-  for place, mapped in ipairs(redis.call('SMISMEMBER', work_map_stem .. worker, unpack(unused))) do
-    served[place] = served[place] or mapped == 1
+  for n, mapped in ipairs(redis.call('SMISMEMBER', work_map_stem .. worker, unpack(unused))) do
+    served[n] = served[n] or mapped == 1
   end
 end
-for place, name in ipairs(unused) do
-  if not served[place] then
+for n, name in ipairs(unused) do
+  if not served[n] then
     redis.call('ZREM', queues, name)
     reply[#reply + 1] = name
   end

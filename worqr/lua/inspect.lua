@@ -13,7 +13,7 @@
 -- KEYS[11] trash_blocked SET
 -- KEYS[12] blocked SET
 -- RETURNS ok waiting due running failed broken paused trash workers counts blocked next_in oldest: paused is false or the
---   reason, trash not 0 if there is something to purge, workers those in the fence, also leaving ones, counts names and values
+--   reason, trash not 0 if there is something to purge, workers the admitted ones, also leaving ones, counts names and values
 --   in turn, next_in ms until the next job is due (-1: none), oldest ms since the job in front was due (-1: no job in front)
 -- RESEND safe: it only reads
 local queue, workers, due, failed, broken = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
@@ -28,7 +28,7 @@ local now, first_due = now_ms(), redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2
 local in_front = job_id(redis.call('LINDEX', queue, -1) or '')
 local run_at = in_front and own(redis.pcall('HGET', queue .. ':job:' .. in_front, 'run_at'))
 local trashed = redis.call('EXISTS', trash, trash_suspects, trash_due, trash_blocked)
-return {'ok', count_waiting(queue), redis.call('ZCARD', due), running, redis.call('ZCARD', failed),
+return {'ok', waiting_length(queue), redis.call('ZCARD', due), running, redis.call('ZCARD', failed),
   redis.call('ZCARD', broken), redis.call('GET', paused), trashed,
   serving, redis.call('HGETALL', counts), redis.call('SCARD', blocked),
   first_due and math.max(0, tonumber(first_due) - now) or -1, run_at and math.max(0, now - tonumber(run_at)) or -1}

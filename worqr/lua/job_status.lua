@@ -16,25 +16,25 @@ local job, active, result, older_result, counts, aside_index = KEYS[1], KEYS[2],
 local number, id, aside_stem = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 
 -- The fields of the record `key`. `tries`: attempts that the three counters do not count.
-local function told(word, key, tries)
+local function status_of(status, key, tries)
   local kept = redis.call('HMGET', key, 'claim', 'worker', 'run_at', 'progress', 'message', 'failures', 'stalls',
     'timeouts', 'error_type', 'error_message')
   local attempts = tries + (tonumber(kept[6]) or 0) + (tonumber(kept[7]) or 0) + (tonumber(kept[8]) or 0)
-  return {word, kept[1], kept[2], kept[3], kept[4], kept[5], kept[6], attempts, kept[9], kept[10]}
+  return {status, kept[1], kept[2], kept[3], kept[4], kept[5], kept[6], attempts, kept[9], kept[10]}
 end
 
-local live = live_record(active, job, counts, number)
+local live = find_live_record(active, job, counts, number)
 if live then
-  return told(redis.call('HGET', live, 'state'), live, live == active and 1 or 0)
+  return status_of(redis.call('HGET', live, 'state'), live, live == active and 1 or 0)
 end
-local found, outcome = ended_as(result, older_result, number)
+local found, outcome = find_result(result, older_result, number)
 if found then
   local kept = redis.call('HMGET', found, 'progress', 'message', 'failures', 'attempts', 'error_type', 'error_message')
   return {outcome, false, false, false, kept[1], kept[2], kept[3], tonumber(kept[4]) or 1, kept[5], kept[6]}
 end
-local aside = aside_of(aside_index, aside_stem, id, number)
+local aside = find_dead_letter(aside_index, aside_stem, id, number)
 if aside then
-  local reply = told('failed', aside, redis.call('HGET', aside, 'reason') == 'broken' and 1 or 0)
+  local reply = status_of('failed', aside, redis.call('HGET', aside, 'reason') == 'broken' and 1 or 0)
   reply[2], reply[3], reply[4] = false, false, false
   return reply
 end

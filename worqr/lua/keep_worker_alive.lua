@@ -24,7 +24,7 @@ local info_expire_s, running, room, standing = ARGV[5], ARGV[6], ARGV[7], ARGV[8
 if redis.call('SISMEMBER', registered, worker) == 0 then
   return {'dead'}
 end
-local word = redis.call('EXISTS', worker_key) == 1 and 'ok' or 'revived'
+local status = redis.call('EXISTS', worker_key) == 1 and 'ok' or 'revived'
 local lease, waits = redis.call('GET', leader), redis.call('SMEMBERS', waiting)
 redis.call('HSET', info, 'running', running, 'room', room)
 redis.call('EXPIRE', info, info_expire_s)
@@ -39,7 +39,7 @@ if lease_ms > 0 and (not lease or lease == standing or string.match(lease, '^(.*
   redis.call('SET', leader, lease, 'PX', lease_ms)
   leads = 1
 end
-local reply = {word, leads, lease or ''}
+local reply = {status, leads, lease or ''}
 for _, queue in ipairs(waits) do
   reply[#reply + 1] = queue
 end

@@ -6,7 +6,7 @@
 -- ARGV[2] max_bytes bytes of payload of jobs that are read
 -- ARGV[3] after_worker worker of the last claim of the page before, empty for the first page
 -- ARGV[4] after_claim that claim, 0 for the first page
--- RETURNS ok entry...: an entry is claim worker glance, a glance as `glance` returns it
+-- RETURNS ok entry...: an entry is claim worker glance, a glance as `summarize` returns it
 -- RESEND safe: it only reads
 local queue, workers = KEYS[1], KEYS[2]
 local limit, max_bytes, after_worker, after_claim = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
@@ -24,7 +24,7 @@ for _, worker in ipairs(holders) do
     for _, claim in ipairs(redis.call('SORT_RO', held, 'LIMIT', 0, goes_on and -1 or room)) do
       if #reply <= limit and (not goes_on or tonumber(claim) > after_claim) then
         local item = own(redis.pcall('LINDEX', queue .. ':claim:' .. claim, 0)) or ''
-        reply[#reply + 1] = {claim, worker, glance(queue, 'active', item, budget)}
+        reply[#reply + 1] = {claim, worker, summarize(queue, 'active', item, budget)}
       end
     end
   end

@@ -26,9 +26,9 @@ local function list(cursor, item)
   end
   local id = job_id(item)
   -- A job that was due in between has two positions in the lists, and a cancelled job no longer has the state.
-  local there = not id or own(redis.pcall('HGET', queue .. ':job:' .. id, 'state')) == state
-  if there and not listed[item] then
-    reply[#reply + 1] = {cursor, glance(queue, 'job', item, budget)}
+  local listable = not id or own(redis.pcall('HGET', queue .. ':job:' .. id, 'state')) == state
+  if listable and not listed[item] then
+    reply[#reply + 1] = {cursor, summarize(queue, 'job', item, budget)}
     listed[item] = id
   else
     reply[#reply + 1] = {cursor}
@@ -37,7 +37,7 @@ local function list(cursor, item)
   return true
 end
 
-local function list_line(name, key, first, claimed)
+local function list_positions(name, key, first, claimed)
   for i = first, redis.call('LLEN', key) - 1 do
     if not list(string.format('%s %d %.0f', name, i, claimed), redis.call('LINDEX', key, -1 - i)) then
       return false
@@ -49,10 +49,10 @@ end
 if state == 'waiting' then
   -- A position is counted from the front: tasks added at the back change no position. Claims move all of them ahead.
   local claimed = tonumber(redis.call('HGET', counts, 'claimed')) or 0
-  local line, place, claimed_then = string.match(after, '^(%l+) (%d+) (%d+)$')
-  local first = math.max(0, (tonumber(place) or -1) + 1 - math.max(0, claimed - (tonumber(claimed_then) or claimed)))
-  if line == 'queue' or list_line('suspects', suspects, first, claimed) then
-    list_line('queue', queue, line == 'queue' and first or 0, claimed)
+  local list_name, position, claimed_then = string.match(after, '^(%l+) (%d+) (%d+)$')
+  local first = math.max(0, (tonumber(position) or -1) + 1 - math.max(0, claimed - (tonumber(claimed_then) or claimed)))
+  if list_name == 'queue' or list_positions('suspects', suspects, first, claimed) then
+    list_positions('queue', queue, list_name == 'queue' and first or 0, claimed)
   end
 elseif state == 'due' then
   local score, id = string.match(after, '^(%d+) (.*)$')

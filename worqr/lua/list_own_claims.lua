@@ -9,7 +9,7 @@
 local workers, claims = KEYS[1], KEYS[2]
 local worker, limit = ARGV[1], ARGV[2]
 
-if not place_in_fence(workers, worker) then
+if not admission_of(workers, worker) then
   return {'not_serving'}
 end
 local reply = redis.call('SORT_RO', claims, 'LIMIT', 0, limit)

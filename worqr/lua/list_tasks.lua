@@ -12,7 +12,7 @@ local queue, suspects = KEYS[1], KEYS[2]
 local limit, from_front = tonumber(ARGV[1]), ARGV[2] == '1'
 local max_bytes, max_skipped = tonumber(ARGV[3]), tonumber(ARGV[4])
 
-local reply = {'ok', count_waiting(queue)}
+local reply = {'ok', waiting_length(queue)}
 local bytes, skipped, listed = 0, 0, {}
 
 local function list(key)

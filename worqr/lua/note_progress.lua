@@ -19,11 +19,11 @@ for i = 2, #ARGV, 3 do
       local digest = redis.sha1hex(record.task)
       write_hash(active, {task = record.task, twin = digest, claim = said, worker = worker, state = 'active',
         first = said, last = said, queued = said})
-      note_twin(queue, digest, record.id)
+      add_twin(queue, digest, record.id)
       redis.call('LSET', queue .. ':claim:' .. said, 0, MARKER .. record.id)
     end
     redis.call('HSET', active, 'progress', progress, 'message', message)
-    tell(queue, record.id, 'progress')
+    notify(queue, record.id, 'progress')
     noted = noted + 1
   end
 end

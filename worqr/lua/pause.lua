@@ -14,5 +14,5 @@ local reason = ARGV[3]
 
 check_types(queue)
 redis.call('SET', paused, reason)
-tally(queue, 'paused', 1)
+count(queue, 'paused', 1)
 return {'ok'}

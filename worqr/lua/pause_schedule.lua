@@ -24,7 +24,7 @@ elseif redis.call('HDEL', schedules, 'paused ' .. name) == 1 then
   local now = now_ms()
   redis.call('HSET', schedules, 'last ' .. name, digits(now))
   redis.call('HDEL', schedules, 'next ' .. name, 'owed ' .. name)
-  look_at(schedules_due, name, digits(now))
-  note_clock(schedules, now)
+  schedule_check(schedules_due, name, digits(now))
+  store_clock(schedules, now)
 end
 return {'ok'}

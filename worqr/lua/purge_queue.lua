@@ -16,12 +16,12 @@ local counts, limit = KEYS[6], tonumber(ARGV[1])
 redis.call('LLEN', trash_suspects)
 redis.call('ZCARD', trash_due)
 redis.call('SCARD', trash_blocked)
-local noted, ttl = redis.call('HMGET', counts, 'cleared', 'cleared_why'), any_result_ttl(queue)
+local noted, ttl = redis.call('HMGET', counts, 'cleared', 'cleared_why'), longest_result_ttl(queue)
 local cleared, why = tonumber(noted[1]) or math.huge, noted[2] or ''
 local function purge(id)
   local kept = own(redis.pcall('HMGET', queue .. ':job:' .. id, 'task', 'queued')) or {}
   if kept[1] and (tonumber(kept[2]) or 0) <= cleared then -- else a newer job of this id waits in the queue
-    forget_job(queue, id, ttl, why)
+    delete_cancelled_job(queue, id, ttl, why)
   end
   limit = limit - 1
 end

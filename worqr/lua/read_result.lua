@@ -17,16 +17,16 @@ local queue, job, active, result, older_result, counts = KEYS[1], KEYS[2], KEYS[
 local aside_index = KEYS[7]
 local number, id, aside_stem = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 
-local found, outcome = ended_as(result, older_result, number)
+local found, outcome = find_result(result, older_result, number)
 -- A dispatch that has ended and still has a record failed, and was retried.
-local live = (number == 0 or not found or outcome == 'failed') and live_record(active, job, counts, number)
+local live = (number == 0 or not found or outcome == 'failed') and find_live_record(active, job, counts, number)
 if live then
-  local ttl = tonumber(redis.call('HGET', live, 'result_ttl')) or any_result_ttl(queue)
+  local ttl = tonumber(redis.call('HGET', live, 'result_ttl')) or longest_result_ttl(queue)
   return {ttl > 0 and 'wait' or 'never'}
 end
 if not found then
   -- Whatever its result_ttl, a failed job is known as long as its record is in the dead-letter queue.
-  found, outcome = aside_of(aside_index, aside_stem, id, number), 'failed'
+  found, outcome = find_dead_letter(aside_index, aside_stem, id, number), 'failed'
 end
 if not found then
   for _, key in ipairs(number > 0 and {active, job, result} or {}) do
@@ -39,7 +39,7 @@ elseif outcome == 'finished' then
   local value = redis.call('HMGET', found, 'kind', 'value')
   return {'finished', value[1], value[2]}
 elseif outcome == 'failed' then
-  local told = redis.call('HMGET', found, 'error_type', 'error_message', 'error_traceback', 'error_fields')
-  return {'failed', told[1], told[2], told[3], told[4]}
+  local error = redis.call('HMGET', found, 'error_type', 'error_message', 'error_traceback', 'error_fields')
+  return {'failed', error[1], error[2], error[3], error[4]}
 end
 return {'cancelled', redis.call('HGET', found, 'reason')}

@@ -10,7 +10,7 @@
 local workers, claims, cancelling = KEYS[1], KEYS[2], KEYS[3]
 local worker = ARGV[1]
 
-if not place_in_fence(workers, worker) then
+if not admission_of(workers, worker) then
   return {'not_serving'}
 end
 local reply = {'ok', 0}

@@ -20,7 +20,7 @@ for i = 2, #ARGV do
   else
     redis.call('ZADD', schedules_seen, led, name)
     if not redis.call('ZSCORE', schedules_due, name) and redis.call('HEXISTS', schedules, 'paused ' .. name) == 0 then
-      look_at(schedules_due, name, digits(now_ms()))
+      schedule_check(schedules_due, name, digits(now_ms()))
     end
   end
 end

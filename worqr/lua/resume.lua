@@ -12,6 +12,6 @@ local queue, paused = KEYS[2], KEYS[3]
 
 check_types(queue)
 redis.call('DEL', paused)
-tally(queue, 'resumed', 1)
+count(queue, 'resumed', 1)
 redis.pcall('PUBLISH', queue, 'resumed')
 return {'ok'}

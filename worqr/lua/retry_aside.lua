@@ -19,18 +19,18 @@ local function is_free(id)
 end
 
 check_types(queue)
-local count, ready, ids, taken_over = 0, 0, {}, nil
-local fence, now = next_fence(queue)
+local stored, ready, ids, taken_over = 0, 0, {}, nil
+local token, now = next_token(queue)
 for i = 3, #ARGV do
   local retried = ARGV[i]
   local fields = redis.call('ZSCORE', list, retried) and read_hash(queue .. ':aside:' .. retried)
   local id = fields and fields.id
   local free = id and is_free(id)
   taken_over = taken_over or id and not free and id
-  local seen = free and look_for(queue, id)
+  local seen = free and find_job(queue, id)
   if seen and not seen.job then
-    local dispatched = digits(fence + count)
-    forget_aside(queue, retried)
+    local dispatched = digits(token + stored)
+    delete_dead_letter(queue, retried)
     redis.call('ZREM', list, retried)
     local kept = {first = fields.first, meta = fields.meta, failed = fields.failed,
       scheduled_for = fields.scheduled_for}
@@ -42,17 +42,17 @@ for i = 3, #ARGV do
     end
     kept.twin = kept.twin or fields.twin
     if kept.twin then
-      note_twin(queue, kept.twin, id)
+      add_twin(queue, kept.twin, id)
     end
-    local _, put = create(queue, id, {id = id, fields = kept}, fields.task, dispatched, now, now, seen)
-    count, ready, ids[#ids + 1] = count + 1, ready + put, id
+    local _, put = create_job(queue, id, {id = id, fields = kept}, fields.task, dispatched, now, now, seen)
+    stored, ready, ids[#ids + 1] = stored + 1, ready + put, id
   end
 end
-if count == 0 and taken_over then
-  look_for(queue, taken_over) -- an error, before anything is written
-elseif count > 0 then
-  note_fence(queue, fence + count - 1)
+if stored == 0 and taken_over then
+  find_job(queue, taken_over) -- an error, before anything is written
+elseif stored > 0 then
+  store_token(queue, token + stored - 1)
 end
-tally(queue, 'enqueued', count, ids)
+count(queue, 'enqueued', stored, ids)
 wake(queue, ready)
-return {'ok', count}
+return {'ok', stored}

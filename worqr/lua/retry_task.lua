@@ -22,21 +22,21 @@ local delay, run_at = tonumber(ARGV[5]), tonumber(ARGV[6])
 local error_type, error_message, error_traceback, error_fields = ARGV[7], ARGV[8], ARGV[9], ARGV[10]
 
 check_types(queue)
-check_aside_types(queue, worker)
+check_dead_letter_types(queue, worker)
 if redis.call('SREM', claims, claim) == 0 then
-  return {why_not_held(workers, worker)}
+  return {unheld_status(workers, worker)}
 end
-local how = policy_of(queue, worker)
+local how = worker_policy(queue, worker)
 how.now, how.counter, how.limit, how.back, how.kind = now_ms(), counter, limit, true, 'failed'
 how.run_at = run_at or delay > 0 and how.now + delay or nil
 how.retried_at = not run_at and digits(how.now) or nil
 how.reason = ({stalls = 'stalled', timeouts = 'timeout'})[counter] or 'failed'
 how.error_type, how.error_message, how.error_traceback = error_type, error_message, error_traceback
 how.error_fields = error_fields ~= '' and error_fields or nil
-local word, ready, id = give_back(queue, claim, how)
-if word == 'given' then
-  tally(queue, counter == 'stalls' and 'stalled' or 'retried', 1, {id})
+local status, ready, id = release_claim(queue, claim, how)
+if status == 'given' then
+  count(queue, counter == 'stalls' and 'stalled' or 'retried', 1, {id})
 end
 wake(queue, ready)
 wake_for_suspects(queue)
-return {word}
+return {status}

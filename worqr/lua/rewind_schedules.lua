@@ -30,7 +30,7 @@ local function rewind(name, last)
     redis.call('HDEL', schedules, 'next ' .. name)
   end
   if (ahead(last) or put_off) and not kept[3] then
-    look_at(schedules_due, name, digits(now))
+    schedule_check(schedules_due, name, digits(now))
   end
   rewound = rewound + (ahead(last) and 1 or 0)
 end

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- start_tasks: moves up to n tasks into claims of a worker in the fence; a suspect first, one at a time. If there are fewer
+-- start_tasks: moves up to n tasks into claims of an admitted worker; a suspect first, one at a time. If there are fewer
 -- tasks, due jobs are put into the queue. An expired job goes to the dead-letter queue, and its number is used up. If nothing
 -- is left, the worker joins the waiting workers (hungry) in the same script. If tasks are left, one more is woken.
 -- KEYS[1] queue LIST
@@ -24,9 +24,9 @@ local suspects, paused, due = KEYS[5], KEYS[6], KEYS[7]
 local worker, number, wanted = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local max_bytes, max_skipped = tonumber(ARGV[4]), tonumber(ARGV[5])
 
-local before, suspect = started_before(queue, place_in_fence(workers, worker), number)
-if before then
-  return before
+local earlier_reply, suspect = repeated_start(queue, admission_of(workers, worker), number)
+if earlier_reply then
+  return earlier_reply
 end
 if redis.call('EXISTS', paused) == 1 then
   redis.call('HSET', workers, worker, digits(number) .. ' 0 0 ' .. suspect)
@@ -34,23 +34,23 @@ if redis.call('EXISTS', paused) == 1 then
 end
 
 -- A key of a wrong type is an error before the first write. Keys that only an expired job needs are checked when there is one.
-local left, anybody_hungry = redis.call('LLEN', queue) + redis.call('LLEN', suspects), redis.call('SCARD', hungry) > 0
+local left, workers_wait = redis.call('LLEN', queue) + redis.call('LLEN', suspects), redis.call('SCARD', hungry) > 0
 local first_source = redis.call('SISMEMBER', claims, suspect) == 0 and suspects or queue
-local source, dry, asleep, woken = first_source, false, redis.call('ZCARD', due), 0
+local source, exhausted, due_count, promoted = first_source, false, redis.call('ZCARD', due), 0
 local taken, skipped, bytes = 0, 0, 0
-local next_claim, now = next_fence(queue)
+local next_claim, now = next_token(queue)
 local reply, mine = {'ok', digits(next_claim)}, {}
-while taken < wanted and skipped < max_skipped and bytes < max_bytes and not dry do
+while taken < wanted and skipped < max_skipped and bytes < max_bytes and not exhausted do
   local claim = digits(next_claim + taken)
-  local word, entry, size = claim_last(queue, source, worker, claim, now)
-  if word == 'empty' and source == queue and asleep > 0 then
-    woken = promote(queue, max_skipped, now)
-    left, asleep, source = left + woken, 0, first_source
-  elseif word == 'empty' then
-    dry, source = source == queue, queue
-  elseif word == 'expired' then
+  local status, entry, size = claim_one(queue, source, worker, claim, now)
+  if status == 'empty' and source == queue and due_count > 0 then
+    promoted = promote(queue, max_skipped, now)
+    left, due_count, source = left + promoted, 0, first_source
+  elseif status == 'empty' then
+    exhausted, source = source == queue, queue
+  elseif status == 'expired' then
     taken, reply[#reply + 1] = taken + 1, false
-  elseif word == 'skipped' then
+  elseif status == 'skipped' then
     skipped = skipped + 1
   else
     if source == suspects then
@@ -66,19 +66,19 @@ end
 
 redis.call('HSET', workers, worker, table.concat({digits(number), digits(next_claim), digits(taken), suspect}, ' '))
 if taken > 0 then
-  note_fence(queue, next_claim + taken - 1)
-  keep_counts(queue)
+  store_token(queue, next_claim + taken - 1)
+  renew_counts(queue)
 end
-tally(queue, 'claimed', taken, nil, nil, reply)
+count(queue, 'claimed', taken, nil, nil, reply)
 left = left - taken - skipped
-untally_stale(queue, skipped, left)
+remove_stale(queue, skipped, left)
 -- Tasks are left although the lists were read to the end: these are suspects, and this worker runs one. Others may take them.
-local wakes = math.min(left, dry and math.max(woken, 1) or 1)
-if anybody_hungry and (wakes > 0 or not dry) then
+local wakes = math.min(left, exhausted and math.max(promoted, 1) or 1)
+if workers_wait and (wakes > 0 or not exhausted) then
   redis.call('SREM', hungry, worker)
   wake(queue, wakes)
 end
-if dry then
+if exhausted then
   redis.call('SADD', hungry, worker)
   reply[1] = 'short'
   table.insert(reply, 3, redis.call('SCARD', hungry))

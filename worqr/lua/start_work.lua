@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- start_work: puts a worker into the fence of a queue, with the handler options for its recovery, if it has all rights there.
+-- start_work: admits a worker to a queue, with the handler options for its recovery, if it has all rights there.
 -- KEYS[1] producer HASH
 -- KEYS[2] queue LIST
 -- KEYS[3] workers HASH
@@ -23,7 +23,7 @@ local missing = missing_rights(queue)
 if missing then
   return missing
 end
-local place, result_ttls = place_in_fence(workers, worker), queue .. ':result_ttls'
+local admission, result_ttls = admission_of(workers, worker), queue .. ':result_ttls'
 redis.call('ZCARD', result_ttls)
 redis.call('HSET', policy, 'max_stalls', max_stalls, 'keep_failed', keep_failed, 'on_failure', on_failure)
 if result_ttl == '-' then
@@ -36,7 +36,7 @@ if (tonumber(result_ttl) or 0) > 0 then
 else
   redis.call('ZREM', result_ttls, worker)
 end
-if not place then
+if not admission then
   redis.call('HSET', workers, worker, last .. ' 0 0 0')
 end
 return {'ok'}

@@ -5,7 +5,7 @@
 -- KEYS[3] claims SET
 -- ARGV[1] worker id
 -- ARGV[2..] stopped claim ids, in any order
--- RETURNS ok [claim word]...: only those that were not given back: cancelled, dropped (the queue was deleted), gone, mine,
+-- RETURNS ok [claim status]...: only those that were not given back: cancelled, dropped (the queue was deleted), gone, mine,
 --   lost
 -- RESEND safe: fenced by the claim
 local queue, workers, claims = KEYS[1], KEYS[2], KEYS[3]
@@ -18,26 +18,26 @@ end
 table.sort(stopped_claims, function(a, b) return tonumber(a) > tonumber(b) end)
 
 check_types(queue)
-local how = policy_of(queue, worker)
+local how = worker_policy(queue, worker)
 how.counter, how.now = '', now_ms()
 local reply, given, ready, ids = {'ok'}, 0, 0, {}
 for _, claim in ipairs(stopped_claims) do
-  local word
+  local status
   local put = 0
   if redis.call('SREM', claims, claim) == 0 then
-    word = why_not_held(workers, worker)
+    status = unheld_status(workers, worker)
   else
-    word, put, ids[#ids + 1] = give_back(queue, claim, how)
+    status, put, ids[#ids + 1] = release_claim(queue, claim, how)
   end
   ready = ready + put
-  if word == 'given' then
+  if status == 'given' then
     given = given + 1
   else
     reply[#reply + 1] = claim
-    reply[#reply + 1] = word
+    reply[#reply + 1] = status
   end
 end
-tally(queue, 'stopped', given, ids)
+count(queue, 'stopped', given, ids)
 wake(queue, ready)
 if ready == 0 then
   wake_for_suspects(queue)

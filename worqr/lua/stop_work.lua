@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- stop_work: removes a worker from the fence of a queue, then gives its claims back to the front in their old order; their
+-- stop_work: ends the admission of a worker to a queue, then gives its claims back to the front in their old order; their
 -- attempts are not counted. Call again while it returns more.
 -- KEYS[1] producer HASH
 -- KEYS[2] queue LIST
@@ -13,4 +13,4 @@
 local queue = KEYS[2]
 local worker, limit = ARGV[3], tonumber(ARGV[4])
 
-return take_back(queue, worker, limit, '')
+return release_all(queue, worker, limit, '')

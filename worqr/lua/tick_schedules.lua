@@ -19,10 +19,10 @@ redis.call('ZCARD', schedules_due)
 local now = now_ms()
 if redis.call('HLEN', schedules) == 0 then
   return {'ok', digits(now), '0', ''}
-elseif is_back(schedules, now) then
+elseif clock_was_set_back(schedules, now) then
   return {'back'}
 end
-note_clock(schedules, now)
+store_clock(schedules, now)
 if was_led ~= led and (redis.call('HGET', schedules, 'led') or '0') == was_led then
   redis.call('HSET', schedules, 'led', led)
 end
@@ -46,7 +46,7 @@ local function note(name, was, is)
     redis.call('HSET', schedules, 'fired ' .. name, fired)
   end
   if not kept[4] then
-    look_at(schedules_due, name, at)
+    schedule_check(schedules_due, name, at)
   end
 end
 
