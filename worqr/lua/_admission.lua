@@ -18,12 +18,14 @@ local function unheld_status(workers, worker)
   return admission_of(workers, worker) and 'mine' or 'lost'
 end
 
--- The handler options that a script needs when it acts for a worker, for example in its recovery.
+-- Returns the handler options that a script needs when it acts for a worker, for example in its recovery: worker, max_stalls
+-- (for jobs without a limit of their own), keep_failed (dead-letter records), on_failure (true: there is a failure handler) and
+-- result_ttl (ms, for jobs that do not say).
 local function worker_policy(base, worker)
   local kept = redis.call('HMGET', base .. ':policy:' .. worker, 'max_stalls', 'keep_failed', 'on_failure',
     'result_ttl')
-  return {worker = worker, max_stalls = tonumber(kept[1]) or 3, keep = kept[2] or '1000', on_failure = kept[3] == '1',
-    ttl = tonumber(kept[4]) or 0}
+  return {worker = worker, max_stalls = tonumber(kept[1]) or 3, keep_failed = tonumber(kept[2] or '1000'),
+    on_failure = kept[3] == '1', result_ttl = tonumber(kept[4]) or 0}
 end
 
 -- The commands that a worker's scripts run on a queue, each with example keys; @ is the queue's base. A script that is refused

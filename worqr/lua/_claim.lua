@@ -124,15 +124,16 @@ local function claim_one(base, source, worker, claim, now)
 end
 
 -- Deletes what is stored under `claim`. Returns false if there is nothing, else how many blocked jobs became claimable, and the
--- id, if it is a job. The caller removes the claim from the worker's set of claims.
-local function end_claim(base, claim, how)
+-- id, if it is a job. The parameters after `claim` are those of end_job. The caller removes the claim from the worker's set of
+-- claims.
+local function end_claim(base, claim, outcome, facts, ttl, now, none_blocked)
   local item = redis.pcall('LPOP', base .. ':claim:' .. claim)
   if not item or item.err then
     own(item)
     return false
   end
   local id = job_id(item)
-  return id and end_job(base, id, how) or 0, id
+  return id and end_job(base, id, outcome, facts, ttl, now, none_blocked) or 0, id
 end
 
 -- Marks `claim` for cancellation and publishes it: the worker that holds it then asks for its marks.
@@ -205,36 +206,54 @@ local function each_claim(base, holders, after, budget, look)
   return '-'
 end
 
--- The one way back into the queue, for stop, retry, leave and the recovery of dead workers. `how`: counter ('' = free,
--- failures, stalls, timeouts), limit (the job's own, or a default, of that counter), max_stalls, back (true: to the back),
--- run_at (ms, nil: at once), retried_at (ms as text, nil: run_at is no delay), now, ttl, and the fields for `move_to_dead_letters`. A claim
--- with a cancel mark ends as cancelled; a claim of a queue that was cleared since is dropped. Returns given, cancelled,
--- dropped, aside or gone, how many tasks became claimable, and the id of a job that was given back. The caller removes the
--- claim from the worker's set of claims.
-local function release_claim(base, claim, how)
-  local record = read_claim(base, claim)
-  if take_cancel_request(base, claim) then
-    count(base, 'cancelled', 1, {record and record.job})
-    return 'cancelled', end_claim(base, claim, {outcome = 'cancelled', ttl = how.ttl, now = how.now}) or 0
+-- Ends `claim` as cancelled if its cancellation was requested. Returns how many tasks became claimable; nil if it was not
+-- requested. `task`: see read_claim.
+local function end_if_cancelled(base, claim, task, ttl, now)
+  if not take_cancel_request(base, claim) then
+    return nil
   end
-  if not record then
-    return 'gone', end_claim(base, claim, {outcome = 'gone', now = how.now}) or 0
-  end
-  if tonumber(claim) <= (tonumber(redis.call('HGET', base .. ':counts', 'cleared')) or 0) then
-    count(base, 'dropped', 1, {record.job})
-    return 'dropped', end_claim(base, claim, {outcome = 'cancelled', ttl = how.ttl, now = how.now}) or 0
-  end
-  if how.counter ~= '' then
-    record[how.counter] = record[how.counter] + 1
-    if record[how.counter] >= (tonumber(record.fields['max_' .. how.counter]) or how.limit) then
-      return 'aside', move_to_dead_letters(base, claim, record, how)
-    end
-  end
-  return 'given', requeue(base, claim, record, how, how.now)
+  count(base, 'cancelled', 1, {task and task.job})
+  return end_claim(base, claim, 'cancelled', nil, ttl, now) or 0
 end
 
--- Merges a blocked `twin` into the job with the record `fields`, which would be due at `run_at`: field by field, as the
--- dispatches of the twin said. Returns when the job is due then.
+-- How a claim goes back into the queue. `counter`: failures, stalls, timeouts, or '' if this return is not counted. `limit`: of
+-- that counter, for a task without a limit of its own; the task fails when it is reached. `failure`: a dead_letter_as, stored
+-- in the task's record too; nil if nothing failed. `retry_message`: stored there instead of its message, if it is retried.
+-- `to_back`: true for the back of the queue. `run_at`: ms, nil for at once. `retried_at`: ms as text, if run_at is a delay.
+local function release_as(counter, limit, failure, retry_message, to_back, run_at, retried_at)
+  return {counter = counter, limit = limit, failure = failure, retry_message = retry_message, to_back = to_back,
+    run_at = run_at, retried_at = retried_at}
+end
+
+-- The one way back into the queue, for stop, retry, leave and the recovery of dead workers. `release`: a release_as. `policy`: the
+-- worker_policy of the worker that holds the claim. A claim whose cancellation was requested ends as cancelled; a claim of a
+-- queue that was cleared since is dropped. Returns given, cancelled, dropped, aside or gone, how many tasks became claimable,
+-- and the id of a job that was given back. The caller removes the claim from the worker's set of claims.
+local function release_claim(base, claim, release, policy, now)
+  local task = read_claim(base, claim)
+  local ready = end_if_cancelled(base, claim, task, policy.result_ttl, now)
+  if ready then
+    return 'cancelled', ready
+  end
+  if not task then
+    return 'gone', end_claim(base, claim, 'gone', nil, nil, now) or 0
+  end
+  if tonumber(claim) <= (tonumber(redis.call('HGET', base .. ':counts', 'cleared')) or 0) then
+    count(base, 'dropped', 1, {task.job})
+    return 'dropped', end_claim(base, claim, 'cancelled', nil, policy.result_ttl, now) or 0
+  end
+  local counter = release.counter
+  if counter ~= '' then
+    task[counter] = task[counter] + 1
+    if task[counter] >= (tonumber(task.fields['max_' .. counter]) or release.limit) then
+      return 'aside', move_to_dead_letters(base, claim, task, release.failure, policy, now)
+    end
+  end
+  return 'given', requeue(base, claim, task, release, policy.max_stalls, now)
+end
+
+-- Merges a `blocked` job into the job with the record `fields`, which would be due at `run_at`: field by field, as the
+-- dispatches of the blocked job said. Returns when the job is due then.
 local function merge_blocked_job(job, fields, blocked, changes, run_at)
   if blocked.update_data then
     changes.task, changes.meta, changes.scheduled_for = blocked.task, blocked.meta, blocked.scheduled_for
@@ -259,46 +278,46 @@ local function truncated(text)
   return #text <= 500 and text or (string.gsub(string.sub(text, 1, 500), '[\192-\255][\128-\191]*$', ''))
 end
 
--- Puts the task under `claim` back into the queue, now or at `how.run_at` (nil: now), with the counter of this return and the
--- error of the attempt that ended. A raw task with something to store becomes a job. `queued` is the token of its place:
--- if it is not above the number of the last clearing, the place is in the trash. Returns how many tasks became claimable, and
--- the id of the job, if it is one.
-local function requeue(base, claim, record, how, now)
+-- Puts the `task` under `claim` back into the queue, now or at `release.run_at`, with the counter of this return and the error
+-- of the attempt that ended. `release`: a release_as. `max_stalls`: for a task without a limit of its own. A raw task with
+-- something to store becomes a job. `queued` is the token of its place: if it is not above the number of the last clearing, the
+-- place is in the trash. Returns how many tasks became claimable, and the id of the job, if it is one.
+local function requeue(base, claim, task, release, max_stalls, now)
   redis.call('DEL', base .. ':claim:' .. claim)
-  local front, run_at, remembers = not how.back, how.run_at or now, how.counter ~= ''
-  if not record.job and not remembers and run_at <= now then
-    redis.call(front and 'RPUSH' or 'LPUSH', base, record.item)
+  local front, run_at, is_counted = not release.to_back, release.run_at or now, release.counter ~= ''
+  if not task.job and not is_counted and run_at <= now then
+    redis.call(front and 'RPUSH' or 'LPUSH', base, task.item)
     return 1
   end
-  local job, changes = base .. ':job:' .. record.id, {queued = claim, started = '1'}
-  if remembers then
-    changes[how.counter] = record[how.counter]
+  local job, changes = base .. ':job:' .. task.id, {queued = claim, started = '1'}
+  if is_counted then
+    changes[release.counter] = task[release.counter]
   end
-  if how.error_type then
-    changes.error_type, changes.error_message = how.error_type, truncated(how.retry_message or how.error_message)
+  if release.failure then
+    local message = release.retry_message or release.failure.error_message
+    changes.error_type, changes.error_message = release.failure.error_type, truncated(message)
   end
-  if how.run_at then
-    changes.run_at, changes.retried_at = digits(run_at), how.retried_at
+  if release.run_at then
+    changes.run_at, changes.retried_at = digits(run_at), release.retried_at
   end
-  local max_stalls = tonumber(record.fields.max_stalls) or how.max_stalls
-  if record.stalls > 0 and record.stalls >= max_stalls - 1 then
+  if task.stalls > 0 and task.stalls >= (tonumber(task.fields.max_stalls) or max_stalls) - 1 then
     changes.suspect = '1'
   end
-  if record.job then
-    local blocked = redis.call('SREM', base .. ':blocked', record.id) == 1 and read_hash(job)
-    redis.call('RENAME', base .. ':active:' .. record.id, job)
+  if task.job then
+    local blocked = redis.call('SREM', base .. ':blocked', task.id) == 1 and read_hash(job)
+    redis.call('RENAME', base .. ':active:' .. task.id, job)
     redis.call('HDEL', job, 'claim', 'worker', 'progress', 'message', 'cancel_reason', 'suspect',
       'retried_at')
     if blocked then
-      run_at = merge_blocked_job(job, record.fields, blocked, changes, run_at)
+      run_at = merge_blocked_job(job, task.fields, blocked, changes, run_at)
       changes.run_at = digits(run_at)
     end
   else
-    changes.task, changes.twin, changes.first, changes.last = record.task, redis.sha1hex(record.task), claim, claim
-    add_twin(base, changes.twin, record.id)
+    changes.task, changes.twin, changes.first, changes.last = task.task, redis.sha1hex(task.task), claim, claim
+    add_twin(base, changes.twin, task.id)
   end
   write_hash(job, changes)
-  return enqueue_job(base, record.id, run_at, now, front, changes.suspect), record.id
+  return enqueue_job(base, task.id, run_at, now, front, changes.suspect), task.id
 end
 
 -- Returns up to `limit` of the claims, newest first. If there are more, the order is computed once and kept until all are done.
@@ -316,19 +335,19 @@ end
 -- Ends the admission of `worker` and gives up to `limit` of its claims back, newest first, which restores the old order.
 -- Counter 'stalls': recovery of a dead worker; '': the worker leaves. Both use this code. Returns ok or more, then how many.
 local function release_all(base, worker, limit, counter)
-  local claims, policy = base .. ':claims:' .. worker, base .. ':policy:' .. worker
+  local claims = base .. ':claims:' .. worker
   check_types(base)
   check_dead_letter_types(base, worker)
-  local how = worker_policy(base, worker)
-  how.counter, how.limit, how.kind, how.reason, how.now = counter, how.max_stalls, 'failed', 'stalled', now_ms()
+  local policy, now, failure = worker_policy(base, worker), now_ms(), nil
   if counter ~= '' then
-    how.error_type, how.error_traceback, how.retry_message = 'Stalled', '', 'its worker died while it ran'
-    how.error_message = 'its workers died while it ran, as often as max_stalls allows'
+    failure = dead_letter_as('failed', 'stalled', 'Stalled',
+      'its workers died while it ran, as often as max_stalls allows', '')
   end
+  local release = release_as(counter, policy.max_stalls, failure, 'its worker died while it ran')
   local ended, ready, ids = {given = 0, cancelled = 0, dropped = 0, aside = 0, gone = 0}, 0, {}
   for _, claim in ipairs(newest_claims(base, worker, limit)) do
     if redis.call('SREM', claims, claim) == 1 then
-      local status, put, id = release_claim(base, claim, how)
+      local status, put, id = release_claim(base, claim, release, policy, now)
       ended[status], ready, ids[#ids + 1] = ended[status] + 1, ready + put, id
     end
   end
@@ -342,6 +361,6 @@ local function release_all(base, worker, limit, counter)
   end
   redis.call('HDEL', base .. ':workers', worker)
   redis.call('ZREM', base .. ':result_ttls', worker)
-  redis.call('DEL', policy, base .. ':leaving:' .. worker)
+  redis.call('DEL', base .. ':policy:' .. worker, base .. ':leaving:' .. worker)
   return {'ok', ended.given, ended.cancelled, ended.aside}
 end

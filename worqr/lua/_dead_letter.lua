@@ -1,5 +1,12 @@
 -- The dead-letter queue: its records, how a task gets there, and the job of the failure handler. The wire calls it `aside`.
 
+-- How a task fails: `kind` names the list of its record (failed or broken), `reason` is a word for programs, the rest is for
+-- people. `error_fields` is JSON; empty or nil: none.
+local function dead_letter_as(kind, reason, error_type, error_message, error_traceback, error_fields)
+  return {kind = kind, reason = reason, error_type = error_type, error_message = error_message,
+    error_traceback = error_traceback, error_fields = error_fields ~= '' and error_fields or nil}
+end
+
 -- As check_types, for the other keys used when a task of `worker` goes to the dead-letter queue, and its failure handler's
 -- queue.
 local function check_dead_letter_types(base, worker)
@@ -27,23 +34,24 @@ local function delete_dead_letter(base, claim)
   redis.call('DEL', aside .. claim)
 end
 
--- Writes the dead-letter record under `claim` and lists it, if it is to be kept; the oldest records above the cap are deleted.
-local function store_dead_letter(base, claim, record, facts, how)
-  local aside, list, keep = base .. ':aside:' .. claim, base .. ':' .. how.kind, tonumber(how.keep)
-  if how.kind == 'broken' or keep > 0 then
-    if record.job then
-      redis.call('RENAME', base .. ':active:' .. record.id, aside)
+-- Writes the record `facts` under `claim` and lists it under `kind`, if it is to be kept. `task`: as claimed_task returns it.
+-- `keep`: how many failed tasks are kept; the oldest records above it are deleted.
+local function store_dead_letter(base, claim, task, facts, kind, keep)
+  local aside, list = base .. ':aside:' .. claim, base .. ':' .. kind
+  if kind == 'broken' or keep > 0 then
+    if task.job then
+      redis.call('RENAME', base .. ':active:' .. task.id, aside)
       redis.call('HDEL', aside, 'claim', 'state', 'queued', 'suspect', 'cancel_reason')
     end
-    facts.task, facts.older = record.task, redis.call('HGET', base .. ':aside', record.id) or nil
+    facts.task, facts.older = task.task, redis.call('HGET', base .. ':aside', task.id) or nil
     if facts.older then
       set_field(base .. ':aside:' .. facts.older, 'newer', claim)
     end
     write_hash(aside, facts)
-    redis.call('HSET', base .. ':aside', record.id, claim)
+    redis.call('HSET', base .. ':aside', task.id, claim)
     redis.call('ZADD', list, facts.at, claim)
   end
-  if how.kind == 'failed' then
+  if kind == 'failed' then
     local over = math.min(redis.call('ZCARD', list) - keep, 100)
     if over > 0 then
       local popped = redis.call('ZPOPMIN', list, over)
@@ -67,55 +75,60 @@ local function enqueue_failure_job(base, claim, task, facts)
   wake(failures, 1)
 end
 
--- Ends `claim` by moving its task to the dead-letter queue, and enqueues the failure handler's job in the same step. `how`:
--- kind (failed, broken), reason, keep (cap of failed, as text; '0': none), on_failure, ttl, worker, now, error_type,
--- error_message, error_traceback, error_fields (nil: none). Returns how many blocked jobs became claimable.
-local function move_to_dead_letters(base, claim, record, how)
-  local facts = {id = record.id, reason = how.reason, error_type = how.error_type, error_message = how.error_message,
-    error_traceback = how.error_traceback, error_fields = how.error_fields, failures = record.failures,
-    stalls = record.stalls, timeouts = record.timeouts, worker = how.worker, at = string.format('%.0f', how.now),
-    meta = record.fields.meta}
-  if how.on_failure then
-    enqueue_failure_job(base, claim, record.task, facts)
+-- Stores the result of a job that failed. `ttl`: ms for which it is kept if the job does not say.
+local function store_failure(base, task, failure, ttl)
+  local error = {'error_type', failure.error_type, 'error_message', failure.error_message, 'error_traceback',
+    failure.error_traceback}
+  if failure.error_fields then
+    error[7], error[8] = 'error_fields', failure.error_fields
   end
-  store_dead_letter(base, claim, record, facts, how)
-  if record.fields.twin then
-    remove_twin(base, record.fields.twin, record.id)
+  local fields = task.fields
+  ttl = tonumber(fields.result_ttl) or ttl
+  local result = store_result(base, task.id, fields.first, fields.last, ttl, 'failed', error)
+  if result then
+    local tries = {task.failures, task.stalls, task.timeouts, fields.progress or '', fields.message or ''}
+    store_attempts(result, tries, failure.kind == 'broken' and 1 or 0)
   end
-  redis.call('DEL', base .. ':active:' .. record.id, base .. ':claim:' .. claim)
-  count(base, how.kind, 1, {record.id})
-  if not record.job then
+end
+
+-- Ends `claim` by moving its `task` to the dead-letter queue, and enqueues the failure handler's job in the same step.
+-- `failure`: a dead_letter_as. `policy`: the worker_policy of the worker that held the claim. Returns how many blocked jobs
+-- became claimable.
+local function move_to_dead_letters(base, claim, task, failure, policy, now)
+  local facts = {id = task.id, reason = failure.reason, error_type = failure.error_type,
+    error_message = failure.error_message, error_traceback = failure.error_traceback,
+    error_fields = failure.error_fields, failures = task.failures, stalls = task.stalls, timeouts = task.timeouts,
+    worker = policy.worker, at = digits(now), meta = task.fields.meta}
+  if policy.on_failure then
+    enqueue_failure_job(base, claim, task.task, facts)
+  end
+  store_dead_letter(base, claim, task, facts, failure.kind, policy.keep_failed)
+  if task.fields.twin then
+    remove_twin(base, task.fields.twin, task.id)
+  end
+  redis.call('DEL', base .. ':active:' .. task.id, base .. ':claim:' .. claim)
+  count(base, failure.kind, 1, {task.id})
+  if not task.job then
     return 0
   end
-  local error = {'error_type', how.error_type, 'error_message', how.error_message, 'error_traceback',
-    how.error_traceback}
-  if how.error_fields then
-    error[7], error[8] = 'error_fields', how.error_fields
-  end
-  local fields = record.fields
-  local result = store_result(base, record.id, fields.first, fields.last, fields.result_ttl, how.ttl, 'failed', error)
-  if result then
-    local tries = {record.failures, record.stalls, record.timeouts, fields.progress or '', fields.message or ''}
-    store_attempts(result, tries, how.kind == 'broken' and 1 or 0)
-  end
-  return unblock(base, record.id, how.now)
+  store_failure(base, task, failure, policy.result_ttl)
+  return unblock(base, task.id, now)
 end
 
 -- Moves the claimed job `id`, which was to begin before now, to the dead-letter queue. Returns false if a key has a foreign
 -- type: an error in the middle of the move would lose the task.
--- LATER: most calls of the scripts do not need it.
+-- LATER: few jobs expire.
 local function expire(base, item, id, claim, worker, fields, now)
-  local can_set_aside = pcall(function()
+  local can_move = pcall(function()
     check_types(base)
     check_dead_letter_types(base, worker)
   end)
-  if not can_set_aside then
+  if not can_move then
     return false
   end
-  local how = worker_policy(base, worker)
-  how.kind, how.reason, how.now, how.error_traceback = 'failed', 'expired', now, ''
-  how.error_type, how.error_message = 'Expired', 'it was not started before it expired'
-  move_to_dead_letters(base, claim, claimed_task(base, item, id, claim, fields), how)
+  local failure = dead_letter_as('failed', 'expired', 'Expired', 'it was not started before it expired', '')
+  local task = claimed_task(base, item, id, claim, fields)
+  move_to_dead_letters(base, claim, task, failure, worker_policy(base, worker), now)
   return true
 end
 

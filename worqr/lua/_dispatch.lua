@@ -149,7 +149,7 @@ local function move_to_due_time(base, id, kept, run_at, now, front)
 end
 
 -- Changes the waiting, due or blocked job, field by field as the dispatch says.
--- LATER: most calls of the scripts do not need it.
+-- LATER: most dispatches are new jobs.
 local function update_job(base, id, o, task, number, asked, now, kept)
   local job, blocked, fields, gone = base .. ':job:' .. id, kept.state == 'blocked', {last = number}, {}
   local lower, upper = due_bounds(o.when, asked)
@@ -190,7 +190,7 @@ local function update_job(base, id, o, task, number, asked, now, kept)
 end
 
 -- Stores a job whose id runs. Keeps what its dispatch would have changed, in case that run is retried instead of ending.
--- LATER: most calls of the scripts do not need it.
+-- LATER: few ids run when they are dispatched.
 local function store_blocked_job(base, id, o, fields, asked)
   local lower, upper = due_bounds(o.when, asked)
   fields.state, fields.update_low, fields.update_high = 'blocked', digits(lower), digits(upper)
@@ -204,7 +204,7 @@ end
 
 -- Deletes the job `id` of a deleted queue, for the `reason` stored with the deletion. The purge then skips its place in the
 -- trash.
--- LATER: most calls of the scripts do not need it.
+-- LATER: few queues are cleared.
 local function delete_trashed_job(base, id, reason)
   delete_cancelled_job(base, id, longest_result_ttl(base), reason)
 end

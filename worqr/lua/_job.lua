@@ -115,7 +115,7 @@ local function unblock(base, id, now)
 end
 
 -- Puts up to `limit` due jobs into the queue. Returns how many of them can be claimed now.
--- LATER: most calls of the scripts do not need it.
+-- LATER: most starts find enough tasks.
 local function promote(base, limit, now)
   local ids = redis.call('ZRANGEBYSCORE', base .. ':due', '-inf', now, 'LIMIT', 0, limit)
   local pushed = 0
@@ -130,26 +130,26 @@ local function promote(base, limit, now)
 end
 
 -- Deletes the active job `id`: its record, and its place among the jobs with the same payload; a blocked job of this id is put
--- into the queue. `how`: outcome (finished, cancelled, or gone: nothing is kept), ttl, facts, now, none_blocked (no job is blocked
--- on this queue). Returns how many tasks became claimable.
--- LATER: most calls of the scripts do not need it.
-local function end_job(base, id, how)
+-- into the queue. `outcome`: finished (`facts`: kind and value, names and values in turn), cancelled, or gone: nothing is kept.
+-- `ttl`: ms for which the result is kept if the job does not say. `none_blocked`: true if no job is blocked on this queue.
+-- Returns how many tasks became claimable.
+-- LATER: most tasks are no jobs.
+local function end_job(base, id, outcome, facts, ttl, now, none_blocked)
   local active = base .. ':active:' .. id
   local kept = own(redis.pcall('HMGET', active, 'twin', 'first', 'last', 'result_ttl', 'cancel_reason')) or {}
   if kept[1] then
     remove_twin(base, kept[1], id)
   end
   local result
-  if how.outcome == 'cancelled' then
-    result = store_result(base, id, kept[2], kept[3], kept[4], how.ttl, 'cancelled', {'reason', kept[5] or ''})
-  elseif how.outcome == 'finished' then
-    result = store_result(base, id, kept[2], kept[3], kept[4], how.ttl, 'finished', how.facts)
-  else
+  if outcome == 'gone' then
     notify(base, id, 'gone')
+  else
+    facts = outcome == 'cancelled' and {'reason', kept[5] or ''} or facts
+    result = store_result(base, id, kept[2], kept[3], tonumber(kept[4]) or ttl, outcome, facts)
   end
   copy_attempts(result, active, 1)
   redis.call('DEL', active)
-  return how.none_blocked and 0 or unblock(base, id, how.now)
+  return none_blocked and 0 or unblock(base, id, now)
 end
 
 -- The set of the jobs that were raw tasks of one payload; cancel_task reads it. If another application owns the key, the job
@@ -163,14 +163,14 @@ local function remove_twin(base, digest, id)
 end
 
 -- Deletes the record of a job that does not run and publishes the cancellation to callers that wait for its result. The caller
--- removes the job from its list or set. `ttl` as in `store_result`.
+-- removes the job from its list or set. `ttl`: ms for which the result is kept if the job does not say.
 local function delete_cancelled_job(base, id, ttl, reason)
   local job = base .. ':job:' .. id
   local kept = redis.call('HMGET', job, 'twin', 'first', 'last', 'result_ttl')
   if kept[1] then
     remove_twin(base, kept[1], id)
   end
-  local result = store_result(base, id, kept[2], kept[3], kept[4], ttl, 'cancelled', {'reason', reason})
+  local result = store_result(base, id, kept[2], kept[3], tonumber(kept[4]) or ttl, 'cancelled', {'reason', reason})
   copy_attempts(result, job, 0)
   redis.call('DEL', job, base .. ':taken:' .. id)
 end

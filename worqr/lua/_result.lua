@@ -18,10 +18,9 @@ local function find_result(result, older_result, number)
   return nil
 end
 
--- Stores how the job `id` ended for its `result_ttl` (false: ttl) and notifies the callers that wait for it. `first` and `last`
--- are the dispatches to which the result belongs; `facts` names and values in turn. Returns the key of the result, or false.
-local function store_result(base, id, first, last, result_ttl, ttl, outcome, facts)
-  ttl = tonumber(result_ttl) or ttl
+-- Stores how the job `id` ended for `ttl` ms and notifies the callers that wait for it. `first` and `last` are the dispatches
+-- to which the result belongs; `facts` names and values in turn. Returns the key of the result, or false if `ttl` is 0.
+local function store_result(base, id, first, last, ttl, outcome, facts)
   local result = ttl > 0 and base .. ':result:' .. id
   if result then
     retire_result(base, id)

@@ -22,21 +22,16 @@ check_dead_letter_types(queue, worker)
 if redis.call('SREM', claims, claim) == 0 then
   return {unheld_status(workers, worker)}
 end
-local record, how = read_claim(queue, claim), worker_policy(queue, worker)
-how.kind, how.reason, how.now = kind, kind, now_ms()
-how.error_type, how.error_message, how.error_traceback = error_type, error_message, error_traceback
-how.error_fields = error_fields ~= '' and error_fields or nil
-local status, ready
-if take_cancel_request(queue, claim) then
-  count(queue, 'cancelled', 1, {record and record.job})
-  status, ready = 'cancelled', end_claim(queue, claim, {outcome = 'cancelled', ttl = how.ttl, now = how.now}) or 0
-elseif record then
+local task, policy, now = read_claim(queue, claim), worker_policy(queue, worker), now_ms()
+local failure = dead_letter_as(kind, kind, error_type, error_message, error_traceback, error_fields)
+local status, ready = 'cancelled', end_if_cancelled(queue, claim, task, policy.result_ttl, now)
+if not ready and task then
   if kind == 'failed' then
-    record.failures = record.failures + 1
+    task.failures = task.failures + 1
   end
-  status, ready = 'aside', move_to_dead_letters(queue, claim, record, how)
-else
-  status, ready = 'gone', end_claim(queue, claim, {outcome = 'gone', now = how.now}) or 0
+  status, ready = 'aside', move_to_dead_letters(queue, claim, task, failure, policy, now)
+elseif not ready then
+  status, ready = 'gone', end_claim(queue, claim, 'gone', nil, nil, now) or 0
 end
 wake(queue, ready)
 wake_for_suspects(queue)

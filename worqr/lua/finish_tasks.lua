@@ -24,8 +24,7 @@ end
 local anything_marked = redis.call('SCARD', queue .. ':cancelling') > 0
 local unheld = unheld_status(workers, worker)
 local no_result = {'kind', 'none', 'value', ''}
-local how = {ttl = tonumber(redis.call('HGET', policy, 'result_ttl')) or 0, none_blocked = none_blocked}
-how.now = not none_blocked and now_ms()
+local ttl, now = tonumber(redis.call('HGET', policy, 'result_ttl')) or 0, not none_blocked and now_ms()
 local subscribers = redis.pcall('PUBSUB', 'NUMSUB', queue .. ':events')
 local ids = subscribers[2] and subscribers[2] > 0 and {}
 
@@ -49,9 +48,8 @@ for from = 3 + 3 * results, #ARGV, 1000 do
     local status, id = held[i] == 1 and 'finished' or unheld, nil
     if held[i] == 1 then
       status = anything_marked and take_cancel_request(queue, claim) and 'cancelled' or status
-      how.outcome, how.facts = status, results_of[claim] or no_result
       local put
-      put, id = end_claim(queue, claim, how)
+      put, id = end_claim(queue, claim, status, results_of[claim] or no_result, ttl, now, none_blocked)
       if status == 'cancelled' then
         count(queue, 'cancelled', 1, {id})
       elseif not put then

@@ -26,14 +26,15 @@ check_dead_letter_types(queue, worker)
 if redis.call('SREM', claims, claim) == 0 then
   return {unheld_status(workers, worker)}
 end
-local how = worker_policy(queue, worker)
-how.now, how.counter, how.limit, how.back, how.kind = now_ms(), counter, limit, true, 'failed'
-how.run_at = run_at or delay > 0 and how.now + delay or nil
-how.retried_at = not run_at and digits(how.now) or nil
-how.reason = ({stalls = 'stalled', timeouts = 'timeout'})[counter] or 'failed'
-how.error_type, how.error_message, how.error_traceback = error_type, error_message, error_traceback
-how.error_fields = error_fields ~= '' and error_fields or nil
-local status, ready, id = release_claim(queue, claim, how)
+local policy, now = worker_policy(queue, worker), now_ms()
+local reason = ({stalls = 'stalled', timeouts = 'timeout'})[counter] or 'failed'
+local failure = dead_letter_as('failed', reason, error_type, error_message, error_traceback, error_fields)
+local due_at, retried_at = run_at, nil
+if not run_at then
+  due_at, retried_at = delay > 0 and now + delay or nil, digits(now)
+end
+local release = release_as(counter, limit, failure, nil, true, due_at, retried_at)
+local status, ready, id = release_claim(queue, claim, release, policy, now)
 if status == 'given' then
   count(queue, counter == 'stalls' and 'stalled' or 'retried', 1, {id})
 end

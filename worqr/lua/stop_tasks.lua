@@ -18,8 +18,7 @@ end
 table.sort(stopped_claims, function(a, b) return tonumber(a) > tonumber(b) end)
 
 check_types(queue)
-local how = worker_policy(queue, worker)
-how.counter, how.now = '', now_ms()
+local policy, now, release = worker_policy(queue, worker), now_ms(), release_as('')
 local reply, given, ready, ids = {'ok'}, 0, 0, {}
 for _, claim in ipairs(stopped_claims) do
   local status
@@ -27,7 +26,7 @@ for _, claim in ipairs(stopped_claims) do
   if redis.call('SREM', claims, claim) == 0 then
     status = unheld_status(workers, worker)
   else
-    status, put, ids[#ids + 1] = release_claim(queue, claim, how)
+    status, put, ids[#ids + 1] = release_claim(queue, claim, release, policy, now)
   end
   ready = ready + put
   if status == 'given' then
