@@ -358,6 +358,14 @@ def test_everything_is_defined_before_it_is_used(name: str) -> None:
     assert made == []
 
 
+@pytest.mark.parametrize(("name", "most"), [("enqueue", 14), ("start_tasks", 21), ("finish_tasks", 12)])
+def test_a_script_that_runs_for_each_task_makes_few_functions(name: str, most: int) -> None:
+    """Each costs server time, also if it is not called: what is rarely needed says LATER."""
+    made_later = r"^local function make_(\w+)\(\)\n.*?^return \1\nend\n"
+    at_once = re.sub(made_later, "", script(name).source.removesuffix(sent_body(name)), flags=re.MULTILINE | re.DOTALL)
+    assert len(re.findall(r"^local function ", at_once, re.MULTILINE)) <= most
+
+
 MOST_LOCALS, MOST_UPVALUES = 200, 60
 """The limits of Lua 5.1 for one function. The main part of a script is a function too."""
 

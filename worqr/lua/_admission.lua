@@ -1,6 +1,7 @@
--- The admission of a worker to a queue: the hash of the admitted workers, their handler options, and the rights they need.
--- The hash has, by worker: number, first claim, count and suspect of its last start request. A worker whose claims are released
--- in several steps has the value `leaving` until the last step: it claims nothing, but its claims can be listed.
+-- The admission of a worker to a queue: the hash of admitted workers, their handler options, and the rights they need.
+-- The hash has for each worker the number, first claim, number of claims and suspect of its last start request. If a
+-- worker's claims are released in several steps, its value is `leaving` until the last step. Such a worker claims nothing,
+-- but its claims can be listed.
 
 local LEAVING = 'leaving'
 
@@ -13,14 +14,15 @@ local function admission_of(workers, worker)
   return nil
 end
 
--- Returns why a claim is not among those of `worker`: the worker settled it before (a resend), or its claims were recovered.
+-- Returns why a claim is not among those of `worker`: mine (the worker settled it before; a resend) or lost (the claims of
+-- the worker were recovered).
 local function unheld_status(workers, worker)
   return admission_of(workers, worker) and 'mine' or 'lost'
 end
 
--- Returns the handler options that a script needs when it acts for a worker, for example in its recovery: worker, max_stalls
--- (for jobs without a limit of their own), keep_failed (dead-letter records), on_failure (true: there is a failure handler) and
--- result_ttl (ms, for jobs that do not say).
+-- Returns the handler options that a script needs when it acts for a worker, for example in its recovery. They are: worker,
+-- max_stalls, keep_failed (dead-letter records), on_failure (true: there is a failure handler) and result_ttl (ms). A job's
+-- own max_stalls and result_ttl come first.
 local function worker_policy(base, worker)
   local kept = redis.call('HMGET', base .. ':policy:' .. worker, 'max_stalls', 'keep_failed', 'on_failure',
     'result_ttl')
@@ -28,9 +30,10 @@ local function worker_policy(base, worker)
     on_failure = kept[3] == '1', result_ttl = tonumber(kept[4]) or 0}
 end
 
--- The commands that a worker's scripts run on a queue, each with example keys; @ is the queue's base. A script that is refused
--- a command in its middle has already done part of its work, and a task that it held is lost. So a worker whose user lacks a
--- right may not serve the queue. Nothing is called: the server is asked. The arguments are as many as a call would need.
+-- The commands that a worker's scripts run on a queue, each with example keys; @ is the queue's base. A script that is
+-- refused a command in its middle has already done part of its work, and a task that it held is lost. So a worker whose
+-- user lacks a right may not serve the queue. The script asks the server and calls none of them. Each has as many arguments
+-- as a call would need.
 local RIGHTS = [[
   DEL @:claim:1, DEL @:policy:1, EXISTS @:paused, EXPIRE @:counts 1, GET @:taken:1, HDEL @:workers 1, HEXISTS @:job:1 1,
   HGET @:aside 1, HGETALL @:active:1, HINCRBY @:counts 1 1, HKEYS @:workers, HLEN @:policy:1, HMGET @:aside:1 1,
@@ -46,8 +49,8 @@ local RIGHTS = [[
   ZRANGEBYSCORE @:due 0 0, ZREM @:due 1
 ]]
 
--- Returns the error that names the commands the caller's user may not run; nil if there are none, or the server cannot be
--- asked.
+-- Returns the error that names the commands the caller's user may not run. Returns nil if there are none, or if the server
+-- cannot be asked.
 local function missing_rights(base)
   local missing = {}
   for example in string.gmatch(redis.acl_check_cmd and RIGHTS or '', '[^,]+') do

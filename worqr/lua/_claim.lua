@@ -1,8 +1,8 @@
--- A claim: its fencing token, the task under it, its cancellation, its end, and the ways back into the queue.
--- Claims are in a list each (the item), and in a set for each worker.
+-- A claim of a worker on a task: its fencing token, how it is made, cancelled and ended, and the ways back into the queue.
+-- The item of a claim is in a list of its own, and its token in the worker's set of claims.
 
--- Returns the queue's next fencing token, and the clock in milliseconds. The number is above the last one and above the clock,
--- so that it never decreases.
+-- Returns the queue's next fencing token, and the clock in milliseconds. The token is above the last one and above the
+-- clock, so that it never decreases.
 local function next_token(base)
   local last = tonumber(redis.call('HGET', base .. ':counts', 'fence')) or 0
   local time = redis.call('TIME')
@@ -12,17 +12,19 @@ end
 -- Stores the last fencing token that was assigned.
 local function store_token(base, number)
   if redis.call('HSET', base .. ':counts', 'fence', digits(number)) == 1 then
-    redis.call('EXPIRE', base .. ':counts', 2592000)
+    redis.call('EXPIRE', base .. ':counts', COUNTS_EXPIRE)
   end
 end
 
+-- Returns a claimed task as a table: its item, the id of its job (nil: a raw task), the id it has as a job, the fields of
+-- its record, its payload, and its counters.
 local function claimed_task(base, item, id, claim, fields)
   return {item = item, job = id, id = id or new_id(base, claim), fields = fields, task = fields.task,
     failures = tonumber(fields.failures) or 0, stalls = tonumber(fields.stalls) or 0,
     timeouts = tonumber(fields.timeouts) or 0}
 end
 
--- Returns what is known of the task under `claim`, read before anything is written; nil if there is no task, or a reference
+-- Returns the claimed_task of `claim`, read before anything is written. Returns nil if there is no task, or a reference
 -- without a record.
 local function read_claim(base, claim)
   local item = own(redis.pcall('LINDEX', base .. ':claim:' .. claim, 0))
@@ -37,8 +39,8 @@ local function read_claim(base, claim)
   return fields and fields.task and claimed_task(base, item, id, claim, fields) or nil
 end
 
--- Returns the entry of a start for the claimed `item`: the payload, or for a job its record as names and values, with its id;
--- false if the record is gone.
+-- Returns the entry of a start for the claimed `item`: the payload, or for a job its record as names and values, and its
+-- id. Returns false if the record is gone.
 local function entry_of(base, item)
   local id = item and job_id(item)
   if not id then
@@ -61,8 +63,9 @@ local function add_claimed_entries(base, reply, first, taken)
   return reply
 end
 
--- Returns the reply to a start that claims nothing: the worker does not serve the queue, or the request is a copy. `admission`
--- is that of the worker (nil: none). For any other request: nil, and the claim under which the worker took its last suspect.
+-- Returns the reply to a start that claims nothing: the worker does not serve the queue, or the request is a copy. For any
+-- other request: nil, and the claim under which the worker took its last suspect. `admission`: that of the worker (nil:
+-- none).
 local function repeated_start(base, admission, number)
   if not admission then
     return {'not_serving'}
@@ -86,9 +89,9 @@ local function is_expired(fields, now)
   return until_ms and now > until_ms and not fields.started
 end
 
--- Moves the last item of the list `source` under `claim` of `worker`. The caller adds the claim to the worker's set of claims.
--- Returns taken, the entry and the size of its payload; skipped, for a reference whose record is gone, has no task or does not
--- wait (the reference is removed); expired, if it went to the dead-letter queue under `claim` instead; or empty.
+-- Moves the last item of the list `source` under `claim` of `worker`. The caller adds the claim to the worker's set of
+-- claims. Returns one of: taken, the entry and the size of its payload; empty; expired (the job went to the dead-letter
+-- queue); skipped. A reference is skipped, and removed, if its record is gone, has no task or does not wait.
 local function claim_one(base, source, worker, claim, now)
   local held = base .. ':claim:' .. claim
   local item = redis.pcall('RPOPLPUSH', source, held)
@@ -123,9 +126,9 @@ local function claim_one(base, source, worker, claim, now)
   return 'taken', entry, #fields.task
 end
 
--- Deletes what is stored under `claim`. Returns false if there is nothing, else how many blocked jobs became claimable, and the
--- id, if it is a job. The parameters after `claim` are those of end_job. The caller removes the claim from the worker's set of
--- claims.
+-- Deletes what is stored under `claim`. Returns false if there is nothing, else how many blocked jobs became claimable, and
+-- the id, if it is a job. The last five parameters are those of end_job. The caller removes the claim from the worker's set
+-- of claims.
 local function end_claim(base, claim, outcome, facts, ttl, now, none_blocked)
   local item = redis.pcall('LPOP', base .. ':claim:' .. claim)
   if not item or item.err then
@@ -136,15 +139,15 @@ local function end_claim(base, claim, outcome, facts, ttl, now, none_blocked)
   return id and end_job(base, id, outcome, facts, ttl, now, none_blocked) or 0, id
 end
 
--- Marks `claim` for cancellation and publishes it: the worker that holds it then asks for its marks.
+-- Marks `claim` for cancellation and publishes it. The worker that holds it then asks which of its claims are marked.
 local function request_cancel(base, claim)
   if redis.call('SADD', base .. ':cancelling', claim) == 1 then
     redis.pcall('PUBLISH', base .. '_cancel', claim)
   end
 end
 
--- Marks many claims and notifies each worker that holds one of them, once, on the worker's own channel. One message per claim
--- to all workers would block the server for seconds. `marked`: claims and their workers in turn.
+-- Marks many claims and notifies each worker that holds one of them, once, on the worker's own channel. One message per
+-- claim to all workers would block the server for seconds. `marked`: claims and their workers in turn.
 local function request_cancels(base, marked)
   if #marked == 2 then
     return request_cancel(base, marked[1])
@@ -165,8 +168,8 @@ local function request_cancels(base, marked)
   end
 end
 
--- Returns true if the cancellation of `claim` was requested; removes the mark and notifies the callers that wait for it. The
--- caller counts the cancellation.
+-- Returns true if the cancellation of `claim` was requested; removes the mark and notifies the callers that wait for it.
+-- The caller counts the cancellation.
 local function take_cancel_request(base, claim)
   if redis.call('SREM', base .. ':cancelling', claim) == 0 then
     return false
@@ -175,8 +178,8 @@ local function take_cancel_request(base, claim)
   return true
 end
 
--- Returns the workers that hold claims, or may, in the order of their ids. Reads their sets of claims, so that a set of a wrong
--- type is an error before the first write.
+-- Returns the workers that hold claims, or may, in the order of their ids. Reads their sets of claims, so that a set of a
+-- wrong type is an error before the first write.
 local function claim_holders(base)
   local workers = redis.call('HKEYS', base .. ':workers')
   table.sort(workers)
@@ -186,8 +189,9 @@ local function claim_holders(base)
   return workers
 end
 
--- Calls look(claim, worker) for at most `budget` claims of `holders`, in the order of worker ids and, within each, of claims.
--- `after` is '-', or the end of the last call: a claim, a space, its worker. Returns the next `after`, '-' when all are done.
+-- Calls look(claim, worker) for at most `budget` claims of `holders`, in the order of worker ids and, within each, of
+-- claims. `after` is '-', or the end of the last call: a claim, a space, its worker. Returns the next `after`, '-' when all
+-- are done.
 local function each_claim(base, holders, after, budget, look)
   local last, behind = string.match(after, '^(%d+) (.*)$')
   for _, worker in ipairs(holders) do
@@ -206,8 +210,8 @@ local function each_claim(base, holders, after, budget, look)
   return '-'
 end
 
--- Ends `claim` as cancelled if its cancellation was requested. Returns how many tasks became claimable; nil if it was not
--- requested. `task`: see read_claim.
+-- Ends `claim` as cancelled if its cancellation was requested, and counts it. Returns how many tasks became claimable, or
+-- nil if it was not requested. `task`: the result of read_claim.
 local function end_if_cancelled(base, claim, task, ttl, now)
   if not take_cancel_request(base, claim) then
     return nil
@@ -216,19 +220,20 @@ local function end_if_cancelled(base, claim, task, ttl, now)
   return end_claim(base, claim, 'cancelled', nil, ttl, now) or 0
 end
 
--- How a claim goes back into the queue. `counter`: failures, stalls, timeouts, or '' if this return is not counted. `limit`: of
--- that counter, for a task without a limit of its own; the task fails when it is reached. `failure`: a dead_letter_as, stored
--- in the task's record too; nil if nothing failed. `retry_message`: stored there instead of its message, if it is retried.
--- `to_back`: true for the back of the queue. `run_at`: ms, nil for at once. `retried_at`: ms as text, if run_at is a delay.
+-- Says how a claim goes back into the queue. `counter`: failures, stalls, timeouts, or '' if this return is not counted.
+-- `limit`: for a task without a limit of its own; the task fails when the counter reaches it. `failure`: a dead_letter_as,
+-- or nil. `retry_message`: stored with a retried task instead of the failure's (nil: that). `to_back`: true for the back of
+-- the queue. `run_at`: ms (nil: at once). `retried_at`: ms as text, if run_at is a delay (nil: it is none).
 local function release_as(counter, limit, failure, retry_message, to_back, run_at, retried_at)
   return {counter = counter, limit = limit, failure = failure, retry_message = retry_message, to_back = to_back,
     run_at = run_at, retried_at = retried_at}
 end
 
--- The one way back into the queue, for stop, retry, leave and the recovery of dead workers. `release`: a release_as. `policy`: the
--- worker_policy of the worker that holds the claim. A claim whose cancellation was requested ends as cancelled; a claim of a
--- queue that was cleared since is dropped. Returns given, cancelled, dropped, aside or gone, how many tasks became claimable,
--- and the id of a job that was given back. The caller removes the claim from the worker's set of claims.
+-- The one way back into the queue, for stop, retry, leave and the recovery of dead workers. `release`: a release_as.
+-- `policy`: the worker_policy of the worker that held the claim. If its cancellation was requested, the claim ends as
+-- cancelled. If the queue was cleared since the claim, the task is dropped. Returns given, cancelled, dropped, aside or
+-- gone, how many tasks became claimable, and the id of a job that was given back. The caller removes the claim from the
+-- worker's set of claims.
 local function release_claim(base, claim, release, policy, now)
   local task = read_claim(base, claim)
   local ready = end_if_cancelled(base, claim, task, policy.result_ttl, now)
@@ -252,8 +257,8 @@ local function release_claim(base, claim, release, policy, now)
   return 'given', requeue(base, claim, task, release, policy.max_stalls, now)
 end
 
--- Merges a `blocked` job into the job with the record `fields`, which would be due at `run_at`: field by field, as the
--- dispatches of the blocked job said. Returns when the job is due then.
+-- Merges a `blocked` job into the job that blocked it, whose record had `fields` and which would be due at `run_at`. Each
+-- field is merged as the dispatches of the blocked job said. Returns when the job is due then.
 local function merge_blocked_job(job, fields, blocked, changes, run_at)
   if blocked.update_data then
     changes.task, changes.meta, changes.scheduled_for = blocked.task, blocked.meta, blocked.scheduled_for
@@ -273,15 +278,15 @@ local function merge_blocked_job(job, fields, blocked, changes, run_at)
   return math.max(tonumber(blocked.update_low), math.min(run_at, tonumber(blocked.update_high)))
 end
 
--- The first 500 bytes of a text, without a character that the cut would split.
+-- Returns the first 500 bytes of a text, without a character that the cut would split.
 local function truncated(text)
   return #text <= 500 and text or (string.gsub(string.sub(text, 1, 500), '[\192-\255][\128-\191]*$', ''))
 end
 
--- Puts the `task` under `claim` back into the queue, now or at `release.run_at`, with the counter of this return and the error
--- of the attempt that ended. `release`: a release_as. `max_stalls`: for a task without a limit of its own. A raw task with
--- something to store becomes a job. `queued` is the token of its place: if it is not above the number of the last clearing, the
--- place is in the trash. Returns how many tasks became claimable, and the id of the job, if it is one.
+-- Puts the `task` under `claim` back into the queue, with the counter of this return and the error of its attempt.
+-- `release`: a release_as. `max_stalls`: for a task without a limit of its own. A raw task with something to store becomes
+-- a job. The field `queued` is the token of its place: a place with a token up to that of the last clearing is in the
+-- trash. Returns how many tasks became claimable, and the id of the job, if it is one.
 local function requeue(base, claim, task, release, max_stalls, now)
   redis.call('DEL', base .. ':claim:' .. claim)
   local front, run_at, is_counted = not release.to_back, release.run_at or now, release.counter ~= ''
@@ -320,7 +325,8 @@ local function requeue(base, claim, task, release, max_stalls, now)
   return enqueue_job(base, task.id, run_at, now, front, changes.suspect), task.id
 end
 
--- Returns up to `limit` of the claims, newest first. If there are more, the order is computed once and kept until all are done.
+-- Returns up to `limit` of the worker's claims, newest first. If there are more, the order is computed once and stored
+-- until all are done.
 local function newest_claims(base, worker, limit)
   local claims, order = base .. ':claims:' .. worker, base .. ':leaving:' .. worker
   if redis.call('EXISTS', order) == 0 then
@@ -332,8 +338,8 @@ local function newest_claims(base, worker, limit)
   return redis.call('RPOP', order, limit)
 end
 
--- Ends the admission of `worker` and gives up to `limit` of its claims back, newest first, which restores the old order.
--- Counter 'stalls': recovery of a dead worker; '': the worker leaves. Both use this code. Returns ok or more, then how many.
+-- Ends the admission of `worker` and releases up to `limit` of its claims, newest first, which restores the old order.
+-- Counter 'stalls' is for the recovery of a dead worker, '' for a worker that leaves. Returns the reply of both scripts.
 local function release_all(base, worker, limit, counter)
   local claims = base .. ':claims:' .. worker
   check_types(base)

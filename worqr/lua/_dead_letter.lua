@@ -1,14 +1,15 @@
--- The dead-letter queue: its records, how a task gets there, and the job of the failure handler. The wire calls it `aside`.
+-- The dead-letter queue: its records, how a task gets there, and the job of the failure handler. Its keys are named
+-- `aside`.
 
--- How a task fails: `kind` names the list of its record (failed or broken), `reason` is a word for programs, the rest is for
--- people. `error_fields` is JSON; empty or nil: none.
+-- Says how a task fails. `kind` names the list of its record: failed or broken. `reason` is a word for programs, the errors
+-- are for people. `error_fields`: JSON (empty or nil: none).
 local function dead_letter_as(kind, reason, error_type, error_message, error_traceback, error_fields)
   return {kind = kind, reason = reason, error_type = error_type, error_message = error_message,
     error_traceback = error_traceback, error_fields = error_fields ~= '' and error_fields or nil}
 end
 
--- As check_types, for the other keys used when a task of `worker` goes to the dead-letter queue, and its failure handler's
--- queue.
+-- Like check_types, for the other keys used when a task of `worker` goes to the dead-letter queue, and for its failure
+-- handler's queue.
 local function check_dead_letter_types(base, worker)
   local failures = base .. '-fail'
   redis.call('HLEN', base .. ':policy:' .. worker)
@@ -18,7 +19,7 @@ local function check_dead_letter_types(base, worker)
 end
 
 -- Deletes the dead-letter record under `claim`. The records of one id are linked to their neighbours, and the index has the
--- newest of them, so that each can be deleted without a search.
+-- newest of them. So each can be deleted without a search.
 local function delete_dead_letter(base, claim)
   local aside = base .. ':aside:'
   local kept = own(redis.pcall('HMGET', aside .. claim, 'id', 'older', 'newer')) or {}
@@ -34,8 +35,8 @@ local function delete_dead_letter(base, claim)
   redis.call('DEL', aside .. claim)
 end
 
--- Writes the record `facts` under `claim` and lists it under `kind`, if it is to be kept. `task`: as claimed_task returns it.
--- `keep`: how many failed tasks are kept; the oldest records above it are deleted.
+-- Writes the record `facts` under `claim` and lists it under `kind`, if it is to be kept. `task`: a claimed_task. `keep`:
+-- how many failed tasks are kept; the oldest records above it are deleted, at most 100.
 local function store_dead_letter(base, claim, task, facts, kind, keep)
   local aside, list = base .. ':aside:' .. claim, base .. ':' .. kind
   if kind == 'broken' or keep > 0 then
@@ -92,8 +93,8 @@ local function store_failure(base, task, failure, ttl)
 end
 
 -- Ends `claim` by moving its `task` to the dead-letter queue, and enqueues the failure handler's job in the same step.
--- `failure`: a dead_letter_as. `policy`: the worker_policy of the worker that held the claim. Returns how many blocked jobs
--- became claimable.
+-- `task`: a claimed_task. `failure`: a dead_letter_as. `policy`: the worker_policy of the worker that held the claim.
+-- Returns how many blocked jobs became claimable.
 local function move_to_dead_letters(base, claim, task, failure, policy, now)
   local facts = {id = task.id, reason = failure.reason, error_type = failure.error_type,
     error_message = failure.error_message, error_traceback = failure.error_traceback,
@@ -132,8 +133,8 @@ local function expire(base, item, id, claim, worker, fields, now)
   return true
 end
 
--- The key of the dead-letter record of the job `id`, dispatch `number` (0: the newest); nil if there is none. `stem` is the
--- prefix of such keys. Reads the newest 100 records of the id.
+-- Returns the key of the dead-letter record of the job `id`, dispatch `number` (0: the newest); nil if there is none.
+-- `stem` is the prefix of such keys. Reads the newest 100 records of the id.
 local function find_dead_letter(aside_index, stem, id, number)
   local claim = redis.call('HGET', aside_index, id)
   for _ = 1, 100 do

@@ -4,13 +4,14 @@
 local POLICY = {'max_failures', 'max_stalls', 'max_timeouts', 'min_backoff', 'max_backoff', 'jitter', 'retry_on',
   'fail_on', 'timeout', 'result_ttl'}
 
--- The options of a dispatch may come from any client. They are validated before anything is written, so that no worker that
--- claims the job and no caller that lists it fails on them.
+-- The options of a dispatch, each with what it may be. They may come from any client. They are validated before the first
+-- write, so that no worker that claims the job and no caller that lists it fails on them.
 local OPTION_KINDS = {id = 'id', random = 'random', delay = 'whole', run_at = 'whole', unique_for = 'positive',
   max_length = 'whole', data = 'boolean', counts = 'boolean', front = 'boolean', policy = 'string',
   when = ' set keep later earlier ', exists = ' update skip raise ', expires = 'digits', expires_at = 'digits',
   scheduled_for = 'digits', meta = 'meta', fields = 'fields'}
 
+-- True if the table has only fields of POLICY, each with a possible value.
 local function valid_fields(fields)
   if type(fields) ~= 'table' then
     return false
@@ -26,6 +27,7 @@ local function valid_fields(fields)
   return true
 end
 
+-- True if an option of this kind may have this value.
 local function valid_option(kind, value)
   if kind == 'random' then
     return type(value) == 'string' and #value >= 16 and #value <= 64 and not string.find(value, '%W')
@@ -62,9 +64,9 @@ local function invalid_job(o, task)
   return nil
 end
 
--- Reads the state of the id `id`: `job`, if it is waiting, due or blocked; `active`, true while it runs; `taken`, true while
--- the id is reserved; `last`, the newest of its dispatches. A record in the trash does not count, but `trashed` has the reason
--- for the deletion, which holds for the whole id.
+-- Reads the state of the id `id`. Returns: `job`, if it is waiting, due or blocked; `active`, true while it runs; `taken`,
+-- true while the id is reserved; `last`, the newest of its dispatches. A record in the trash does not count; then `trashed`
+-- has the reason for the deletion, which holds for the whole id.
 local function find_job(base, id)
   local kept = redis.call('HMGET', base .. ':job:' .. id, 'state', 'queued', 'run_at', 'last', 'update_low',
     'update_high', 'update_policy')
@@ -97,10 +99,12 @@ local function refusal(base, o, seen, more)
   return not seen.job and o.max_length and queued_length(base) + more >= o.max_length and 'full' or nil
 end
 
+-- True if `name` is among the `names`, which are one text.
 local function has_name(names, name)
   return string.find(' ' .. names .. ' ', ' ' .. name .. ' ', 1, true) ~= nil
 end
 
+-- True if the dispatch sets the counters of the job to zero.
 local function resets_counters(o)
   if o.counts == nil then
     return o.data ~= false
@@ -108,7 +112,8 @@ local function resets_counters(o)
   return o.counts
 end
 
--- The names of the fields that the dispatch sets and that replace stored values, with those in `others`; nil: none.
+-- Returns the names of the fields that the dispatch sets and that replace stored values, with those in `others`; nil if
+-- there are none.
 local function replaced_names(o, others)
   local forced = {}
   for _, name in ipairs(POLICY) do
@@ -119,7 +124,8 @@ local function replaced_names(o, others)
   return forced[1] and table.concat(forced, ' ') or nil
 end
 
--- Replaces a field of the policy if the dispatch says so, else only sets a missing one. Returns true if it changed anything.
+-- Replaces a field of the policy if the dispatch says so, else only sets a missing one. Returns true if it changed
+-- anything.
 local function change_policy(job, o)
   local changed = false
   for name, value in pairs(o.fields or {}) do
@@ -133,7 +139,7 @@ local function change_policy(job, o)
   return changed
 end
 
--- Moves a waiting or due job to its new due time. Returns the result of `enqueue_job`.
+-- Moves a waiting or due job to its new due time. Returns 1 if it became claimable, else 0.
 local function move_to_due_time(base, id, kept, run_at, now, front)
   if kept.state == 'waiting' then
     if run_at <= now then
@@ -148,7 +154,8 @@ local function move_to_due_time(base, id, kept, run_at, now, front)
   return enqueue_job(base, id, run_at, now, front, suspect)
 end
 
--- Changes the waiting, due or blocked job, field by field as the dispatch says.
+-- Changes the waiting, due or blocked job, field by field as the dispatch says. `kept`: the `job` of find_job. Returns the
+-- outcome, and how many tasks became claimable.
 -- LATER: most dispatches are new jobs.
 local function update_job(base, id, o, task, number, asked, now, kept)
   local job, blocked, fields, gone = base .. ':job:' .. id, kept.state == 'blocked', {last = number}, {}
@@ -189,7 +196,8 @@ local function update_job(base, id, o, task, number, asked, now, kept)
   return changed and 'updated' or 'unchanged', ready
 end
 
--- Stores a job whose id runs. Keeps what its dispatch would have changed, in case that run is retried instead of ending.
+-- Stores a job whose id runs. Stores also what its dispatch would have changed, in case that run is retried instead of
+-- ending.
 -- LATER: few ids run when they are dispatched.
 local function store_blocked_job(base, id, o, fields, asked)
   local lower, upper = due_bounds(o.when, asked)
@@ -209,7 +217,7 @@ local function delete_trashed_job(base, id, reason)
   delete_cancelled_job(base, id, longest_result_ttl(base), reason)
 end
 
--- A new job. It is blocked if the same id runs (`seen.active`).
+-- Stores a new job; blocked, if the same id runs (`seen.active`). Returns the outcome, and how many tasks became claimable.
 local function create_job(base, id, o, task, number, asked, now, seen)
   local job = base .. ':job:' .. id
   local fields = {task = task, run_at = digits(asked), queued = number, first = number, last = number, meta = o.meta,
@@ -233,11 +241,12 @@ local function create_job(base, id, o, task, number, asked, now, seen)
   return 'created', place(base, id, asked, now, o.front)
 end
 
--- Runs one dispatch: stores a new job, or changes the job that has its id. `o`: id (nil: a new one, made with `random`), delay
--- or run_at (ms), when (set, keep, later, earlier), exists (update, skip, raise), data, counts, policy (names of fields to
--- replace), fields, meta, expires, expires_at, scheduled_for, unique_for, max_length, front. `number` is its fencing token, as
--- text. `seen`: what `find_job` found just now. Returns the outcome, the id, the dispatch that its handle waits for, how many
--- tasks became claimable, and how many jobs were added (0 or 1).
+-- Runs one dispatch: stores a new job, or changes the job that has its id. Returns the outcome, the id, the dispatch that its
+-- handle waits for, how many tasks became claimable, and how many jobs were added.
+-- `number`: the dispatch's fencing token, as text. `seen`: the result of find_job, if the script has it.
+-- `o`, the options: id (nil: a new one, made with `random`), delay or run_at (ms), when (set, keep, later, earlier),
+--   exists (update, skip, raise), data, counts, policy (names of fields to replace), fields, meta, front,
+--   expires, expires_at, scheduled_for, unique_for, max_length
 local function upsert(base, o, task, number, now, seen)
   local id = o.id or new_id(base, number, o.random)
   seen = seen or o.id and find_job(base, id) or {last = number}

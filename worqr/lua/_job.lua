@@ -1,12 +1,12 @@
--- A job: its references and ids, its record, its place in the queue, its end and its cancellation. What a dispatch changes is
--- in _dispatch.lua, what a claim changes in _claim.lua.
--- The `state` of a job's record is waiting (a reference is in a list), due (in the zset of due times), blocked (the same id
--- runs) or active. A reference only marks a position: a reference whose record is not waiting is skipped.
+-- A job: its id, its record, its state and place in the queue, its end, and its cancellation.
+-- What a dispatch changes is in _dispatch.lua, what a claim changes in _claim.lua. The `state` of a record is waiting (a
+-- reference is in a list), due (the id is in the set of due times), blocked (a job with the same id runs) or active. A
+-- reference only marks a position: one whose record is not waiting is skipped.
 
 -- A task item is a payload, or this marker and the id of a job whose record holds the payload.
 local MARKER = '\0worqr\0'
 
--- The id of the job that `item` refers to; nil for a payload.
+-- Returns the id of the job that `item` refers to; nil for a payload.
 local function job_id(item)
   if string.sub(item, 1, 7) == MARKER then
     return string.sub(item, 8)
@@ -14,9 +14,9 @@ local function job_id(item)
   return nil
 end
 
--- Generates the id of a job that was dispatched without one: a number that is unique on this queue, and the `random` characters
--- that its producer sent (nil: none; then the id can be guessed). In a further shard of a queue the id ends with the tag of
--- that shard, which tells where the job is.
+-- Returns an id for a job that was dispatched without one: a number that is unique on this queue, and the `random`
+-- characters that its producer sent. Without these (nil), the id can be guessed. In a further shard of a queue the id ends
+-- with the tag of that shard, by which clients find the job.
 local function new_id(base, number, random)
   local id = random and '@' .. number .. '-' .. random or '@' .. number
   if string.sub(base, -1) == '}' then
@@ -30,8 +30,8 @@ local function covers(number, first, last)
   return number == 0 or (number >= (tonumber(first) or 0) and number <= (tonumber(last) or 0))
 end
 
--- The record of a job that has not ended: its key and its kind, active or job. If both exist, the active one, unless the
--- dispatch `number` belongs to the other. nil if there is none; a record in the trash does not count.
+-- Returns the key of the record of a job that has not ended: `active` or `job`; nil if there is none. If both exist, it is
+-- the active one, unless the dispatch `number` belongs to the other. A record in the trash does not count.
 local function find_live_record(active, job, counts, number)
   local run = redis.call('HMGET', active, 'claim', 'first', 'last')
   if run[1] and covers(number, run[2], run[3]) then
@@ -46,9 +46,9 @@ local function find_live_record(active, job, counts, number)
 end
 
 -- Returns the summary of the task `item` that is shown to people: its id (false for a raw task), the first 100 bytes of its
--- payload, and a job's record fields; the record is an `active` one or a `job`. `room` is how many bytes of payload may still
--- be read: a hash field can only be read whole, and a longer payload is shown as empty. If another application replaced the
--- record, only the id is shown.
+-- payload, and the fields of the job's record, whose `kind` is active or job. `room.left` is how many bytes of payload may
+-- still be read. A hash field can only be read whole, and a longer payload is shown as empty. If another application
+-- replaced the record, only the id is shown.
 local function summarize(base, kind, item, room)
   local id = job_id(item)
   if not id then
@@ -72,12 +72,14 @@ local function notify(base, id, event)
   redis.pcall('PUBLISH', base .. ':job:' .. id, event)
 end
 
+-- Returns the state of a job that is due at `run_at`.
 local function state_at(run_at, now)
   return run_at > now and 'due' or 'waiting'
 end
 
--- Puts the job `id` into the queue, or among the due jobs until `run_at`. Its record already has the new state, and no list has
--- the job yet. To the back, or to the `front`; a suspect goes to the suspects. Returns 1 if it is claimable now, else 0.
+-- Puts the job `id` into the queue, or among the due jobs until `run_at`. Its record already has the new state, and no list
+-- has the job yet. It goes to the back, or to the `front`; a suspect goes to the suspects. Returns 1 if it is claimable
+-- now, else 0.
 local function place(base, id, run_at, now, front, suspect)
   if run_at > now then
     local due = base .. ':due'
@@ -95,13 +97,13 @@ local function place(base, id, run_at, now, front, suspect)
   return 1
 end
 
--- As `place`, but writes the state into the record too.
+-- Like `place`, but writes the state into the record too.
 local function enqueue_job(base, id, run_at, now, front, suspect)
   redis.call('HSET', base .. ':job:' .. id, 'state', state_at(run_at, now))
   return place(base, id, run_at, now, front, suspect)
 end
 
--- Puts the job that was blocked by the active job `id` into the queue. Returns the result of `enqueue_job`, 0 if there is none.
+-- Puts the job that was blocked by the active job `id` into the queue. Returns 1 if it is claimable now, else 0.
 local function unblock(base, id, now)
   if redis.call('SREM', base .. ':blocked', id) == 0 then
     return 0
@@ -129,10 +131,9 @@ local function promote(base, limit, now)
   return pushed
 end
 
--- Deletes the active job `id`: its record, and its place among the jobs with the same payload; a blocked job of this id is put
--- into the queue. `outcome`: finished (`facts`: kind and value, names and values in turn), cancelled, or gone: nothing is kept.
--- `ttl`: ms for which the result is kept if the job does not say. `none_blocked`: true if no job is blocked on this queue.
--- Returns how many tasks became claimable.
+-- Deletes the active job `id`, and puts a blocked job of this id into the queue. `outcome`: finished, cancelled, or gone
+-- (no result is stored). `facts` of a finished job: names and values in turn. `ttl`: ms for which the result is kept if the
+-- job does not say. `none_blocked`: true if no job of this queue is blocked. Returns how many tasks became claimable.
 -- LATER: most tasks are no jobs.
 local function end_job(base, id, outcome, facts, ttl, now, none_blocked)
   local active = base .. ':active:' .. id
@@ -152,8 +153,8 @@ local function end_job(base, id, outcome, facts, ttl, now, none_blocked)
   return none_blocked and 0 or unblock(base, id, now)
 end
 
--- The set of the jobs that were raw tasks of one payload; cancel_task reads it. If another application owns the key, the job
--- cannot be found by its payload; nothing else changes.
+-- Adds a job to its twins: the jobs that were raw tasks of one payload. Only cancel_task reads them. If another application
+-- owns the key, the job cannot be found by its payload; nothing else changes.
 local function add_twin(base, digest, id)
   own(redis.pcall('SADD', base .. ':twins:' .. digest, id))
 end
@@ -162,8 +163,8 @@ local function remove_twin(base, digest, id)
   own(redis.pcall('SREM', base .. ':twins:' .. digest, id))
 end
 
--- Deletes the record of a job that does not run and publishes the cancellation to callers that wait for its result. The caller
--- removes the job from its list or set. `ttl`: ms for which the result is kept if the job does not say.
+-- Deletes the record of a job that does not run and publishes the cancellation to callers that wait for its result. The
+-- caller removes the job from its list or set. `ttl`: ms for which the result is kept if the job does not say.
 local function delete_cancelled_job(base, id, ttl, reason)
   local job = base .. ':job:' .. id
   local kept = redis.call('HMGET', job, 'twin', 'first', 'last', 'result_ttl')
@@ -191,8 +192,9 @@ local function cancel_queued(base, id, ttl, reason)
   return 1
 end
 
--- Stores the reason for the cancellation in the record of the job `id` if it runs. Returns its claim and its worker, or nil;
--- the caller marks the claim. `last`: handles of dispatches up to this one see the cancellation too (nil: only the run's own).
+-- Stores the reason for the cancellation in the record of the job `id` if it runs. Returns its claim and its worker, or
+-- nil. The caller requests the cancellation of the claim. `last`: handles of dispatches up to this one see the cancellation
+-- too (nil: only the run's own).
 local function store_cancel_reason(base, id, reason, last)
   local active = base .. ':active:' .. id
   local run = own(redis.pcall('HMGET', active, 'claim', 'worker')) or {}
@@ -207,7 +209,8 @@ local function store_cancel_reason(base, id, reason, last)
   return run[1], run[2] or ''
 end
 
--- Marks the run of the job `id` as cancelled, if it runs. Returns its claim, or nil. `last` as in `store_cancel_reason`.
+-- Requests the cancellation of the run of the job `id`. Returns its claim, or nil if it does not run. `last` as in
+-- store_cancel_reason.
 local function cancel_running(base, id, reason, last)
   local claim = store_cancel_reason(base, id, reason, last)
   if claim then
@@ -216,8 +219,8 @@ local function cancel_running(base, id, reason, last)
   return claim
 end
 
--- Cancels the job `id` in any state and frees the id, even if the job has ended. Returns how many jobs did not run (0 or 1),
--- and the claim of the run, or nil.
+-- Cancels the job `id` in any state and frees the id, even if the job has ended. Returns how many jobs did not run (0 or
+-- 1), and the claim of the run, or nil.
 local function cancel_job(base, id, reason)
   local blocked = redis.call('SISMEMBER', base .. ':blocked', id) == 1
   local last = blocked and redis.call('HGET', base .. ':job:' .. id, 'last')

@@ -1,11 +1,12 @@
--- The stored replies of a producer. Requests carry (producer, number), so that a repeated or late copy changes nothing. Replies
--- are stored unchanged, one field per number, until the producer no longer needs them. The field 'low' is the lowest number
--- that it may still send. No reply is kept below 'oldest', which follows in steps.
+-- The stored replies of a producer, by which a repeated or late copy of a request changes nothing.
+-- Requests carry (producer, number). Replies are stored unchanged, one field per number, until the producer no longer
+-- needs them. The field 'low' is the lowest number that it may still send. No reply is kept below 'oldest', which follows
+-- in steps.
 
 local REPLIES_EXPIRE = 3600
 
--- Returns the reply to a request seen before, {'late'} for one that the producer abandoned or has the reply of. For a new one:
--- nil, and what is stored as 'low' and 'oldest'.
+-- Returns the reply to a request seen before. Returns {'late'} for one that the producer abandoned or has the reply of.
+-- Returns for a new one: nil, and the stored 'low' and 'oldest'.
 local function replied(producer, number, lowest)
   assert(tonumber(number) and tonumber(lowest), 'the number of a request and the lowest unanswered one must be numbers')
   local kept = redis.call('HMGET', producer, number, 'low', 'oldest')
@@ -20,8 +21,8 @@ local function replied(producer, number, lowest)
   return nil, low, tonumber(kept[3])
 end
 
--- Stores `reply` under `number`, for which `replied` found nothing but `low` and `oldest`, and deletes the replies below
--- `lowest`, at most 1000 at a time.
+-- Stores `reply` under `number`, and deletes the replies below `lowest`, at most 1000 at a time. `low` and `oldest` are
+-- from replied.
 local function remember(producer, number, lowest, reply, low, oldest)
   low = math.max(tonumber(lowest), low)
   oldest = oldest or low
@@ -39,8 +40,8 @@ local function remember(producer, number, lowest, reply, low, oldest)
   return reply
 end
 
--- Runs a script whose header says NUMBERED: the loader puts its body into `transaction`. Its reply is stored, a refusal too. An
--- error is not stored, because it wrote nothing: the same number may come again and take effect then.
+-- Runs a script whose header says NUMBERED: the loader puts its body into `transaction`. Its reply is stored, a refusal
+-- too. An error is not stored, because it wrote nothing: the same number may come again and take effect then.
 local function numbered(producer, number, lowest, transaction)
   local before, low, oldest = replied(producer, number, lowest)
   if before then

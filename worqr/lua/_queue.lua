@@ -1,8 +1,8 @@
--- The queue as a whole: types of its keys, counters and events, wake-ups of waiting workers, and its clearing.
--- `base` is the key of the queue's list in every module, and the beginning of its other keys.
+-- A queue as a whole: the types of its keys, its counters and events, the wake-ups of its workers, and its clearing.
+-- In all modules `base` is the key of the queue's list. The queue's other keys and channels begin with it.
 
--- Reads the keys of a queue that its scripts write, so that a key of a wrong type (written by another application) is an error
--- before the first write, not after it.
+-- Reads the keys of a queue that its scripts write. So a key of a wrong type, written by another application, is an error
+-- before the first write.
 local function check_types(base)
   redis.call('LLEN', base)
   redis.call('LLEN', base .. ':suspects')
@@ -18,23 +18,25 @@ local function check_types(base)
   redis.call('ZCARD', base .. ':result_ttls')
 end
 
--- The counters expire 30 days after a field was added. While tasks are claimed, this renews the 30 days when less than half
--- of them are left: EXPIRE goes to every replica and to the append-only file, PTTL does not.
+local COUNTS_EXPIRE = 2592000 -- s after a field was added: 30 days
+
+-- Renews the expiry of the counters, which is set when a field is added. While tasks are claimed, this happens when less
+-- than half of it is left: EXPIRE goes to every replica and to the append-only file, PTTL does not.
 local function renew_counts(base)
-  if redis.call('PTTL', base .. ':counts') < 1296000000 then
-    redis.call('EXPIRE', base .. ':counts', 2592000)
+  if redis.call('PTTL', base .. ':counts') < COUNTS_EXPIRE * 500 then
+    redis.call('EXPIRE', base .. ':counts', COUNTS_EXPIRE)
   end
 end
 
--- Adds `n` to the counter `field` of the queue and publishes the queue event. `ids`: the first 100 ids among them are published
--- too (nil: none). Instead of ids, `reply`: the reply of a start, where the entry of a job ends with its id. `heard`: the reply
--- of NUMSUB for the queue's events, if a script asked before it collected ids (nil: ask).
+-- Adds `n` to the counter `field` of the queue and publishes the queue event, with the first 100 ids. `ids`: those of the
+-- jobs (nil: none). `reply`, instead of ids: the reply of a start, where the entry of a job ends with its id.
+-- `subscribers`: the reply of NUMSUB for the queue's events, if the script asked before it collected ids (nil: ask).
 local function count(base, field, n, ids, subscribers, reply)
   if n == 0 then
     return
   end
   if redis.call('HINCRBY', base .. ':counts', field, n) == n then
-    redis.call('EXPIRE', base .. ':counts', 2592000)
+    redis.call('EXPIRE', base .. ':counts', COUNTS_EXPIRE)
   end
   local events = base .. ':events'
   subscribers = subscribers or redis.pcall('PUBSUB', 'NUMSUB', events)
@@ -52,8 +54,8 @@ local function count(base, field, n, ids, subscribers, reply)
   redis.pcall('PUBLISH', events, event)
 end
 
--- Adds `n` (may be negative) to the number of references in the lists whose record is gone; publishes no event. Never below 0:
--- references of foreign producers, or from before the counters expired, were not counted.
+-- Adds `n` (may be negative) to the number of references in the lists whose record is gone. Publishes no event. The number
+-- is never below 0: references of foreign producers, or from before the counters expired, were not counted.
 local function add_stale(base, n)
   if n ~= 0 then
     local stale = (tonumber(redis.call('HGET', base .. ':counts', 'stale')) or 0) + n
@@ -66,7 +68,8 @@ local function add_stale(base, n)
   end
 end
 
--- Notes that `n` references without a record were removed from the lists. With nothing `left` in the lists, there are none.
+-- Subtracts `n` references without a record that were removed from the lists. With nothing `left` in the lists, there are
+-- none.
 local function remove_stale(base, n, left)
   add_stale(base, -n)
   if left == 0 then
@@ -85,9 +88,9 @@ local function queued_length(base)
   return waiting_length(base) + redis.call('ZCARD', base .. ':due') + redis.call('SCARD', base .. ':blocked')
 end
 
--- Wakes up to min(n, 16) waiting workers, each on its own channel. A publish without a receiver moves on to the next worker, 64
--- attempts at most: a wake-up is a hint, and the leader's scan finds what it misses. If only suspects wait, a worker that runs
--- a suspect is skipped and stays in the set.
+-- Wakes up to min(n, 16) waiting workers, each on its own channel. A publish without a receiver moves on to the next
+-- worker, 64 attempts at most. A wake-up is a hint, and the leader's scan finds what it misses. If only suspects wait, a
+-- worker that runs a suspect is skipped and stays in the set.
 local function wake(base, n)
   local left, tries, skipped = math.min(n, 16), 64, {}
   local only_suspects = left > 0 and redis.call('LLEN', base) == 0 and redis.call('LLEN', base .. ':suspects') > 0
@@ -122,9 +125,9 @@ end
 
 local TRASHED_KEYS = {'', ':suspects', ':due', ':blocked'}
 
--- Moves everything that waits to the trash in O(1), to be purged in steps, and stores a fencing token. A task that was claimed
--- up to that token and is given back later is dropped. Callers that wait for its result receive `why`. Returns how many tasks
--- waited, or nil while an earlier clearing is still to be purged.
+-- Moves everything that waits to the trash in O(1), to be purged in steps, and stores a fencing token. A task that was
+-- claimed up to that token and is released later is dropped. Callers that wait for its result receive `why`. Returns how
+-- many tasks waited, or nil while an earlier clearing is still to be purged.
 local function clear(base, why)
   local trash = base .. ':trash'
   if redis.call('EXISTS', trash, trash .. ':suspects', trash .. ':due', trash .. ':blocked') > 0 then
@@ -140,6 +143,6 @@ local function clear(base, why)
   store_token(base, token)
   redis.call('HSET', base .. ':counts', 'cleared', digits(token), 'cleared_why', why)
   redis.call('HDEL', base .. ':counts', 'stale')
-  redis.call('EXPIRE', base .. ':counts', 2592000)
+  redis.call('EXPIRE', base .. ':counts', COUNTS_EXPIRE)
   return waiting
 end

@@ -1,13 +1,13 @@
 -- The result of a job: how long it is kept, how it is found, and how it is stored.
 
--- Returns for how many milliseconds this queue keeps results if the job does not say: the longest time that its workers set.
--- One read, however many workers there are.
+-- Returns for how many milliseconds this queue keeps results if the job does not say: the longest time that its workers
+-- set. That is one read, however many workers there are.
 local function longest_result_ttl(base)
   return tonumber(redis.call('ZRANGE', base .. ':result_ttls', -1, -1, 'WITHSCORES')[2]) or 0
 end
 
--- The key and the status of the result of the dispatch `number`, or nil. 0 is the newest dispatch; the older result never
--- belongs to it, even if the newest kept none.
+-- Returns the key and the outcome of the result of the dispatch `number`, or nil. The newest dispatch is 0. The older
+-- result never belongs to it, even if the newest kept none.
 local function find_result(result, older_result, number)
   for _, key in ipairs({result, number ~= 0 and older_result or nil}) do
     local kept = redis.call('HMGET', key, 'outcome', 'first', 'last')
@@ -31,7 +31,8 @@ local function store_result(base, id, first, last, ttl, outcome, facts)
   return result
 end
 
--- Makes room for the result of a newer dispatch. The result of the one before it stays for callers that are about to read it.
+-- Makes room for the result of a newer dispatch. The result of the one before it stays for callers that are about to read
+-- it.
 local function retire_result(base, id)
   local result = base .. ':result:' .. id
   if redis.call('EXISTS', result) == 1 then
@@ -39,8 +40,8 @@ local function retire_result(base, id)
   end
 end
 
--- Stores the attempt counters in a result: failures if there were any, attempts if it is not 1, and the last progress. `kept`:
--- failures, stalls, timeouts, progress, message. `uncounted`: the attempts that the three counters do not count.
+-- Stores the attempt counters in a result: failures if there were any, attempts if it is not 1, and the last progress.
+-- `kept`: failures, stalls, timeouts, progress, message. `uncounted`: the attempts that the three counters do not count.
 local function store_attempts(result, kept, uncounted)
   local attempts = (tonumber(kept[1]) or 0) + (tonumber(kept[2]) or 0) + (tonumber(kept[3]) or 0) + uncounted
   if attempts ~= 1 then
@@ -57,7 +58,7 @@ local function store_attempts(result, kept, uncounted)
   end
 end
 
--- As `store_attempts`, from the record `key`; with false for `result`, nothing is kept.
+-- Like `store_attempts`, from the record `key`. Does nothing if `result` is false.
 local function copy_attempts(result, key, uncounted)
   if result then
     local kept = own(redis.pcall('HMGET', key, 'failures', 'stalls', 'timeouts', 'progress', 'message')) or {}

@@ -1,9 +1,9 @@
--- Values: what a key of the server holds, and numbers and texts as commands and clients write them. Each script that reads a
--- key of one job guards the read with `own`.
+-- Values of the server: replies for keys of a wrong type, hashes as tables, numbers and texts. What a value means is in the
+-- module of its entity.
 
--- Returns the result of a `redis.pcall` on a key of one job, or nil if another application has written a key of another type.
--- What the queue kept there is lost, and the job is treated like a job whose record was deleted. So one such key neither aborts
--- a script after its first write nor blocks the other jobs of the same call. Any other error is raised.
+-- Returns the result of a `redis.pcall` on a key of one job, or nil if another application has written a key of another
+-- type. What the queue kept there is lost, and the script treats the job like one whose record was deleted. So one such key
+-- neither aborts a script after its first write nor blocks the other jobs of the same call. Any other error is raised.
 local function own(reply)
   if type(reply) ~= 'table' or not reply.err then
     return reply
@@ -14,16 +14,17 @@ local function own(reply)
   return nil
 end
 
--- A whole number as text; a plain tostring would print 1.7e+15.
+-- Returns a whole number as text. A plain tostring would return 1.7e+15.
 local function digits(number)
   return string.format('%.0f', number)
 end
 
--- A number in digits, clamped to what Python accepts as a time and the server accepts as an expiry.
+-- True for a text of at most 15 digits: what Python accepts as a time and the server accepts as an expiry.
 local function is_digits(value)
   return type(value) == 'string' and #value <= 15 and string.find(value, '^%d+$') ~= nil
 end
 
+-- True if the text is valid UTF-8.
 local function is_utf8(text)
   if not string.find(text, '[\128-\255]') then
     return true
@@ -51,7 +52,7 @@ local function read_hash(key)
   return fields
 end
 
--- Writes the table `fields` into the hash `key`. Another application's value is replaced: the key is the queue's own, and by
+-- Writes the table `fields` into the hash `key`. Replaces another application's value: the key is the queue's own, and by
 -- now the record may be the only copy of the job.
 local function write_hash(key, fields)
   local flat = {}
@@ -65,7 +66,7 @@ local function write_hash(key, fields)
   end
 end
 
--- Sets the field `name` of the hash `key`, or deletes it where `value` is false. Does nothing if the key is not a hash.
+-- Sets the field `name` of the hash `key`, or deletes it if `value` is false. Does nothing if the key is not a hash.
 local function set_field(key, name, value)
   if value then
     own(redis.pcall('HSET', key, name, value))

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- fail_task: ends a claim for good: its task goes to the dead-letter queue as failed (capped) or broken (kept until it is
--- dropped or retried), and the failure handler, if one is registered, gets its job.
+-- fail_task: ends a claim for good: its task goes to the dead-letter queue as failed or broken. Failed ones are capped,
+-- broken ones are kept until they are dropped or retried. The failure handler, if one is registered, gets its job.
 -- KEYS[1] queue LIST
 -- KEYS[2] workers HASH
 -- KEYS[3] claims SET

@@ -1,8 +1,8 @@
 #!lua
--- fire_schedule: enqueues one firing of a schedule as the job cron:NAME, once, however often it is called. Firings come in the
--- order of their nominal times: a firing older than the last one is skipped. But a last firing more than a minute ahead of the
--- clock was fired while the clock was wrong: it blocks no later firing, and its job, if it did not begin, is replaced. A retry
--- whose delay was counted from such a time does not block the schedule either: it is due now.
+-- fire_schedule: enqueues one firing of a schedule as the job cron:NAME, once, however often it is called. Firings come in
+-- the order of their nominal times: a firing older than the last one is skipped. A last firing more than a minute ahead of
+-- the clock was fired while the clock was wrong. It blocks no later firing, and its job, if it did not begin, is replaced.
+-- A retry whose delay was counted from such a time does not block the schedule either: it is due now.
 -- KEYS[1] queue LIST
 -- KEYS[2] fired HASH
 -- ARGV[1] name of the schedule
@@ -52,7 +52,7 @@ else
   store_token(queue, number)
   local o = {id = id, run_at = run_at, scheduled_for = digits(nominal)}
   local _, _, _, ready, more = upsert(queue, o, task, digits(number), now, seen)
-  redis.call('EXPIRE', queue .. ':counts', 2592000)
+  redis.call('EXPIRE', queue .. ':counts', COUNTS_EXPIRE)
   count(queue, 'enqueued', more, {id})
   wake(queue, ready)
 end

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
--- keep_worker_alive: one heartbeat. Renews the key of a worker that was not declared dead, even an expired key; takes or renews
--- the leader's lease if asked to; returns the lease and the queues with waiting tasks. If a lease stops changing, the worker
--- takes it from its holder: a lease does not expire after the server's clock was set back.
+-- keep_worker_alive: one heartbeat. Renews the key of a worker that was not declared dead, even an expired key. Takes or
+-- renews the leader's lease if asked to. Returns the lease and the queues with waiting tasks. If a lease stops changing,
+-- the worker takes it from its holder: a lease does not expire after the server's clock was set back.
 -- KEYS[1] registered SET
 -- KEYS[2] worker_key STRING
 -- KEYS[3] leader STRING

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- retry_task: ends a claim whose task is to be retried: the task goes to the back of the queue, now or when it is due, as a job
--- with its counters. At the limit of the counter it goes to the dead-letter queue as failed.
+-- retry_task: ends a claim and retries its task: the task goes to the back of the queue, now or when it is due. It becomes
+-- a job with its counters. At the limit of the counter it goes to the dead-letter queue as failed.
 -- KEYS[1] queue LIST
 -- KEYS[2] workers HASH
 -- KEYS[3] claims SET

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- stop_work: ends the admission of a worker to a queue, then gives its claims back to the front in their old order; their
+-- stop_work: ends the admission of a worker to a queue, then gives its claims back to the front in their old order. Their
 -- attempts are not counted. Call again while it returns more.
 -- KEYS[1] producer HASH
 -- KEYS[2] queue LIST
