@@ -152,7 +152,7 @@ local function request_cancels(base, marked)
   if #marked == 2 then
     return request_cancel(base, marked[1])
   end
-  local claims, told = {}, {}
+  local claims, notified = {}, {}
   for i = 1, #marked, 2 do
     claims[#claims + 1] = marked[i]
   end
@@ -161,8 +161,8 @@ local function request_cancels(base, marked)
   end
   for i = 2, #marked, 2 do
     local worker = marked[i]
-    if not told[worker] then
-      told[worker] = true
+    if not notified[worker] then
+      notified[worker] = true
       redis.pcall('PUBLISH', base .. ':wake:' .. worker, 'c')
     end
   end
