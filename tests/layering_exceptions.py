@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 IN_CIRCLES: tuple[str, ...] = (
-    "cli.looking",
-    "cli.watching",
+    "cli.list_commands",
+    "cli.queue_watcher",
     "client.blocking",
     "client.blocking_jobs",
     "client.client",
@@ -109,9 +109,9 @@ FOREIGN_WRITES: tuple[str, ...] = (
     "cli.demo.story: long.acknowledged",
     "cli.demo.story: long.acknowledged_at",
     "cli.demo.story: long.cancel_called_at",
+    "cli.queue_watcher: live.console.size",
     "cli.run: mesh.prefix",
     "cli.run: mesh.url",
-    "cli.watching: live.console.size",
     "client.blocking_jobs: error.job",
     "client.dispatcher: late.job",
     "client.producer: request.replicas",

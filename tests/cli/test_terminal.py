@@ -24,16 +24,16 @@ from rich.cells import cell_len
 
 import worqr
 from tests.cli.conftest import Command
-from tests.cli.test_text import NASTY
+from tests.cli.test_output import NASTY
 from tests.ops.driver import Desk
 from tests.peer.tools import Held, eventually, serving
 from tests.support.children import ROOT
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
-from worqr.cli import main, shown
-from worqr.cli.looking import QUEUES, queue_row
+from worqr.cli import formatting, main
+from worqr.cli.list_commands import QUEUES, queue_row
+from worqr.cli.output import escape
 from worqr.cli.terminal import Column, lay_out, number
-from worqr.cli.text import escape
 
 ESCAPE = "\x1b"
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -118,18 +118,18 @@ def test_every_counter_of_a_queue_fits_80_columns() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (shown.worker("shop:5192469913ffdb87b2c0a57664731699"), "shop:51924699"),
-        (shown.worker("a:b:5192469913ffdb87b2c0a57664731699"), "a:b:51924699"),
-        (shown.worker("shop:ab12"), "shop:ab12"),
-        (shown.worker(None), "-"),
-        (shown.age(3.44), "3.4 s"),
-        (shown.age(720), "12 min"),
-        (shown.age(7300), "2 h"),
-        (shown.age(200_000), "2 d"),
-        (shown.age(float("inf")), "never"),
-        (shown.percent(0.5), "50%"),
-        (shown.percent(17), "17"),
-        (shown.clock(None), "-"),
+        (formatting.worker("shop:5192469913ffdb87b2c0a57664731699"), "shop:51924699"),
+        (formatting.worker("a:b:5192469913ffdb87b2c0a57664731699"), "a:b:51924699"),
+        (formatting.worker("shop:ab12"), "shop:ab12"),
+        (formatting.worker(None), "-"),
+        (formatting.age(3.44), "3.4 s"),
+        (formatting.age(720), "12 min"),
+        (formatting.age(7300), "2 h"),
+        (formatting.age(200_000), "2 d"),
+        (formatting.age(float("inf")), "never"),
+        (formatting.percent(0.5), "50%"),
+        (formatting.percent(17), "17"),
+        (formatting.clock(None), "-"),
     ],
 )
 def test_values_are_short(value: str, text: str) -> None:
@@ -138,9 +138,9 @@ def test_values_are_short(value: str, text: str) -> None:
 
 def test_a_time_of_today_has_no_date() -> None:
     now = datetime.now(UTC)
-    assert shown.clock(now) == now.astimezone().strftime("%H:%M:%S")
+    assert formatting.clock(now) == now.astimezone().strftime("%H:%M:%S")
     other = now + timedelta(days=30)
-    assert shown.clock(other) == other.astimezone().strftime("%Y-%m-%d %H:%M")
+    assert formatting.clock(other) == other.astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 # The command, on a pseudo-terminal

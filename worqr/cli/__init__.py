@@ -41,34 +41,34 @@ GROUPS: Final = {
         ),
     },
     "Enqueue": {
-        "enqueue": ("worqr.cli.producing:enqueue", "Enqueue tasks."),
+        "enqueue": ("worqr.cli.produce_commands:enqueue", "Enqueue tasks."),
         "dispatch": (
-            "worqr.cli.producing:dispatch",
+            "worqr.cli.produce_commands:dispatch",
             "Dispatch a job: a task with an id, a start time and other options.\n\nPrints the outcome (created, updated, "
             "unchanged or blocked) and the id; with --wait the result.",
         ),
         "call": (
-            "worqr.cli.producing:call",
+            "worqr.cli.produce_commands:call",
             "Enqueue a call of a function by its name.\n\nName the arguments: to=ada@example.org times:=3",
         ),
     },
     "Inspect": {
-        "queues": ("worqr.cli.looking:queues", "List the queues that hold tasks or have workers."),
-        "workers": ("worqr.cli.looking:workers", "List workers, or evict a worker that hangs or has vanished."),
+        "queues": ("worqr.cli.list_commands:queues", "List the queues that hold tasks or have workers."),
+        "workers": ("worqr.cli.list_commands:workers", "List workers, or evict a worker that hangs or has vanished."),
         "running": (
-            "worqr.cli.tasks:running",
+            "worqr.cli.task_commands:running",
             "List running tasks: their worker, start time, attempt and progress.\n\nAt most 1,000 per queue.",
         ),
         "jobs": (
-            "worqr.cli.tasks:jobs",
+            "worqr.cli.task_commands:jobs",
             "List the waiting, scheduled, blocked or running tasks of a queue.",
         ),
         "status": (
-            "worqr.cli.tasks:status",
+            "worqr.cli.task_commands:status",
             "Show one job: its state, attempts, last error and next run.\n\nExit code 1 if the mesh does not know the id.",
         ),
         "schedules": (
-            "worqr.cli.schedules:schedules",
+            "worqr.cli.schedule_commands:schedules",
             "List schedules, pause or resume one, or run its task now.",
         ),
         "script": (
@@ -78,25 +78,25 @@ GROUPS: Final = {
     },
     "Operate": {
         "cancel": (
-            "worqr.cli.operating:cancel",
+            "worqr.cli.queue_commands:cancel",
             "Cancel waiting and running tasks.\n\nWaiting tasks are removed. Running tasks are stopped on whichever worker "
             "they run. With --wait, exit code 1 if a run has not ended in time.",
         ),
         "failed": (
-            "worqr.cli.aside:failed",
+            "worqr.cli.dead_letter_commands:failed",
             "List, retry or delete tasks in the dead-letter queue.",
         ),
         "broken": (
-            "worqr.cli.aside:broken",
+            "worqr.cli.dead_letter_commands:broken",
             "List, retry or delete tasks whose payload could not be decoded.",
         ),
         "pause": (
-            "worqr.cli.operating:pause",
+            "worqr.cli.queue_commands:pause",
             "Pause a queue: no worker takes its tasks.\n\nRunning tasks continue, and producers can still enqueue.",
         ),
-        "resume": ("worqr.cli.operating:resume", "Resume a paused queue."),
+        "resume": ("worqr.cli.queue_commands:resume", "Resume a paused queue."),
         "delete": (
-            "worqr.cli.operating:delete",
+            "worqr.cli.queue_commands:delete",
             "Delete the waiting, scheduled and blocked tasks of a queue.\n\nRunning tasks continue, but are not retried. "
             "Dead-letter entries stay: `worqr failed drop` deletes them.",
         ),
@@ -160,9 +160,9 @@ def _run(arguments: Sequence[str]) -> int:
         return 0
     from cyclopts import CycloptsError
 
-    from worqr.cli.failing import FAILED, INTERRUPTED, WRONG_USE, Unhappy, WrongUse
-    from worqr.cli.text import complain
-    from worqr.cli.unknown import usage_message
+    from worqr.cli.errors import FAILED, INTERRUPTED, WRONG_USE, Unhappy, WrongUse
+    from worqr.cli.output import complain
+    from worqr.cli.usage_messages import usage_message
     from worqr.errors import WorqrBug, WorqrError
 
     if arguments[:1] and arguments[0] in ("enqueue", "dispatch"):

@@ -11,7 +11,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-from worqr.cli.text import escape
+from worqr.cli.output import escape
 
 Level = Literal["debug", "info", "warning", "error"]
 

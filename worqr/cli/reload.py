@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from worqr.cli.text import complain
+from worqr.cli.output import complain
 
 LEASH: Final = "WORQR_RELOAD_LEASH"
 """The environment variable with the number of the child's end of the leash."""

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from worqr.cli.failing import FAILED, INTERRUPTED, Unhappy, WrongUse
-from worqr.cli.finding import NotImported, find_mesh
+from worqr.cli.app_loader import NotImported, find_mesh
+from worqr.cli.connect_options import flag, time
+from worqr.cli.errors import FAILED, INTERRUPTED, Unhappy, WrongUse
 from worqr.cli.logs import Level, set_up_logging
+from worqr.cli.parsing import duration
 from worqr.cli.reload import command_without_reload, on_leash, supervise
-from worqr.cli.where import flag, time
-from worqr.cli.words import duration
 from worqr.errors import UsageError, WorqrBug, WorqrError
 from worqr.hosting.service import ENDS_AFTER, Service, end_within
 from worqr.inside import declarations_of

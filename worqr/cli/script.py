@@ -8,10 +8,10 @@ from typing import Annotated, Final
 
 from cyclopts import Parameter
 
-from worqr.cli.failing import Unhappy, WrongUse
+from worqr.cli.connect_options import flag
+from worqr.cli.errors import Unhappy, WrongUse
+from worqr.cli.output import print_json
 from worqr.cli.terminal import Column, show_table
-from worqr.cli.text import print_json
-from worqr.cli.where import flag
 from worqr.errors import did_you_mean
 from worqr.lua import Script, all_scripts
 

@@ -13,8 +13,8 @@ from typing import Annotated, Final
 
 from cyclopts import Parameter
 
-from worqr.cli.failing import Unhappy
-from worqr.cli.text import complain, escape
+from worqr.cli.errors import Unhappy
+from worqr.cli.output import complain, escape
 from worqr.embedded import EmbeddedServer, find_server
 
 PORT: Final = 6379

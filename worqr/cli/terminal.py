@@ -1,6 +1,6 @@
 """Tables on a terminal: they fit its width, leave out empty columns, and mark in colour what needs attention.
 
-In a pipe, or a file, a table is plain: every column, every character, no colours. `worqr.cli.text` prints that form, and
+In a pipe, or a file, a table is plain: every column, every character, no colours. `worqr.cli.output` prints that form, and
 escapes what comes from others; here each cell is escaped before it is measured, cut or coloured.
 
 If a table does not fit, it is laid out anew, until it does: names are folded and long texts cut; then notes and long texts
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from worqr.cli.text import escape, print_table
+from worqr.cli.output import escape, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console

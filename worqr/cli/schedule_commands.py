@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import App, Parameter
 
-from worqr.cli import shown
-from worqr.cli.failing import Unhappy
-from worqr.cli.looking import Json
+from worqr.cli import formatting
+from worqr.cli.connect_options import HERE, Where, ask, queue_of, warn_if_unserved
+from worqr.cli.errors import Unhappy
+from worqr.cli.list_commands import Json
+from worqr.cli.output import complain, escape, moment, print_json
 from worqr.cli.terminal import Column, show_table
-from worqr.cli.text import complain, escape, moment, print_json
-from worqr.cli.where import HERE, Where, ask, queue_of, warn_if_unserved
 from worqr.cron import Definition
 from worqr.errors import did_you_mean
 from worqr.inside import client_of
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 ScheduleName = Annotated[str, Parameter(help="Name of the schedule.")]
 COLUMNS: Final = (
     Column("schedule", fit="fold"),
-    Column("next run", plain=moment, shown=shown.clock),
-    Column("last run", plain=moment, shown=shown.clock, always=True),
+    Column("next run", plain=moment, shown=formatting.clock),
+    Column("last run", plain=moment, shown=formatting.clock, always=True),
     Column(
         "paused",
         plain=lambda paused: "yes" if paused else "",

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from worqr.cli.failing import Unhappy
+from worqr.cli.errors import Unhappy
 from worqr.hosting.service import importing
 
 if TYPE_CHECKING:

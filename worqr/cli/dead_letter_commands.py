@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import App, Parameter
 
-from worqr.cli import shown
-from worqr.cli.failing import Unhappy, WrongUse
+from worqr.cli import formatting
+from worqr.cli.connect_options import HERE, QueueName, Where, ask, flag, hint_at, queue_of, time
+from worqr.cli.errors import Unhappy, WrongUse
+from worqr.cli.output import complain, escape, escape_bytes, moment, payload_fields, print_json, shorten
+from worqr.cli.parsing import moment as moment_of
 from worqr.cli.terminal import Column, number, show_table
-from worqr.cli.text import complain, escape, escape_bytes, moment, payload_fields, print_json, shorten
-from worqr.cli.where import HERE, QueueName, Where, ask, flag, hint_at, queue_of, time
-from worqr.cli.words import moment as moment_of
 
 if TYPE_CHECKING:
     from worqr.client.dead_letters import Aside
@@ -56,7 +56,7 @@ class Choice:
 BY_ID: Final = Choice()
 COLUMNS: Final = (
     Column("id", fit="fold"),
-    Column("failed at", "when", plain=moment, shown=shown.clock),
+    Column("failed at", "when", plain=moment, shown=formatting.clock),
     Column("reason", always=True),
     number("failures", "fails"),
     number("stalls"),

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from worqr.cli.failing import WrongUse
-from worqr.cli.looking import QUEUES, queue_row
+from worqr.cli.connect_options import Where, ask
+from worqr.cli.errors import WrongUse
+from worqr.cli.list_commands import QUEUES, queue_row
+from worqr.cli.output import escape
 from worqr.cli.terminal import cut, is_terminal, lay_out, open_console
-from worqr.cli.text import escape
-from worqr.cli.where import Where, ask
 from worqr.errors import Unavailable
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Command
-from worqr.cli.failing import Unhappy
-from worqr.cli.finding import NotImported, find_mesh
+from worqr.cli.app_loader import NotImported, find_mesh
+from worqr.cli.errors import Unhappy
 
 FILES = {
     "shop/__init__.py": "",

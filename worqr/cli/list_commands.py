@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import App, Parameter
 
-from worqr.cli import shown
-from worqr.cli.failing import Unhappy, WrongUse
+from worqr.cli import formatting
+from worqr.cli.connect_options import HERE, Where, ask, flag
+from worqr.cli.errors import Unhappy, WrongUse
+from worqr.cli.output import complain, escape, print_json
 from worqr.cli.terminal import Column, is_terminal, number, show_table
-from worqr.cli.text import complain, escape, print_json
-from worqr.cli.where import HERE, Where, ask, flag
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
@@ -44,7 +44,7 @@ QUEUES: Final = (
         shown=lambda alone: "no worker serves it" if alone else "",
         note=True,
     ),
-    Column("oldest job", "oldest", plain=_seconds, shown=shown.age, right=True),
+    Column("oldest job", "oldest", plain=_seconds, shown=formatting.age, right=True),
     Column(
         "paused",
         plain=lambda reason: "" if reason is None else reason or "yes",
@@ -64,7 +64,7 @@ def queues(
     if watch:
         if json:
             raise WrongUse("--watch draws a table: omit --json, or call `worqr queues --json` repeatedly")
-        from worqr.cli.watching import watch_queues
+        from worqr.cli.queue_watcher import watch_queues
 
         watch_queues(where)
         return
@@ -94,7 +94,7 @@ def _is_unserved(info: QueueInfo) -> bool:
 
 
 WORKERS: Final = (
-    Column("worker", shown=shown.worker, fit="fold"),
+    Column("worker", shown=formatting.worker, fit="fold"),
     Column("host", fit="fold", least=8, spare=True),
     Column("pid", right=True),
     Column("app", plain=lambda app: app or "-", hidden=True),  # the id begins with it
@@ -104,7 +104,7 @@ WORKERS: Final = (
         "last beat",
         "beat",
         plain=_seconds,
-        shown=shown.age,
+        shown=formatting.age,
         style=lambda age: "bold red" if age > LATE else "",
         right=True,
         always=True,
@@ -160,7 +160,7 @@ def evict_workers(
             *sorted(found.intersection(known)),
         ]:  # an unknown one fails first
             await mesh.evict(worker)
-            name = shown.worker(worker) if is_terminal() else worker
+            name = formatting.worker(worker) if is_terminal() else worker
             print(f"Evicted worker {escape(name)}; its tasks are back in their queues")
 
     ask(where, command)

@@ -12,10 +12,10 @@ import trio
 from cyclopts import Parameter
 
 from worqr.cli import STDIN
-from worqr.cli.failing import WrongUse
-from worqr.cli.text import complain, escape, escape_bytes, payload_fields, print_json
-from worqr.cli.where import HERE, QueueName, Where, ask, flag, queue_of, time, warn_if_unserved
-from worqr.cli.words import arguments, duration, moment, pairs
+from worqr.cli.connect_options import HERE, QueueName, Where, ask, flag, queue_of, time, warn_if_unserved
+from worqr.cli.errors import WrongUse
+from worqr.cli.output import complain, escape, escape_bytes, payload_fields, print_json
+from worqr.cli.parsing import arguments, duration, moment, pairs
 from worqr.errors import Duplicate, WorqrError
 from worqr.validation import encode_json
 

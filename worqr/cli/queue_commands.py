@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
-from worqr.cli.failing import Unhappy, WrongUse
-from worqr.cli.text import complain, escape, print_json
-from worqr.cli.where import HERE, QueueName, Where, ask, flag, hint_at, queue_of, time
-from worqr.cli.words import duration
+from worqr.cli.connect_options import HERE, QueueName, Where, ask, flag, hint_at, queue_of, time
+from worqr.cli.errors import Unhappy, WrongUse
+from worqr.cli.output import complain, escape, print_json
+from worqr.cli.parsing import duration
 from worqr.records import CancelCount
 
 if TYPE_CHECKING:

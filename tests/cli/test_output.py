@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worqr.cli import text
+from worqr.cli import output
 
 NASTY = "\x1b[31mred\x07 \x9b2J \u202egnp.exe \r\n\t\x7f \ud800 \u2028"
 
@@ -29,11 +29,11 @@ NASTY = "\x1b[31mred\x07 \x9b2J \u202egnp.exe \r\n\t\x7f \ud800 \u2028"
     ],
 )
 def test_what_a_terminal_would_act_upon_is_an_escape(raw: str, shown: str) -> None:
-    assert text.escape(raw) == shown
+    assert output.escape(raw) == shown
 
 
 def test_lines_are_kept_where_they_are_wanted() -> None:
-    assert text.escape("a\n\x1bb", keep="\n") == "a\n\\x1bb"
+    assert output.escape("a\n\x1bb", keep="\n") == "a\n\\x1bb"
 
 
 @pytest.mark.parametrize(
@@ -41,42 +41,42 @@ def test_lines_are_kept_where_they_are_wanted() -> None:
     [(b"abc", "abc"), (b"\xff\x00", "\\xff\\x00"), ("é".encode(), "é"), (b"\x1b]0;x\x07", "\\x1b]0;x\\x07")],
 )
 def test_a_payload_is_shown_as_text_where_it_is_text(payload: bytes, shown: str) -> None:
-    assert text.escape_bytes(payload) == shown
+    assert output.escape_bytes(payload) == shown
 
 
 def is_safe(line: str) -> bool:
-    return line.isprintable() or text.escape(line) == line
+    return line.isprintable() or output.escape(line) == line
 
 
 @given(st.text())
 def test_no_text_gets_a_control_character_through(raw: str) -> None:
-    assert is_safe(text.escape(raw))
+    assert is_safe(output.escape(raw))
     if raw.isprintable():
-        assert text.escape(raw) == raw
+        assert output.escape(raw) == raw
 
 
 @given(st.text())
 def test_json_is_exact_and_safe(raw: str) -> None:
-    line = text.json_line({"a": raw})
+    line = output.json_line({"a": raw})
     assert line.isprintable()
     assert json.loads(line) == {"a": raw}
 
 
 @given(st.binary())
 def test_a_payload_can_be_had_back_from_its_json(payload: bytes) -> None:
-    fields = json.loads(text.json_line(text.payload_fields(payload)))
+    fields = json.loads(output.json_line(output.payload_fields(payload)))
     decode = {"utf-8": str.encode, "base64": base64.b64decode}[fields["encoding"]]
     assert decode(fields["task"]) == payload
 
 
 def test_json_of_something_else_is_refused() -> None:
     with pytest.raises(TypeError, match="object is not for JSON"):
-        text.json_line({"a": object()})
+        output.json_line({"a": object()})
 
 
 def test_a_table_is_aligned_and_safe_and_cuts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     long = "x" * 300
-    text.print_table(("name", "n", "what"), [(NASTY, 5, "漢"), (long, 1000, "[bold]b"), ("c", "-", "")])
+    output.print_table(("name", "n", "what"), [(NASTY, 5, "漢"), (long, 1000, "[bold]b"), ("c", "-", "")])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
     assert all(is_safe(line) for line in lines)
@@ -87,10 +87,10 @@ def test_a_table_is_aligned_and_safe_and_cuts_nothing(capsys: pytest.CaptureFixt
 
 
 def test_a_long_payload_is_cut_in_a_table() -> None:
-    assert text.shorten("x" * 200) == "x" * 200
-    assert text.shorten("x" * 201) == "x" * 199 + "…"
+    assert output.shorten("x" * 200) == "x" * 200
+    assert output.shorten("x" * 201) == "x" * 199 + "…"
 
 
 def test_a_complaint_is_safe(capsys: pytest.CaptureFixture[str]) -> None:
-    text.complain(NASTY)
+    output.complain(NASTY)
     assert is_safe(capsys.readouterr().err.replace("\n", ""))

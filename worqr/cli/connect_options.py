@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 from cyclopts import Parameter
 
-from worqr.cli.text import complain
-from worqr.cli.words import duration
+from worqr.cli.output import complain
+from worqr.cli.parsing import duration
 from worqr.errors import WorqrError, did_you_mean
 from worqr.inside import client_of
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli.conftest import Answer, Command
 from worqr.cli import COMMANDS
-from worqr.cli.unknown import FOREIGN, unknown_command
+from worqr.cli.usage_messages import FOREIGN, unknown_command
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``worqr status``, ``worqr running`` and ``worqr jobs``: single tasks, where `worqr.cli.looking` shows numbers of them."""
+"""``worqr status``, ``worqr running`` and ``worqr jobs``: single tasks, where `worqr.cli.list_commands` shows numbers of them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
-from worqr.cli import shown
-from worqr.cli.failing import Unhappy
-from worqr.cli.looking import Json
+from worqr.cli import formatting
+from worqr.cli.connect_options import HERE, QueueName, Where, ask, hint_at, queue_of
+from worqr.cli.errors import Unhappy
+from worqr.cli.list_commands import Json
+from worqr.cli.output import complain, escape_bytes, moment, payload_fields, print_json, shorten
 from worqr.cli.terminal import Column, is_terminal, show_facts, show_table
-from worqr.cli.text import complain, escape_bytes, moment, payload_fields, print_json, shorten
-from worqr.cli.where import HERE, QueueName, Where, ask, hint_at, queue_of
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
@@ -62,14 +62,14 @@ def status(
 RUNNING: Final = (
     Column("queue", fit="fold", least=11),
     Column("id", plain=_or_dash, fit="fold", least=11),
-    Column("worker", plain=_or_dash, shown=shown.worker, fit="fold", least=13),
-    Column("since", plain=moment, shown=shown.clock),
+    Column("worker", plain=_or_dash, shown=formatting.worker, fit="fold", least=13),
+    Column("since", plain=moment, shown=formatting.clock),
     Column("attempt", "try", style=lambda attempt: "yellow" if attempt > 1 else "", right=True),
     Column(
         "progress",
         "done",
         plain=lambda progress: "-" if progress is None else f"{progress:g}",
-        shown=shown.percent,
+        shown=formatting.percent,
         right=True,
     ),
     Column("message", fit="cut", spare=True),
@@ -103,7 +103,7 @@ def running(
 
 JOBS: Final = (
     Column("id", plain=_or_dash, fit="fold", always=True),
-    Column("run at", plain=moment, shown=shown.clock),
+    Column("run at", plain=moment, shown=formatting.clock),
     Column("attempts", "tries", right=True),
     Column("error", style="red", fit="cut", least=24, spare=True),
     TASK,
@@ -158,7 +158,7 @@ def _error(error: RemoteError | None) -> str:
 
 
 def _told(found: Status) -> dict[str, str]:
-    progress, worker = (shown.percent, shown.worker) if is_terminal() else ("{:g}".format, str)
+    progress, worker = (formatting.percent, formatting.worker) if is_terminal() else ("{:g}".format, str)
     return {
         "state": found.state,
         "attempts": str(found.attempts),

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from worqr.cli import words
-from worqr.cli.failing import WrongUse
+from worqr.cli import parsing
+from worqr.cli.errors import WrongUse
 
 
 @pytest.mark.parametrize(
@@ -24,55 +24,55 @@ from worqr.cli.failing import WrongUse
     ],
 )
 def test_a_duration_is_seconds_or_has_units(text: str, seconds: float) -> None:
-    assert words.duration(text, "--delay") == seconds
+    assert parsing.duration(text, "--delay") == seconds
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-5", "10 m", "1h30", "m", "1e3", "nan"])
 def test_no_duration_is_said_with_the_option(text: str) -> None:
     with pytest.raises(WrongUse, match=r"--delay must be a duration such as 90 \(seconds\), 10m or 1h30m"):
-        words.duration(text, "--delay")
+        parsing.duration(text, "--delay")
 
 
 def test_what_is_not_given_is_none() -> None:
-    assert words.duration(None, "--delay") is words.moment(None, "--run-at") is None
+    assert parsing.duration(None, "--delay") is parsing.moment(None, "--run-at") is None
 
 
 def test_a_moment_with_a_zone_is_that_moment() -> None:
-    assert words.moment("2031-05-01T12:00Z", "--run-at") == datetime(2031, 5, 1, 12, tzinfo=UTC)
-    assert words.moment("2031-05-01 12:00+02:00", "--run-at") == datetime(2031, 5, 1, 10, tzinfo=UTC)
+    assert parsing.moment("2031-05-01T12:00Z", "--run-at") == datetime(2031, 5, 1, 12, tzinfo=UTC)
+    assert parsing.moment("2031-05-01 12:00+02:00", "--run-at") == datetime(2031, 5, 1, 10, tzinfo=UTC)
 
 
 def test_a_moment_without_one_is_local() -> None:
-    assert words.moment("2031-05-01T12:00", "--run-at") == datetime(2031, 5, 1, 12).astimezone()
+    assert parsing.moment("2031-05-01T12:00", "--run-at") == datetime(2031, 5, 1, 12).astimezone()
 
 
 def test_a_moment_may_be_so_long_ago_where_that_makes_sense() -> None:
-    ago = words.moment("2h", "--before", ago=True)
+    ago = parsing.moment("2h", "--before", ago=True)
     assert ago is not None
     assert timedelta(0) <= datetime.now(UTC) - timedelta(hours=2) - ago < timedelta(minutes=1)
     with pytest.raises(WrongUse, match="--run-at must be a time such as 2031-05-01T12:00"):
-        words.moment("2h", "--run-at")
+        parsing.moment("2h", "--run-at")
 
 
 @pytest.mark.parametrize("text", ["tomorrow", "12:00", "", "99999-01-01", "90"])
 def test_no_moment_is_said_with_the_option(text: str) -> None:
     with pytest.raises(WrongUse, match="--before must be a time"):
-        words.moment(text, "--before", ago=True)
+        parsing.moment(text, "--before", ago=True)
 
 
 def test_pairs() -> None:
-    assert words.pairs(["a=1", "b=x=y", "c="], "--meta") == {"a": "1", "b": "x=y", "c": ""}
+    assert parsing.pairs(["a=1", "b=x=y", "c="], "--meta") == {"a": "1", "b": "x=y", "c": ""}
     for wrong, why in (
         (["a"], "must be name=text"),
         (["=1"], "must be name=text"),
         (["a=1", "a=2"], "'a' is given twice"),
     ):
         with pytest.raises(WrongUse, match=why):
-            words.pairs(wrong, "--meta")
+            parsing.pairs(wrong, "--meta")
 
 
 def test_arguments_are_texts_or_json() -> None:
-    assert words.arguments(["to=ada", "n:=3", 'deep:={"a":[1]}', "text=5", "eq=a=b", "yes:=true"]) == {
+    assert parsing.arguments(["to=ada", "n:=3", 'deep:={"a":[1]}', "text=5", "eq=a=b", "yes:=true"]) == {
         "to": "ada",
         "n": 3,
         "deep": {"a": [1]},
@@ -93,4 +93,4 @@ def test_arguments_are_texts_or_json() -> None:
 )
 def test_no_argument_is_said(texts: list[str], why: str) -> None:
     with pytest.raises(WrongUse, match=why):
-        words.arguments(texts)
+        parsing.arguments(texts)
