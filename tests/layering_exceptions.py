@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 IN_CIRCLES: tuple[str, ...] = (
-    "cli.list_commands",
-    "cli.queue_watcher",
     "client.blocking",
     "client.blocking_jobs",
     "client.client",
@@ -109,7 +107,6 @@ FOREIGN_WRITES: tuple[str, ...] = (
     "cli.demo.story: long.acknowledged",
     "cli.demo.story: long.acknowledged_at",
     "cli.demo.story: long.cancel_called_at",
-    "cli.queue_watcher: live.console.size",
     "cli.run: mesh.prefix",
     "cli.run: mesh.url",
     "client.blocking_jobs: error.job",

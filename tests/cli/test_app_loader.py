@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Command
-from worqr.cli.app_loader import NotImported, find_mesh
-from worqr.cli.errors import Unhappy
+from worqr.cli.app_loader import ImportFailed, load_mesh
+from worqr.cli.errors import CommandFailed
 
 FILES = {
     "shop/__init__.py": "",
@@ -42,11 +42,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize("target", ["shop.tasks:mesh", "shop.tasks:same", "shop.tasks"])
 def test_a_mesh_is_found(target: str) -> None:
-    assert find_mesh(target).app == "tasks"
+    assert load_mesh(target).app == "tasks"
 
 
 def test_a_mesh_may_be_an_attribute_of_something() -> None:
-    assert find_mesh("shop.two:box.inner").app == "inner"
+    assert load_mesh("shop.two:box.inner").app == "inner"
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_a_mesh_may_be_an_attribute_of_something() -> None:
     ],
 )
 def test_what_is_no_mesh_is_said_in_a_sentence(target: str, why: str) -> None:
-    with pytest.raises(Unhappy, match=why) as raised:
-        find_mesh(target)
-    assert not isinstance(raised.value, NotImported)
+    with pytest.raises(CommandFailed, match=why) as raised:
+        load_mesh(target)
+    assert not isinstance(raised.value, ImportFailed)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_the_folder_one_is_in_comes_first(project: Path) -> None:
     (project / "colorsys.py").write_text("import worqr\nmesh = worqr.Mesh(app='mine')\n")  # a module of Python itself
     before = sys.modules.pop("colorsys", None)
     try:
-        assert find_mesh("colorsys:mesh").app == "mine"
+        assert load_mesh("colorsys:mesh").app == "mine"
     finally:
         del sys.modules["colorsys"]
         if before is not None:

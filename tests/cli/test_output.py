@@ -92,5 +92,5 @@ def test_a_long_payload_is_cut_in_a_table() -> None:
 
 
 def test_a_complaint_is_safe(capsys: pytest.CaptureFixture[str]) -> None:
-    output.complain(NASTY)
+    output.print_error(NASTY)
     assert is_safe(capsys.readouterr().err.replace("\n", ""))

@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli.conftest import Answer, Command
 from worqr.cli import COMMANDS
-from worqr.cli.usage_messages import FOREIGN, unknown_command
+from worqr.cli.usage_messages import OTHER_NAMES, unknown_command
 
 
 @pytest.mark.parametrize(
@@ -26,11 +26,11 @@ def test_an_unknown_command_has_its_hint(command: Command, name: str, hint: str)
     assert command(name) == Answer(2, "", f"worqr: unknown command {name!r}; {hint}\n")
 
 
-@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("name", OTHER_NAMES)
 def test_names_of_others_lead_to_commands_that_exist(name: str) -> None:
     assert name not in COMMANDS
-    assert FOREIGN[name].split()[0] in COMMANDS
-    assert f"`worqr {FOREIGN[name]}`" in unknown_command(name, COMMANDS)
+    assert OTHER_NAMES[name].split()[0] in COMMANDS
+    assert f"`worqr {OTHER_NAMES[name]}`" in unknown_command(name, COMMANDS)
 
 
 @pytest.mark.parametrize(

@@ -160,8 +160,8 @@ def _run(arguments: Sequence[str]) -> int:
         return 0
     from cyclopts import CycloptsError
 
-    from worqr.cli.errors import FAILED, INTERRUPTED, WRONG_USE, Unhappy, WrongUse
-    from worqr.cli.output import complain
+    from worqr.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_INVALID, CommandFailed, InvalidArguments
+    from worqr.cli.output import print_error
     from worqr.cli.usage_messages import usage_message
     from worqr.errors import WorqrBug, WorqrError
 
@@ -171,19 +171,19 @@ def _run(arguments: Sequence[str]) -> int:
     app.suppress_keyboard_interrupt = False
     try:
         answer = app(arguments, result_action="return_value", print_error=False, exit_on_error=False)
-    except (CycloptsError, WrongUse) as error:
-        complain(usage_message(error, COMMANDS) if isinstance(error, CycloptsError) else str(error))
-        return WRONG_USE
+    except (CycloptsError, InvalidArguments) as error:
+        print_error(usage_message(error, COMMANDS) if isinstance(error, CycloptsError) else str(error))
+        return EXIT_INVALID
     except WorqrBug:
         raise
-    except (WorqrError, Unhappy) as error:
+    except (WorqrError, CommandFailed) as error:
         notes: list[str] = getattr(error, "__notes__", [])
         details = [getattr(error, "detail", ""), *(note for note in notes if "\n" in note)]
-        complain(
+        print_error(
             "; ".join([str(error), *(note for note in notes if "\n" not in note)]), "\n".join(filter(None, details))
         )
-        return FAILED
+        return EXIT_FAILED
     except KeyboardInterrupt:
-        complain("interrupted")
-        return INTERRUPTED
+        print_error("interrupted")
+        return EXIT_INTERRUPTED
     return answer if isinstance(answer, int) else 0

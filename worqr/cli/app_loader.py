@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from worqr.cli.errors import Unhappy
+from worqr.cli.errors import CommandFailed
 from worqr.hosting.service import importing
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
-class NotImported(Unhappy):
+class ImportFailed(CommandFailed):
     """The user's module raised while it was imported. `exc_info`: with the traceback from the user's own code on."""
 
     def __init__(self, name: str, error: BaseException) -> None:
@@ -30,20 +30,22 @@ class NotImported(Unhappy):
         super().__init__(f"{name} could not be imported:", "".join(traceback.format_exception(*self.exc_info)))
 
 
-def find_mesh(target: str) -> Mesh[Any]:
+def load_mesh(target: str) -> Mesh[Any]:
     """The mesh that ``package.module:name`` means; without a name the only one of the module. The module is imported, from the
     current folder first, and Django is set up before if ``DJANGO_SETTINGS_MODULE`` is set.
 
     Raises:
-        NotImported: the module itself failed.
-        Unhappy: there is no such module, no such name, no mesh.
+        ImportFailed: the module itself failed.
+        CommandFailed: there is no such module, no such name, no mesh.
     """
     name, colon, attribute = target.partition(":")
     if os.sep in name or name.endswith(".py"):
         dotted = name.removesuffix(".py").strip("./").replace(os.sep, ".")
-        raise Unhappy(f"{target!r} is a path; name the module as Python imports it: {dotted}:{attribute or 'mesh'}")
+        raise CommandFailed(
+            f"{target!r} is a path; name the module as Python imports it: {dotted}:{attribute or 'mesh'}"
+        )
     if not name or not all(part.isidentifier() for part in name.split(".")):
-        raise Unhappy(f"{target!r} is not the name of a mesh: type package.module:mesh")
+        raise CommandFailed(f"{target!r} is not the name of a mesh: type package.module:mesh")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     _set_up_django()
@@ -55,7 +57,7 @@ def _set_up_django() -> None:
     """Load Django's applications, which the models that a module imports need, if this process is one of a Django project.
 
     Raises:
-        NotImported: Django's settings, or an application, failed.
+        ImportFailed: Django's settings, or an application, failed.
     """
     settings = os.environ.get("DJANGO_SETTINGS_MODULE")
     if not settings or importlib.util.find_spec("django") is None:
@@ -64,7 +66,7 @@ def _set_up_django() -> None:
         with importing():
             importlib.import_module("django").setup()
     except (Exception, SystemExit) as error:
-        raise NotImported(
+        raise ImportFailed(
             f"Django's settings DJANGO_SETTINGS_MODULE={settings}, or an application that they name,", error
         ) from None
 
@@ -75,10 +77,10 @@ def _import(name: str) -> ModuleType:
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}.") and _users(error.__traceback__) is None:
-            raise Unhappy(_no_module(name, error.name)) from None
-        raise NotImported(name, error) from None
+            raise CommandFailed(_no_module(name, error.name)) from None
+        raise ImportFailed(name, error) from None
     except (Exception, SystemExit) as error:
-        raise NotImported(name, error) from None
+        raise ImportFailed(name, error) from None
 
 
 def _users(trace: TracebackType | None) -> TracebackType | None:
@@ -128,9 +130,11 @@ def _only_mesh(module: ModuleType) -> Mesh[Any]:
     if len(found) == 1:
         return next(iter(found.values()))
     if not found:
-        raise Unhappy(f"there is no worqr.Mesh in {module.__name__} ({module.__file__}); add one: mesh = worqr.Mesh()")
+        raise CommandFailed(
+            f"there is no worqr.Mesh in {module.__name__} ({module.__file__}); add one: mesh = worqr.Mesh()"
+        )
     which = " or ".join(f"{module.__name__}:{name}" for name in found)
-    raise Unhappy(f"there are {len(found)} meshes in {module.__name__}; choose one: {which}")
+    raise CommandFailed(f"there are {len(found)} meshes in {module.__name__}; choose one: {which}")
 
 
 def _attribute(module: ModuleType, dotted: str) -> Mesh[Any]:
@@ -140,11 +144,11 @@ def _attribute(module: ModuleType, dotted: str) -> Mesh[Any]:
             hint = _hint(name, dir(value))
             meshes = _meshes(module)
             there = f"; its meshes: {', '.join(meshes)}" if meshes and not hint else ""
-            raise Unhappy(f"there is no {name!r} in {module.__name__} ({module.__file__}){hint}{there}")
+            raise CommandFailed(f"there is no {name!r} in {module.__name__} ({module.__file__}){hint}{there}")
         value = getattr(value, name)
     if _is_mesh(value):
         return value
     kind = f"the class {value.__qualname__}" if isinstance(value, type) else f"of type {type(value).__qualname__}"
     meshes = _meshes(module)
     there = f"; its meshes: {', '.join(meshes)}" if meshes else ""
-    raise Unhappy(f"{module.__name__}:{dotted} is {kind}, not a worqr.Mesh{there}")
+    raise CommandFailed(f"{module.__name__}:{dotted} is {kind}, not a worqr.Mesh{there}")

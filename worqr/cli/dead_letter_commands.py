@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from cyclopts import App, Parameter
 
 from worqr.cli import formatting
-from worqr.cli.connect_options import HERE, QueueName, Where, ask, flag, hint_at, queue_of, time
-from worqr.cli.errors import Unhappy, WrongUse
-from worqr.cli.output import complain, escape, escape_bytes, moment, payload_fields, print_json, shorten
-from worqr.cli.parsing import moment as moment_of
+from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
+from worqr.cli.errors import CommandFailed, InvalidArguments
+from worqr.cli.named_queue import queue_by_name, unknown_queue_hint
+from worqr.cli.option_types import QueueName, flag, time_option
+from worqr.cli.output import escape, escape_bytes, format_time, payload_fields, print_error, print_json, shorten
+from worqr.cli.parsing import parse_time
 from worqr.cli.terminal import Column, number, show_table
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from worqr.mesh import Mesh
     from worqr.records import Failed
 
-Which = Literal["failed", "broken"]
+Kind = Literal["failed", "broken"]
 Verb = Literal["retry", "drop"]
 
 Error = Annotated[
@@ -29,7 +31,7 @@ Error = Annotated[
 ]
 Before = Annotated[
     str | None,
-    time("Only tasks that failed before this time (2031-05-01T12:00), or longer ago than this (2h).", metavar="TIME"),
+    time_option("Only tasks that failed before this time (2031-05-01T12:00), or longer ago than this (2h)."),
 ]
 Ids = Annotated[str, Parameter(help="Ids, as listed.")]
 NAMES: Final = {"failed": "failed", "broken": "undecodable"}
@@ -37,8 +39,8 @@ NAMES: Final = {"failed": "failed", "broken": "undecodable"}
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Which entries are meant, if not those of some ids."""
+class Selection:
+    """The entries to change, when no ids are given."""
 
     all: Annotated[bool, flag("All tasks, or all that match --error, --before and --limit.")] = False
     error: Error = None
@@ -46,17 +48,19 @@ class Choice:
     limit: Annotated[int | None, Parameter(help="At most N tasks, newest first.", metavar="N")] = None
 
     def check(self, verb: Verb, ids: tuple[str, ...]) -> None:
-        """WrongUse if it is not clear."""
+        """Raise InvalidArguments if it and `ids` do not select entries in exactly one way."""
         if bool(ids) == self.all:
-            raise WrongUse(f"name the tasks to {verb}: either ids, or --all (with --error, --before or --limit)")
-        if ids and self != Choice():
-            raise WrongUse("--error, --before and --limit need --all, and no ids")
+            raise InvalidArguments(
+                f"name the tasks to {verb}: either ids, or --all (with --error, --before or --limit)"
+            )
+        if ids and self != Selection():
+            raise InvalidArguments("--error, --before and --limit need --all, and no ids")
 
 
-BY_ID: Final = Choice()
+ONLY_IDS: Final = Selection()
 COLUMNS: Final = (
     Column("id", fit="fold"),
-    Column("failed at", "when", plain=moment, shown=formatting.clock),
+    Column("failed at", "when", plain=format_time, shown=formatting.short_time),
     Column("reason", always=True),
     number("failures", "fails"),
     number("stalls"),
@@ -70,8 +74,8 @@ QUEUE: Final = Column("queue", fit="fold")
 class _Commands:
     """The subcommands of ``worqr failed``, or of ``worqr broken``: both have the same."""
 
-    def __init__(self, which: Which) -> None:
-        self._which: Which = which
+    def __init__(self, kind: Kind) -> None:
+        self._kind: Kind = kind
 
     def list(
         self,
@@ -83,9 +87,9 @@ class _Commands:
         before: Before = None,
         traceback: Annotated[bool, flag("Print the traceback of each task.")] = False,
         json: Annotated[bool, flag("Print JSON Lines: one object per task, with all fields.")] = False,
-        where: Where = HERE,
+        connect: ConnectOptions = FROM_ENVIRONMENT,
     ) -> None:
-        moment_before = moment_of(before, "--before", ago=True)
+        moment_before = parse_time(before, "--before", ago=True)
 
         async def command(mesh: Mesh) -> tuple[Sequence[Failed], str]:
             names = [queue] if queue else await self._queues(mesh)
@@ -95,30 +99,34 @@ class _Commands:
                 for each in await self._of(mesh, name).list(limit, error=error, before=moment_before)
             ]
             newest = sorted(found, key=lambda record: record.at, reverse=True) if queue is None else found
-            return newest[:limit], "" if found or queue is None else await hint_at(mesh, queue)
+            return newest[:limit], "" if found or queue is None else await unknown_queue_hint(mesh, queue)
 
-        found, hint = ask(where, command)
+        found, hint = run_connected(connect, command)
         if found:
             self._print(found, named=queue is None, traceback=traceback, json=json)
         elif not json:
             of = "" if queue is None else f" in queue {queue!r}"
-            complain(hint or f"no {NAMES[self._which]} tasks{of}")
+            print_error(hint or f"no {NAMES[self._kind]} tasks{of}")
 
-    def retry(self, queue: QueueName, /, *ids: Ids, choice: Choice = BY_ID, where: Where = HERE) -> None:
+    def retry(
+        self, queue: QueueName, /, *ids: Ids, choice: Selection = ONLY_IDS, connect: ConnectOptions = FROM_ENVIRONMENT
+    ) -> None:
         """Move tasks to the back of their queue, with all counters at zero."""
-        self._change("retry", queue, ids, choice, where)
+        self._change("retry", queue, ids, choice, connect)
 
-    def drop(self, queue: QueueName, /, *ids: Ids, choice: Choice = BY_ID, where: Where = HERE) -> None:
+    def drop(
+        self, queue: QueueName, /, *ids: Ids, choice: Selection = ONLY_IDS, connect: ConnectOptions = FROM_ENVIRONMENT
+    ) -> None:
         """Delete tasks for good."""
-        self._change("drop", queue, ids, choice, where)
+        self._change("drop", queue, ids, choice, connect)
 
     async def _queues(self, mesh: Mesh) -> Iterable[str]:
         """Return the names of the queues that have entries."""
-        return [info.name for info in await mesh.queues() if getattr(info, self._which)]
+        return [info.name for info in await mesh.queues() if getattr(info, self._kind)]
 
     def _of(self, mesh: Mesh, queue: str) -> Aside:
-        there = queue_of(mesh, queue)
-        return there.failed if self._which == "failed" else there.broken
+        there = queue_by_name(mesh, queue)
+        return there.failed if self._kind == "failed" else there.broken
 
     def _print(self, found: Sequence[Failed], *, named: bool, traceback: bool, json: bool) -> None:
         if json:
@@ -126,15 +134,15 @@ class _Commands:
                 print_json(_fields(record))
         elif traceback:
             for record in found:
-                _print_whole(record, named=named)
+                _print_details(record, named=named)
         elif named:
             show_table((QUEUE, *COLUMNS), [(record.queue, *_row(record)) for record in found])
         else:
             show_table(COLUMNS, map(_row, found))
 
-    def _change(self, verb: Verb, queue: str, ids: tuple[str, ...], choice: Choice, where: Where) -> None:
+    def _change(self, verb: Verb, queue: str, ids: tuple[str, ...], choice: Selection, connect: ConnectOptions) -> None:
         choice.check(verb, ids)
-        before = moment_of(choice.before, "--before", ago=True)
+        before = parse_time(choice.before, "--before", ago=True)
 
         async def command(mesh: Mesh) -> tuple[int, str]:
             aside = self._of(mesh, queue)
@@ -143,22 +151,22 @@ class _Commands:
             else:
                 every = aside.retry_all if verb == "retry" else aside.drop_all
                 count = await every(error=choice.error, before=before, limit=choice.limit)
-            return count, "" if count else await hint_at(mesh, queue)
+            return count, "" if count else await unknown_queue_hint(mesh, queue)
 
-        count, hint = ask(where, command)
+        count, hint = run_connected(connect, command)
         print(f"{count:,} {'requeued' if verb == 'retry' else 'deleted'}")
         if hint:
-            complain(hint)
+            print_error(hint)
         if ids and count < len(ids):
-            raise Unhappy(self._missing(queue, ids, len(ids) - count))
+            raise CommandFailed(self._missing(queue, ids, len(ids) - count))
 
     def _missing(self, queue: str, ids: tuple[str, ...], missing: int) -> str:
-        what = f"{NAMES[self._which]} task"
+        what = f"{NAMES[self._kind]} task"
         if len(ids) == 1:
             text = f"no {what} with id {ids[0]!r} in queue {queue!r}"
         else:
             text = f"{missing:,} of {len(ids):,} ids match no {what} in queue {queue!r}"
-        return f"{text} (it may have been retried or deleted already); list them with `worqr {self._which} {queue!r}`"
+        return f"{text} (it may have been retried or deleted already); list them with `worqr {self._kind} {queue!r}`"
 
 
 def _row(record: Failed) -> tuple[object, ...]:
@@ -176,18 +184,18 @@ def _fields(record: Failed) -> dict[str, Any]:
     return {**fields, **payload_fields(record.task), "meta": dict(record.meta)}
 
 
-def _print_whole(record: Failed, *, named: bool) -> None:
+def _print_details(record: Failed, *, named: bool) -> None:
     queue = f"{escape(record.queue)}  " if named else ""
-    print(f"{queue}{escape(record.id)}  {moment(record.at)}  {record.reason}  worker {escape(record.worker)}")
+    print(f"{queue}{escape(record.id)}  {format_time(record.at)}  {record.reason}  worker {escape(record.worker)}")
     print(f"    task: {shorten(escape_bytes(record.task))}")
     for line in (record.error.traceback or _error(record)).split("\n"):
         if line:
             print(f"    {escape(line)}")
 
 
-def _app(which: Which, help: str) -> App:
-    app = App(name=which, help=help)
-    commands = _Commands(which)
+def _app(kind: Kind, help: str) -> App:
+    app = App(name=kind, help=help)
+    commands = _Commands(kind)
     app.default(commands.list)
     app.command(commands.list, name="list", help="List tasks, newest first. This is the default.")
     app.command(commands.retry)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-FAILED: Final = 1
-WRONG_USE: Final = 2
-INTERRUPTED: Final = 130
+EXIT_FAILED: Final = 1
+EXIT_INVALID: Final = 2
+EXIT_INTERRUPTED: Final = 130
 
 
-class WrongUse(Exception):
+class InvalidArguments(Exception):
     """The arguments are invalid: exit code 2."""
 
 
-class Unhappy(Exception):
+class CommandFailed(Exception):
     """The command failed: exit code 1.
 
     Attributes:

@@ -13,13 +13,13 @@ _WORKER: Final = re.compile(rf"((?:.*:)?[0-9a-f]{{{WORKER_DIGITS}}})[0-9a-f]{{24
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
-def worker(id: str | None) -> str:
+def short_worker_id(id: str | None) -> str:
     """Return the short form of a worker's id: ``shop:51924699``."""
     match = _WORKER.fullmatch(id or "-")
     return match[1] if match else id or "-"
 
 
-def clock(when: datetime | None) -> str:
+def short_time(when: datetime | None) -> str:
     """Return a moment in this machine's time zone: today the time to the second, else the date and the minute."""
     if when is None:
         return "-"
@@ -29,7 +29,7 @@ def clock(when: datetime | None) -> str:
     return f"{local:%Y-%m-%d %H:%M}"
 
 
-def age(seconds: float | None) -> str:
+def short_duration(seconds: float | None) -> str:
     """Return a duration in its largest unit: ``3.4 s``, ``12 min``, ``3 h``, ``2 d``."""
     if seconds is None:
         return "-"
@@ -39,6 +39,11 @@ def age(seconds: float | None) -> str:
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.1f} s"
+
+
+def exact_seconds(value: float | None) -> str:
+    """Return a number of seconds as pipes and files get it: ``3.4 s``, ``7300.0 s``."""
+    return "-" if value is None else "never" if math.isinf(value) else f"{value:.1f} s"
 
 
 def percent(share: float | None) -> str:

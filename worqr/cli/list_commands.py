@@ -10,91 +10,50 @@ from typing import TYPE_CHECKING, Annotated, Final
 from cyclopts import App, Parameter
 
 from worqr.cli import formatting
-from worqr.cli.connect_options import HERE, Where, ask, flag
-from worqr.cli.errors import Unhappy, WrongUse
-from worqr.cli.output import complain, escape, print_json
+from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
+from worqr.cli.errors import CommandFailed, InvalidArguments
+from worqr.cli.option_types import JsonLines, flag
+from worqr.cli.output import escape, print_error, print_json
+from worqr.cli.queue_table import QUEUES, is_unserved, queue_row
+from worqr.cli.queue_watcher import watch_queues
 from worqr.cli.terminal import Column, is_terminal, number, show_table
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
     from worqr.records import QueueInfo, WorkerInfo
 
-Json = Annotated[bool, flag("Print JSON Lines: one object per entry, with all fields.")]
-
-LATE: Final = 3.0
+LATE_AFTER: Final = 3.0
 """Seconds without a heartbeat after which a worker is marked: the default of ``keepalive``."""
-
-
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else "never" if math.isinf(value) else f"{value:.1f} s"
-
-
-QUEUES: Final = (
-    Column("queue", fit="fold"),
-    number("waiting", "wait", always=True),
-    number("scheduled", "sched"),
-    number("blocked", "block"),
-    number("running", "run", always=True),
-    number("failed", "fail", "bold red"),
-    number("broken", "brkn", "bold red"),
-    number("workers", "wrkrs", always=True),
-    Column(
-        "unserved",
-        plain=lambda alone: "yes" if alone else "-",
-        shown=lambda alone: "no worker serves it" if alone else "",
-        note=True,
-    ),
-    Column("oldest job", "oldest", plain=_seconds, shown=formatting.age, right=True),
-    Column(
-        "paused",
-        plain=lambda reason: "" if reason is None else reason or "yes",
-        shown=lambda reason: "" if reason is None else f"paused: {reason}" if reason else "paused",
-        note=True,
-    ),
-)
 
 
 def queues(
     *,
     watch: Annotated[bool, flag("Redraw the table every second, until Ctrl-C.")] = False,
-    json: Json = False,
-    where: Where = HERE,
+    json: JsonLines = False,
+    connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
     """List the queues that hold tasks or have workers."""
     if watch:
         if json:
-            raise WrongUse("--watch draws a table: omit --json, or call `worqr queues --json` repeatedly")
-        from worqr.cli.queue_watcher import watch_queues
-
-        watch_queues(where)
+            raise InvalidArguments("--watch draws a table: omit --json, or call `worqr queues --json` repeatedly")
+        watch_queues(connect)
         return
 
     async def command(mesh: Mesh) -> list[QueueInfo]:
         return await mesh.queues()
 
-    found = ask(where, command)
+    found = run_connected(connect, command)
     if json:
         for info in found:
-            print_json({**asdict(info), "unserved": _is_unserved(info)})
+            print_json({**asdict(info), "unserved": is_unserved(info)})
     elif not found:
-        complain("no queue holds tasks or has workers")
+        print_error("no queue holds tasks or has workers")
     else:
         show_table(QUEUES, map(queue_row, found))
 
 
-def queue_row(info: QueueInfo) -> Sequence[object]:
-    """Return the values of `QUEUES`."""
-    counts = (info.waiting, info.scheduled, info.blocked, info.running, info.failed, info.broken, info.workers)
-    return (info.name, *counts, _is_unserved(info), info.oldest_job, info.paused)
-
-
-def _is_unserved(info: QueueInfo) -> bool:
-    """Return True if tasks wait and no worker serves the queue: they wait until one does."""
-    return info.waiting > 0 and not info.workers
-
-
 WORKERS: Final = (
-    Column("worker", shown=formatting.worker, fit="fold"),
+    Column("worker", shown=formatting.short_worker_id, fit="fold"),
     Column("host", fit="fold", least=8, spare=True),
     Column("pid", right=True),
     Column("app", plain=lambda app: app or "-", hidden=True),  # the id begins with it
@@ -103,9 +62,9 @@ WORKERS: Final = (
     Column(
         "last beat",
         "beat",
-        plain=_seconds,
-        shown=formatting.age,
-        style=lambda age: "bold red" if age > LATE else "",
+        plain=formatting.exact_seconds,
+        shown=formatting.short_duration,
+        style=lambda age: "bold red" if age > LATE_AFTER else "",
         right=True,
         always=True,
     ),
@@ -117,18 +76,18 @@ workers: App = App(name="workers", help="List workers, or evict a worker that ha
 
 @workers.default
 @workers.command(name="list", help="List workers. This is the default.")
-def list_workers(*, json: Json = False, where: Where = HERE) -> None:
+def list_workers(*, json: JsonLines = False, connect: ConnectOptions = FROM_ENVIRONMENT) -> None:
     """List the registered workers."""
 
     async def command(mesh: Mesh) -> list[WorkerInfo]:
         return await mesh.workers()
 
-    found = ask(where, command)
+    found = run_connected(connect, command)
     if json:
         for info in found:
             print_json({**asdict(info), "beat_age": None if math.isinf(info.beat_age) else info.beat_age})
     elif not found:
-        complain("no worker is registered; start one with `worqr run package.module:mesh`")
+        print_error("no worker is registered; start one with `worqr run package.module:mesh`")
     else:
         show_table(WORKERS, map(_worker_row, found))
 
@@ -145,7 +104,7 @@ def evict_workers(
     ],
     /,
     *,
-    where: Where = HERE,
+    connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
     """Declare workers dead, and return their tasks to the queues now.
 
@@ -154,32 +113,32 @@ def evict_workers(
 
     async def command(mesh: Mesh) -> None:
         known = [info.id for info in await mesh.workers()]
-        found = {worker_called(each, known) for each in ids}
+        found = {match_worker_id(each, known) for each in ids}
         for worker in [
             *sorted(found.difference(known)),
             *sorted(found.intersection(known)),
         ]:  # an unknown one fails first
             await mesh.evict(worker)
-            name = formatting.worker(worker) if is_terminal() else worker
+            name = formatting.short_worker_id(worker) if is_terminal() else worker
             print(f"Evicted worker {escape(name)}; its tasks are back in their queues")
 
-    ask(where, command)
+    run_connected(connect, command)
 
 
-def worker_called(word: str, known: Sequence[str]) -> str:
+def match_worker_id(word: str, known: Sequence[str]) -> str:
     """Return the one of `known` that `word` means: an id, its beginning, or the beginning of its hex digits.
 
     If there is none, return `word` itself, so that the error is that of the mesh.
 
     Raises:
-        Unhappy: several ids begin so.
+        CommandFailed: several ids begin so.
     """
     if word in known or not word:
         return word
     found = [each for each in known if each.startswith(word) or each.rpartition(":")[2].startswith(word)]
     if len(found) > 1:
         more = ", ..." if len(found) > 5 else ""
-        raise Unhappy(
+        raise CommandFailed(
             f"{word!r} is ambiguous: {len(found)} worker ids begin with it ({', '.join(found[:5])}{more}); "
             "type more characters. No worker was evicted"
         )

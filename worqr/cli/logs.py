@@ -16,8 +16,8 @@ from worqr.cli.output import escape
 Level = Literal["debug", "info", "warning", "error"]
 
 LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-_OWN_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_OURS: Final = ("time", "level", "logger", "message", "exception", "stack")
+_STANDARD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_RESERVED: Final = ("time", "level", "logger", "message", "exception", "stack")
 
 
 def set_up_logging(level: Level | None, *, as_json: bool) -> None:
@@ -59,8 +59,8 @@ class JsonFormatter(logging.Formatter):
         if record.stack_info:
             found["stack"] = record.stack_info
         for name, value in vars(record).items():
-            if name not in _OWN_FIELDS:
-                found[f"extra_{name}" if name in _OURS else name] = value
+            if name not in _STANDARD_FIELDS:
+                found[f"extra_{name}" if name in _RESERVED else name] = value
         try:
             return json.dumps(found, default=str, allow_nan=False)
         except (

@@ -54,12 +54,12 @@ def shorten(text: str) -> str:
     return text if len(text) <= LONGEST_CELL else text[: LONGEST_CELL - 1] + "…"
 
 
-def moment(when: datetime | None) -> str:
+def format_time(when: datetime | None) -> str:
     """Return a time in this machine's zone, to the second."""
     return "-" if when is None else when.astimezone().isoformat(" ", "seconds")
 
 
-def complain(message: str, detail: str = "") -> None:
+def print_error(message: str, detail: str = "") -> None:
     """Print a message to the standard error, and below it the `detail` (a log, a traceback)."""
     print("worqr:", escape(message.strip(), keep="\n"), file=sys.stderr, flush=True)
     if detail:

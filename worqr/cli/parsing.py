@@ -8,66 +8,68 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from worqr.cli.errors import WrongUse
+from worqr.cli.errors import InvalidArguments
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
 
 
-def duration(text: str | None, what: str) -> float | None:
-    """Return seconds: ``90``, ``1.5``, ``10m``, ``1h30m``; units are ms, s, m, h, d and w. WrongUse names `what`."""
+def parse_duration(text: str | None, what: str) -> float | None:
+    """Return seconds: ``90``, ``1.5``, ``10m``, ``1h30m``; units are ms, s, m, h, d and w. InvalidArguments names `what`."""
     if text is None:
         return None
     if re.fullmatch(r"\d+(\.\d+)?", text):
         return float(text)
     parts = _PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise WrongUse(
+        raise InvalidArguments(
             f"{what} must be a duration such as 90 (seconds), 10m or 1h30m (units: ms, s, m, h, d, w), got {text!r}"
         )
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
-def moment(text: str | None, what: str, *, ago: bool = False) -> datetime | None:
+def parse_time(text: str | None, what: str, *, ago: bool = False) -> datetime | None:
     """Return a time in ISO 8601, by default in this machine's zone. With `ago`, it may be a duration before now."""
     if text is None:
         return None
     if ago and re.fullmatch(rf"({_PART.pattern})+", text):
-        return datetime.now(UTC) - timedelta(seconds=duration(text, what) or 0)
+        return datetime.now(UTC) - timedelta(seconds=parse_duration(text, what) or 0)
     try:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
         or_ago = ", or a duration before now such as 2h" if ago else ""
-        raise WrongUse(
+        raise InvalidArguments(
             f"{what} must be a time such as 2031-05-01T12:00 or 2031-05-01T12:00Z{or_ago}, got {text!r}"
         ) from None
 
 
-def pairs(texts: Sequence[str], what: str) -> dict[str, str]:
+def parse_pairs(texts: Sequence[str], what: str) -> dict[str, str]:
     """Return pairs of ``name=text``."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise WrongUse(f"{what} must be name=text, got {text!r}")
+            raise InvalidArguments(f"{what} must be name=text, got {text!r}")
         if name in found:
-            raise WrongUse(f"{what}: {name!r} is given twice")
+            raise InvalidArguments(f"{what}: {name!r} is given twice")
         found[name] = value
     return found
 
 
-def arguments(texts: Sequence[str]) -> dict[str, Any]:
+def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
     """Return the arguments of a function, typed as ``name=text`` or ``name:=JSON``."""
     found: dict[str, Any] = {}
     for text in texts:
         match = re.fullmatch(r"(\w+)(:?=)(.*)", text, re.DOTALL)
         if match is None:
-            raise WrongUse(f"an argument must be name=text or name:=JSON, got {text!r}")
+            raise InvalidArguments(f"an argument must be name=text or name:=JSON, got {text!r}")
         name, sign, value = match.groups()
         if name in found:
-            raise WrongUse(f"the argument {name!r} is given twice")
+            raise InvalidArguments(f"the argument {name!r} is given twice")
         try:
             found[name] = value if sign == "=" else json.loads(value)
         except ValueError as error:
-            raise WrongUse(f"the value after {name}:= must be JSON ({error}); to pass text, type {name}=...") from None
+            raise InvalidArguments(
+                f"the value after {name}:= must be JSON ({error}); to pass text, type {name}=..."
+            ) from None
     return found

@@ -12,10 +12,12 @@ import trio
 from cyclopts import Parameter
 
 from worqr.cli import STDIN
-from worqr.cli.connect_options import HERE, QueueName, Where, ask, flag, queue_of, time, warn_if_unserved
-from worqr.cli.errors import WrongUse
-from worqr.cli.output import complain, escape, escape_bytes, payload_fields, print_json
-from worqr.cli.parsing import arguments, duration, moment, pairs
+from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
+from worqr.cli.errors import InvalidArguments
+from worqr.cli.named_queue import queue_by_name, warn_if_unserved
+from worqr.cli.option_types import QueueName, duration_option, flag, time_option
+from worqr.cli.output import escape, escape_bytes, payload_fields, print_error, print_json
+from worqr.cli.parsing import parse_arguments, parse_duration, parse_pairs, parse_time
 from worqr.errors import Duplicate, WorqrError
 from worqr.validation import encode_json
 
@@ -30,7 +32,7 @@ KEEP_RESULT: Final = 300.0
 
 Json = Annotated[bool, flag("Print one JSON object.")]
 Wait = Annotated[bool, flag("Wait until the job has ended, and print its result.")]
-Within = Annotated[str | None, time("Wait up to this long. Implies --wait.")]
+Within = Annotated[str | None, duration_option("Wait up to this long. Implies --wait.")]
 
 
 def enqueue(
@@ -46,14 +48,14 @@ def enqueue(
         int | None, Parameter(metavar="N", help="Refuse the tasks if more than N would then wait.")
     ] = None,
     json: Json = False,
-    where: Where = HERE,
+    connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
     """Enqueue tasks."""
     _check_payloads(payloads, lines=lines)
     options: dict[str, Any] = {"front": front, "max_length": max_length}
 
     async def command(mesh: Mesh) -> None:
-        there = queue_of(mesh, queue)
+        there = queue_by_name(mesh, queue)
         if lines:
             stored, refused = await _enqueue_lines(mesh, there, unique=unique, options=options)
         else:
@@ -66,22 +68,22 @@ def enqueue(
         if not lines:
             await warn_if_unserved(mesh, queue)
 
-    ask(where, command)
+    run_connected(connect, command)
 
 
 def _check_payloads(payloads: tuple[str, ...], *, lines: bool) -> None:
     if lines and (set(payloads) - {STDIN}):
-        raise WrongUse("--lines reads tasks from the standard input: omit the payloads")
+        raise InvalidArguments("--lines reads tasks from the standard input: omit the payloads")
     if not lines and not payloads:
-        raise WrongUse("no payload: add payloads, or - to read one from the standard input, or --lines")
+        raise InvalidArguments("no payload: add payloads, or - to read one from the standard input, or --lines")
     if STDIN in payloads and len(payloads) > 1:
-        raise WrongUse("- reads one payload from the standard input: omit the other payloads")
+        raise InvalidArguments("- reads one payload from the standard input: omit the other payloads")
 
 
 async def _enqueue_lines(mesh: Mesh, queue: Queue, *, unique: bool, options: dict[str, Any]) -> tuple[int, int]:
     """Enqueue the lines of the standard input as they come; return how many were stored, and how many refused."""
     stored = refused = 0
-    looked = False
+    warned = False
     try:
         async for tasks in _stdin_lines(whole=options["front"]):
             if not unique:
@@ -91,8 +93,8 @@ async def _enqueue_lines(mesh: Mesh, queue: Queue, *, unique: bool, options: dic
                     stored += await queue.enqueue(task, unique=True, **options)
                 except Duplicate:
                     refused += 1
-            if not looked:  # now, not at the end: the input of `tail -f` has none
-                looked = True
+            if not warned:  # now, not at the end: the input of `tail -f` has none
+                warned = True
                 await warn_if_unserved(mesh, queue.name)
     except WorqrError as error:
         if stored:
@@ -126,47 +128,46 @@ async def _stdin_chunks() -> AsyncIterator[bytes]:
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
-class Options:
+class DispatchOptions:
     """Options of a dispatch, as they are typed."""
 
     id: Annotated[str | None, Parameter(help="Id of the job. Default: a new one.")] = None
-    delay: Annotated[str | None, time("Run the job this much later: 90, 10m, 1h30m.")] = None
-    run_at: Annotated[
-        str | None, time("Run the job at this time: 2031-05-01T12:00, 2031-05-01T12:00Z.", metavar="TIME")
-    ] = None
+    delay: Annotated[str | None, duration_option("Run the job this much later: 90, 10m, 1h30m.")] = None
+    run_at: Annotated[str | None, time_option("Run the job at this time: 2031-05-01T12:00, 2031-05-01T12:00Z.")] = None
     expires: Annotated[
-        str | None, time("Move the job to the dead-letter queue if it has not started this long after its time.")
+        str | None,
+        duration_option("Move the job to the dead-letter queue if it has not started this long after its time."),
     ] = None
-    timeout: Annotated[str | None, time("Stop a run after this long.")] = None
-    result_ttl: Annotated[str | None, time("Store the result for this long.")] = None
+    timeout: Annotated[str | None, duration_option("Stop a run after this long.")] = None
+    result_ttl: Annotated[str | None, duration_option("Store the result for this long.")] = None
     meta: Annotated[
         tuple[str, ...], Parameter(show_default=False, metavar="NAME=TEXT", help="Metadata of the job. Repeatable.")
     ] = ()
     if_exists: Annotated[
         Literal["update", "skip", "raise"] | None, Parameter(help="What to do if the id is in use. Default: update.")
     ] = None
-    unique_for: Annotated[str | None, time("Reserve the id for this long.")] = None
+    unique_for: Annotated[str | None, duration_option("Reserve the id for this long.")] = None
     max_length: Annotated[int | None, Parameter(metavar="N", help="Refuse the job if N tasks are already waiting.")] = (
         None
     )
     front: Annotated[bool, flag("Enqueue at the front of the queue.")] = False
 
     def as_job_options(self) -> dict[str, Any]:
-        """Return the options of ``queue.dispatch``; WrongUse if one is invalid."""
+        """Return the options of ``queue.dispatch``; raise InvalidArguments if one is invalid."""
         found: dict[str, Any] = {
             "id": self.id,
-            "run_at": moment(self.run_at, "--run-at"),
-            "meta": pairs(self.meta, "--meta") or None,
+            "run_at": parse_time(self.run_at, "--run-at"),
+            "meta": parse_pairs(self.meta, "--meta") or None,
             "if_exists": self.if_exists,
             "max_length": self.max_length,
             "front": self.front or None,
         }
         for name in ("delay", "expires", "timeout", "result_ttl", "unique_for"):
-            found[name] = duration(getattr(self, name), f"--{name.replace('_', '-')}")
+            found[name] = parse_duration(getattr(self, name), f"--{name.replace('_', '-')}")
         return {name: value for name, value in found.items() if value is not None}
 
 
-NONE: Final = Options()
+DEFAULTS: Final = DispatchOptions()
 
 
 def dispatch(
@@ -174,24 +175,24 @@ def dispatch(
     payload: Annotated[str, Parameter(help="Payload of the job. - reads it from the standard input.")],
     /,
     *,
-    options: Options = NONE,
+    options: DispatchOptions = DEFAULTS,
     wait: Wait = False,
     within: Within = None,
     json: Json = False,
-    where: Where = HERE,
+    connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
     """Dispatch a job: a task with an id, a start time and other options.
 
     Prints the outcome (created, updated, unchanged or blocked) and the id; with --wait the result.
     """
     given = options.as_job_options()
-    patience = _patience(wait=wait, within=within)
+    patience = _wait_limit(wait=wait, within=within)
 
     async def command(mesh: Mesh) -> None:
         task = await _stdin() if payload == STDIN else os.fsencode(payload)
-        await _dispatch(mesh, queue_of(mesh, queue), task, given, patience, json=json)
+        await _dispatch(mesh, queue_by_name(mesh, queue), task, given, patience, json=json)
 
-    ask(where, command)
+    run_connected(connect, command)
 
 
 def call(
@@ -202,13 +203,13 @@ def call(
     wait: Wait = False,
     within: Within = None,
     json: Json = False,
-    where: Where = HERE,
+    connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
     """Enqueue a call of a function by its name, with named arguments: to=ada@example.org times:=3."""
     if args is not None and given:
-        raise WrongUse("use either name=text arguments or --args, not both")
-    kwargs = arguments(given)
-    patience = _patience(wait=wait, within=within)
+        raise InvalidArguments("use either name=text arguments or --args, not both")
+    kwargs = parse_arguments(given)
+    patience = _wait_limit(wait=wait, within=within)
 
     async def command(mesh: Mesh) -> None:
         made = mesh.call(name, **kwargs) if args is None else mesh.call(name, os.fsencode(args))
@@ -225,7 +226,7 @@ def call(
 
     if args is not None:
         _check_json(args)
-    ask(where, command)
+    run_connected(connect, command)
 
 
 def _check_json(args: str) -> None:
@@ -234,12 +235,12 @@ def _check_json(args: str) -> None:
     try:
         json.loads(args)
     except ValueError as error:
-        raise WrongUse(f"--args must be JSON: {error}") from None
+        raise InvalidArguments(f"--args must be JSON: {error}") from None
 
 
-def _patience(*, wait: bool, within: str | None) -> float | None:
+def _wait_limit(*, wait: bool, within: str | None) -> float | None:
     """Return the seconds to wait for a result; None: do not wait."""
-    limit = duration(within, "--within")
+    limit = parse_duration(within, "--within")
     return limit if limit is not None else math.inf if wait else None
 
 
@@ -249,17 +250,17 @@ async def _dispatch(
     if patience is not None:
         options = {"result_ttl": KEEP_RESULT, **options}
     job = await queue.dispatch(task, **cast("Any", options))
-    told = {"queue": job.queue, "id": job.id, "outcome": job.outcome}
+    summary = {"queue": job.queue, "id": job.id, "outcome": job.outcome}
     if patience is None:
-        print_json(told) if json else print(f"{job.outcome} {escape(job.id)}")
+        print_json(summary) if json else print(f"{job.outcome} {escape(job.id)}")
     elif not json:
-        complain(f"{job.outcome} {job.id}")
+        print_error(f"{job.outcome} {job.id}")
     await warn_if_unserved(mesh, queue.name)
     if patience is None:
         return
     result = await _result(job, patience)
     if json:
-        print_json({**told, "result": _result_fields(result)})
+        print_json({**summary, "result": _result_fields(result)})
     elif result is not None:
         print(escape_bytes(result if isinstance(result, bytes) else encode_json(result)))
 

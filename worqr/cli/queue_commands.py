@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
-from worqr.cli.connect_options import HERE, QueueName, Where, ask, flag, hint_at, queue_of, time
-from worqr.cli.errors import Unhappy, WrongUse
-from worqr.cli.output import complain, escape, print_json
-from worqr.cli.parsing import duration
+from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
+from worqr.cli.errors import CommandFailed, InvalidArguments
+from worqr.cli.named_queue import queue_by_name, unknown_queue_hint
+from worqr.cli.option_types import QueueName, duration_option, flag
+from worqr.cli.output import escape, print_error, print_json
+from worqr.cli.parsing import parse_duration
 from worqr.records import CancelCount
 
 if TYPE_CHECKING:
@@ -35,9 +37,9 @@ class Target:
     all: Annotated[bool, flag("Cancel every task and job of the queue.")] = False
 
     def check(self) -> None:
-        """WrongUse if it is not exactly one of them."""
+        """Raise InvalidArguments unless exactly one option is given."""
         if (bool(self.id) + bool(self.task) + self.all) != 1:
-            raise WrongUse("name what to cancel by exactly one of --id, --task and --all")
+            raise InvalidArguments("name what to cancel by exactly one of --id, --task and --all")
 
     async def cancel(self, queue: Queue, reason: str, wait: float) -> CancelCount:
         """Cancel it."""
@@ -48,46 +50,46 @@ class Target:
         return CancelCount(*map(sum, zip(*map(astuple, counts), strict=True)))
 
 
-NOTHING: Final = Target()
+NO_TARGET: Final = Target()
 
 
 def cancel(
     queue: QueueName,
     /,
     *,
-    target: Target = NOTHING,
+    target: Target = NO_TARGET,
     reason: Annotated[
         str,
         Parameter(show_default=False, help="Reason, which JobCancelled.reason has for those who wait for the result."),
     ] = "",
     wait: Annotated[bool, flag("Wait up to 30s until the cancelled runs have ended.")] = False,
-    within: Annotated[str | None, time("Wait up to this long. Implies --wait.")] = None,
+    within: Annotated[str | None, duration_option("Wait up to this long. Implies --wait.")] = None,
     json: Annotated[bool, flag("Print one JSON object.")] = False,
-    where: Where = HERE,
+    connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
     """Cancel tasks: remove waiting ones, and stop running ones on whichever worker they run.
 
     With --wait, exit code 1 if a run has not ended in time.
     """
     target.check()
-    limit = duration(within, "--within")
+    limit = parse_duration(within, "--within")
     patience = limit if limit is not None else WAIT if wait else 0.0
 
     async def command(mesh: Mesh) -> tuple[CancelCount, str]:
-        count = await target.cancel(queue_of(mesh, queue), reason, patience)
-        return count, "" if count.waiting or count.running else await hint_at(mesh, queue)
+        count = await target.cancel(queue_by_name(mesh, queue), reason, patience)
+        return count, "" if count.waiting or count.running else await unknown_queue_hint(mesh, queue)
 
-    count, hint = ask(where, command)
+    count, hint = run_connected(connect, command)
     if json:
         print_json({"queue": queue, **asdict(count)})
     else:
         ended = f" ({count.acknowledged:,} ended)" if patience and count.running else ""
         print(f"{count.waiting:,} removed, {count.running:,} running cancelled{ended}")
     if hint:
-        complain(hint)
+        print_error(hint)
     if patience and count.acknowledged < count.running:
         left = count.running - count.acknowledged
-        raise Unhappy(
+        raise CommandFailed(
             f"{left:,} cancelled runs have not ended within {patience:g} s; they will not be retried. "
             f"`worqr running {queue!r}` shows their workers"
         )
@@ -98,7 +100,7 @@ def pause(
     reason: Annotated[str, Parameter(show_default=False, help="Reason, as `worqr queues` shows it.")] = "",
     /,
     *,
-    where: Where = HERE,
+    connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
     """Pause a queue: no worker takes its tasks until you resume it.
 
@@ -106,27 +108,27 @@ def pause(
     """
 
     async def command(mesh: Mesh) -> str:
-        hint = await hint_at(mesh, queue)  # before: a queue that is paused is noted
-        await queue_of(mesh, queue).pause(reason)
+        hint = await unknown_queue_hint(mesh, queue)  # before: a queue that is paused is noted
+        await queue_by_name(mesh, queue).pause(reason)
         return hint
 
-    hint = ask(where, command)
+    hint = run_connected(connect, command)
     print(f"Paused queue {escape(queue)}")
     if hint:
-        complain(hint)
+        print_error(hint)
 
 
-def resume(queue: QueueName, /, *, where: Where = HERE) -> None:
+def resume(queue: QueueName, /, *, connect: ConnectOptions = FROM_ENVIRONMENT) -> None:
     """Resume a paused queue."""
 
     async def command(mesh: Mesh) -> str:
-        await queue_of(mesh, queue).resume()
-        return await hint_at(mesh, queue)
+        await queue_by_name(mesh, queue).resume()
+        return await unknown_queue_hint(mesh, queue)
 
-    hint = ask(where, command)
+    hint = run_connected(connect, command)
     print(f"Resumed queue {escape(queue)}")
     if hint:
-        complain(hint)
+        print_error(hint)
 
 
 def delete(
@@ -134,7 +136,7 @@ def delete(
     /,
     *,
     yes: Annotated[bool, flag("Confirm. Without it, nothing is deleted.")] = False,
-    where: Where = HERE,
+    connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
     """Delete all waiting, scheduled and blocked tasks of a queue.
 
@@ -142,19 +144,19 @@ def delete(
     """
 
     async def command(mesh: Mesh) -> tuple[QueueInfo, str]:
-        there = queue_of(mesh, queue)
+        there = queue_by_name(mesh, queue)
         found = await there.info()
         if yes:
             await there.delete()
-        return found, "" if _tasks_of(found) else await hint_at(mesh, queue)
+        return found, "" if _tasks_of(found) else await unknown_queue_hint(mesh, queue)
 
-    found, hint = ask(where, command)
+    found, hint = run_connected(connect, command)
     what = f"{found.waiting:,} waiting, {found.scheduled:,} scheduled and {found.blocked:,} blocked tasks"
     if not yes:
-        raise WrongUse(hint or f"queue {queue!r} has {what}: add --yes to delete them")
+        raise InvalidArguments(hint or f"queue {queue!r} has {what}: add --yes to delete them")
     print(f"Deleted {what} of queue {escape(queue)}")
     if hint:
-        complain(hint)
+        print_error(hint)
 
 
 def _tasks_of(info: QueueInfo) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from worqr.cli.output import complain
+from worqr.cli.output import print_error
 
 LEASH: Final = "WORQR_RELOAD_LEASH"
 """The environment variable with the number of the child's end of the leash."""
@@ -69,7 +69,7 @@ class _Supervisor:
             if self._urgency or (now := look(self._folder)) == seen:
                 continue
             now = self._settled(now)
-            complain(f"{changed(seen, now)} changed; restarting")
+            print_error(f"{changed(seen, now)} changed; restarting")
             seen = now
             self._end()
             if self._urgency:
@@ -104,7 +104,7 @@ class _Supervisor:
             return None
         self._let_go()
         if not self._urgency:
-            complain(f"the worker ended with exit code {code}; it restarts when a file changes")
+            print_error(f"the worker ended with exit code {code}; it restarts when a file changes")
         return code if code >= 0 else 1
 
     def _end(self) -> None:
@@ -116,7 +116,7 @@ class _Supervisor:
         try:
             child.wait(LET_GO)
         except subprocess.TimeoutExpired:
-            complain(
+            print_error(
                 f"the worker did not end within {LET_GO:g} s and was killed; its tasks return to their queues within 5 s"
             )
             child.kill()

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from worqr.cli.app_loader import NotImported, find_mesh
-from worqr.cli.connect_options import flag, time
-from worqr.cli.errors import FAILED, INTERRUPTED, Unhappy, WrongUse
+from worqr.cli.app_loader import ImportFailed, load_mesh
+from worqr.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, CommandFailed, InvalidArguments
 from worqr.cli.logs import Level, set_up_logging
-from worqr.cli.parsing import duration
+from worqr.cli.option_types import duration_option, flag
+from worqr.cli.parsing import parse_duration
 from worqr.cli.reload import command_without_reload, on_leash, supervise
 from worqr.errors import UsageError, WorqrBug, WorqrError
 from worqr.hosting.service import ENDS_AFTER, Service, end_within
@@ -35,7 +35,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
-class Options:
+class WorkerOptions:
     """Options of a worker, as they are typed."""
 
     concurrency: Annotated[
@@ -56,21 +56,21 @@ class Options:
             help="Serve only these functions: names or globs. Comma-separated or repeated.",
         ),
     ] = ()
-    grace: Annotated[str | None, time("Wait this long for running tasks at shutdown. Default: 25s.")] = None
+    grace: Annotated[str | None, duration_option("Wait this long for running tasks at shutdown. Default: 25s.")] = None
 
     def as_join_options(self) -> dict[str, Any]:
-        """Return the options of ``join``; WrongUse if one is invalid."""
+        """Return the options of ``join``; raise InvalidArguments if one is invalid."""
         found: dict[str, Any] = {
             "concurrency": _concurrency(self.concurrency),
             "threads": self.threads,
             "processes": self.processes,
             "only": [name for words in self.queues for name in words.split(",")] or None,
-            "grace": duration(self.grace, "--grace"),
+            "grace": parse_duration(self.grace, "--grace"),
         }
         return {name: value for name, value in found.items() if value is not None}
 
 
-DEFAULTS: Final = Options()
+DEFAULTS: Final = WorkerOptions()
 
 
 def run(
@@ -83,7 +83,7 @@ def run(
     ],
     /,
     *,
-    options: Options = DEFAULTS,
+    options: WorkerOptions = DEFAULTS,
     reload: Annotated[bool, flag("Restart when a .py file below this folder changes. For development.")] = False,
     log_json: Annotated[bool, flag("Log JSON Lines.")] = False,
     log_level: Annotated[Level | None, Parameter(help="Log this level and above. Default: info.")] = None,
@@ -109,16 +109,16 @@ def _run_with_json(program: _Program, level: Level | None) -> int:
     set_up_logging(level, as_json=True)
     try:
         program.run(lambda: set_up_logging(level, as_json=True))
-    except NotImported as error:
+    except ImportFailed as error:
         emit(logger, "run", "%(error)s", exc_info=error.exc_info, error=str(error))
-        return FAILED
-    except (Unhappy, WorqrError) as error:
+        return EXIT_FAILED
+    except (CommandFailed, WorqrError) as error:
         bug = error if isinstance(error, WorqrBug) else None
         emit(logger, "run", "%(error)s", exc_info=bug, error=str(error))
-        return FAILED
+        return EXIT_FAILED
     except Exception as error:
         emit(logger, "run", "the program failed: %(error)s", exc_info=error, error=one_line(error))
-        return FAILED
+        return EXIT_FAILED
     return 0
 
 
@@ -126,12 +126,12 @@ def _concurrency(text: str | None) -> int | str | None:
     if text is None or text == "auto":
         return text
     if not text.isdigit():
-        raise WrongUse(f"--concurrency must be a whole number or auto, got {text!r}")
+        raise InvalidArguments(f"--concurrency must be a whole number or auto, got {text!r}")
     return int(text)
 
 
 @contextmanager
-def _ending_at_ctrl_c() -> Generator[None]:
+def _exit_on_ctrl_c() -> Generator[None]:
     """End the process at Ctrl-C while modules are imported. A KeyboardInterrupt that is raised in a callback of the import system
     would be dropped, and the worker would run on.
     """
@@ -139,7 +139,7 @@ def _ending_at_ctrl_c() -> Generator[None]:
     if before is not signal.default_int_handler:  # ignored, as under nohup, or the handler of an embedding program
         yield
         return
-    signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(INTERRUPTED))
+    signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(EXIT_INTERRUPTED))
     try:
         yield
     finally:
@@ -159,20 +159,20 @@ class _Program:
     def urge(self, urgency: int) -> None:
         """Handle a message from the leash."""
         if self._service is None:
-            os._exit(FAILED)  # it is still being imported: nothing is held
+            os._exit(EXIT_FAILED)  # it is still being imported: nothing is held
         self._service.urge(urgency)
 
     def run(self, log: Callable[[], None]) -> None:
         """Find the mesh, serve it, and make sure that the process ends afterwards."""
-        with _ending_at_ctrl_c():
-            mesh = find_mesh(self._target)
+        with _exit_on_ctrl_c():
+            mesh = load_mesh(self._target)
         log()  # not before: the module may have set up logging by itself
         if self._url is not None:
             mesh.url = os.environ["WORQR_URL"] = self._url  # processes that it starts look there, too
         if self._prefix is not None:
             mesh.prefix = check_name(self._prefix, "prefix")
         if declarations_of(mesh).is_empty:
-            raise Unhappy(
+            raise CommandFailed(
                 f"there is nothing to serve: {self._target} has no function declared with @mesh.task, nor a schedule; "
                 "import the modules that declare them where the mesh is made"
             )
@@ -186,4 +186,4 @@ class _Program:
         try:
             Only(self._options.get("only")).check(mesh.functions)
         except UsageError as error:
-            raise Unhappy(str(error).replace("only:", "--queues:", 1)) from None
+            raise CommandFailed(str(error).replace("only:", "--queues:", 1)) from None

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 from cyclopts import App, Parameter
 
 from worqr.cli import formatting
-from worqr.cli.connect_options import HERE, Where, ask, queue_of, warn_if_unserved
-from worqr.cli.errors import Unhappy
-from worqr.cli.list_commands import Json
-from worqr.cli.output import complain, escape, moment, print_json
+from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
+from worqr.cli.errors import CommandFailed
+from worqr.cli.named_queue import queue_by_name, warn_if_unserved
+from worqr.cli.option_types import JsonLines
+from worqr.cli.output import escape, format_time, print_error, print_json
 from worqr.cli.terminal import Column, show_table
 from worqr.cron import Definition
 from worqr.errors import did_you_mean
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 ScheduleName = Annotated[str, Parameter(help="Name of the schedule.")]
 COLUMNS: Final = (
     Column("schedule", fit="fold"),
-    Column("next run", plain=moment, shown=formatting.clock),
-    Column("last run", plain=moment, shown=formatting.clock, always=True),
+    Column("next run", plain=format_time, shown=formatting.short_time),
+    Column("last run", plain=format_time, shown=formatting.short_time, always=True),
     Column(
         "paused",
         plain=lambda paused: "yes" if paused else "",
@@ -42,18 +43,18 @@ schedules: App = App(name="schedules", help="List schedules, pause or resume one
 
 @schedules.default
 @schedules.command(name="list", help="List schedules. This is the default.")
-def list_schedules(*, json: Json = False, where: Where = HERE) -> None:
+def list_schedules(*, json: JsonLines = False, connect: ConnectOptions = FROM_ENVIRONMENT) -> None:
     """List the schedules of the mesh."""
 
     async def command(mesh: Mesh) -> list[Schedule]:
         return await mesh.schedules()
 
-    found = ask(where, command)
+    found = run_connected(connect, command)
     if json:
         for schedule in found:
             print_json(asdict(schedule))
     elif not found:
-        complain("no worker has declared a schedule")
+        print_error("no worker has declared a schedule")
     else:
         show_table(COLUMNS, map(_row, found))
 
@@ -63,28 +64,28 @@ def _row(schedule: Schedule) -> Sequence[object]:
 
 
 @schedules.command(name="pause")
-def pause_schedule(name: ScheduleName, /, *, where: Where = HERE) -> None:
+def pause_schedule(name: ScheduleName, /, *, connect: ConnectOptions = FROM_ENVIRONMENT) -> None:
     """Pause a schedule: skip its runs until you resume it."""
-    _pause(name, where, paused=True)
+    _pause(name, connect, paused=True)
     print(f"Paused schedule {escape(name)}")
 
 
 @schedules.command(name="resume")
-def resume_schedule(name: ScheduleName, /, *, where: Where = HERE) -> None:
+def resume_schedule(name: ScheduleName, /, *, connect: ConnectOptions = FROM_ENVIRONMENT) -> None:
     """Resume a schedule. Runs that were skipped are not made up for."""
-    _pause(name, where, paused=False)
+    _pause(name, connect, paused=False)
     print(f"Resumed schedule {escape(name)}")
 
 
-def _pause(name: str, where: Where, *, paused: bool) -> None:
+def _pause(name: str, connect: ConnectOptions, *, paused: bool) -> None:
     async def command(mesh: Mesh) -> None:
         await mesh.pause_schedule(name, paused=paused)
 
-    ask(where, command)
+    run_connected(connect, command)
 
 
 @schedules.command(name="run")
-def run_schedule(name: ScheduleName, /, *, where: Where = HERE) -> None:
+def run_schedule(name: ScheduleName, /, *, connect: ConnectOptions = FROM_ENVIRONMENT) -> None:
     """Enqueue the task of a schedule now, even if the schedule is paused.
 
     The schedule itself does not change. Exit code 1 if the previous run is still waiting or running.
@@ -92,16 +93,16 @@ def run_schedule(name: ScheduleName, /, *, where: Where = HERE) -> None:
 
     async def command(mesh: Mesh) -> str:
         definition = await _definition(mesh, name)
-        queue = queue_of(mesh, definition.queue)
+        queue = queue_by_name(mesh, definition.queue)
         job = await queue.dispatch(definition.task, id=definition.job, if_exists="skip")
         if job.outcome == "unchanged":
-            raise Unhappy(
+            raise CommandFailed(
                 f"the previous run of schedule {name!r} has not ended; see `worqr status {queue.name!r} {job.id!r}`"
             )
         await warn_if_unserved(mesh, queue.name)
         return queue.name
 
-    queue = ask(where, command)
+    queue = run_connected(connect, command)
     print(f"Enqueued schedule {escape(name)} on queue {escape(queue)}")
 
 
@@ -109,13 +110,13 @@ async def _definition(mesh: Mesh, name: str) -> Definition:
     """Return what a schedule runs.
 
     Raises:
-        Unhappy: there is no schedule of this name.
+        CommandFailed: there is no schedule of this name.
         UsageError: a newer version of worqr declared it.
     """
     rows, _now = await all_schedules(client_of(mesh).ask, RegistryKeys(mesh.prefix))
     known = {row.name: row.definition for row in rows}
     if name not in known:
-        raise Unhappy(
+        raise CommandFailed(
             f"there is no schedule {name!r} in this mesh; {did_you_mean(name, known, '`worqr schedules` lists them')}"
         )
     return Definition.decode(known[name])

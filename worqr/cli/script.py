@@ -8,8 +8,8 @@ from typing import Annotated, Final
 
 from cyclopts import Parameter
 
-from worqr.cli.connect_options import flag
-from worqr.cli.errors import Unhappy, WrongUse
+from worqr.cli.errors import CommandFailed, InvalidArguments
+from worqr.cli.option_types import flag
 from worqr.cli.output import print_json
 from worqr.cli.terminal import Column, show_table
 from worqr.errors import did_you_mean
@@ -38,16 +38,16 @@ def script(
 ) -> None:
     """Print the Lua scripts, which producers in other languages call."""
     if name is not None and (every or json):
-        raise WrongUse(f"--{'list' if every else 'json'} lists all scripts: omit {name!r}")
+        raise InvalidArguments(f"--{'list' if every else 'json'} lists all scripts: omit {name!r}")
     if header and (name is None or sha):
-        raise WrongUse("--header prints the header of one script: name the script, and omit --sha")
+        raise InvalidArguments("--header prints the header of one script: name the script, and omit --sha")
     if name is None:
         _print_all([_variant(each, cluster=cluster) for each in all_scripts()], sha=sha, json=json)
         return
     known = {each.name: each for each in all_scripts()}
     if name not in known:
         hint = did_you_mean(name, known, "`worqr script` lists them")
-        raise Unhappy(f"there is no script {name!r}; {hint}")
+        raise CommandFailed(f"there is no script {name!r}; {hint}")
     found = _variant(known[name], cluster=cluster)
     if sha:
         print(found.sha)

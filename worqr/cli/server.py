@@ -13,13 +13,13 @@ from typing import Annotated, Final
 
 from cyclopts import Parameter
 
-from worqr.cli.errors import Unhappy
-from worqr.cli.output import complain, escape
+from worqr.cli.errors import CommandFailed
+from worqr.cli.output import escape, print_error
 from worqr.embedded import EmbeddedServer, find_server
 
 PORT: Final = 6379
 """Where a mesh without a URL looks."""
-LOOK_EVERY: Final = 0.5
+CHECK_EVERY: Final = 0.5
 """Seconds between two checks that the server is alive."""
 
 
@@ -39,14 +39,14 @@ def server(
         try:
             dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise Unhappy(f"cannot create the data folder: {error}; choose another with --dir") from None
-    told = threading.Event()
+            raise CommandFailed(f"cannot create the data folder: {error}; choose another with --dir") from None
+    stop = threading.Event()
 
-    def tell(_number: int, _frame: FrameType | None) -> None:
-        told.set()
+    def request_stop(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, tell)
+        signal.signal(number, request_stop)
     with EmbeddedServer(port=port, appendonly=dir is not None, dir=dir) as running:
         print(f"redis://127.0.0.1:{port}/0" if port else running.url, flush=True)
         kept = f"data are stored in {escape(str(dir))}" if dir is not None else "data are deleted when it stops"
@@ -55,14 +55,14 @@ def server(
             file=sys.stderr,
             flush=True,
         )
-        while not told.wait(LOOK_EVERY):
+        while not stop.wait(CHECK_EVERY):
             if not _is_alive(running.pid):
-                raise Unhappy("the server stopped unexpectedly; the end of its log:", running.log[-1000:])
-    complain("the server has stopped")
+                raise CommandFailed("the server stopped unexpectedly; the end of its log:", running.log[-1000:])
+    print_error("the server has stopped")
 
 
 def _check_free(port: int) -> None:
-    """Unhappy if the port is in use: the server's own error is long."""
+    """Raise CommandFailed if the port is in use: the message of the server itself is long."""
     if not port:
         return
     try:
@@ -71,7 +71,7 @@ def _check_free(port: int) -> None:
             probe.bind(("127.0.0.1", port))
     except (OSError, OverflowError) as error:
         why = "is already in use" if isinstance(error, OSError) else "is not a valid port"
-        raise Unhappy(
+        raise CommandFailed(
             f"port {port} {why}; choose another with --port, or use --port 0 for a unix socket only"
         ) from None
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from cyclopts import Parameter
 
 from worqr.cli import formatting
-from worqr.cli.connect_options import HERE, QueueName, Where, ask, hint_at, queue_of
-from worqr.cli.errors import Unhappy
-from worqr.cli.list_commands import Json
-from worqr.cli.output import complain, escape_bytes, moment, payload_fields, print_json, shorten
+from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
+from worqr.cli.errors import CommandFailed
+from worqr.cli.named_queue import queue_by_name, unknown_queue_hint
+from worqr.cli.option_types import JsonLines, QueueName
+from worqr.cli.output import escape_bytes, format_time, payload_fields, print_error, print_json, shorten
 from worqr.cli.terminal import Column, is_terminal, show_facts, show_table
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ def status(
     id: Annotated[str, Parameter(help="Id of the job.")],
     /,
     *,
-    json: Json = False,
-    where: Where = HERE,
+    json: JsonLines = False,
+    connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
     """Show one job: its state, its attempts, its last error, and its next run.
 
@@ -45,25 +46,25 @@ def status(
     """
 
     async def command(mesh: Mesh) -> tuple[Status, str]:
-        found = await queue_of(mesh, queue).job(id).status()
-        return found, await hint_at(mesh, queue) if found.state == "gone" else ""
+        found = await queue_by_name(mesh, queue).job(id).status()
+        return found, await unknown_queue_hint(mesh, queue) if found.state == "gone" else ""
 
-    found, hint = ask(where, command)
+    found, hint = run_connected(connect, command)
     if json:
         print_json({"queue": queue, "id": id, **_fields(found)})
     elif found.state != "gone":
-        told = {name: value for name, value in _told(found).items() if value not in ("", "-")}
-        show_facts(told, {"state": STATE_STYLES.get(found.state, ""), "error": "red"})
+        facts = {name: value for name, value in _facts(found).items() if value not in ("", "-")}
+        show_facts(facts, {"state": STATE_STYLES.get(found.state, ""), "error": "red"})
     if found.state == "gone":
         why = "the id is unknown, or its result was not stored or has expired"
-        raise Unhappy(f"no job {id!r} in queue {queue!r}: {why}" + (f"; {hint}" if hint else ""))
+        raise CommandFailed(f"no job {id!r} in queue {queue!r}: {why}" + (f"; {hint}" if hint else ""))
 
 
 RUNNING: Final = (
     Column("queue", fit="fold", least=11),
     Column("id", plain=_or_dash, fit="fold", least=11),
-    Column("worker", plain=_or_dash, shown=formatting.worker, fit="fold", least=13),
-    Column("since", plain=moment, shown=formatting.clock),
+    Column("worker", plain=_or_dash, shown=formatting.short_worker_id, fit="fold", least=13),
+    Column("since", plain=format_time, shown=formatting.short_time),
     Column("attempt", "try", style=lambda attempt: "yellow" if attempt > 1 else "", right=True),
     Column(
         "progress",
@@ -81,29 +82,29 @@ def running(
     queue: Annotated[str | None, Parameter(help="Only tasks of this queue. Default: all queues.")] = None,
     /,
     *,
-    json: Json = False,
-    where: Where = HERE,
+    json: JsonLines = False,
+    connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
     """List running tasks: their worker, start time, attempt and progress. At most 1,000 per queue."""
 
     async def command(mesh: Mesh) -> tuple[list[tuple[str, TaskInfo]], str]:
         names = [queue] if queue else [info.name for info in await mesh.queues() if info.running]
-        found = [(name, task) for name in names for task in await queue_of(mesh, name).running()]
-        return found, "" if found or queue is None else await hint_at(mesh, queue)
+        found = [(name, task) for name in names for task in await queue_by_name(mesh, name).running()]
+        return found, "" if found or queue is None else await unknown_queue_hint(mesh, queue)
 
-    found, hint = ask(where, command)
+    found, hint = run_connected(connect, command)
     if json:
         for name, task in found:
-            print_json({"queue": name, **_listed(task)})
+            print_json({"queue": name, **_json_fields(task)})
     elif found:
         show_table(RUNNING, [_running_row(name, task) for name, task in found])
     else:
-        complain(hint or ("no task is running" if queue is None else f"no task of queue {queue!r} is running"))
+        print_error(hint or ("no task is running" if queue is None else f"no task of queue {queue!r} is running"))
 
 
 JOBS: Final = (
     Column("id", plain=_or_dash, fit="fold", always=True),
-    Column("run at", plain=moment, shown=formatting.clock),
+    Column("run at", plain=format_time, shown=formatting.short_time),
     Column("attempts", "tries", right=True),
     Column("error", style="red", fit="cut", least=24, spare=True),
     TASK,
@@ -120,26 +121,26 @@ def jobs(
         str,
         Parameter(show_default=False, metavar="CURSOR", help="List the next page: the tasks after this cursor."),
     ] = "",
-    json: Json = False,
-    where: Where = HERE,
+    json: JsonLines = False,
+    connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
     """List the waiting, scheduled, blocked or running tasks of a queue, in the order in which they run."""
 
     async def command(mesh: Mesh) -> tuple[list[TaskInfo], str]:
-        found = await queue_of(mesh, queue).jobs(state=state, limit=limit, after=after)
-        return found, "" if found or after else await hint_at(mesh, queue)
+        found = await queue_by_name(mesh, queue).jobs(state=state, limit=limit, after=after)
+        return found, "" if found or after else await unknown_queue_hint(mesh, queue)
 
-    found, hint = ask(where, command)
+    found, hint = run_connected(connect, command)
     if json:
         for task in found:
-            print_json({"queue": queue, **_listed(task)})
+            print_json({"queue": queue, **_json_fields(task)})
         return
     if found:
         show_table(JOBS, map(_job_row, found))
     if len(found) == limit:
-        complain(f"there may be more; for the next page add --after {found[-1].cursor!r}")
+        print_error(f"there may be more; for the next page add --after {found[-1].cursor!r}")
     elif not found:
-        complain(hint or f"no task of queue {queue!r} is {state}")
+        print_error(hint or f"no task of queue {queue!r} is {state}")
 
 
 def _running_row(queue: str, task: TaskInfo) -> Sequence[object]:
@@ -157,17 +158,17 @@ def _error(error: RemoteError | None) -> str:
     return f"{error.type}: {error.message}" if error.message else error.type
 
 
-def _told(found: Status) -> dict[str, str]:
-    progress, worker = (formatting.percent, formatting.worker) if is_terminal() else ("{:g}".format, str)
+def _facts(found: Status) -> dict[str, str]:
+    progress, worker = (formatting.percent, formatting.short_worker_id) if is_terminal() else ("{:g}".format, str)
     return {
         "state": found.state,
         "attempts": str(found.attempts),
         "failures": str(found.failures),
         "error": shorten(_error(found.error)),
-        "next run": moment(found.next_run),
-        "run at": "-" if found.next_run else moment(found.run_at),
+        "next run": format_time(found.next_run),
+        "run at": "-" if found.next_run else format_time(found.run_at),
         "worker": worker(found.worker) if found.worker else "-",
-        "since": moment(found.since),
+        "since": format_time(found.since),
         "progress": "-" if found.progress is None else progress(found.progress),
         "message": shorten(found.message),
     }
@@ -179,15 +180,15 @@ def _fields(found: Status) -> dict[str, Any]:
     return {**fields, "error": error}
 
 
-def _listed(task: TaskInfo) -> dict[str, Any]:
+def _json_fields(task: TaskInfo) -> dict[str, Any]:
     fields = _fields(task)
     del fields["task"]
     if not task.cursor:
         del fields["cursor"]
-    return {"id": fields.pop("id"), **fields, **payload_fields(_whole_letters(task.task))}
+    return {"id": fields.pop("id"), **fields, **payload_fields(_whole_characters(task.task))}
 
 
-def _whole_letters(task: bytes) -> bytes:
+def _whole_characters(task: bytes) -> bytes:
     """Return the beginning of a payload, without a letter at its end that was cut."""
     for cut in range(4):
         some = task[: len(task) - cut]

@@ -117,12 +117,16 @@ def has_colours() -> bool:
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 
-def open_console() -> Console:
-    """Return the standard output for text with styles. Nothing in it is read as markup."""
+def open_console(*, follow_size: bool = False) -> Console:
+    """Return the standard output for text with styles. Nothing in it is read as markup.
+
+    Args:
+        follow_size: the console has the present size of the terminal each time it is used, not that of this call.
+    """
     from rich.console import Console
 
     return Console(
-        width=max(NARROWEST, shutil.get_terminal_size().columns),
+        width=None if follow_size else max(NARROWEST, shutil.get_terminal_size().columns),
         color_system="standard" if has_colours() else None,
         force_terminal=True,
         highlight=False,

@@ -30,22 +30,22 @@ _MEANT: Final = {
     "failed drop QUEUE ID": "drop discard",
     "resume QUEUE": "unpause continue",
 }
-CLOSE: Final = 0.8
-"""How similar a command must be to the name, if that is one of `FOREIGN`."""
-FOREIGN: Final = {name: command for command, names in _MEANT.items() for name in names.split()}
+SIMILARITY: Final = 0.8
+"""How similar a command must be to the name, if that is one of `OTHER_NAMES`."""
+OTHER_NAMES: Final = {name: command for command, names in _MEANT.items() for name in names.split()}
 """Names that people try, and the command for each."""
 
 
 def unknown_command(name: str, known: Iterable[str]) -> str:
     """Return the message about the command `name`, which is none of `known`."""
     commands = list(known)
-    close = difflib.get_close_matches(name, commands, 1, CLOSE if name in FOREIGN else 0.6)
-    meant = [FOREIGN[name]] if name in FOREIGN else []
+    close = difflib.get_close_matches(name, commands, 1, SIMILARITY if name in OTHER_NAMES else 0.6)
+    meant = [OTHER_NAMES[name]] if name in OTHER_NAMES else []
     if close and not any(command.split()[0] == close[0] for command in meant):
         meant.append(close[0])
     if not meant:
-        other = difflib.get_close_matches(name, FOREIGN, 1)
-        meant = [FOREIGN[each] for each in other]
+        other = difflib.get_close_matches(name, OTHER_NAMES, 1)
+        meant = [OTHER_NAMES[each] for each in other]
     if meant:
         hint = f"did you mean {' or '.join(f'`worqr {command}`' for command in meant)}?"
     else:

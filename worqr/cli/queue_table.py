@@ -1,0 +1,47 @@
+"""The table of queues, which `worqr queues` prints once and `worqr queues --watch` draws again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from worqr.cli import formatting
+from worqr.cli.terminal import Column, number
+
+if TYPE_CHECKING:
+    from worqr.records import QueueInfo
+
+QUEUES: Final = (
+    Column("queue", fit="fold"),
+    number("waiting", "wait", always=True),
+    number("scheduled", "sched"),
+    number("blocked", "block"),
+    number("running", "run", always=True),
+    number("failed", "fail", "bold red"),
+    number("broken", "brkn", "bold red"),
+    number("workers", "wrkrs", always=True),
+    Column(
+        "unserved",
+        plain=lambda alone: "yes" if alone else "-",
+        shown=lambda alone: "no worker serves it" if alone else "",
+        note=True,
+    ),
+    Column("oldest job", "oldest", plain=formatting.exact_seconds, shown=formatting.short_duration, right=True),
+    Column(
+        "paused",
+        plain=lambda reason: "" if reason is None else reason or "yes",
+        shown=lambda reason: "" if reason is None else f"paused: {reason}" if reason else "paused",
+        note=True,
+    ),
+)
+
+
+def queue_row(info: QueueInfo) -> Sequence[object]:
+    """Return the values of `QUEUES`."""
+    counts = (info.waiting, info.scheduled, info.blocked, info.running, info.failed, info.broken, info.workers)
+    return (info.name, *counts, is_unserved(info), info.oldest_job, info.paused)
+
+
+def is_unserved(info: QueueInfo) -> bool:
+    """Return True if tasks wait and no worker serves the queue: they wait until one does."""
+    return info.waiting > 0 and not info.workers
