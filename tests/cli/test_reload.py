@@ -15,7 +15,7 @@ from tests.cli.conftest import Command
 from tests.peer.tools import eventually, until
 from tests.support.children import ROOT, Child
 from tests.support.servers import Server
-from worqr.cli.reload import changed, look
+from worqr.cli.reload import describe_change, scan
 
 LONG = 30.0
 
@@ -149,21 +149,21 @@ def test_what_is_looked_at(tmp_path: Path) -> None:
         (tmp_path / name).write_text("")
     (tmp_path / "gone.py").symlink_to(tmp_path / "nowhere.py")
     (tmp_path / "loop").symlink_to(tmp_path)
-    assert {os.path.relpath(path, tmp_path) for path in look(tmp_path)} == {"a.py", "b/c.py"}
+    assert {os.path.relpath(path, tmp_path) for path in scan(tmp_path)} == {"a.py", "b/c.py"}
 
 
 def test_a_change_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.py").write_text("x")
     (tmp_path / "b.py").write_text("x")
-    before = look(tmp_path)
-    assert look(tmp_path) == before
+    before = scan(tmp_path)
+    assert scan(tmp_path) == before
     (tmp_path / "a.py").write_text("other")
-    assert changed(before, look(tmp_path)) == "a.py"
+    assert describe_change(before, scan(tmp_path)) == "a.py"
     (tmp_path / "b.py").unlink()
     (tmp_path / "c.py").write_text("x")
-    assert changed(before, look(tmp_path)) == "a.py and 2 more"
+    assert describe_change(before, scan(tmp_path)) == "a.py and 2 more"
 
 
 def test_a_folder_that_is_gone_has_no_files(tmp_path: Path) -> None:
-    assert look(tmp_path / "nowhere") == {}
+    assert scan(tmp_path / "nowhere") == {}

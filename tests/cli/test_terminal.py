@@ -291,7 +291,12 @@ async def failed(queue: worqr.Queue) -> int:
     return (await queue.info()).failed
 
 
-async def test_watching_redraws_until_ctrl_c(environment: dict[str, str], mesh: worqr.Mesh) -> None:
+WIDE = 100 * "w"
+
+
+async def test_watching_redraws_at_the_size_of_the_terminal_until_ctrl_c(
+    environment: dict[str, str], mesh: worqr.Mesh
+) -> None:
     ours, its = pty.openpty()
     ioctl(its, TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     async with mesh.connect():
@@ -310,6 +315,9 @@ async def test_watching_redraws_until_ctrl_c(environment: dict[str, str], mesh: 
             await trio.to_thread.run_sync(read_until, ours, b"mails")
             await mesh.queue("films").enqueue(b"a")
             await trio.to_thread.run_sync(read_until, ours, b"films")
+            await mesh.queue(WIDE).enqueue(b"a")
+            ioctl(ours, TIOCSWINSZ, struct.pack("HHHH", 24, 160, 0, 0))
+            await trio.to_thread.run_sync(read_until, ours, WIDE.encode())  # a line of 80 columns has no room for it
             process.send_signal(2)
             rest = await trio.to_thread.run_sync(read_all, ours)
             assert await process.wait() == 0
@@ -318,7 +326,7 @@ async def test_watching_redraws_until_ctrl_c(environment: dict[str, str], mesh: 
         finally:
             process.kill()
             os.close(ours)
-        for name in ("mails", "films"):
+        for name in ("mails", "films", WIDE):
             await mesh.queue(name).cancel_all()
 
 

@@ -18,7 +18,7 @@ from worqr.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, CommandFailed, Inval
 from worqr.cli.logs import Level, set_up_logging
 from worqr.cli.option_types import duration_option, flag
 from worqr.cli.parsing import parse_duration
-from worqr.cli.reload import command_without_reload, on_leash, supervise
+from worqr.cli.reload import command_without_reload, follow_supervisor, supervise
 from worqr.errors import UsageError, WorqrBug, WorqrError
 from worqr.hosting.service import ENDS_AFTER, Service, end_within
 from worqr.inside import declarations_of
@@ -97,7 +97,7 @@ def run(
     program = _Program(target, options.as_join_options(), url, prefix)
     if reload:
         return supervise(command_without_reload(), Path.cwd())
-    on_leash(program.urge)
+    follow_supervisor(program.request_stop)
     if log_json:
         return _run_with_json(program, log_level)
     program.run(lambda: set_up_logging(log_level, as_json=False))
@@ -156,8 +156,8 @@ class _Program:
         self._prefix = prefix
         self._service: Service | None = None
 
-    def urge(self, urgency: int) -> None:
-        """Handle a message from the leash."""
+    def request_stop(self, urgency: int) -> None:
+        """Handle a request of the supervisor of `--reload`; in the thread that reads them."""
         if self._service is None:
             os._exit(EXIT_FAILED)  # it is still being imported: nothing is held
         self._service.urge(urgency)
