@@ -73,7 +73,6 @@ IN_CIRCLES: tuple[str, ...] = (
     "testing.threaded",
 )
 WIDE_CLASSES: dict[str, int] = {
-    "cli.demo.board.Board": 17,
     "hosting.peer_thread.Life": 13,
     "link.cluster_router.ClusterRouter": 16,
     "link.heartbeat.Heartbeat": 24,
@@ -94,19 +93,6 @@ WIDE_CLASSES: dict[str, int] = {
     "peer.ticking.Ticker": 14,
 }
 FOREIGN_WRITES: tuple[str, ...] = (
-    "cli.demo.story: board.began",
-    "cli.demo.story: board.ended",
-    "cli.demo.story: board.killed",
-    "cli.demo.story: board.left",
-    "cli.demo.story: board.running",
-    "cli.demo.story: board.waiting",
-    "cli.demo.story: line.pid",
-    "cli.demo.story: line.running",
-    "cli.demo.story: line.state",
-    "cli.demo.story: logger.level",
-    "cli.demo.story: long.acknowledged",
-    "cli.demo.story: long.acknowledged_at",
-    "cli.demo.story: long.cancel_called_at",
     "cli.run: mesh.prefix",
     "cli.run: mesh.url",
     "client.blocking_jobs: error.job",

@@ -21,13 +21,13 @@ from rich.console import Console
 from tests.support.children import ROOT
 from tests.support.patience import PATIENCE
 from worqr.cli import demo as demo_command
-from worqr.cli.demo import board as boards
-from worqr.cli.demo import fleet as fleets
-from worqr.cli.demo import view as views
-from worqr.cli.demo.board import Board, Killed, LongTask, PeerLine
+from worqr.cli.demo import display
+from worqr.cli.demo import state as states
+from worqr.cli.demo import worker_processes as processes
 from worqr.cli.demo.report import Report, decode, encode
+from worqr.cli.demo.state import DemoState, FileResults, Killed, LongTask, WorkerRow
 from worqr.cli.demo.summary import Line, is_good, summarise
-from worqr.cli.demo.work import Counted, count_file, find_files
+from worqr.cli.demo.workload import Counted, count_file, find_files
 
 ESCAPE = "\x1b"
 
@@ -72,32 +72,39 @@ def test_a_report_survives_its_way() -> None:
 
 def counted(path: str, **other: Any) -> Report:
     return Report(
-        **{"kind": "counted", "peer": "peer-1", "at": 12.0, "path": path, "counted": Counted(1, 2, {"if": 1}), **other}
+        **{
+            "kind": "counted",
+            "worker": "peer-1",
+            "at": 12.0,
+            "path": path,
+            "counted": Counted(1, 2, {"if": 1}),
+            **other,
+        }
     )
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> Board:
+def state(tmp_path: Path) -> DemoState:
     """What is known after a demo in which all went well: /b was in the hands of the killed peer."""
     again = tmp_path / "b.py"
     again.write_text("x\n")
     files = ["/a", str(again)]
-    board = Board(frozenset(files), [PeerLine("peer-1", 1), PeerLine("peer-2", 2)], at_once=4)
-    board.take_in(counted("/a"))
-    board.take_in(counted(str(again), counted=count_file(str(again)), stalls=1))
-    board.killed = Killed("peer-2", 2, at=8.0, held=1)
-    board.long = LongTask("peer-1", 1.0, 2.0, 2.001, 2.002, "cancel", acknowledged=1, runs=1)
-    board.left = {"files": 0, "long": 0, "results": 0}
-    board.ended = board.began + 10
-    return board
+    state = DemoState(FileResults(frozenset(files)), [WorkerRow("peer-1", 1), WorkerRow("peer-2", 2)], slots=4)
+    state.add(counted("/a"))
+    state.add(counted(str(again), counted=count_file(str(again)), stalls=1))
+    state.killed = Killed("peer-2", 2, at=8.0, held=1)
+    state.long_task = LongTask("peer-1", 1.0, 2.0, 2.001, 2.002, "cancel", acknowledged=1, runs=1)
+    state.left = {"files": 0, "long": 0, "results": 0}
+    state.clock.ended = state.clock.began + 10
+    return state
 
 
 def by_name(lines: list[Line]) -> dict[str, Line]:
     return {line.what: line for line in lines}
 
 
-def test_a_good_outcome_is_good(board: Board) -> None:
-    lines = by_name(summarise(board))
+def test_a_good_outcome_is_good(state: DemoState) -> None:
+    lines = by_name(summarise(state))
     assert is_good(list(lines.values()))
     assert lines["files in"].value == lines["results out"].value == "2"
     assert lines["lost"].value == "0"
@@ -105,43 +112,45 @@ def test_a_good_outcome_is_good(board: Board) -> None:
     assert lines["long task cancelled"].value == "in 1.0 ms"
 
 
-def test_the_same_report_twice_is_no_harm_but_another_one_is(board: Board) -> None:
-    board.take_in(counted("/a", at=13.0, peer="peer-2"))
-    assert is_good(summarise(board))
-    assert "1 file reported twice" in by_name(summarise(board))["results out"].note
-    board.take_in(counted("/a", counted=Counted(9, 9, {})))
-    assert not is_good(summarise(board))
+def test_the_same_report_twice_is_no_harm_but_another_one_is(state: DemoState) -> None:
+    state.add(counted("/a", at=13.0, worker="peer-2"))
+    assert is_good(summarise(state))
+    assert "1 file reported twice" in by_name(summarise(state))["results out"].note
+    state.add(counted("/a", counted=Counted(9, 9, {})))
+    assert not is_good(summarise(state))
 
 
-def spoil(board: Board, how: str) -> None:
+def spoil(state: DemoState, how: str) -> None:
     match how:
         case "a file without a result":
-            board.files |= {"/c"}
+            state.results.files |= {"/c"}
         case "a result of no file":
-            board.take_in(counted("/nobody-asked"))
+            state.add(counted("/nobody-asked"))
         case "a task left in a queue":
-            board.left["files"] = 1
+            state.left["files"] = 1
         case "nobody looked what is left":
-            board.left = {}
+            state.left = {}
         case "nobody killed":
-            board.killed = None
+            state.killed = None
         case "killed with nothing in its hands":
-            board.killed = Killed("peer-2", 2, at=8.0, held=0)
+            state.killed = Killed("peer-2", 2, at=8.0, held=0)
         case "held more than ran again":
-            board.killed = Killed("peer-2", 2, at=8.0, held=2)
+            state.killed = Killed("peer-2", 2, at=8.0, held=2)
         case "ran again before the kill":
-            board.killed = Killed("peer-2", 2, at=99.0, held=1)
+            state.killed = Killed("peer-2", 2, at=99.0, held=1)
         case "a wrong second result":
-            board.second_runs = {path: replace_counted(report) for path, report in board.second_runs.items()}
+            state.results.second_runs = {
+                path: replace_counted(report) for path, report in state.results.second_runs.items()
+            }
         case "never cancelled":
-            board.long.cancelled_at = None
+            state.long_task.cancelled_at = None
         case "cancelled for another reason":
-            board.long.reason = "lost"
+            state.long_task.reason = "lost"
         case "not acknowledged":
-            board.long.acknowledged = 0
+            state.long_task.acknowledged = 0
         case _:
             assert how == "the cancelled task came back"
-            board.long.runs = 2
+            state.long_task.runs = 2
 
 
 def replace_counted(report: Report) -> Report:
@@ -158,23 +167,23 @@ def replace_counted(report: Report) -> Report:
         "the cancelled task came back",
     ],
 )
-def test_whatever_is_wrong_is_said(board: Board, how: str) -> None:
-    spoil(board, how)
-    lines = summarise(board)
+def test_whatever_is_wrong_is_said(state: DemoState, how: str) -> None:
+    spoil(state, how)
+    lines = summarise(state)
     assert not is_good(lines)
-    assert views.verdict(lines).startswith("FAILED: ")
+    assert display.verdict(lines).startswith("FAILED: ")
 
 
 @pytest.mark.parametrize("good", [True, False])
-def test_the_exit_code_says_whether_all_is_there(board: Board, good: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exit_code_says_whether_all_is_there(state: DemoState, good: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not good:
-        spoil(board, "a file without a result")
+        spoil(state, "a file without a result")
 
-    async def told(*_arguments: object) -> Board:
-        return board
+    async def told(*_arguments: object) -> DemoState:
+        return state
 
-    monkeypatch.setattr(demo_command, "tell_story", told)
-    monkeypatch.setattr(demo_command, "find_files", lambda _limit: sorted(board.files))
+    monkeypatch.setattr(demo_command, "run_scenario", told)
+    monkeypatch.setattr(demo_command, "find_files", lambda _limit: sorted(state.results.files))
     assert demo_command.demo() == (0 if good else 1)
 
 
@@ -188,10 +197,10 @@ def text_of(picture: object) -> str:
     return console.export_text()
 
 
-def test_the_table_shows_peers_queue_and_progress(board: Board) -> None:
-    board.waiting, board.peers[0].running, board.peers[0].state, board.peers[1].state = 7, 3, "busy", "killed"
-    board.tell("something happened")
-    text = text_of(views.picture(board))
+def test_the_table_shows_peers_queue_and_progress(state: DemoState) -> None:
+    state.waiting, state.workers[0].running, state.workers[0].state, state.workers[1].state = 7, 3, "busy", "killed"
+    state.tell("something happened")
+    text = text_of(display.picture(state))
     assert re.search(r"peer-1 .*busy .*■■■· .*2", text)
     assert re.search(r"peer-2 .*killed", text)
     assert "7 waiting" in text
@@ -199,10 +208,10 @@ def test_the_table_shows_peers_queue_and_progress(board: Board) -> None:
     assert "something happened" in text
 
 
-def test_the_last_table_marks_every_check(board: Board) -> None:
-    assert re.search(r"✓ +lost +0", text_of(views.picture_of_end(summarise(board))))
-    spoil(board, "a file without a result")
-    assert re.search(r"✗ +lost +1 +missing: /c", text_of(views.picture_of_end(summarise(board))))
+def test_the_last_table_marks_every_check(state: DemoState) -> None:
+    assert re.search(r"✓ +lost +0", text_of(display.picture_of_end(summarise(state))))
+    spoil(state, "a file without a result")
+    assert re.search(r"✗ +lost +1 +missing: /c", text_of(display.picture_of_end(summarise(state))))
 
 
 class Terminal:
@@ -228,29 +237,29 @@ def test_lines_are_plain_where_a_table_is_not_wanted(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "stdout", Terminal())
-    with views.open_view() as view:
-        assert isinstance(view, views.PlainView) == plain
+    with display.open_display() as shown:
+        assert isinstance(shown, display.PlainDisplay) == plain
 
 
-def test_a_rate_is_that_of_late(board: Board) -> None:
-    assert board.rate > 0
-    board._recent.clear()
-    board._recent.append(time.monotonic() - boards.RATE_WINDOW - 1)
-    assert board.rate == 0
+def test_a_rate_is_that_of_late(state: DemoState) -> None:
+    assert state.rate > 0
+    state.results._recent.clear()
+    state.results._recent.append(time.monotonic() - states.RATE_WINDOW - 1)
+    assert state.rate == 0
 
 
-# The fleet
+# The processes of the workers
 
 
 async def test_a_peer_that_dies_by_itself_is_noticed_with_its_last_words() -> None:
-    async with fleets.open_fleet("redis://localhost:no-port", 1) as fleet:
-        await fleet.peers[0].process.wait()
+    async with processes.start_workers("redis://localhost:no-port", 1) as workers:
+        await workers.all[0].process.wait()
         with pytest.raises(
-            fleets.PeerDied, match=r"worker-1 \(pid \d+\) ended unexpectedly with exit code 1:\n(.*\n)*.*its port"
+            processes.WorkerDied, match=r"worker-1 \(pid \d+\) ended unexpectedly with exit code 1:\n(.*\n)*.*its port"
         ):
-            fleet.check()
-        fleet.peers[0].killed = True
-        fleet.check()
+            workers.check()
+        workers.all[0].killed = True
+        workers.check()
 
 
 # The whole

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from worqr.cli.demo.work import Counted
+from worqr.cli.demo.workload import Counted
 
 FILES = "files"
 """The queue of the paths to count."""
@@ -27,7 +27,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         kind: ``counted``, a file's result; ``began`` and ``cancelled``, of the long task.
-        peer: the name of the peer that ran it.
+        worker: the name of the worker that ran it.
         at: when that run began, or was cancelled.
         path: the file.
         counted: the counts of the file.
@@ -36,7 +36,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     kind: Literal["counted", "began", "cancelled"]
-    peer: str
+    worker: str
     at: float
     path: str = ""
     counted: Counted | None = None
@@ -45,10 +45,10 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def encode(report: Report) -> bytes:
-    """The report as a task."""
+    """Return the report as a task."""
     return msgspec.json.encode(report)
 
 
 def decode(task: bytes) -> Report:
-    """The task as a report."""
+    """Return the report in a task."""
     return msgspec.json.decode(task, type=Report)

@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from worqr.cli.demo.board import Board, PeerLine
+from worqr.cli.demo.state import DemoState, WorkerRow
 from worqr.cli.demo.summary import Line, is_good
 
 PLAIN_EVERY = 1.0
@@ -27,32 +27,34 @@ MARKS: dict[bool | None, tuple[str, str]] = {True: ("✓", "green"), False: ("�
 STATES = {"busy": "green", "killed": "bold red", "killed, tasks requeued": "red"}
 
 
-class View(Protocol):
-    """One way to show it."""
+class Display(Protocol):
+    """One way to show the demo."""
 
-    def show(self, board: Board) -> None:
-        """The board as it is now; called several times a second."""
+    def show(self, state: DemoState) -> None:
+        """Show the state as it is now; called several times a second."""
         ...
 
     def end(self, lines: list[Line]) -> None:
-        """The summary."""
+        """Show the summary."""
         ...
 
 
 @contextmanager
-def open_view() -> Generator[View]:
+def open_display() -> Generator[Display]:
     """The live table if the standard output is a suitable terminal, else plain lines."""
     takes_it = os.environ.get("TERM") != "dumb" and sys.stdout.encoding.lower().startswith("utf")
     if sys.stdout.isatty() and takes_it and not os.environ.get("NO_COLOR"):
         with Live(console=Console(), auto_refresh=False) as live:
-            yield LiveView(live)
+            yield LiveDisplay(live)
     else:
-        yield PlainView()
+        yield PlainDisplay()
 
 
-def headline(board: Board) -> str:
+def headline(state: DemoState) -> str:
     """The current step."""
-    return f"{len(board.files)} source files of Python {platform.python_version()}, {len(board.peers)} workers"
+    return (
+        f"{len(state.results.files)} source files of Python {platform.python_version()}, {len(state.workers)} workers"
+    )
 
 
 def verdict(lines: list[Line]) -> str:
@@ -62,24 +64,27 @@ def verdict(lines: list[Line]) -> str:
     return "FAILED: " + ", ".join(line.what for line in lines if line.ok is False) + "."
 
 
-class PlainView:
+class PlainDisplay:
     """Lines without any escape codes: events, and once a second the progress."""
 
     def __init__(self) -> None:
         self._told = -1
         self._next = 0.0
 
-    def show(self, board: Board) -> None:
+    def show(self, state: DemoState) -> None:
         if self._told < 0:
-            print(f"worqr demo: {headline(board)}", flush=True)
+            print(f"worqr demo: {headline(state)}", flush=True)
             self._told = 0
-        for news in board.news[self._told :]:
-            print(f"{board.seconds:5.1f} s  * {news}", flush=True)
-        self._told = len(board.news)
-        if board.waiting + board.running and board.seconds >= self._next:
-            self._next = board.seconds + PLAIN_EVERY
-            how_far = f"{len(board.first)} of {len(board.files)} files done, {board.rate:.0f}/s"
-            print(f"{board.seconds:5.1f} s    {how_far}; {board.waiting} waiting, {board.running} running", flush=True)
+        for news in state.news[self._told :]:
+            print(f"{state.clock.seconds:5.1f} s  * {news}", flush=True)
+        self._told = len(state.news)
+        if state.waiting + state.running and state.clock.seconds >= self._next:
+            self._next = state.clock.seconds + PLAIN_EVERY
+            how_far = f"{len(state.results.first)} of {len(state.results.files)} files done, {state.rate:.0f}/s"
+            print(
+                f"{state.clock.seconds:5.1f} s    {how_far}; {state.waiting} waiting, {state.running} running",
+                flush=True,
+            )
 
     def end(self, lines: list[Line]) -> None:
         print()
@@ -91,32 +96,32 @@ class PlainView:
         print(f"\n{verdict(lines)}", flush=True)
 
 
-class LiveView:
+class LiveDisplay:
     """The table, redrawn in place."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
 
-    def show(self, board: Board) -> None:
-        self._live.update(picture(board), refresh=True)
+    def show(self, state: DemoState) -> None:
+        self._live.update(picture(state), refresh=True)
 
     def end(self, lines: list[Line]) -> None:
         self._live.stop()
         self._live.console.print(picture_of_end(lines))
 
 
-def picture(board: Board) -> Panel:
+def picture(state: DemoState) -> Panel:
     """The whole table."""
     news = (
-        Text("\n").join(Text(f"● {text}", style="cyan") for text in board.news)
-        if board.news
+        Text("\n").join(Text(f"● {text}", style="cyan") for text in state.news)
+        if state.news
         else Text("starting the workers", "dim")
     )
-    body = Group(_peers(board), Padding(_progress(board), (1, 0)), news)
+    body = Group(_workers(state), Padding(_progress(state), (1, 0)), news)
     return Panel(
         body,
         title="[bold]worqr demo",
-        subtitle=f"[dim]{headline(board)}",
+        subtitle=f"[dim]{headline(state)}",
         box=box.ROUNDED,
         padding=(1, 2),
         width=_width(),
@@ -127,35 +132,33 @@ def _width() -> int:
     return min(WIDEST, Console().width)
 
 
-def _peers(board: Board) -> Table:
+def _workers(state: DemoState) -> Table:
     table = Table(box=box.SIMPLE_HEAD, expand=True, pad_edge=False, show_edge=False)
     table.add_column("worker")
     table.add_column("pid", justify="right", style="dim")
     table.add_column("state", min_width=24)
     table.add_column("running")
     table.add_column("files done", justify="right")
-    for line in board.peers:
-        style = STATES.get(line.state, "dim")
-        table.add_row(
-            line.name, str(line.pid or ""), Text(line.state, style), _slots(line, board.at_once), str(line.files)
-        )
+    for row in state.workers:
+        style = STATES.get(row.state, "dim")
+        table.add_row(row.name, str(row.pid or ""), Text(row.state, style), _slots(row, state.slots), str(row.files))
     return table
 
 
-def _slots(line: PeerLine, at_once: int) -> Text:
-    return Text("■" * line.running, "green") + Text("·" * max(0, at_once - line.running), "dim")
+def _slots(row: WorkerRow, slots: int) -> Text:
+    return Text("■" * row.running, "green") + Text("·" * max(0, slots - row.running), "dim")
 
 
-def _progress(board: Board) -> Group:
-    done, total = len(board.first), len(board.files)
+def _progress(state: DemoState) -> Group:
+    done, total = len(state.results.first), len(state.results.files)
     numbers = Table.grid(expand=True)
     numbers.add_column()
     numbers.add_column(justify="right")
     queue = Text.assemble(
-        "queue  ", (f"{board.waiting}", "bold"), " waiting  ", (f"{board.running}", "bold"), " running"
+        "queue  ", (f"{state.waiting}", "bold"), " waiting  ", (f"{state.running}", "bold"), " running"
     )
     rate = Text.assemble(
-        (f"{board.rate:.0f}", "bold"), " files/s   ", (f"{done}", "bold"), f" of {total}   {board.seconds:.1f} s"
+        (f"{state.rate:.0f}", "bold"), " files/s   ", (f"{done}", "bold"), f" of {total}   {state.clock.seconds:.1f} s"
     )
     numbers.add_row(queue, rate)
     return Group(numbers, ProgressBar(total=total, completed=done, complete_style="green", finished_style="green"))

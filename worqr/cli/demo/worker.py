@@ -1,4 +1,4 @@
-"""One peer of the demo, in a process of its own: ``python -m worqr.cli.demo.peer URL NAME``.
+"""One worker of the demo, in a process of its own: ``python -m worqr.cli.demo.worker URL NAME``.
 
 It serves two queues until its standard input ends: then the demo has closed it, or has ended. It never outlives the demo by more
 than some seconds.
@@ -16,19 +16,19 @@ import trio
 
 import worqr
 from worqr.cli.demo.report import FILES, LONG, RESULTS, Report, encode
-from worqr.cli.demo.work import count_file
+from worqr.cli.demo.workload import count_file
 
-AT_ONCE = 4
+SLOTS = 4
 """Files that a worker counts at a time."""
 GRACE = 1.0
-THREADS_TAKE_TURNS = 0.0005
+SWITCH_INTERVAL = 0.0005
 """Seconds after which the counting thread lets the event loop run; Python's own 5 ms would delay a cancellation."""
-LET_GO = 3.0
-"""Seconds after which a peer that was asked to leave and still runs ends itself, whatever it waits for."""
+EXIT_AFTER = 3.0
+"""Seconds after which a worker that was asked to stop and still runs ends its process."""
 
 
 async def count_files(results: worqr.Queue, name: str, one_at_a_time: trio.CapacityLimiter, task: bytes) -> None:
-    """Handler of the files: count in a thread, and put the counts into the results.
+    """Handle one file: count in a thread, and enqueue the counts as a result.
 
     Counting never waits for I/O, so a second thread of the same Python would only slow the first one down.
     """
@@ -40,7 +40,7 @@ async def count_files(results: worqr.Queue, name: str, one_at_a_time: trio.Capac
 
 
 async def run_for_ever(results: worqr.Queue, name: str, task: bytes) -> None:
-    """Handler of the long task: reports when it began, and when and why it was cancelled."""
+    """Handle the long task: report when it began, and when and why it was cancelled."""
     await results.enqueue(encode(Report("began", name, time.monotonic())))
     try:
         await trio.sleep_forever()
@@ -50,32 +50,32 @@ async def run_for_ever(results: worqr.Queue, name: str, task: bytes) -> None:
             await results.enqueue(encode(Report("cancelled", name, at, reason=worqr.current().cancel_reason)))
 
 
-async def run_peer(url: str, name: str) -> None:
-    """Join, serve, and leave when the standard input ends."""
-    let_go = trio.Event()
-    threading.Thread(target=hold_leash, args=(let_go, trio.lowlevel.current_trio_token()), daemon=True).start()
+async def run_worker(url: str, name: str) -> None:
+    """Join, serve, and stop when the standard input ends."""
+    stop = trio.Event()
+    threading.Thread(target=wait_for_end_of_stdin, args=(stop, trio.lowlevel.current_trio_token()), daemon=True).start()
     mesh = worqr.Mesh(url, app=name)
-    async with mesh.join(concurrency=AT_ONCE + 1, grace=GRACE) as peer, trio.open_nursery() as nursery:
+    async with mesh.join(concurrency=SLOTS + 1, grace=GRACE) as peer, trio.open_nursery() as nursery:
         results = mesh.queue(RESULTS)
         count = partial(count_files, results, name, trio.CapacityLimiter(1))
-        await nursery.start(partial(peer.serve, FILES, count, concurrency=AT_ONCE))
+        await nursery.start(partial(peer.serve, FILES, count, concurrency=SLOTS))
         await nursery.start(partial(peer.serve, LONG, partial(run_for_ever, results, name), concurrency=1))
-        await let_go.wait()
+        await stop.wait()
         await peer.drain()
 
 
-def hold_leash(let_go: trio.Event, token: trio.lowlevel.TrioToken) -> None:
-    """Wait for the end of the standard input, then leave; in a thread, so that it works at any moment."""
+def wait_for_end_of_stdin(stop: trio.Event, token: trio.lowlevel.TrioToken) -> None:
+    """Wait for the end of the standard input, then stop; in a thread, so that it works while the event loop is busy."""
     while os.read(0, 64):
         pass
     try:
-        token.run_sync_soon(let_go.set)
+        token.run_sync_soon(stop.set)
     except trio.RunFinishedError:
         return
-    time.sleep(LET_GO)
+    time.sleep(EXIT_AFTER)
     os._exit(1)
 
 
 if __name__ == "__main__":
-    sys.setswitchinterval(THREADS_TAKE_TURNS)
-    trio.run(run_peer, sys.argv[1], sys.argv[2])
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    trio.run(run_worker, sys.argv[1], sys.argv[2])

@@ -1,0 +1,205 @@
+"""The state of the demo as plain data: the scenario changes it, the displays show it, the summary checks it at the end.
+
+`DemoState` has the whole state. It consists of the results of the files, the long task, the clock and one row for each worker.
+Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import trio
+
+from worqr.cli.demo.report import Report
+
+RATE_WINDOW = 2.0
+
+
+@dataclass(slots=True)
+class WorkerRow:
+    """One worker as the table shows it."""
+
+    name: str
+    pid: int = 0
+    state: str = "starting"
+    running: int = 0
+    files: int = 0
+
+    def update(self, pid: int, state: str, running: int) -> None:
+        """Set what the demo has just read about the worker."""
+        self.pid, self.state, self.running = pid, state, running
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """The worker that was killed: when, and how many files it held while it was frozen."""
+
+    name: str
+    pid: int
+    at: float
+    held: int
+
+
+@dataclass(slots=True)
+class LongTask:
+    """The times of the long task, by the clock that all processes share. None: not yet."""
+
+    worker: str = ""
+    began_at: float | None = None
+    cancel_called_at: float | None = None
+    cancelled_at: float | None = None
+    acknowledged_at: float | None = None
+    reason: str | None = None
+    acknowledged: int = 0
+    runs: int = 0
+
+    def add(self, report: Report) -> None:
+        """Add a report of its handler: it began, or it was cancelled."""
+        if report.kind == "began":
+            self.worker, self.began_at = report.worker, report.at
+            self.runs += 1
+        else:
+            self.cancelled_at, self.reason = report.at, report.reason
+
+    def call_cancel(self) -> None:
+        """Note the time: the demo cancels the task now."""
+        self.cancel_called_at = time.monotonic()
+
+    def acknowledge_cancel(self, runs: int) -> None:
+        """Note the time: the call of `cancel` has returned, and that many runs have ended."""
+        self.acknowledged_at, self.acknowledged = time.monotonic(), runs
+
+
+@dataclass(slots=True)
+class FileResults:
+    """The results of the files.
+
+    `first` has the first report of each file, and `repeated` every further report of the same file. `second_runs` has one
+    report of each file whose worker had died before. `unknown` has the paths that the demo did not enqueue.
+    """
+
+    files: frozenset[str]
+    first: dict[str, Report] = field(default_factory=dict[str, Report])
+    repeated: list[Report] = field(default_factory=list[Report])
+    unknown: list[str] = field(default_factory=list[str])
+    second_runs: dict[str, Report] = field(default_factory=dict[str, Report])
+    _recent: deque[float] = field(default_factory=deque[float])
+
+    @property
+    def missing(self) -> list[str]:
+        """Files without a result."""
+        return sorted(self.files - self.first.keys())
+
+    def add(self, report: Report) -> bool:
+        """Add a report; return True if it is the first of its file. The same report may arrive twice."""
+        if report.path not in self.files:
+            self.unknown.append(report.path)
+            return False
+        if report.stalls:
+            self.second_runs.setdefault(report.path, report)
+        if report.path in self.first:
+            self.repeated.append(report)
+            return False
+        self.first[report.path] = report
+        self._recent.append(time.monotonic())
+        return True
+
+    def rate(self, seconds: float) -> float:
+        """Files per second recently, in a demo that has run for so many seconds."""
+        now = time.monotonic()
+        while self._recent and now - self._recent[0] > RATE_WINDOW:
+            self._recent.popleft()
+        return len(self._recent) / min(RATE_WINDOW, max(seconds, 0.1))
+
+    def keywords(self, n: int) -> list[tuple[str, int]]:
+        """The most frequent keywords in all files."""
+        total: Counter[str] = Counter()
+        for report in self.first.values():
+            if report.counted is not None:
+                total.update(report.counted.keywords)
+        return total.most_common(n)
+
+
+@dataclass(slots=True)
+class DemoClock:
+    """When the demo began and ended."""
+
+    began: float = field(default_factory=time.monotonic)
+    ended: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long the demo has been running, or ran."""
+        return (self.ended or time.monotonic()) - self.began
+
+    def restart(self) -> None:
+        """Begin now."""
+        self.began = time.monotonic()
+
+    def stop(self) -> None:
+        """End now."""
+        self.ended = time.monotonic()
+
+
+@dataclass(slots=True)
+class DemoState:
+    """The whole state.
+
+    Attributes:
+        slots: how many files a worker counts at a time.
+        waiting: the number of files that wait in the queue; `running`: of those that run.
+        killed: the worker that the demo has killed; None: none yet.
+        left: how many tasks each queue has at the end; empty: not read yet.
+        news: the lines for the user.
+    """
+
+    results: FileResults
+    workers: list[WorkerRow]
+    slots: int
+    clock: DemoClock = field(default_factory=DemoClock)
+    long_task: LongTask = field(default_factory=LongTask)
+    waiting: int = 0
+    running: int = 0
+    killed: Killed | None = None
+    left: dict[str, int] = field(default_factory=dict[str, int])
+    news: list[str] = field(default_factory=list[str])
+    _reported: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def rate(self) -> float:
+        """Files per second recently."""
+        return self.results.rate(self.clock.seconds)
+
+    def tell(self, news: str) -> None:
+        """Add a line of news for the user."""
+        self.news.append(news)
+
+    def set_counts(self, waiting: int, running: int) -> None:
+        """Set how many files wait and run."""
+        self.waiting, self.running = waiting, running
+
+    def set_killed(self, killed: Killed) -> None:
+        """Note the worker that the demo has killed."""
+        self.killed = killed
+
+    def set_left(self, left: dict[str, int]) -> None:
+        """Set how many tasks each queue has at the end."""
+        self.left = left
+
+    def add(self, report: Report) -> None:
+        """Add a report of a worker; the same one may arrive twice."""
+        if report.kind != "counted":
+            self.long_task.add(report)
+        elif self.results.add(report):
+            for row in self.workers:
+                row.files += row.name == report.worker
+        self._reported.set()
+        self._reported = trio.Event()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait for reports until `holds()`."""
+        while not holds():
+            await self._reported.wait()

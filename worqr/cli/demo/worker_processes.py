@@ -1,0 +1,129 @@
+"""The processes of the workers: the demo starts, freezes and kills them, and stops them at its end.
+
+The standard input of each worker is the reading end of a pipe. When the demo closes the pipe, or ends for any reason, the worker
+stops. Each worker has a session of its own, so that Ctrl-C reaches only the demo, which then stops the workers.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import IO
+
+import trio
+
+from worqr.errors import WorqrError
+
+STOP_WITHIN = 12.0
+LOG_LINES = 15
+
+
+class WorkerDied(WorqrError):
+    """A worker ended by itself; the message has the end of its output."""
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """One worker. `killed`: the demo has killed it on purpose."""
+
+    name: str
+    process: trio.Process
+    log: IO[bytes]
+    killed: bool = False
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    def freeze(self) -> None:
+        """Suspend it; it can do nothing until it is resumed."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Resume it."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Send SIGKILL: it cannot react."""
+        self.killed = True
+        self.process.kill()
+
+    async def request_stop(self) -> None:
+        """Close its standard input: it shuts down normally."""
+        if self.process.stdin is not None:
+            await self.process.stdin.aclose()
+
+    def end_of_log(self) -> str:
+        """Return the end of its output."""
+        self.log.seek(0)
+        return "\n".join(self.log.read().decode("utf-8", "replace").splitlines()[-LOG_LINES:]) or "(no output)"
+
+    def check(self) -> None:
+        """Raise WorkerDied if it ended by itself."""
+        code = self.process.poll()
+        if code and not self.killed:
+            raise WorkerDied(
+                f"{self.name} (pid {self.pid}) ended unexpectedly with exit code {code}:\n{self.end_of_log()}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProcesses:
+    """All workers."""
+
+    all: list[WorkerProcess]
+
+    def check(self) -> None:
+        """Raise WorkerDied if one ended by itself."""
+        for each in self.all:
+            each.check()
+
+    async def stop(self) -> None:
+        """Stop all of them, and wait until they have ended; raise WorkerDied if one did not end normally."""
+        for each in self.all:
+            if not each.killed:
+                await each.request_stop()
+        with trio.move_on_after(STOP_WITHIN):
+            for each in self.all:
+                await each.process.wait()
+        self.check()
+        left = [each.name for each in self.all if each.process.poll() is None]
+        if left:
+            raise WorkerDied(f"{', '.join(left)} did not end within {STOP_WITHIN:g} s")
+
+
+@asynccontextmanager
+async def start_workers(url: str, number: int) -> AsyncGenerator[WorkerProcesses]:
+    """Start that many workers. At the end of the block, no process is left."""
+    processes = WorkerProcesses([])
+    try:
+        for i in range(1, number + 1):
+            processes.all.append(await _start(url, f"worker-{i}"))
+        yield processes
+    finally:
+        with trio.CancelScope(shield=True):
+            for each in processes.all:
+                each.process.kill()
+                await each.process.wait()
+                await each.request_stop()
+                each.log.close()
+
+
+async def _start(url: str, name: str) -> WorkerProcess:
+    log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `start_workers`
+    process = await trio.lowlevel.open_process(
+        [sys.executable, "-m", "worqr.cli.demo.worker", url, name],
+        stdin=subprocess.PIPE,
+        stdout=log.fileno(),
+        stderr=log.fileno(),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # the same worqr as ours
+        start_new_session=True,
+    )
+    return WorkerProcess(name, process, log)
