@@ -37,9 +37,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def worqr_server() -> EmbeddedServer:
     """Return the embedded server of all benches of this process: ``worqr.Mesh(worqr_server.url, prefix=...)`` is a mesh on it."""
-    from worqr.testing.servers import kept_server
+    from worqr.testing.bench_server import bench_server
 
-    return kept_server()
+    return bench_server()
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def worqr_asyncio_bench() -> Iterator[OpenBench]:
     Yields:
         OpenBench: The function to call.
     """
-    from worqr.testing.threaded import BenchThread, open_asyncio_bench
+    from worqr.testing.threaded_bench import BenchThread, open_asyncio_bench
 
     with ExitStack() as stack:
 

@@ -69,8 +69,6 @@ IN_CIRCLES: tuple[str, ...] = (
     "peer.threads",
     "peer.ticking",
     "peer.wrong_loop",
-    "testing.benches",
-    "testing.threaded",
 )
 WIDE_CLASSES: dict[str, int] = {
     "hosting.peer_thread.Life": 13,
@@ -186,10 +184,8 @@ FOREIGN_WRITES: tuple[str, ...] = (
     "peer.strays: station.compared_at",
     "peer.strays: station.hinted",
     "peer.strays: station.looks_for_strays",
-    "testing.benches: connection.users",
-    "testing.clock: call.merge",
-    "testing.clock: call.script",
-    "testing.staging: mesh.credentials",
-    "testing.staging: mesh.prefix",
-    "testing.staging: mesh.url",
+    "testing.bench_client: connection.users",
+    "testing.patching: mesh.credentials",
+    "testing.patching: mesh.prefix",
+    "testing.patching: mesh.url",
 )

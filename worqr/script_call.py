@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from worqr.lua import Script
@@ -55,3 +55,10 @@ class Call(Generic[T_co]):
     size: int = 0
     merge: Merge[T_co] | None = None
     replicas: int = 0
+
+    def with_script(self, script: Script) -> Call[T_co]:
+        """Return this call with another script, which takes the same keys and arguments.
+
+        It is not joined with other calls: the joined call would have the original script.
+        """
+        return replace(self, script=script, merge=None)

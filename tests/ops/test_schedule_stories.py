@@ -18,7 +18,7 @@ from worqr.cron import AHEAD_MS, Definition, Plan, judge
 from worqr.keys import QueueKeys
 from worqr.ops import Tick
 from worqr.script_call import Call
-from worqr.testing.clock import moved_scripts
+from worqr.testing.clock import bench_scripts
 
 T = TypeVar("T")
 
@@ -102,12 +102,12 @@ class Scripts:
         self.registry = desk.g
         self.queue = QueueKeys(desk.prefix, "Q1")
         desk.wipe()
-        for moved in moved_scripts().values():
+        for moved in bench_scripts().values():
             desk.client.script_load(moved.source)
 
     def call(self, call: Call[T], now: int) -> T:
         self.desk.client.set(f"{self.registry.base}:clock", f"0 {now}", px=60_000)
-        moved = moved_scripts()[call.script.sha]
+        moved = bench_scripts()[call.script.sha]
         return self.desk.call(Call(moved, call.base, call.keys, call.args, call.read, call.numbered))
 
     def declare(self, now: int) -> None:

@@ -14,7 +14,7 @@ from tests.support.servers import Server
 from worqr import testing
 from worqr.link import Link
 from worqr.lua import all_scripts, script
-from worqr.testing.clock import BenchLink, moved_scripts
+from worqr.testing.clock import BenchLink, bench_scripts
 
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
@@ -36,7 +36,7 @@ Note = worqr.Function[[int], int]
 
 
 def test_every_script_that_asks_for_the_time_asks_the_bench() -> None:
-    moved = moved_scripts()
+    moved = bench_scripts()
     assert moved.keys() == {each.sha for each in all_scripts()}
     for each in all_scripts():
         mine = moved[each.sha]

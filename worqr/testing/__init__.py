@@ -11,12 +11,13 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from worqr.mesh import Mesh
-from worqr.testing.benches import Bench, bench
-from worqr.testing.contexts import DirectContext, context
+from worqr.testing.bench_run import Summary
+from worqr.testing.direct_context import DirectContext, context
+from worqr.testing.open_bench import bench
 from worqr.testing.recording import RecordedJob, recording
-from worqr.testing.running import Summary
-from worqr.testing.staging import Sent
-from worqr.testing.threaded import BlockingBench, blocking_bench
+from worqr.testing.sent_calls import Sent
+from worqr.testing.threaded_bench import BlockingBench, blocking_bench
+from worqr.testing.trio_bench import Bench
 
 __all__ = [
     "Bench",

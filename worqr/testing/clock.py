@@ -42,7 +42,7 @@ def _own(name: str) -> Script:
 
 
 @cache
-def moved_scripts() -> dict[str, Script]:
+def bench_scripts() -> dict[str, Script]:
     """Every script as a bench runs it, by the SHA-1 of the usual one."""
     clock = _read("clock")
     moved: dict[str, Script] = {}
@@ -60,11 +60,11 @@ class BenchLink(Link):
 
     async def call(self, call: Call[T], *, patience: float | None = None) -> T:
         """As `Link.call`."""
-        return await super().call(_moved(call), patience=patience)
+        return await super().call(_with_bench_script(call), patience=patience)
 
     async def call_all(self, calls: Sequence[Call[T]]) -> list[T]:
         """As `Link.call_all`."""
-        return await super().call_all([_moved(call) for call in calls])
+        return await super().call_all([_with_bench_script(call) for call in calls])
 
     def post(
         self,
@@ -75,15 +75,13 @@ class BenchLink(Link):
         patience: float = float("inf"),
     ) -> None:
         """As `Link.post`."""
-        super().post(_moved(call), deliver, owner=owner, patience=patience)
+        super().post(_with_bench_script(call), deliver, owner=owner, patience=patience)
 
 
-def _moved(call: Call[T]) -> Call[T]:
-    """Return `call` with the bench's script. It is not joined with others: the joined call would have the usual script."""
-    script = moved_scripts().get(call.script.sha)
-    if script is not None and script is not call.script:
-        call.script, call.merge = script, None
-    return call
+def _with_bench_script(call: Call[T]) -> Call[T]:
+    """Return `call` with the script of the bench; the call itself if it does not read the time."""
+    script = bench_scripts().get(call.script.sha)
+    return call if script is None or script is call.script else call.with_script(script)
 
 
 def set_clock(keys: RegistryKeys, ahead_ms: int, stopped_ms: int | None) -> Call[str]:

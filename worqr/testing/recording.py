@@ -20,7 +20,8 @@ from worqr.inside import client_of
 from worqr.keys import QueueKeys
 from worqr.mesh import Mesh
 from worqr.records import CancelCount, Status
-from worqr.testing.staging import Sent, staged
+from worqr.testing.patching import patched
+from worqr.testing.sent_calls import Sent
 from worqr.validation import Seconds
 
 R = TypeVar("R")
@@ -119,5 +120,5 @@ def recording(mesh: Mesh[Any]) -> Generator[Sent]:
         UsageError: The mesh is connected, on a bench, or recording already.
     """
     sent: list[Call[Any]] = []
-    with staged(mesh, sender=RecordingSender(client_of(mesh), sent), connections=NoConnections()):
+    with patched(mesh, sender=RecordingSender(client_of(mesh), sent), connections=NoConnections()):
         yield Sent(sent)

@@ -15,7 +15,7 @@ _servers: Final[dict[int, tuple[EmbeddedServer, ExitStack]]] = {}
 _lock = threading.Lock()
 
 
-def kept_server() -> EmbeddedServer:
+def bench_server() -> EmbeddedServer:
     """The embedded server of this process, which runs until the process ends; started at the first call, in some 20 ms.
 
     ``worqr.Mesh("embedded:")`` uses the same.
@@ -31,7 +31,7 @@ def kept_server() -> EmbeddedServer:
         return _servers[os.getpid()][0]
 
 
-def let_go() -> None:
+def release_bench_server() -> None:
     """Release the server. It ends now, unless it is in use elsewhere; the next bench starts another."""
     with _lock:
         if os.getpid() in _servers:

@@ -1,7 +1,7 @@
 """Benches for tests that do not run on Trio: the bench lives in a thread of its own, on a Trio loop of its own.
 
 This module has that thread; `AsyncioBench`, whose calls are awaited on asyncio; and `BlockingBench`, whose calls block. The bench
-itself is in `benches`.
+itself is in `worqr.testing.trio_bench`.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from worqr.inside import client_of
 from worqr.link import driver_here, loop_name_here
 from worqr.mesh import Mesh
 from worqr.peer.options import JoinOptions
-from worqr.testing.benches import Bench, BenchConnections, bench_on_trio
-from worqr.testing.running import Summary
+from worqr.testing.bench_client import BenchConnections
+from worqr.testing.bench_run import Summary
+from worqr.testing.trio_bench import Bench, bench_on_trio
 from worqr.validation import Seconds
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-Work = Callable[[Bench], Awaitable[T]]
+Operation = Callable[[Bench], Awaitable[T]]
 
 
-class _Asked(Generic[T]):
+class _BenchCall(Generic[T]):
     """One call of the bench, made in another thread. `future` is done when the call has ended."""
 
-    def __init__(self, work: Work[T]) -> None:
+    def __init__(self, operation: Operation[T]) -> None:
         self.future: Future[T] = Future()
         self.future.set_running_or_notify_cancel()  # the thread that waits for it cannot cancel it
-        self._work = work
+        self._operation = operation
         self._scope = trio.CancelScope()
         self._variables = copy_context()
 
-    def begin(self, nursery: trio.Nursery, bench: Bench) -> None:
+    def start(self, nursery: trio.Nursery, bench: Bench) -> None:
         """In the loop of the bench."""
         self._variables.run(nursery.start_soon, self._run, bench)
 
@@ -53,7 +54,7 @@ class _Asked(Generic[T]):
     async def _run(self, bench: Bench) -> None:
         try:
             with self._scope:
-                self.future.set_result(await self._work(bench))
+                self.future.set_result(await self._operation(bench))
         except trio.Cancelled:
             self.future.set_exception(UsageError("the bench has ended during this call"))
             raise
@@ -64,31 +65,31 @@ class _Asked(Generic[T]):
 
 
 class BenchThread:
-    """The thread of one bench. Set once, by the thread: `bench`, `_token`, `_nursery`, `_leave`."""
+    """The thread of one bench. Set once, by the thread: `bench`, `_token`, `_nursery`, `_stop_requested`."""
 
     def __init__(self, mesh: Mesh[Any], url: str | None, now: datetime | None) -> None:
         self.bench: Bench
         self._mesh = mesh
         self._url = url
         self._now = now
-        self._begun: Future[None] = Future()
+        self._started: Future[None] = Future()
         self._ended: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="worqr bench", daemon=True)
         self._token: trio.lowlevel.TrioToken
         self._nursery: trio.Nursery
-        self._leave: trio.Event
+        self._stop_requested: trio.Event
         self._connections: BenchConnections
 
     def start(self) -> None:
         """Wait until the mesh is on the bench. Raises what `bench` raises."""
         self._thread.start()
-        self._begun.result()
+        self._started.result()
 
     def stop(self) -> None:
         """Take the mesh off the bench, and wait until the thread has ended. Loops that stay connected are disconnected."""
         self._connections.end_kept()
         with suppress(trio.RunFinishedError):
-            self._token.run_sync_soon(self._leave.set)
+            self._token.run_sync_soon(self._stop_requested.set)
         self._thread.join()
         self._ended.result()
 
@@ -96,38 +97,38 @@ class BenchThread:
         """Connect the running loop until the bench ends."""
         await self._connections.keep(client_of(self._mesh))
 
-    def ask(self, work: Work[T]) -> _Asked[T]:
+    def start_call(self, operation: Operation[T]) -> _BenchCall[T]:
         """Start a call of the bench."""
-        asked = _Asked(work)
+        call = _BenchCall(operation)
         if self._ended.done():
             raise UsageError("this bench has ended")
-        self._token.run_sync_soon(asked.begin, self._nursery, self.bench)
-        return asked
+        self._token.run_sync_soon(call.start, self._nursery, self.bench)
+        return call
 
-    def cancel(self, asked: _Asked[Any]) -> None:
+    def cancel(self, call: _BenchCall[Any]) -> None:
         """Cancel a call, and wait until it has ended."""
-        self._token.run_sync_soon(asked.cancel)
-        wait([asked.future])
+        self._token.run_sync_soon(call.cancel)
+        wait([call.future])
 
     # In the thread
 
     def _run(self) -> None:
         try:
-            trio.run(self._live)
+            trio.run(self._run_bench)
         except BaseException as error:
-            (self._ended if self._begun.done() else self._begun).set_exception(error)
+            (self._ended if self._started.done() else self._started).set_exception(error)
         else:
             self._ended.set_result(None)
 
-    async def _live(self) -> None:
+    async def _run_bench(self) -> None:
         async with bench_on_trio(self._mesh, url=self._url, now=self._now) as self.bench:
             connections = client_of(self._mesh).connections
             assert isinstance(connections, BenchConnections)
             self._connections = connections
-            self._token, self._leave = trio.lowlevel.current_trio_token(), trio.Event()
+            self._token, self._stop_requested = trio.lowlevel.current_trio_token(), trio.Event()
             async with trio.open_nursery() as self._nursery:
-                self._begun.set_result(None)
-                await self._leave.wait()
+                self._started.set_result(None)
+                await self._stop_requested.wait()
                 self._nursery.cancel_scope.cancel()
 
 
@@ -150,14 +151,14 @@ class AsyncioBench(Bench):
         """As `Bench.advance`."""
         await self._ask(lambda bench: bench.advance(seconds))
 
-    async def _ask(self, work: Work[T]) -> T:
+    async def _ask(self, operation: Operation[T]) -> T:
         import asyncio  # imported here: plain tests do not need it
 
-        asked = self._thread.ask(work)
+        call = self._thread.start_call(operation)
         try:
-            return await asyncio.wrap_future(asked.future)
+            return await asyncio.wrap_future(call.future)
         except asyncio.CancelledError:
-            await driver_here().in_thread(lambda: self._thread.cancel(asked))
+            await driver_here().in_thread(lambda: self._thread.cancel(call))
             raise
 
 
@@ -211,13 +212,13 @@ class BlockingBench:
         """
         self._ask(lambda bench: bench.advance(seconds))
 
-    def _ask(self, work: Work[T]) -> T:
+    def _ask(self, operation: Operation[T]) -> T:
         _check_no_loop("a call of a blocking bench")
-        asked = self._thread.ask(work)
+        call = self._thread.start_call(operation)
         try:
-            return asked.future.result()
+            return call.future.result()
         except KeyboardInterrupt:
-            self._thread.cancel(asked)
+            self._thread.cancel(call)
             raise
 
 

@@ -4,45 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any, TypeVar, overload
+from typing import Any
 
 from worqr.client.connections import Connections
 from worqr.client.producer import Sender
 from worqr.errors import UsageError
-from worqr.functions.function import Call, Function
 from worqr.inside import client_of
 from worqr.mesh import Mesh
 from worqr.peer.settings import Onlooker
 from worqr.relocation import Relocation
 
-R = TypeVar("R")
-
-
-class Sent:
-    """The calls that were sent through the functions of a mesh, in order. `recording` makes it."""
-
-    def __init__(self, calls: list[Call[Any]]) -> None:
-        self._calls = calls
-
-    @overload
-    def calls(self, fn: Function[..., R]) -> list[Call[R]]: ...
-    @overload
-    def calls(self, fn: str) -> list[Call[Any]]: ...
-    def calls(self, fn: Function[..., Any] | str) -> list[Call[Any]]:
-        """Return the calls of a function so far.
-
-        They are equal to what ``fn.call(...)`` or ``mesh.call(name, ...)`` returns for the same arguments, whatever the
-        options.
-
-        Args:
-            fn: The function, or its name.
-        """
-        name = fn if isinstance(fn, str) else fn.name
-        return [call for call in self._calls if call.queue == name]
-
 
 @contextmanager
-def staged(
+def patched(
     mesh: Mesh[Any],
     *,
     sender: Sender,

@@ -1,39 +1,35 @@
-"""A bench: the application's own mesh on a test server, for the length of a test, with a clock that can be moved.
+"""A bench on Trio: the application's own mesh on a test server, for the length of a test, with a clock that can be moved.
 
-Everything is real: the scripts, the records, the peer that runs the handlers. The test has its own prefix, whose keys are deleted
-at the end; its own clock (`worqr.testing.clock`); and its own times for schedules (`worqr.testing.firing`). Exceptions of
-handlers are raised in the test.
+The scripts, the records and the peer that runs the handlers are the real ones. Each bench has a prefix of its own, whose keys are
+deleted at the end. `worqr.testing.clock` has the clock, `worqr.testing.bench_schedules` the firings of schedules. Benches for
+other loops and for plain tests are in `worqr.testing.threaded_bench`.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import AsyncGenerator, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, Final, TypeVar, Unpack, overload
 
 import trio
 
-from worqr.client.client import Client
-from worqr.client.connections import Connection, Connections
-from worqr.client.job import Job
-from worqr.client.producer import Sender
-from worqr.errors import UsageError
 from worqr.functions.function import Call, Function
 from worqr.inside import client_of
 from worqr.keys import RegistryKeys
-from worqr.link import Link, LinkSettings, driver_here, loop_here, loop_name_here
 from worqr.mesh import Mesh
 from worqr.peer.context import Context
 from worqr.peer.options import JoinOptions
 from worqr.policy import ChildError, Retry, judge
-from worqr.testing.clock import BenchLink, Clock, delete_keys
-from worqr.testing.firing import Firing
-from worqr.testing.running import Run, Summary, look, promote
-from worqr.testing.servers import kept_server
-from worqr.testing.staging import Sent, staged
+from worqr.testing.bench_client import BenchConnections, BenchSender
+from worqr.testing.bench_run import BenchRun, Summary, inspect_queues, promote_due_jobs
+from worqr.testing.bench_schedules import BenchSchedules
+from worqr.testing.bench_server import bench_server
+from worqr.testing.clock import Clock, delete_keys
+from worqr.testing.patching import patched
+from worqr.testing.sent_calls import Sent
 from worqr.validation import Seconds, to_ms
 from worqr.validation import seconds as seconds_of
 
@@ -41,7 +37,7 @@ R = TypeVar("R")
 
 SERVER: Final = "WORQR_TEST_URL"
 """The variable with the URL of a server to use instead of the embedded one."""
-CLEAN_WITHIN: Final = 5.0
+CLEAN_UP_WITHIN: Final = 5.0
 
 
 class Bench:
@@ -57,7 +53,7 @@ class Bench:
         self._keys = RegistryKeys(mesh.prefix)
         self._client = client_of(mesh)
         self._clock = Clock(self._client.link, self._keys)
-        self._firing = Firing(mesh)
+        self._schedules = BenchSchedules(mesh)
 
     @overload
     def sent(self, fn: Function[..., R]) -> list[Call[R]]: ...
@@ -102,7 +98,7 @@ class Bench:
             UsageError: There were more than 1,000 due times one after the other.
         """
         self._errors.clear()
-        run = Run(self._mesh, self._clock, self._firing, options)
+        run = BenchRun(self._mesh, self._clock, self._schedules, options)
         summary = await run.until_empty(scheduled=scheduled, enough=lambda: raise_errors and bool(self._errors))
         if raise_errors:
             self._raise_errors()
@@ -123,14 +119,14 @@ class Bench:
         """
         ms = round(seconds_of(seconds, "seconds of advance") * 1000)
         await self._clock.move(ms)
-        await self._firing.advance(ms)
-        await promote(self._client, await look(self._client))
+        await self._schedules.advance(ms)
+        await promote_due_jobs(self._client, await inspect_queues(self._client))
 
     async def _begin(self, now: datetime | None) -> None:
         """Set the clock; firings of schedules count from then on."""
         if now is not None:
             await self._clock.begin_at(to_ms(now, "now of bench"))
-        await self._firing.begin(await self._clock.now_ms())
+        await self._schedules.begin(await self._clock.now_ms())
 
     def _raise_errors(self) -> None:
         errors = self._errors[:]
@@ -144,123 +140,25 @@ class Bench:
             self._errors.clear()
 
 
-class BenchConnections(Connections):
-    """The connections of a mesh on a bench."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._kept: list[Connection] = []
-
-    async def keep(self, client: Client) -> None:
-        """Connect the running loop until `end_kept`."""
-        loop = loop_here()
-        connection = self._by_loop.get(loop) or await self._make(client, loop)
-        connection.users += 1
-        self._kept.append(connection)
-        await connection.link.wait_ready()
-        await connection.sharding.begin()
-
-    def end_kept(self) -> None:
-        """Disconnect the loops that were connected by `keep`; from any thread."""
-        for loop, connection in list(self._by_loop.items()):
-            if connection in self._kept:
-                del self._by_loop[loop]
-                connection.link.close()
-
-    def new_link(self, settings: LinkSettings) -> Link:
-        """A link that uses the clock of the bench."""
-        return BenchLink(settings, driver_here())
-
-
-class BenchSender(Sender):
-    """Sends calls, and records them."""
-
-    def __init__(self, client: Client, sent: list[Call[Any]]) -> None:
-        super().__init__(client)
-        self._sent = sent
-
-    async def enqueue(self, call: Call[Any]) -> None:
-        """As `Sender.enqueue`."""
-        await super().enqueue(call)
-        self._sent.append(call)
-
-    async def dispatch(self, call: Call[R]) -> Job[R]:
-        """As `Sender.dispatch`."""
-        job = await super().dispatch(call)
-        self._sent.append(call)
-        return job
-
-    async def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
-        """As `Sender.enqueue_many`."""
-        sent = list(calls)
-        stored = await super().enqueue_many(sent)
-        self._sent.extend(sent)
-        return stored
-
-    async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
-        """As `Sender.dispatch_many`."""
-        sent = list(calls)
-        jobs = await super().dispatch_many(sent)
-        self._sent.extend(sent)
-        return jobs
-
-
-def bench(
-    mesh: Mesh[Any], *, url: str | None = None, now: datetime | None = None
-) -> AbstractAsyncContextManager[Bench]:
-    """Put the application's own mesh on a test server for the length of a block, connected, under Trio or asyncio.
-
-    Its functions, queues and jobs then have a prefix of their own; all keys are deleted at the end of the block. One server
-    serves all benches of a process: the first starts it, in a tenth of a second; the others take 4 ms. Under Trio, handlers
-    run on the loop of the test. Under asyncio, they run in other threads, also those with ``runs_in="asyncio"``. In a test
-    without an event loop, use `blocking_bench`.
-
-    Args:
-        mesh: Any mesh. The server that it would connect to does not matter.
-        url: The server. Default: ``$WORQR_TEST_URL``, else an embedded one (``pip install 'worqr[embedded]'``).
-        now: A timezone-aware datetime at which the clock of the bench begins, for tests of schedules. Default: the present
-            time.
-
-    Returns:
-        An async context manager, which gives the bench.
-
-    Raises:
-        UsageError: The mesh is connected, on a bench or recording already, no server program is installed, `now` has no
-            timezone, or no event loop runs.
-    """
-    match loop_name_here():
-        case "Trio":
-            return bench_on_trio(mesh, url=url, now=now)
-        case "asyncio":
-            from worqr.testing.threaded import bench_on_asyncio  # asyncio is imported by those who need it
-
-            return bench_on_asyncio(mesh, url=url, now=now)
-        case _:
-            raise UsageError(
-                "testing.bench() needs a running event loop, Trio or asyncio: install pytest-trio or pytest-asyncio and mark "
-                "the test; in a plain test use `with testing.blocking_bench(mesh) as bench:`"
-            )
-
-
 @asynccontextmanager
 async def bench_on_trio(mesh: Mesh[Any], *, url: str | None, now: datetime | None) -> AsyncGenerator[Bench]:
     """As `bench`, on the running Trio loop."""
-    url = url or os.environ.get(SERVER) or (await trio.to_thread.run_sync(kept_server)).url
+    url = url or os.environ.get(SERVER) or (await trio.to_thread.run_sync(bench_server)).url
     sent, errors = list[Call[Any]](), list[BaseException]()
 
-    def look_on(context: Context, error: BaseException) -> None:
+    def record_error(context: Context, error: BaseException) -> None:
         if not _is_planned(context, error):
             said = f"raised by the handler of {context.queue!r}, in attempt {context.attempt} of job {context.id}"
             error.add_note(f"{error.remote.traceback}{said}" if isinstance(error, ChildError) else said)
             errors.append(error)
 
-    with staged(
+    with patched(
         mesh,
         sender=BenchSender(client_of(mesh), sent),
         connections=BenchConnections(),
         url=url,
         prefix=f"bench{secrets.token_hex(6)}",
-        onlooker=look_on,
+        onlooker=record_error,
     ):
         async with mesh.connect():
             made = Bench(mesh, Sent(sent), errors)
@@ -268,7 +166,7 @@ async def bench_on_trio(mesh: Mesh[Any], *, url: str | None, now: datetime | Non
                 await made._begin(now)  # pyright: ignore[reportPrivateUsage]
                 yield made
             finally:
-                with trio.CancelScope(shield=True), trio.move_on_after(CLEAN_WITHIN):
+                with trio.CancelScope(shield=True), trio.move_on_after(CLEAN_UP_WITHIN):
                     await trio.to_thread.run_sync(mesh.blocking.close)
                     await delete_keys(client_of(mesh).link, RegistryKeys(mesh.prefix))
 

@@ -20,7 +20,7 @@ from tests.testing import elsewhere
 from tests.testing.conftest import NOWHERE
 from worqr import testing
 from worqr.ops import QueuesPage
-from worqr.testing import Summary, running
+from worqr.testing import Summary, bench_run
 
 pytestmark = pytest.mark.one_server
 
@@ -116,7 +116,7 @@ async def test_a_queue_that_is_used_while_one_looks_is_seen(
         return answer
 
     monkeypatch.setattr(mesh._client, "ask", ask_slowly)
-    seen = await running.look(mesh._client)
+    seen = await bench_run.inspect_queues(mesh._client)
     assert {name: each.waiting for name, each in seen.items()} == {"early": 1, "late": 1}
 
 
@@ -476,7 +476,7 @@ async def test_with_due_jobs_run_in_the_order_of_their_times(bench: testing.Benc
 async def test_what_is_due_again_and_again_ends_with_an_error(
     bench: testing.Bench, mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "MOST_STEPS", 5)
+    monkeypatch.setattr(bench_run, "MOST_STEPS", 5)
 
     @mesh.task(name="again")
     async def again() -> None:
@@ -599,7 +599,7 @@ async def test_the_log_says_what_it_waits_for(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    monkeypatch.setattr(running, "SAY_AFTER", 0.05)
+    monkeypatch.setattr(bench_run, "LOG_AFTER", 0.05)
     said = trio.Event()
 
     class Listener(logging.Handler):
@@ -608,8 +608,8 @@ async def test_the_log_says_what_it_waits_for(
                 said.set()
 
     listener = Listener()
-    running.logger.addHandler(listener)
-    request.addfinalizer(lambda: running.logger.removeHandler(listener))
+    bench_run.logger.addHandler(listener)
+    request.addfinalizer(lambda: bench_run.logger.removeHandler(listener))
 
     @mesh.task(name="hang")
     async def hang() -> None:

@@ -21,7 +21,7 @@ MAX_OWED: Final = 100
 """Firings of one schedule that wait for each other; a leader remembers no more of them."""
 
 
-class Firing:
+class BenchSchedules:
     """Fires the schedules of one bench. Changed only in the loop."""
 
     def __init__(self, mesh: Mesh[Any]) -> None:

@@ -26,19 +26,19 @@ from worqr.mesh import Mesh
 from worqr.ops import Inspected
 from worqr.peer.options import JoinOptions, Only
 from worqr.peer.peer import Peer
+from worqr.testing.bench_schedules import BenchSchedules
 from worqr.testing.clock import SOON_MS, Clock, keys_like
-from worqr.testing.firing import Firing
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger("worqr.testing.running")  # a documented name
 
-LOOK_FIRST, LOOK_LATER = 0.001, 0.02
+POLL_FIRST, POLL_LATER = 0.001, 0.02
 """Seconds between two checks of what still runs."""
-SAY_AFTER: Final = 10.0
+LOG_AFTER: Final = 10.0
 """Seconds after which the log says what a run waits for."""
 MOST_STEPS: Final = 1000
 """Due times in one run, at most; a handler that dispatches itself again and again exceeds it."""
 
-Seen = dict[str, Inspected]
+QueueStates = dict[str, Inspected]
 """Every queue of a bench, by name."""
 
 
@@ -57,22 +57,22 @@ class Summary:
     """Tasks that were cancelled."""
 
 
-class Run:
+class BenchRun:
     """One run. `options` are those of its peer.
 
     Raises:
         UsageError: options that name no function.
     """
 
-    def __init__(self, mesh: Mesh[Any], clock: Clock, firing: Firing, options: JoinOptions) -> None:
+    def __init__(self, mesh: Mesh[Any], clock: Clock, schedules: BenchSchedules, options: JoinOptions) -> None:
         only = Only(options.get("only"))
         only.check(mesh.functions)
         self._mesh = mesh
         self._client = client_of(mesh)
         self._clock = clock
-        self._firing = firing
+        self._schedules = schedules
         self._options = options
-        self._mine = {
+        self._served_here = {
             queue: function
             for name, function in mesh.functions.items()
             if name in only
@@ -84,27 +84,27 @@ class Run:
 
     async def until_empty(self, *, scheduled: bool, enough: Callable[[], bool]) -> Summary:
         """Run until no task waits or runs; with `scheduled`, move the clock on until nothing is scheduled, or it is `enough`."""
-        await self._note_foreign()
-        before = after = await look(self._client)
+        await self._register_foreign()
+        before = after = await inspect_queues(self._client)
         if any(_has_work(each, scheduled=scheduled) for each in before.values()):
             async with self._clock.stopped(), self._stack:
                 after = await self._steps(scheduled=scheduled, enough=enough)
         return _summary(before, after)
 
-    async def _note_foreign(self) -> None:
+    async def _register_foreign(self) -> None:
         """Register queues whose tasks were enqueued by other means than worqr."""
         stem = f"{self._mesh.prefix}:{{"
         found = await keys_like(self._client.link, RegistryKeys(self._mesh.prefix), f"{stem}*}}")
-        names = {key[len(stem) : -1] for key, _ in found} & self._mine.keys()
+        names = {key[len(stem) : -1] for key, _ in found} & self._served_here.keys()
         for name in names:
             self._client.link_to(name)
 
-    async def _steps(self, *, scheduled: bool, enough: Callable[[], bool]) -> Seen:
+    async def _steps(self, *, scheduled: bool, enough: Callable[[], bool]) -> QueueStates:
         for _ in range(MOST_STEPS):
             seen = await self._until_quiet()
             if enough():
                 return seen
-            if await self._firing.fire_owed():
+            if await self._schedules.fire_owed():
                 continue
             times = [each.next_in_ms for name, each in seen.items() if self._is_served(name, each)]
             later = [ms for ms in times if ms is not None]
@@ -115,32 +115,32 @@ class Run:
             f"after {MOST_STEPS:,} due times something is still due: does a handler dispatch itself again? Use advance()"
         )
 
-    async def _until_quiet(self) -> Seen:
+    async def _until_quiet(self) -> QueueStates:
         """Wait until no task waits or runs in a queue that is served. Jobs that become due are enqueued."""
-        pause, said_at = LOOK_FIRST, trio.current_time() + SAY_AFTER
+        pause, said_at = POLL_FIRST, trio.current_time() + LOG_AFTER
         while True:
-            seen = await look(self._client)
-            promoted = await promote(self._client, seen)
+            seen = await inspect_queues(self._client)
+            promoted = await promote_due_jobs(self._client, seen)
             busy = {name: each for name, each in seen.items() if self._is_busy(name, each)}
             if not busy and not promoted:
                 return seen
             await self._serve(busy)
             if trio.current_time() >= said_at:
-                said_at += SAY_AFTER
+                said_at += LOG_AFTER
                 held = [f"{name!r}: {each.waiting} waiting, {each.running} running" for name, each in busy.items()]
                 emit(logger, "bench", "still waiting for %(reason)s", reason=", ".join(held))
             await trio.sleep(pause)
-            pause = min(2 * pause, LOOK_LATER)
+            pause = min(2 * pause, POLL_LATER)
 
     def _is_served(self, name: str, queue: Inspected) -> bool:
-        return queue.paused is None and (bool(queue.workers) or _function_queue(name) in self._mine)
+        return queue.paused is None and (bool(queue.workers) or _function_queue(name) in self._served_here)
 
     def _is_busy(self, name: str, queue: Inspected) -> bool:
         return queue.running > 0 or (queue.waiting > 0 and self._is_served(name, queue))
 
-    async def _serve(self, busy: Seen) -> None:
+    async def _serve(self, busy: QueueStates) -> None:
         """Serve the functions that have tasks; the first of them by joining."""
-        names = {self._mine[queue].name for queue in map(_function_queue, busy) if queue in self._mine}
+        names = {self._served_here[queue].name for queue in map(_function_queue, busy) if queue in self._served_here}
         new = sorted(names - self._serving)
         self._serving |= names
         if new and self._peer is None:
@@ -156,7 +156,7 @@ def _function_queue(name: str) -> str:
     return QueueKeys.of("", name).queue
 
 
-async def look(client: Client) -> Seen:
+async def inspect_queues(client: Client) -> QueueStates:
     """Return every queue of the bench, at one moment: either a handler's new task is seen here, or its own run is.
 
     So the queues are read together, and again if there are new ones: a handler may have used one for the first time, and ended,
@@ -171,7 +171,7 @@ async def look(client: Client) -> Seen:
             return dict(zip(asked, seen, strict=True))
 
 
-async def promote(client: Client, seen: Seen) -> bool:
+async def promote_due_jobs(client: Client, seen: QueueStates) -> bool:
     """Enqueue jobs that were found due; return True if there were any."""
     ready = [name for name, each in seen.items() if each.next_in_ms == 0]
     for name in ready:
@@ -185,7 +185,7 @@ def _has_work(queue: Inspected, *, scheduled: bool) -> bool:
     return queue.waiting > 0 or queue.running > 0 or (later is not None and (scheduled or later <= SOON_MS))
 
 
-def _summary(before: Seen, after: Seen) -> Summary:
+def _summary(before: QueueStates, after: QueueStates) -> Summary:
     def more(*words: str) -> int:
         found = 0
         for name, now in after.items():

@@ -1,0 +1,77 @@
+"""The connections and the sender of a mesh on a bench: they use the clock of the bench, and record the calls that are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from worqr.client.client import Client
+from worqr.client.connections import Connection, Connections
+from worqr.client.job import Job
+from worqr.client.producer import Sender
+from worqr.functions.function import Call
+from worqr.link import Link, LinkSettings, driver_here, loop_here
+from worqr.testing.clock import BenchLink
+
+R = TypeVar("R")
+
+
+class BenchConnections(Connections):
+    """The connections of a mesh on a bench."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: list[Connection] = []
+
+    async def keep(self, client: Client) -> None:
+        """Connect the running loop until `end_kept`."""
+        loop = loop_here()
+        connection = self._by_loop.get(loop) or await self._make(client, loop)
+        connection.users += 1
+        self._kept.append(connection)
+        await connection.link.wait_ready()
+        await connection.sharding.begin()
+
+    def end_kept(self) -> None:
+        """Disconnect the loops that were connected by `keep`; from any thread."""
+        for loop, connection in list(self._by_loop.items()):
+            if connection in self._kept:
+                del self._by_loop[loop]
+                connection.link.close()
+
+    def new_link(self, settings: LinkSettings) -> Link:
+        """A link that uses the clock of the bench."""
+        return BenchLink(settings, driver_here())
+
+
+class BenchSender(Sender):
+    """Sends calls, and records them."""
+
+    def __init__(self, client: Client, sent: list[Call[Any]]) -> None:
+        super().__init__(client)
+        self._sent = sent
+
+    async def enqueue(self, call: Call[Any]) -> None:
+        """As `Sender.enqueue`."""
+        await super().enqueue(call)
+        self._sent.append(call)
+
+    async def dispatch(self, call: Call[R]) -> Job[R]:
+        """As `Sender.dispatch`."""
+        job = await super().dispatch(call)
+        self._sent.append(call)
+        return job
+
+    async def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
+        """As `Sender.enqueue_many`."""
+        sent = list(calls)
+        stored = await super().enqueue_many(sent)
+        self._sent.extend(sent)
+        return stored
+
+    async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
+        """As `Sender.dispatch_many`."""
+        sent = list(calls)
+        jobs = await super().dispatch_many(sent)
+        self._sent.extend(sent)
+        return jobs

@@ -1,0 +1,32 @@
+"""The calls that a test has sent, or recorded, through the functions of a mesh."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, overload
+
+from worqr.functions.function import Call, Function
+
+R = TypeVar("R")
+
+
+class Sent:
+    """The calls that were sent through the functions of a mesh, in order. `recording` makes it."""
+
+    def __init__(self, calls: list[Call[Any]]) -> None:
+        self._calls = calls
+
+    @overload
+    def calls(self, fn: Function[..., R]) -> list[Call[R]]: ...
+    @overload
+    def calls(self, fn: str) -> list[Call[Any]]: ...
+    def calls(self, fn: Function[..., Any] | str) -> list[Call[Any]]:
+        """Return the calls of a function so far.
+
+        They are equal to what ``fn.call(...)`` or ``mesh.call(name, ...)`` returns for the same arguments, whatever the
+        options.
+
+        Args:
+            fn: The function, or its name.
+        """
+        name = fn if isinstance(fn, str) else fn.name
+        return [call for call in self._calls if call.queue == name]
