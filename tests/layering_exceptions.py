@@ -91,8 +91,6 @@ WIDE_CLASSES: dict[str, int] = {
     "peer.ticking.Ticker": 14,
 }
 FOREIGN_WRITES: tuple[str, ...] = (
-    "cli.run: mesh.prefix",
-    "cli.run: mesh.url",
     "client.blocking_jobs: error.job",
     "client.dispatcher: late.job",
     "client.producer: request.replicas",
@@ -185,7 +183,4 @@ FOREIGN_WRITES: tuple[str, ...] = (
     "peer.strays: station.hinted",
     "peer.strays: station.looks_for_strays",
     "testing.bench_client: connection.users",
-    "testing.patching: mesh.credentials",
-    "testing.patching: mesh.prefix",
-    "testing.patching: mesh.url",
 )

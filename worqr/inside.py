@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from worqr.functions.declarations import Declarations
     from worqr.functions.function import Declared, Function
     from worqr.functions.registry import Registry
+    from worqr.link import Credentials
     from worqr.mesh import Mesh
     from worqr.peer.engine import Engine
     from worqr.peer.peer import Peer
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 def client_of(mesh: Mesh[Any]) -> Client:
     """Return what a mesh sends its requests with."""
     return mesh._client
+
+
+def set_server(mesh: Mesh[Any], *, url: str | None, prefix: str, credentials: Credentials | None) -> None:
+    """Have a mesh that is not connected use another server or prefix: the options of ``worqr run``, or the server of a test."""
+    mesh._set_server(url, prefix, credentials)
 
 
 def declarations_of(registry: Registry) -> Declarations:

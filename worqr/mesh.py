@@ -149,12 +149,10 @@ class Mesh(Registry, Fleet, Generic[S]):
         self.prefix = check_name(prefix, "prefix")
         if (moved := relocated(self.url, self.prefix)) is not None:
             (self.url, self.prefix), self.credentials = moved, None
-        self.app = check_text(app, "app")
-        self.patience = checked_patience(patience)
+        self.app, self.patience = check_text(app, "app"), checked_patience(patience)
         self.keepalive = None if keepalive is None else checked_keepalive(keepalive)
         self.block_limit = seconds(block_limit, "block_limit", positive=True)
-        self.max_payload = check_count(max_payload, "max_payload")
-        self.replicas = check_replicas(replicas)
+        self.max_payload, self.replicas = check_count(max_payload, "max_payload"), check_replicas(replicas)
         self.lifespan, self.asyncio_lifespan = lifespan, asyncio_lifespan
         self.middleware = checked_middleware(middleware)
         self.runs_in = check_default_place(runs_in)
@@ -170,6 +168,10 @@ class Mesh(Registry, Fleet, Generic[S]):
 
     def __repr__(self) -> str:
         return f"<Mesh {self.prefix!r}>"
+
+    def _set_server(self, url: str | None, prefix: str, credentials: Credentials | None) -> None:
+        """Use another server or prefix, while the mesh is not connected. `worqr.inside` calls it."""
+        self.url, self.prefix, self.credentials = url, prefix, credentials
 
     # Connecting
 

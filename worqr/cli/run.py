@@ -21,7 +21,7 @@ from worqr.cli.parsing import parse_duration
 from worqr.cli.reload import command_without_reload, follow_supervisor, supervise
 from worqr.errors import UsageError, WorqrBug, WorqrError
 from worqr.hosting.service import ENDS_AFTER, Service, end_within
-from worqr.inside import declarations_of
+from worqr.inside import declarations_of, set_server
 from worqr.keys import check_name
 from worqr.log_events import emit
 from worqr.peer.options import Only
@@ -167,10 +167,7 @@ class _Program:
         with _exit_on_ctrl_c():
             mesh = load_mesh(self._target)
         log()  # not before: the module may have set up logging by itself
-        if self._url is not None:
-            mesh.url = os.environ["WORQR_URL"] = self._url  # processes that it starts look there, too
-        if self._prefix is not None:
-            mesh.prefix = check_name(self._prefix, "prefix")
+        self._set_server(mesh)
         if declarations_of(mesh).is_empty:
             raise CommandFailed(
                 f"there is nothing to serve: {self._target} has no function declared with @mesh.task, nor a schedule; "
@@ -180,6 +177,14 @@ class _Program:
         self._service = Service(mesh, self._options)
         self._service.run()
         end_within(ENDS_AFTER)
+
+    def _set_server(self, mesh: Mesh[Any]) -> None:
+        """Apply --url and --prefix."""
+        if self._url is not None:
+            os.environ["WORQR_URL"] = self._url  # for the processes that the worker starts
+        url = mesh.url if self._url is None else self._url
+        prefix = mesh.prefix if self._prefix is None else check_name(self._prefix, "prefix")
+        set_server(mesh, url=url, prefix=prefix, credentials=mesh.credentials)
 
     def _check_queues(self, mesh: Mesh[Any]) -> None:
         """Raise an error if a name matches nothing; ``join`` would name its own option instead."""

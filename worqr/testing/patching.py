@@ -1,4 +1,4 @@
-"""Replace a mesh's connections and sender for the length of a test's block."""
+"""Put a mesh on the server of a test, or on none, for the length of a block."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from worqr.client.connections import Connections
 from worqr.client.producer import Sender
 from worqr.errors import UsageError
-from worqr.inside import client_of
+from worqr.inside import client_of, set_server
 from worqr.mesh import Mesh
 from worqr.peer.settings import Onlooker
 from worqr.relocation import Relocation
@@ -25,23 +25,22 @@ def patched(
     prefix: str | None = None,
     onlooker: Onlooker | None = None,
 ) -> Generator[None]:
-    """Put these in place of the mesh's own.
+    """Use these connections, this sender and this server inside the block, instead of the mesh's own.
 
     Raises:
-        UsageError: the mesh is connected, or taken already.
+        UsageError: the mesh is connected, on a bench, or recording already.
     """
     client = client_of(mesh)
     if type(client.connections) is not Connections:
         raise UsageError(f"{mesh!r} is on a bench, or in a recording, already")
     if client.connections.any:
         raise UsageError(f"{mesh!r} is connected: a test takes a mesh before anything connects it")
-    own = mesh.url, mesh.prefix, mesh.credentials
-    mesh.url, mesh.prefix = url or mesh.url, prefix or mesh.prefix
-    if url is not None:  # another server, which does not have the users of the mesh's own
-        mesh.credentials = None
-    relocation = None if url is None else Relocation(own[0], own[1], url, mesh.prefix)
+    own_url, own_prefix, own_credentials = mesh.url, mesh.prefix, mesh.credentials
+    credentials = own_credentials if url is None else None  # another server does not have the users of the mesh's own
+    set_server(mesh, url=url or own_url, prefix=prefix or own_prefix, credentials=credentials)
+    relocation = None if url is None else Relocation(own_url, own_prefix, url, mesh.prefix)
     try:
         with client.replaced(sender=sender, connections=connections, onlooker=onlooker, relocation=relocation):
             yield
     finally:
-        mesh.url, mesh.prefix, mesh.credentials = own
+        set_server(mesh, url=own_url, prefix=own_prefix, credentials=own_credentials)
