@@ -1,4 +1,4 @@
-"""The command line: ``worqr COMMAND``. Here are the list of commands, and how a command that fails is reported.
+"""The command line: ``worqr COMMAND``. This module has the list of commands, and reports the errors of a command.
 
 cyclopts, rich and the module of a command are imported when the command runs. So `import worqr` does not pay for them, and
 an installation that lacks them prints one line instead of a traceback.
@@ -107,7 +107,7 @@ COMMANDS: Final = tuple(name for commands in GROUPS.values() for name in command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns its exit code: 0, 1 for an error, 2 for invalid arguments, 130 after Ctrl-C.
+    """Run one command. Return its exit code: 0, 1 for an error, 2 for invalid arguments, 130 after Ctrl-C.
 
     Args:
         arguments: what follows ``worqr``. None: the arguments of this process.

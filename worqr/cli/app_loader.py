@@ -1,4 +1,8 @@
-"""Find the mesh that ``worqr run package.module:mesh`` means, and explain clearly if there is none."""
+"""Import the application of ``worqr run package.module:mesh``, and return its mesh.
+
+The errors say what is wrong with the name: it is a path, the module does not exist, or the module has no mesh. What the worker
+does with the mesh is in `worqr.cli.run`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,11 @@ ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
 class ImportFailed(CommandFailed):
-    """The user's module raised while it was imported. `exc_info`: with the traceback from the user's own code on."""
+    """The user's module raised an exception while it was imported.
+
+    Attributes:
+        exc_info: the exception; its traceback begins in the user's own code.
+    """
 
     def __init__(self, name: str, error: BaseException) -> None:
         self.exc_info: ExcInfo = type(error), error, _users(error.__traceback__)
@@ -31,12 +39,13 @@ class ImportFailed(CommandFailed):
 
 
 def load_mesh(target: str) -> Mesh[Any]:
-    """The mesh that ``package.module:name`` means; without a name the only one of the module. The module is imported, from the
-    current folder first, and Django is set up before if ``DJANGO_SETTINGS_MODULE`` is set.
+    """Return the mesh that ``package.module:name`` names; without a name, the only mesh of the module.
+
+    The module is imported, from the current folder first. If ``DJANGO_SETTINGS_MODULE`` is set, Django is set up before.
 
     Raises:
-        ImportFailed: the module itself failed.
-        CommandFailed: there is no such module, no such name, no mesh.
+        ImportFailed: the module raised an exception.
+        CommandFailed: the module or the name does not exist, or it is not a mesh.
     """
     name, colon, attribute = target.partition(":")
     if os.sep in name or name.endswith(".py"):
@@ -54,10 +63,10 @@ def load_mesh(target: str) -> Mesh[Any]:
 
 
 def _set_up_django() -> None:
-    """Load Django's applications, which the models that a module imports need, if this process is one of a Django project.
+    """Set up Django if this process belongs to a Django project: modules that import models need its applications.
 
     Raises:
-        ImportFailed: Django's settings, or an application, failed.
+        ImportFailed: Django's settings, or an application, raised an exception.
     """
     settings = os.environ.get("DJANGO_SETTINGS_MODULE")
     if not settings or importlib.util.find_spec("django") is None:
@@ -84,7 +93,7 @@ def _import(name: str) -> ModuleType:
 
 
 def _users(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the user's own code on: without our frames and the import machinery's."""
+    """Return the traceback without the frames of this module and of the import system at its beginning."""
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if file not in (__file__, importlib.__file__) and not file.startswith("<frozen importlib"):
@@ -117,7 +126,7 @@ def _is_mesh(value: object) -> TypeGuard[Mesh[Any]]:
 
 
 def _meshes(module: ModuleType) -> dict[str, Mesh[Any]]:
-    """The meshes of a module by name, each once, private names last."""
+    """Return the meshes of a module by name, each once, private names last."""
     found: list[tuple[str, Mesh[Any]]] = []
     for name, value in sorted(vars(module).items(), key=lambda item: item[0].startswith("_")):
         if _is_mesh(value) and not any(value is mesh for _, mesh in found):

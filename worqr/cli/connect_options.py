@@ -38,17 +38,17 @@ class ConnectOptions:
 
 
 FROM_ENVIRONMENT: Final = ConnectOptions()
-"""The mesh that the environment names: no option was given."""
+"""No option was given: the environment names the mesh."""
 
 
 def run_connected(connect: ConnectOptions, command: Callable[[Mesh], Awaitable[T]]) -> T:
-    """Connect, run `command` with the mesh, and return its result. Raises what ``Mesh.connect`` and `command` raise."""
+    """Connect, run `command` with the mesh, and return its result. Raise the errors of ``Mesh.connect`` and of `command`."""
     import trio
 
     from worqr.mesh import Mesh
 
     if not (log := logging.getLogger("worqr")).handlers:
-        log.addHandler(logging.NullHandler())  # the error has what the log would have
+        log.addHandler(logging.NullHandler())  # the error has the text that the log would have
     mesh = Mesh(
         connect.url, prefix=connect.prefix, app="cli", patience=parse_duration(connect.patience, "--patience") or 0
     )

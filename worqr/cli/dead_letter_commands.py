@@ -72,7 +72,7 @@ QUEUE: Final = Column("queue", fit="fold")
 
 
 class _Commands:
-    """The subcommands of ``worqr failed``, or of ``worqr broken``: both have the same."""
+    """The subcommands of ``worqr failed`` or of ``worqr broken``, which are the same."""
 
     def __init__(self, kind: Kind) -> None:
         self._kind: Kind = kind

@@ -1,4 +1,4 @@
-"""How a command fails: exit codes, and errors whose text is the message."""
+"""The errors of commands, and the exit codes. `worqr.cli.main` prints the text of an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How values read on a terminal, where columns are few: worker ids, times, durations, progress. Pure."""
+"""Short forms of values for terminals: worker ids, times, durations, progress. Pure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def exact_seconds(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Return a progress from 0 to 1 in percent; any other number as it is."""
+    """Return a progress from 0 to 1 in percent; any other number unchanged."""
     if share is None:
         return "-"
     return f"{share:.0%}" if 0 <= share <= 1 else f"{share:g}"

@@ -1,4 +1,4 @@
-"""``worqr queues`` and ``worqr workers``: show them as tables or as JSON, and evict a worker."""
+"""``worqr queues`` and ``worqr workers``: list queues and workers as tables or as JSON, and evict a worker."""
 
 from __future__ import annotations
 
@@ -114,10 +114,7 @@ def evict_workers(
     async def command(mesh: Mesh) -> None:
         known = [info.id for info in await mesh.workers()]
         found = {match_worker_id(each, known) for each in ids}
-        for worker in [
-            *sorted(found.difference(known)),
-            *sorted(found.intersection(known)),
-        ]:  # an unknown one fails first
+        for worker in sorted(found, key=lambda worker: (worker in known, worker)):  # unknown ids first: they raise
             await mesh.evict(worker)
             name = formatting.short_worker_id(worker) if is_terminal() else worker
             print(f"Evicted worker {escape(name)}; its tasks are back in their queues")
@@ -126,12 +123,12 @@ def evict_workers(
 
 
 def match_worker_id(word: str, known: Sequence[str]) -> str:
-    """Return the one of `known` that `word` means: an id, its beginning, or the beginning of its hex digits.
+    """Return the worker id in `known` that is `word`, begins with it, or has hex digits that begin with it.
 
-    If there is none, return `word` itself, so that the error is that of the mesh.
+    If there is none, return `word` itself, so that the mesh raises its usual error.
 
     Raises:
-        CommandFailed: several ids begin so.
+        CommandFailed: several ids match.
     """
     if word in known or not word:
         return word

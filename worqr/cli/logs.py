@@ -21,7 +21,7 @@ _RESERVED: Final = ("time", "level", "logger", "message", "exception", "stack")
 
 
 def set_up_logging(level: Level | None, *, as_json: bool) -> None:
-    """Log to the standard error if nothing is set up; as JSON in any case. worqr logs `level` and above (default: info)."""
+    """Log to the standard error, unless logging is set up already and `as_json` is False. worqr logs `level` and above."""
     root, own = logging.getLogger(), logging.getLogger("worqr")
     number = logging.getLevelNamesMapping()[(level or "info").upper()]
     if as_json or not root.handlers:
@@ -34,15 +34,17 @@ def set_up_logging(level: Level | None, *, as_json: bool) -> None:
 
 
 class PlainFormatter(logging.Formatter):
-    """Format lines for people, and escape them: an exception may hold a payload."""
+    """Format lines for people, and escape them, because an exception may contain a payload."""
 
     def format(self, record: logging.LogRecord) -> str:
         return escape(super().format(record), keep="\n\t")
 
 
 class JsonFormatter(logging.Formatter):
-    """One object on a line: ``time`` (UTC), ``level``, ``logger``, ``message``, ``exception`` and ``stack`` where there are
-    some, and the values that a record has as ``extra``, under their own names.
+    """Format each record as a JSON object on one line.
+
+    The fields are ``time`` (UTC), ``level``, ``logger`` and ``message``; ``exception`` and ``stack`` if the record has them; and
+    the values of ``extra`` under their own names.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -63,11 +65,7 @@ class JsonFormatter(logging.Formatter):
                 found[f"extra_{name}" if name in _RESERVED else name] = value
         try:
             return json.dumps(found, default=str, allow_nan=False)
-        except (
-            TypeError,
-            ValueError,
-            RecursionError,
-        ):  # the user's `extra` has keys that are no text, a circle, or NaN
+        except (TypeError, ValueError, RecursionError):  # `extra` has keys that are not text, a reference cycle, or NaN
             return json.dumps({name: _plain(value) for name, value in found.items()})
 
 

@@ -1,7 +1,7 @@
 """The output of the commands: text made safe for a terminal, plain tables, and lines of JSON.
 
 Payloads, names, errors and reasons may come from any client. They must not move the cursor, change colours or hide other text.
-So every character that is not printed as itself is written as its escape. Nothing here reads markup.
+So `escape` replaces every character that is not printable. Nothing here reads markup.
 Tables that fit a terminal are in `worqr.cli.terminal`.
 """
 
@@ -45,7 +45,7 @@ def _escaped(character: str) -> str:
 
 
 def escape_bytes(data: bytes) -> str:
-    """Return a payload as text, with escapes for what is not UTF-8."""
+    """Return a payload as text, with escapes for bytes that are not UTF-8."""
     return escape(data.decode("utf-8", "backslashreplace"))
 
 

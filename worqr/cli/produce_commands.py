@@ -81,7 +81,7 @@ def _check_payloads(payloads: tuple[str, ...], *, lines: bool) -> None:
 
 
 async def _enqueue_lines(mesh: Mesh, queue: Queue, *, unique: bool, options: dict[str, Any]) -> tuple[int, int]:
-    """Enqueue the lines of the standard input as they come; return how many were stored, and how many refused."""
+    """Enqueue the lines of the standard input as they are read. Return how many were stored, and how many refused."""
     stored = refused = 0
     warned = False
     try:
@@ -93,7 +93,7 @@ async def _enqueue_lines(mesh: Mesh, queue: Queue, *, unique: bool, options: dic
                     stored += await queue.enqueue(task, unique=True, **options)
                 except Duplicate:
                     refused += 1
-            if not warned:  # now, not at the end: the input of `tail -f` has none
+            if not warned:  # now, not at the end: the input of `tail -f` never ends
                 warned = True
                 await warn_if_unserved(mesh, queue.name)
     except WorqrError as error:
@@ -109,7 +109,7 @@ async def _stdin() -> bytes:
 
 
 async def _stdin_lines(*, whole: bool) -> AsyncIterator[list[bytes]]:
-    """Yield the lines that have come since the last read, without their ends; with `whole` all of them at once."""
+    """Yield the lines of each read, without their line ends; with `whole`, all lines at once."""
     rest = await _stdin() if whole else b""
     if not whole:
         async for chunk in _stdin_chunks():
@@ -121,7 +121,7 @@ async def _stdin_lines(*, whole: bool) -> AsyncIterator[list[bytes]]:
 
 
 async def _stdin_chunks() -> AsyncIterator[bytes]:
-    """Yield the input as it comes: a terminal's or a pipe's writer may be slow."""
+    """Yield the input as it is read, because the writer of a pipe, or the user of a terminal, may be slow."""
     while chunk := await trio.to_thread.run_sync(os.read, 0, READ_SIZE, abandon_on_cancel=True):
         yield chunk
 
@@ -129,7 +129,7 @@ async def _stdin_chunks() -> AsyncIterator[bytes]:
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class DispatchOptions:
-    """Options of a dispatch, as they are typed."""
+    """The options of a dispatch, as the user types them."""
 
     id: Annotated[str | None, Parameter(help="Id of the job. Default: a new one.")] = None
     delay: Annotated[str | None, duration_option("Run the job this much later: 90, 10m, 1h30m.")] = None

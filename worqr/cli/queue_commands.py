@@ -1,4 +1,4 @@
-"""``worqr cancel``, ``pause``, ``resume`` and ``delete``: what operators do to a queue."""
+"""``worqr cancel``, ``pause``, ``resume`` and ``delete``: commands that change a queue."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Target:
             raise InvalidArguments("name what to cancel by exactly one of --id, --task and --all")
 
     async def cancel(self, queue: Queue, reason: str, wait: float) -> CancelCount:
-        """Cancel it."""
+        """Cancel the target, and return the counts."""
         if self.all:
             return await queue.cancel_all(reason=reason, wait=wait)
         counts = [await queue.job(each).cancel(reason=reason, wait=wait) for each in self.id]
@@ -108,7 +108,7 @@ def pause(
     """
 
     async def command(mesh: Mesh) -> str:
-        hint = await unknown_queue_hint(mesh, queue)  # before: a queue that is paused is noted
+        hint = await unknown_queue_hint(mesh, queue)  # before the pause, which registers the queue
         await queue_by_name(mesh, queue).pause(reason)
         return hint
 

@@ -45,7 +45,7 @@ def supervise(command: Sequence[str], folder: Path) -> int:
 
 
 class _Supervisor:
-    """Changed by its own signal handler: `_urgency`; everything else in `run`."""
+    """The supervisor. Its signal handler changes `_urgency`; `run` changes everything else."""
 
     def __init__(self, command: Sequence[str], folder: Path) -> None:
         self._command = command

@@ -36,7 +36,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """Options of a worker, as they are typed."""
+    """The options of a worker, as the user types them."""
 
     concurrency: Annotated[
         str | None, Parameter(metavar="N|auto", help="Concurrent tasks. Default: 100. auto: adapt to the load.")
@@ -105,7 +105,7 @@ def run(
 
 
 def _run_with_json(program: _Program, level: Level | None) -> int:
-    """Run it; with JSON output, print errors as JSON too."""
+    """Run the program, and log its errors as JSON too."""
     set_up_logging(level, as_json=True)
     try:
         program.run(lambda: set_up_logging(level, as_json=True))
@@ -132,8 +132,9 @@ def _concurrency(text: str | None) -> int | str | None:
 
 @contextmanager
 def _exit_on_ctrl_c() -> Generator[None]:
-    """End the process at Ctrl-C while modules are imported. A KeyboardInterrupt that is raised in a callback of the import system
-    would be dropped, and the worker would run on.
+    """End the process at Ctrl-C while modules are imported.
+
+    Python drops a KeyboardInterrupt that is raised in a callback of the import system, and the worker would run on.
     """
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler:  # ignored, as under nohup, or the handler of an embedding program
@@ -147,7 +148,7 @@ def _exit_on_ctrl_c() -> Generator[None]:
 
 
 class _Program:
-    """What is run, with which options."""
+    """The mesh to run, by its name, and the options."""
 
     def __init__(self, target: str, options: dict[str, Any], url: str | None, prefix: str | None) -> None:
         self._target = target
@@ -159,14 +160,14 @@ class _Program:
     def request_stop(self, urgency: int) -> None:
         """Handle a request of the supervisor of `--reload`; in the thread that reads them."""
         if self._service is None:
-            os._exit(EXIT_FAILED)  # it is still being imported: nothing is held
+            os._exit(EXIT_FAILED)  # the module is still being imported, so this process holds no tasks
         self._service.urge(urgency)
 
     def run(self, log: Callable[[], None]) -> None:
         """Find the mesh, serve it, and make sure that the process ends afterwards."""
         with _exit_on_ctrl_c():
             mesh = load_mesh(self._target)
-        log()  # not before: the module may have set up logging by itself
+        log()  # after the import, because the module may have set up logging
         self._set_server(mesh)
         if declarations_of(mesh).is_empty:
             raise CommandFailed(

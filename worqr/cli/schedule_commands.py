@@ -1,4 +1,4 @@
-"""``worqr schedules``: listed, paused, resumed, and run now."""
+"""``worqr schedules``: list schedules, pause or resume one, or run its task now."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def run_schedule(name: ScheduleName, /, *, connect: ConnectOptions = FROM_ENVIRO
 
 
 async def _definition(mesh: Mesh, name: str) -> Definition:
-    """Return what a schedule runs.
+    """Return the definition of a schedule: its queue, its task, and the id of its job.
 
     Raises:
         CommandFailed: there is no schedule of this name.

@@ -16,7 +16,7 @@ from worqr.errors import did_you_mean
 from worqr.lua import Script, all_scripts
 
 _FIELD: Final = re.compile(r"-- (?:KEYS\[|ARGV\[|RETURNS |RESEND |USES )")
-"""What ends the part of a script's header that says what it guarantees."""
+"""The line after the guarantee in the header of a script."""
 SCRIPT: Final = Column("script")
 SHA: Final = Column("sha", fit="fold", least=20)
 DOES: Final = Column("does", fit="fold", words=True, least=24)

@@ -18,7 +18,7 @@ from worqr.cli.output import escape, print_error
 from worqr.embedded import EmbeddedServer, find_server
 
 PORT: Final = 6379
-"""Where a mesh without a URL looks."""
+"""The port that a mesh without a URL connects to."""
 CHECK_EVERY: Final = 0.5
 """Seconds between two checks that the server is alive."""
 

@@ -1,4 +1,4 @@
-"""``worqr status``, ``worqr running`` and ``worqr jobs``: single tasks, where `worqr.cli.list_commands` shows numbers of them."""
+"""``worqr status``, ``worqr running`` and ``worqr jobs``: commands that show single tasks, not counts."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def _json_fields(task: TaskInfo) -> dict[str, Any]:
 
 
 def _whole_characters(task: bytes) -> bytes:
-    """Return the beginning of a payload, without a letter at its end that was cut."""
+    """Return the beginning of a payload, without an incomplete character at its end."""
     for cut in range(4):
         some = task[: len(task) - cut]
         try:

@@ -1,10 +1,10 @@
 """Tables on a terminal: they fit its width, leave out empty columns, and mark in colour what needs attention.
 
-In a pipe, or a file, a table is plain: every column, every character, no colours. `worqr.cli.output` prints that form, and
-escapes what comes from others; here each cell is escaped before it is measured, cut or coloured.
+In a pipe or a file, a table is plain: every column, every character, no colours. `worqr.cli.output` prints that form. Here each
+cell is escaped before it is measured, cut or coloured.
 
-If a table does not fit, it is laid out anew, until it does: names are folded and long texts cut; then notes and long texts
-go to a line of their own below their row; then headings are abbreviated; at last each row is a block of lines.
+If a table does not fit, the layout changes step by step. First names are folded and long texts are cut. Then notes and long texts
+move to a line of their own below their row. Then headings are abbreviated. At last each row is a block of lines.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Column:
         fit: what to do with a long cell; `least` is the number of characters that it keeps.
         words: a cell that continues on the next line is broken between words.
         right: numbers are aligned to the right.
-        always: the column is shown even if all of it is empty.
+        always: the column is shown even if all its values are empty.
         note: on a terminal the values are sentences about the row, in a column without a heading.
         spare: the column may move to a line below its row.
         hidden: terminals do not show it.
@@ -137,7 +137,7 @@ def open_console(*, follow_size: bool = False) -> Console:
 
 
 def _printable(text: str) -> str:
-    """Return `text` as the terminal's encoding has it, so that its width is that of what is printed."""
+    """Return `text` with escapes for characters that the terminal's encoding lacks, so that its width is that of the output."""
     encoding = sys.stdout.encoding or "utf-8"
     return text if text.isascii() else text.encode(encoding, "backslashreplace").decode(encoding)
 
@@ -153,7 +153,7 @@ class _Cell:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One column as it is laid out: its heading, its cells, and how it may shrink."""
+    """One column in a layout: its heading, its cells, and how it may shrink."""
 
     title: str
     cells: list[_Cell]
@@ -322,7 +322,7 @@ def _wrap(text: str, width: int) -> list[str]:
 
 
 def _fold(text: str, width: int) -> list[str]:
-    """Return `text` in lines of at most `width`, broken behind a dot or the like in the second half, else anywhere."""
+    """Return `text` in lines of at most `width`, broken after a separator in the second half of the line, else anywhere."""
     lines, used = [""], 0
     for character in text:
         wide = _width(character)

@@ -1,6 +1,6 @@
-"""Messages about a command line that cyclopts refuses; for an unknown command, the one that was meant.
+"""Messages about a command line that cyclopts refuses. For an unknown command, they suggest the right one.
 
-Names that other task queues use are known, too. Pure.
+`OTHER_NAMES` has the names that other task queues use for their commands. Pure.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class BenchConnections(Connections):
         self._kept: list[Connection] = []
 
     async def keep(self, client: Client) -> None:
-        """Connect the running loop until `end_kept`."""
+        """Connect the running loop until `end_kept` is called."""
         loop = loop_here()
         connection = self._by_loop.get(loop) or await self._make(client, loop)
         connection.users += 1
@@ -33,19 +33,19 @@ class BenchConnections(Connections):
         await connection.sharding.begin()
 
     def end_kept(self) -> None:
-        """Disconnect the loops that were connected by `keep`; from any thread."""
+        """Disconnect the loops that `keep` has connected. Any thread may call this."""
         for loop, connection in list(self._by_loop.items()):
             if connection in self._kept:
                 del self._by_loop[loop]
                 connection.link.close()
 
     def new_link(self, settings: LinkSettings) -> Link:
-        """A link that uses the clock of the bench."""
+        """Return a link that uses the clock of the bench."""
         return BenchLink(settings, driver_here())
 
 
 class BenchSender(Sender):
-    """Sends calls, and records them."""
+    """Sends calls, and records those that the server has accepted."""
 
     def __init__(self, client: Client, sent: list[Call[Any]]) -> None:
         super().__init__(client)

@@ -1,4 +1,4 @@
-"""Run the tasks of a bench until none waits or runs: by a peer of its own, while the clock is stopped.
+"""Run the tasks of a bench until none waits or runs. A peer of the bench runs them while the clock is stopped.
 
 The peer serves a function only when there are tasks for it: an application has hundreds of functions, and serving a queue, or
 starting the processes that a function runs in, takes time.
@@ -34,9 +34,9 @@ logger: logging.Logger = logging.getLogger("worqr.testing.running")  # a documen
 POLL_FIRST, POLL_LATER = 0.001, 0.02
 """Seconds between two checks of what still runs."""
 LOG_AFTER: Final = 10.0
-"""Seconds after which the log says what a run waits for."""
+"""Seconds after which a warning names the queues that a run waits for."""
 MOST_STEPS: Final = 1000
-"""Due times in one run, at most; a handler that dispatches itself again and again exceeds it."""
+"""The most due times in one run. A handler that dispatches itself again and again exceeds it."""
 
 QueueStates = dict[str, Inspected]
 """Every queue of a bench, by name."""
@@ -58,10 +58,10 @@ class Summary:
 
 
 class BenchRun:
-    """One run. `options` are those of its peer.
+    """One call of `Bench.run_until_empty`. `options` are those of its peer.
 
     Raises:
-        UsageError: options that name no function.
+        UsageError: an option `only` matches no function.
     """
 
     def __init__(self, mesh: Mesh[Any], clock: Clock, schedules: BenchSchedules, options: JoinOptions) -> None:
@@ -83,7 +83,7 @@ class BenchRun:
         self._stack = AsyncExitStack()
 
     async def until_empty(self, *, scheduled: bool, enough: Callable[[], bool]) -> Summary:
-        """Run until no task waits or runs; with `scheduled`, move the clock on until nothing is scheduled, or it is `enough`."""
+        """Run until no task waits or runs. With `scheduled`, move the clock until nothing is scheduled, or `enough()`."""
         await self._register_foreign()
         before = after = await inspect_queues(self._client)
         if any(_has_work(each, scheduled=scheduled) for each in before.values()):
@@ -92,7 +92,7 @@ class BenchRun:
         return _summary(before, after)
 
     async def _register_foreign(self) -> None:
-        """Register queues whose tasks were enqueued by other means than worqr."""
+        """Register the queues of functions whose tasks another client has enqueued without registering the queue."""
         stem = f"{self._mesh.prefix}:{{"
         found = await keys_like(self._client.link, RegistryKeys(self._mesh.prefix), f"{stem}*}}")
         names = {key[len(stem) : -1] for key, _ in found} & self._served_here.keys()
@@ -139,7 +139,7 @@ class BenchRun:
         return queue.running > 0 or (queue.waiting > 0 and self._is_served(name, queue))
 
     async def _serve(self, busy: QueueStates) -> None:
-        """Serve the functions that have tasks; the first of them by joining."""
+        """Serve the functions that have tasks. The first call joins the mesh."""
         names = {self._served_here[queue].name for queue in map(_function_queue, busy) if queue in self._served_here}
         new = sorted(names - self._serving)
         self._serving |= names
@@ -152,15 +152,15 @@ class BenchRun:
 
 
 def _function_queue(name: str) -> str:
-    """The queue of a function, also for its failure queue."""
+    """Return the queue of a function, also for the name of its failure queue."""
     return QueueKeys.of("", name).queue
 
 
 async def inspect_queues(client: Client) -> QueueStates:
-    """Return every queue of the bench, at one moment: either a handler's new task is seen here, or its own run is.
+    """Return the state of every queue of the bench, all at one moment, so that no task is overlooked.
 
-    So the queues are read together, and again if there are new ones: a handler may have used one for the first time, and ended,
-    since the names were read.
+    A handler may use a queue for the first time, and end, after the names were read. So the queues are read again if there are
+    new names.
     """
     names = await queue_names(client.ask, RegistryKeys(client.settings.prefix))
     while True:
@@ -172,7 +172,7 @@ async def inspect_queues(client: Client) -> QueueStates:
 
 
 async def promote_due_jobs(client: Client, seen: QueueStates) -> bool:
-    """Enqueue jobs that were found due; return True if there were any."""
+    """Enqueue the jobs that `seen` shows as due. Return True if there were any."""
     ready = [name for name, each in seen.items() if each.next_in_ms == 0]
     for name in ready:
         while (await client.ask(ops.promote_due(QueueKeys.of(client.settings.prefix, name))))[1] == 0:

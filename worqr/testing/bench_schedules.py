@@ -1,8 +1,8 @@
-"""The schedules of a bench: they fire when its clock is moved, and at no other time.
+"""The schedules of a bench: they fire when the test moves the clock, and at no other time.
 
-So a test does not depend on when it runs: a full minute that passes meanwhile fires nothing. Firings have a clock of their own,
-which moves only by the time that the test lets pass: a day fires a daily schedule once. Moving the clock takes no time, so no
-task runs meanwhile: a schedule that skips overlapping firings enqueues one, however many pass.
+So a test does not depend on when it runs: a full minute that passes in real time fires nothing. Firings have a clock of their
+own, which only `advance` moves; a day fires a daily schedule once. No task runs while the clock moves, so a schedule that skips
+overlapping firings enqueues one, however many pass.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from worqr.ops.replies import in_pieces
 from worqr.peer.ticking import all_schedules
 
 MAX_OWED: Final = 100
-"""Firings of one schedule that wait for each other; a leader remembers no more of them."""
+"""The most firings of one schedule that wait for the end of a previous one; a leader keeps as many."""
 
 
 class BenchSchedules:
-    """Fires the schedules of one bench. Changed only in the loop."""
+    """Fires the schedules of one bench. Only the loop of the bench changes it."""
 
     def __init__(self, mesh: Mesh[Any]) -> None:
         self._client = client_of(mesh)
@@ -32,12 +32,12 @@ class BenchSchedules:
         self._owed: dict[str, list[int]] = {}
 
     async def begin(self, now_ms: int) -> None:
-        """Count firings from now on."""
+        """Declare the schedules. Firings count from `now_ms` on."""
         self._now = now_ms
         await self._declare()
 
     async def advance(self, ms: int) -> None:
-        """Let that much time pass: enqueue the firings in it, in the order of their nominal times."""
+        """Let `ms` pass: enqueue the firings of that time in the order of their nominal times."""
         since, self._now = self._now, self._now + ms
         declared = self._declarations.schedules
         if not declared:
@@ -64,12 +64,12 @@ class BenchSchedules:
             await self._client.ask(ops.declare_schedules(self._keys, page, replace=True))
 
     async def fire_owed(self) -> bool:
-        """Enqueue the firings that wait for the end of a previous one, if it has ended; return False if there were none."""
+        """Enqueue firings whose previous run has ended. Return True if any was enqueued."""
         fired = [await self._fire(self._declarations.schedules[name]) for name in tuple(self._owed)]
         return any(fired)
 
     async def _fire(self, definition: Definition) -> bool:
-        """Enqueue the owed firings of one schedule, as far as possible; return True if there were any."""
+        """Enqueue the owed firings of one schedule until one has to wait. Return True if any was enqueued."""
         keys = await self._client.sharding.by_id(
             QueueKeys(self._client.settings.prefix, definition.queue), definition.job
         )
@@ -91,7 +91,7 @@ class BenchSchedules:
 
 
 def _between(plan: Plan, since: int, until: int) -> list[int]:
-    """The firings later than `since` and not later than `until` that can make a difference, while nothing runs."""
+    """Return the firings after `since` and up to `until`, without those that have no effect while no task runs."""
     match plan.definition.overlap:
         case "skip":
             first = plan.next_after(since)

@@ -1,4 +1,4 @@
-"""The server of all benches of a process: started by the first, ended with the process."""
+"""The embedded server of all benches of a process. The first bench starts it; it ends with the process."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Final
 from worqr.embedded import EmbeddedServer, shared_server
 
 _servers: Final[dict[int, tuple[EmbeddedServer, ExitStack]]] = {}
-"""By process id: a forked child starts a server of its own. With each, the function that releases it."""
+"""The server and its release, by process id, because a forked child starts a server of its own."""
 _lock = threading.Lock()
 
 
 def bench_server() -> EmbeddedServer:
-    """The embedded server of this process, which runs until the process ends; started at the first call, in some 20 ms.
+    """Return the embedded server of this process. The first call starts it, and it runs until the process ends.
 
-    ``worqr.Mesh("embedded:")`` uses the same.
+    ``worqr.Mesh("embedded:")`` uses the same server.
 
     Raises:
         UsageError: no server program is installed; the message says what to install.
@@ -32,7 +32,7 @@ def bench_server() -> EmbeddedServer:
 
 
 def release_bench_server() -> None:
-    """Release the server. It ends now, unless it is in use elsewhere; the next bench starts another."""
+    """Release the server, which ends now unless a mesh uses it. The next bench starts another."""
     with _lock:
         if os.getpid() in _servers:
             _servers.pop(os.getpid())[1].close()

@@ -1,8 +1,8 @@
-"""The clock of a bench: the server's, moved ahead by the time that the test has let pass, and stopped during a run.
+"""The clock of a bench: the time of the server plus the time that the test has let pass. It stands still during a run.
 
-The scripts of a bench are the usual ones, except that they call a function of this module where the others call ``TIME``. The
-setting of the clock is in a key of the bench's prefix, which no other script reads. Keys expire by the server's own clock, which
-does not move. So keys whose end a user can see (results, ids reserved by ``unique_for``) are made to expire earlier.
+The scripts of a bench are the usual ones, except that they call ``moved_time()`` of ``clock.lua`` instead of ``TIME``. A key of
+the bench's prefix has the setting of the clock. Keys expire by the server's own clock, which does not move. So this module makes
+keys expire earlier whose end a user can see: results, and ids reserved by ``unique_for``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 _TIME: Final = "redis.call('TIME')"
 SOON_MS: Final = 10
-"""Tasks that are due within this time are due now: a test may dispatch for a time that it has just read off its own clock."""
+"""Tasks that are due within this time are due now, because a test may dispatch for the present time of its own clock."""
 SET_WITHIN: Final = 5.0
 _IN_ONE: Final = 1000
 """Keys per script."""
@@ -43,7 +43,7 @@ def _own(name: str) -> Script:
 
 @cache
 def bench_scripts() -> dict[str, Script]:
-    """Every script as a bench runs it, by the SHA-1 of the usual one."""
+    """Return every script as a bench runs it, by the SHA-1 of the usual one."""
     clock = _read("clock")
     moved: dict[str, Script] = {}
     for script in all_scripts():
@@ -85,13 +85,13 @@ def _with_bench_script(call: Call[T]) -> Call[T]:
 
 
 def set_clock(keys: RegistryKeys, ahead_ms: int, stopped_ms: int | None) -> Call[str]:
-    """Set the clock ahead by that much from now on, or stop it at that time."""
+    """Set how far the clock is ahead; or stop it at a time, with `stopped_ms`."""
     setting = f"{ahead_ms}" if stopped_ms is None else f"{ahead_ms} {stopped_ms}"
     return Call(_own("set_clock"), keys.base, (f"{keys.base}:clock",), (setting,), done)
 
 
 def find_keys(keys: RegistryKeys, pattern: str, cursor: str) -> Call[tuple[str, list[tuple[str, int]]]]:
-    """The next cursor, and some keys with the moment at which they expire, in ms; -1: never."""
+    """Return the next cursor, and some keys with the times at which they expire, in ms; -1: never."""
 
     def read(reply: list[Any]) -> tuple[str, list[tuple[str, int]]]:
         found = reply[2:]
@@ -101,13 +101,13 @@ def find_keys(keys: RegistryKeys, pattern: str, cursor: str) -> Call[tuple[str, 
 
 
 def expire_keys(keys: RegistryKeys, moments: Sequence[tuple[str, int]]) -> Call[str]:
-    """Set when keys expire, in ms; a moment that has passed deletes them."""
+    """Set when keys expire, in ms. A time in the past deletes the key."""
     names, args = tuple([key for key, _ in moments]), tuple[Argument, ...]([at for _, at in moments])
     return Call(_own("expire_keys"), keys.base, names, args, done)
 
 
 async def keys_like(link: Link, keys: RegistryKeys, pattern: str) -> list[tuple[str, int]]:
-    """The keys of a bench that match, and when they expire."""
+    """Return the keys of a bench that match, and when they expire."""
     cursor, found = "0", dict[str, int]()
     while True:
         cursor, some = await link.call(find_keys(keys, pattern, cursor))
@@ -122,7 +122,7 @@ async def _expire(link: Link, keys: RegistryKeys, moments: Sequence[tuple[str, i
 
 
 class Clock:
-    """The clock of one bench. Changed only in the loop."""
+    """The clock of one bench. Only the loop of the bench changes it."""
 
     def __init__(self, link: Link, keys: RegistryKeys) -> None:
         self._link = link
@@ -131,16 +131,16 @@ class Clock:
         self._stopped_ms: int | None = None
 
     async def now_ms(self) -> int:
-        """The time in milliseconds since 1970."""
+        """Return the time in milliseconds since 1970."""
         return (await self._link.call(list_schedules(self._keys))).now  # whose reply includes the time
 
     async def begin_at(self, ms: int) -> None:
-        """Set it, before anything uses it."""
+        """Set the time, before anything uses the clock."""
         self._ahead_ms = ms - await self.now_ms()
         await self._set()
 
     async def move(self, ms: int) -> None:
-        """Let that much time pass."""
+        """Let `ms` pass."""
         self._ahead_ms += ms
         if self._stopped_ms is not None:
             self._stopped_ms += ms
@@ -166,6 +166,6 @@ class Clock:
 
 
 async def delete_keys(link: Link, keys: RegistryKeys) -> None:
-    """Delete everything under the prefix."""
+    """Delete all keys of the prefix."""
     for pattern in (f"{keys.prefix}:{{*", f"{keys.base}:*"):
         await _expire(link, keys, [(key, 1) for key, _ in await keys_like(link, keys, pattern)])

@@ -98,7 +98,7 @@ class NoConnections(Connections):
 
     @asynccontextmanager
     async def open(self, client: Client) -> AsyncGenerator[None]:
-        """Do nothing, whatever loop runs."""
+        """Connect to nothing, on any loop."""
         yield
 
 

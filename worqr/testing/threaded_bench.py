@@ -1,4 +1,4 @@
-"""Benches for tests that do not run on Trio: the bench lives in a thread of its own, on a Trio loop of its own.
+"""Benches for tests that do not run on Trio: a thread runs the bench on a Trio loop of its own.
 
 This module has that thread; `AsyncioBench`, whose calls are awaited on asyncio; and `BlockingBench`, whose calls block. The bench
 itself is in `worqr.testing.trio_bench`.
@@ -44,11 +44,11 @@ class _BenchCall(Generic[T]):
         self._variables = copy_context()
 
     def start(self, nursery: trio.Nursery, bench: Bench) -> None:
-        """In the loop of the bench."""
+        """Start the call; in the loop of the bench."""
         self._variables.run(nursery.start_soon, self._run, bench)
 
     def cancel(self) -> None:
-        """In the loop of the bench."""
+        """Cancel the call; in the loop of the bench."""
         self._scope.cancel()
 
     async def _run(self, bench: Bench) -> None:
@@ -65,7 +65,7 @@ class _BenchCall(Generic[T]):
 
 
 class BenchThread:
-    """The thread of one bench. Set once, by the thread: `bench`, `_token`, `_nursery`, `_stop_requested`."""
+    """The thread of one bench. The thread sets `bench`, `_token`, `_nursery`, `_stop_requested` and `_connections` once."""
 
     def __init__(self, mesh: Mesh[Any], url: str | None, now: datetime | None) -> None:
         self.bench: Bench
@@ -81,7 +81,7 @@ class BenchThread:
         self._connections: BenchConnections
 
     def start(self) -> None:
-        """Wait until the mesh is on the bench. Raises what `bench` raises."""
+        """Start the thread, and wait until the mesh is on the bench. Raise the errors of `bench`."""
         self._thread.start()
         self._started.result()
 

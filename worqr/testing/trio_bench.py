@@ -123,7 +123,7 @@ class Bench:
         await promote_due_jobs(self._client, await inspect_queues(self._client))
 
     async def _begin(self, now: datetime | None) -> None:
-        """Set the clock; firings of schedules count from then on."""
+        """Set the clock. Firings of schedules count from that time on."""
         if now is not None:
             await self._clock.begin_at(to_ms(now, "now of bench"))
         await self._schedules.begin(await self._clock.now_ms())
@@ -172,6 +172,6 @@ async def bench_on_trio(mesh: Mesh[Any], *, url: str | None, now: datetime | Non
 
 
 def _is_planned(context: Context, error: BaseException) -> bool:
-    """True for errors that a handler raises to be run again."""
+    """Return True if the handler has raised `Retry`, and runs again."""
     verdict = judge(error, context._policy, context.failures, context.stalls)  # pyright: ignore[reportPrivateUsage]
     return isinstance(verdict.error, Retry) and not (verdict.counted and context.last_attempt)

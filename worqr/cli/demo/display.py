@@ -1,4 +1,4 @@
-"""The display of the demo: a live table on a terminal, plain lines everywhere else. It does not judge."""
+"""The display of the demo: a live table on a terminal, plain lines everywhere else. The checks are in `summary`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Display(Protocol):
 
 @contextmanager
 def open_display() -> Generator[Display]:
-    """The live table if the standard output is a suitable terminal, else plain lines."""
+    """Open the live table if the standard output is a suitable terminal, else plain lines."""
     takes_it = os.environ.get("TERM") != "dumb" and sys.stdout.encoding.lower().startswith("utf")
     if sys.stdout.isatty() and takes_it and not os.environ.get("NO_COLOR"):
         with Live(console=Console(), auto_refresh=False) as live:
@@ -51,21 +51,21 @@ def open_display() -> Generator[Display]:
 
 
 def headline(state: DemoState) -> str:
-    """The current step."""
+    """Return the first line: the number of files and workers."""
     return (
         f"{len(state.results.files)} source files of Python {platform.python_version()}, {len(state.workers)} workers"
     )
 
 
 def verdict(lines: list[Line]) -> str:
-    """The last sentence."""
+    """Return the last sentence: nothing was lost, or the checks that failed."""
     if is_good(lines):
         return "Nothing was lost."
     return "FAILED: " + ", ".join(line.what for line in lines if line.ok is False) + "."
 
 
 class PlainDisplay:
-    """Lines without any escape codes: events, and once a second the progress."""
+    """Prints lines without escape codes: events, and once a second the progress."""
 
     def __init__(self) -> None:
         self._told = -1
@@ -97,7 +97,7 @@ class PlainDisplay:
 
 
 class LiveDisplay:
-    """The table, redrawn in place."""
+    """Draws the table again and again in place."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -111,7 +111,7 @@ class LiveDisplay:
 
 
 def picture(state: DemoState) -> Panel:
-    """The whole table."""
+    """Return the whole table."""
     news = (
         Text("\n").join(Text(f"● {text}", style="cyan") for text in state.news)
         if state.news
@@ -165,7 +165,7 @@ def _progress(state: DemoState) -> Group:
 
 
 def picture_of_end(lines: list[Line]) -> Panel:
-    """The summary as a table."""
+    """Return the summary as a table."""
     good = is_good(lines)
     table = Table(box=None, show_header=False, expand=True, pad_edge=False)
     table.add_column(width=1)

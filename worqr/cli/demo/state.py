@@ -29,7 +29,7 @@ class WorkerRow:
     files: int = 0
 
     def update(self, pid: int, state: str, running: int) -> None:
-        """Set what the demo has just read about the worker."""
+        """Set the values that the demo has just read."""
         self.pid, self.state, self.running = pid, state, running
 
 
@@ -65,11 +65,11 @@ class LongTask:
             self.cancelled_at, self.reason = report.at, report.reason
 
     def call_cancel(self) -> None:
-        """Note the time: the demo cancels the task now."""
+        """Note that the demo cancels the task now."""
         self.cancel_called_at = time.monotonic()
 
     def acknowledge_cancel(self, runs: int) -> None:
-        """Note the time: the call of `cancel` has returned, and that many runs have ended."""
+        """Note that the call of `cancel` has returned, and how many runs it has ended."""
         self.acknowledged_at, self.acknowledged = time.monotonic(), runs
 
 
@@ -90,7 +90,7 @@ class FileResults:
 
     @property
     def missing(self) -> list[str]:
-        """Files without a result."""
+        """The files without a result."""
         return sorted(self.files - self.first.keys())
 
     def add(self, report: Report) -> bool:
@@ -108,14 +108,14 @@ class FileResults:
         return True
 
     def rate(self, seconds: float) -> float:
-        """Files per second recently, in a demo that has run for so many seconds."""
+        """Return the files per second of the last `RATE_WINDOW`, in a demo that has run for `seconds`."""
         now = time.monotonic()
         while self._recent and now - self._recent[0] > RATE_WINDOW:
             self._recent.popleft()
         return len(self._recent) / min(RATE_WINDOW, max(seconds, 0.1))
 
     def keywords(self, n: int) -> list[tuple[str, int]]:
-        """The most frequent keywords in all files."""
+        """Return the `n` most frequent keywords in all files, with their counts."""
         total: Counter[str] = Counter()
         for report in self.first.values():
             if report.counted is not None:
@@ -132,15 +132,15 @@ class DemoClock:
 
     @property
     def seconds(self) -> float:
-        """How long the demo has been running, or ran."""
+        """The seconds since the demo began, until its end."""
         return (self.ended or time.monotonic()) - self.began
 
     def restart(self) -> None:
-        """Begin now."""
+        """Set the beginning to now."""
         self.began = time.monotonic()
 
     def stop(self) -> None:
-        """End now."""
+        """Set the end to now."""
         self.ended = time.monotonic()
 
 
@@ -200,6 +200,6 @@ class DemoState:
         self._reported = trio.Event()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait for reports until `holds()`."""
+        """Wait for reports until `holds()` is true."""
         while not holds():
             await self._reported.wait()

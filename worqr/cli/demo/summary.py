@@ -1,4 +1,4 @@
-"""The end of the demo: every line of the summary is checked against the observed facts, and shows the result."""
+"""The summary of the demo: its lines, each with a check of the state and its result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from worqr.cli.demo.workload import count_file
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the summary; `ok` None: nothing to check, for information."""
+    """One line of the summary. `ok`: the result of its check; None: the line has no check."""
 
     what: str
     value: str
@@ -31,7 +31,7 @@ def is_good(lines: list[Line]) -> bool:
 
 
 def plural(n: int, what: str) -> str:
-    """``1 file``, ``2 files``."""
+    """Return a number with its noun: ``1 file``, ``2 files``."""
     return f"{n} {what}{'' if n == 1 else 's'}"
 
 

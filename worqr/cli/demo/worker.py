@@ -1,7 +1,7 @@
 """One worker of the demo, in a process of its own: ``python -m worqr.cli.demo.worker URL NAME``.
 
-It serves two queues until its standard input ends: then the demo has closed it, or has ended. It never outlives the demo by more
-than some seconds.
+It serves two queues until its standard input ends, because the demo has closed the pipe or has ended. It ends within some seconds
+after the demo.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The work of the demo: source files, tokenised and counted. Knows nothing of queues.
+"""The work of the demo: tokenise source files, and count the tokens. Queues are not known here.
 
 It is real work that exists on any machine: every source file of the Python that runs this, including its own test suite (where
 the system has one). Some of those are broken on purpose; that they cannot be read is a result like any other.
@@ -20,7 +20,7 @@ NOT_THE_LIBRARY = frozenset({"site-packages", "dist-packages", "__pycache__"})
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The counts of one file. ``broken``: it is not valid Python, and only the part before the error was counted."""
+    """The counts of one file. `broken`: the file is not valid Python, and only the part before the error was counted."""
 
     lines: int
     tokens: int
@@ -29,7 +29,7 @@ class Counted:
 
 
 def find_files(limit: int | None = None) -> list[str]:
-    """The library's source files, by path; with `limit` only that many, the largest ones.
+    """Return the paths of the library's source files; with `limit`, only the largest ones.
 
     Raises:
         UsageError: there are none.
@@ -49,7 +49,7 @@ def find_files(limit: int | None = None) -> list[str]:
 
 
 def count_file(path: str) -> Counted:
-    """Tokenise one file."""
+    """Tokenise one file, and return the counts."""
     lines = tokens = 0
     words: Counter[str] = Counter()
     broken = False
