@@ -182,5 +182,4 @@ FOREIGN_WRITES: tuple[str, ...] = (
     "peer.strays: station.compared_at",
     "peer.strays: station.hinted",
     "peer.strays: station.looks_for_strays",
-    "testing.bench_client: connection.users",
 )

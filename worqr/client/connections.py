@@ -62,6 +62,10 @@ class Connection:
     pid: int = field(default_factory=os.getpid)
     noted: Noted = field(default_factory=Noted)
 
+    def add_user(self) -> None:
+        """Count one more block that uses the connection."""
+        self.users += 1
+
     def note(self, settings: Settings, queue: str) -> None:
         """Store the queue's name on the server, from time to time."""
         if time.monotonic() < self.noted.until.get(queue, 0.0):  # at each enqueue: without the cost of a call
@@ -142,7 +146,7 @@ class Connections:
         connection = self._by_loop.get(loop)
         if connection is None:
             connection = self._connect_hosted(loop) if loop in self._hosted else await self._make(client, loop)
-        connection.users += 1
+        connection.add_user()
         try:
             await connection.link.wait_ready()
             await connection.sharding.begin()

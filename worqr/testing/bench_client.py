@@ -27,7 +27,7 @@ class BenchConnections(Connections):
         """Connect the running loop until `end_kept` is called."""
         loop = loop_here()
         connection = self._by_loop.get(loop) or await self._make(client, loop)
-        connection.users += 1
+        connection.add_user()
         self._kept.append(connection)
         await connection.link.wait_ready()
         await connection.sharding.begin()
