@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +16,7 @@ import pytest
 import trio
 
 import worqr
+from tests.support.children import ROOT
 from tests.support.servers import Server, keep_one_kind
 from worqr.cli import main
 
@@ -100,3 +103,21 @@ def beside(cli: Command) -> Callable[..., Any]:
 def mesh(server: Server, prefix: str) -> worqr.Mesh:
     """The mesh that the commands mean."""
     return worqr.Mesh(server.url, prefix=prefix, patience=10)
+
+
+def piped(stdin: bytes, *arguments: str | bytes, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    """A command with a standard input, which only a process has; the environment says which mesh."""
+    command = [sys.executable, "-m", "worqr", *arguments]
+    return subprocess.run(command, input=stdin, cwd=ROOT, capture_output=True, check=False, timeout=60, **options)
+
+
+async def tasks(mesh: worqr.Mesh, queue: str) -> list[bytes]:
+    """What waits, the oldest first; it is cleared away."""
+    async with mesh.connect():
+        found = await mesh.queue(queue).tasks(10_000)
+        await mesh.queue(queue).cancel_all()
+    return found[::-1]
+
+
+def waiting(mesh: worqr.Mesh, queue: str) -> list[bytes]:
+    return trio.run(tasks, mesh, queue)

@@ -1,10 +1,9 @@
-"""``worqr queues``, ``workers`` and ``schedules``: tables for people, JSON for programs, and what they say of nothing."""
+"""``worqr queues`` and ``workers``: tables for people, JSON for programs, and what they say of nothing."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from functools import partial
 
 import pytest
@@ -13,7 +12,7 @@ import trio
 import worqr
 from tests.cli.conftest import Answer, Command
 from tests.ops.driver import Desk
-from tests.peer.tools import eventually, until
+from tests.peer.tools import until
 from tests.support.servers import Server
 
 Beside = Callable[..., Awaitable[Answer]]
@@ -130,61 +129,3 @@ def test_of_several_ids_none_is_evicted_if_one_is_wrong(cli: Command, server: Se
 
 async def _nothing(_task: bytes) -> None:
     pass
-
-
-async def test_schedules_are_listed_paused_and_resumed(beside: Beside, mesh: worqr.Mesh) -> None:
-    mesh.every(3600, mesh.call("report", b"x"), name="hourly")
-    async with mesh.join(grace=0):
-        before = datetime.now(UTC)
-        (schedule,) = (await beside("schedules", "--json")).json
-        assert schedule["name"] == "hourly"
-        assert not schedule["paused"]
-        assert schedule["last_run"] is None
-        assert datetime.fromisoformat(schedule["next_run"]) > before
-        _, row = (await beside("schedules")).lines
-        assert row.split()[0] == "hourly"
-        assert row.endswith("-")
-        assert (await beside("schedules", "pause", "hourly")) == Answer(0, "Paused schedule hourly\n", "")
-        assert (await beside("schedules")).lines[1].endswith("yes")
-        assert (await beside("schedules", "resume", "hourly")) == Answer(0, "Resumed schedule hourly\n", "")
-        assert not (await beside("schedules", "list", "--json")).json[0]["paused"]
-        wrong = await beside("schedules", "pause", "hourli")
-        assert wrong == Answer(1, "", "worqr: there is no schedule 'hourli' in this mesh; did you mean 'hourly'?\n")
-
-
-def test_a_wrong_url_is_one_line_without_its_password(command: Command) -> None:
-    answer = command("queues", "--url", "redis://user:hush/hush@host")
-    assert answer.code == 1
-    assert "hush" not in answer.err
-    assert answer.err.count("\n") == 1
-
-
-@pytest.mark.leaves("*")
-async def test_a_schedule_is_run_now(beside: Beside, mesh: worqr.Mesh) -> None:
-    held, runs = trio.Event(), list[datetime | None]()
-
-    async def report(_task: bytes) -> None:
-        runs.append(worqr.current().scheduled_for)
-        await held.wait()
-
-    mesh.every(86400, mesh.call("report", b"x"), name="daily")
-    async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
-        await mesh.pause_schedule("daily")
-        said = "Enqueued schedule daily on queue report\n"
-        first = await beside("schedules", "run", "daily")
-        assert (first.code, first.out) == (0, said)
-        assert "no worker serves queue 'report' now" in first.err
-        again = await beside("schedules", "run", "daily")
-        why = "the previous run of schedule 'daily' has not ended; see `worqr status 'report' 'cron:daily'`"
-        assert again == Answer(1, "", f"worqr: {why}\n")
-        await nursery.start(partial(peer.serve, "report", report))
-        await until(lambda: runs == [None])
-        assert (await beside("schedules", "run", "daily")).code == 1
-        held.set()
-        await eventually(mesh.queue("report").running, [])
-        assert await beside("schedules", "run", "daily") == Answer(0, said, "")
-        await until(lambda: len(runs) == 2)
-        wrong = await beside("schedules", "run", "dayli")
-        assert wrong == Answer(1, "", "worqr: there is no schedule 'dayli' in this mesh; did you mean 'daily'?\n")
-        await eventually(mesh.queue("report").running, [])
-        nursery.cancel_scope.cancel()

@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import trio
 
 import worqr
-from tests.cli.conftest import Answer, Command
+from tests.cli.conftest import Answer, Command, piped, tasks, waiting
 from tests.peer.tools import eventually
 from tests.support.children import ROOT
 from tests.support.servers import Server
 
 Beside = Callable[..., Awaitable[Answer]]
-
-
-def piped(stdin: bytes, *arguments: str | bytes, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    """A command with a standard input, which only a process has; the environment says which mesh."""
-    command = [sys.executable, "-m", "worqr", *arguments]
-    return subprocess.run(command, input=stdin, cwd=ROOT, capture_output=True, check=False, timeout=60, **options)
-
-
-async def tasks(mesh: worqr.Mesh, queue: str) -> list[bytes]:
-    """What waits, the oldest first; it is cleared away."""
-    async with mesh.connect():
-        found = await mesh.queue(queue).tasks(10_000)
-        await mesh.queue(queue).cancel_all()
-    return found[::-1]
-
-
-def waiting(mesh: worqr.Mesh, queue: str) -> list[bytes]:
-    return trio.run(tasks, mesh, queue)
 
 
 def test_payloads_are_tasks_as_they_are(cli: Command, mesh: worqr.Mesh) -> None:
@@ -283,76 +263,6 @@ async def test_a_call_can_be_waited_for(beside: Beside, mesh: worqr.Mesh) -> Non
         done = await beside("call", "shop.greet", "to=ada", "--wait")
         assert (done.code, done.out) == (0, '"hello ada"\n')
         nursery.cancel_scope.cancel()
-
-
-def test_the_mesh_can_be_named_by_options(command: Command, mesh: worqr.Mesh) -> None:
-    assert mesh.url is not None
-    there = ("--url", mesh.url, "--prefix", mesh.prefix)
-    assert command("enqueue", "mails", "a", *there).code == 0
-    assert "mails" in command("queues", *there).out
-    assert waiting(mesh, "mails") == [b"a"]
-
-
-def test_options_go_before_the_environment(cli: Command, mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = os.environ["WORQR_URL"]
-    monkeypatch.setenv("WORQR_URL", "redis://nowhere.invalid")
-    assert cli("enqueue", "mails", "a", "--url", there).code == 0
-    assert waiting(mesh, "mails") == [b"a"]
-
-
-# No worker
-
-
-async def test_a_queue_that_no_worker_serves_is_named_on_the_standard_error(beside: Beside, mesh: worqr.Mesh) -> None:
-    lost = "worqr: no worker serves queue 'shop.sned' now; did you mean 'shop.send'?\n"
-    async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
-        await nursery.start(partial(peer.serve, "shop.send", handle))
-        for words, out in (
-            (("enqueue", "shop.sned", "x"), "1 enqueued\n"),
-            (("call", "shop.sned", "to=ada"), "1 enqueued\n"),
-            (("dispatch", "shop.sned", "x", "--id", "y"), "created y\n"),
-            (("enqueue", "shop.sned", "x", "--json"), '{"queue":"shop.sned","enqueued":1,"refused":0}\n'),
-        ):
-            assert await beside(*words) == Answer(0, out, lost)
-        late = await beside("call", "shop.sned", "to=ada", "--within", "10ms")
-        assert late.code == 1
-        assert late.err.splitlines(keepends=True)[1] == lost
-        assert "no worker serves it; did you mean 'shop.send'?" in late.err
-        nursery.cancel_scope.cancel()
-    await tasks(mesh, "shop.sned")
-
-
-async def test_without_a_name_that_is_close_it_is_said_what_becomes_of_the_tasks(
-    beside: Beside, mesh: worqr.Mesh
-) -> None:
-    said = "worqr: no worker serves queue 'mails' now; its tasks run when a worker serves it\n"
-    assert (await beside("enqueue", "mails", "x")).err == said
-    piping = partial(piped, b"a\nb\n", "enqueue", "mails", "--lines")
-    assert (await trio.to_thread.run_sync(piping)).stderr.decode() == said
-    await tasks(mesh, "mails")
-
-
-async def test_nothing_is_said_of_a_queue_that_a_worker_serves(beside: Beside, mesh: worqr.Mesh) -> None:
-    async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
-        await nursery.start(partial(peer.serve, "mails", handle))
-        assert await beside("enqueue", "mails", "none") == Answer(0, "1 enqueued\n", "")
-        assert await beside("dispatch", "mails", "none", "--id", "x") == Answer(0, "created x\n", "")
-        await eventually(lambda: unfinished(mesh), 0)
-        nursery.cancel_scope.cancel()
-
-
-async def unfinished(mesh: worqr.Mesh) -> int:
-    info = await mesh.queue("mails").info()
-    return info.waiting + info.running
-
-
-def test_who_may_not_look_is_told_nothing(cli: Command, mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def refuse(_queue: worqr.Queue) -> worqr.QueueInfo:
-        raise worqr.RefusedByServer("NOPERM")
-
-    monkeypatch.setattr(worqr.Queue, "info", refuse)
-    assert cli("enqueue", "mails", "x") == Answer(0, "1 enqueued\n", "")
-    assert len(waiting(mesh, "mails")) == 1
 
 
 def test_nothing_is_put_into_a_mesh_of_another_wire_version(cli: Command, server: Server, prefix: str) -> None:

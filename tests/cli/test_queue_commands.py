@@ -73,17 +73,6 @@ def test_a_cancel_says_what_it_means(command: Command, words: tuple[str, ...]) -
     )
 
 
-def test_a_queue_that_nobody_knows_is_noted(cli: Command) -> None:
-    cli("enqueue", "mails", "a")
-    hint = "worqr: no queue 'mials' is in use; did you mean 'mails'?\n"
-    for words in (("cancel", "mials", "--all"), ("resume", "mials"), ("failed", "mials"), ("broken", "mials")):
-        answer = cli(*words)
-        assert (answer.code, answer.err) == (0, hint)
-    assert cli("pause", "mials").err == hint
-    assert cli("resume", "mials").err == ""
-    assert cli("cancel", "mails", "--all").err == ""
-
-
 def test_a_queue_is_paused_and_goes_on(cli: Command) -> None:
     cli("enqueue", "mails", "a")
     assert cli("pause", "mails", "the mail server is down") == Answer(0, "Paused queue mails\n", "")
