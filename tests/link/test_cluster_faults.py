@@ -23,7 +23,7 @@ from worqr.errors import ClaimLost, RefusedByServer, Unavailable, WorqrBug
 from worqr.link import Link, LinkSettings, WorkerHandle
 from worqr.link.cluster_router import ClusterRouter
 from worqr.link.node_client import NodeClient
-from worqr.link.request import Request
+from worqr.link.request import Request, Trouble
 from worqr.link.request_queue import GUILTY_AFTER
 from worqr.link.settings import Endpoint
 from worqr.link.subscription import receive_all
@@ -251,8 +251,7 @@ async def test_a_call_that_was_suspected_follows_its_slot_when_its_pause_is_over
     pipe, outcomes = client_to(link, first), Outcomes()
     assert pipe is not None
     request = Request(append("t", "x"), PATIENCE, time.monotonic(), WorkerHandle("W1"))
-    request.losses = request.lost_alone = GUILTY_AFTER
-    request.not_before = time.monotonic() + 1
+    request.trouble = Trouble(losses=GUILTY_AFTER, alone=GUILTY_AFTER, not_before=time.monotonic() + 1)
     request.wake = lambda: outcomes(request.value, request.error)
     pipe.pipeline.requests.quarantined.append(request)
     fakes.give((ALL, second))

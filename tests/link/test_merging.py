@@ -13,8 +13,8 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr import ops
 from worqr.keys import QueueKeys
-from worqr.link.giving_up import give_up
 from worqr.link.request import MergedRequest, Request
+from worqr.link.request_errors import give_up
 from worqr.link.request_queue import RequestQueue
 from worqr.lua import script
 
@@ -55,7 +55,7 @@ def test_what_has_conditions_of_its_own_stays_alone(odd: worqr.script_call.Call[
 def test_a_withdrawn_one_is_left_out_and_what_was_written_is_not_touched() -> None:
     request_queue, requests = _requests(*(ops.enqueue(Q1, [b"%d" % n]) for n in range(4)))
     requests[1].abandoned = True
-    requests[2].written = True
+    requests[2].written_at = 1.0
     assert [request.call.args[2:] for request in request_queue.take()] == [(b"0",), (b"2",), (b"3",)]
 
 
@@ -113,7 +113,7 @@ def test_a_merged_request_is_over_with_its_last_part() -> None:
 def test_a_part_that_waited_too_long_knows_whether_it_was_sent() -> None:
     request_queue, parts = _requests(ops.enqueue(Q1, [b"a"]), ops.enqueue(Q1, [b"b"]))
     [merged] = request_queue.take()
-    merged.written = True
+    merged.written_at = 1.0
     late, _ = request_queue.overdue(31)
     give_up(late, [], "the server is away")
     for part in parts:

@@ -36,7 +36,7 @@ class Order(RuleBasedStateMachine):
         """The server answers some; those of a base that it is moving, or refuses for now, are sent again."""
         batch = self.request_queue.take()
         read, unread = batch[:answers], batch[answers:]
-        if any(each.lost_alone >= GUILTY_AFTER - 1 for each in unread):
+        if any(each.trouble is not None and each.trouble.alone >= GUILTY_AFTER - 1 for each in unread):
             read, unread = batch, []
         again = [each for each in read if each.call.base in moving | failing]
         for each in read:

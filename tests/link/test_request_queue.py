@@ -8,8 +8,8 @@ import re
 from tests.link.scripts import append, echo
 from worqr.errors import Unavailable
 from worqr.link.clocks import boottime
-from worqr.link.giving_up import too_old
-from worqr.link.request import Request, WorkerHandle
+from worqr.link.request import Request, Trouble, WorkerHandle
+from worqr.link.request_errors import too_old
 from worqr.link.request_queue import GUILTY_AFTER, MAX_BYTES, MAX_CALLS, SEND_AGAIN_WITHIN, RequestQueue
 from worqr.lua import script
 
@@ -114,7 +114,7 @@ def test_no_number_stays_open_for_one_that_was_given_up() -> None:
     request_queue.add(first)
     request_queue.add(second)
     for each in request_queue.take():
-        each.number = request_queue.numbers.give(each.call.base)
+        request_queue.numbers.give(each)
     request_queue.put_back([first, second])
     assert request_queue.overdue(50) == ([first], [])
     assert request_queue.numbers.lowest(second.call.base) == 2
@@ -148,7 +148,7 @@ def test_what_belongs_elsewhere_is_taken_out_in_its_order() -> None:
     """What was set aside came before what waits; a quarantined request stays until its pause is over."""
     aside, guilty, flying, waiting, ours = (request(base=base) for base in ("a", "g", "f", "a", "o"))
     request_queue = filled(guilty, aside)
-    guilty.owner, guilty.lost_alone, guilty.losses = WorkerHandle("W1"), GUILTY_AFTER - 1, GUILTY_AFTER
+    guilty.owner, guilty.trouble = WorkerHandle("W1"), Trouble(losses=GUILTY_AFTER, alone=GUILTY_AFTER - 1)
     assert request_queue.take() == [guilty]
     request_queue.blame([guilty], now=8)
     assert request_queue.take() == [aside]
@@ -249,7 +249,8 @@ def test_a_quarantined_request_that_is_released_while_its_base_is_set_aside_wait
 def numbered(request_queue: RequestQueue) -> Request:
     """One that was sent before."""
     sent = Request(append("t", "x"), math.inf, 0)
-    sent.number, sent.written, sent.written_at = request_queue.numbers.give(sent.call.base), True, boottime()
+    request_queue.numbers.give(sent)
+    sent.written_at = boottime()
     request_queue.add(sent)
     return sent
 
@@ -259,7 +260,7 @@ def test_a_numbered_request_is_not_sent_again_when_the_server_may_have_forgotten
     old, young = numbered(request_queue), numbered(request_queue)
     old.written_at -= SEND_AGAIN_WITHIN + 1
     assert request_queue.take() == [young]
-    assert [request.error for request in too_old(request_queue)] != [None]
+    too_old(request_queue.take_too_old())
     assert isinstance(old.error, Unavailable)
     assert old.error.sent is None
     assert request_queue.too_old == []
@@ -269,7 +270,7 @@ def test_what_has_no_number_is_sent_again_however_old_it_is() -> None:
     """A settle names its claim: the server knows it for as long as it is held."""
     settle = request(owner=WorkerHandle("W1"))
     request_queue = filled(settle)
-    settle.written, settle.written_at = True, boottime() - 2 * SEND_AGAIN_WITHIN
+    settle.written_at = boottime() - 2 * SEND_AGAIN_WITHIN
     assert request_queue.take() == [settle]
     assert request_queue.too_old == []
 

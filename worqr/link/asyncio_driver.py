@@ -74,12 +74,11 @@ class AsyncioDriver:
         if request.settled:  # at once, as at the end of the link
             return
         future = self._loop.create_future()
-        request.wake = partial(_settle, future)
+        request.when_settled(partial(_settle, future))
         try:
             await future
         except BaseException:  # cancelled; or thrown away, with a loop that was closed
-            request.wake = None
-            request.abandoned = True
+            request.abandon()
             raise
 
     def move_on_after(self, seconds: float) -> AbstractContextManager[TimeLimit]:

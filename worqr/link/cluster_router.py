@@ -21,12 +21,12 @@ from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache, partial
 
 from worqr.errors import Unavailable, UsageError, WorqrError
-from worqr.link.driver import Driver, Waiter, wake_all
-from worqr.link.giving_up import give_up
+from worqr.link.driver import Driver, Waiter, settle_all, wake_all
 from worqr.link.log_thread import LogThread
 from worqr.link.node_client import NodeClient
 from worqr.link.reasons import is_unknown_host
-from worqr.link.request import Posted, Request, SequenceNumbers, fail_all
+from worqr.link.request import Posted, Request, SequenceNumbers
+from worqr.link.request_errors import give_up
 from worqr.link.request_queue import RequestQueue
 from worqr.link.settings import Endpoint, LinkSettings
 from worqr.link.slot_order import SlotOrder
@@ -173,8 +173,7 @@ class ClusterRouter:
         self.topology.learn((redirect for _, redirect in requests), self._endpoints.get(client, _NOWHERE))
         tired: set[str] = set()  # bases: later requests of these bases wait as well
         for request, _ in requests:
-            request.hops += 1
-            if request.hops % _HOPS == 0 or self.belongs(client, request):  # the nodes disagree
+            if request.count_redirect() % _HOPS == 0 or self.belongs(client, request):  # the nodes disagree
                 tired.add(request.call.base)
         self.hand_over(request for request, _ in requests if request.call.base not in tired)
         return [request for request, _ in requests if request.call.base in tired]
@@ -284,5 +283,5 @@ class ClusterRouter:
 
     def _fail(self, waiters: Collection[Waiter], error: WorqrError) -> None:
         if waiters:
-            fail_all(waiters, error)
+            settle_all(waiters, error)
             self._driver.post(partial(wake_all, waiters))

@@ -22,9 +22,11 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
+from worqr.errors import WorqrError
 from worqr.log_events import emit
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -39,6 +41,9 @@ class Waiter:
         abandoned: the caller has given up. Set by the caller only.
         wake: runs in the loop when the waiter is settled. Changed in the loop only, once it is submitted.
         error: the outcome, if the call failed.
+
+    `fail` is used before `settle`: the outcome of a request is known when its reply is parsed, and the request is settled with
+    all others of that read.
     """
 
     __slots__ = ("abandoned", "error", "settled", "wake")
@@ -48,6 +53,26 @@ class Waiter:
         self.abandoned: bool = False
         self.wake: Callable[[], object] | None = None
         self.error: Exception | None = None
+
+    def when_settled(self, wake: Callable[[], object]) -> None:
+        """Have `wake` called when the waiter is settled."""
+        self.wake = wake
+
+    def settle(self) -> None:
+        """The call has its outcome. `wake_all` wakes its caller."""
+        self.settled = True
+
+    def fail(self, error: Exception) -> None:
+        """Set the error that is the outcome."""
+        self.error = error
+
+    def fail_with_copy(self, error: WorqrError) -> None:
+        """Set a copy of an error that ends several calls."""
+        self.error = copy_of(error)
+
+    def abandon(self) -> None:
+        """The caller has given up: a later outcome wakes no task."""
+        self.wake, self.abandoned = None, True
 
     def raise_error(self) -> None:
         """Raise the error, if the call failed. Also forget it, so that its traceback keeps no objects alive."""
@@ -194,6 +219,21 @@ def guarded(deliver: Callable[[], object]) -> None:
         deliver()
     except BaseException as error:
         emit(logger, "link.deliver", BUG, exc_info=error)
+
+
+def copy_of(error: E) -> E:
+    """Return a copy of an error for another task: a traceback belongs to one task."""
+    another = type(error)(*error.args)
+    another.__cause__ = error.__cause__
+    return another
+
+
+def settle_all(waiters: Iterable[Waiter], error: WorqrError | None = None) -> None:
+    """Settle the waiters, each with its own copy of the error if there is one."""
+    for waiter in waiters:
+        if error is not None:
+            waiter.fail_with_copy(error)
+        waiter.settle()
 
 
 def wake_all(waiters: Iterable[Waiter]) -> None:

@@ -27,7 +27,7 @@ from worqr.errors import NotReplicated, Unavailable, UsageError, note_reply
 from worqr.keys import RegistryKeys
 from worqr.link.cluster_channels import ClusterSubscriptions
 from worqr.link.cluster_router import ClusterRouter
-from worqr.link.driver import Driver, Waiter, wake_all
+from worqr.link.driver import Driver, Waiter
 from worqr.link.endpoints import EndpointResolver, resolver_for
 from worqr.link.heartbeat import Heartbeat
 from worqr.link.log_thread import LogThread
@@ -178,7 +178,8 @@ class Link:
             if isinstance(request.error, NotReplicated):
                 note_reply(request.error, request.value)
             request.raise_error()
-        return cast("T", request.value)
+        value: T = request.value
+        return value
 
     async def call_all(self, calls: Sequence[Call[T]]) -> list[T]:
         """Send `calls` together, wait for all of them, and return their values in order. Cancellation works as for `call`.
@@ -196,24 +197,12 @@ class Link:
         await self.driver.prepare(everything)
         now = time.monotonic()
         requests = Posted(Request(call, self.settings.patience, now) for call in calls)
-        left = len(requests)
-
-        def answered() -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                everything.settled = True
-                wake_all((everything,))
-
-        for request in requests:
-            request.wake = answered
+        requests.settle_last(everything)
         self._submit(requests)
         try:
             await self.driver.wait(everything)
         except BaseException:
-            for request in requests:
-                request.wake = None
-                request.abandoned = True
+            requests.abandon()
             raise
         everything.raise_error()
         return _values(requests)
@@ -230,13 +219,7 @@ class Link:
 
         With an owner the call is resent until the server replies, or until the owner is dead (then `error` is ClaimLost).
         """
-        request = Request(call, patience, time.monotonic(), owner)
-
-        def wake() -> None:
-            error, request.error = request.error, None
-            deliver(cast("T | None", request.value), error)
-
-        request.wake = wake
+        request = Request(call, patience, time.monotonic(), owner, deliver)
         posted = self._together.posted
         if posted is None:
             self._submit(request)

@@ -72,6 +72,10 @@ class LiveConnection:
                     lost = error
         return lost
 
+    def progress(self) -> None:
+        """The system accepted more bytes, or the server sent some."""
+        self.heard_at = time.monotonic()
+
     def count_replicas(self, now: float) -> ConnectionLost | None:
         """Ask how many replicas have the writes that requests wait for. Return the reason if the connection was lost
         meanwhile.
@@ -109,13 +113,9 @@ class LiveConnection:
             return lost
         return None
 
-    def take_settled(self) -> list[Request]:
-        """The requests that have their outcome."""
-        session = self.session
-        settled, session.settled = session.settled, []
-        if settled:
-            session.result.settled = True
-        return settled
+    def forgive(self, seconds: float) -> None:
+        """The loop was blocked for this time, so the server is not to blame for its silence."""
+        self.heard_at += seconds
 
     def works(self) -> None:
         """A whole batch was answered."""

@@ -16,9 +16,9 @@ from functools import wraps
 from typing import Any, Final, Protocol, TypeVar
 
 from worqr.link.driver import Driver, wake_all
-from worqr.link.giving_up import give_up, guilty, too_old
 from worqr.link.live_connection import LiveConnection
 from worqr.link.request import Posted, Request
+from worqr.link.request_errors import give_up, guilty, too_old
 from worqr.link.request_queue import RequestQueue
 from worqr.link.server_errors import ConnectionLost
 from worqr.link.session import BatchResult
@@ -165,10 +165,13 @@ class Pipeline:
             return
         batch = queue.take()
         if queue.too_old:
-            self.settle(too_old(queue))
+            refused = queue.take_too_old()
+            too_old(refused)
+            self.settle(refused)
         if batch:
             self._lose(connection.send(batch, now))
             if self.connection is connection and connection.is_idle:  # none of it could be packed
+                self.settle(connection.session.take_settled())
                 self._batch_ended(connection)
 
     # Receiving
@@ -183,7 +186,7 @@ class Pipeline:
     def progress(self, lost: ConnectionLost | None) -> None:
         """More was sent, or could not be."""
         if lost is None and self.connection is not None:
-            self.connection.heard_at = time.monotonic()
+            self.connection.progress()
             self.receive()
         self._lose(lost)
         self.work()
@@ -199,7 +202,7 @@ class Pipeline:
             lost = connection.receive()
         finally:
             self._receiving = False
-        self.settle(connection.take_settled())
+        self.settle(connection.session.take_settled())
         if lost is not None and was_idle:
             self.drop(IDLE_LOSS, quiet=True)
         elif lost is not None:
@@ -209,19 +212,13 @@ class Pipeline:
 
     def settle(self, requests: list[Request]) -> None:
         """They have their outcome: wake the callers that wait."""
-        close = self.requests.close
-        for request in requests:
-            request.settled = True
-            if request.number:
-                close(request)
+        self.requests.numbers.settle(requests)
         wake_all(requests)
 
     def _batch_ended(self, connection: LiveConnection) -> None:
-        self.settle(connection.take_settled())
         result = connection.session.result
         if result.is_complete:
-            ended, self.requests.in_flight = self.requests.in_flight, []
-            if ended:
+            if self.requests.end_batch():
                 connection.works()
                 self._server.works()
         else:
@@ -236,7 +233,7 @@ class Pipeline:
         if lost is None or connection is None:
             return
         connection.session.lose(lost, time.monotonic())
-        self.settle(connection.take_settled())
+        self.settle(connection.session.take_settled())
         self._recover(connection, connection.session.result)
 
     def give_up(self, cause: str, *, innocent: bool = False) -> None:
@@ -265,7 +262,7 @@ class Pipeline:
             self.settle(failed)
         else:
             for request in result.unanswered:
-                request.losses = request.losses or 1  # it may have been executed anyway
+                request.may_have_run()
             queue.put_back(result.unanswered)
         queue.put_back(in_order)
         if moving:

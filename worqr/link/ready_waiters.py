@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from worqr.errors import WorqrError
-from worqr.link.driver import Driver, Waiter, wake_all
-from worqr.link.request import fail_all
+from worqr.link.driver import Driver, Waiter, settle_all, wake_all
 
 
 class ReadyWaiters:
@@ -46,9 +45,6 @@ class ReadyWaiters:
 def settle_soon(driver: Driver, waiters: Iterable[Waiter], error: WorqrError | None) -> None:
     """Settle waiters in a later turn of the loop; without an error it is good news."""
     settled = list(waiters)
-    if error is not None:
-        fail_all(settled, error)
-    for waiter in settled:
-        waiter.settled = True
+    settle_all(settled, error)
     if settled:
         driver.post(partial(wake_all, settled))

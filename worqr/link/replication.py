@@ -37,15 +37,13 @@ class Replication:
     Attributes:
         waiting: answered requests, each with the monotonic time at which it gives up.
         not_before: when WAIT may be sent again; -inf: at once.
-        asking: the reply to WAIT is pending, and no other.
     """
 
-    __slots__ = ("_reached", "_slice", "asking", "not_before", "waiting")
+    __slots__ = ("_reached", "_slice", "not_before", "waiting")
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Request, float]] = []
         self.not_before: float = -math.inf
-        self.asking: bool = False
         self._slice = FIRST_SLICE
         self._reached = 0
 
@@ -79,8 +77,9 @@ class Replication:
         failed = [request for request, _ in self.waiting]
         text = f"the server refused to say which replicas have it: {why} (its user needs +wait); {_STORED}"
         for request in failed:
-            request.error = NotReplicated(text, wanted=request.call.replicas)
-            request.error.__cause__ = why
+            error = NotReplicated(text, wanted=request.call.replicas)
+            error.__cause__ = why
+            request.fail(error)
         self._forget()
         return failed
 
@@ -92,7 +91,7 @@ class Replication:
             for request in late:
                 wanted = request.call.replicas
                 text = f"{self._reached} of {wanted} replicas had it in time; {_STORED}"
-                request.error = NotReplicated(text, wanted=wanted, reached=self._reached)
+                request.fail(NotReplicated(text, wanted=wanted, reached=self._reached))
             if not self.waiting:
                 self._forget()
         return late
@@ -102,7 +101,7 @@ class Replication:
         again = [request for request, _ in self.waiting if leaves is None or leaves(request)]
         self.waiting = [each for each in self.waiting if leaves is not None and not leaves(each[0])]
         for request in again:
-            request.losses = request.losses or 1  # an earlier copy of it was executed
+            request.may_have_run()
         if not self.waiting:
             self._forget()
         return again

@@ -1,7 +1,7 @@
 """One call to the server: its deadline, its number and its outcome. No I/O; the driver's loop uses it.
 
 Here: `Request`, `MergedRequest`, `WorkerHandle`, and `SequenceNumbers`, by which the server recognises a resent request. Not
-here: the order of requests (`request_queue`) and sending (`pipeline`, `session`).
+here: the states of a request (`request_queue`), sending (`pipeline`, `session`), the texts of errors (`request_errors`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, cast
 
-from worqr.errors import NotReplicated, Unavailable, WorqrError
+from worqr.errors import NotReplicated, Unavailable, WorqrBug, WorqrError
 from worqr.link.driver import Waiter, wake_all
 from worqr.script_call import Call
+
+NEVER: Final = math.inf
+"""The time at which a request was first sent, if it was not sent yet."""
 
 FORGET_AFTER = 4500.0
 """Seconds without a new number after which a base may be forgotten: the server keeps replies for 3600."""
@@ -37,76 +42,174 @@ class WorkerHandle:
         self.dead: bool = False
 
 
+Deliver = Callable[[Any, Exception | None], None]
+"""Gets the value or the error of a call."""
+
+
+@dataclass(slots=True)
+class Trouble:
+    """The failed attempts of one request. Most requests have none.
+
+    Attributes:
+        losses: healthy connections that were lost while it was in flight.
+        alone: those of them on which it was the only request.
+        not_before: when it may be tried again, after too many losses (monotonic).
+        redirects: by nodes of a cluster.
+    """
+
+    losses: int = 0
+    alone: int = 0
+    not_before: float = -math.inf
+    redirects: int = 0
+
+
 class Request(Waiter):
     """A call, and the state that the link keeps for it.
 
     Attributes:
         patience, deadline: seconds; the deadline on the monotonic clock.
         number: assigned when it is first packed, and kept when it is resent; 0: none.
-        written: it was sent at least once, so it may have taken effect.
-        written_at: when it was first sent, on the clock of `boottime`.
-        losses: healthy connections that were lost while it was in flight.
-        lost_alone: those of them on which it was the only request.
-        not_before: when it may be tried again, after too many losses, or while its keys are being moved.
-        hops: the number of redirects by nodes of a cluster.
+        written_at: when it was first sent, on the clock of `boottime`; `NEVER`: not yet, so it has no effect.
+        trouble: its failed attempts, from the first one on.
         value: the outcome, if the call succeeded.
+
+    Args:
+        deliver: called in the loop with the outcome, if no task waits for it.
     """
 
-    __slots__ = (
-        "call",
-        "deadline",
-        "hops",
-        "losses",
-        "lost_alone",
-        "not_before",
-        "number",
-        "owner",
-        "patience",
-        "value",
-        "written",
-        "written_at",
-    )
+    __slots__ = ("call", "deadline", "number", "owner", "patience", "trouble", "value", "written_at")
 
-    def __init__(self, call: Call[Any], patience: float, now: float, owner: WorkerHandle | None = None) -> None:
+    def __init__(
+        self,
+        call: Call[Any],
+        patience: float,
+        now: float,
+        owner: WorkerHandle | None = None,
+        deliver: Deliver | None = None,
+    ) -> None:
         self.settled = False
         self.abandoned = False
-        self.wake: Callable[[], object] | None = None
+        self.wake: Callable[[], object] | None = None if deliver is None else partial(_deliver, self, deliver)
         self.error: Exception | None = None
         self.call: Call[Any] = call
         self.owner: WorkerHandle | None = owner
         self.patience: float = patience
         self.deadline: float = now + patience
         self.number: int = 0
-        self.written: bool = False
-        self.written_at: float = math.inf
-        self.losses: int = 0
-        self.lost_alone: int = 0
-        self.not_before: float = -math.inf
-        self.hops: int = 0
+        self.written_at: float = NEVER
+        self.trouble: Trouble | None = None
         self.value: Any = None
+
+    @property
+    def sent(self) -> bool | None:
+        """The value of ``Unavailable.sent`` if the request ends without a reply."""
+        return False if self.written_at == NEVER else None
 
     def is_unwanted(self) -> bool:
         """Return True if no caller waits for its outcome any more."""
         return self.settled or self.abandoned
 
+    def fail_with_copy(self, error: WorqrError) -> None:
+        if isinstance(error, Unavailable):
+            self.error = Unavailable(*error.args, sent=self.sent)
+            self.error.__cause__ = error.__cause__
+        else:
+            super().fail_with_copy(error)
+
+    def read(self, reply: object) -> bool:
+        """Set the value, or the error, from the reply. Return True if it succeeded, and waits for replicas."""
+        call = self.call
+        try:
+            self.value = call.read(cast("list[Any]", reply))
+        except WorqrError as exc:
+            self.error = exc
+        except Exception as exc:
+            text = f"the reply to {call.script.name} could not be read ({type(exc).__name__}); please report this"
+            self.error = WorqrBug(text)
+            self.error.__cause__ = exc
+        else:
+            return call.replicas > 0
+        return False
+
+    # Failed attempts
+
+    @property
+    def losses(self) -> int:
+        """Connections that were lost while it was in flight."""
+        return 0 if self.trouble is None else self.trouble.losses
+
+    def count_loss(self, *, alone: bool) -> int:
+        """Count a healthy connection that was lost; return the number of those on which this was the only request."""
+        trouble = self._in_trouble()
+        trouble.losses += 1
+        trouble.alone += alone
+        return trouble.alone
+
+    def may_have_run(self) -> None:
+        """An earlier copy may have been executed, though the request did not cause the loss of its connection."""
+        trouble = self._in_trouble()
+        trouble.losses = trouble.losses or 1
+
+    def count_redirect(self) -> int:
+        """Count a redirect; return how many there have been."""
+        trouble = self._in_trouble()
+        trouble.redirects += 1
+        return trouble.redirects
+
+    def pause(self, until: float) -> None:
+        """Do not try it before this time."""
+        self._in_trouble().not_before = until
+
+    @property
+    def not_before(self) -> float:
+        """When it may be tried again."""
+        return -math.inf if self.trouble is None else self.trouble.not_before
+
+    def _in_trouble(self) -> Trouble:
+        if self.trouble is None:
+            self.trouble = Trouble()
+        return self.trouble
+
+
+def _deliver(request: Request, deliver: Deliver) -> None:
+    """Deliver the outcome. The request forgets the error, because its traceback would keep the request alive."""
+    error, request.error = request.error, None
+    deliver(request.value, error)
+
+
+def mark_written(requests: Iterable[Request], now: float) -> None:
+    """The requests are being sent, some of them again."""
+    for request in requests:
+        if request.written_at == NEVER:
+            request.written_at = now
+
 
 class Posted(list[Request]):
     """Requests that are submitted together."""
 
+    def settle_last(self, together: Waiter) -> None:
+        """Settle and wake `together` when the last request has its outcome."""
+        left = len(self)
 
-def fail_all(waiters: Iterable[Waiter], error: WorqrError) -> None:
-    """Settle the waiters, each with its own copy of the error: a traceback belongs to one task."""
-    for waiter in waiters:
-        waiter.error = type(error)(*error.args)
-        waiter.error.__cause__ = error.__cause__
-        if isinstance(waiter.error, Unavailable) and isinstance(waiter, Request):
-            waiter.error.sent = None if waiter.written else False
-        waiter.settled = True
+        def settled() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                together.settle()
+                wake_all((together,))
+
+        for request in self:
+            request.wake = settled
+
+    def abandon(self) -> None:
+        """The caller has given up."""
+        for request in self:
+            request.wake, request.abandoned = None, True
 
 
 class MergedRequest(Request):
-    """Requests that are sent as one and share its outcome. MergedRequest when they are first written: until then each can be
-    withdrawn.
+    """Requests that are sent as one and share its outcome. They are merged when they are first written; until then each of
+    them can be withdrawn.
     """
 
     __slots__ = ("parts",)
@@ -114,8 +217,10 @@ class MergedRequest(Request):
     def __init__(self, parts: Sequence[Request]) -> None:
         merge = parts[0].call.merge
         assert merge is not None, "only calls that say how are merged"
-        super().__init__(merge.join([part.call for part in parts]), parts[0].patience, 0)
-        self.call.replicas = parts[0].call.replicas
+        call, replicas = merge.join([part.call for part in parts]), parts[0].call.replicas
+        if call.replicas != replicas:
+            call = replace(call, replicas=replicas)
+        super().__init__(call, parts[0].patience, 0)
         self.deadline: float = max([part.deadline for part in parts])
         self.parts: Sequence[Request] = parts
         self.wake: Callable[[], object] | None = self._share
@@ -127,7 +232,7 @@ class MergedRequest(Request):
         """Give up the parts that have waited too long, and return them; the others wait on."""
         late = [part for part in self.parts if part.deadline <= now and not part.is_unwanted()]
         for part in late:
-            part.settled, part.written = True, self.written
+            part.settled, part.written_at = True, self.written_at
         return late
 
     def next_deadline(self) -> float:
@@ -178,8 +283,9 @@ class SequenceNumbers:
         self._open: dict[str, deque[int]] = {}
         self._early: set[tuple[str, int]] = set()  # answered or given up before a lower number was
 
-    def give(self, base: str) -> int:
-        """Return the next number of `base`, which is now open."""
+    def give(self, request: Request) -> int:
+        """Give `request` the next number of its base, and return it. The number is open now."""
+        base = request.call.base
         with self._lock:
             if time.monotonic() >= self._turn_at:
                 self._turn()
@@ -191,7 +297,22 @@ class SequenceNumbers:
             if waiting is None:
                 waiting = self._open[base] = deque()
             waiting.append(number)
-            return number
+        request.number = number
+        return number
+
+    def settle(self, requests: Iterable[Request]) -> None:
+        """The requests have their outcome, so their numbers are not open any more."""
+        for request in requests:
+            request.settled = True
+            if request.number:
+                self.done(request.call.base, request.number)
+                request.number = 0
+
+    def drop(self, request: Request) -> None:
+        """No caller waits for the request: its number does not hold back the lowest open number any more."""
+        if request.number:
+            self.done(request.call.base, request.number)
+            request.number = 0
 
     def _turn(self) -> None:
         """Forget the bases that were quiet for a period."""

@@ -3,7 +3,6 @@
 Here: the choice of the next batch, the requests that have waited too long, and the requests to resend. Not here: sockets,
 waiting, logs.
 
-The life of a request: `add` -> `take` (into `in_flight`) -> `close`. After a loss, or a refusal that permits another try,
 `put_back` moves requests to the front in their old order. So the server sees requests in the order in which they were made.
 
 Blame: a request that was in flight when two healthy connections were lost is then sent alone, so that the next loss
@@ -28,8 +27,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from worqr.link.clocks import boottime
+from worqr.link.driver import settle_all
 from worqr.link.replication import Replication
-from worqr.link.request import MergedRequest, Request, SequenceNumbers
+from worqr.link.request import NEVER, MergedRequest, Request, SequenceNumbers
 
 MAX_CALLS = 512  # a batch: more would not make it cheaper, and all its callers wait for its end
 MAX_BYTES = 8 * 1024 * 1024
@@ -53,9 +53,23 @@ class Held:
 
 
 class RequestQueue:
-    """Every unanswered request is in exactly one of `pending`, `in_flight`, `held` and `quarantined`.
+    """The requests of one server.
 
-    `replication` has the answered requests that wait for replicas.
+    Every unsettled request is in exactly one state. The state is the collection that has the request:
+
+    =============  ======================================  ==============================================================
+    state          collection                              leads to
+    =============  ======================================  ==============================================================
+    QUEUED         `pending`                               IN_FLIGHT by `take`
+    IN_FLIGHT      `in_flight`                             SETTLED; WAITING when it requires replicas; after a loss, or a
+                                                           refusal that permits another try, QUEUED, HELD or QUARANTINED
+    HELD           `held`, by base                         QUEUED by `release_due`, with all requests of the base
+    QUARANTINED    `quarantined`                           QUEUED by `release_due`, behind the others
+    WAITING        `replication.waiting`                   SETTLED; QUEUED when the connection is lost
+    SETTLED        none: `Request.settled`                 -
+    =============  ======================================  ==============================================================
+
+    From every state, requests that have waited too long are settled. In flight they also stay in the batch, for their replies.
     """
 
     __slots__ = ("held", "in_flight", "next_deadline", "numbers", "pending", "quarantined", "replication", "too_old")
@@ -89,13 +103,13 @@ class RequestQueue:
         while pending and len(batch) < MAX_CALLS:
             request = pending[0]
             if request.settled or request.abandoned or (type(request) is MergedRequest and request.is_unwanted()):
-                self.close(pending.popleft())
+                self.numbers.drop(pending.popleft())
                 continue
             if request.number and boottime() - request.written_at > SEND_AGAIN_WITHIN:
                 self.too_old.append(pending.popleft())
                 continue
             size += request.call.size
-            alone = request.losses >= SUSPECT_AFTER
+            alone = request.trouble is not None and request.trouble.losses >= SUSPECT_AFTER
             if batch and (size > MAX_BYTES or alone):
                 break
             batch.append(pending.popleft())
@@ -118,15 +132,15 @@ class RequestQueue:
         """Return the bases of the requests that wait here or are in flight. Later requests may overtake those in quarantine."""
         return {request.call.base for request in (*self.in_flight, *self.pending)} | self.held.keys()
 
-    def is_busy(self) -> bool:
-        """A connection is reading replies now."""
-        return bool(self.in_flight) or self.replication.asking
+    def end_batch(self) -> list[Request]:
+        """Return the batch; nothing is in flight any more."""
+        batch, self.in_flight = self.in_flight, []
+        return batch
 
-    def close(self, request: Request) -> None:
-        """The request needs no reply any more: its number no longer holds back the lowest open number."""
-        if request.number:
-            self.numbers.done(request.call.base, request.number)
-            request.number = 0
+    def take_too_old(self) -> list[Request]:
+        """Return the requests that must not be sent again."""
+        requests, self.too_old = self.too_old, []
+        return requests
 
     def put_back(self, requests: Iterable[Request]) -> None:
         """The batch has ended: move these requests to the front, in their order. `take` drops those that no caller waits for."""
@@ -138,15 +152,14 @@ class RequestQueue:
         alone = len(self.in_flight) == 1
         failed: list[Request] = []
         for request in unanswered:
-            request.losses += 1
-            request.lost_alone += alone
-            if request.lost_alone >= GUILTY_AFTER and not request.is_unwanted():
+            lost_alone = request.count_loss(alone=alone)
+            if lost_alone >= GUILTY_AFTER and not request.is_unwanted():
                 if request.owner is None and not isinstance(request, MergedRequest):
-                    request.settled = True
+                    request.settle()
                     failed.append(request)
                 else:
-                    pause = _QUARANTINE_PAUSE * 2 ** min(request.lost_alone - GUILTY_AFTER, 10)
-                    request.not_before = now + min(pause, _QUARANTINE_PAUSE_MAX)
+                    pause = _QUARANTINE_PAUSE * 2 ** min(lost_alone - GUILTY_AFTER, 10)
+                    request.pause(now + min(pause, _QUARANTINE_PAUSE_MAX))
                     self.quarantined.append(request)
         self.put_back(r for r in unanswered if r not in self.quarantined)
         return failed
@@ -226,26 +239,27 @@ class RequestQueue:
             return [], []
         late: list[Request] = []
         orphans: list[Request] = []
-        next_deadline, dropped = math.inf, False
+        unwanted: list[Request] = []
+        next_deadline = math.inf
         for request in (*self.in_flight, *self._waiting()):
             if request.settled:
                 continue
             if request.abandoned:
-                request.settled = dropped = True
+                unwanted.append(request)
             elif request.owner is not None and request.owner.dead:
                 orphans.append(request)
             elif type(request) is MergedRequest:
                 late += request.expire(now)
                 next_deadline = min(next_deadline, request.next_deadline())
                 if request.is_unwanted():
-                    request.settled = dropped = True
+                    unwanted.append(request)
             elif request.deadline <= now:
                 late.append(request)
             elif request.deadline < next_deadline:
                 next_deadline = request.deadline
         self.next_deadline = max(next_deadline, now + _SCAN_PAUSE)
-        for request in (*late, *orphans):
-            request.settled = dropped = True
+        dropped = (*late, *orphans, *unwanted)
+        settle_all(dropped)
         if dropped:
             self._forget_settled()
         return late, orphans
@@ -258,7 +272,7 @@ class RequestQueue:
     def _forget_settled(self) -> None:
         for request in self._waiting():
             if request.settled:
-                self.close(request)
+                self.numbers.drop(request)
         self._keep(lambda request: not request.settled)
 
     def clear(self) -> list[Request]:
@@ -268,8 +282,7 @@ class RequestQueue:
         self.pending.clear()
         self.held.clear()
         self.in_flight, self.quarantined = [], []
-        for request in everything:
-            request.settled = True
+        settle_all(everything)
         return everything
 
 
@@ -283,7 +296,7 @@ def _merged(batch: list[Request]) -> list[Request]:
     items: dict[str, int] = {}
     for request in batch:
         base = request.call.base
-        merge = None if request.written else request.call.merge
+        merge = request.call.merge if request.written_at == NEVER else None
         if merge is None:
             last.pop(base, None)
             groups.append([request])

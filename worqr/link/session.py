@@ -26,11 +26,11 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
-from worqr.errors import QueueFull, RefusedByServer, UsageError, WorqrBug, WorqrError
+from worqr.errors import QueueFull, RefusedByServer, UsageError, WorqrError
 from worqr.link.clocks import boottime
 from worqr.link.connection import loading, pack
 from worqr.link.replies import NOT_YET, NotRedis, ReplyReader, new_reader
-from worqr.link.request import Request, SequenceNumbers
+from worqr.link.request import Request, SequenceNumbers, mark_written
 from worqr.link.request_queue import RequestQueue
 from worqr.link.server_errors import ConnectionLost, ErrorAction, ErrorReply, is_no_longer_primary
 from worqr.link.wire_form import as_sent
@@ -91,7 +91,7 @@ class Session:
 
     Attributes:
         phase: the kind of the next reply.
-        settled: requests that have their outcome. The caller of `receive` empties the list.
+        settled: requests that have their outcome, until `take_settled`.
         result: the present batch, or the last one.
     """
 
@@ -120,10 +120,10 @@ class Session:
         self._reader: ReplyReader = new_reader()
         self._expected: deque[Request] = deque()
         self._loads: deque[Script] = deque()
-        self._unloadable: dict[
-            str, ErrorReply
-        ] = {}  # the highest number of replicas that a request of the batch requires
-        self._replicas = 0  # the most that a request of the batch wants
+        self._unloadable: dict[str, ErrorReply] = {}  # by SHA: why the server refuses to load a script
+        self._replicas = (
+            0  # the highest number that a request of the batch requires; -1: WAIT was sent behind the batch
+        )
         self._since = 0.0  # when WAIT was sent
 
     # Sending
@@ -164,27 +164,26 @@ class Session:
             return []
         self.result = BatchResult()
         self.phase, self._since = Phase.COUNTING, now
-        self._request_queue.replication.asking = True
         return [pack(question)]
 
     def _packed(self, requests: list[Request]) -> list[bytes]:
         """Return the bytes of some requests. A request that cannot be packed gets its error, and no bytes."""
         pieces: list[bytes] = []
-        expect, numbers = self._expected.append, self._request_queue.numbers
-        now = boottime()
+        packed: list[Request] = []
+        numbers = self._request_queue.numbers
         for request in requests:
             call = request.call
             try:
                 pieces.append(pack(self._command(request, call, numbers)))
             except Exception as exc:
-                request.error = UsageError(f"an argument of {call.script.name} cannot be sent ({type(exc).__name__})")
+                request.fail(UsageError(f"an argument of {call.script.name} cannot be sent ({type(exc).__name__})"))
                 self.settled.append(request)
                 continue
-            expect(request)
-            if not request.written:
-                request.written, request.written_at = True, now
+            packed.append(request)
             if call.replicas > self._replicas:
                 self._replicas = call.replicas
+        mark_written(packed, boottime())
+        self._expected.extend(packed)
         return pieces
 
     def _command(self, request: Request, call: Call[Any], numbers: SequenceNumbers) -> tuple[bytes | str | int, ...]:
@@ -193,7 +192,7 @@ class Session:
         if not call.numbered:
             return (b"EVALSHA", script.sha, len(keys), *keys, *call.args)
         base = call.base
-        number = request.number = request.number or numbers.give(base)
+        number = request.number or numbers.give(request)
         name = f"{base}:producer:{self._producer}"
         return (b"EVALSHA", script.sha, len(keys) + 1, name, *keys, number, numbers.lowest(base), *call.args)
 
@@ -206,17 +205,21 @@ class Session:
             ConnectionLost: the bytes are no replies, or replies that no request waits for.
         """
         self._reader.feed(data)
-        read, expected, clustered = self._reader.gets, self._expected, self._clustered
+        read, expected, settled = self._reader.gets, self._expected, self.settled
         try:
             while (reply := read()) is not NOT_YET:
                 if self.phase is not Phase.REPLYING:
                     self._other_reply(reply, now)
                     continue
                 request = expected.popleft()
-                if type(reply) is ErrorReply:
-                    self._refused(request, reply, clustered=clustered)
+                if request.settled:  # it has expired, and has its error
+                    settled.append(request)
+                elif type(reply) is ErrorReply:
+                    self._refused(request, reply)
+                elif request.read(reply):
+                    self.result.answered.append(request)
                 else:
-                    self._answered(request, reply)
+                    settled.append(request)
                 if not expected:
                     self._end_of_replies(now)
         except NotRedis as error:
@@ -238,41 +241,23 @@ class Session:
                 text = f": {reply}" if isinstance(reply, ErrorReply) else ""
                 raise ConnectionLost(f"the server sent a reply that no request waits for{text}", innocent=True)
 
-    def _answered(self, request: Request, reply: object) -> None:
-        if not request.settled:
-            call = request.call
-            try:
-                request.value = call.read(cast("list[Any]", reply))
-            except WorqrError as exc:
-                request.error = exc
-            except Exception as exc:
-                text = f"the reply to {call.script.name} could not be read ({type(exc).__name__}); please report this"
-                request.error = WorqrBug(text)
-                request.error.__cause__ = exc
-            else:
-                if call.replicas:
-                    self.result.answered.append(request)
-                    return
-        self.settled.append(request)
+    def _refused(self, request: Request, refused: ErrorReply) -> None:
+        if not self._is_sent_again(request, refused):
+            error = self._final_error(request, refused)
+            error.__cause__ = refused
+            request.fail(error)
+            self.settled.append(request)
 
-    def _refused(self, request: Request, refused: ErrorReply, *, clustered: bool) -> None:
-        if not request.settled:  # otherwise it has expired, and has its error
-            if self._is_sent_again(request, refused, clustered=clustered):
-                return
-            request.error = self._final_error(request, refused)
-            request.error.__cause__ = refused
-        self.settled.append(request)
-
-    def _is_sent_again(self, request: Request, refused: ErrorReply, *, clustered: bool) -> bool:
+    def _is_sent_again(self, request: Request, refused: ErrorReply) -> bool:
         """Sort the request into `result` if it can succeed when it is sent again."""
         result = self.result
         match refused.action:
             case ErrorAction.NOSCRIPT if self._script(request).sha not in self._unloadable:
                 result.noscript.append(request)
                 return True
-            case ErrorAction.MOVED if clustered:
+            case ErrorAction.MOVED if self._clustered:
                 result.moved.append((request, refused.text))
-            case ErrorAction.MOVING if clustered:
+            case ErrorAction.MOVING if self._clustered:
                 result.moving.append(request)
             case ErrorAction.DROP:
                 result.dropped.append(request)
@@ -333,7 +318,6 @@ class Session:
     def _counted(self, reply: object, now: float) -> None:
         """Handle the reply to WAIT: how many replicas have all earlier writes of this connection."""
         replication = self._request_queue.replication
-        replication.asking = False
         self.phase = Phase.IDLE
         if isinstance(reply, ErrorReply):
             if reply.action is ErrorAction.REFUSED and not is_no_longer_primary(reply):
@@ -344,6 +328,13 @@ class Session:
             reply = 0
         self.settled += replication.answered(cast("int", reply), now - self._since, now)
 
+    def take_settled(self) -> list[Request]:
+        """Return the requests that have their outcome."""
+        settled, self.settled = self.settled, []
+        if settled:
+            self.result.settled = True
+        return settled
+
     def lose(self, lost: ConnectionLost, now: float) -> None:
         """The connection is lost: `result` gets the unanswered requests. Idempotent."""
         if self.phase is Phase.LOST:
@@ -351,7 +342,6 @@ class Session:
         result = self.result if self.phase is not Phase.IDLE else BatchResult()
         in_replies = self.phase in (Phase.LOADING, Phase.REPLYING)
         self.phase, self.result = Phase.LOST, result
-        self._request_queue.replication.asking = False
         result.lost = lost
         result.unanswered = list(self._expected)
         self._expected.clear()

@@ -89,7 +89,8 @@ class ThreadDriver:
         self._broken = error
         for waiter in tuple(self._waiting):
             if not waiter.settled:
-                waiter.error, waiter.settled = copy.copy(error), True
+                waiter.fail(copy.copy(error))
+                waiter.settle()
         wake_all(tuple(self._waiting))
 
     def poison(self) -> None:
@@ -134,7 +135,7 @@ class ThreadDriver:
                 "this call comes from a signal handler that has interrupted another call of the same mesh: set a flag in the "
                 "handler, or hand the call to a thread"
             )
-        request.wake = _Gate(self)
+        request.when_settled(_Gate(self))
 
     async def wait(self, request: Waiter) -> None:
         gate = request.wake
@@ -143,7 +144,8 @@ class ThreadDriver:
         self._waiting.add(request)
         try:
             if self._broken is not None:
-                request.error, request.settled = copy.copy(self._broken), True
+                request.fail(copy.copy(self._broken))
+                request.settle()
                 return
             assert isinstance(gate, _Gate), "a thread that waits has prepared to"
             while not gate.is_open:
@@ -155,8 +157,7 @@ class ThreadDriver:
                 elif not gate.is_open:
                     gate.wait()
         except BaseException:
-            request.wake = None
-            request.abandoned = True
+            request.abandon()
             raise
         finally:
             self._waiting.discard(request)

@@ -71,11 +71,10 @@ class TrioDriver:
         if request.settled:  # at once, as at the end of the link
             await trio.lowlevel.cancel_shielded_checkpoint()
             return
-        request.wake = partial(trio.lowlevel.reschedule, trio.lowlevel.current_task())
+        request.when_settled(partial(trio.lowlevel.reschedule, trio.lowlevel.current_task()))
 
         def abandon(_: object) -> trio.lowlevel.Abort:
-            request.wake = None
-            request.abandoned = True
+            request.abandon()
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abandon)
@@ -186,14 +185,9 @@ class _Alarm:
         if self._scope is None:
             self._scope = trio.CancelScope()
             trio.lowlevel.spawn_system_task(self._run, name="worqr.link.timers")
-        elif self._timers.next() != self._wakes_at:
-            self._set()
+        elif when < self._wakes_at:
+            self._scope.cancel()  # the task waits anew, until the new time
         return timer
-
-    def _set(self) -> None:
-        assert self._scope is not None, "the task has begun"
-        self._wakes_at = self._timers.next()
-        self._scope.deadline = _on_trios_clock(self._wakes_at)
 
     def close(self) -> None:
         self._closed = True
@@ -206,10 +200,6 @@ class _Alarm:
             self._timers.run()
             if self._closed:
                 return
-            with trio.CancelScope() as self._scope:
-                self._set()
+            self._wakes_at = self._timers.next()
+            with trio.CancelScope(deadline=trio.current_time() + self._wakes_at - time.monotonic()) as self._scope:
                 await trio.sleep_forever()
-
-
-def _on_trios_clock(when: float) -> float:
-    return trio.current_time() + when - time.monotonic()
