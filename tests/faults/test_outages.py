@@ -143,7 +143,7 @@ async def test_a_server_that_comes_back_empty_gets_a_new_mesh(own_server: Server
     async with load.running():
         await load.wait_ran(50)
         own_server.stop()
-        await until(lambda: load.meshes[0]._client.link._client.state.name != "READY")
+        await until(lambda: load.meshes[0]._client.link._client.connector.state.name != "READY")
         await trio.testing.wait_all_tasks_blocked(0.05)  # what the server had still acknowledged has arrived
         before = list(load.acknowledged)
         own_server.wipe()

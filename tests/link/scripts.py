@@ -86,7 +86,7 @@ class Outcomes:
 
 async def notice(link: Link) -> None:
     """Let a link find out that its server is gone, with a request that is of no account."""
-    await until(lambda: link.post(ECHO_CALL, lambda *_: None) or link._client.state.name != "READY")  # type: ignore[func-returns-value]
+    await until(lambda: link.post(ECHO_CALL, lambda *_: None) or link._client.connector.state.name != "READY")  # type: ignore[func-returns-value]
 
 
 async def kill_connections(link: Link, client: Any, kind: str = "normal") -> None:

@@ -489,7 +489,7 @@ def with_link(url: str, program: LinkProgram, *, ready: bool = True) -> None:
 def test_what_was_not_sent_is_withdrawn_and_uses_no_number(own_server: Server, prefix: str) -> None:
     async def program(link: Link) -> None:
         own_server.stop()
-        await until(lambda: link.post(echo("notices"), lambda *_: None) or link._client.state.name != "READY")  # type: ignore[func-returns-value]
+        await until(lambda: link.post(echo("notices"), lambda *_: None) or link._client.connector.state.name != "READY")  # type: ignore[func-returns-value]
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await link.call(append(prefix, "withdrawn"))

@@ -21,14 +21,15 @@ from tests.support.children import Child
 from tests.support.patience import PATIENCE
 from worqr.errors import ClaimLost, RefusedByServer, Unavailable, WorqrBug
 from worqr.link import Link, LinkSettings, WorkerHandle
-from worqr.link.cluster_router import ClusterRouter
+from worqr.link.cluster_router import ClusterRouter, _Node
 from worqr.link.node_client import NodeClient
 from worqr.link.request import Request, Trouble
 from worqr.link.request_queue import GUILTY_AFTER
 from worqr.link.settings import Endpoint
 from worqr.link.subscription import receive_all
 from worqr.link.subscriptions import Subscriptions
-from worqr.link.thread_driver import ThreadDriver, run_blocking
+from worqr.link.thread_driver import ThreadDriver
+from worqr.link.thread_limits import run_blocking
 from worqr.link.topology import NodeEndpoint, ShardEndpoint
 from worqr.link.wire_form import slot_of
 from worqr.script_call import Call
@@ -50,7 +51,7 @@ def router_of(link: Link) -> ClusterRouter:
 
 
 def client_to(link: Link, node: FakeNode) -> NodeClient | None:
-    return next((pipe for place, pipe in router_of(link)._clients.items() if place.port == node.port), None)
+    return next((each.client for place, each in router_of(link)._nodes.items() if place.port == node.port), None)
 
 
 def threads(name: str) -> int:
@@ -75,14 +76,14 @@ async def test_nodes_that_point_to_each_other_are_not_asked_all_the_time(
     first, second, _ = fakes.nodes
     link = await link_to(fakes.url)
     rounds, pauses = count(), list[Request]()
-    redirected = ClusterRouter.moved
+    redirected = _Node.moved
 
-    def counted(self: ClusterRouter, pipe: NodeClient, requests: list[tuple[Request, str]]) -> list[Request]:
-        tired = redirected(self, pipe, requests)
+    def counted(self: _Node, requests: list[tuple[Request, str]]) -> list[Request]:
+        tired = redirected(self, requests)
         pauses.extend(tired)
         return tired
 
-    monkeypatch.setattr(ClusterRouter, "moved", counted)
+    monkeypatch.setattr(_Node, "moved", counted)
 
     def to_each_other(node: FakeNode, call: list[str]) -> Any:
         return fakes.run(call) if next(rounds) >= 30 else moved("Q", node)(call)

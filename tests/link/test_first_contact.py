@@ -205,8 +205,8 @@ async def test_a_name_that_was_known_is_waited_for(
         await link.call(echo("a"), patience=1)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(link.wait_ready)  # whoever connects meanwhile waits, too
-        attempts = link._client.outage.attempts  # type: ignore[union-attr]
-        await until(lambda: link._client.outage.attempts > attempts + 1)  # type: ignore[union-attr]
+        attempts = link._client.connector.attempts  # type: ignore[union-attr]
+        await until(lambda: link._client.connector.attempts > attempts + 1)  # type: ignore[union-attr]
         own_server.start()
         del names["db.invalid"]
     assert await link.call(echo("b")) == "b"

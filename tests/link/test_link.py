@@ -48,7 +48,7 @@ async def test_endless_patience_is_no_overflow(link_to: LinkTo, own_server: Serv
     own_server.stop()
     outcomes = Outcomes()
     link.post(echo("a"), outcomes, patience=1e15)
-    await until(lambda: link._client.state.name != "READY")
+    await until(lambda: link._client.connector.state.name != "READY")
     own_server.start()
     await outcomes.wait(1)
     assert outcomes.all == [("a", None)]

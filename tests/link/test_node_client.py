@@ -23,9 +23,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.link.scripts import script
 from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable
-from worqr.link import LinkSettings, Request, live_connection, node_client, outage, pipeline
+from worqr.link import LinkSettings, Request, alarm, connector, live_connection, node_client, outage, pipeline
+from worqr.link.connector import State
 from worqr.link.log_thread import LogThread
-from worqr.link.node_client import NodeClient, State
+from worqr.link.node_client import NodeClient
 from worqr.link.server_info import ServerInfo
 from worqr.link.session import Phase, Session
 from worqr.link.settings import Endpoint
@@ -160,10 +161,9 @@ class FakeWire:
 
 class FakeDialer:
     def __init__(self) -> None:
-        self.scripts: list[Any] = []
         self.dialling = False
 
-    def dial(self, *, first: bool) -> None:
+    def dial(self) -> None:
         self.dialling = True
 
     def forget(self) -> None:
@@ -222,12 +222,12 @@ class Chaos(RuleBasedStateMachine):
         super().__init__()
         self.clock = Clock()
         self.patch = pytest.MonkeyPatch()
-        for module in (node_client, pipeline, live_connection, outage):
+        for module in (alarm, connector, node_client, pipeline, live_connection, outage):
             self.patch.setattr(module, "time", self.clock)
         self.driver, self.dialer, self.server = FakeDriver(self.clock), FakeDialer(), ServerModel()
         settings = LinkSettings("redis://h:1", socket_timeout=5.0)
         self.client = NodeClient(settings, cast("Any", self.driver), LogThread(), "P")
-        self.client._dialer = cast("Any", self.dialer)
+        self.client.connector._dialer = cast("Any", self.dialer)
         self.client.start()
         self.wire: FakeWire | None = None
         self.commands: deque[list[bytes]] = deque()
@@ -314,9 +314,9 @@ class Chaos(RuleBasedStateMachine):
             self.wire, self.commands, self.replies = FakeWire(), deque(), bytearray()
             self.reader = cast("Any", hiredis.Reader)()
             self.server.scripts.add(DO.sha)
-            self.client._dialled(cast("Any", self.wire), None)
+            self.client.connector._dialled(cast("Any", self.wire), None)
         else:
-            self.client._dialled(None, Unavailable("connection refused"))
+            self.client.connector._dialled(None, Unavailable("connection refused"))
         self.take_commands()
 
     @precondition(lambda self: self.wire is not None)
@@ -437,7 +437,7 @@ class Chaos(RuleBasedStateMachine):
             self.time_passes(0.5)
             self.outcomes_are_true()
         assert all(request.settled or request.abandoned for request in self.requests.values())
-        assert self.client.state is not State.ENDED
+        assert self.client.connector.state is not State.ENDED
 
 
 TestChaos = Chaos.TestCase
@@ -454,7 +454,7 @@ def test_a_silent_server_is_given_up_in_a_loop_that_is_always_late() -> None:
         for _ in range(60):
             chaos.clock.now += 1.0
             chaos.driver.run()
-        assert chaos.client.state is State.DIALLING
+        assert chaos.client.connector.state is State.DIALLING
         assert request.losses == 1
     finally:
         chaos.patch.undo()

@@ -257,7 +257,7 @@ async def test_a_half_open_connection_is_given_up_and_the_request_resent(
     began = time.monotonic()
     outcomes = Outcomes()
     link.post(append(prefix, "b"), outcomes)
-    await until(lambda: link._client.state.name != "READY")
+    await until(lambda: link._client.connector.state.name != "READY")
     proxy.pass_all()
     await outcomes.wait(1)
     assert [value[1:] for value in outcomes.values] == [[2, 2, 2]]

@@ -351,7 +351,7 @@ async def test_memory_that_is_full_meanwhile_is_not_taken_for_nothing_stored(
     outcomes = await post_unreplicated(link, pair, mine)
     pair.primary.look.config_set("maxmemory", 1)
     proxy.cut()
-    await until(lambda: link._client.state.name == "HELD")  # type: ignore[union-attr]
+    await until(lambda: link._client.connector.state.name == "HELD")  # type: ignore[union-attr]
     pair.primary.look.config_set("maxmemory", 0)
     pair.replica.resume()
     await outcomes.wait(1)

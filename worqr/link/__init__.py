@@ -26,7 +26,8 @@ from worqr.link.request import Request, WorkerHandle
 from worqr.link.settings import DEFAULT, GIVEN, Address, LinkSettings, checked_credentials
 from worqr.link.subscription import Subscription
 from worqr.link.subscriptions import Subscriptions
-from worqr.link.thread_driver import ThreadDriver, run_blocking
+from worqr.link.thread_driver import ThreadDriver
+from worqr.link.thread_limits import run_blocking
 from worqr.link.trio_driver import TrioDriver
 from worqr.link.watchers import Change
 

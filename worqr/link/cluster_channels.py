@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.link.cluster_router import ClusterRouter, cached_slot
-from worqr.link.driver import Driver
+from worqr.link.driver import Driver, copy_of
 from worqr.link.log_thread import LogThread
 from worqr.link.pubsub_state import SHARDED, Channels
 from worqr.link.settings import Endpoint, LinkSettings
@@ -55,7 +55,7 @@ class ClusterSubscriptions:
         if len(slots) > 1:
             raise UsageError(f"on a cluster the channels of a subscription must share a slot: {', '.join(names)}")
         if self.ended is not None:
-            raise type(self.ended)(*self.ended.args)
+            raise copy_of(self.ended)
         with self.driver.entered:
             self._open[subscription] = slots.pop()
             self._place(subscription, self._topology.view)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from worqr.errors import WorqrBug, WorqrError
@@ -21,8 +21,12 @@ class Dialer:
     """The attempts to connect to one server. All methods belong to the driver's loop, except `_attempt`.
 
     Attributes:
-        scripts: the scripts to load.
         dialling: an attempt is being made.
+
+    Args:
+        dialled: gets the open connection, or the error.
+        purpose: see `open_connection`, like `timeout`.
+        scripts: returns the scripts to load.
     """
 
     def __init__(
@@ -34,8 +38,8 @@ class Dialer:
         *,
         purpose: str = "data",
         timeout: float | None = None,
+        scripts: Callable[[], Sequence[Script]] = tuple,
     ) -> None:
-        self.scripts: list[Script] = []
         self.dialling: bool = False
         self._settings = settings
         self._driver = driver
@@ -43,14 +47,16 @@ class Dialer:
         self._dialled = dialled
         self._purpose = purpose
         self._timeout = timeout
+        self._scripts = scripts
+        self._stood = False  # an attempt has succeeded
         self._number = 0
         self._closed = False
 
-    def dial(self, *, first: bool = False) -> None:
-        """Begin an attempt. `first`: no connection has stood before."""
+    def dial(self) -> None:
+        """Begin an attempt."""
         self.dialling = True
         self._number += 1
-        attempt = partial(self._attempt, self._number, first=first)
+        attempt = partial(self._attempt, self._number)
         try:
             threading.Thread(target=attempt, name="worqr-dial", daemon=True).start()
         except RuntimeError:  # the system is out of threads: block here, and expire requests late
@@ -64,7 +70,7 @@ class Dialer:
     def close(self) -> None:
         self._closed = True
 
-    def _attempt(self, number: int, *, first: bool) -> None:
+    def _attempt(self, number: int) -> None:
         """Connect. Runs in the attempt's thread."""
         wire: Wire | None = None
         error: WorqrError | None = None
@@ -72,9 +78,10 @@ class Dialer:
             wire = open_connection(
                 *(self._settings, self._resolver, self._purpose),
                 timeout=self._timeout,
-                scripts=self.scripts,
+                scripts=self._scripts(),
                 on_silence=self._give_up,
-                first=first,
+                first=self._purpose == "data"
+                and not self._stood,  # the data connection reports what else is at the port
             )
         except WorqrError as exc:
             error = exc
@@ -98,4 +105,5 @@ class Dialer:
                 wire.close()
             return
         self.dialling = False
+        self._stood = self._stood or wire is not None
         self._dialled(wire, error)

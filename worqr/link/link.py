@@ -10,6 +10,7 @@ calling task does not own the socket: its cancellation abandons one reply, and n
 
 from __future__ import annotations
 
+import enum
 import logging
 import math
 import os
@@ -27,7 +28,7 @@ from worqr.errors import NotReplicated, Unavailable, UsageError, note_reply
 from worqr.keys import RegistryKeys
 from worqr.link.cluster_channels import ClusterSubscriptions
 from worqr.link.cluster_router import ClusterRouter
-from worqr.link.driver import Driver, Waiter
+from worqr.link.driver import Driver, Waiter, copy_of
 from worqr.link.endpoints import EndpointResolver, resolver_for
 from worqr.link.heartbeat import Heartbeat
 from worqr.link.log_thread import LogThread
@@ -52,6 +53,14 @@ class _Together(threading.local):
     """The requests that this thread posts in a block of `Link.together`."""
 
     posted: Posted | None = None
+
+
+class _Phase(enum.Enum):
+    """The life of a link."""
+
+    NEW = "not started"
+    STARTED = "started; `NodeClient.ended` tells if it has ended by an error"
+    CLOSED = "closed by its owner"
 
 
 class Link:
@@ -87,7 +96,7 @@ class Link:
             self.subscriptions = Subscriptions(settings, driver, self._log_thread, resolver=self._resolver)
         self._heartbeats: list[Heartbeat[object]] = []
         self._together = _Together()
-        self._started = self._closed = False
+        self._phase = _Phase.NEW
         _links.add(self)
 
     @property
@@ -111,7 +120,7 @@ class Link:
     @property
     def has_ended(self) -> bool:
         """True if nothing can be sent any more."""
-        return self._closed or (self._started and self._client.ended is not None)
+        return self._phase is not _Phase.NEW and self._client.ended is not None
 
     def start(self) -> None:
         """Begin to connect, in the background. Idempotent.
@@ -119,13 +128,13 @@ class Link:
         Raises:
             Unavailable: the system cannot start a thread, which Sentinel and Redis Cluster need.
         """
-        if self._started or self._closed:
+        if self._phase is not _Phase.NEW:
             self._check()
             return
-        self._started = True
+        self._phase = _Phase.STARTED
         try:
             if self._sentinels is not None:
-                self._sentinels.start()
+                self._sentinels.watcher.start()
             with self.driver.entered:
                 self._client.start()
         except RuntimeError as exc:
@@ -275,7 +284,7 @@ class Link:
 
     def close(self) -> None:
         """Close all sockets and end all threads, now. Pending calls get Unavailable. Idempotent."""
-        self._closed = True
+        self._phase = _Phase.CLOSED
         for heartbeat in self._heartbeats:
             heartbeat.stop()
         if self._sentinels is not None:
@@ -296,7 +305,7 @@ class Link:
         """Raise the link's error if it has ended. Raises a copy, because a traceback belongs to one task."""
         ended = self._client.ended
         if ended is not None:
-            raise type(ended)(*ended.args) from ended.__cause__
+            raise copy_of(ended)
 
     def _poison(self) -> None:
         error = UsageError(
@@ -304,7 +313,7 @@ class Link:
             "and connect there"
         )
         if self._sentinels is not None:
-            self._sentinels.poison()
+            self._sentinels.watcher.poison()
         self._client.poison(error)
         self.driver.poison()
         self._log_thread.poison()

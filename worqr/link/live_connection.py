@@ -6,10 +6,11 @@ import math
 import time
 from typing import Final
 
-from worqr.link.outage import pause_after
+from worqr.link.connector import pause_after
 from worqr.link.request import MergedRequest, Request
 from worqr.link.server_errors import ConnectionLost
 from worqr.link.session import Phase, Session
+from worqr.link.settings import Endpoint
 from worqr.link.transport import Transport
 from worqr.lua import Script
 
@@ -57,6 +58,11 @@ class LiveConnection:
     def is_idle(self) -> bool:
         """Nothing is under way."""
         return self.session.phase is Phase.IDLE
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The server's address."""
+        return self.transport.wire.endpoint
 
     def send(self, batch: list[Request], now: float) -> ConnectionLost | None:
         """Send a batch; return why the connection was lost meanwhile, if it was."""

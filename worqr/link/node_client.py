@@ -1,20 +1,7 @@
 """`NodeClient`: the requests of one server, over all of its connections. It runs in the caller's loop, and has no thread.
 
-Here: the states of the connection, the time limits, and the end. Not here: batches and their failures (`pipeline`), the attempts
-to connect (`dialer`), waiting (the drivers).
-
-States and their transitions:
-
-==========  ================================================  =====================================================
-state       meaning                                           leads to
-==========  ================================================  =====================================================
-NEW         not started                                       DIALLING by `start`
-DIALLING    no connection; an attempt is being made           READY, or WAITING when it fails
-WAITING     no connection; the next attempt has a time        DIALLING when the time has come
-READY       connected: requests are sent                      HELD, DIALLING or WAITING when the connection is lost
-HELD        connected; the server cannot work at the moment   READY when a batch was answered, DIALLING or WAITING
-ENDED       nothing is sent any more                          -
-==========  ================================================  =====================================================
+Here: the time limits, outages, and the end. Not here: batches and their failures (`pipeline`), the states of the connection
+(`connector`), requests of other nodes of a cluster (`rebalancer`), waiting (the drivers).
 
 An outage ends when a batch has been answered, or when a connection is open and no request waits. So a
 server that accepts connections but refuses requests causes no further log lines.
@@ -22,30 +9,26 @@ server that accepts connections but refuses requests causes no further log lines
 
 from __future__ import annotations
 
-import enum
 import logging
-import math
 import time
-from functools import partial
+from typing import Final
 
 from worqr.errors import Unavailable, UsageError, WorqrBug, WorqrError
+from worqr.link.alarm import LATE, Alarm
 from worqr.link.connection import MOVED, Wire
-from worqr.link.dialer import Dialer
-from worqr.link.driver import Driver, Timer, Waiter
+from worqr.link.connector import Connector, State
+from worqr.link.driver import Driver, Waiter
 from worqr.link.endpoints import EndpointResolver, resolver_for
-from worqr.link.live_connection import LiveConnection
 from worqr.link.log_thread import LogThread
-from worqr.link.node_of_cluster import Cluster
 from worqr.link.outage import Outage
 from worqr.link.pipeline import Pipeline, survives
 from worqr.link.ready_waiters import ReadyWaiters, settle_soon
-from worqr.link.request import Posted, Request
+from worqr.link.rebalancer import SILENT, ClusterNode, Rebalancer
+from worqr.link.request import Posted, Request, SequenceNumbers
 from worqr.link.request_queue import RequestQueue
-from worqr.link.server_errors import ConnectionLost
-from worqr.link.session import Session
+from worqr.link.server_info import ServerInfo
 from worqr.link.settings import LinkSettings
-from worqr.link.transport import Transport
-from worqr.lua import all_scripts
+from worqr.lua import Script, all_scripts
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -55,19 +38,33 @@ EVICTS = (
     "maxmemory-policy noeviction"
 )
 
-_TICK = 0.25  # seconds between looks at a server that is silent, or away
-_LATE = 0.05  # seconds: a look that is later was held up by a loop that was blocked
+_TICK: Final = 0.25  # seconds between looks at a server that is silent, or away
 
 
-class State(enum.Enum):
-    """The state of a `NodeClient`; see the module."""
+class ConnectionHistory:
+    """The connections of one client so far.
 
-    NEW = "not started"
-    DIALLING = "an attempt to connect is being made"
-    WAITING = "until the next attempt to connect"
-    READY = "requests are sent"
-    HELD = "the server cannot work at the moment"
-    ENDED = "nothing is sent any more"
+    Attributes:
+        connected_at: the monotonic time of the last one; 0: there was none.
+        count: how many there have been.
+        run_id: the server's at the last one.
+    """
+
+    def __init__(self, log_thread: LogThread) -> None:
+        self.connected_at: float = 0.0
+        self.count: int = 0
+        self.run_id: str = ""
+        self._log_thread = log_thread
+        self._warned_of_eviction = False
+
+    def add(self, facts: ServerInfo, server: str) -> None:
+        """A connection is open. Warn once if the server may evict tasks."""
+        self.connected_at = time.monotonic()
+        self.count += 1
+        self.run_id = facts.run_id
+        if facts.evicts and not self._warned_of_eviction:
+            self._warned_of_eviction = True
+            self._log_thread.emit(logger, "link.eviction", EVICTS, server=server, policy=facts.eviction)
 
 
 class NodeClient:
@@ -75,14 +72,15 @@ class NodeClient:
 
     Attributes:
         ended: why nothing can be sent; None while it works.
-        state: see the module.
-        connected_at, connections, run_id: of the present or last connection.
+        history: the connections so far.
         outage: the time in which the server cannot be used.
+        connector: keeps the connection open.
         pipeline: its requests.
 
     Args:
         resolver: finds the server's address; by default the address in the settings.
-        cluster: the cluster, if the server is one of its nodes.
+        node: the server's part of a cluster, if it is one of its nodes.
+        numbers: counts the requests of all clients of a cluster.
     """
 
     def __init__(
@@ -93,35 +91,49 @@ class NodeClient:
         producer: str,
         *,
         resolver: EndpointResolver | None = None,
-        cluster: Cluster | None = None,
+        node: ClusterNode | None = None,
+        numbers: SequenceNumbers | None = None,
     ) -> None:
+        resolver = resolver or resolver_for(settings)
         self.ended: WorqrError | None = UsageError("this link was not started")
-        self.state: State = State.NEW
-        self.connected_at: float = 0.0
-        self.connections: int = 0
-        self.run_id: str = ""
+        self.history: ConnectionHistory = ConnectionHistory(log_thread)
+        self.outage: Outage = Outage(log_thread, logger, resolver.name)
         self._settings = settings
         self._driver = driver
         self._log_thread = log_thread
-        self._producer = producer
-        self._cluster = cluster
-        self._resolver: EndpointResolver = resolver or resolver_for(settings)
-        self.outage: Outage = Outage(log_thread, logger, self._resolver.name)
-        self._dialer = Dialer(settings, driver, self._resolver, self._dialled)
-        requests = RequestQueue(None if cluster is None else cluster.numbers)
-        self.pipeline: Pipeline = Pipeline(self, driver, requests, self._resolver.name, clustered=settings.clustered)
+        self.connector: Connector = Connector(
+            *(settings, driver, resolver, self._connected),
+            failed=self._failed,
+            dialling=self._dialling,
+            scripts=self._scripts,
+        )
+        self.pipeline: Pipeline = Pipeline(
+            *(self, driver, RequestQueue(numbers), resolver.name), producer=producer, clustered=settings.clustered
+        )
         self._ready = ReadyWaiters(driver)
-        self._timer: Timer | None = None
-        self._looks_at = math.inf
-        self._leaving = self._passing = False
+        self._alarm = Alarm(driver, self._look)
+        self._rebalancer = None if node is None else Rebalancer(node, self.pipeline, self._ready, self._end)
         self._judged_not = False  # the last look came late, and judged nothing
-        self._warned_of_eviction = False
+
+    @property
+    def connected_at(self) -> float:
+        """When the present (or last) connection was opened."""
+        return self.history.connected_at
+
+    @property
+    def connections(self) -> int:
+        """How many there have been."""
+        return self.history.count
+
+    @property
+    def run_id(self) -> str:
+        """The server's at the last connection."""
+        return self.history.run_id
 
     def start(self) -> None:
-        clustered = self._settings.clustered
-        self._dialer.scripts = [script.sharded if clustered else script for script in all_scripts()]
+        """Begin to connect."""
         self.ended = None
-        self._dial()
+        self.connector.dial()
 
     def submit(self, request: Request | Posted) -> None:
         """Send it, or all of them together. The outcome is set on the request, also that of the end."""
@@ -142,60 +154,67 @@ class NodeClient:
     def reconsider(self) -> None:
         """The server may be elsewhere by now: go there at once, if so."""
         connection = self.pipeline.connection
-        if self.ended is not None or (connection and self._resolver.is_current(connection.transport.wire.endpoint)):
+        if self.ended is not None or (connection and self.connector.resolver.is_current(connection.endpoint)):
             return
-        self._dialer.forget()  # an attempt that leads to the old place may hang there for seconds
+        self.connector.forget()
         if self.pipeline.is_busy:
             self.pipeline.give_up(MOVED, innocent=True)
         elif connection is not None:
             self.pipeline.drop(MOVED, quiet=True)
-        if not self._dialer.dialling:
-            self.outage.next_try = time.monotonic()
-            self._dial()
+        self.connector.redial()
+
+    def is_idle(self) -> bool:
+        """Nothing waits here."""
+        return self.pipeline.requests.is_empty() and not self._ready
 
     def close(self) -> None:
         """End the client; unanswered requests get Unavailable. Idempotent."""
-        if self.state is not State.ENDED:
+        if self.connector.state is not State.ENDED:
             self._end(Unavailable(f"the link to {self._settings.address.redacted} was closed"))
 
     def poison(self, error: WorqrError) -> None:
         """In a forked child: the connection is the parent's."""
-        self.ended, self.state = error, State.ENDED
-        self._dialer.close()
+        self.ended = error
+        self.connector.poison()
         if self.pipeline.connection is not None:
             self.pipeline.connection.transport.abandon()
 
     # Called by the pipeline
 
     def works(self) -> None:
-        self.state = State.READY
         if self.outage.since is not None:
+            self.connector.works()
             self.outage.end()
 
     def holds(self, cause: str) -> None:
-        self.state = State.HELD
+        self.connector.hold()
         self.outage.begin(cause, waiting=len(self.pipeline.requests.pending), answers=True)
 
     def lost(self, cause: str, *, quiet: bool = False) -> None:
         """Dial at once, unless an attempt has failed before."""
-        if self.state is State.ENDED:
+        if self.ended is not None:
             return
-        self.state = State.WAITING
         self.outage.begin(cause, waiting=len(self.pipeline.requests.pending), quiet=quiet)
-        self.outage.failed()
-        self._resolver.invalidate()
+        self.connector.lost()
         self.sort_out()
-        if self.state is State.WAITING and self.outage.next_try <= time.monotonic():
-            self._dial()
+        self.connector.retry()
         self.plan()
 
     def redirected(self, requests: list[tuple[Request, str]]) -> list[Request]:
-        self._resolver.invalidate()
-        return [] if self._cluster is None or not requests else self._cluster.moved(self, requests)
+        self.connector.resolver.invalidate()
+        return [] if self._rebalancer is None or not requests else self._rebalancer.node.moved(requests)
 
     def batch_ended(self) -> None:
-        if self._leaving or self._passing:
+        """Hand over requests as long as some of other nodes are left."""
+        if self._rebalancer is not None and self._rebalancer.is_active:
             self.sort_out()
+
+    @survives
+    def sort_out(self) -> None:
+        """Hand over the requests that now belong to another node, if the server is a node of a cluster."""
+        if self._rebalancer is not None and self.ended is None:
+            self._rebalancer.sort_out()
+            self.plan()
 
     def died(self, exc: BaseException) -> None:
         """A bug; or a signal handler raised while the state was being changed: no call may wait in vain."""
@@ -207,93 +226,77 @@ class NodeClient:
         error.__cause__ = exc
         self._end(error)
         self._driver.interrupted(error)
-        if self._cluster is not None:
-            self._cluster.died(error)
+        if self._rebalancer is not None:
+            self._rebalancer.node.died(error)
 
-    def _dial(self) -> None:
-        self.pipeline.expire(time.monotonic(), self.outage.text(time.monotonic()))
-        self.state = State.DIALLING
-        self._dialer.dial(first=not self.outage.stood)
+    # Called by the connector
+
+    def _scripts(self) -> list[Script]:
+        return [script.sharded if self._settings.clustered else script for script in all_scripts()]
 
     @survives
-    def _dialled(self, wire: Wire | None, error: WorqrError | None) -> None:
-        """An attempt has ended."""
-        if wire is not None:
-            try:
-                transport = Transport(wire, self._driver, self.pipeline.readable, self.pipeline.progress)
-            except (ConnectionLost, Unavailable) as exc:
-                wire.close()
-                error = Unavailable(str(exc))
-            else:
-                self._connected(transport)
-                return
-        assert error is not None, "an attempt ends with a connection or an error"
-        self.state = State.WAITING
+    def _dialling(self) -> None:
+        now = time.monotonic()
+        self.pipeline.expire(now, self.outage.text(now))
+
+    @survives
+    def _failed(self, error: WorqrError) -> None:
+        """An attempt has failed."""
         hopeless = self.outage.failed_to_connect(error, self._settings, waiting=len(self.pipeline.requests.pending))
         if hopeless is not None:
             self._ready.tell(hopeless)
         self.plan()
+        self.batch_ended()
 
-    def _connected(self, transport: Transport) -> None:
-        facts, requests = transport.wire.facts, self.pipeline.requests
-        self.outage.stood = True
-        self.run_id = facts.run_id
-        self.connected_at = time.monotonic()
-        self.connections += 1
-        self.state = State.READY
-        session = Session(requests, self._producer, clustered=self._settings.clustered)
-        self.pipeline.attach(LiveConnection(transport, session, self.connected_at))
-        if not requests.pending:
+    @survives
+    def _connected(self, wire: Wire) -> None:
+        transport = self.connector.transport(wire, self.pipeline.readable, self.pipeline.progress)
+        if transport is None:
+            return
+        self.pipeline.attach(transport)
+        self.outage.connected()
+        self.history.add(wire.facts, self.outage.address)
+        if not self.pipeline.requests.pending:
             self.works()
-        if facts.evicts and not self._warned_of_eviction:
-            self._warned_of_eviction = True
-            self._log_thread.emit(logger, "link.eviction", EVICTS, server=self.outage.address, policy=facts.eviction)
         self._ready.tell(None)
         self.pipeline.work()
+        self.batch_ended()
+
+    # Time
 
     def plan(self) -> None:
         """Plan the next check for work that no socket event announces; every tick while requests wait."""
-        if self.state is State.ENDED:
-            return
         requests, connection = self.pipeline.requests, self.pipeline.connection
         usual = requests.has_nothing_held()
-        waits = bool(requests.pending or requests.in_flight or self._ready) or not usual
-        if not waits and (connection is not None or self._dialer.dialling):
+        waits = requests.pending or requests.in_flight or self._ready or not usual
+        if not waits or self.ended is not None:
             return
         now = time.monotonic()
-        when = min(now + _TICK, requests.next_deadline) if waits else math.inf
-        if connection is None:
-            if not self._dialer.dialling:
-                when = min(when, self.outage.next_try)
-        elif connection.held_until > now:
-            when = min(when, connection.held_until)
-        elif connection.is_idle and not usual:  # else the end of the batch leads on
-            when = min(when, requests.next_pause())
-        when = max(when, now)
-        if when < self._looks_at:
-            self._looks_at = when
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._driver.call_at(when, self._look)
+        when = min(now + _TICK, requests.next_deadline)
+        if connection is not None:
+            if connection.held_until > now:
+                when = min(when, connection.held_until)
+            elif connection.is_idle and not usual:  # else the end of the batch leads on
+                when = min(when, requests.next_pause())
+        if when < self._alarm.at:
+            self._alarm.set(max(when, now))
 
     @survives
-    def _look(self) -> None:
-        """Expire late requests, detect a silent server, and retry requests and connections that are due."""
-        planned, self._looks_at, self._timer = self._looks_at, math.inf, None
+    def _look(self, late: float) -> None:
+        """Expire late requests, detect a silent server, and retry requests that are due."""
         now = time.monotonic()
         if self.pipeline.is_busy:
             self.pipeline.receive()  # read the socket's input before checking the time
-        late = now - planned > _LATE  # the loop was blocked, and the server is not to blame
-        if late and self.pipeline.connection is not None:
-            self.pipeline.connection.heard_at += now - planned
-        self._judged_not = late and not self._judged_not  # a loop that is always late must not keep requests for ever
+        blocked = late > LATE  # the server is not to blame
+        if blocked and self.pipeline.connection is not None:
+            self.pipeline.connection.forgive(late)
+        self._judged_not = (
+            blocked and not self._judged_not
+        )  # a loop that is always late must not keep requests for ever
         if not self._judged_not:
             self._judge(now)
-        if self.state is State.WAITING and now >= self.outage.next_try:
-            self._dial()
         self.pipeline.work()
-        if self._leaving or self._passing:  # until no request is left here
-            self.sort_out()
+        self.batch_ended()
 
     def _judge(self, now: float) -> None:
         """Expire late requests, and close a connection on which nothing has arrived for too long."""
@@ -303,46 +306,19 @@ class NodeClient:
         if connection is None or not self.pipeline.is_busy:
             return
         silent = now - connection.heard_at
-        if self._cluster is not None and silent >= _TICK:
-            self._resolver.invalidate()  # another node may have its slots now
+        if self._rebalancer is not None and silent >= SILENT:
+            self.connector.resolver.invalidate()  # another node may have its slots now
         if silent > self._settings.socket_timeout:
             self.pipeline.give_up(f"no answer for {self._settings.socket_timeout:g} s")
-
-    # One node of a cluster
-
-    @survives
-    def sort_out(self) -> None:
-        """Hand over the requests that now belong to another node; end, if this node is no primary any more."""
-        cluster, requests = self._cluster, self.pipeline.requests
-        if cluster is None or self.state is State.ENDED:
-            return
-        cluster.hand_over(requests.remove(partial(cluster.belongs, self)))
-        self._passing = not cluster.passed(self, requests.bases())
-        self._leaving = not cluster.is_needed(self)
-        if self._leaving:
-            for waiter, deadline in self._ready.take():
-                cluster.wait_ready(waiter, deadline)
-            connection = self.pipeline.connection
-            if not self.pipeline.is_busy:
-                if cluster.retire(self):
-                    self._end(Unavailable("the node is no primary any more"))
-            elif connection is not None and time.monotonic() - connection.heard_at >= _TICK:
-                self.pipeline.give_up("it is no primary any more", innocent=True)
-        self.plan()
-
-    def is_idle(self) -> bool:
-        """Nothing waits here."""
-        return self.pipeline.requests.is_empty() and not self._ready
 
     # The end
 
     def _end(self, error: WorqrError) -> None:
         """End: fail the pending requests, and all later ones, so that no caller waits."""
-        self.ended, self.state = error, State.ENDED
-        self._dialer.close()
+        self.ended = error
+        self.connector.close()
         self.pipeline.close()
-        if self._timer is not None:
-            self._timer.cancel()
-        self._log_thread.watchers.back(id(self.outage))  # a node that left the cluster is no longer missing
+        self._alarm.cancel()
+        self.outage.forget()  # a node that left the cluster is no longer missing
         settle_soon(self._driver, self.pipeline.requests.clear(), error)
         self._ready.tell(error)

@@ -1,12 +1,12 @@
-"""An outage of the server: its begin, cause, next attempt to connect, and its two log lines.
+"""An outage of the server: its begin, its cause, and its two log lines.
 
-One WARNING when it begins and one INFO when it ends, regardless of the number of attempts. Not here: threads and sockets.
+One WARNING when it begins and one INFO when it ends, regardless of the number of attempts. Not here: the attempts
+(`connector`), threads and sockets.
 """
 
 from __future__ import annotations
 
 import logging
-import random
 import time
 from dataclasses import dataclass, field
 
@@ -15,18 +15,7 @@ from worqr.link.log_thread import LogThread
 from worqr.link.reasons import is_unknown_host, remedy_for
 from worqr.link.settings import LinkSettings
 
-_FIRST_PAUSE = 0.05  # seconds before the third attempt in a row; the second is made at once
-_LONGEST_PAUSE = 1.0
 _WORTH_TELLING = 0.1  # seconds
-_REFUSED_PAUSE = 2.0  # a wrong password: trying often fills the server's log and mends nothing
-
-
-def pause_after(attempts: int, *, refused: bool = False) -> float:
-    """Seconds to wait after so many failures in a row: none, then doubling, with jitter against herds."""
-    if attempts <= 1 and not refused:
-        return 0.0
-    longest = _REFUSED_PAUSE if refused else min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(attempts - 2, 10))
-    return longest * random.uniform(0.5, 1.0)
 
 
 @dataclass(slots=True)
@@ -39,8 +28,6 @@ class Outage:
         cause, remedy: of the last attempt.
         stood: there has been a connection.
         answers: the server is connected, but replies that it cannot work.
-        attempts: failed attempts in a row.
-        next_try: the earliest time of the next attempt (monotonic).
     """
 
     log_thread: LogThread
@@ -51,8 +38,6 @@ class Outage:
     remedy: str = ""
     stood: bool = False
     answers: bool = False
-    attempts: int = 0
-    next_try: float = 0.0
     _told: bool = field(default=False)
 
     def begin(
@@ -79,16 +64,14 @@ class Outage:
             self.log_thread.emit(self.logger, "link.lost", text, server=self.address, error=self.cause, pending=waiting)
 
     def failed_to_connect(self, error: WorqrError, settings: LinkSettings, *, waiting: int) -> WorqrError | None:
-        """An attempt failed: schedule the next one. Requests wait as long as their patience allows.
+        """An attempt failed. Requests wait as long as their patience allows.
 
         Returns:
             The error for callers that are connecting, if waiting does not help; None: they wait as well.
         """
-        refused = not isinstance(error, Unavailable)
         cause = str(error).removeprefix(f"the server at {self.address} refused the connection: ")
         self.begin(cause, waiting=waiting, remedy=remedy_for(error, settings, stood=self.stood))
-        self.failed(refused=refused)
-        if refused:
+        if not isinstance(error, Unavailable):
             return error
         if self.stood or settings.clustered or not is_unknown_host(error):
             return None  # a host name that resolved before comes back; the nodes of a cluster name each other
@@ -96,19 +79,22 @@ class Outage:
         unknown.__cause__ = error.__cause__
         return unknown
 
-    def failed(self, *, refused: bool = False) -> None:
-        """An attempt failed: wait before the next one."""
-        self.attempts += 1
-        self.next_try = time.monotonic() + pause_after(self.attempts, refused=refused)
+    def connected(self) -> None:
+        """There is a connection. The outage ends when the server works."""
+        self.stood = True
+
+    def forget(self) -> None:
+        """The server is not needed any more."""
+        self.log_thread.watchers.back(id(self))
 
     def end(self) -> None:
         """The server works again."""
-        self.log_thread.watchers.back(id(self))
+        self.forget()
         if self.since is not None and self._told:
             gone = time.monotonic() - self.since
             text = "connected to %(server)s after %(duration).1f s"
             self.log_thread.emit(self.logger, "link.back", text, server=self.address, duration=gone)
-        self.since, self.cause, self.remedy, self.attempts, self.next_try = None, "", "", 0, 0.0
+        self.since, self.cause, self.remedy = None, "", ""
         self.answers = self._told = False
 
     def text(self, now: float) -> str:

@@ -21,7 +21,8 @@ from worqr.link.request import Posted, Request
 from worqr.link.request_errors import give_up, guilty, too_old
 from worqr.link.request_queue import RequestQueue
 from worqr.link.server_errors import ConnectionLost
-from worqr.link.session import BatchResult
+from worqr.link.session import BatchResult, Session
+from worqr.link.transport import Transport
 from worqr.link.wire_form import as_sent
 
 WHILE_MOVING: Final = 0.05
@@ -92,12 +93,15 @@ class Pipeline:
         connection: the open connection, or None.
     """
 
-    def __init__(self, server: Server, driver: Driver, queue: RequestQueue, address: str, *, clustered: bool) -> None:
+    def __init__(
+        self, server: Server, driver: Driver, queue: RequestQueue, address: str, *, producer: str, clustered: bool
+    ) -> None:
         self.requests: RequestQueue = queue
         self.connection: LiveConnection | None = None
         self._server = server
         self._driver = driver
         self._address = address
+        self._producer = producer
         self._clustered = clustered
         self._receiving = self._gathering = False
 
@@ -106,9 +110,10 @@ class Pipeline:
         """Something is under way on a connection."""
         return self.connection is not None and not self.connection.is_idle
 
-    def attach(self, connection: LiveConnection) -> None:
+    def attach(self, transport: Transport) -> None:
         """Use this connection from now on."""
-        self.connection = connection
+        session = Session(self.requests, self._producer, clustered=self._clustered)
+        self.connection = LiveConnection(transport, session, time.monotonic())
 
     def close(self) -> None:
         """Close the connection, if it is open. Waiting requests stay in the queue."""

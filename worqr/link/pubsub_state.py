@@ -70,8 +70,7 @@ class Channels(Generic[L]):
 
     Attributes:
         news: (listener, channel, message) in order of arrival; (listener, None, b"") when all channels of a listener are
-            confirmed.
-        failures: (listener, channel) that the server refuses. The caller empties both lists.
+            confirmed. Until `take_news`.
         expelled: the server has unsubscribed the connection from a channel, because its slot moved to another node.
     """
 
@@ -79,7 +78,6 @@ class Channels(Generic[L]):
         self._words = words
         self._group_of = group_of
         self.news: list[tuple[L, str | None, bytes]] = []
-        self.failures: list[tuple[L, str]] = []
         self.expelled: bool = False
         self._channels: dict[bytes, _Channel[L]] = {}
         self._changed: dict[bytes, None] = {}
@@ -92,6 +90,11 @@ class Channels(Generic[L]):
 
     def listeners(self) -> set[L]:
         return {listener for channel in self._channels.values() for listener in channel.listeners}
+
+    def take_news(self) -> list[tuple[L, str | None, bytes]]:
+        """Return the news, which are delivered now."""
+        news, self.news = self.news, []
+        return news
 
     # Wanted channels
 
@@ -219,8 +222,13 @@ class Channels(Generic[L]):
                     if not listener.missing:
                         self.news.append((listener, None, b""))
 
-    def refused(self) -> None:
-        """The oldest question was answered with an error: ask again, one by one, or leave it to the next connection."""
+    def refused(self) -> list[tuple[L, str]]:
+        """The reply to the oldest command is an error: subscribe each channel alone, or leave it to the next connection.
+
+        Returns:
+            (listener, channel) of a channel that the server refuses.
+        """
+        failures: list[tuple[L, str]] = []
         group = self._asked.popleft() if self._asked else None
         for key in group or ():
             self._unconfirmed.pop(key, None)
@@ -232,4 +240,5 @@ class Channels(Generic[L]):
                 channel.on_wire = False
                 self._changed[key] = None
             else:
-                self.failures += [(listener, channel.name) for listener in channel.listeners]
+                failures += [(listener, channel.name) for listener in channel.listeners]
+        return failures

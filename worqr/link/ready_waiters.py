@@ -42,8 +42,8 @@ class ReadyWaiters:
         settle_soon(self._driver, [waiter for waiter, _ in self.take()], error)
 
 
-def settle_soon(driver: Driver, waiters: Iterable[Waiter], error: WorqrError | None) -> None:
-    """Settle waiters in a later turn of the loop; without an error it is good news."""
+def settle_soon(driver: Driver, waiters: Iterable[Waiter], error: WorqrError | None = None) -> None:
+    """Settle waiters, and wake them in a later turn of the loop."""
     settled = list(waiters)
     settle_all(settled, error)
     if settled:

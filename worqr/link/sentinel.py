@@ -24,9 +24,11 @@ from typing import Any, cast
 
 from worqr.errors import RefusedByServer, Unavailable, WorqrError
 from worqr.link.connection import Wire, open_connection
+from worqr.link.connection_thread import WireHolder
+from worqr.link.driver import copy_of
+from worqr.link.endpoint_watcher import EndpointWatcher, error_of
 from worqr.link.endpoints import OnSilence, StaticEndpoint
 from worqr.link.log_thread import LogThread
-from worqr.link.reasons import is_unknown_host
 from worqr.link.server_errors import ConnectionLost, ErrorReply
 from worqr.link.settings import Endpoint, LinkSettings
 
@@ -40,7 +42,6 @@ _BELIEVED = 30.0  # seconds for which the last view of a silent Sentinel counts
 _TRY_AGAIN = 10.0  # seconds until a silent Sentinel is tried again, while others reply
 _FIND = 3.0  # seconds that a caller waits for the first look
 _SLICE = 0.1  # seconds: how late `close` may be noticed
-_END_WAIT = 0.2  # seconds that closing waits for the thread; a thread that is connecting takes longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class SentinelEndpoint:
     Attributes:
         name: the URL without its secrets.
         primary: its latest known address.
+        watcher: the Sentinel thread.
 
     Args:
         moved: called in the Sentinel thread when the primary has changed.
@@ -77,9 +79,9 @@ class SentinelEndpoint:
         self._blind_since: float | None = None
         self._failing_over = False
         self._looked = threading.Event()
-        self._doubted = threading.Event()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="worqr-sentinel", daemon=True)
+        self.watcher: EndpointWatcher = EndpointWatcher(
+            "worqr-sentinel", self._look, lambda: tuple(self._sentinels.values())
+        )
         self._know(settings.address.seeds)
 
     def resolve(self, on_silence: OnSilence | None = None) -> Endpoint:
@@ -93,9 +95,9 @@ class SentinelEndpoint:
         while not self._looked.wait(_SLICE) and time.monotonic() < end:
             if on_silence is not None:
                 on_silence()
-        primary, error = self.primary, self._error
+        primary = self.primary
         if primary is None:
-            raise type(error)(*error.args) from error.__cause__
+            raise copy_of(self._error)
         return primary
 
     def is_current(self, endpoint: Endpoint) -> bool:
@@ -103,44 +105,24 @@ class SentinelEndpoint:
 
     def invalidate(self) -> None:
         """It was not there, or is no primary: look at once."""
-        self._doubted.set()
-
-    def start(self) -> None:
-        """Begin to look. Raises RuntimeError if the system cannot start a thread."""
-        self._thread.start()
+        self.watcher.invalidate()
 
     def close(self) -> None:
-        """End the Sentinel thread."""
-        self._ended.set()
-        self._doubted.set()
+        """End the Sentinel thread, and the wait for its first look."""
         self._looked.set()
-        for sentinel in tuple(self._sentinels.values()):
-            sentinel.interrupt()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(_END_WAIT)
-
-    def poison(self) -> None:
-        """In a forked child: the thread does not exist here, and the sockets belong to the parent."""
-        self._ended.set()
-        for sentinel in self._sentinels.values():
-            sentinel.abandon()
+        self.watcher.close()
 
     # The Sentinel thread
 
-    def _run(self) -> None:
-        while not self._ended.is_set():
-            self._doubted.clear()
-            try:
-                self.look_once()
-            except Exception as exc:  # a bug must cost one look, not all later ones
-                text = "asking the Sentinels failed, trying again; this is a bug of worqr, please report it"
-                self._log_thread.emit(logger, "link.sentinel", text, exc_info=exc)
-            self._looked.set()
-            self._ended.wait(_LOOK_AGAIN)
-            if not self._failing_over:
-                self._doubted.wait(_LOOK_EVERY - _LOOK_AGAIN)
-        for sentinel in self._sentinels.values():
-            sentinel.close()
+    def _look(self) -> tuple[float, float]:
+        """Ask the Sentinels; return the pauses for `EndpointWatcher`."""
+        try:
+            self.look_once()
+        except Exception as exc:  # a bug must cost one look, not all later ones
+            text = "asking the Sentinels failed, trying again; this is a bug of worqr, please report it"
+            self._log_thread.emit(logger, "link.sentinel", text, exc_info=exc)
+        self._looked.set()
+        return _LOOK_AGAIN, 0.0 if self._failing_over else _LOOK_EVERY - _LOOK_AGAIN
 
     def look_once(self) -> None:
         """Ask all Sentinels, and use the best view. Silent ones come last, so that they delay no others."""
@@ -158,20 +140,16 @@ class SentinelEndpoint:
         answered = len(errors) < len(asked) + len(silent)
         if answered:
             self._forget()
-        if not self._ended.is_set():
+        if not self.watcher.has_ended:
             self._tell(errors, answered=answered)
 
     def _ask(self, sentinels: list[Sentinel], errors: list[WorqrError]) -> None:
         for sentinel in sentinels:
             try:
-                sentinel.ask(self._settings, self._while_silent)
+                sentinel.ask(self._settings, self.watcher.check)
             except WorqrError as error:
                 errors.append(error)
             self._know(sentinel.others)
-
-    def _while_silent(self) -> None:
-        if self._ended.is_set():
-            raise ConnectionLost("the link was closed", innocent=True)
 
     def _know(self, endpoints: Iterable[Endpoint]) -> None:
         new = {endpoint: Sentinel(endpoint) for endpoint in endpoints if endpoint not in self._sentinels}
@@ -215,26 +193,19 @@ class SentinelEndpoint:
                 self._log_thread.emit(logger, "link.sighted", text, service=self.name, duration=gone)
             self._blind_since = None
             return
-        refusals = [error for error in errors if not isinstance(error, Unavailable)]
-        silent = sorted(
-            errors, key=is_unknown_host
-        )  # an unknown host name is the reason only if no Sentinel's name is known
-        first = str((refusals or silent)[0]) if errors else "the link was closed"
-        if refusals and len(refusals) == len(errors):
-            self._error = refusals[0]
-        else:
-            self._error = Unavailable(first)
-            self._error.__cause__ = None if refusals or not errors else silent[0]
-        if self.primary is not None and self._blind_since is None and not self._ended.is_set():
+        self._error = error_of(errors)
+        if self.primary is not None and self._blind_since is None and not self.watcher.has_ended:
             self._blind_since = time.monotonic()
             text = (
                 "no Sentinel of %(service)s answers (%(error)s); continuing with %(server)s, which was the primary, and may not "
                 "be any more"
             )
-            self._log_thread.emit(logger, "link.blind", text, service=self.name, error=first, server=str(self.primary))
+            self._log_thread.emit(
+                logger, "link.blind", text, service=self.name, error=str(self._error), server=str(self.primary)
+            )
 
 
-class Sentinel:
+class Sentinel(WireHolder):
     """One Sentinel, and the connection to it. Only the Sentinel thread uses it, except for `interrupt`.
 
     Attributes:
@@ -245,12 +216,12 @@ class Sentinel:
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__()
         self.view: SentinelReport | None = None
         self.others: frozenset[Endpoint] = frozenset()
         self.silences: int = 0
         self.not_before: float = 0.0
         self._endpoint = endpoint
-        self._wire: Wire | None = None
         self._learned_at = 0.0
 
     def ask(self, settings: LinkSettings, on_silence: OnSilence) -> None:
@@ -261,9 +232,9 @@ class Sentinel:
             RefusedByServer: it is not a Sentinel, does not have the service, or refuses the user.
         """
         try:
-            wire = self._wire
+            wire = self.wire
             if wire is None:
-                wire = self._wire = self._open(settings, on_silence)
+                wire = self.wire = self._open(settings, on_silence)
             self._exchange(wire, settings.address.service)
         except (ConnectionLost, WorqrError) as error:
             self.close()
@@ -323,22 +294,6 @@ class Sentinel:
         names = [each.get(b"name", b"").decode("utf-8", "replace") for each in _rows(masters)]
         known = f"; it knows {', '.join(map(repr, sorted(names)))}" if names else ""
         return f"the Sentinel at {self._endpoint} knows no service {service!r}{known}"
-
-    def interrupt(self) -> None:
-        """From another thread: make a pending read fail at once."""
-        wire = self._wire
-        if wire is not None:
-            wire.interrupt()
-
-    def abandon(self) -> None:
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            wire.abandon()
-
-    def close(self) -> None:
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            wire.close()
 
 
 def _endpoint(host: bytes, port: bytes) -> Endpoint:

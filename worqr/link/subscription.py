@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from worqr.errors import UsageError, WorqrError
-from worqr.link.driver import BUG, Driver, Waiter, wake_all
+from worqr.link.driver import BUG, Driver, Waiter, copy_of, wake_all
 from worqr.link.pubsub_state import Listener
 from worqr.log_events import emit
 
@@ -64,6 +64,11 @@ class Subscription:
         self._error: Exception | None = None
         self._waiters: list[Waiter] = []
 
+    def move_to(self, hub: ListenerOwner) -> tuple[SubscriptionListener, SubscriptionListener | None]:
+        """Return the listener for the connection of `hub`, which is used from now on, and the one before it."""
+        before, self.listener = self.listener, SubscriptionListener(self, hub)
+        return self.listener, before
+
     async def wait_confirmed(self) -> None:
         """Return when all channels have been subscribed once.
 
@@ -80,7 +85,7 @@ class Subscription:
             await driver.wait(waiter)
         error = self._error or (None if self._stood else self._hub.ended)
         if error is not None:
-            raise type(error)(*error.args) from error.__cause__
+            raise copy_of(error)
 
     def close(self) -> None:
         """Receive no more messages. Channels without another subscription are unsubscribed. Idempotent."""

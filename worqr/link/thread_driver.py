@@ -21,13 +21,13 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from worqr.errors import Unavailable, UsageError, WorqrBug
+from worqr.errors import Unavailable, UsageError
 from worqr.link.driver import TimeLimit, Waiter, wake_all
-from worqr.link.thread_limits import Limit, check_limits, here, next_limit, until
+from worqr.link.thread_limits import Limit, check_limits, next_limit, until
 from worqr.link.thread_reactor import Reactor, ReactorWatch, run_callback
 from worqr.link.timers import Timer, Timers
 
@@ -295,16 +295,3 @@ class _Gate:
             if self._lock.acquire(timeout=patience):
                 return
         self._lock.acquire()
-
-
-def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end in this thread. It may wait only by a `ThreadDriver`."""
-    outer, here.limit = here.limit, None  # the interrupted caller's limits do not apply to this coroutine
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        return cast("T", end.value)
-    finally:
-        here.limit = outer
-    coroutine.close()
-    raise WorqrBug(f"{coroutine!r} waits for an event loop, and here is none; please report this")

@@ -1,13 +1,20 @@
-"""Time limits of plain threads: blocks like ``trio.move_on_after``. A waiting thread checks its own limits."""
+"""Run coroutines in plain threads, with time limits like ``trio.move_on_after``. A waiting thread checks its own limits.
+
+Not here: how such a coroutine waits (`thread_driver`).
+"""
 
 from __future__ import annotations
 
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
+
+from worqr.errors import WorqrBug
+
+T = TypeVar("T")
 
 _LONGEST = 3600.0
 """The longest single wait in seconds; the operating system limits it as well."""
@@ -84,3 +91,17 @@ def check_limits() -> None:
         passed = [limit for limit in _limits() if limit.ends_at <= now]
         if passed:
             raise LimitPassed(passed[-1])
+
+
+def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end in this thread. It may wait only by a `ThreadDriver`."""
+    outer, here.limit = here.limit, None  # the interrupted caller's limits do not apply to this coroutine
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        here.limit = outer
+    coroutine.close()
+    raise WorqrBug(f"{coroutine!r} waits for an event loop, and here is none; please report this")

@@ -20,10 +20,13 @@ from typing import Any, Protocol, cast
 
 from worqr.errors import RefusedByServer, Unavailable, WorqrBug, WorqrError
 from worqr.link.connection import Wire, open_connection
+from worqr.link.connection_thread import WireHolder
+from worqr.link.connector import pause_after
+from worqr.link.endpoint_watcher import EndpointWatcher, error_of
 from worqr.link.endpoints import OnSilence, StaticEndpoint
 from worqr.link.log_thread import LogThread
-from worqr.link.outage import Outage, pause_after
-from worqr.link.reasons import is_unknown_host, remedy_for
+from worqr.link.outage import Outage
+from worqr.link.reasons import remedy_for
 from worqr.link.server_errors import ConnectionLost, ErrorAction, ErrorReply
 from worqr.link.settings import Endpoint, LinkSettings
 from worqr.link.wire_form import SLOTS
@@ -33,7 +36,6 @@ logger: logging.Logger = logging.getLogger(__name__)
 _TIMEOUT = 1.0  # seconds for connecting to a node, and for its reply
 _LOOK_EVERY = 5.0  # seconds between regular looks
 _LOOK_AGAIN = 0.25  # seconds between looks after `invalidate()`, at least
-_END_WAIT = 0.2  # seconds that closing waits for the thread; a thread that is connecting takes longer
 
 
 class TopologyView:
@@ -76,6 +78,7 @@ class Topology:
     Attributes:
         view: the owners of the slots. Replaced, never changed, so that a reader gets consistent answers.
         why: the error of the last look; empty if it succeeded.
+        watcher: the thread.
         outage: the time until the owners are known for the first time.
     """
 
@@ -89,12 +92,11 @@ class Topology:
         self._log_thread = log_thread
         self._hooks = hooks
         self._post = post
-        self._doubted = threading.Event()
-        self._ended = threading.Event()
         self._learning = threading.Lock()
-        self._wire: Wire | None = None
+        self._asking = WireHolder()
         self._asked = settings.address.seeds[0]
-        self._thread = threading.Thread(target=self._run, name="worqr-topology", daemon=True)
+        self._failures = 0  # looks in a row
+        self.watcher: EndpointWatcher = EndpointWatcher("worqr-topology", self._look, lambda: (self._asking,))
 
     def owner(self, slot: int) -> Endpoint | None:
         """Return the node that has `slot`; None if it is unknown."""
@@ -102,7 +104,7 @@ class Topology:
 
     def invalidate(self) -> None:
         """Something was not where it should be: look again, soon."""
-        self._doubted.set()
+        self.watcher.invalidate()
 
     def learn(self, redirects: Iterable[str], asked: Endpoint) -> None:
         """Apply redirects, each ``SLOT HOST:PORT``. Without a host (or with ``?``), the host is that of `asked`."""
@@ -118,47 +120,23 @@ class Topology:
         if news:
             self._post(self._hooks.changed)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        """End the topology thread."""
-        self._ended.set()
-        self._doubted.set()
-        wire = self._wire
-        if wire is not None:
-            wire.interrupt()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(_END_WAIT)
-
-    def poison(self) -> None:
-        """In a forked child: the thread does not exist here, and the socket belongs to the parent."""
-        self._ended.set()
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            wire.abandon()
-
     # The topology thread
 
-    def _run(self) -> None:
-        attempts = 0
-        while not self._ended.is_set():
-            self._doubted.clear()
-            try:
-                error = self.look_once()
-            except Exception as exc:  # a bug must cost one look, not all later ones
-                error = WorqrBug(f"the nodes cannot be asked ({type(exc).__name__}: {exc}); please report this")
-                text = "asking the cluster failed, trying again; this is a bug of worqr, please report it"
-                self._log_thread.emit(logger, "link.topology", text, exc_info=exc)
-                self._drop()
-            attempts = 0 if error is None else attempts + 1
-            self._tell(error)
-            self._post(partial(self._hooks.looked, error))
-            refused = error is not None and not isinstance(error, Unavailable)
-            self._ended.wait(max(_LOOK_AGAIN, pause_after(attempts, refused=refused)))
-            if attempts == 0:
-                self._doubted.wait(_LOOK_EVERY)
-        self._drop()
+    def _look(self) -> tuple[float, float]:
+        """Ask the nodes, and store the result; return the pauses for `EndpointWatcher`."""
+        try:
+            error = self.look_once()
+        except Exception as exc:  # a bug must cost one look, not all later ones
+            error = WorqrBug(f"the nodes cannot be asked ({type(exc).__name__}: {exc}); please report this")
+            text = "asking the cluster failed, trying again; this is a bug of worqr, please report it"
+            self._log_thread.emit(logger, "link.topology", text, exc_info=exc)
+            self._asking.close()
+        self._failures = 0 if error is None else self._failures + 1
+        self._tell(error)
+        self._post(partial(self._hooks.looked, error))
+        refused = error is not None and not isinstance(error, Unavailable)
+        pause = max(_LOOK_AGAIN, pause_after(self._failures, refused=refused))
+        return pause, _LOOK_EVERY if error is None else 0.0
 
     def _tell(self, error: WorqrError | None) -> None:
         """Store why no node could report the owners. Log it until they are known for the first time; later each node's client
@@ -167,7 +145,7 @@ class Topology:
         self.why = "" if error is None else str(error)
         if error is None:
             self.outage.end()
-        elif not (self.view.primaries or self._ended.is_set()):
+        elif not (self.view.primaries or self.watcher.has_ended):
             self.outage.begin(self.why, remedy=remedy_for(error, self._settings))
 
     def look_once(self) -> WorqrError | None:
@@ -188,7 +166,7 @@ class Topology:
         second_best: TopologyView | None = None
         errors: list[WorqrError] = []
         for endpoint in self._whom_to_ask():
-            if self._ended.is_set():
+            if self.watcher.has_ended:
                 break
             self._post(self._hooks.meanwhile)
             try:
@@ -199,44 +177,28 @@ class Topology:
             if view.works:
                 return view
             second_best = second_best or view
-            self._drop()
+            self._asking.close()
         if second_best is not None:
             return second_best
-        refusals = [error for error in errors if not isinstance(error, Unavailable)]
-        if refusals and len(refusals) == len(errors):
-            raise refusals[0]
-        errors.sort(key=is_unknown_host)  # an unknown host name is the reason only if no node's name is known
-        if not errors:
-            raise Unavailable("the link was closed")
-        raise Unavailable(str(errors[0])) from errors[0]
+        raise error_of(errors)
 
     def _whom_to_ask(self) -> Sequence[Endpoint | None]:
         """Return None for the open connection; then the known nodes in any order, then the seeds of the URL."""
         nodes = list(self.view.primaries)
         random.shuffle(nodes)
-        first: list[Endpoint | None] = [] if self._wire is None else [None]
+        first: list[Endpoint | None] = [] if self._asking.wire is None else [None]
         return [*first, *dict.fromkeys((*nodes, *self._settings.address.seeds))]
 
     def _view_of(self, endpoint: Endpoint | None) -> TopologyView:
         try:
-            if endpoint is None:
-                assert self._wire is not None
-            else:
-                self._drop()
-                self._asked = endpoint
-                self._wire = open_connection(
-                    *(self._settings, StaticEndpoint(str(endpoint), endpoint), "topology"),
-                    timeout=_TIMEOUT,
-                    on_silence=self._while_silent,
-                    replica=True,
-                    first=not self.view.primaries,
-                )
-            slots, info = self._wire.exchange([("CLUSTER", "SLOTS"), ("CLUSTER", "INFO")])
+            wire = self._asking.wire if endpoint is None else self._open(endpoint)
+            assert wire is not None, "None stands for the open connection"
+            slots, info = wire.exchange([("CLUSTER", "SLOTS"), ("CLUSTER", "INFO")])
         except (ConnectionLost, Unavailable) as error:
-            self._drop()
+            self._asking.close()
             raise Unavailable(f"{self._asked}: {error}") from error
         if isinstance(slots, ErrorReply):
-            self._drop()
+            self._asking.close()
             if slots.action is not ErrorAction.REFUSED:
                 raise Unavailable(str(slots))
             raise RefusedByServer(
@@ -246,9 +208,17 @@ class Topology:
         works = not isinstance(info, bytes) or b"cluster_state:ok" in info
         return TopologyView(owners_of(cast("list[Any]", slots), self._asked.host, self.view.primaries), works=works)
 
-    def _while_silent(self) -> None:
-        if self._ended.is_set():
-            raise ConnectionLost("the link was closed", innocent=True)
+    def _open(self, endpoint: Endpoint) -> Wire:
+        self._asking.close()
+        self._asked = endpoint
+        wire = open_connection(
+            *(self._settings, StaticEndpoint(str(endpoint), endpoint), "topology"),
+            timeout=_TIMEOUT,
+            on_silence=self.watcher.check,
+            replica=True,
+            first=not self.view.primaries,
+        )
+        return self._asking.hold(wire)
 
     def _take(self, view: TopologyView) -> None:
         """Apply a view. A slot without an owner keeps its previous one, because no node reports a newer one.
@@ -266,11 +236,6 @@ class Topology:
             raise Unavailable("no node of the cluster has any slot")
         if changed:
             self._post(self._hooks.changed)
-
-    def _drop(self) -> None:
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            wire.close()
 
 
 class NodeEndpoint(StaticEndpoint):

@@ -1,0 +1,179 @@
+"""`Connector`: keeps one connection to a server open: attempts, the pauses between them, and the end.
+
+Not here: one attempt (`dialer`), the open connection (`live_connection`, `subscriptions`), log lines (`outage`).
+
+States and their transitions:
+
+==========  ================================================  =====================================================
+state       meaning                                           leads to
+==========  ================================================  =====================================================
+NEW         nothing was dialled yet                           DIALLING by `dial`
+DIALLING    no connection; an attempt is being made           READY, or WAITING when it fails
+WAITING     no connection; the next attempt has a time        DIALLING when the time has come
+READY       connected                                         HELD, DIALLING or WAITING when the connection is lost
+HELD        connected; the server cannot work at the moment   READY when a batch was answered, DIALLING or WAITING
+ENDED       no connection any more                            -
+==========  ================================================  =====================================================
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+import time
+from collections.abc import Callable, Sequence
+
+from worqr.errors import Unavailable, WorqrError
+from worqr.link.alarm import Alarm
+from worqr.link.connection import Wire
+from worqr.link.dialer import Dialer
+from worqr.link.driver import Driver
+from worqr.link.endpoints import EndpointResolver
+from worqr.link.server_errors import ConnectionLost
+from worqr.link.settings import LinkSettings
+from worqr.link.transport import Transport
+from worqr.lua import Script
+
+_FIRST_PAUSE = 0.05  # seconds before the third attempt in a row; the second is made at once
+_LONGEST_PAUSE = 1.0
+_REFUSED_PAUSE = 2.0  # a wrong password: trying often fills the server's log and mends nothing
+
+
+def pause_after(attempts: int, *, refused: bool = False) -> float:
+    """Seconds to wait after so many failures in a row: none, then doubling, with jitter against herds."""
+    if attempts <= 1 and not refused:
+        return 0.0
+    longest = _REFUSED_PAUSE if refused else min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(attempts - 2, 10))
+    return longest * random.uniform(0.5, 1.0)
+
+
+class State(enum.Enum):
+    """The state of a connection; see the module."""
+
+    NEW = "nothing was dialled yet"
+    DIALLING = "an attempt to connect is being made"
+    WAITING = "until the next attempt to connect"
+    READY = "connected"
+    HELD = "the server cannot work at the moment"
+    ENDED = "no connection any more"
+
+
+class Connector:
+    """The attempts to keep one connection open. All methods belong to the driver's loop.
+
+    Attributes:
+        state: see the module.
+        resolver: finds the server's address.
+        attempts: failed attempts and lost connections in a row.
+
+    Args:
+        connected: gets an open connection.
+        failed: gets the error of an attempt.
+        dialling: called when an attempt begins.
+        purpose: see `open_connection`.
+        timeout: see `open_connection`.
+        scripts: returns the scripts to load.
+    """
+
+    def __init__(
+        self,
+        settings: LinkSettings,
+        driver: Driver,
+        resolver: EndpointResolver,
+        connected: Callable[[Wire], object],
+        *,
+        failed: Callable[[WorqrError], object] = lambda _: None,
+        dialling: Callable[[], object] = lambda: None,
+        purpose: str = "data",
+        timeout: float | None = None,
+        scripts: Callable[[], Sequence[Script]] = tuple,
+    ) -> None:
+        self.state: State = State.NEW
+        self.resolver: EndpointResolver = resolver
+        self.attempts: int = 0
+        self._next_try = 0.0
+        self._driver = driver
+        self._connected = connected
+        self._failed = failed
+        self._dialling = dialling
+        self._alarm = Alarm(driver, lambda _: self.dial())
+        self._dialer = Dialer(
+            settings, driver, resolver, self._dialled, purpose=purpose, timeout=timeout, scripts=scripts
+        )
+
+    def dial(self) -> None:
+        """Begin an attempt."""
+        self._alarm.cancel()
+        self._dialling()
+        self.state = State.DIALLING
+        self._dialer.dial()
+
+    def redial(self) -> None:
+        """The server may be elsewhere: begin an attempt at once, unless one is being made."""
+        if not self._dialer.dialling and self.state is not State.ENDED:
+            self.dial()
+
+    def forget(self) -> None:
+        """Discard the present attempt: it leads to an old address, and may hang there for seconds."""
+        self._dialer.forget()
+
+    def works(self) -> None:
+        """The connection is of use: the next loss begins a new row of attempts."""
+        self.state, self.attempts = State.READY, 0
+
+    def hold(self) -> None:
+        """The server replied that it cannot work at the moment."""
+        self.state = State.HELD
+
+    def lost(self) -> None:
+        """The connection was lost. `retry` continues."""
+        self._count()
+        self.resolver.invalidate()
+
+    def retry(self) -> None:
+        """Dial at once or after a pause, if the connection was lost."""
+        if self.state is State.WAITING:
+            if self._next_try <= time.monotonic():
+                self.dial()
+            else:
+                self._alarm.set(self._next_try)
+
+    def transport(
+        self, wire: Wire, readable: Callable[[], object], progress: Callable[[ConnectionLost | None], object]
+    ) -> Transport | None:
+        """Return the transport of a connection that was just opened; None if it is lost already."""
+        try:
+            return Transport(wire, self._driver, readable, progress)
+        except (ConnectionLost, Unavailable) as exc:
+            wire.close()
+            self._give_up(Unavailable(str(exc)))
+        return None
+
+    def close(self) -> None:
+        """No attempt any more."""
+        self.poison()
+        self._alarm.cancel()
+
+    def poison(self) -> None:
+        """In a forked child: the timers are the parent's."""
+        self.state = State.ENDED
+        self._dialer.close()
+
+    def _dialled(self, wire: Wire | None, error: WorqrError | None) -> None:
+        """An attempt has ended."""
+        if wire is not None:
+            self.state = State.READY
+            self._connected(wire)
+        else:
+            assert error is not None, "an attempt ends with a connection or an error"
+            self._give_up(error)
+
+    def _give_up(self, error: WorqrError) -> None:
+        self._count(refused=not isinstance(error, Unavailable))
+        self._failed(error)
+        self.retry()
+
+    def _count(self, *, refused: bool = False) -> None:
+        self.state = State.WAITING
+        self.attempts += 1
+        self._next_try = time.monotonic() + pause_after(self.attempts, refused=refused)
