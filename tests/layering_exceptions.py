@@ -70,7 +70,6 @@ IN_CIRCLES: tuple[str, ...] = (
 )
 WIDE_CLASSES: dict[str, int] = {
     "hosting.peer_thread.Life": 13,
-    "link.heartbeat.Heartbeat": 24,
     "mesh.Mesh": 18,
     "peer.aio.Run": 14,
     "peer.children.process.Child": 14,

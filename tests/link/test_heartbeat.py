@@ -18,8 +18,10 @@ from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.link import Heartbeat, Link, answer_timeout, boottime, heartbeat
-from worqr.link.heartbeat import _Sent
-from worqr.link.loop_monitor import LoopMonitor
+from worqr.link.beat_connection import Sent
+from worqr.link.endpoints import resolver_for
+from worqr.link.log_thread import LogThread
+from worqr.link.loop_monitor import LoopMonitor, LoopState
 from worqr.link.settings import LinkSettings
 from worqr.script_call import Call
 
@@ -125,7 +127,7 @@ async def test_a_connection_that_is_silently_dead_is_left_in_time(
     acked, replies = beats.heartbeat.acked_at, len(beats.replies)
     monkeypatch.setattr(heartbeat, "_RETRY", 2 * PATIENCE)
     proxy.blackhole(hole)
-    beats.heartbeat._every = 2 * PATIENCE  # the beat after the one that gets lost does not come by itself
+    beats.heartbeat._schedule.every = 2 * PATIENCE  # the beat after the one that gets lost does not come by itself
     await until(lambda: beats.heartbeat.errors, what="a beat that is given up")
     assert boottime() - acked >= 0.6
     assert "no answer for 0.6 s" in beats.heartbeat.last_error
@@ -148,7 +150,7 @@ async def test_the_first_beat_finds_a_connection(link_to: LinkTo, proxy: FaultPr
     beats = Beats(await link_to(proxy.url), prefix)
     beats.heartbeat.open()
     await until(lambda: connections_of(proxy))
-    await until(lambda: beats.heartbeat._wire is not None)
+    await until(lambda: beats.heartbeat._connection.wire is not None)
     assert beats.heartbeat.beats == 0
     beats.heartbeat.start()
     await beats.wait(2)
@@ -158,33 +160,36 @@ async def test_the_first_beat_finds_a_connection(link_to: LinkTo, proxy: FaultPr
 
 def test_a_process_that_is_frozen_while_an_answer_is_awaited_does_not_blame_the_loop() -> None:
     """Time that the system takes to connect is no freeze, though."""
-    loop = Loop()
+    loop, settings = Loop(), LinkSettings("redis://localhost")
     beating: Heartbeat[int] = Heartbeat(
-        *(LinkSettings("redis://localhost"), loop),  # type: ignore[arg-type]
+        *(settings, loop),  # type: ignore[arg-type]
         make=lambda *_: pytest.fail("no beat is due"),
         replied=lambda _: None,
         every=60,
         block_limit=15,
         describe=lambda: "culprit()",
+        log_thread=LogThread(),
+        resolver=resolver_for(settings),
     )
-    beating._begun.set()
+    beating._schedule.begun.set()
     beating._loop.look(time.monotonic() - 20)  # a tick that was not answered since
-    beating._next_beat = time.monotonic() + 60
-    beating._wire = object()  # type: ignore[assignment]
-    beating._sent.append(_Sent(None, 0, math.inf))
-    beating._looked = time.monotonic() - 20
+    beating._schedule.postpone(60)
+    beating._connection.wire = object()  # type: ignore[assignment]
+    beating._connection.sent.append(Sent(None, 0, math.inf))
+    beating._loop.begin_slice(time.monotonic() - 20)
     beating._while_silent()
-    assert (beating._loop.turning, beating._loop.stalled) == (True, False)
-    beating._wire = None  # it connects, and was blocked in the system meanwhile: the loop has had that time
-    beating._looked = beating._loop._asked_at = time.monotonic() - 20
+    assert beating._loop.state is LoopState.TURNING
+    beating._connection.wire = None  # it connects, and was blocked in the system meanwhile: the loop has had that time
+    beating._loop._asked_at = time.monotonic() - 20
+    beating._loop.begin_slice(beating._loop._asked_at)
     beating._while_silent()
-    assert beating._loop.stalled
+    assert beating._loop.state is LoopState.STALLED
 
 
 async def test_a_heart_that_is_stopped_before_it_beats_ends(link_to: LinkTo, server: Server, prefix: str) -> None:
     beats = Beats(await link_to(server.url), prefix)
     beats.heartbeat.open()
-    await until(lambda: beats.heartbeat._wire is not None)
+    await until(lambda: beats.heartbeat._connection.wire is not None)
     beats.heartbeat.stop()
     await until(lambda: "worqr-heartbeat" not in [thread.name for thread in threading.enumerate()])
     assert beats.made == []
@@ -395,7 +400,7 @@ def test_a_thread_that_could_not_run_does_not_blame_the_loop() -> None:
     watch.look(100.0)
     watch.forgive(60.0)  # the process was frozen
     watch.look(160.2)
-    assert (watch.turning, watch.stalled) == (True, False)
+    assert watch.state is LoopState.TURNING
     [line] = watch.lines()
     assert (line.event, line.seconds) == ("heartbeat.late", 60)
 
@@ -406,12 +411,12 @@ def test_a_loop_that_goes_on_not_turning_is_blamed_all_the_same() -> None:
     watch.look(100.0)
     watch.forgive(60.0)
     watch.look(161.5)
-    assert not watch.turning
+    assert watch.state is LoopState.BLOCKED
     watch.look(176.0)
-    assert watch.stalled
+    assert watch.state is LoopState.STALLED
     loop.turn()
     watch.look(176.5)
-    assert (watch.turning, watch.stalled) == (True, False)
+    assert watch.state is LoopState.TURNING
     words = [line.event for line in watch.lines()]
     assert words == ["heartbeat.late", "loop.blocked", "loop.blocked", "loop.turns"]
 

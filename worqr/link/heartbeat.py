@@ -1,7 +1,7 @@
 """The keepalive: its own thread and connection, so that no long batch or busy loop lets a worker's keepalive key expire.
 
-Here: `Heartbeat`. Not here: the content of a beat and of its reply (the peer's `make` and `replied`), and how the loop is checked
-(`loop_monitor`).
+Here: `Heartbeat`. Not here: the content of a beat and of its reply (the peer's `make` and `replied`), its connection
+(`beat_connection`), and how the loop is checked (`loop_monitor`).
 
 A beat is sent every `every` seconds, even while replies to earlier beats are pending. So a slow line or an overloaded server
 does not make the keepalive key expire. If a beat waits longer than `timeout` seconds for its reply, the connection is closed.
@@ -19,22 +19,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
 from worqr.errors import Unavailable, WorqrError
-from worqr.link.clocks import boottime
-from worqr.link.connection import MOVED, Wire, loading, open_connection, pack
+from worqr.link.beat_connection import BeatConnection
+from worqr.link.connection_thread import ConnectionThread
 from worqr.link.driver import Driver
-from worqr.link.endpoints import EndpointResolver, resolver_for
+from worqr.link.endpoints import EndpointResolver
 from worqr.link.log_thread import LogThread
-from worqr.link.loop_monitor import LoopMonitor
+from worqr.link.loop_monitor import LoopMonitor, LoopState
 from worqr.link.server_errors import ConnectionLost, ErrorAction, ErrorReply
 from worqr.link.settings import LinkSettings
-from worqr.link.wire_form import as_sent
 from worqr.script_call import Call
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -46,7 +43,6 @@ _PERMANENT_TIMEOUT = 5.0  # seconds, for a worker without an expiry
 _RETRY = 0.5  # seconds between attempts after a beat failed
 _TICK = 0.5  # seconds between looks at the loop, at most
 _SLICE = 0.1  # seconds between checks while a reply is awaited; as in `connection`
-_END_WAIT = 0.2  # seconds that stopping waits for the thread; a thread that is connecting takes longer
 
 
 def answer_timeout(keepalive: float | None) -> float:
@@ -60,14 +56,41 @@ def answer_timeout(keepalive: float | None) -> float:
     return max(1.0, min(keepalive / 2, _LONGEST_TIMEOUT))
 
 
-@dataclass(slots=True)
-class _Sent(Generic[R]):
-    """A command that waits for its reply: a beat, or a SCRIPT LOAD (`call` is None)."""
+class _Schedule:
+    """The times of the beats.
 
-    call: Call[R] | None
-    at: float  # on the clock of `boottime`
-    deadline: float  # on the monotonic clock
-    again: bool = False  # it was sent before, and the server did not have the script
+    Attributes:
+        begun: set when beats are to be sent.
+        every: seconds between two beats.
+        next: the monotonic time of the next one.
+        count: how many were due, and sent.
+    """
+
+    def __init__(self, every: float) -> None:
+        self.begun: threading.Event = threading.Event()
+        self.every: float = every
+        self.next: float = time.monotonic()
+        self.count: int = 0
+
+    @property
+    def pause(self) -> float:
+        """Seconds between two looks at the loop."""
+        return min(self.every / 2, _TICK)
+
+    def begin(self) -> None:
+        """Send the first beat at once."""
+        self.next = time.monotonic()
+        self.begun.set()
+
+    def advance(self, now: float) -> int:
+        """Plan the next beat in step; a late beat is not followed by a burst. Return the number of this one."""
+        self.next = max(self.next + self.every, now)
+        self.count += 1
+        return self.count
+
+    def postpone(self, seconds: float) -> None:
+        """Send the next beat after this time."""
+        self.next = time.monotonic() + seconds
 
 
 class Heartbeat(Generic[R]):
@@ -75,7 +98,6 @@ class Heartbeat(Generic[R]):
 
     Attributes, changed by the keepalive thread only, readable from any thread:
         acked_at: `boottime()` at which the last acknowledged beat was sent; 0 before the first.
-        beats: the number of beats sent.
         errors: the number of failed beats; last_error is the text of the last failure.
 
     Attribute, changed in the loop:
@@ -93,37 +115,24 @@ class Heartbeat(Generic[R]):
         block_limit: float,
         describe: Callable[[], str],
         timeout: float = 1.5,
-        log_thread: LogThread | None = None,
-        resolver: EndpointResolver | None = None,
+        log_thread: LogThread,
+        resolver: EndpointResolver,
     ) -> None:
         self.acked_at: float = 0.0
         self.heard_at: float = 0.0
-        self.beats: int = 0
         self.errors: int = 0
         self.last_error: str = ""
-        self._settings = settings
-        self._resolver = resolver or resolver_for(settings)
         self._driver = driver
         self._make = make
         self._replied = replied
-        self._every = every
-        self._timeout = timeout
-        self._log_thread = log_thread or LogThread()
-        self._owns_log_thread = log_thread is None
+        self._log_thread = log_thread
         self._loop = LoopMonitor(driver, describe, block_limit)
-        self._wire: Wire | None = None
-        self._sent: deque[_Sent[R]] = deque()
-        self._next_beat = self._looked = time.monotonic()  # last check of the clock while a reply is awaited
-        self._has_worked = False  # the present connection has delivered a reply
-        self._begun = threading.Event()
-        self._stopped = threading.Event()
-        self._refused: WorqrError | None = None
-        self._thread = threading.Thread(target=self._run, name="worqr-heartbeat", daemon=True)
+        self._connection: BeatConnection[R] = BeatConnection(settings, resolver, timeout, self._while_silent)
+        self._schedule = _Schedule(every)
+        self._thread = ConnectionThread("worqr-heartbeat", self._run)
 
     def open(self) -> None:
         """Begin to connect, so that the first beat finds a connection. Raises Unavailable if the system cannot start a thread."""
-        if self._refused is not None:
-            raise self._refused
         try:
             self._thread.start()
         except RuntimeError as exc:
@@ -131,14 +140,18 @@ class Heartbeat(Generic[R]):
 
     def start(self) -> None:
         """Begin to beat, at once. Raises Unavailable if the system cannot start a thread."""
-        if self._thread.ident is None:
+        if not self._thread.is_started:
             self.open()
-        self._next_beat = time.monotonic()
-        self._begun.set()
+        self._schedule.begin()
+
+    @property
+    def beats(self) -> int:
+        """The number of beats sent."""
+        return self._schedule.count
 
     @property
     def stopped(self) -> bool:
-        return self._stopped.is_set()
+        return self._thread.ended.is_set()
 
     @property
     def lag(self) -> float:
@@ -147,148 +160,96 @@ class Heartbeat(Generic[R]):
 
     def stop(self) -> None:
         """Stop sending and reporting beats. Idempotent; the thread has ended afterwards, unless it is connecting."""
-        if self._stopped.is_set() or self._refused is not None:
-            return
-        self._stopped.set()
-        self._begun.set()
-        wire = self._wire
-        if wire is not None:
-            wire.interrupt()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(_END_WAIT)
-        if self._owns_log_thread:
-            self._log_thread.stop()
+        if not self.stopped and self._thread.refused is None:
+            self._thread.end(self._interrupt)
 
     def poison(self, error: WorqrError) -> None:
         """In a forked child: the keepalive thread exists in the parent only."""
-        self._refused = error
-        if self._wire is not None:
-            self._wire.abandon()
+        self._thread.poison(error)
+        self._connection.abandon()
+
+    def _interrupt(self) -> None:
+        self._schedule.begun.set()
+        self._connection.interrupt()
+
+    # The keepalive thread
 
     def _run(self) -> None:
-        while not self._stopped.is_set():
+        while not self.stopped:
             try:
                 self._step()
             except Exception as exc:  # whatever the error, the next beat must be sent
                 self._failed(f"{type(exc).__name__}: {exc}")
-                self._drop()  # a reply may be left on it
+                self._connection.drop()  # a reply may be left on it
             self._rest()
-        self._drop()
+        self._connection.drop()
 
     def _rest(self) -> None:
         """Until the next beat, or the next look at the loop."""
-        if not self._begun.is_set():
-            self._begun.wait(_RETRY if self._wire is None else None)
+        if not self._schedule.begun.is_set():
+            self._schedule.begun.wait(_RETRY if self._connection.wire is None else None)
             return
-        wake = min(self._next_beat, time.monotonic() + self._pause)
-        self._stopped.wait(max(wake - time.monotonic(), 0.001))
+        wake = min(self._schedule.next, time.monotonic() + self._schedule.pause)
+        self._thread.ended.wait(max(wake - time.monotonic(), 0.001))
         self._loop.forgive(time.monotonic() - wake)
-
-    @property
-    def _pause(self) -> float:
-        return min(self._every / 2, _TICK)
 
     def _step(self) -> None:
         """Send a beat if it is time, and read all pending replies; beats continue meanwhile."""
         try:
             self._look()
-            while self._sent and not self._stopped.is_set():
-                self._hear()
+            while self._connection.sent and not self.stopped:
+                self._read()
         except (ConnectionLost, Unavailable) as exc:
-            at_once = self._has_worked
+            at_once = self._connection.has_worked
             self._failed(str(exc))
-            self._drop()
+            self._connection.drop()
             if at_once:
-                self._next_beat = time.monotonic()
+                self._schedule.postpone(0)
         except ErrorReply as exc:
             self._failed(str(exc))
             if exc.action in (ErrorAction.DROP, ErrorAction.MOVED):
-                self._drop()
+                self._connection.drop()
         except WorqrError as exc:
             self._failed(str(exc))
 
     def _look(self) -> None:
         """The regular work: check the loop, send a beat, and hand on log lines."""
         now = time.monotonic()
-        if not self._begun.is_set():
-            self._connection()
+        if not self._schedule.begun.is_set():
+            self._connection.open()
             return
         self._loop.look(now)
-        if now >= self._next_beat:
-            if self._loop.stalled:
-                self._next_beat = now + self._pause
+        if now >= self._schedule.next:
+            if self._loop.state is LoopState.STALLED:
+                self._schedule.postpone(self._schedule.pause)
             else:
-                # in step; a late beat is not followed by a burst
-                self._next_beat = max(self._next_beat + self._every, now)
-                self._beat()
+                number = self._schedule.advance(now)
+                self._connection.send(self._make(number, self._loop.state is LoopState.TURNING))
         self._tell()
 
-    def _beat(self) -> None:
-        self.beats += 1
-        call = self._make(self.beats, self._loop.turning)
-        self._send(self._connection(), call)
-
-    def _connection(self) -> Wire:
-        wire = self._wire
-        if wire is not None and not self._resolver.is_current(wire.endpoint):
-            if self._sent:
-                raise ConnectionLost(MOVED, innocent=True)
-            self._drop()
-            wire = None
-        if wire is None:
-            look = self._while_silent
-            wire = self._wire = open_connection(
-                self._settings, self._resolver, "beat", timeout=self._timeout, on_silence=look
-            )
-        return wire
-
-    def _send(self, wire: Wire, call: Call[R], *, again: bool = False) -> None:
-        script, keys = as_sent(call, clustered=self._settings.clustered)
-        deadline = time.monotonic() + self._timeout
-        pieces = [pack((b"EVALSHA", script.sha, len(keys), *keys, *call.args))]
-        if again:
-            pieces = loading([script]) + pieces
-            self._sent.append(_Sent(None, 0, deadline))
-        self._sent.append(_Sent(call, boottime(), deadline, again))
-        wire.send(pieces)
-
-    def _hear(self) -> None:
+    def _read(self) -> None:
         """Read the oldest pending reply."""
-        wire = self._wire
-        assert wire is not None, "what is sent is forgotten with its connection"
-        self._looked = time.monotonic()
-        try:
-            reply = wire.read()
-        except ErrorReply as exc:
-            sent = self._sent.popleft()
-            if exc.action is not ErrorAction.NOSCRIPT or sent.call is None or sent.again:
-                raise
-            self._send(wire, sent.call, again=True)
-            return
-        sent = self._sent.popleft()
-        if sent.call is not None:
-            value = sent.call.read(reply)
-            self._has_worked = True
-            self.acked_at = sent.at
-            self._driver.post(partial(self._reply, value, sent.at))
+        self._loop.begin_slice(time.monotonic())
+        reply = self._connection.read()
+        if reply is not None:
+            value, sent_at = reply
+            self.acked_at = sent_at
+            self._driver.post(partial(self._deliver, value, sent_at))
 
     def _while_silent(self) -> None:
         """Called every 0.1 s while the thread waits for a reply or for the handshake."""
-        if self._stopped.is_set():
-            raise ConnectionLost("the heartbeat was stopped", innocent=True)
+        self._thread.check()
         now = time.monotonic()
-        if self._wire is not None:
-            self._loop.forgive(now - self._looked - _SLICE)
-            self._looked = now
-            if now > self._sent[0].deadline:
-                raise ConnectionLost(f"no answer for {self._timeout:g} s")
+        if self._connection.wire is not None:
+            self._loop.end_slice(now, _SLICE)
+            self._connection.check(now)
             self._look()
-        elif self._begun.is_set():
+        elif self._schedule.begun.is_set():
             self._loop.look(now)
 
-    def _reply(self, value: R, sent_at: float) -> None:
+    def _deliver(self, value: R, sent_at: float) -> None:
         """In the loop."""
-        if not self._stopped.is_set():
+        if not self.stopped:
             self.heard_at = sent_at
             self._replied(value)
 
@@ -296,15 +257,7 @@ class Heartbeat(Generic[R]):
         """Try again soon."""
         self.errors += 1
         self.last_error = why
-        self._next_beat = time.monotonic() + min(_RETRY, self._every)
-
-    def _drop(self) -> None:
-        wire, self._wire = self._wire, None
-        self._sent.clear()
-        self._has_worked = False
-        if wire is not None:
-            wire.close()
-            self._resolver.invalidate()
+        self._schedule.postpone(min(_RETRY, self._schedule.every))
 
     def _tell(self) -> None:
         for event, text, seconds, where, level in self._loop.lines():

@@ -11,6 +11,7 @@ lines to the log thread.
 
 from __future__ import annotations
 
+import enum
 import logging
 import time
 from collections.abc import Callable
@@ -33,17 +34,23 @@ class Line(NamedTuple):
     level: int | None = None
 
 
+class LoopState(enum.Enum):
+    """The state of a loop, by the time for which the last tick has waited."""
+
+    TURNING = "it was confirmed, or has not waited for long"
+    BLOCKED = "it has waited for over a second"
+    STALLED = "it has waited for longer than the block limit"
+
+
 class LoopMonitor:
     """The watch over one loop.
 
     Attributes:
-        turning: the last tick was answered, or has not waited for long.
-        stalled: it has waited for longer than the block limit.
+        state: TURNING -> BLOCKED -> STALLED while a tick waits; TURNING when the loop has confirmed it.
     """
 
     def __init__(self, driver: Driver, describe: Callable[[], str], block_limit: float) -> None:
-        self.turning: bool = True
-        self.stalled: bool = False
+        self.state: LoopState = LoopState.TURNING
         self._driver = driver
         self._describe = describe
         self._block_limit = block_limit
@@ -51,7 +58,8 @@ class LoopMonitor:
         self._asked_at = 0.0
         self._answered = 0  # changed only in the loop, like:
         self._last_lag = 0.0
-        self._blocked_since: float | None = None
+        self._blocked_since = 0.0
+        self._slice_began = 0.0
         self._lines: list[Line] = []
 
     @property
@@ -63,17 +71,18 @@ class LoopMonitor:
         """Judge the last tick; post the next one if it was answered. Two ticks are never on their way."""
         if self._answered != self._asked:
             waited = now - self._asked_at
-            self.turning = waited <= _TURNING
-            if not self.turning and self._blocked_since is None:
+            if self.state is LoopState.TURNING:
                 self._blocked_since = self._asked_at
+            if waited > _TURNING and self.state is LoopState.TURNING:
+                self.state = LoopState.BLOCKED
                 self._line(
                     "loop.blocked",
                     "the event loop has not turned for %(duration).1f s; it is busy with %(where)s; let blocking code run in a "
                     "thread, as the handlers do that are declared with a plain def",
                     waited,
                 )
-            if waited > self._block_limit and not self.stalled:
-                self.stalled = True
+            if waited > self._block_limit and self.state is not LoopState.STALLED:
+                self.state = LoopState.STALLED
                 self._line(
                     "loop.blocked",
                     "the event loop has not turned for %(duration).1f s, and this worker sends no heartbeats until it does: "
@@ -82,10 +91,10 @@ class LoopMonitor:
                     logging.ERROR,
                 )
             return
-        if self._blocked_since is not None:
+        if self.state is not LoopState.TURNING:
             gone = now - self._blocked_since
             self._lines.append(Line("loop.turns", "the event loop turns again, after %(duration).1f s", gone))
-        self.turning, self.stalled, self._blocked_since = True, False, None
+        self.state = LoopState.TURNING
         self._asked += 1
         self._asked_at = now
         self._driver.post(partial(self._tick, self._asked))
@@ -101,6 +110,15 @@ class LoopMonitor:
                 "the heartbeat thread could not run for %(duration).1f s; the process was frozen, or held up by %(where)s",
                 late,
             )
+
+    def begin_slice(self, now: float) -> None:
+        """The keepalive thread begins to wait for a reply."""
+        self._slice_began = now
+
+    def end_slice(self, now: float, expected: float) -> None:
+        """It has waited for a slice of this length, and waits on. See `forgive`."""
+        self.forgive(now - self._slice_began - expected)
+        self._slice_began = now
 
     def lines(self) -> list[Line]:
         lines, self._lines = self._lines, []
