@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.link.conftest import LinkTo
 from tests.link.scripts import ECHO_CALL, Outcomes, append, echo, lines, until
+from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.sentinels import SERVICE, FakeSentinel, Sentinel, run_id, started
 from tests.support.servers import Server
@@ -169,6 +171,28 @@ async def test_every_connection_goes_to_a_new_primary_at_once(
     assert await link.call(append(prefix, "a")) == ["ok", 1, 1, 1]
     assert link.run_id == run_id(own_server)
     await until(lambda: {f"worqr:test:{each}".encode() for each in ("data", "subscribe", "beat")} <= names(own_server))
+
+
+async def test_a_heartbeat_goes_to_a_new_primary_while_the_loop_is_blocked(
+    link_to: LinkTo, server: Server, own_server: Server, says: Says
+) -> None:
+    """The Sentinels are asked in a thread: a blocked worker beats until its `block_limit`, also after a failover."""
+    teller = says(server)
+    link = await link_to(teller.url)
+    heartbeat = link.heartbeat(
+        make=lambda n, _turning: echo(str(n)), replied=lambda _: None, every=0.1, block_limit=ENDLESS, describe=str
+    )
+    heartbeat.start()
+    await until(lambda: heartbeat.acked_at)
+    teller.primary, teller.epoch = own_server.port, 2
+    deadline = time.monotonic() + PATIENCE
+    while b"worqr:test:beat" not in names(own_server):
+        assert time.monotonic() < deadline, "no heartbeat at the new primary"
+        time.sleep(0.01)
+    acked = heartbeat.acked_at
+    while heartbeat.acked_at == acked:
+        assert time.monotonic() < deadline, "no beat at the new primary"
+        time.sleep(0.01)
 
 
 def names(server: Server) -> set[bytes]:
