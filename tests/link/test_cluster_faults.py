@@ -21,8 +21,9 @@ from tests.support.children import Child
 from tests.support.patience import PATIENCE
 from worqr.errors import ClaimLost, RefusedByServer, Unavailable, WorqrBug
 from worqr.link import Link, LinkSettings, WorkerHandle
-from worqr.link.cluster_router import ClusterRouter, _Node
+from worqr.link.cluster_router import ClusterRouter
 from worqr.link.node_client import NodeClient
+from worqr.link.rebalancer import Rebalancer
 from worqr.link.request import Request, Trouble
 from worqr.link.request_queue import GUILTY_AFTER
 from worqr.link.settings import Endpoint
@@ -51,7 +52,7 @@ def router_of(link: Link) -> ClusterRouter:
 
 
 def client_to(link: Link, node: FakeNode) -> NodeClient | None:
-    return next((each.client for place, each in router_of(link)._nodes.items() if place.port == node.port), None)
+    return next((client for place, client in router_of(link)._clients.items() if place.port == node.port), None)
 
 
 def threads(name: str) -> int:
@@ -76,14 +77,14 @@ async def test_nodes_that_point_to_each_other_are_not_asked_all_the_time(
     first, second, _ = fakes.nodes
     link = await link_to(fakes.url)
     rounds, pauses = count(), list[Request]()
-    redirected = _Node.moved
+    redirected = Rebalancer.moved
 
-    def counted(self: _Node, requests: list[tuple[Request, str]]) -> list[Request]:
+    def counted(self: Rebalancer, requests: list[tuple[Request, str]]) -> list[Request]:
         tired = redirected(self, requests)
         pauses.extend(tired)
         return tired
 
-    monkeypatch.setattr(_Node, "moved", counted)
+    monkeypatch.setattr(Rebalancer, "moved", counted)
 
     def to_each_other(node: FakeNode, call: list[str]) -> Any:
         return fakes.run(call) if next(rounds) >= 30 else moved("Q", node)(call)
@@ -252,9 +253,9 @@ async def test_a_call_that_was_suspected_follows_its_slot_when_its_pause_is_over
     pipe, outcomes = client_to(link, first), Outcomes()
     assert pipe is not None
     request = Request(append("t", "x"), PATIENCE, time.monotonic(), WorkerHandle("W1"))
-    request.trouble = Trouble(losses=GUILTY_AFTER, alone=GUILTY_AFTER, not_before=time.monotonic() + 1)
+    request.trouble = Trouble(losses=GUILTY_AFTER, alone=GUILTY_AFTER)
     request.wake = lambda: outcomes(request.value, request.error)
-    pipe.pipeline.requests.quarantined.append(request)
+    pipe.pipeline.requests.quarantined.append((request, time.monotonic() + 1))
     fakes.give((ALL, second))
     first.does = moved("Q", second)
     await link.call(append("t", "y"))

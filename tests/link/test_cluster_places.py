@@ -68,7 +68,7 @@ async def test_nodes_are_found_however_they_are_named(
             await listening["Q0"].wait(1)
         finally:
             await trio.to_thread.run_sync(move_slot, cluster, slot, source)
-    assert {pipe.port for pipe in link._client._nodes} <= {node.port for node in cluster.nodes}  # type: ignore[union-attr]
+    assert {pipe.port for pipe in link._client._clients} <= {node.port for node in cluster.nodes}  # type: ignore[union-attr]
 
 
 # TLS

@@ -25,6 +25,7 @@ from tests.link.scripts import script
 from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable
 from worqr.link import LinkSettings, Request, alarm, connector, live_connection, node_client, outage, pipeline
 from worqr.link.connector import State
+from worqr.link.endpoints import resolver_for
 from worqr.link.log_thread import LogThread
 from worqr.link.node_client import NodeClient
 from worqr.link.server_info import ServerInfo
@@ -159,20 +160,6 @@ class FakeWire:
         self.socket.ended = True
 
 
-class FakeDialer:
-    def __init__(self) -> None:
-        self.dialling = False
-
-    def dial(self) -> None:
-        self.dialling = True
-
-    def forget(self) -> None:
-        self.dialling = False
-
-    def close(self) -> None:
-        pass
-
-
 class ServerModel:
     """Executes commands in their order. It keeps the replies to numbered ones, and forgets scripts when it is told to."""
 
@@ -224,10 +211,11 @@ class Chaos(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         for module in (alarm, connector, node_client, pipeline, live_connection, outage):
             self.patch.setattr(module, "time", self.clock)
-        self.driver, self.dialer, self.server = FakeDriver(self.clock), FakeDialer(), ServerModel()
+        self.driver, self.server = FakeDriver(self.clock), ServerModel()
         settings = LinkSettings("redis://h:1", socket_timeout=5.0)
-        self.client = NodeClient(settings, cast("Any", self.driver), LogThread(), "P")
-        self.client.connector._dialer = cast("Any", self.dialer)
+        resolver = resolver_for(settings)
+        self.client = NodeClient(settings, cast("Any", self.driver), LogThread(), "P", resolver=resolver)
+        self.client.connector._start = lambda _: None  # type: ignore[method-assign]
         self.client.start()
         self.wire: FakeWire | None = None
         self.commands: deque[list[bytes]] = deque()
@@ -306,17 +294,22 @@ class Chaos(RuleBasedStateMachine):
 
     # What the network does
 
-    @precondition(lambda self: self.dialer.dialling)
+    def is_dialling(self) -> bool:
+        return self.client.connector.state is State.DIALLING
+
+    def dialled(self, wire: Any, error: Unavailable | None) -> None:
+        self.client.connector._end(self.client.connector._number, wire, error)
+
+    @precondition(is_dialling)
     @rule(works=st.sampled_from([True, True, True, False]))
     def an_attempt_ends(self, works: bool) -> None:
-        self.dialer.dialling = False
         if works:
             self.wire, self.commands, self.replies = FakeWire(), deque(), bytearray()
             self.reader = cast("Any", hiredis.Reader)()
             self.server.scripts.add(DO.sha)
-            self.client.connector._dialled(cast("Any", self.wire), None)
+            self.dialled(cast("Any", self.wire), None)
         else:
-            self.client.connector._dialled(None, Unavailable("connection refused"))
+            self.dialled(None, Unavailable("connection refused"))
         self.take_commands()
 
     @precondition(lambda self: self.wire is not None)
@@ -428,7 +421,7 @@ class Chaos(RuleBasedStateMachine):
         for _ in range(400):
             if all(request.settled or request.abandoned for request in self.requests.values()):
                 break
-            if self.dialer.dialling:
+            if self.is_dialling():
                 self.an_attempt_ends(works=True)
             if self.wire is not None:
                 self.the_line_is_free()

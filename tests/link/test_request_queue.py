@@ -8,9 +8,8 @@ import re
 from tests.link.scripts import append, echo
 from worqr.errors import Unavailable
 from worqr.link.clocks import boottime
-from worqr.link.request import Request, Trouble, WorkerHandle
-from worqr.link.request_errors import too_old
-from worqr.link.request_queue import GUILTY_AFTER, MAX_BYTES, MAX_CALLS, SEND_AGAIN_WITHIN, RequestQueue
+from worqr.link.request import SEND_AGAIN_WITHIN, Request, Trouble, WorkerHandle, too_old
+from worqr.link.request_queue import GUILTY_AFTER, MAX_BYTES, MAX_CALLS, RequestQueue
 from worqr.lua import script
 
 

@@ -6,7 +6,7 @@ import gc
 import logging
 import threading
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -19,7 +19,12 @@ from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.errors import RefusedByServer, Unavailable, UsageError
-from worqr.link import Link, Subscription
+from worqr.link import Link, LinkSettings, Subscription, TrioDriver
+from worqr.link.connection import pack
+from worqr.link.connector import State
+from worqr.link.endpoints import resolver_for
+from worqr.link.log_thread import LogThread
+from worqr.link.subscriptions import Subscriptions, _PubSubConnection
 
 
 class SubscriptionListener:
@@ -334,3 +339,32 @@ async def test_listening_costs_no_processor(link_to: LinkTo, server: Server) -> 
             took.append(time.process_time() - before)
     finally:
         gc.enable()
+
+
+class SilentTransport:
+    """A connection on which nothing arrives."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+
+    def read(self) -> list[bytes]:
+        return []
+
+    def send(self, pieces: list[bytes]) -> None:
+        self.sent += pieces
+
+
+async def test_a_server_is_not_silent_for_the_time_in_which_the_loop_was_blocked() -> None:
+    settings, transport = LinkSettings("redis://h:1"), SilentTransport()
+    subscriptions = Subscriptions(settings, TrioDriver(), LogThread(), resolver=resolver_for(settings))
+    subscriptions.connector.state = State.READY
+    connection = subscriptions._connection = _PubSubConnection(cast("Any", transport), settings)
+    subscriptions.open(["a"], lambda *_: None, lambda: None)
+    transport.sent.clear()
+    connection.forgive(-10)  # nothing has arrived for 10 s
+    subscriptions._look(10.0)
+    assert transport.sent == []
+    connection.forgive(-10)
+    subscriptions._look(0.0)
+    assert transport.sent == [pack(("PING",))]
+    subscriptions._alarm.cancel()

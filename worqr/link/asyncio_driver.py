@@ -16,31 +16,27 @@ import math
 import socket
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from worqr.link.driver import TimeLimit, Waiter, guarded
+from worqr.link.driver import LoopDriver, SocketWatch, TimeLimit, Waiter, guarded
 
 T = TypeVar("T")
 
 
-class AsyncioDriver:
+class AsyncioDriver(LoopDriver):
     """The driver of the asyncio loop it is made in."""
 
-    __slots__ = ("_loop", "entered")
+    __slots__ = ("_loop",)
 
     def __init__(self) -> None:
-        self.entered: AbstractContextManager[object] = nullcontext()
         self._loop = asyncio.get_running_loop()
 
     def post(self, deliver: Callable[[], object]) -> None:
         with suppress(RuntimeError):  # the loop is closed: no task is left that waits
             self._loop.call_soon_threadsafe(guarded, deliver)
-
-    def submit(self, send: Callable[[Any], object], requests: Any) -> None:
-        send(requests)
 
     def soon(self, callback: Callable[[], object]) -> None:
         self._loop.call_soon(guarded, callback)
@@ -50,15 +46,6 @@ class AsyncioDriver:
 
     def watch(self, sock: socket.socket, readable: Callable[[], object], writable: Callable[[], object]) -> _Watch:
         return _Watch(self._loop, sock, readable, writable)
-
-    def close(self) -> None:
-        pass
-
-    def interrupted(self, error: Exception) -> None:
-        pass  # no signal handler raises in the middle of a change
-
-    def poison(self) -> None:
-        pass  # the loop is the parent's, and never runs here
 
     async def checkpoint(self) -> None:
         await asyncio.sleep(0)
@@ -101,10 +88,10 @@ class AsyncioDriver:
             del cancelled  # its traceback references this frame
 
 
-class _Watch:
+class _Watch(SocketWatch):
     """A socket that the loop watches."""
 
-    __slots__ = ("_closed", "_descriptor", "_loop", "_writable", "wants_write")
+    __slots__ = ("_descriptor", "_loop")
 
     def __init__(
         self,
@@ -113,28 +100,20 @@ class _Watch:
         readable: Callable[[], object],
         writable: Callable[[], object],
     ) -> None:
-        self.wants_write: bool = False
+        super().__init__(sock, readable, writable)
         self._loop = loop
         self._descriptor = sock.fileno()
-        self._writable = writable
-        self._closed = False
         loop.add_reader(self._descriptor, guarded, readable)
 
-    def want_write(self, wanted: bool) -> None:
-        if wanted == self.wants_write or self._closed:
-            return
-        self.wants_write = wanted
+    def _watch_write(self, wanted: bool) -> None:
         if wanted:
             self._loop.add_writer(self._descriptor, guarded, self._writable)
         else:
             self._loop.remove_writer(self._descriptor)
 
-    def close(self) -> None:
-        if not self._closed:
-            self.want_write(False)
-            self._closed = True
-            with suppress(RuntimeError):  # the loop is closed, and watches nothing any more
-                self._loop.remove_reader(self._descriptor)
+    def _unwatch(self) -> None:
+        self._loop.remove_writer(self._descriptor)
+        self._loop.remove_reader(self._descriptor)
 
 
 def _settle(future: asyncio.Future[None]) -> None:
@@ -156,7 +135,7 @@ class _Limit:
 
     def __enter__(self) -> Self:
         task = asyncio.current_task()
-        assert task is not None, "whoever waits under asyncio is a task"
+        assert task is not None, "only a task waits under asyncio"
         self._task: asyncio.Task[Any] = task
         self._before = task.cancelling()
         if self._seconds != math.inf:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from worqr.errors import Unavailable, UsageError, WorqrError
-from worqr.link.cluster_router import ClusterRouter, cached_slot
+from worqr.link.cluster_router import ClusterRouter
 from worqr.link.driver import Driver, copy_of
 from worqr.link.log_thread import LogThread
 from worqr.link.pubsub_state import SHARDED, Channels
@@ -17,10 +17,11 @@ from worqr.link.settings import Endpoint, LinkSettings
 from worqr.link.subscription import Subscription, SubscriptionListener
 from worqr.link.subscriptions import Subscriptions
 from worqr.link.topology import NodeEndpoint, ShardEndpoint, TopologyView
+from worqr.link.wire_form import slot_of
 
 
 class ClusterSubscriptions:
-    """All subscriptions of a link to a cluster, on a connection for each node that some of them lead to."""
+    """All subscriptions of a link to a cluster, with one connection per node."""
 
     def __init__(
         self, settings: LinkSettings, driver: Driver, log_thread: LogThread, router: ClusterRouter, registry: str
@@ -40,18 +41,18 @@ class ClusterSubscriptions:
 
     @property
     def connections(self) -> int:
-        """How many there have been to the nodes that are in use, and to the registry's."""
+        """The number of connections so far, to the nodes in use and to the registry's."""
         return self._plain.connections + sum(hub.connections for hub in list(self._hubs.values()))
 
     def open(
         self, channels: Iterable[str], deliver: Callable[[str, bytes], object], confirmed: Callable[[], object]
     ) -> Subscription:
-        """Listen to `pubsub_state`, which all belong to one queue, or to the registry. See ``Subscriptions.open``."""
+        """Listen to `channels`, all of one queue or of the registry. See ``Subscriptions.open``."""
         names = tuple(channels)
         if any(name.startswith(f"{self._registry}:") for name in names):
             return self._plain.open(names, deliver, confirmed)
         subscription = Subscription(self, names, deliver, confirmed)
-        slots = {cached_slot(name) for name in names}
+        slots = {slot_of(name) for name in names}
         if len(slots) > 1:
             raise UsageError(f"on a cluster the channels of a subscription must share a slot: {', '.join(names)}")
         if self.ended is not None:
@@ -79,7 +80,7 @@ class ClusterSubscriptions:
             self.driver.post(lambda subscription=subscription: subscription.fail(error))  # type: ignore[misc]
 
     def poison(self, error: WorqrError) -> None:
-        """In a forked child: nothing of this works here."""
+        """In a forked child: subscriptions work in the parent only."""
         self.ended = error
         for hub in (self._plain, *self._hubs.values()):
             hub.poison(error)
@@ -114,4 +115,4 @@ class ClusterSubscriptions:
 
 
 def _group_of(channel: bytes) -> int:
-    return cached_slot(channel.decode())
+    return slot_of(channel.decode())

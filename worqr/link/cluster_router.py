@@ -18,16 +18,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable
-from functools import lru_cache, partial
+from dataclasses import replace
+from functools import partial
 
 from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.link.driver import Driver, Waiter
 from worqr.link.log_thread import LogThread
-from worqr.link.node_client import NodeClient
+from worqr.link.node_client import ConnectionHistory, NodeClient
 from worqr.link.ready_waiters import ReadyWaiters, settle_soon
 from worqr.link.reasons import is_unknown_host
-from worqr.link.request import Posted, Request, SequenceNumbers
-from worqr.link.request_errors import give_up
+from worqr.link.rebalancer import Rebalancer
+from worqr.link.request import Posted, Request, give_up
 from worqr.link.request_queue import RequestQueue
 from worqr.link.settings import Endpoint, LinkSettings
 from worqr.link.slot_order import SlotOrder
@@ -36,63 +37,9 @@ from worqr.link.wire_form import slot_of
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-_HOPS = 3  # times that nodes may point to each other for one request before it has to wait a little
 
 NewClient = Callable[..., NodeClient]
 """Makes the client of one node."""
-
-
-@lru_cache(maxsize=10_000)
-def cached_slot(name: str) -> int:
-    """The hash slot of a base, or of a channel."""
-    return slot_of(name)
-
-
-class _Node:
-    """One node, and its client. What the client asks the cluster: see `ClusterNode`.
-
-    Attributes:
-        endpoint: its address.
-        client: its client.
-    """
-
-    def __init__(self, router: ClusterRouter, endpoint: Endpoint, new_client: NewClient) -> None:
-        self.endpoint: Endpoint = endpoint
-        self._router = router
-        self.client: NodeClient = new_client(
-            resolver=NodeEndpoint(router.topology, endpoint), node=self, numbers=router.numbers
-        )
-
-    def belongs(self, request: Request) -> bool:
-        owner = self._router.topology.owner(cached_slot(request.call.base))
-        return owner is None or owner == self.endpoint
-
-    def hand_over(self, requests: list[Request]) -> None:
-        self._router.hand_over(requests)
-
-    def moved(self, requests: list[tuple[Request, str]]) -> list[Request]:
-        self._router.topology.learn((redirect for _, redirect in requests), self.endpoint)
-        tired: set[str] = set()  # bases: later requests of these bases wait as well
-        for request, _ in requests:
-            if request.count_redirect() % _HOPS == 0 or self.belongs(request):  # the nodes disagree
-                tired.add(request.call.base)
-        self._router.hand_over([request for request, _ in requests if request.call.base not in tired])
-        return [request for request, _ in requests if request.call.base in tired]
-
-    def wait_ready(self, waiter: Waiter, deadline: float) -> None:
-        self._router.wait_ready(waiter, deadline)
-
-    def passed(self, waiting: Collection[str]) -> bool:
-        return self._router.passed(self, waiting)
-
-    def is_needed(self) -> bool:
-        return self.endpoint in self._router.topology.view.primaries
-
-    def retire(self) -> bool:
-        return self.client.is_idle() and self._router.retire(self)
-
-    def died(self, bug: WorqrError) -> None:
-        self._router.died(bug)
 
 
 class _Lobby:
@@ -155,53 +102,40 @@ class ClusterRouter:
         self._address = settings.address.redacted
         self._driver = driver
         self._log_thread = log_thread
-        self._new_client: NewClient = partial(NodeClient, settings, driver, log_thread, producer)
-        self._nodes: dict[Endpoint, _Node] = {}
-        self._order: SlotOrder[_Node] = SlotOrder()
         self._lobby = _Lobby(driver)
+        numbers = self._lobby.requests.numbers
+        self._new_client: NewClient = partial(NodeClient, settings, driver, log_thread, producer, numbers=numbers)
+        self._clients: dict[Endpoint, NodeClient] = {}
+        self._order: SlotOrder[Endpoint] = SlotOrder()
         self._listeners: list[Callable[[], None]] = []
         self._past_connections = 0
 
     # The interface for the link
 
     @property
-    def connected_at(self) -> float:
-        """Of the registry's node."""
-        home = self._home()
-        return 0.0 if home is None else home.client.connected_at
-
-    @property
-    def connections(self) -> int:
-        """How many there have been, to all nodes."""
-        return self._past_connections + sum(node.client.connections for node in list(self._nodes.values()))
-
-    @property
-    def run_id(self) -> str:
-        """Of the registry's node."""
-        home = self._home()
-        return "" if home is None else home.client.run_id
-
-    @property
-    def numbers(self) -> SequenceNumbers:
-        """Counts the requests of all clients."""
-        return self._lobby.requests.numbers
+    def history(self) -> ConnectionHistory:
+        """The connections to the registry's node, and the number of those to all nodes."""
+        owner = self.topology.owner(self.home)
+        home = None if owner is None else self._clients.get(owner)
+        count = self._past_connections + sum(client.history.count for client in list(self._clients.values()))
+        return ConnectionHistory(count=count) if home is None else replace(home.history, count=count)
 
     def start(self) -> None:
         self.ended = None
         self.topology.watcher.start()
 
     def submit(self, request: Request | Posted) -> None:
-        """Have it sent, or all of them, to where they belong. The outcome comes through the driver."""
-        self._send(request if isinstance(request, Posted) else (request,), self._node_of_new)
+        """Send a request, or several, to the nodes that have their keys. The driver delivers the outcomes."""
+        self._send(request if isinstance(request, Posted) else (request,), self._client_of_new)
 
     def wait_ready(self, waiter: Waiter, deadline: float) -> None:
         """Settle `waiter` when the connection to the registry's node is open, was refused, or the deadline has passed."""
         if self.ended is not None:
             settle_soon(self._driver, (waiter,), self.ended)
             return
-        node = self._node_of(self.home)
-        if node is not None:
-            node.client.wait_ready(waiter, deadline)
+        client = self._client_of(self.home)
+        if client is not None:
+            client.wait_ready(waiter, deadline)
         else:
             self._lobby.ready.add(waiter, deadline)
             self.topology.invalidate()
@@ -211,15 +145,15 @@ class ClusterRouter:
         self._end(Unavailable(f"the link to {self._address} was closed"))
 
     def died(self, bug: WorqrError) -> None:
-        """A bug has ended a client, as it would end the link to a single server: fail its requests, so that no caller waits."""
+        """A bug has ended a client: end the router, as a bug ends the client of a single server. No caller may wait in vain."""
         self._end(bug)
 
     def poison(self, error: WorqrError) -> None:
         """In a forked child: the topology thread does not exist here, and the sockets belong to the parent."""
         self.ended = error
         self.topology.watcher.poison()
-        for node in self._nodes.values():
-            node.client.poison(error)
+        for client in self._clients.values():
+            client.poison(error)
 
     def when_looked(self, listener: Callable[[], None]) -> None:
         """Call `listener` in the loop when slots may have other owners. It must not raise."""
@@ -229,75 +163,73 @@ class ClusterRouter:
         self.ended = error = self.ended or error
         left = self._lobby.clear()
         self.topology.watcher.close()
-        for node in list(self._nodes.values()):
-            node.client.close()
+        for client in list(self._clients.values()):
+            client.close()
         settle_soon(self._driver, left, error)
 
     # Routing
 
     def hand_over(self, requests: Iterable[Request]) -> None:
-        """Have requests that a client cannot send be sent to where they belong."""
-        self._send(requests, self._node_of)
+        """Send requests of one node's client to the nodes that have their keys."""
+        self._send(requests, self._client_of)
 
-    def _send(self, requests: Iterable[Request], node_of: Callable[[int], _Node | None]) -> None:
+    def _send(self, requests: Iterable[Request], client_of: Callable[[int], NodeClient | None]) -> None:
         if self.ended is not None:
             settle_soon(self._driver, requests, self.ended)
             return
-        by_node: dict[_Node, Posted] = {}
+        by_client: dict[NodeClient, Posted] = {}
         for request in self._lobby.ahead_of(requests, self.topology.view):
-            node = node_of(cached_slot(request.call.base))
-            if node is None:
+            client = client_of(slot_of(request.call.base))
+            if client is None:
                 self._lobby.requests.add(request)
             else:
-                by_node.setdefault(node, Posted()).append(request)
-        for node, some in by_node.items():
-            node.client.submit(some[0] if len(some) == 1 else some)
+                by_client.setdefault(client, Posted()).append(request)
+        for client, some in by_client.items():
+            client.submit(some[0] if len(some) == 1 else some)
         if self._lobby.requests.pending:
             self.topology.invalidate()
 
-    def retire(self, node: _Node) -> bool:
-        """Forget an idle node without slots; return False if that was done before."""
-        if self._nodes.get(node.endpoint) is not node:
+    def retire(self, node: Endpoint) -> bool:
+        client = self._clients.get(node)
+        if client is None or not client.is_idle():
             return False
-        del self._nodes[node.endpoint]
+        del self._clients[node]
         self._order.forget(node)
-        self._past_connections += node.client.connections
+        self._past_connections += client.history.count
         text = "%(server)s has no slots of the cluster any more"
-        self._log_thread.emit(logger, "link.moved", text, server=str(node.endpoint))
+        self._log_thread.emit(logger, "link.moved", text, server=str(node))
         return True
 
-    def passed(self, node: _Node, waiting: Collection[str]) -> bool:
-        """Note the bases of a client's remaining requests; return True if all of them belong to its node."""
+    def passed(self, node: Endpoint, waiting: Collection[str]) -> bool:
         if self._order.is_passing(node):
-            self._order.passed(node, set(map(cached_slot, waiting)))
+            self._order.passed(node, set(map(slot_of, waiting)))
         return not self._order.is_passing(node)
 
-    def _node_of_new(self, slot: int) -> _Node | None:
-        """As `_node_of`; but the node that had the slot before, while its client may have older requests of the slot."""
-        owner = self._node_of(slot)
-        if owner is None:
+    def _client_of_new(self, slot: int) -> NodeClient | None:
+        """As `_client_of`; but the client of the node that had the slot before, while it may have older requests of it."""
+        client, owner = self._client_of(slot), self.topology.owner(slot)
+        if client is None or owner is None:
             return None
         node, is_new = self._order.choose(slot, owner)
+        if node != owner:
+            client = self._clients[node]
         if is_new:
-            self._driver.post(node.client.sort_out)
-        return node
+            self._driver.post(client.sort_out)
+        return client
 
-    def _node_of(self, slot: int) -> _Node | None:
-        """Return the node that has `slot`, with a client that is created on demand; None if the node is unknown."""
+    def _client_of(self, slot: int) -> NodeClient | None:
+        """Return the client of the node that has `slot`, created on demand; None if the node is unknown."""
         endpoint = self.topology.owner(slot)
         if endpoint is None:
             return None
-        node = self._nodes.get(endpoint)
-        if node is None:
-            node = _Node(self, endpoint, self._new_client)
-            node.client.start()
-            self._nodes[endpoint] = node
-        return node
-
-    def _home(self) -> _Node | None:
-        """The registry's node, if there is a client for it."""
-        owner = self.topology.owner(self.home)
-        return None if owner is None else self._nodes.get(owner)
+        client = self._clients.get(endpoint)
+        if client is None:
+            client = self._new_client(
+                resolver=NodeEndpoint(self.topology, endpoint), rebalancer=partial(Rebalancer, self, endpoint)
+            )
+            client.start()
+            self._clients[endpoint] = client
+        return client
 
     # Called by the topology
 
@@ -306,8 +238,8 @@ class ClusterRouter:
         self._leave_lobby()
         for waiter, deadline in waiters:
             self.wait_ready(waiter, deadline)
-        for node in list(self._nodes.values()):
-            node.client.sort_out()
+        for client in list(self._clients.values()):
+            client.sort_out()
         self._tell_listeners()
 
     def meanwhile(self) -> None:
@@ -334,7 +266,7 @@ class ClusterRouter:
             listener()
 
     def _outage(self) -> str:
-        """For the message of an Unavailable."""
+        """Return the reason for the message of an Unavailable."""
         if self.topology.view.primaries:
             return f"No node of {self._address} is known to have the slot."
         if self.topology.outage.since is None:

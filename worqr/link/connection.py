@@ -46,7 +46,7 @@ _pack = cast("Callable[[tuple[Any, ...]], bytes]", vars(hiredis)["pack_command"]
 
 
 def pack(command: tuple[bytes | str | int, ...]) -> bytes:
-    """The bytes of one command; raises TypeError, UnicodeError for an argument that cannot be sent.
+    """Return the bytes of one command; raises TypeError, UnicodeError for an argument that cannot be sent.
 
     hiredis does it. redis-py's own way there looks at every argument in Python first, which takes three times as long.
     """
@@ -54,7 +54,7 @@ def pack(command: tuple[bytes | str | int, ...]) -> bytes:
 
 
 def loading(scripts: Iterable[Script]) -> list[bytes]:
-    """The commands that load these scripts."""
+    """Return the commands that load these scripts."""
     return [pack(("SCRIPT", "LOAD", script.source)) for script in scripts]
 
 
@@ -96,39 +96,30 @@ class Wire:
             raise as_connection_lost(exc) from exc
 
     def read(self) -> Any:
-        """The next reply; raises `ErrorReply` for an error reply and `ConnectionLost` when none can come any more."""
-        try:
-            return self._read(timeout=self._slice, disconnect_on_error=False)
-        except redis_py().timeout:
-            return self._read_on()
-        except redis_py().response_error as exc:
-            raise as_error_reply(exc) from exc
-        except redis_py().errors as exc:
-            raise as_connection_lost(exc) from exc
+        """Return the next reply. The parser keeps the part of a reply that has arrived.
 
-    def _read_on(self) -> Any:
-        """Wait on, until nothing has arrived for `patience`. The parser keeps what has arrived of a reply."""
-        silent_since = time.monotonic()
+        Raises:
+            ErrorReply: it is an error reply.
+            ConnectionLost: there will be none, or nothing has arrived for `patience`.
+        """
+        silent_since: float | None = None
         while True:
-            if self.on_silence is not None:
-                self.on_silence()
             began = time.monotonic()
-            if began - silent_since > self._patience:
+            if silent_since is not None and began - silent_since > self._patience:
                 raise ConnectionLost(f"no answer for {self._patience:g} s")
             try:
-                return self._read(timeout=self._slice, disconnect_on_error=False)
-            except redis_py().timeout:
-                if time.monotonic() - began > 1.5 * self._slice:  # bytes came before it fell silent
-                    silent_since = time.monotonic()
-            except redis_py().response_error as exc:
-                raise as_error_reply(exc) from exc
-            except redis_py().errors as exc:
-                raise as_connection_lost(exc) from exc
+                return self.read_within(self._slice)
+            except BlockingIOError:
+                now = time.monotonic()
+                if silent_since is None or now - began > 1.5 * self._slice:  # bytes came before it fell silent
+                    silent_since = now
+            if self.on_silence is not None:
+                self.on_silence()
 
-    def read_nowait(self) -> Any:
-        """Return a reply if a whole one has arrived; else raise BlockingIOError."""
+    def read_within(self, seconds: float) -> Any:
+        """As `read`; raise BlockingIOError if no whole reply arrives within this time."""
         try:
-            return self._read(timeout=0, disconnect_on_error=False)
+            return self._read(timeout=seconds, disconnect_on_error=False)
         except redis_py().timeout:
             raise BlockingIOError from None
         except redis_py().response_error as exc:
@@ -136,21 +127,12 @@ class Wire:
         except redis_py().errors as exc:
             raise as_connection_lost(exc) from exc
 
-    def load(self, scripts: Iterable[Script]) -> dict[str, ErrorReply]:
-        """Run SCRIPT LOAD for each script; return the refusals by SHA."""
-        wanted = list(scripts)
-        self.send(loading(wanted))
-        return self.loaded(wanted)
-
-    def loaded(self, scripts: Iterable[Script]) -> dict[str, ErrorReply]:
-        """Read the replies to `loading`; return the refusals by SHA."""
-        refused: dict[str, ErrorReply] = {}
-        for script in scripts:
-            try:
+    def load(self, scripts: Sequence[Script]) -> None:
+        """Run SCRIPT LOAD for each script. A refused one is missing later: its calls get NOSCRIPT, and then the reason."""
+        self.send(loading(scripts))
+        for _ in scripts:
+            with suppress(ErrorReply):
                 self.read()
-            except ErrorReply as why:
-                refused[script.sha] = why
-        return refused
 
     def exchange(self, commands: Sequence[tuple[bytes | str, ...]]) -> list[Any]:
         """Send some commands together and return their replies in order. An error reply is returned too.
@@ -260,7 +242,7 @@ def open_connection(
         if settings.address.kind == "tls":
             with suppress(BlockingIOError):
                 # reads the server's reason to refuse the certificate; a write to the closed connection would lose it
-                wire.read_nowait()
+                wire.read_within(0)
         _enter(wire, login)
         if sentinel:
             wire.exchange([("CLIENT", "SETNAME", settings.client_name(purpose))])
@@ -302,7 +284,7 @@ def _why_not(
 def _stranger(
     wire: Wire, error: BaseException, settings: LinkSettings, name: str, *, first: bool
 ) -> RefusedByServer | None:
-    """The error for something that is no server, or speaks TLS where none is expected, or none where it is."""
+    """Return the error for another program at the port, or for TLS that is missing or not expected; else None."""
     if isinstance(error.__cause__, redis_py().exceptions.InvalidResponse):
         return RefusedByServer(no_server(name, wire.heard(), str(error)))
     kind = settings.address.kind
@@ -322,7 +304,7 @@ def _stranger(
 
 
 def _login(settings: LinkSettings, address: Address, *, sentinel: bool) -> list[tuple[str, ...]]:
-    """The commands with which a connection begins, if any."""
+    """Return the commands that authenticate and choose the database."""
     if settings.credentials is not None and not sentinel:
         who = settings.credentials.get(address.redacted)
     elif address.username:

@@ -1,6 +1,7 @@
 """`Connector`: keeps one connection to a server open: attempts, the pauses between them, and the end.
 
-Not here: one attempt (`dialer`), the open connection (`live_connection`, `subscriptions`), log lines (`outage`).
+Each attempt has a thread, because name resolution and a handshake can block for long. Not here: the open connection
+(`live_connection`, `subscriptions`), log lines (`outage`).
 
 States and their transitions:
 
@@ -20,19 +21,18 @@ from __future__ import annotations
 
 import enum
 import random
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 
-from worqr.errors import Unavailable, WorqrError
+from worqr.errors import Unavailable, WorqrBug, WorqrError
 from worqr.link.alarm import Alarm
 from worqr.link.connection import Wire
-from worqr.link.dialer import Dialer
 from worqr.link.driver import Driver
 from worqr.link.endpoints import EndpointResolver
 from worqr.link.server_errors import ConnectionLost
-from worqr.link.settings import LinkSettings
 from worqr.link.transport import Transport
-from worqr.lua import Script
 
 _FIRST_PAUSE = 0.05  # seconds before the third attempt in a row; the second is made at once
 _LONGEST_PAUSE = 1.0
@@ -40,11 +40,15 @@ _REFUSED_PAUSE = 2.0  # a wrong password: trying often fills the server's log an
 
 
 def pause_after(attempts: int, *, refused: bool = False) -> float:
-    """Seconds to wait after so many failures in a row: none, then doubling, with jitter against herds."""
+    """Return the seconds to wait after this number of failures in a row: 0, then doubling, with jitter against herds."""
     if attempts <= 1 and not refused:
         return 0.0
     longest = _REFUSED_PAUSE if refused else min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(attempts - 2, 10))
     return longest * random.uniform(0.5, 1.0)
+
+
+Connect = Callable[..., Wire]
+"""`open_connection` for one server, without the argument `on_silence`."""
 
 
 class State(enum.Enum):
@@ -59,7 +63,7 @@ class State(enum.Enum):
 
 
 class Connector:
-    """The attempts to keep one connection open. All methods belong to the driver's loop.
+    """The attempts to keep one connection open. All methods belong to the driver's loop, except `_attempt`.
 
     Attributes:
         state: see the module.
@@ -67,55 +71,43 @@ class Connector:
         attempts: failed attempts and lost connections in a row.
 
     Args:
+        connect: connects, in a thread.
         connected: gets an open connection.
         failed: gets the error of an attempt.
         dialling: called when an attempt begins.
-        purpose: see `open_connection`.
-        timeout: see `open_connection`.
-        scripts: returns the scripts to load.
     """
 
     def __init__(
         self,
-        settings: LinkSettings,
         driver: Driver,
         resolver: EndpointResolver,
+        connect: Connect,
         connected: Callable[[Wire], object],
         *,
         failed: Callable[[WorqrError], object] = lambda _: None,
         dialling: Callable[[], object] = lambda: None,
-        purpose: str = "data",
-        timeout: float | None = None,
-        scripts: Callable[[], Sequence[Script]] = tuple,
     ) -> None:
         self.state: State = State.NEW
         self.resolver: EndpointResolver = resolver
         self.attempts: int = 0
-        self._next_try = 0.0
         self._driver = driver
+        self._connect = connect
         self._connected = connected
         self._failed = failed
         self._dialling = dialling
         self._alarm = Alarm(driver, lambda _: self.dial())
-        self._dialer = Dialer(
-            settings, driver, resolver, self._dialled, purpose=purpose, timeout=timeout, scripts=scripts
-        )
+        self._next_try = 0.0
+        self._number = 0  # of the latest attempt; the results of older ones are discarded
+
+    # The states
 
     def dial(self) -> None:
-        """Begin an attempt."""
+        """Begin an attempt. The result of an earlier one is discarded."""
         self._alarm.cancel()
         self._dialling()
         self.state = State.DIALLING
-        self._dialer.dial()
-
-    def redial(self) -> None:
-        """The server may be elsewhere: begin an attempt at once, unless one is being made."""
-        if not self._dialer.dialling and self.state is not State.ENDED:
-            self.dial()
-
-    def forget(self) -> None:
-        """Discard the present attempt: it leads to an old address, and may hang there for seconds."""
-        self._dialer.forget()
+        self._number += 1
+        self._start(partial(self._attempt, self._number))
 
     def works(self) -> None:
         """The connection is of use: the next loss begins a new row of attempts."""
@@ -138,6 +130,27 @@ class Connector:
             else:
                 self._alarm.set(self._next_try)
 
+    def redial(self) -> None:
+        """The server may be elsewhere: begin an attempt at once, unless one has just begun."""
+        if self.state is State.WAITING:
+            self.dial()
+
+    def close(self) -> None:
+        """End: make no more attempts."""
+        self.state = State.ENDED
+        self._alarm.cancel()
+
+    def poison(self) -> None:
+        """In a forked child: the timers are the parent's."""
+        self.state = State.ENDED
+
+    def _count(self, *, refused: bool = False) -> None:
+        self.state = State.WAITING
+        self.attempts += 1
+        self._next_try = time.monotonic() + pause_after(self.attempts, refused=refused)
+
+    # One attempt
+
     def transport(
         self, wire: Wire, readable: Callable[[], object], progress: Callable[[ConnectionLost | None], object]
     ) -> Transport | None:
@@ -149,19 +162,39 @@ class Connector:
             self._give_up(Unavailable(str(exc)))
         return None
 
-    def close(self) -> None:
-        """No attempt any more."""
-        self.poison()
-        self._alarm.cancel()
+    def _start(self, attempt: Callable[[], None]) -> None:
+        try:
+            threading.Thread(target=attempt, name="worqr-dial", daemon=True).start()
+        except RuntimeError:  # the system is out of threads: block here, and expire requests late
+            attempt()
 
-    def poison(self) -> None:
-        """In a forked child: the timers are the parent's."""
-        self.state = State.ENDED
-        self._dialer.close()
+    def _attempt(self, number: int) -> None:
+        """Connect. Runs in the attempt's thread."""
+        wire: Wire | None = None
+        error: WorqrError | None = None
+        try:
+            wire = self._connect(on_silence=self._check)
+        except WorqrError as exc:
+            error = exc
+        except BaseException as exc:
+            error = WorqrBug(f"connecting failed ({type(exc).__name__}: {exc}); please report this")
+            error.__cause__ = exc
+        if self.state is State.ENDED and wire is not None:
+            wire.close()
+        else:
+            self._driver.post(partial(self._end, number, wire, error))
 
-    def _dialled(self, wire: Wire | None, error: WorqrError | None) -> None:
-        """An attempt has ended."""
-        if wire is not None:
+    def _check(self) -> None:
+        """Called every 0.1 s while the server is silent."""
+        if self.state is State.ENDED:
+            raise ConnectionLost("the link was closed", innocent=True)
+
+    def _end(self, number: int, wire: Wire | None, error: WorqrError | None) -> None:
+        """In the loop: the attempt has ended."""
+        if number != self._number or self.state is State.ENDED:
+            if wire is not None:
+                wire.close()
+        elif wire is not None:
             self.state = State.READY
             self._connected(wire)
         else:
@@ -172,8 +205,3 @@ class Connector:
         self._count(refused=not isinstance(error, Unavailable))
         self._failed(error)
         self.retry()
-
-    def _count(self, *, refused: bool = False) -> None:
-        self.state = State.WAITING
-        self.attempts += 1
-        self._next_try = time.monotonic() + pause_after(self.attempts, refused=refused)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Protocol, TypeVar
 
 from worqr.errors import WorqrError
@@ -97,7 +97,7 @@ class Timer(Protocol):
     """A callback that runs at some time."""
 
     def cancel(self) -> None:
-        """Do not run it, if it has not run yet."""
+        """Prevent the callback from running, if it has not run yet."""
         ...
 
 
@@ -114,7 +114,7 @@ class Watch(Protocol):
         ...
 
     def close(self) -> None:
-        """Watch it no longer. Before the socket is closed."""
+        """Stop watching. Call it before the socket is closed."""
         ...
 
 
@@ -175,7 +175,7 @@ class Driver(Protocol):
         ...
 
     def move_on_after(self, seconds: float) -> AbstractContextManager[TimeLimit]:
-        """A block that waits no longer than this, as ``trio.move_on_after`` makes it."""
+        """Return a block with a time limit, like ``trio.move_on_after``."""
         ...
 
     async def in_thread(self, work: Callable[[], T]) -> T:
@@ -184,6 +184,56 @@ class Driver(Protocol):
         A caller that is cancelled meanwhile gets the cancellation then, or at its next wait.
         """
         ...
+
+
+class LoopDriver:
+    """What the drivers of event loops share. They need no lock, and no signal handler raises in the middle of a change."""
+
+    __slots__ = ()
+
+    entered: AbstractContextManager[object] = nullcontext()
+
+    def submit(self, send: Callable[[Any], object], requests: Any) -> None:
+        send(requests)
+
+    def close(self) -> None:
+        pass
+
+    def interrupted(self, error: Exception) -> None:
+        pass
+
+    def poison(self) -> None:
+        pass  # the loop is the parent's, and never runs here
+
+
+class SocketWatch:
+    """What the watches of the drivers share. A driver implements `_watch_write` and `_unwatch`."""
+
+    __slots__ = ("_closed", "_readable", "_socket", "_writable", "wants_write")
+
+    def __init__(self, sock: socket.socket, readable: Callable[[], object], writable: Callable[[], object]) -> None:
+        self.wants_write: bool = False
+        self._socket = sock
+        self._readable = readable
+        self._writable = writable
+        self._closed = False
+
+    def want_write(self, wanted: bool) -> None:
+        if wanted != self.wants_write and not self._closed:
+            self.wants_write = wanted
+            self._watch_write(wanted)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed, self.wants_write = True, False
+            with suppress(KeyError, ValueError, OSError, RuntimeError):  # the loop or its selector was closed first
+                self._unwatch()
+
+    def _watch_write(self, wanted: bool) -> None:
+        raise NotImplementedError
+
+    def _unwatch(self) -> None:
+        raise NotImplementedError
 
 
 class Signal:
@@ -197,14 +247,14 @@ class Signal:
         self._waiter: Waiter | None = None
 
     def set(self) -> None:
-        """It has happened."""
+        """Set the event, and wake the task that waits for it."""
         self._is_set = True
         waiter = self._waiter
         if waiter is not None:
             wake_all((waiter,))
 
     async def wait(self) -> None:
-        """Until it has happened."""
+        """Wait until the event is set."""
         waiter = Waiter()
         await self._driver.prepare(waiter)
         # set the waiter before checking; `set` works in the opposite order, so one of the two sees the other
@@ -218,6 +268,14 @@ def guarded(deliver: Callable[[], object]) -> None:
     try:
         deliver()
     except BaseException as error:
+        emit(logger, "link.deliver", BUG, exc_info=error)
+
+
+def run_callback(callback: Callable[[], object]) -> None:
+    """Run a callback and log its error. A BaseException, for example from a signal handler, propagates."""
+    try:
+        callback()
+    except Exception as error:
         emit(logger, "link.deliver", BUG, exc_info=error)
 
 
@@ -237,7 +295,7 @@ def settle_all(waiters: Iterable[Waiter], error: WorqrError | None = None) -> No
 
 
 def wake_all(waiters: Iterable[Waiter]) -> None:
-    """In the loop: wake each of them once; one that fails does not keep the others asleep."""
+    """In the loop: wake each waiter once. An error in one callback is logged, and the others run."""
     for waiter in waiters:
         wake = waiter.wake
         if wake is not None:

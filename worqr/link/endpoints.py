@@ -20,7 +20,7 @@ class EndpointResolver(Protocol):
 
     @property
     def name(self) -> str:
-        """The server's name for messages: its URL without secrets, or its place."""
+        """The server's name for messages: its URL without secrets, or its address."""
         ...
 
     def resolve(self, on_silence: OnSilence | None = None) -> Endpoint:
@@ -37,7 +37,7 @@ class EndpointResolver(Protocol):
         ...
 
     def invalidate(self) -> None:
-        """A connection was lost, refused or sent elsewhere: the server may have moved. Returns at once."""
+        """A connection was lost, refused or redirected: the server may have moved. Returns at once."""
         ...
 
 
@@ -61,5 +61,5 @@ class StaticEndpoint:
 
 
 def resolver_for(settings: LinkSettings) -> EndpointResolver:
-    """The resolver for the one server that the settings name."""
+    """Return the resolver for the server of the settings."""
     return StaticEndpoint(settings.address.redacted, settings.address.seeds[0])

@@ -185,7 +185,7 @@ class Heartbeat(Generic[R]):
         self._connection.drop()
 
     def _rest(self) -> None:
-        """Until the next beat, or the next look at the loop."""
+        """Wait until the next beat, or the next look at the loop."""
         if not self._schedule.begun.is_set():
             self._schedule.begun.wait(_RETRY if self._connection.wire is None else None)
             return
@@ -213,7 +213,7 @@ class Heartbeat(Generic[R]):
             self._failed(str(exc))
 
     def _look(self) -> None:
-        """The regular work: check the loop, send a beat, and hand on log lines."""
+        """Check the loop, send a beat if it is due, and pass log lines to the log thread."""
         now = time.monotonic()
         if not self._schedule.begun.is_set():
             self._connection.open()
@@ -248,13 +248,13 @@ class Heartbeat(Generic[R]):
             self._loop.look(now)
 
     def _deliver(self, value: R, sent_at: float) -> None:
-        """In the loop."""
+        """In the loop: hand the value of a reply to the peer."""
         if not self.stopped:
             self.heard_at = sent_at
             self._replied(value)
 
     def _failed(self, why: str) -> None:
-        """Try again soon."""
+        """Count a failed beat; send the next one soon."""
         self.errors += 1
         self.last_error = why
         self._schedule.postpone(min(_RETRY, self._schedule.every))

@@ -102,12 +102,12 @@ class Link:
     @property
     def connected_at(self) -> float:
         """The monotonic time of the present (or last) data connection; changes with every new one."""
-        return self._client.connected_at
+        return self._client.history.connected_at
 
     @property
     def connections(self) -> int:
         """The number of data connections so far."""
-        return self._client.connections
+        return self._client.history.count
 
     @property
     def run_id(self) -> str:
@@ -115,7 +115,7 @@ class Link:
 
         Empty if the user has no permission to ask.
         """
-        return self._client.run_id
+        return self._client.history.run_id
 
     @property
     def has_ended(self) -> bool:

@@ -56,7 +56,7 @@ class LiveConnection:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is under way."""
+        """True if no batch is in flight."""
         return self.session.phase is Phase.IDLE
 
     @property
@@ -72,11 +72,15 @@ class LiveConnection:
         lost: ConnectionLost | None = None
         for pieces in self.session.begin(batch, now, scripts.values()):
             if lost is None and pieces:
-                try:
-                    self.transport.send(pieces)
-                except ConnectionLost as error:
-                    lost = error
+                lost = self._send(pieces)
         return lost
+
+    def _send(self, pieces: list[bytes]) -> ConnectionLost | None:
+        try:
+            self.transport.send(pieces)
+        except ConnectionLost as lost:
+            return lost
+        return None
 
     def progress(self) -> None:
         """The system accepted more bytes, or the server sent some."""
@@ -87,13 +91,10 @@ class LiveConnection:
         meanwhile.
         """
         pieces = self.session.begin_count(now)
-        if pieces:
-            self.used_at = self.heard_at = now
-            try:
-                self.transport.send(pieces)
-            except ConnectionLost as lost:
-                return lost
-        return None
+        if not pieces:
+            return None
+        self.used_at = self.heard_at = now
+        return self._send(pieces)
 
     def is_still_there(self, now: float) -> bool:
         """Return False if the server has closed this idle connection, or sent something unasked."""

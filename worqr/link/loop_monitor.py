@@ -132,6 +132,6 @@ class LoopMonitor:
         self._lines.append(Line(event, text, seconds, where, level))
 
     def _tick(self, number: int) -> None:
-        """In the loop: it turns."""
+        """In the loop: confirm a tick."""
         self._last_lag = time.monotonic() - self._asked_at
         self._answered = number

@@ -29,7 +29,7 @@ def loop_here() -> object | None:
 
 
 def loop_name_here() -> Literal["Trio", "asyncio", ""]:
-    """The name of `loop_here`, for messages."""
+    """Return the name of `loop_here`, for messages."""
     loop = loop_here()
     if loop is None:
         return ""

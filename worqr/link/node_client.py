@@ -11,24 +11,26 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from worqr.errors import Unavailable, UsageError, WorqrBug, WorqrError
 from worqr.link.alarm import LATE, Alarm
-from worqr.link.connection import MOVED, Wire
+from worqr.link.connection import MOVED, Wire, open_connection
 from worqr.link.connector import Connector, State
 from worqr.link.driver import Driver, Waiter
-from worqr.link.endpoints import EndpointResolver, resolver_for
+from worqr.link.endpoints import EndpointResolver, OnSilence
 from worqr.link.log_thread import LogThread
 from worqr.link.outage import Outage
 from worqr.link.pipeline import Pipeline, survives
 from worqr.link.ready_waiters import ReadyWaiters, settle_soon
-from worqr.link.rebalancer import SILENT, ClusterNode, Rebalancer
+from worqr.link.rebalancer import SILENT, Rebalancer
 from worqr.link.request import Posted, Request, SequenceNumbers
 from worqr.link.request_queue import RequestQueue
 from worqr.link.server_info import ServerInfo
 from worqr.link.settings import LinkSettings
-from worqr.lua import Script, all_scripts
+from worqr.lua import all_scripts
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ EVICTS = (
 _TICK: Final = 0.25  # seconds between looks at a server that is silent, or away
 
 
+@dataclass(frozen=True, slots=True)
 class ConnectionHistory:
     """The connections of one client so far.
 
@@ -48,23 +51,13 @@ class ConnectionHistory:
         connected_at: the monotonic time of the last one; 0: there was none.
         count: how many there have been.
         run_id: the server's at the last one.
+        evicts: the server's settings may evict tasks, which is logged once.
     """
 
-    def __init__(self, log_thread: LogThread) -> None:
-        self.connected_at: float = 0.0
-        self.count: int = 0
-        self.run_id: str = ""
-        self._log_thread = log_thread
-        self._warned_of_eviction = False
-
-    def add(self, facts: ServerInfo, server: str) -> None:
-        """A connection is open. Warn once if the server may evict tasks."""
-        self.connected_at = time.monotonic()
-        self.count += 1
-        self.run_id = facts.run_id
-        if facts.evicts and not self._warned_of_eviction:
-            self._warned_of_eviction = True
-            self._log_thread.emit(logger, "link.eviction", EVICTS, server=server, policy=facts.eviction)
+    connected_at: float = 0.0
+    count: int = 0
+    run_id: str = ""
+    evicts: bool = False
 
 
 class NodeClient:
@@ -78,8 +71,8 @@ class NodeClient:
         pipeline: its requests.
 
     Args:
-        resolver: finds the server's address; by default the address in the settings.
-        node: the server's part of a cluster, if it is one of its nodes.
+        resolver: finds the server's address.
+        rebalancer: makes the rebalancer, if the server is a node of a cluster.
         numbers: counts the requests of all clients of a cluster.
     """
 
@@ -90,45 +83,32 @@ class NodeClient:
         log_thread: LogThread,
         producer: str,
         *,
-        resolver: EndpointResolver | None = None,
-        node: ClusterNode | None = None,
+        resolver: EndpointResolver,
+        rebalancer: Callable[..., Rebalancer] | None = None,
         numbers: SequenceNumbers | None = None,
     ) -> None:
-        resolver = resolver or resolver_for(settings)
         self.ended: WorqrError | None = UsageError("this link was not started")
-        self.history: ConnectionHistory = ConnectionHistory(log_thread)
+        self.history: ConnectionHistory = ConnectionHistory()
         self.outage: Outage = Outage(log_thread, logger, resolver.name)
         self._settings = settings
         self._driver = driver
         self._log_thread = log_thread
+        scripts = [script.sharded if settings.clustered else script for script in all_scripts()]
+
+        def connect(on_silence: OnSilence) -> Wire:
+            first = not self.outage.stood
+            return open_connection(settings, resolver, "data", scripts=scripts, on_silence=on_silence, first=first)
+
         self.connector: Connector = Connector(
-            *(settings, driver, resolver, self._connected),
-            failed=self._failed,
-            dialling=self._dialling,
-            scripts=self._scripts,
+            *(driver, resolver, connect, self._connected), failed=self._failed, dialling=self._dialling
         )
         self.pipeline: Pipeline = Pipeline(
             *(self, driver, RequestQueue(numbers), resolver.name), producer=producer, clustered=settings.clustered
         )
         self._ready = ReadyWaiters(driver)
         self._alarm = Alarm(driver, self._look)
-        self._rebalancer = None if node is None else Rebalancer(node, self.pipeline, self._ready, self._end)
+        self._rebalancer = None if rebalancer is None else rebalancer(self.pipeline, self._ready, self._end)
         self._judged_not = False  # the last look came late, and judged nothing
-
-    @property
-    def connected_at(self) -> float:
-        """When the present (or last) connection was opened."""
-        return self.history.connected_at
-
-    @property
-    def connections(self) -> int:
-        """How many there have been."""
-        return self.history.count
-
-    @property
-    def run_id(self) -> str:
-        """The server's at the last connection."""
-        return self.history.run_id
 
     def start(self) -> None:
         """Begin to connect."""
@@ -152,19 +132,21 @@ class NodeClient:
 
     @survives
     def reconsider(self) -> None:
-        """The server may be elsewhere by now: go there at once, if so."""
+        """Connect to the server's new address at once, if it has changed."""
         connection = self.pipeline.connection
         if self.ended is not None or (connection and self.connector.resolver.is_current(connection.endpoint)):
             return
-        self.connector.forget()
+        if connection is None:
+            self.connector.dial()  # a present attempt leads to the old address, and may hang there for seconds
+            return
         if self.pipeline.is_busy:
             self.pipeline.give_up(MOVED, innocent=True)
-        elif connection is not None:
+        else:
             self.pipeline.drop(MOVED, quiet=True)
         self.connector.redial()
 
     def is_idle(self) -> bool:
-        """Nothing waits here."""
+        """Return True if no request and no caller waits."""
         return self.pipeline.requests.is_empty() and not self._ready
 
     def close(self) -> None:
@@ -202,10 +184,10 @@ class NodeClient:
 
     def redirected(self, requests: list[tuple[Request, str]]) -> list[Request]:
         self.connector.resolver.invalidate()
-        return [] if self._rebalancer is None or not requests else self._rebalancer.node.moved(requests)
+        return [] if self._rebalancer is None or not requests else self._rebalancer.moved(requests)
 
     def batch_ended(self) -> None:
-        """Hand over requests as long as some of other nodes are left."""
+        """Continue to hand over requests, if some of other nodes are left."""
         if self._rebalancer is not None and self._rebalancer.is_active:
             self.sort_out()
 
@@ -217,7 +199,7 @@ class NodeClient:
             self.plan()
 
     def died(self, exc: BaseException) -> None:
-        """A bug; or a signal handler raised while the state was being changed: no call may wait in vain."""
+        """End because of a bug, or of a signal handler that raised in the middle of a change: no call may wait in vain."""
         if not isinstance(exc, KeyboardInterrupt | SystemExit):
             error: WorqrError = WorqrBug(f"the link died ({type(exc).__name__}: {exc}); please report this")
             self._log_thread.emit(logger, "link.died", DIED, exc_info=exc)
@@ -227,12 +209,9 @@ class NodeClient:
         self._end(error)
         self._driver.interrupted(error)
         if self._rebalancer is not None:
-            self._rebalancer.node.died(error)
+            self._rebalancer.cluster.died(error)
 
     # Called by the connector
-
-    def _scripts(self) -> list[Script]:
-        return [script.sharded if self._settings.clustered else script for script in all_scripts()]
 
     @survives
     def _dialling(self) -> None:
@@ -255,12 +234,20 @@ class NodeClient:
             return
         self.pipeline.attach(transport)
         self.outage.connected()
-        self.history.add(wire.facts, self.outage.address)
+        self._note(wire.facts)
         if not self.pipeline.requests.pending:
             self.works()
         self._ready.tell(None)
         self.pipeline.work()
         self.batch_ended()
+
+    def _note(self, facts: ServerInfo) -> None:
+        """Note the connection. Warn once if the server may evict tasks."""
+        before = self.history
+        if facts.evicts and not before.evicts:
+            self._log_thread.emit(logger, "link.eviction", EVICTS, server=self.outage.address, policy=facts.eviction)
+        evicts = before.evicts or facts.evicts
+        self.history = ConnectionHistory(time.monotonic(), before.count + 1, facts.run_id, evicts)
 
     # Time
 

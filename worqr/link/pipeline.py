@@ -17,8 +17,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from worqr.link.driver import Driver, wake_all
 from worqr.link.live_connection import LiveConnection
-from worqr.link.request import Posted, Request
-from worqr.link.request_errors import give_up, guilty, too_old
+from worqr.link.request import Posted, Request, give_up, guilty, too_old
 from worqr.link.request_queue import RequestQueue
 from worqr.link.server_errors import ConnectionLost
 from worqr.link.session import BatchResult, Session
@@ -34,7 +33,7 @@ M = TypeVar("M", bound=Callable[..., None])
 
 
 class Survivor(Protocol):
-    """Something whose callbacks must not fail unnoticed."""
+    """An object that ends when one of its callbacks fails."""
 
     def died(self, exc: BaseException) -> None:
         """A callback failed: end, so that no call waits in vain."""
@@ -77,11 +76,11 @@ class Server(Survivor, Protocol):
         ...
 
     def plan(self) -> None:
-        """Something is to be done at another time than before."""
+        """The time of the next check may have changed."""
         ...
 
     def batch_ended(self) -> None:
-        """Nothing is under way any more."""
+        """No batch is in flight any more."""
         ...
 
 
@@ -107,7 +106,7 @@ class Pipeline:
 
     @property
     def is_busy(self) -> bool:
-        """Something is under way on a connection."""
+        """True if a batch is in flight."""
         return self.connection is not None and not self.connection.is_idle
 
     def attach(self, transport: Transport) -> None:
@@ -189,7 +188,7 @@ class Pipeline:
 
     @survives
     def progress(self, lost: ConnectionLost | None) -> None:
-        """More was sent, or could not be."""
+        """The socket accepted more bytes, or the connection was lost."""
         if lost is None and self.connection is not None:
             self.connection.progress()
             self.receive()
@@ -216,7 +215,7 @@ class Pipeline:
             self._batch_ended(connection)
 
     def settle(self, requests: list[Request]) -> None:
-        """They have their outcome: wake the callers that wait."""
+        """Settle requests that have their outcome, and wake their callers."""
         self.requests.numbers.settle(requests)
         wake_all(requests)
 
@@ -263,7 +262,7 @@ class Pipeline:
         lost = result.lost
         if lost is not None and not lost.innocent:
             failed = queue.blame(result.unanswered, time.monotonic())
-            guilty(failed, self._address, lost)
+            guilty(failed, self._address, lost.cause)
             self.settle(failed)
         else:
             for request in result.unanswered:
@@ -284,7 +283,7 @@ class Pipeline:
             self._server.works()
 
     def _load(self, connection: LiveConnection, result: BatchResult) -> bool:
-        """The server has forgotten scripts: they travel ahead of their requests, in one pipeline. False: not at once."""
+        """Load the scripts that the server has forgotten in front of the next batch. Return False if the batch has to wait."""
         missing = {as_sent(request.call, clustered=self._clustered)[0] for request in result.noscript}
         return connection.load({script.sha: script for script in missing}, executed=result.settled)
 

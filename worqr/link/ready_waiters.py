@@ -22,23 +22,23 @@ class ReadyWaiters:
         return bool(self._waiters)
 
     def add(self, waiter: Waiter, deadline: float) -> None:
-        """Have it wait until the deadline, on the monotonic clock."""
+        """Add a caller that waits until the deadline (monotonic)."""
         self._waiters.append((waiter, deadline))
 
     def take(self) -> list[tuple[Waiter, float]]:
-        """Take all out."""
+        """Remove and return all callers."""
         waiters, self._waiters = self._waiters, []
         return waiters
 
     def take_late(self, now: float) -> list[Waiter]:
-        """Take out those whose deadline has passed."""
+        """Remove and return the callers whose deadline has passed."""
         late = [waiter for waiter, deadline in self._waiters if deadline <= now]
         if late:
             self._waiters = [each for each in self._waiters if each[1] > now]
         return late
 
     def tell(self, error: WorqrError | None) -> None:
-        """Settle all; without an error a connection is open."""
+        """Settle all callers; without an error, a connection is open."""
         settle_soon(self._driver, [waiter for waiter, _ in self.take()], error)
 
 

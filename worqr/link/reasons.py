@@ -7,20 +7,12 @@ the port that are no Redis or Valkey server (`strangers`).
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 
 from worqr.link.settings import Endpoint, LinkSettings
+from worqr.link.tls import chain_of
 
 _PORT = 6379  # that of `worqr server`
 _NO_SUCH_HOST = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The chain of an error: itself and the errors that caused it."""
-    inner: BaseException | None = error
-    while inner is not None:
-        yield inner
-        inner = inner.__cause__ or inner.__context__
 
 
 def is_unknown_host(error: BaseException) -> bool:
@@ -28,7 +20,7 @@ def is_unknown_host(error: BaseException) -> bool:
 
     Return False if the name service could not be reached (EAI_AGAIN): a network that is just starting recovers without help.
     """
-    for each in _chain(error):
+    for each in chain_of(error):
         if isinstance(each, UnicodeError) or (isinstance(each, socket.gaierror) and each.errno in _NO_SUCH_HOST):
             return True
     return False
@@ -38,7 +30,7 @@ def cause_of(error: BaseException, endpoint: Endpoint) -> str:
     """Return why a connection to `endpoint` failed, or an empty string if the error's own text is the best explanation."""
     if is_unknown_host(error):
         return f"the host name {endpoint.host!r} does not resolve ({_words(error, socket.gaierror, UnicodeError)})"
-    for each in _chain(error):
+    for each in chain_of(error):
         match each:
             case socket.gaierror():
                 return f"the host name {endpoint.host!r} cannot be resolved at the moment ({each.strerror})"
@@ -53,7 +45,7 @@ def cause_of(error: BaseException, endpoint: Endpoint) -> str:
 
 def _words(error: BaseException, *kinds: type[BaseException]) -> str:
     """The text of the first error of these kinds in the chain."""
-    first = next(each for each in _chain(error) if isinstance(each, kinds))
+    first = next(each for each in chain_of(error) if isinstance(each, kinds))
     return first.strerror if isinstance(first, OSError) and first.strerror else str(first)
 
 
@@ -68,9 +60,9 @@ def remedy_for(error: BaseException, settings: LinkSettings, *, stood: bool = Fa
     address, source = settings.address, settings.source
     if is_unknown_host(error):
         return f"Check the host name in {source}."
-    if any(isinstance(each, TimeoutError) for each in _chain(error)):
+    if any(isinstance(each, TimeoutError) for each in chain_of(error)):
         return "" if stood else f"Check host and port in {source}, and the firewall."
-    if not any(isinstance(each, ConnectionRefusedError | FileNotFoundError) for each in _chain(error)):
+    if not any(isinstance(each, ConnectionRefusedError | FileNotFoundError) for each in chain_of(error)):
         return ""
     running = "Is the server running?" if address.topology == "single" else "Are the servers running?"
     if stood:

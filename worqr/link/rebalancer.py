@@ -1,12 +1,13 @@
-"""`Rebalancer`: hands requests of one node's client over to the nodes that have their slots. Used in the driver's loop.
+"""`Rebalancer`: the part of one node's client that belongs to the cluster. Used in the driver's loop.
 
-Here: `ClusterNode`, the part of a cluster that the client of one node uses. Implemented in `cluster_router`.
+Here: which requests belong to the node, and the hand-over of the others. Not here: the choice of the client for new requests
+(`cluster_router`, of which the protocol `Cluster` is a part).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Final, Protocol
 
 from worqr.errors import Unavailable, WorqrError
@@ -14,46 +15,38 @@ from worqr.link.driver import Waiter
 from worqr.link.pipeline import Pipeline
 from worqr.link.ready_waiters import ReadyWaiters
 from worqr.link.request import Request
+from worqr.link.settings import Endpoint
+from worqr.link.topology import Topology
+from worqr.link.wire_form import slot_of
 
 SILENT: Final = 0.25
 """Seconds without input, after which a node may have lost its slots."""
 
+_REDIRECTS = 3  # times that nodes may point to each other for one request before it has to wait a little
 
-class ClusterNode(Protocol):
-    """One node of a cluster. Its client calls it in the loop."""
 
-    def belongs(self, request: Request) -> bool:
-        """Return True if the node has the keys of `request`."""
-        ...
+class Cluster(Protocol):
+    """The router, as the client of one node sees it."""
 
-    def hand_over(self, requests: list[Request]) -> None:
+    topology: Topology
+
+    def hand_over(self, requests: Iterable[Request]) -> None:
         """Send them to the nodes that have their keys."""
-        ...
-
-    def moved(self, requests: list[tuple[Request, str]]) -> list[Request]:
-        """The node has redirected these: ``SLOT HOST:PORT``. Return those that have to wait at its client a little."""
         ...
 
     def wait_ready(self, waiter: Waiter, deadline: float) -> None:
         """Settle `waiter` when a connection is open."""
         ...
 
-    def passed(self, waiting: Collection[str]) -> bool:
-        """Return True if the client has handed over all requests of other nodes.
+    def passed(self, node: Endpoint, waiting: Collection[str]) -> bool:
+        """The node's client has requests of these bases left. Return True if all of them belong to the node.
 
-        Until then the client also gets the new requests of these slots, so that they stay behind the older ones.
-
-        Args:
-            waiting: the bases of its remaining requests.
+        Until then the client also gets the new requests of the other slots, so that they stay behind the older ones.
         """
         ...
 
-    def is_needed(self) -> bool:
-        """Return True if the node has a slot."""
-        ...
-
-    def retire(self) -> bool:
-        """Forget the client, unless requests wait there. True: it gets no more."""
+    def retire(self, node: Endpoint) -> bool:
+        """Forget the node's client, unless requests wait there. True: it gets no more."""
         ...
 
     def died(self, bug: WorqrError) -> None:
@@ -62,41 +55,62 @@ class ClusterNode(Protocol):
 
 
 class Rebalancer:
-    """The hand-over of the requests of one node's client.
+    """The place of one client in its cluster.
 
     Attributes:
-        node: the client's node.
+        cluster: the router.
         is_active: requests of other nodes are left, or the node has no slot any more.
 
     Args:
+        node: the client's node.
         end: ends the client.
     """
 
     def __init__(
-        self, node: ClusterNode, pipeline: Pipeline, ready: ReadyWaiters, end: Callable[[WorqrError], object]
+        self,
+        cluster: Cluster,
+        node: Endpoint,
+        pipeline: Pipeline,
+        ready: ReadyWaiters,
+        end: Callable[[WorqrError], object],
     ) -> None:
-        self.node: ClusterNode = node
+        self.cluster: Cluster = cluster
         self.is_active: bool = False
+        self._node = node
         self._pipeline = pipeline
         self._ready = ready
         self._end = end
 
+    def belongs(self, request: Request) -> bool:
+        """Return True if the node has the keys of `request`, as far as is known."""
+        return self.cluster.topology.owner(slot_of(request.call.base)) in (self._node, None)
+
+    def moved(self, requests: list[tuple[Request, str]]) -> list[Request]:
+        """The node has redirected these: ``SLOT HOST:PORT``. Return those that have to wait here a little."""
+        self.cluster.topology.learn((redirect for _, redirect in requests), self._node)
+        tired: set[str] = set()  # bases: later requests of these bases wait as well
+        for request, _ in requests:
+            if request.count_redirect() % _REDIRECTS == 0 or self.belongs(request):  # the nodes disagree
+                tired.add(request.call.base)
+        self.cluster.hand_over([request for request, _ in requests if request.call.base not in tired])
+        return [request for request, _ in requests if request.call.base in tired]
+
     def sort_out(self) -> None:
         """Hand over the requests that now belong to another node; end the client, if its node is no primary any more."""
-        node, requests = self.node, self._pipeline.requests
-        node.hand_over(requests.remove(node.belongs))
-        passing = not node.passed(requests.bases())
-        leaving = not node.is_needed()
+        requests = self._pipeline.requests
+        self.cluster.hand_over(requests.remove(self.belongs))
+        passing = not self.cluster.passed(self._node, requests.bases())
+        leaving = self._node not in self.cluster.topology.view.primaries
         self.is_active = passing or leaving
         if leaving:
             self._leave()
 
     def _leave(self) -> None:
         for waiter, deadline in self._ready.take():
-            self.node.wait_ready(waiter, deadline)
+            self.cluster.wait_ready(waiter, deadline)
         connection = self._pipeline.connection
         if not self._pipeline.is_busy:
-            if self.node.retire():
+            if self.cluster.retire(self._node):
                 self._end(Unavailable("the node is no primary any more"))
         elif connection is not None and time.monotonic() - connection.heard_at >= SILENT:
             self._pipeline.give_up("it is no primary any more", innocent=True)

@@ -62,5 +62,5 @@ class RedisPy:
 
 @cache
 def redis_py() -> RedisPy:
-    """redis-py, imported now if it was not."""
+    """Return the parts of redis-py, imported at the first call."""
     return RedisPy()

@@ -1,7 +1,7 @@
 """One call to the server: its deadline, its number and its outcome. No I/O; the driver's loop uses it.
 
 Here: `Request`, `MergedRequest`, `WorkerHandle`, and `SequenceNumbers`, by which the server recognises a resent request. Not
-here: the states of a request (`request_queue`), sending (`pipeline`, `session`), the texts of errors (`request_errors`).
+here: the states of a request (`request_queue`), sending (`pipeline`, `session`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from worqr.errors import NotReplicated, Unavailable, WorqrBug, WorqrError
+from worqr.errors import ClaimLost, NotReplicated, Unavailable, WorqrBug, WorqrError
 from worqr.link.driver import Waiter, wake_all
 from worqr.script_call import Call
 
 NEVER: Final = math.inf
 """The time at which a request was first sent, if it was not sent yet."""
+
+SEND_AGAIN_WITHIN = 3000.0
+"""Seconds after a numbered request was first sent; the server forgets its reply after 3600."""
 
 FORGET_AFTER = 4500.0
 """Seconds without a new number after which a base may be forgotten: the server keeps replies for 3600."""
@@ -43,7 +46,7 @@ class WorkerHandle:
 
 
 Deliver = Callable[[Any, Exception | None], None]
-"""Gets the value or the error of a call."""
+"""Called with the value or the error of a call."""
 
 
 @dataclass(slots=True)
@@ -53,13 +56,11 @@ class Trouble:
     Attributes:
         losses: healthy connections that were lost while it was in flight.
         alone: those of them on which it was the only request.
-        not_before: when it may be tried again, after too many losses (monotonic).
         redirects: by nodes of a cluster.
     """
 
     losses: int = 0
     alone: int = 0
-    not_before: float = -math.inf
     redirects: int = 0
 
 
@@ -116,11 +117,11 @@ class Request(Waiter):
         else:
             super().fail_with_copy(error)
 
-    def read(self, reply: object) -> bool:
+    def read(self, reply: Any) -> bool:
         """Set the value, or the error, from the reply. Return True if it succeeded, and waits for replicas."""
         call = self.call
         try:
-            self.value = call.read(cast("list[Any]", reply))
+            self.value = call.read(reply)
         except WorqrError as exc:
             self.error = exc
         except Exception as exc:
@@ -140,35 +141,21 @@ class Request(Waiter):
 
     def count_loss(self, *, alone: bool) -> int:
         """Count a healthy connection that was lost; return the number of those on which this was the only request."""
-        trouble = self._in_trouble()
+        trouble = self.trouble = self.trouble or Trouble()
         trouble.losses += 1
         trouble.alone += alone
         return trouble.alone
 
     def may_have_run(self) -> None:
         """An earlier copy may have been executed, though the request did not cause the loss of its connection."""
-        trouble = self._in_trouble()
+        trouble = self.trouble = self.trouble or Trouble()
         trouble.losses = trouble.losses or 1
 
     def count_redirect(self) -> int:
         """Count a redirect; return how many there have been."""
-        trouble = self._in_trouble()
+        trouble = self.trouble = self.trouble or Trouble()
         trouble.redirects += 1
         return trouble.redirects
-
-    def pause(self, until: float) -> None:
-        """Do not try it before this time."""
-        self._in_trouble().not_before = until
-
-    @property
-    def not_before(self) -> float:
-        """When it may be tried again."""
-        return -math.inf if self.trouble is None else self.trouble.not_before
-
-    def _in_trouble(self) -> Trouble:
-        if self.trouble is None:
-            self.trouble = Trouble()
-        return self.trouble
 
 
 def _deliver(request: Request, deliver: Deliver) -> None:
@@ -182,6 +169,38 @@ def mark_written(requests: Iterable[Request], now: float) -> None:
     for request in requests:
         if request.written_at == NEVER:
             request.written_at = now
+
+
+def give_up(late: Iterable[Request], orphans: Iterable[Request], outage: str) -> None:
+    """Set the errors of requests whose patience has ended, and of those whose owner is dead."""
+    for request in late:
+        fate = "was withdrawn" if request.sent is False else "was sent and may have taken effect"
+        text = f"{outage} The request {request.call.script.name} waited {request.patience:.1f} s and {fate}."
+        request.fail(Unavailable(text, sent=request.sent))
+    for request in orphans:
+        name = request.owner.name if request.owner else ""
+        request.fail(ClaimLost(f"worker {name} is dead; {request.call.script.name} was given up"))
+
+
+def too_old(requests: Iterable[Request]) -> None:
+    """Set the errors of requests that are not sent again, because the server may have forgotten its reply."""
+    for request in requests:
+        text = (
+            f"{request.call.script.name} was first sent over {SEND_AGAIN_WITHIN / 60:.0f} minutes ago, and the server may have "
+            "forgotten it; it is not sent again; whether it took effect is unknown"
+        )
+        request.fail(Unavailable(text, sent=None))
+
+
+def guilty(requests: Iterable[Request], address: str, cause: str) -> None:
+    """Set the errors of requests that have lost several connections, each time alone."""
+    for request in requests:
+        alone = 0 if request.trouble is None else request.trouble.alone
+        text = (
+            f"{request.call.script.name} alone lost {alone} connections to the server at {address} ({cause}); "
+            "whether it took effect is unknown"
+        )
+        request.fail(Unavailable(text, sent=None))
 
 
 class Posted(list[Request]):

@@ -29,12 +29,11 @@ from collections.abc import Callable, Iterable
 from worqr.link.clocks import boottime
 from worqr.link.driver import settle_all
 from worqr.link.replication import Replication
-from worqr.link.request import NEVER, MergedRequest, Request, SequenceNumbers
+from worqr.link.request import NEVER, SEND_AGAIN_WITHIN, MergedRequest, Request, SequenceNumbers
 
 MAX_CALLS = 512  # a batch: more would not make it cheaper, and all its callers wait for its end
 MAX_BYTES = 8 * 1024 * 1024
 MAX_ITEMS = 1000  # in one merged request
-SEND_AGAIN_WITHIN = 3000.0  # seconds after a numbered request was first sent; the server forgets its reply after 3600
 SUSPECT_AFTER = 2  # connections lost together with other requests
 GUILTY_AFTER = 3  # connections lost alone
 _QUARANTINE_PAUSE = 1.0  # seconds; doubles with each further loss
@@ -78,7 +77,7 @@ class RequestQueue:
         self.pending: deque[Request] = deque()
         self.in_flight: list[Request] = []
         self.held: dict[str, Held] = {}  # by base
-        self.quarantined: list[Request] = []
+        self.quarantined: list[tuple[Request, float]] = []  # with the time of the next try
         self.too_old: list[Request] = []  # `take` does not send them again: they fail
         self.replication: Replication = Replication()
         self.numbers: SequenceNumbers = numbers or SequenceNumbers()
@@ -151,17 +150,18 @@ class RequestQueue:
         """A healthy connection was lost while these were in flight. Put them back; return the guilty ones, which fail."""
         alone = len(self.in_flight) == 1
         failed: list[Request] = []
+        again: list[Request] = []
         for request in unanswered:
             lost_alone = request.count_loss(alone=alone)
-            if lost_alone >= GUILTY_AFTER and not request.is_unwanted():
-                if request.owner is None and not isinstance(request, MergedRequest):
-                    request.settle()
-                    failed.append(request)
-                else:
-                    pause = _QUARANTINE_PAUSE * 2 ** min(lost_alone - GUILTY_AFTER, 10)
-                    request.pause(now + min(pause, _QUARANTINE_PAUSE_MAX))
-                    self.quarantined.append(request)
-        self.put_back(r for r in unanswered if r not in self.quarantined)
+            if lost_alone < GUILTY_AFTER or request.is_unwanted():
+                again.append(request)
+            elif request.owner is None and not isinstance(request, MergedRequest):
+                request.settle()
+                failed.append(request)
+            else:
+                pause = _QUARANTINE_PAUSE * 2 ** min(lost_alone - GUILTY_AFTER, 10)
+                self.quarantined.append((request, now + min(pause, _QUARANTINE_PAUSE_MAX)))
+        self.put_back(again)
         return failed
 
     def set_aside(self, bases: Iterable[str], until: float) -> None:
@@ -202,7 +202,7 @@ class RequestQueue:
     def _keep(self, wanted: Callable[[Request], bool]) -> None:
         """Keep only these requests among those that wait."""
         self.pending = deque(request for request in self.pending if wanted(request))
-        self.quarantined = [request for request in self.quarantined if wanted(request)]
+        self.quarantined = [each for each in self.quarantined if wanted(each[0])]
         for base, held in list(self.held.items()):
             held.requests = deque(request for request in held.requests if wanted(request))
             if not held.requests:
@@ -214,14 +214,14 @@ class RequestQueue:
             if held.until <= now:
                 self.pending.extend(held.requests)
                 del self.held[base]
-        for request in self.quarantined:
-            if request.not_before <= now:
+        for request, until in self.quarantined:
+            if until <= now:
                 self._line(request).append(request)
-        self.quarantined = [request for request in self.quarantined if request.not_before > now]
+        self.quarantined = [each for each in self.quarantined if each[1] > now]
 
     def next_pause(self) -> float:
         """Return when the next pause ends: of a base that is held, of a request that is tried now and then, or of WAIT."""
-        ends = (*(held.until for held in self.held.values()), *(request.not_before for request in self.quarantined))
+        ends = (*(held.until for held in self.held.values()), *(until for _, until in self.quarantined))
         replication = self.replication.not_before if self.replication.waiting else math.inf
         return min(*ends, replication, math.inf)
 
@@ -267,7 +267,7 @@ class RequestQueue:
     def _waiting(self) -> list[Request]:
         """Return all requests except those in flight."""
         held = [request for each in self.held.values() for request in each.requests]
-        return [*held, *self.pending, *self.quarantined]
+        return [*held, *self.pending, *(request for request, _ in self.quarantined)]
 
     def _forget_settled(self) -> None:
         for request in self._waiting():

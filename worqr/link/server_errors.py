@@ -84,14 +84,14 @@ class ErrorReply(Exception):
 
 
 def as_error_reply(error: BaseException) -> ErrorReply:
-    """Sort an error reply that redis-py has read."""
+    """Classify an error reply that redis-py has read."""
     text = _clean(str(error))
     word: str | None = getattr(error, "status_code", None)
     return _sorted(word, text)
 
 
 def error_reply(text: str) -> ErrorReply:
-    """Sort an error reply, as it came from the server."""
+    """Classify an error reply in the server's own text."""
     return _sorted(None, _clean(text))
 
 
@@ -111,12 +111,12 @@ def _sorted(word: str | None, text: str) -> ErrorReply:
 
 
 def is_no_longer_primary(refused: ErrorReply) -> bool:
-    """Is this how WAIT ends on a server that is a primary no more?"""
+    """Return True if WAIT failed because the server is no primary any more."""
     return refused.word == "UNBLOCKED" or "replica instances" in refused.text
 
 
 def as_connection_lost(error: BaseException) -> ConnectionLost:
-    """Sort an exception that ended a connection."""
+    """Convert an exception that ended a connection."""
     word = getattr(error, "status_code", None)
     text = _clean(str(error)) or type(error).__name__
     redis_errors = redis_py().exceptions

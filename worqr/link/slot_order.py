@@ -27,7 +27,7 @@ class SlotOrder(Generic[P]):
         requests.
         """
         last = self._last.setdefault(slot, owner)
-        if last is owner:
+        if last == owner:
             return owner, False
         is_new = last not in self._passing
         self._passing.setdefault(last, set()).add(slot)
@@ -48,4 +48,4 @@ class SlotOrder(Generic[P]):
     def forget(self, client: P) -> None:
         """`client` has ended, and has nothing left."""
         self._passing.pop(client, None)
-        self._last = {slot: last for slot, last in self._last.items() if last is not client}
+        self._last = {slot: last for slot, last in self._last.items() if last != client}

@@ -18,7 +18,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Hub(Protocol):
-    """Where subscriptions come from."""
+    """The object that opened a subscription."""
 
     driver: Driver
     ended: WorqrError | None
@@ -32,7 +32,7 @@ class ListenerOwner(Protocol):
     """The connection of some subscriptions."""
 
     def let_go(self, listener: SubscriptionListener) -> None:
-        """Listen no more for this one."""
+        """Remove one listener."""
         ...
 
 
@@ -95,7 +95,7 @@ class Subscription:
             self.fail(UsageError("this subscription was closed"))
 
     def receive(self, channel: str | None, data: bytes) -> None:
-        """In the loop: a message, or (without a channel) the news that all channels stand."""
+        """In the loop: a message, or (without a channel) the news that all channels are confirmed."""
         if self._closed:
             return
         if channel is not None:
@@ -106,7 +106,7 @@ class Subscription:
         self._confirmed()
 
     def fail(self, error: Exception) -> None:
-        """In the loop: it cannot be had."""
+        """In the loop: the channels cannot be subscribed."""
         self._error = error
         self._wake()
 

@@ -21,10 +21,10 @@ from functools import partial
 
 from worqr.errors import RefusedByServer, Unavailable, WorqrError
 from worqr.link.alarm import LATE, Alarm
-from worqr.link.connection import MOVED, Wire, pack
+from worqr.link.connection import MOVED, Wire, open_connection, pack
 from worqr.link.connector import Connector, State
 from worqr.link.driver import Driver, copy_of
-from worqr.link.endpoints import EndpointResolver, resolver_for
+from worqr.link.endpoints import EndpointResolver
 from worqr.link.log_thread import LogThread
 from worqr.link.pubsub_state import Channels, Command
 from worqr.link.replies import NOT_YET, NotRedis, ReplyReader, new_reader
@@ -97,7 +97,7 @@ class Subscriptions:
         connector: keeps the connection open.
 
     Args:
-        resolver: finds the server's address; by default the address in the settings.
+        resolver: finds the server's address.
         channels: the state of the channels, plain or sharded.
     """
 
@@ -107,17 +107,14 @@ class Subscriptions:
         driver: Driver,
         log_thread: LogThread,
         *,
-        resolver: EndpointResolver | None = None,
+        resolver: EndpointResolver,
         channels: Channels[SubscriptionListener] | None = None,
     ) -> None:
         self.driver: Driver = driver
         self.connections: int = 0
         self.ended: WorqrError | None = None
-        self.connector: Connector = Connector(
-            *(settings, driver, resolver or resolver_for(settings), self._connected),
-            purpose="subscribe",
-            timeout=settings.pong_timeout,
-        )
+        connect = partial(open_connection, settings, resolver, "subscribe", timeout=settings.pong_timeout)
+        self.connector: Connector = Connector(driver, resolver, connect, self._connected)
         self._settings = settings
         self._log_thread = log_thread
         self._channels: Channels[SubscriptionListener] = Channels() if channels is None else channels
@@ -138,7 +135,7 @@ class Subscriptions:
         return subscription
 
     def listen(self, subscription: Subscription) -> None:
-        """Listen for it here, and no more where it was listened for before."""
+        """Listen on this connection, and no longer on the one before."""
         self._check()
         listener, before = subscription.move_to(self)
         if self._connection is not None:
@@ -151,7 +148,7 @@ class Subscriptions:
             before.hub.let_go(before)
 
     def forget(self, subscription: Subscription) -> None:
-        """Listen for it no more."""
+        """Stop listening for a subscription."""
         if subscription.listener is not None:
             with self.driver.entered:
                 self.let_go(subscription.listener)
@@ -163,13 +160,13 @@ class Subscriptions:
             self._ask()
 
     def reconsider(self) -> None:
-        """The server may be elsewhere by now: go there, if so."""
+        """Connect to the server's new address, if it has changed."""
         connection = self._connection
         if connection is not None and not self.connector.resolver.is_current(connection.transport.wire.endpoint):
             self._lost(ConnectionLost(MOVED, innocent=True))
 
     def close(self) -> None:
-        """End it; callers that wait for a confirmation get Unavailable. Idempotent."""
+        """End the connection; callers that wait for a confirmation get Unavailable. Idempotent."""
         if self.ended is not None:
             return
         error = self.ended = Unavailable(f"the link to {self._settings.address.redacted} was closed")
@@ -180,7 +177,7 @@ class Subscriptions:
                 self.driver.post(partial(listener.subscription.fail, error))
 
     def poison(self, error: WorqrError) -> None:
-        """In a forked child: nothing of this works here."""
+        """In a forked child: subscriptions work in the parent only."""
         self.ended = error
         self.connector.poison()
         if self._connection is not None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import selectors
 import socket
 import threading
 import time
@@ -26,9 +27,8 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
 from worqr.errors import Unavailable, UsageError
-from worqr.link.driver import TimeLimit, Waiter, wake_all
+from worqr.link.driver import SocketWatch, TimeLimit, Waiter, run_callback, wake_all
 from worqr.link.thread_limits import Limit, check_limits, next_limit, until
-from worqr.link.thread_reactor import Reactor, ReactorWatch, run_callback
 from worqr.link.timers import Timer, Timers
 
 T = TypeVar("T")
@@ -224,6 +224,71 @@ class ThreadDriver:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         return work()
+
+
+class Reactor:
+    """The sockets of a driver. The driving thread calls `wait`; all other methods need the lock."""
+
+    __slots__ = ("_bell", "_listener", "selector")
+
+    def __init__(self) -> None:
+        self.selector: selectors.BaseSelector = selectors.DefaultSelector()
+        self._listener, self._bell = socket.socketpair()
+        self._listener.setblocking(False)
+        self._bell.setblocking(False)
+        self.selector.register(self._listener, selectors.EVENT_READ)
+
+    def wait(self, timeout: float | None) -> list[tuple[ReactorWatch, int]]:
+        """Return the ready sockets; none after a timeout or a wake-up."""
+        ready: list[tuple[ReactorWatch, int]] = []
+        for key, mask in self.selector.select(timeout):
+            if key.data is None:
+                with suppress(BlockingIOError):
+                    self._listener.recv(4096)
+            else:
+                ready.append((key.data, mask))
+        return ready
+
+    def ring(self) -> None:
+        with suppress(OSError):  # the buffer is full, so the thread wakes anyway
+            self._bell.send(b"!")
+
+    def close(self) -> None:
+        self.selector.close()
+        self._listener.close()
+        self._bell.close()
+
+
+class ReactorWatch(SocketWatch):
+    """A socket that is watched while any thread waits."""
+
+    __slots__ = ("_reactor",)
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        sock: socket.socket,
+        readable: Callable[[], object],
+        writable: Callable[[], object],
+    ) -> None:
+        super().__init__(sock, readable, writable)
+        self._reactor = reactor
+        reactor.selector.register(sock, selectors.EVENT_READ, self)
+
+    def _watch_write(self, wanted: bool) -> None:
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
+        self._reactor.selector.modify(self._socket, events, self)
+        self._reactor.ring()
+
+    def _unwatch(self) -> None:
+        self._reactor.selector.unregister(self._socket)
+
+    def ready(self, mask: int) -> None:
+        """Handle a socket that is ready, or was ready a moment ago."""
+        if mask & selectors.EVENT_WRITE and self.wants_write:
+            run_callback(self._writable)
+        if mask & selectors.EVENT_READ and not self._closed:
+            run_callback(self._readable)
 
 
 class _Entered:

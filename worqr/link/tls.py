@@ -7,7 +7,7 @@ connection (redis-py reads the files again for each one, so you can replace them
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from worqr.errors import UsageError
@@ -36,11 +36,17 @@ _REASONS = {
 }
 
 
+def chain_of(error: BaseException) -> Iterator[BaseException]:
+    """An error, and the errors that caused it."""
+    inner: BaseException | None = error
+    while inner is not None:
+        yield inner
+        inner = inner.__cause__ or inner.__context__
+
+
 def tls_hint(error: BaseException) -> str | None:
     """Return the remedy for a failed handshake that waiting does not help; None for every other error."""
-    inner: BaseException | None = error
-    while inner is not None and not isinstance(inner, ssl.SSLError):
-        inner = inner.__cause__ or inner.__context__
+    inner = next((each for each in chain_of(error) if isinstance(each, ssl.SSLError)), None)
     if isinstance(inner, ssl.SSLCertVerificationError):
         return _VERIFICATION.get(inner.verify_code, _AUTHORITY)
     return None if inner is None else _REASONS.get(inner.reason)
@@ -50,10 +56,7 @@ def is_silent_handshake(error: BaseException) -> bool:
     """Return True if the other side accepted the first bytes and sent nothing, as a server without TLS does: it waits for
     more.
     """
-    inner: BaseException | None = error
-    while inner is not None and "handshake operation timed out" not in str(inner):
-        inner = inner.__cause__ or inner.__context__
-    return inner is not None
+    return any("handshake operation timed out" in str(each) for each in chain_of(error))
 
 
 def check_tls_files(options: Mapping[str, str], shown: str) -> None:

@@ -1,7 +1,7 @@
 """`Transport`: drives an open, encrypted and authenticated connection without blocking.
 
 Here: sending as much as the socket accepts, keeping the rest, and reading, also through TLS. Not here: the meaning of the
-bytes (`session`), opening connections (`dialer`), waiting (the drivers).
+bytes (`session`), opening connections (`connection`), waiting (the drivers).
 """
 
 from __future__ import annotations

@@ -6,25 +6,24 @@ import math
 import socket
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import trio
 
-from worqr.link.driver import TimeLimit, Waiter, guarded
+from worqr.link.driver import LoopDriver, SocketWatch, TimeLimit, Waiter, guarded
 from worqr.link.timers import Timer, Timers
 
 T = TypeVar("T")
 
 
-class TrioDriver:
+class TrioDriver(LoopDriver):
     """The driver for the current Trio run. Its tasks start when they are first needed, and end with the run at the latest."""
 
-    __slots__ = ("_alarm", "_callbacks", "_closed", "_token", "entered")
+    __slots__ = ("_alarm", "_callbacks", "_closed", "_token")
 
     def __init__(self) -> None:
-        self.entered: AbstractContextManager[object] = nullcontext()
         self._token = trio.lowlevel.current_trio_token()
         self._closed = False
         self._callbacks = _Callbacks()
@@ -33,9 +32,6 @@ class TrioDriver:
     def post(self, deliver: Callable[[], object]) -> None:
         with suppress(trio.RunFinishedError):  # no task is left that waits
             self._token.run_sync_soon(guarded, deliver)
-
-    def submit(self, send: Callable[[Any], object], requests: Any) -> None:
-        send(requests)
 
     def soon(self, callback: Callable[[], object]) -> None:
         self._callbacks.add(callback)
@@ -54,9 +50,6 @@ class TrioDriver:
     def _close(self) -> None:
         self._callbacks.close()
         self._alarm.close()
-
-    def interrupted(self, error: Exception) -> None:
-        pass  # no signal handler raises in the middle of a change
 
     def poison(self) -> None:
         self._closed = True  # the tasks are the parent's, and never run here
@@ -88,29 +81,21 @@ class TrioDriver:
         raise AssertionError("the scope is never cancelled")
 
 
-class _Watch:
+class _Watch(SocketWatch):
     """A task that waits until the socket is readable; and one that waits until it is writable, while that is wanted."""
 
-    __slots__ = ("_closed", "_readable", "_socket", "_writable", "wants_write")
+    __slots__ = ()
 
     def __init__(self, sock: socket.socket, readable: Callable[[], object], writable: Callable[[], object]) -> None:
-        self.wants_write: bool = False
-        self._socket = sock
-        self._readable = readable
-        self._writable = writable
-        self._closed = False
+        super().__init__(sock, readable, writable)
         trio.lowlevel.spawn_system_task(self._read, name="worqr.link.read")
 
-    def want_write(self, wanted: bool) -> None:
-        if wanted and not self.wants_write and not self._closed:
+    def _watch_write(self, wanted: bool) -> None:
+        if wanted:
             trio.lowlevel.spawn_system_task(self._write, name="worqr.link.write")
-        self.wants_write = wanted
 
-    def close(self) -> None:
-        if not self._closed:
-            self._closed, self.wants_write = True, False
-            with suppress(RuntimeError):  # the run has ended, and its tasks with it
-                trio.lowlevel.notify_closing(self._socket)
+    def _unwatch(self) -> None:
+        trio.lowlevel.notify_closing(self._socket)
 
     async def _read(self) -> None:
         with suppress(trio.ClosedResourceError, OSError):

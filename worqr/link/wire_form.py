@@ -9,6 +9,7 @@ TRYAGAIN or ASK instead, and the call waits until the slot has moved.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from worqr.keys import NEVER
@@ -26,6 +27,7 @@ def as_sent(call: Call[Any], *, clustered: bool) -> tuple[Script, tuple[str, ...
     return call.script, call.keys
 
 
+@lru_cache(maxsize=10_000)
 def slot_of(name: str) -> int:
-    """The hash slot of a key, a channel, or the base of some: 0 to 16383."""
+    """Return the hash slot of a key, a channel, or a base: 0 to 16383."""
     return redis_py().key_slot(name.encode())
