@@ -453,6 +453,20 @@ def test_a_silent_server_is_given_up_in_a_loop_that_is_always_late() -> None:
         chaos.patch.undo()
 
 
+def test_a_server_is_not_silent_for_the_time_in_which_the_loop_was_blocked() -> None:
+    chaos = Chaos()
+    try:
+        request = Request(call("a", "a0", numbered=True, merges=False, replicas=0), 1000.0, chaos.clock.now)
+        chaos.client.submit(request)
+        chaos.the_loop_is_blocked(20.0)
+        chaos.time_passes(1.0)
+        assert (chaos.client.connector.state, request.losses) == (State.READY, 0)
+        chaos.time_passes(6.0)
+        assert (chaos.client.connector.state, request.losses) == (State.DIALLING, 1)
+    finally:
+        chaos.patch.undo()
+
+
 def test_a_refused_copy_does_not_deny_the_copy_before_it() -> None:
     chaos = Chaos()
     try:
