@@ -65,7 +65,7 @@ class Module:
     """One file of the package, read and parsed."""
 
     name: str
-    """Dotted, without ``worqr``: ``peer.claiming``, ``lua``, and ``""`` for the package itself."""
+    """Dotted, without ``worqr``: ``peer.consumer``, ``lua``, and ``""`` for the package itself."""
     text: str = field(repr=False)
     tree: ast.Module = field(repr=False)
 

@@ -18,8 +18,8 @@ from tests.docs.tables import columns, rows, section, words
 from worqr.cron import Definition
 from worqr.functions.schedule_registry import MAX_CATCH_UP, ScheduleOptions
 from worqr.job_options import MAX_ID, MAX_META, MAX_REPLICAS, encode_options
-from worqr.peer.capacity import AUTO_MOST
 from worqr.peer.options import CONCURRENCY, GRACE, MAX_PATIENCE, PATIENT, THREADS, handling
+from worqr.peer.scheduler import AUTO_MOST
 from worqr.policy import Policy
 from worqr.shard_layout import MAX_SHARDS
 

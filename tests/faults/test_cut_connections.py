@@ -165,7 +165,7 @@ async def _leave_a_corpse(mesh: worqr.Mesh, prefix: str) -> None:
 
 
 NOT_IN_A_LIFE = {"list_marks", "list_own_claims"}
-"""Asked when the acknowledgement of a cancel takes longer than a second; and after a new connection (`peer/test_strays`)."""
+"""Asked when the acknowledgement of a cancel takes longer than a second; and after a new connection (`peer/test_reconciler`)."""
 
 
 NAMES = [s.name for s in all_scripts() if s.name not in NOT_IN_A_LIFE]

@@ -9,7 +9,7 @@ import trio
 
 import worqr
 from tests.peer.conftest import NewMesh
-from tests.peer.test_strays import reconnect
+from tests.peer.test_reconciler import reconnect
 from tests.peer.tools import Runs, eventually, serving, until
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server

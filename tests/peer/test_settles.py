@@ -12,14 +12,14 @@ import trio
 import trio.testing
 
 import worqr
-from tests.peer.test_strays import reconnect
+from tests.peer.test_reconciler import reconnect
 from tests.peer.tools import QUICK, Held, eventually, serving, until
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import RefusedByServer
 from worqr.errors import ClaimLost
 from worqr.keys import QueueKeys
-from worqr.peer.membership import Registration
+from worqr.peer.session import Registration
 from worqr.peer.settles import CROWDED, Settles
 
 pytestmark = pytest.mark.one_server
@@ -169,7 +169,7 @@ async def test_a_queue_with_many_refused_settles_takes_no_more_tasks() -> None:
 def spoil(server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """`spoil.begin()`: every settle on Q1 is refused, because a key has a foreign type; until `spoil.end()`."""
     monkeypatch.setattr("worqr.peer.settles.FIRST_PAUSE", 0.2)
-    monkeypatch.setattr("worqr.peer.strays.LOOK_EVERY", 0.1)
+    monkeypatch.setattr("worqr.peer.reconciler.LOOK_EVERY", 0.1)
     client, key = server.client(), f"{prefix}:{{Q1}}:suspects"
     return SimpleNamespace(begin=lambda: client.set(key, "foreign"), end=lambda: client.delete(key))
 

@@ -1,6 +1,6 @@
 """Cancelling as producers and operators do it: request it, and wait until the running tasks have acknowledged it.
 
-How a peer learns of it is in `peer.cancelling`.
+How a peer learns of it is in `peer.control_channel`.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ from worqr.peer.stacks import awaited_frames, describe, thread_frames
 from worqr.peer.wrong_loop import HANDLER, failure_for
 
 if TYPE_CHECKING:
-    from worqr.peer.capacity import Pool
     from worqr.peer.runners import Hosting
+    from worqr.peer.scheduler import Pool
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from worqr import ops
 from worqr.errors import ClaimLost, ClaimSettled, Unavailable, UsageError
 from worqr.log_events import emit
 from worqr.ops import MAX_ITEMS, Result
-from worqr.peer.claiming import Station
+from worqr.peer.consumer import Station
 from worqr.peer.context import Context
 from worqr.peer.desk import Desk, station_of
 from worqr.peer.settles import Make
@@ -35,8 +35,8 @@ from worqr.validation import Seconds
 
 if TYPE_CHECKING:
     from worqr.keys import QueueKeys
-    from worqr.peer.capacity import Capacity
-    from worqr.peer.membership import Membership, Registration
+    from worqr.peer.scheduler import Capacity
+    from worqr.peer.session import Membership, Registration
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ from worqr.validation import Seconds, clean_text, from_ms
 from worqr.validation import seconds as seconds_of
 
 if TYPE_CHECKING:
-    from worqr.peer.claiming import Station
+    from worqr.peer.consumer import Station
     from worqr.peer.elsewhere import Elsewhere
-    from worqr.peer.membership import Registration
+    from worqr.peer.session import Registration
 
 
 _POLICY_FIELDS: Final = frozenset(name.encode() for name in POLICY_FIELDS)

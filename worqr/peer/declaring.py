@@ -21,7 +21,7 @@ from worqr.log_events import emit
 from worqr.ops.replies import in_pieces
 from worqr.peer.complaints import Complaints
 from worqr.peer.in_step import next_step
-from worqr.peer.membership import Registration
+from worqr.peer.session import Registration
 
 if TYPE_CHECKING:
     from worqr.peer.engine import Engine

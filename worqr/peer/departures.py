@@ -33,8 +33,8 @@ from worqr.peer.settles import FIRST_PAUSE, LONGEST_PAUSE, Settles
 from worqr.script_call import Call
 
 if TYPE_CHECKING:
-    from worqr.peer.claiming import Station
-    from worqr.peer.membership import Registration
+    from worqr.peer.consumer import Station
+    from worqr.peer.session import Registration
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -23,27 +23,27 @@ from worqr.errors import UsageError
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
-from worqr.peer.cancelling import Cancelling
-from worqr.peer.capacity import Capacity
-from worqr.peer.claiming import Station
+from worqr.peer.adaptive_concurrency import Pacer
+from worqr.peer.consumer import Station
+from worqr.peer.consumer_shutdown import AWAY_PATIENCE, LEAVE_PATIENCE, Leaving
+from worqr.peer.consumers import Stations
 from worqr.peer.context import Context
+from worqr.peer.control_channel import Cancelling
 from worqr.peer.deadlines import Deadlines
 from worqr.peer.leading import Leader
-from worqr.peer.leaving import AWAY_PATIENCE, LEAVE_PATIENCE, Leaving
 from worqr.peer.mapping import Mapping
-from worqr.peer.membership import Membership, Registration
 from worqr.peer.noting import note_forever
 from worqr.peer.options import Handling, check_concurrency
-from worqr.peer.pacing import Pacer
+from worqr.peer.progress import Saying
+from worqr.peer.reconciler import Strays
 from worqr.peer.runners import Runners
 from worqr.peer.running import Slots
-from worqr.peer.saying import Saying
+from worqr.peer.scheduler import Capacity
 from worqr.peer.serving import Serving, our_own
+from worqr.peer.session import Membership, Registration
 from worqr.peer.settings import PeerSettings
 from worqr.peer.settling import Settler
-from worqr.peer.stations import Stations
-from worqr.peer.strays import Strays
-from worqr.peer.stuck import Stuck
+from worqr.peer.stuck_handlers import Stuck
 from worqr.peer.ticking import Ticker
 from worqr.peer.wrong_loop import error_of_run
 from worqr.validation import Seconds, seconds

@@ -21,7 +21,7 @@ from worqr.errors import UsageError
 from worqr.hosting.peer_thread import is_exiting
 from worqr.log_events import emit
 from worqr.peer.aio import AsyncioLoop
-from worqr.peer.capacity import Pool
+from worqr.peer.scheduler import Pool
 
 if TYPE_CHECKING:
     from worqr.peer.aio import Run

@@ -21,9 +21,9 @@ from worqr.peer.complaints import Complaints
 from worqr.peer.in_step import next_step
 
 if TYPE_CHECKING:
-    from worqr.peer.claiming import Station
+    from worqr.peer.consumer import Station
     from worqr.peer.engine import Engine
-    from worqr.peer.membership import Registration
+    from worqr.peer.session import Registration
 
 logger: logging.Logger = logging.getLogger(__name__)
 

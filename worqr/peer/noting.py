@@ -13,7 +13,7 @@ from worqr.link import Link
 from worqr.ops import MAX_ITEMS, NOTE_EVERY
 
 if TYPE_CHECKING:
-    from worqr.peer.claiming import Station
+    from worqr.peer.consumer import Station
 
 
 async def note_forever(link: Link, keys: RegistryKeys, stations: Callable[[], Sequence[Station]]) -> None:

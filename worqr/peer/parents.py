@@ -10,8 +10,8 @@ import time
 from typing import Final
 
 from worqr.log_events import emit
-from worqr.peer.capacity import Capacity
 from worqr.peer.context import current_context
+from worqr.peer.scheduler import Capacity
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from worqr.keys import RegistryKeys
 from worqr.link import Link, Subscription
 from worqr.log_events import emit
 from worqr.peer.complaints import Complaints
-from worqr.peer.membership import LEASE
+from worqr.peer.session import LEASE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 import trio
 
 from worqr.errors import UsageError
-from worqr.peer.capacity import Pool
 from worqr.peer.children.naming import check_runs_in_process, refuse_while_importing
 from worqr.peer.context import Context, current
 from worqr.peer.options import AsyncRunsIn, RunsIn
 from worqr.peer.running import Handler, check_handler, named_after
+from worqr.peer.scheduler import Pool
 from worqr.peer.threads import Threads
 from worqr.peer.wrong_loop import HANDLER, MIDDLEWARE, on_trio
 

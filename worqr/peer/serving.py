@@ -15,16 +15,16 @@ import trio
 from worqr import ops
 from worqr.errors import WorqrBug, WorqrError
 from worqr.keys import QueueKeys, check_name
-from worqr.peer.capacity import Pool
-from worqr.peer.claiming import HandlerStation
 from worqr.peer.claims import HandStation
+from worqr.peer.consumer import HandlerStation
+from worqr.peer.consumers import Stations
 from worqr.peer.context import current, failed_of
 from worqr.peer.desk import Desk
 from worqr.peer.options import PATIENT, Handling, RunsIn, policy_for
 from worqr.peer.runners import Runners, is_async, with_middleware
 from worqr.peer.running import Handler, Slots, named_after
+from worqr.peer.scheduler import Pool
 from worqr.peer.settings import PeerSettings
-from worqr.peer.stations import Stations
 from worqr.peer.taking import Claims
 from worqr.policy import RetryPolicy
 

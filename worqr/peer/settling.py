@@ -32,8 +32,8 @@ from worqr.script_call import Call
 from worqr.validation import encode_json
 
 if TYPE_CHECKING:
-    from worqr.peer.claiming import Station
-    from worqr.peer.membership import Registration
+    from worqr.peer.consumer import Station
+    from worqr.peer.session import Registration
     from worqr.peer.settings import Onlooker
 
 logger: logging.Logger = logging.getLogger(__name__)

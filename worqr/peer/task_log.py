@@ -28,7 +28,7 @@ from worqr.tracebacks import one_line, shortened, text_of, users_traceback
 from worqr.validation import from_ms
 
 if TYPE_CHECKING:
-    from worqr.peer.claiming import Station
+    from worqr.peer.consumer import Station
 
 logger: logging.Logger = logging.getLogger(__name__)
 

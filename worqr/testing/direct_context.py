@@ -17,8 +17,8 @@ from worqr.validation import Seconds, check_task
 from worqr.validation import seconds as seconds_of
 
 if TYPE_CHECKING:
-    from worqr.peer.claiming import Station
-    from worqr.peer.membership import Registration
+    from worqr.peer.consumer import Station
+    from worqr.peer.session import Registration
 
 _MOST: Final = 16 * 1024 * 1024
 

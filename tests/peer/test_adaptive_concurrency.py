@@ -15,10 +15,10 @@ import trio
 import worqr
 from tests.peer.tools import Held, until
 from worqr.hosting import joined_peer
-from worqr.peer import cpu, pacing
-from worqr.peer.capacity import AUTO_MOST, AUTO_START, Capacity
+from worqr.peer import adaptive_concurrency, cpu
+from worqr.peer.adaptive_concurrency import LATE, Pace, Pacer, Sample
 from worqr.peer.cpu import CpuMeter, default_processes, usable_cores
-from worqr.peer.pacing import LATE, Pace, Pacer, Sample
+from worqr.peer.scheduler import AUTO_MOST, AUTO_START, Capacity
 
 pytestmark = pytest.mark.one_server
 
@@ -315,7 +315,7 @@ def test_a_thread_that_computes_wants_a_core() -> None:
 
 
 async def test_a_sample_says_how_much_cpu_was_used_and_how_late_the_loop_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacing, "JUDGE_EVERY", 0.3)
+    monkeypatch.setattr(adaptive_concurrency, "JUDGE_EVERY", 0.3)
     capacity = Capacity(10)
     capacity.take(1)
     seen = await watched(capacity, lambda: busy(0.4))
@@ -328,9 +328,9 @@ async def test_it_looks_seldom_while_nothing_runs(monkeypatch: pytest.MonkeyPatc
     looks: list[int] = []
     capacity = Capacity(10)
     monkeypatch.setattr(Capacity, "short", property(lambda _self: bool(looks.append(1))))
-    monkeypatch.setattr(pacing, "JUDGE_EVERY", 0.4)
-    monkeypatch.setattr(pacing, "IDLE_EVERY", 0.2)
-    monkeypatch.setattr(pacing, "PROBE_EVERY", 0.001)
+    monkeypatch.setattr(adaptive_concurrency, "JUDGE_EVERY", 0.4)
+    monkeypatch.setattr(adaptive_concurrency, "IDLE_EVERY", 0.2)
+    monkeypatch.setattr(adaptive_concurrency, "PROBE_EVERY", 0.001)
     await watched(capacity, lambda: None)
     assert len(looks) <= 3
     capacity.take(1)
@@ -359,7 +359,7 @@ async def watched(capacity: Capacity, meanwhile: Callable[[], object]) -> Sample
 
 
 async def test_a_sample_says_the_most_that_was_held_since_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacing, "JUDGE_EVERY", 0.01)
+    monkeypatch.setattr(adaptive_concurrency, "JUDGE_EVERY", 0.01)
     capacity = Capacity(100)
 
     def work() -> None:
@@ -382,7 +382,7 @@ async def test_what_was_decided_last_gets_its_time_before_it_is_watched(monkeypa
         return IDLE
 
     monkeypatch.setattr(Pacer, "_watch", watch)
-    monkeypatch.setattr(pacing, "JUDGE_EVERY", 60)
+    monkeypatch.setattr(adaptive_concurrency, "JUDGE_EVERY", 60)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(Pacer(capacity).pace_once, Pace(2))
         await trio.testing.wait_all_tasks_blocked()
@@ -390,7 +390,7 @@ async def test_what_was_decided_last_gets_its_time_before_it_is_watched(monkeypa
         capacity.used -= 2
     assert found == [10]
     capacity.take(12)
-    monkeypatch.setattr(pacing, "JUDGE_EVERY", 0.01)
+    monkeypatch.setattr(adaptive_concurrency, "JUDGE_EVERY", 0.01)
     await Pacer(capacity).pace_once(Pace(2))  # but not for ever
     assert found == [10, 22]
 
@@ -435,7 +435,7 @@ async def test_auto_climbs_to_hundreds_while_runs_wait(mesh: worqr.Mesh, monkeyp
 
 
 async def test_auto_shrinks_while_the_cpu_is_full(mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacing, "usable_cores", lambda: 3.0)
+    monkeypatch.setattr(adaptive_concurrency, "usable_cores", lambda: 3.0)
     scripted(monkeypatch, [Sample(3, 0.001, 0, False)])
     left = 2000
 
@@ -460,9 +460,9 @@ async def test_a_peer_that_computes_does_not_grow_and_one_that_waits_does(
     mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The real thing, in tenths of seconds; where it settles is measured by the benchmark, not here."""
-    monkeypatch.setattr(pacing, "JUDGE_EVERY", 0.1)
-    monkeypatch.setattr(pacing, "PROBE_EVERY", 0.01)
-    monkeypatch.setattr(pacing, "usable_cores", lambda: 2.0)
+    monkeypatch.setattr(adaptive_concurrency, "JUDGE_EVERY", 0.1)
+    monkeypatch.setattr(adaptive_concurrency, "PROBE_EVERY", 0.01)
+    monkeypatch.setattr(adaptive_concurrency, "usable_cores", lambda: 2.0)
 
     async def computes(_task: bytes) -> None:
         busy(0.03)
@@ -477,7 +477,7 @@ async def test_a_peer_that_computes_does_not_grow_and_one_that_waits_does(
             serving.cancel_scope.cancel()
         await until(lambda: peer._engine.capacity.running == 0)
         for name in ("LATE", "PUNCTUAL", "FULL", "ROOMY"):  # other programs may keep the machine busy
-            monkeypatch.setattr(pacing, name, getattr(pacing, name) * 100)
+            monkeypatch.setattr(adaptive_concurrency, name, getattr(adaptive_concurrency, name) * 100)
         held = Held()
         await nursery.start(partial(peer.serve, "Q1", held))
         await held.wait(200, within=30)

@@ -24,7 +24,7 @@ from worqr.ops import MAX_ITEMS
 from worqr.peer.context import Context
 
 if TYPE_CHECKING:
-    from worqr.peer.claiming import Station
+    from worqr.peer.consumer import Station
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from tests.peer.tools import QUICK, SCRIPTS, Held, Runs, eventually, serving, sp
 from tests.support.servers import Server
 from worqr.keys import QueueKeys
 from worqr.ops import Started
-from worqr.peer.capacity import PATIENCE, Capacity, Pool
-from worqr.peer.claiming import HandlerStation
-from worqr.peer.membership import Registration
+from worqr.peer.consumer import HandlerStation
+from worqr.peer.scheduler import PATIENCE, Capacity, Pool
+from worqr.peer.session import Registration
 from worqr.peer.settles import Settles
 from worqr.policy import Policy
 
@@ -503,7 +503,7 @@ def test_a_queue_that_had_nothing_to_do_begins_where_the_others_are() -> None:
 
 def test_a_queue_is_brief_only_while_all_its_runs_are_over_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("worqr.peer.claiming.monotonic", lambda: now)
+    monkeypatch.setattr("worqr.peer.consumer.monotonic", lambda: now)
     books = Books(Capacity(10))
     books.station.look()
     books.answer(10)

@@ -23,7 +23,7 @@ from worqr import ops
 from worqr.keys import QueueKeys
 from worqr.lua import script
 from worqr.ops import Beat
-from worqr.peer.membership import Registration, boottime
+from worqr.peer.session import Registration, boottime
 from worqr.script_call import Call
 
 

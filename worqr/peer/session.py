@@ -30,7 +30,7 @@ from worqr.peer.settles import Settles
 from worqr.version import __version__
 
 if TYPE_CHECKING:
-    from worqr.peer.claiming import Station
+    from worqr.peer.consumer import Station
     from worqr.peer.context import Context
     from worqr.peer.engine import Engine
 

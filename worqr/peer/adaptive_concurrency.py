@@ -23,8 +23,8 @@ from typing import Final
 
 import trio
 
-from worqr.peer.capacity import AUTO_MOST, AUTO_START, Capacity
 from worqr.peer.cpu import CpuMeter, usable_cores
+from worqr.peer.scheduler import AUTO_MOST, AUTO_START, Capacity
 
 JUDGE_EVERY: Final = 1.0
 PROBE_EVERY: Final = 0.05

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from worqr.log_events import emit_fields
-from worqr.peer.claiming import HandlerStation
+from worqr.peer.consumer import HandlerStation
 from worqr.peer.context import Context
 from worqr.peer.in_step import next_step
 from worqr.peer.running import name_of
@@ -26,7 +26,7 @@ from worqr.peer.stacks import describe
 from worqr.peer.task_log import RUN, run_fields
 
 if TYPE_CHECKING:
-    from worqr.peer.claiming import Station
+    from worqr.peer.consumer import Station
     from worqr.peer.running import Slots
 
 logger: logging.Logger = logging.getLogger(__name__)

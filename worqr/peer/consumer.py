@@ -29,9 +29,9 @@ from worqr.errors import ClaimLost
 from worqr.keys import QueueKeys
 from worqr.log_events import emit
 from worqr.ops import MAX_ITEMS, Started
-from worqr.peer.capacity import BRIEF, Capacity, Pool
 from worqr.peer.context import Context
 from worqr.peer.running import Handler
+from worqr.peer.scheduler import BRIEF, Capacity, Pool
 from worqr.peer.task_log import Began, note_started
 from worqr.peer.task_log import logger as task_log
 from worqr.policy import Policy
@@ -39,7 +39,7 @@ from worqr.records import CancelReason
 
 if TYPE_CHECKING:
     from worqr.link import Subscription
-    from worqr.peer.membership import Membership, Registration
+    from worqr.peer.session import Membership, Registration
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -350,7 +350,7 @@ async def test_a_bug_of_ours_ends_join_as_one_error_and_gives_the_tasks_back(
         await held.wait(1)
         raise KeyError("of ours")
 
-    monkeypatch.setattr("worqr.peer.cancelling.Cancelling.reconcile_forever", lambda self: fail())
+    monkeypatch.setattr("worqr.peer.control_channel.Cancelling.reconcile_forever", lambda self: fail())
     async with other.connect(), trio.open_nursery() as nursery:
         with pytest.raises(worqr.WorqrBug, match=r"KeyError: 'of ours'.*please report") as caught:
             async with at_most(), mesh.join(grace=20) as peer:
@@ -459,7 +459,7 @@ async def test_only_the_new_station_of_a_queue_with_a_run_left_behind_requests_t
     new_mesh: NewMesh, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second request would overwrite the reply that the server keeps of the first, and take the worker off those that wait."""
-    monkeypatch.setattr("worqr.peer.leaving.LET_GO", 1.1)
+    monkeypatch.setattr("worqr.peer.consumer_shutdown.LET_GO", 1.1)
     mesh, other = new_mesh(url=proxy.url, keepalive=60), new_mesh()
     begun, let_go, runs = threading.Event(), threading.Event(), Runs()
 
@@ -493,7 +493,7 @@ async def test_only_the_new_station_of_a_queue_with_a_run_left_behind_requests_t
 async def test_what_is_being_claimed_where_a_run_was_left_behind_goes_back_at_once(
     new_mesh: NewMesh, proxy: FaultProxy, outage: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worqr.peer.leaving.LET_GO", 1.1)
+    monkeypatch.setattr("worqr.peer.consumer_shutdown.LET_GO", 1.1)
     mesh, other = new_mesh(url=proxy.url, keepalive=60), new_mesh()
     begun, let_go, runs = threading.Event(), threading.Event(), Runs()
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import worqr
-from worqr.peer.capacity import AUTO_MOST, BRIEF, PATIENCE, Capacity, Pool
+from worqr.peer.scheduler import AUTO_MOST, BRIEF, PATIENCE, Capacity, Pool
 
 TRIP = 0.001
 """Seconds that an answer takes."""

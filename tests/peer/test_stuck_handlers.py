@@ -16,14 +16,14 @@ import trio
 
 import worqr
 from tests.peer.conftest import NewMesh
-from tests.peer.test_strays import forget_how_it_ended, reconnect
+from tests.peer.test_reconciler import forget_how_it_ended, reconnect
 from tests.peer.tools import QUICK, Held, Runs, at_most, eventually, serving, until
 from tests.support.children import Child
 from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.lua import script
-from worqr.peer.stuck import Stuck
+from worqr.peer.stuck_handlers import Stuck
 
 pytestmark = pytest.mark.one_server
 
@@ -108,7 +108,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Handlers are left behind after 1.2 s."""
-    monkeypatch.setattr("worqr.peer.leaving.LET_GO", 1.2)
+    monkeypatch.setattr("worqr.peer.consumer_shutdown.LET_GO", 1.2)
 
 
 def lines(caplog: pytest.LogCaptureFixture, word: str) -> list[str]:
@@ -133,7 +133,7 @@ async def running(q: worqr.Queue) -> int:
 async def test_a_stuck_handler_is_reported_once_and_its_slot_given_to_another_task(
     mesh: worqr.Mesh, stubborn: Stubborn, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "worqr.peer.stuck")
+    caplog.set_level(logging.INFO, "worqr.peer.stuck_handlers")
     async with mesh.connect(), serving_it(mesh, stubborn, room=1) as peer:
         q = mesh.queue("Q1")
         await q.enqueue(b"stuck", b"next")
@@ -152,7 +152,7 @@ async def test_a_stuck_handler_is_reported_once_and_its_slot_given_to_another_ta
     (report,) = lines(caplog, "task.stuck")
     assert "queue 'Q1'" in report
     assert f"job {stubborn.contexts[0].id}, attempt 1 of 10" in report
-    assert f"tests.peer.test_stuck.Stubborn.{stubborn.handler.__name__}" in report
+    assert f"tests.peer.test_stuck_handlers.Stubborn.{stubborn.handler.__name__}" in report
     assert "(cancel)" in report
     assert f"in {stubborn.handler.__name__}" in report  # its stack
     assert "worqr/peer/" not in report
@@ -349,7 +349,7 @@ async def test_a_peer_whose_block_raises_leaves_without_a_stuck_handler(
 async def test_what_else_ran_goes_back_before_the_stuck_handler_ends(
     mesh: worqr.Mesh, other: worqr.Mesh, stubborn: Stubborn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worqr.peer.leaving.LET_GO", 1000)
+    monkeypatch.setattr("worqr.peer.consumer_shutdown.LET_GO", 1000)
     held = Held()
     async with other.connect():
         q, q2 = other.queue("Q1"), other.queue("Q2")
@@ -477,7 +477,7 @@ async def test_what_was_being_claimed_goes_back_although_the_queue_lingers(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("worqr.peer.leaving.LET_GO", 1.2)
+    monkeypatch.setattr("worqr.peer.consumer_shutdown.LET_GO", 1.2)
     stubborn.raises = KeyError
     async with other.connect(), new_mesh(url=proxy.url).join() as peer:
         q = other.queue("Q1")
@@ -541,8 +541,8 @@ def test_a_process_ends_whatever_sticks_in_its_threads(spawn: Callable[..., Chil
 async def test_a_coroutine_that_swallows_its_cancellation_keeps_the_peer_and_is_reported_now_and_then(
     mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("worqr.peer.leaving.LET_GO", 1.05)
-    monkeypatch.setattr("worqr.peer.leaving.REMIND", 0.1)
+    monkeypatch.setattr("worqr.peer.consumer_shutdown.LET_GO", 1.05)
+    monkeypatch.setattr("worqr.peer.consumer_shutdown.REMIND", 0.1)
     runs, go = Runs(), False
 
     async def swallowing(task: bytes) -> None:

@@ -22,9 +22,9 @@ from worqr.log_events import emit
 from worqr.peer.in_step import next_step
 
 if TYPE_CHECKING:
-    from worqr.peer.claiming import Station
+    from worqr.peer.consumer import Station
     from worqr.peer.engine import Engine
-    from worqr.peer.membership import Registration
+    from worqr.peer.session import Registration
     from worqr.peer.settling import Settler
 
 logger: logging.Logger = logging.getLogger(__name__)

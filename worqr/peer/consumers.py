@@ -10,12 +10,12 @@ import trio
 
 from worqr.errors import ClaimLost, UsageError
 from worqr.keys import QueueKeys
-from worqr.peer.capacity import Capacity
-from worqr.peer.leaving import Leaving
+from worqr.peer.consumer_shutdown import Leaving
+from worqr.peer.scheduler import Capacity
 
 if TYPE_CHECKING:
-    from worqr.peer.claiming import Station
-    from worqr.peer.membership import Membership
+    from worqr.peer.consumer import Station
+    from worqr.peer.session import Membership
     from worqr.peer.settings import PeerSettings
 
 

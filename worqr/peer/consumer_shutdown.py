@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from worqr.log_events import emit, emit_fields
-from worqr.peer.claiming import Station
 from worqr.peer.claims import HandStation
+from worqr.peer.consumer import Station
 from worqr.peer.departures import Departure
-from worqr.peer.membership import Membership
+from worqr.peer.session import Membership
 from worqr.peer.settling import Settler
 from worqr.peer.task_log import RUN
 
 if TYPE_CHECKING:
-    from worqr.peer.stuck import Stuck
+    from worqr.peer.stuck_handlers import Stuck
 
 logger: logging.Logger = logging.getLogger(__name__)
 
