@@ -458,7 +458,7 @@ async def test_a_handlers_concurrency_is_that_of_all_shards(mesh: worqr.Mesh, ho
             assert (await hot.info()).running == 3
         held.gate.set()
         await held.wait(24)
-        await until(lambda: peer._engine.capacity.running == 0)
+        await until(lambda: peer._engine.scheduler.running == 0)
     assert most == 3
 
 
@@ -852,7 +852,7 @@ async def test_what_a_dead_peer_held_in_any_shard_runs_again(new_mesh: NewMesh) 
             for n in range(8):
                 await hot.enqueue(b"%d" % n)
             await held.wait(8)
-            peer._engine.membership.vanish()
+            peer._engine.session.leave_silently()
             async with serving(living, "hot", runs):
                 assert set(await runs.wait(8)) == {b"%d" % n for n in range(8)}
                 assert {context.stalls for context in runs.contexts} == {1}

@@ -30,13 +30,13 @@ from worqr.link.settings import LinkSettings
 from worqr.lua import all_scripts
 from worqr.peer import (
     asyncio_lifespan,
-    cancelling,
+    consumer_shutdown,
     declaring,
     leading,
-    leaving,
-    membership,
+    progress,
     promoting,
-    saying,
+    reconciler,
+    registration,
     ticking,
     unserved,
 )
@@ -84,13 +84,19 @@ def numbers(heading: str, column: int, skipped: int = 0) -> list[float]:
 def test_the_times_are_those_of_the_code() -> None:
     settings, mesh = LinkSettings("redis://localhost"), worqr.Mesh()
     assert numbers("Intervals and limits", 1) == [
-        *(membership.BEAT_EVERY, answer_timeout(mesh.keepalive), mesh.keepalive),
-        *(leading.LOOK_EVERY, leading.TWO_LOOKS, membership.LEASE),
-        *(leading.SCAN_EVERY, unserved.GRACE, cancelling.RECONCILE_EVERY, mesh.block_limit, settings.patience),
-        *(GRACE, leaving.LEAVE_PATIENCE, promoting.AT_MOST_EVERY),
+        *(registration.BEAT_EVERY, answer_timeout(mesh.keepalive), mesh.keepalive),
+        *(leading.LOOK_EVERY, leading.TWO_LOOKS, registration.LEASE),
+        *(leading.SCAN_EVERY, unserved.GRACE, reconciler.RECONCILE_EVERY, mesh.block_limit, settings.patience),
+        *(GRACE, consumer_shutdown.LEAVE_PATIENCE, promoting.AT_MOST_EVERY),
         *(validation.MAX_FAILURES, validation.MAX_STALLS, policy.MAX_TIMEOUTS),
         *(policy.MIN_BACKOFF, policy.MAX_BACKOFF),
-        *(PATIENT.max_failures, PATIENT.min_backoff, PATIENT.max_backoff, saying.SAY_EVERY, notifications.LOOK_AGAIN),
+        *(
+            PATIENT.max_failures,
+            PATIENT.min_backoff,
+            PATIENT.max_backoff,
+            progress.SEND_EVERY,
+            notifications.LOOK_AGAIN,
+        ),
         *(validation.KEEP_FAILED, mesh.max_payload / 2**20),
     ]
     assert f"at most {MAX_PATIENCE:g}" in section("timing.md", "Intervals and limits")
@@ -99,8 +105,8 @@ def test_the_times_are_those_of_the_code() -> None:
 def test_the_times_of_a_shutdown_are_those_of_the_code() -> None:
     found = [float(re.findall(r"(\d+) s", row[1])[0]) for row in rows("timing.md", "Shutdown")]
     assert found == [
-        *(GRACE, service.REFUSES_AFTER, service.ENDS_AFTER, leaving.LET_GO),
-        *(asyncio_lifespan.LEAVE_WITHIN, leaving.LEAVE_PATIENCE),
+        *(GRACE, service.REFUSES_AFTER, service.ENDS_AFTER, consumer_shutdown.DETACH_AFTER),
+        *(asyncio_lifespan.LEAVE_WITHIN, consumer_shutdown.LEAVE_PATIENCE),
     ]
     assert ticking.UNSEEN_MS == 86_400_000, "a schedule that nobody declares is kept for a day"
 

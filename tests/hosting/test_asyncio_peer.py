@@ -580,7 +580,7 @@ def test_a_loop_that_is_blocked(
     async def main() -> None:
         async with mesh.join(grace=LONG) as peer:
             job, worker = await held.begin(1), peer.id
-            beats = peer._engine.membership.registration
+            beats = peer._engine.session.registration
             assert beats is not None
             assert beats.heartbeat is not None
             asked: list[worqr.Health] = []

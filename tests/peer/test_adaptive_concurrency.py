@@ -16,9 +16,9 @@ import worqr
 from tests.peer.tools import Held, until
 from worqr.hosting import joined_peer
 from worqr.peer import adaptive_concurrency, cpu
-from worqr.peer.adaptive_concurrency import LATE, Pace, Pacer, Sample
+from worqr.peer.adaptive_concurrency import LATE, AdaptiveConcurrency, ConcurrencyController, Sample
 from worqr.peer.cpu import CpuMeter, default_processes, usable_cores
-from worqr.peer.scheduler import AUTO_MOST, AUTO_START, Capacity
+from worqr.peer.scheduler import AUTO_MOST, AUTO_START, Scheduler, Share
 
 pytestmark = pytest.mark.one_server
 
@@ -69,7 +69,7 @@ class Load:
         peak = round(max(before, self.held) if self.lasts > 1 else self.held)
         return Sample(min(cpu * jitter, most), lag * jitter, peak, short=self.waiting > concurrency)
 
-    def run(self, pace: Pace, seconds: int) -> list[int]:
+    def run(self, pace: ConcurrencyController, seconds: int) -> list[int]:
         """What the rule makes of it, second by second."""
         found = [pace.judge(self.second(pace.concurrency)) for _ in range(seconds)]
         self.seen += found
@@ -78,7 +78,7 @@ class Load:
 
 def settled(load: Load, *, start: int = AUTO_START, seconds: int = 120) -> list[int]:
     """The last minute."""
-    return load.run(Pace(load.cores, start), seconds)[-60:]
+    return load.run(ConcurrencyController(load.cores, start), seconds)[-60:]
 
 
 # Where it settles
@@ -113,7 +113,7 @@ def test_coroutines_that_block_the_loop_without_computing_are_few_too() -> None:
 @pytest.mark.parametrize("lasts", [0.01, 1, 30])
 def test_runs_that_wait_climb_to_the_most(lasts: float) -> None:
     load = Load(2, cpu=0.0005, lasts=lasts)
-    found = load.run(Pace(2), 120)
+    found = load.run(ConcurrencyController(2), 120)
     assert found[5] >= 300
     assert found[10:] == [AUTO_MOST] * 110
 
@@ -139,13 +139,13 @@ def test_coroutines_that_compute_now_and_then_keep_the_loop_well_used(noise: flo
 
 def test_long_runs_are_not_taken_for_an_overload_that_goes_on() -> None:
     load = Load(4, cpu=0.1, lasts=60)  # 36 of them use nine tenths
-    found = load.run(Pace(4, 80), 600)
+    found = load.run(ConcurrencyController(4, 80), 600)
     assert min(found) >= 20, found
     assert set(found[-100:]) <= set(range(24, 40)), found[-100:]
 
 
 def test_it_finds_its_way_when_the_work_changes() -> None:
-    pace = Pace(2)
+    pace = ConcurrencyController(2)
     assert Load(2, cpu=0.001).run(pace, 30)[-1] == AUTO_MOST
     assert max(Load(2, cpu=1).run(pace, 60)[-30:]) <= 3
     assert max(Load(2, cpu=0.001).run(pace, 15)) >= 500
@@ -155,7 +155,7 @@ def test_it_finds_its_way_when_the_work_changes() -> None:
 
 
 def test_it_does_not_grow_while_nothing_waits() -> None:
-    pace = Pace(2)
+    pace = ConcurrencyController(2)
     for _ in range(100):
         assert pace.judge(IDLE) == AUTO_START
     assert set(Load(2, waiting=AUTO_START).run(pace, 50)) == {AUTO_START}
@@ -163,13 +163,13 @@ def test_it_does_not_grow_while_nothing_waits() -> None:
 
 
 def test_it_does_not_grow_while_what_there_is_is_not_used() -> None:
-    pace = Pace(2)
+    pace = ConcurrencyController(2)
     for _ in range(50):
         assert pace.judge(Sample(cpu=0, lag=0, peak=6, short=True)) == AUTO_START
 
 
 def test_what_is_long_unused_fades_to_where_it_began() -> None:
-    pace = Pace(2, AUTO_MOST)
+    pace = ConcurrencyController(2, AUTO_MOST)
     found = [pace.judge(IDLE) for _ in range(200)]
     assert found[0] > 0.9 * AUTO_MOST
     assert sorted(found, reverse=True) == found
@@ -177,41 +177,41 @@ def test_what_is_long_unused_fades_to_where_it_began() -> None:
 
 
 def test_it_does_not_shrink_for_an_overload_that_is_not_its_own() -> None:
-    pace = Pace(2, 100)
+    pace = ConcurrencyController(2, 100)
     assert pace.judge(Sample(cpu=2, lag=1, peak=0, short=False)) == 100
 
 
 def test_it_does_not_shrink_again_before_the_first_time_has_taken_effect() -> None:
-    pace = Pace(2, 100)
+    pace = ConcurrencyController(2, 100)
     assert pace.judge(Sample(cpu=2, lag=0, peak=100, short=True)) == 75
     assert pace.judge(Sample(cpu=2, lag=0, peak=100, short=True)) == 75
     assert pace.judge(Sample(cpu=2, lag=0, peak=75, short=True)) == 56
 
 
 def test_it_shrinks_from_what_was_used() -> None:
-    pace = Pace(2, AUTO_MOST)
+    pace = ConcurrencyController(2, AUTO_MOST)
     assert pace.judge(Sample(cpu=2, lag=0, peak=40, short=False)) == 30
 
 
 def test_between_full_and_roomy_nothing_changes() -> None:
-    pace = Pace(4, 100)
+    pace = ConcurrencyController(4, 100)
     for sample in (Sample(3.3, 0, 100, True), Sample(0.1, 0.04, 100, True), Sample(0.8, 0.01, 100, True)):
         assert [pace.judge(sample) for _ in range(10)] == [100] * 10
 
 
 def test_a_core_in_use_is_all_that_python_has_only_if_the_loop_waits_for_it() -> None:
-    assert Pace(8, 20).judge(Sample(cpu=1, lag=0.02, peak=20, short=True)) == 15
-    assert Pace(8, 20).judge(Sample(cpu=1, lag=0.001, peak=20, short=True)) == 40
+    assert ConcurrencyController(8, 20).judge(Sample(cpu=1, lag=0.02, peak=20, short=True)) == 15
+    assert ConcurrencyController(8, 20).judge(Sample(cpu=1, lag=0.001, peak=20, short=True)) == 40
 
 
 def test_a_late_loop_leaves_one_and_a_full_cpu_as_many_as_there_are_cores() -> None:
-    late, full = Pace(8), Pace(8)
+    late, full = ConcurrencyController(8), ConcurrencyController(8)
     assert [late.judge(Sample(8, LATE, late.concurrency, True)) for _ in range(10)][-1] == 1
     assert [full.judge(Sample(8, 0, full.concurrency, True)) for _ in range(10)][-1] == 8
 
 
 def test_it_grows_by_doubling_until_it_was_too_much_and_then_with_care() -> None:
-    pace = Pace(4)
+    pace = ConcurrencyController(4)
 
     def room() -> int:
         return pace.judge(Sample(0, 0, pace.concurrency, True))
@@ -222,7 +222,7 @@ def test_it_grows_by_doubling_until_it_was_too_much_and_then_with_care() -> None
 
 
 def test_after_a_quiet_time_it_climbs_from_where_it_is() -> None:
-    pace = Pace(2)
+    pace = ConcurrencyController(2)
     Load(2, cpu=0.0001).run(pace, 20)
     for _ in range(200):
         pace.judge(IDLE)
@@ -230,7 +230,7 @@ def test_after_a_quiet_time_it_climbs_from_where_it_is() -> None:
 
 
 def test_the_largest_run_always_finds_room() -> None:
-    pace = Pace(2, 50)
+    pace = ConcurrencyController(2, 50)
     assert [pace.judge(Sample(2, 1, 50, True), least=50) for _ in range(5)] == [50] * 5
 
 
@@ -316,9 +316,9 @@ def test_a_thread_that_computes_wants_a_core() -> None:
 
 async def test_a_sample_says_how_much_cpu_was_used_and_how_late_the_loop_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adaptive_concurrency, "JUDGE_EVERY", 0.3)
-    capacity = Capacity(10)
-    capacity.take(1)
-    seen = await watched(capacity, lambda: busy(0.4))
+    scheduler = Scheduler(10)
+    scheduler.take(Share(), 1, first=True)
+    seen = await watched(scheduler, lambda: busy(0.4))
     assert seen.cpu > 0.1
     assert seen.lag > 0.1
     assert (seen.peak, seen.short) == (1, False)
@@ -326,15 +326,15 @@ async def test_a_sample_says_how_much_cpu_was_used_and_how_late_the_loop_was(mon
 
 async def test_it_looks_seldom_while_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
-    capacity = Capacity(10)
-    monkeypatch.setattr(Capacity, "short", property(lambda _self: bool(looks.append(1))))
+    scheduler = Scheduler(10)
+    monkeypatch.setattr(Scheduler, "is_limiting", property(lambda _self: bool(looks.append(1))))
     monkeypatch.setattr(adaptive_concurrency, "JUDGE_EVERY", 0.4)
     monkeypatch.setattr(adaptive_concurrency, "IDLE_EVERY", 0.2)
     monkeypatch.setattr(adaptive_concurrency, "PROBE_EVERY", 0.001)
-    await watched(capacity, lambda: None)
+    await watched(scheduler, lambda: None)
     assert len(looks) <= 3
-    capacity.take(1)
-    await watched(capacity, lambda: None)
+    scheduler.take(Share(), 1, first=True)
+    await watched(scheduler, lambda: None)
     assert len(looks) > 6
 
 
@@ -345,14 +345,14 @@ def busy(seconds: float) -> None:
         pass
 
 
-async def watched(capacity: Capacity, meanwhile: Callable[[], object]) -> Sample:
+async def watched(scheduler: Scheduler, meanwhile: Callable[[], object]) -> Sample:
     """What a pacer sees while something is done."""
     seen: list[Sample] = []
-    pace = Pace(2)
+    pace = ConcurrencyController(2)
     pace.judge = lambda sample, least=1: seen.append(sample) or 10  # type: ignore[method-assign,func-returns-value,assignment]
-    capacity.auto = True
+    scheduler.auto = True
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(Pacer(capacity).pace_once, pace)
+        nursery.start_soon(AdaptiveConcurrency(scheduler).pace_once, pace)
         await trio.testing.wait_all_tasks_blocked()
         meanwhile()
     return seen[0]
@@ -360,51 +360,51 @@ async def watched(capacity: Capacity, meanwhile: Callable[[], object]) -> Sample
 
 async def test_a_sample_says_the_most_that_was_held_since_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adaptive_concurrency, "JUDGE_EVERY", 0.01)
-    capacity = Capacity(100)
+    scheduler = Scheduler(100)
 
     def work() -> None:
-        capacity.take(30)
-        capacity.used -= 25
+        scheduler.take(Share(), 30, first=True)
+        scheduler.used -= 25
 
-    assert (await watched(capacity, work)).peak == 30
-    assert (await watched(capacity, lambda: None)).peak == 5
+    assert (await watched(scheduler, work)).peak == 30
+    assert (await watched(scheduler, lambda: None)).peak == 5
 
 
 async def test_what_was_decided_last_gets_its_time_before_it_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    capacity = Capacity(10)
-    capacity.auto = True
-    capacity.take(12)
+    scheduler = Scheduler(10)
+    scheduler.auto = True
+    scheduler.take(Share(), 12, first=True)
     found: list[int] = []
 
-    async def watch(self: Pacer) -> Sample:
+    async def watch(self: AdaptiveConcurrency) -> Sample:
         await trio.lowlevel.checkpoint()
-        found.append(capacity.used)
+        found.append(scheduler.used)
         return IDLE
 
-    monkeypatch.setattr(Pacer, "_watch", watch)
+    monkeypatch.setattr(AdaptiveConcurrency, "_watch", watch)
     monkeypatch.setattr(adaptive_concurrency, "JUDGE_EVERY", 60)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(Pacer(capacity).pace_once, Pace(2))
+        nursery.start_soon(AdaptiveConcurrency(scheduler).pace_once, ConcurrencyController(2))
         await trio.testing.wait_all_tasks_blocked()
         assert found == []
-        capacity.used -= 2
+        scheduler.used -= 2
     assert found == [10]
-    capacity.take(12)
+    scheduler.take(Share(), 12, first=True)
     monkeypatch.setattr(adaptive_concurrency, "JUDGE_EVERY", 0.01)
-    await Pacer(capacity).pace_once(Pace(2))  # but not for ever
+    await AdaptiveConcurrency(scheduler).pace_once(ConcurrencyController(2))  # but not for ever
     assert found == [10, 22]
 
 
 async def test_it_goes_on_from_a_number_that_was_set_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(monkeypatch, [IDLE])
-    capacity, pace = Capacity("auto"), Pace(2)
-    capacity.set_concurrency(40)
-    capacity.set_concurrency("auto")
-    await Pacer(capacity).pace_once(pace)
-    assert capacity.concurrency == pace.concurrency == 38
-    capacity.set_concurrency(7)
-    await Pacer(capacity).pace_once(pace)
-    assert capacity.concurrency == 7
+    scheduler, pace = Scheduler("auto"), ConcurrencyController(2)
+    scheduler.set_concurrency(40)
+    scheduler.set_concurrency("auto")
+    await AdaptiveConcurrency(scheduler).pace_once(pace)
+    assert scheduler.concurrency == pace.concurrency == 38
+    scheduler.set_concurrency(7)
+    await AdaptiveConcurrency(scheduler).pace_once(pace)
+    assert scheduler.concurrency == 7
 
 
 # In a peer
@@ -414,12 +414,12 @@ def scripted(monkeypatch: pytest.MonkeyPatch, samples: Sequence[Sample]) -> None
     """Let pacers see these, the last one for ever, without any clock."""
     left = list(samples)
 
-    async def watch(self: Pacer) -> Sample:
+    async def watch(self: AdaptiveConcurrency) -> Sample:
         await trio.sleep(0.01)
         seen = left.pop(0) if len(left) > 1 else left[0]
-        return Sample(seen.cpu, seen.lag, self._capacity.used, self._capacity.short)
+        return Sample(seen.cpu, seen.lag, self._scheduler.used, self._scheduler.is_limiting)
 
-    monkeypatch.setattr(Pacer, "_watch", watch)
+    monkeypatch.setattr(AdaptiveConcurrency, "_watch", watch)
 
 
 async def test_auto_climbs_to_hundreds_while_runs_wait(mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,11 +448,11 @@ async def test_auto_shrinks_while_the_cpu_is_full(mesh: worqr.Mesh, monkeypatch:
         await mesh.queue("Q1").enqueue(*(b"%d" % n for n in range(left)))
         await nursery.start(partial(peer.serve, "Q1", handler))
         peer.set_concurrency("auto")
-        await until(lambda: peer._engine.capacity.concurrency == 3 and peer._engine.capacity.running <= 3, within=30)
+        await until(lambda: peer._engine.scheduler.concurrency == 3 and peer._engine.scheduler.running <= 3, within=30)
         assert left > 0
         peer.set_concurrency(500)  # a number ends it
-        await until(lambda: left == 0 and peer._engine.capacity.running == 0, within=30)
-        assert peer._engine.capacity.concurrency == 500
+        await until(lambda: left == 0 and peer._engine.scheduler.running == 0, within=30)
+        assert peer._engine.scheduler.concurrency == 500
         nursery.cancel_scope.cancel()
 
 
@@ -473,9 +473,9 @@ async def test_a_peer_that_computes_does_not_grow_and_one_that_waits_does(
         await queue.enqueue(*(b"%d" % n for n in range(2000)))
         async with trio.open_nursery() as serving:
             await serving.start(partial(peer.serve, "Q1", computes))
-            await until(lambda: peer._engine.capacity.concurrency <= AUTO_START / 2, within=30)
+            await until(lambda: peer._engine.scheduler.concurrency <= AUTO_START / 2, within=30)
             serving.cancel_scope.cancel()
-        await until(lambda: peer._engine.capacity.running == 0)
+        await until(lambda: peer._engine.scheduler.running == 0)
         for name in ("LATE", "PUNCTUAL", "FULL", "ROOMY"):  # other programs may keep the machine busy
             monkeypatch.setattr(adaptive_concurrency, name, getattr(adaptive_concurrency, name) * 100)
         held = Held()
@@ -483,7 +483,7 @@ async def test_a_peer_that_computes_does_not_grow_and_one_that_waits_does(
         await held.wait(200, within=30)
         await queue.delete()
         held.gate.set()
-        await until(lambda: peer._engine.capacity.running == 0)
+        await until(lambda: peer._engine.scheduler.running == 0)
         nursery.cancel_scope.cancel()
 
 

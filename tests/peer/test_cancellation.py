@@ -223,7 +223,7 @@ async def test_a_settle_that_waits_for_its_answer_takes_effect_once(
         assert scope.cancelled_caught
         held.release()
         await eventually(mesh.queue("Q2").running, [])
-        assert w.peer._engine.capacity.running == 0
+        assert w.peer._engine.scheduler.running == 0
         counts = (await mesh.queue("Q2").info()).counts
         assert counts["claimed"] == 1
         assert counts.get("finished", 0) == (name == "finish_tasks")

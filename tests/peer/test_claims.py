@@ -344,7 +344,7 @@ async def test_a_lost_claim_cannot_be_settled(
         assert again.fence > claim.fence
         assert peer.id != first
         await again.finish()
-        assert peer._engine.capacity.running == 0
+        assert peer._engine.scheduler.running == 0
 
 
 def lose(server: Server, prefix: str, worker: str) -> None:
@@ -381,7 +381,7 @@ async def test_a_batch_tells_which_claims_were_lost(mesh: worqr.Mesh, server: Se
         assert await claims.finish([lost[0], *again]) == [lost[0]]
         with pytest.raises(worqr.ClaimLost):
             await lost[1].finish()
-        assert peer._engine.capacity.running == 0
+        assert peer._engine.scheduler.running == 0
 
 
 # Blocks
@@ -537,7 +537,7 @@ async def test_claims_that_went_back_are_no_longer_ours(mesh: worqr.Mesh) -> Non
             with pytest.raises(worqr.ClaimLost):
                 await b.stop()
         assert (await q.tasks())[::-1] == [b"a", b"b"]
-        assert peer._engine.capacity.running == 0
+        assert peer._engine.scheduler.running == 0
 
 
 async def test_drain_ends_iteration_and_waits_for_what_is_held(mesh: worqr.Mesh) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import trio
@@ -18,9 +18,9 @@ from tests.peer.tools import QUICK, SCRIPTS, Held, Runs, eventually, serving, sp
 from tests.support.servers import Server
 from worqr.keys import QueueKeys
 from worqr.ops import Started
-from worqr.peer.consumer import HandlerStation
-from worqr.peer.scheduler import PATIENCE, Capacity, Pool
-from worqr.peer.session import Registration
+from worqr.peer.consumer import ConsumerServices, HandlerConsumer
+from worqr.peer.registration import Registration
+from worqr.peer.scheduler import PATIENCE, Pool, Scheduler, Share
 from worqr.peer.settles import Settles
 from worqr.policy import Policy
 
@@ -72,7 +72,7 @@ async def test_room_is_used_up_and_never_exceeded_nor_leaked(mesh: worqr.Mesh) -
         assert (busy.most["all"], busy.most["Q1"], busy.most["Q3"]) == (10, 4, 1)
         # A last start request may still be under way.
         await until(
-            lambda: (peer._engine.capacity.running, peer._engine.capacity.room, peer.health().room) == (0, 10, 10)
+            lambda: (peer._engine.scheduler.running, peer._engine.scheduler.room, peer.health().room) == (0, 10, 10)
         )
         nursery.cancel_scope.cancel()
 
@@ -88,7 +88,7 @@ async def test_a_queue_gets_all_the_room_that_is_left(mesh: worqr.Mesh) -> None:
         held.gate.set()
         await held.wait(20)
         await eventually(mesh.queue("Q1").running, [])
-        await until(lambda: peer._engine.capacity.room == 7)  # a last start request may still be under way
+        await until(lambda: peer._engine.scheduler.room == 7)  # a last start request may still be under way
 
 
 async def test_neither_of_two_queues_starves(mesh: worqr.Mesh) -> None:
@@ -149,7 +149,7 @@ async def test_room_comes_back_after_every_kind_of_end(mesh: worqr.Mesh, other: 
             await q.cancel(b"hold", wait=30)
             await eventually(q.count, 0)
             await eventually(q.running, [])
-            await until(lambda: peer._engine.capacity.running == 0)
+            await until(lambda: peer._engine.scheduler.running == 0)
         await until(lambda: peer.health().room == 3)
 
 
@@ -203,7 +203,9 @@ async def test_runs_take_their_size_and_never_more_than_there_is(mesh: worqr.Mes
             await mesh.queue(name).enqueue(*numbers(120 // size))
         await units.wait(sum(120 // size for size in units.sizes.values()), within=30)
         assert 8 <= units.most <= 10
-        await until(lambda: (peer._engine.capacity.used, peer._engine.capacity.room, peer.health().room) == (0, 10, 10))
+        await until(
+            lambda: (peer._engine.scheduler.used, peer._engine.scheduler.room, peer.health().room) == (0, 10, 10)
+        )
         nursery.cancel_scope.cancel()
 
 
@@ -221,7 +223,7 @@ async def test_room_that_is_too_small_is_no_room(mesh: worqr.Mesh) -> None:
         small.gate.set()
         await large.wait(1)
         large.gate.set()
-        await until(lambda: peer._engine.capacity.room == 5)
+        await until(lambda: peer._engine.scheduler.room == 5)
         nursery.cancel_scope.cancel()
 
 
@@ -302,10 +304,10 @@ async def test_more_concurrency_is_used_at_once_and_less_when_enough_has_ended(m
         peer.set_concurrency(6)
         await each.wait(6)
         peer.set_concurrency(2)
-        assert (peer.health().running, peer.health().room, peer._engine.capacity.room) == (6, 0, -4)
+        assert (peer.health().running, peer.health().room, peer._engine.scheduler.room) == (6, 0, -4)
         each.let_go(4)
         await eventually(mesh.queue("Q1").count, 14)
-        await until(lambda: peer._engine.capacity.room == 0)
+        await until(lambda: peer._engine.scheduler.room == 0)
         assert len(each.tasks) == 6  # nothing was claimed meanwhile: the room had to come back first
         each.let_go(1)
         await each.wait(7)
@@ -313,7 +315,7 @@ async def test_more_concurrency_is_used_at_once_and_less_when_enough_has_ended(m
         peer.set_concurrency(100)
         await each.wait(20)
         each.let_go(15)
-        await until(lambda: peer._engine.capacity.room == 100)
+        await until(lambda: peer._engine.scheduler.room == 100)
 
 
 # A second limit
@@ -347,7 +349,7 @@ async def test_a_run_that_would_wait_for_a_thread_is_not_claimed(mesh: worqr.Mes
         blocked.gate.set()
         loop.gate.set()
         await blocked.wait(20)
-        await until(lambda: peer._engine.capacity.room == 20)
+        await until(lambda: peer._engine.scheduler.room == 20)
         nursery.cancel_scope.cancel()
 
 
@@ -365,7 +367,7 @@ async def test_a_queue_of_long_runs_does_not_take_all_threads(mesh: worqr.Mesh) 
         await short.wait(300, within=30)
         long.gate.set()
         await long.wait(10)
-        await until(lambda: peer._engine.capacity.running == 0)
+        await until(lambda: peer._engine.scheduler.running == 0)
         nursery.cancel_scope.cancel()
 
 
@@ -379,14 +381,14 @@ async def test_a_wake_up_that_finds_no_room_of_any_kind_is_handed_on(
         await nursery.start(partial(peer.serve, "Q1", blocked, size=size, concurrency=limit))
         await nursery.start(partial(peer.serve, "Q2", other, size=3))
         await mesh.queue("Q1" if lacks == "its own limit" else "Q2").enqueue(b"fills it")
-        await until(lambda: peer._engine.capacity.running == 1)
+        await until(lambda: peer._engine.scheduler.running == 1)
         with spying(server, prefix) as spy:
             server.client().publish(f"{prefix}:{{Q1}}:wake:{peer.id}", "1")
             await until(lambda: any(asks_for_nothing(line, "{Q1}") for line in spy.seen()))
-        assert peer._engine.capacity.running == 1
+        assert peer._engine.scheduler.running == 1
         for handler in (blocked, other):
             handler.gate.set()
-        await until(lambda: peer._engine.capacity.room == 10)
+        await until(lambda: peer._engine.scheduler.room == 10)
         nursery.cancel_scope.cancel()
 
 
@@ -399,25 +401,32 @@ def asks_for_nothing(line: dict[str, Any], queue: str) -> bool:
     return queue in words[3] and arguments[2] == "0"
 
 
-# The books of a station, with made-up answers
+# The books of a consumer, with made-up answers
+
+
+def services_of(scheduler: Scheduler, link: Any) -> ConsumerServices:
+    """What a consumer is given, with a session whose last heartbeat was just now."""
+    nothing: Any = lambda *_: None  # noqa: E731
+    session: Any = SimpleNamespace(beat_is_fresh=lambda: True)
+    return ConsumerServices(link, session, Settles(link), scheduler, nothing, nothing, nothing)
 
 
 class Books:
-    """A station in its fence, whose requests go nowhere: `asked` has how many tasks each was for."""
+    """A consumer that its queue has admitted, whose requests go nowhere: `asked` has how many tasks each was for."""
 
-    def __init__(self, capacity: Capacity, name: str = "Q1", **options: Any) -> None:
+    def __init__(self, scheduler: Scheduler, name: str = "Q1", **options: Any) -> None:
         self.asked: list[int] = []
-        self.capacity = capacity
+        self.scheduler = scheduler
         self._answers: list[Callable[..., None]] = []
-        membership: Any = SimpleNamespace(link=self, beat_is_fresh=lambda: True, settles=Settles(cast("Any", self)))
-        keys, run = QueueKeys("t", name), Runs()
-        limit = Pool(options.pop("limit")) if "limit" in options else None
-        self.station = HandlerStation(
-            keys, membership, capacity, Policy(), run, limit, lambda _context: None, **options
+        options["limit"] = Pool(options["limit"]) if "limit" in options else None
+        services = services_of(scheduler, self)
+        self.consumer = HandlerConsumer(
+            QueueKeys("t", name), services, Policy(), Share(**options), Runs(), lambda _context: None
         )
-        self.station.registration = Registration("w")
-        self.station.in_fence = True
-        capacity.add(self.station)
+        self.consumer.admission.enter(Registration("w"), 1)
+        self.consumer.admission.admit()
+        self.consumer.lifecycle.admitted()
+        scheduler.add(self.consumer)
 
     def post(self, call: Any, deliver: Callable[..., None], **_options: Any) -> None:
         self.asked.append(int(call.args[2]))
@@ -430,32 +439,32 @@ class Books:
         self._answers.pop()(Started(word, first, [b"task"] * n), None)
 
     def end(self, n: int) -> None:
-        for context in list(self.station.running.values())[:n]:
-            self.station.ended(context)
-        self.capacity.offer()
+        for context in list(self.consumer.running.values())[:n]:
+            self.consumer.ended(context)
+        self.scheduler.dispatch()
 
 
 def test_what_is_asked_for_is_reserved_in_units_and_in_places() -> None:
-    capacity, pool = Capacity(20), Pool(3)
+    capacity, pool = Scheduler(20), Pool(3)
     books = Books(capacity, size=4, pool=pool)
-    books.station.look()
+    books.consumer.request_soon()
     assert books.asked == [3]
     assert (capacity.room, pool.room) == (8, 0)
     books.answer(2)
     assert (capacity.room, capacity.used, pool.room) == (12, 8, 1)
     books.end(2)
     assert (capacity.room, capacity.used, pool.room) == (20, 0, 3)
-    books.station.look()
-    books.station.hurry.set()
-    books.station.quiet = True
+    books.consumer.request_soon()
+    books.consumer.lifecycle.drain()
+    books.consumer.lifecycle.skip_grace()
     books.answer(1)
     assert (capacity.room, capacity.used, pool.room) == (20, 0, 3)
 
 
 def test_a_wake_up_that_came_during_a_request_is_handed_on_if_that_took_the_room() -> None:
-    books = Books(Capacity(2))
-    books.station.look()
-    books.station.wake()
+    books = Books(Scheduler(2))
+    books.consumer.request_soon()
+    books.consumer.on_wakeup()
     books.answer(2)
     assert books.asked == [2, 0]
     books.answer(0)
@@ -464,66 +473,66 @@ def test_a_wake_up_that_came_during_a_request_is_handed_on_if_that_took_the_room
 
 
 def test_a_wake_up_that_there_is_room_for_is_not_handed_on() -> None:
-    books = Books(Capacity(2))
-    books.station.wake()
+    books = Books(Scheduler(2))
+    books.consumer.on_wakeup()
     books.answer(0)
-    books.station.wake()
+    books.consumer.on_wakeup()
     assert books.asked == [2, 2]
 
 
 def test_room_that_is_kept_for_a_large_run_is_no_room_for_a_wake_up() -> None:
-    capacity = Capacity(4)
+    capacity = Scheduler(4)
     small, large, woken = (Books(capacity, name, size=size) for name, size in (("Q1", 1), ("Q2", 4), ("Q3", 1)))
-    small.station.look()
+    small.consumer.request_soon()
     small.answer(4)
-    large.station.look()
+    large.consumer.request_soon()
     for _ in range(PATIENCE):
         small.end(1)
         small.answer(1)
     small.end(2)
     assert (capacity.room, large.asked) == (2, [])
-    woken.station.wake()
+    woken.consumer.on_wakeup()
     assert woken.asked == [0]
-    assert large.station.overtaken == PATIENCE
+    assert large.consumer.share.times_bypassed == PATIENCE
     small.end(2)
-    assert (large.asked, large.station.overtaken) == ([1], 0)
+    assert (large.asked, large.consumer.share.times_bypassed) == ([1], 0)
 
 
 def test_a_queue_that_had_nothing_to_do_begins_where_the_others_are() -> None:
-    capacity = Capacity(10)
+    capacity = Scheduler(10)
     busy, idle = Books(capacity, "Q1"), Books(capacity, "Q2")
-    busy.station.look()
+    busy.consumer.request_soon()
     for _ in range(20):
         busy.answer(10)
         busy.end(10)
-    idle.station.look()
-    assert idle.station.turn == pytest.approx(busy.station.turn, abs=0.2)
-    assert idle.station.turn > 1
+    idle.consumer.request_soon()
+    assert idle.consumer.share.virtual_time == pytest.approx(busy.consumer.share.virtual_time, abs=0.2)
+    assert idle.consumer.share.virtual_time > 1
 
 
 def test_a_queue_is_brief_only_while_all_its_runs_are_over_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("worqr.peer.consumer.monotonic", lambda: now)
-    books = Books(Capacity(10))
-    books.station.look()
+    monkeypatch.setattr("worqr.peer.scheduler.monotonic", lambda: now)
+    books = Books(Scheduler(10))
+    books.consumer.request_soon()
     books.answer(10)
-    assert not books.station.brief
+    assert not books.consumer.share.short_runs
     now += 0.01
     books.end(10)
-    assert books.station.brief
+    assert books.consumer.share.short_runs
     books.answer(10)
     for _ in range(10):  # never all over
         now += 0.01
         books.end(9)
         books.answer(9)
-        assert not books.station.brief
+        assert not books.consumer.share.short_runs
     books.end(10)
-    assert not books.station.brief
+    assert not books.consumer.share.short_runs
 
 
 def test_a_station_whose_runs_never_find_room_is_not_made() -> None:
     with pytest.raises(worqr.UsageError, match="'Q1': a run of size 3 would never find room"):
-        HandlerStation(QueueKeys("t", "Q1"), Any, Capacity(2), Policy(), Any, None, Any, size=3)  # type: ignore[arg-type]
+        HandlerConsumer(QueueKeys("t", "Q1"), services_of(Scheduler(2), None), Policy(), Share(3), Runs(), Any)  # type: ignore[arg-type]
 
 
 # Stuck runs
@@ -531,59 +540,49 @@ def test_a_station_whose_runs_never_find_room_is_not_made() -> None:
 
 @pytest.mark.parametrize("place", [False, True])
 def test_a_slot_that_is_given_away_is_free_once(place: bool) -> None:
-    capacity, pool = Capacity(10), Pool(2)
+    capacity, pool = Scheduler(10), Pool(2)
     offers: list[None] = []
-    capacity.offer_soon = lambda: offers.append(None)
-    keys = QueueKeys("t", "Q1")
-    station = HandlerStation(
-        keys,
-        Any,
-        capacity,
-        Policy(),
-        Any,
-        Pool(1),
-        Any,
-        size=4,
-        priority=100,
-        pool=pool,  # type: ignore[arg-type]
-    )
+    capacity.dispatch_with(lambda: offers.append(None))
+    share = Share(4, 100, pool, Pool(1))
+    consumer = HandlerConsumer(QueueKeys("t", "Q1"), services_of(capacity, None), Policy(), share, Runs(), Any)  # type: ignore[arg-type]
     stuck, fresh = (SimpleNamespace(fence=fence) for fence in (1, 2))
 
     def begin(context: Any) -> None:
-        station._take(1)
-        station.running[context.fence] = context
+        capacity.take(share, 1, first=not consumer.running)
+        consumer.running[context.fence] = context
 
     def books() -> tuple[int, int, int]:
-        return capacity.room, pool.room, station.demand()
+        return capacity.room, pool.room, consumer.capacity_wanted()
 
     begin(stuck)
     assert books() == (6, 1, 0)
     for _ in range(2):
-        station.give_slot_away(stuck, place=place)  # type: ignore[arg-type]
+        consumer.release_slot_of_stuck_run(stuck, place=place)  # type: ignore[arg-type]
         assert books() == (10, 1 + place, 1)
         assert offers.pop() is None
-        assert list(station.running) == [1]
+        assert list(consumer.running) == [1]
     begin(fresh)
     assert books() == (6, place, 0)
-    station.give_slot_away(SimpleNamespace(fence=3))  # type: ignore[arg-type]
+    consumer.release_slot_of_stuck_run(SimpleNamespace(fence=3))  # type: ignore[arg-type]
     assert books() == (6, place, 0)
     for _ in range(2):
-        station.ended(stuck)  # type: ignore[arg-type]
+        consumer.ended(stuck)  # type: ignore[arg-type]
         assert books() == (6, 1, 0)
-    station.ended(fresh)  # type: ignore[arg-type]
-    station.give_slot_away(fresh, place=True)  # type: ignore[arg-type]
+    consumer.ended(fresh)  # type: ignore[arg-type]
+    consumer.release_slot_of_stuck_run(fresh, place=True)  # type: ignore[arg-type]
     assert books() == (10, 2, 1)
 
 
 def test_a_place_may_be_given_away_later_than_the_units() -> None:
-    capacity, pool = Capacity(10), Pool(2)
-    station = HandlerStation(QueueKeys("t", "Q1"), Any, capacity, Policy(), Any, None, Any, pool=pool)  # type: ignore[arg-type]
-    station._take(1)
-    station.running[1] = stuck = SimpleNamespace(fence=1)  # type: ignore[assignment]
-    station.give_slot_away(stuck)  # type: ignore[arg-type]
+    capacity, pool = Scheduler(10), Pool(2)
+    share = Share(pool=pool)
+    consumer = HandlerConsumer(QueueKeys("t", "Q1"), services_of(capacity, None), Policy(), share, Runs(), Any)  # type: ignore[arg-type]
+    capacity.take(share, 1, first=not consumer.running)
+    consumer.running[1] = stuck = SimpleNamespace(fence=1)  # type: ignore[assignment]
+    consumer.release_slot_of_stuck_run(stuck)  # type: ignore[arg-type]
     assert (capacity.room, pool.room) == (10, 1)
-    station.give_slot_away(stuck, place=True)  # type: ignore[arg-type]
-    station.ended(stuck)  # type: ignore[arg-type]
+    consumer.release_slot_of_stuck_run(stuck, place=True)  # type: ignore[arg-type]
+    consumer.ended(stuck)  # type: ignore[arg-type]
     assert (capacity.room, pool.room) == (10, 2)
 
 
@@ -592,8 +591,8 @@ async def test_the_slot_of_a_stuck_run_goes_to_another_task_and_its_claim_stays(
     async with mesh.connect(), serving(mesh, "Q1", held, room=1) as peer:
         await mesh.queue("Q1").enqueue(b"stuck", b"next")
         await held.wait(1)
-        held.contexts[0]._station.give_slot_away(held.contexts[0])
+        held.contexts[0]._station.release_slot_of_stuck_run(held.contexts[0])
         await held.wait(2)
         assert len(await mesh.queue("Q1").running()) == peer.health().running == 2
         held.gate.set()
-        await until(lambda: peer._engine.capacity.room == 1 and peer._engine.capacity.running == 0)
+        await until(lambda: peer._engine.scheduler.room == 1 and peer._engine.scheduler.running == 0)

@@ -350,7 +350,7 @@ async def test_a_bug_of_ours_ends_join_as_one_error_and_gives_the_tasks_back(
         await held.wait(1)
         raise KeyError("of ours")
 
-    monkeypatch.setattr("worqr.peer.control_channel.Cancelling.reconcile_forever", lambda self: fail())
+    monkeypatch.setattr("worqr.peer.reconciler.Reconciler.check_forever", lambda self: fail())
     async with other.connect(), trio.open_nursery() as nursery:
         with pytest.raises(worqr.WorqrBug, match=r"KeyError: 'of ours'.*please report") as caught:
             async with at_most(), mesh.join(grace=20) as peer:
@@ -404,7 +404,7 @@ async def test_a_queue_that_is_served_anew_is_left_first_and_keeps_what_runs_the
         await lost.wait_executed()
         proxy.forget_requests()
         nursery.start_soon(partial(peer.serve, "Q1", after))
-        await until(lambda: peer._engine._stations.get("Q1") is not None)
+        await until(lambda: peer._engine.consumers.get("Q1") is not None)
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert proxy.count(script("start_work").sha) == 0
         proxy.cut(on="data")  # the answer to stop_work never comes: it is sent once more
@@ -459,7 +459,7 @@ async def test_only_the_new_station_of_a_queue_with_a_run_left_behind_requests_t
     new_mesh: NewMesh, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second request would overwrite the reply that the server keeps of the first, and take the worker off those that wait."""
-    monkeypatch.setattr("worqr.peer.consumer_shutdown.LET_GO", 1.1)
+    monkeypatch.setattr("worqr.peer.consumer_shutdown.DETACH_AFTER", 1.1)
     mesh, other = new_mesh(url=proxy.url, keepalive=60), new_mesh()
     begun, let_go, runs = threading.Event(), threading.Event(), Runs()
 
@@ -476,13 +476,13 @@ async def test_only_the_new_station_of_a_queue_with_a_run_left_behind_requests_t
             nursery.cancel_scope.cancel()
         async with trio.open_nursery() as nursery:
             await nursery.start(partial(peer.serve, "Q1", runs))
-            [station] = peer._engine.entered_stations()
-            await until(lambda: not station.asking)
+            [consumer] = peer._engine.consumers.entered()
+            await until(lambda: not consumer.request.in_flight)
             proxy.forget_requests()
             for n in range(5):
                 await q.enqueue(b"%d" % n)
                 await runs.wait(n + 1)
-                await until(lambda: not station.asking)
+                await until(lambda: not consumer.request.in_flight)
             assert proxy.count(script("start_tasks").sha, on="data") == 5
             nursery.cancel_scope.cancel()
         let_go.set()
@@ -493,7 +493,7 @@ async def test_only_the_new_station_of_a_queue_with_a_run_left_behind_requests_t
 async def test_what_is_being_claimed_where_a_run_was_left_behind_goes_back_at_once(
     new_mesh: NewMesh, proxy: FaultProxy, outage: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worqr.peer.consumer_shutdown.LET_GO", 1.1)
+    monkeypatch.setattr("worqr.peer.consumer_shutdown.DETACH_AFTER", 1.1)
     mesh, other = new_mesh(url=proxy.url, keepalive=60), new_mesh()
     begun, let_go, runs = threading.Event(), threading.Event(), Runs()
 
@@ -510,7 +510,7 @@ async def test_what_is_being_claimed_where_a_run_was_left_behind_goes_back_at_on
             nursery.cancel_scope.cancel()
         async with (
             trio.open_nursery() as nursery
-        ):  # the thread still runs: another station needs its place in the fence
+        ):  # the thread still runs: another consumer needs its place in the fence
             await nursery.start(partial(peer.serve, "Q1", runs))
             held = proxy.hold_reply(matching=script("start_tasks").sha, on="data")
             await q.enqueue(b"a", b"b")

@@ -17,7 +17,7 @@ from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.lua import script
-from worqr.peer import control_channel
+from worqr.peer import control_channel, reconciler
 
 pytestmark = pytest.mark.one_server
 
@@ -72,7 +72,7 @@ def mark_all(client: redis.Redis, prefix: str, worker: str) -> set[bytes]:
 async def test_one_message_on_its_own_channel_tells_a_worker_of_all_its_cancelled_claims(
     mesh: worqr.Mesh, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_channel, "RECONCILE_EVERY", 3600)
+    monkeypatch.setattr(reconciler, "RECONCILE_EVERY", 3600)
     held, client = Held(), server.client()
     async with serving(mesh, "Q1", held, room=3) as peer:
         await mesh.queue("Q1").enqueue(b"a", b"b", b"c", b"d")
@@ -92,17 +92,17 @@ async def test_one_message_on_its_own_channel_tells_a_worker_of_all_its_cancelle
 async def test_a_claim_that_is_on_its_way_when_the_message_comes_is_looked_at_when_it_is_there(
     new_mesh: NewMesh, server: Server, prefix: str, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_channel, "RECONCILE_EVERY", 3600)
+    monkeypatch.setattr(reconciler, "RECONCILE_EVERY", 3600)
     mesh, other, held, client = new_mesh(url=proxy.url), new_mesh(), Held(), server.client()
     async with other.connect(), serving(mesh, "Q1", held) as peer:
-        [station] = peer._engine.entered_stations()
-        await until(lambda: not station.asking)
+        [consumer] = peer._engine.consumers.entered()
+        await until(lambda: not consumer.request.in_flight)
         fault = proxy.hold_reply(script("start_tasks").sha, on="data")
         await other.queue("Q1").enqueue(b"a")
         await fault.wait_executed()
         assert len(mark_all(client, prefix, peer.id)) == 1
         client.publish(f"{prefix}:{{Q1}}:wake:{peer.id}", "c")
-        await until(lambda: station.hinted)
+        await until(lambda: consumer.request.recheck_on_reply)
         fault.release()
         await held.wait_for(lambda: held.cancelled == [(b"a", "cancel")])
 
@@ -171,10 +171,10 @@ async def test_on_a_paused_queue_nobody_asks_for_a_foreign_task_until_it_is_resu
         leads = await stack.enter_async_context(serving(mesh, "Q2", runs))
         await until(lambda: leads._engine.leader.leads)
         peer = await stack.enter_async_context(serving(other, "Q1", runs))
-        [station] = peer._engine.entered_stations()
+        [consumer] = peer._engine.consumers.entered()
         await mesh.queue("Q1").pause()
         announce(client, prefix, b"a")
-        await until(lambda: station.workers_waiting > 1)
+        await until(lambda: consumer.request.workers_waiting > 1)
         with spying(server, prefix) as spy:
             for _ in range(3):
                 announce(client, prefix, b"b")

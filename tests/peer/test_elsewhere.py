@@ -123,7 +123,7 @@ async def test_time_is_asked_for_everywhere(mesh: worqr.Mesh, place: str) -> Non
         q = mesh.queue("Q1")
         await q.enqueue(b"task")
         await until(asked.is_set)
-        deadlines = peer._engine.deadlines
+        deadlines = peer._engine.runs.deadlines
         await until(
             lambda: [
                 when
@@ -187,7 +187,7 @@ async def test_a_cancel_is_acknowledged_when_the_handler_has_ended(mesh: worqr.M
         await eventually(lambda: running(q), 1)
         assert await q.cancel(b"a", wait=PATIENCE) == worqr.CancelCount(0, 1, 1)
         assert (await q.info()).counts == {"enqueued": 1, "claimed": 1, "cancelled": 1}
-        await until(lambda: peer._engine.capacity.room == 100)
+        await until(lambda: peer._engine.scheduler.room == 100)
 
 
 @cooperative

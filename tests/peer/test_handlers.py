@@ -281,7 +281,7 @@ async def test_a_handler_that_raises_has_failed_and_the_peer_lives_on(
         assert [context.failures for context in runs.contexts] == [0, 0, 1, 2]
         info = await q.info()
         assert (info.counts["retried"], info.counts["finished"], info.failed) == (2, 2, 0)
-        assert (peer.id, peer.health().ready, peer._engine.capacity.running) == (worker, True, 0)
+        assert (peer.id, peer.health().ready, peer._engine.scheduler.running) == (worker, True, 0)
     logged = [record for record in caplog.records if record.getMessage().startswith("task.failed")]
     assert len(logged) == 2
     assert all("Q1" in record.getMessage() and record.levelno == logging.WARNING for record in logged)
@@ -448,6 +448,6 @@ async def test_context_variables_of_serve_are_seen_and_those_of_a_run_end_with_i
             await mesh.queue("Q1").enqueue(b"a", b"b", b"c")
             await runs.wait(3)
             await eventually(mesh.queue("Q1").running, [])
-            assert len(peer._engine._slots._idle) == 1  # one slot ran them all
+            assert len(peer._engine.runs.slots._idle) == 1  # one slot ran them all
     tasks = ("a", "b", "c")
     assert seen == [(t.encode(), v) for t in tasks for v in ("of serve", f"set by {t}", f"set by {t}")]

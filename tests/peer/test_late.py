@@ -121,7 +121,7 @@ async def test_every_peer_of_the_process_serves_it_but_for_those_that_serve_only
         peers = (one, two, three, four)
 
         def served() -> list[list[str]]:
-            return [sorted(station.queue for station in peer._engine.entered_stations()) for peer in peers]
+            return [sorted(consumer.queue for consumer in peer._engine.consumers.entered()) for peer in peers]
 
         others = ["other-1", "other-2"]
         await until(lambda: served() == [["late", *others], ["late", *others], others, []])

@@ -18,7 +18,7 @@ from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import Look
 from worqr.peer import leading, looks
 from worqr.peer.leading import Leader
-from worqr.peer.session import LEASE
+from worqr.peer.registration import LEASE
 from worqr.peer.sweeping import NODE_PATIENCE, SWEEP_AT_ONCE
 
 WORKERS = [f"W{n}" for n in range(100)]

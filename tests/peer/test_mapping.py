@@ -74,14 +74,14 @@ async def test_a_queue_that_is_being_left_when_the_connection_is_back_is_not_map
     async with other.connect(), mesh.join() as peer:
         async with trio.open_nursery() as nursery:
             await nursery.start(partial(peer.serve, "Q1", Runs()))
-            [station] = peer._engine.entered_stations()
+            [consumer] = peer._engine.consumers.entered()
             told = proxy.hold_reply(script("unmap_work").sha, on="data")
             nursery.cancel_scope.cancel()
             with trio.CancelScope(shield=True):
                 await told.wait_executed()
-                assert peer._engine.held_stations() == [station], "it has not left before the answer is there"
-                station.mapped_at = -1
-                peer._engine._mapping.map_once()
+                assert peer._engine.consumers.held() == [consumer], "it has not left before the answer is there"
+                consumer.admission.mapped(-1)
+                peer._engine.queues.work_map.map_once()
                 told.release()
         await other.queue("Q1").enqueue(b"a")  # a round trip of its own
         assert proxy.count(script("map_work").sha) == 1

@@ -44,7 +44,7 @@ async def test_a_handler_may_open_nurseries_and_scopes(mesh: worqr.Mesh) -> None
         await runs.wait(10)
         await eventually(mesh.queue("Q1").running, [])
         assert (await mesh.queue("Q1").info()).counts["finished"] == 10
-        assert len(peer._engine._slots._idle) == 2  # the slots were good for more
+        assert len(peer._engine.runs.slots._idle) == 2  # the slots were good for more
 
 
 async def test_a_child_of_a_handlers_nursery_that_fails_is_a_failure_of_the_handler(mesh: worqr.Mesh) -> None:
@@ -152,7 +152,7 @@ async def test_a_cancel_of_one_run_does_not_touch_the_next_in_its_slot(mesh: wor
             await until(lambda n=n: len(seen) == n + 1)  # type: ignore[misc]
         assert seen == [(None, float("inf"))] * 3
         await eventually(q.running, [])
-        assert peer._engine.capacity.running == 0
+        assert peer._engine.scheduler.running == 0
 
 
 # What handlers should not do
@@ -266,7 +266,7 @@ async def test_a_handler_that_leaves_something_open_harms_nobody(
         counts = (await q.info()).counts
         assert counts["finished"] == 37, counts
         assert counts.get("retried", 0) == (6 if leak is leak_scope_and_raise else 0)
-        assert (peer._engine.capacity.running, peer.health().ready) == (1, True)
+        assert (peer._engine.scheduler.running, peer.health().ready) == (1, True)
         held.gate.set()
         await held.wait_for(lambda: held.done == [b"long"])
         await eventually(q.running, [])

@@ -1,4 +1,4 @@
-"""Whose turn it is: the rule by which rivals share the room of a peer, played with made-up stations and a made-up clock."""
+"""Whose turn it is: the rule by which rivals share the room of a peer, played with made-up consumers and a made-up clock."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import worqr
-from worqr.peer.scheduler import AUTO_MOST, BRIEF, PATIENCE, Capacity, Pool
+from worqr.peer.claim_request import ClaimRequest
+from worqr.peer.scheduler import AUTO_MOST, PATIENCE, Pool, Scheduler, Share
 
 TRIP = 0.001
 """Seconds that an answer takes."""
@@ -23,11 +24,14 @@ TRIP = 0.001
 class World:
     """A clock, and what happens when."""
 
+    newest: ClassVar[World]
+
     def __init__(self, concurrency: int | Literal["auto"]) -> None:
+        World.newest = self
         self.now = 0.0
-        self.capacity = Capacity(concurrency)
-        self.capacity.offer_soon = lambda: self.after(0, self.capacity.offer)
-        self.stations: list[Made] = []
+        self.scheduler = Scheduler(concurrency)
+        self.scheduler.dispatch_with(lambda: self.after(0, self.scheduler.dispatch))
+        self.consumers: list[Made] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
 
@@ -44,20 +48,29 @@ class World:
 
     def check(self) -> None:
         """Nothing is held beyond what there is, and the books are right."""
-        used = sum(len(station.running) * station.size for station in self.stations)
-        asked = sum(station.wanted * station.size for station in self.stations)
-        assert self.capacity.used == used
-        assert self.capacity.room == self.capacity.concurrency - used - asked
-        for station in self.stations:
-            if (pool := station.pool) is not None:
-                mates = [mate for mate in self.stations if mate.pool is pool]
-                assert pool.taken == sum(len(mate.running) + mate.wanted for mate in mates) <= pool.limit
-            if station.limit is not None:
-                assert station.held <= station.limit
+        used = sum(len(consumer.running) * consumer.share.size for consumer in self.consumers)
+        asked = sum(consumer.request.reserved * consumer.share.size for consumer in self.consumers)
+        assert self.scheduler.used == used
+        assert self.scheduler.room == self.scheduler.concurrency - used - asked
+        for consumer in self.consumers:
+            share = consumer.share
+            assert share.held == len(consumer.running) + consumer.request.reserved
+            if (pool := share.pool) is not None:
+                mates = [mate for mate in self.consumers if mate.share.pool is pool]
+                assert pool.taken == sum(mate.share.held for mate in mates) <= pool.limit
+            if share.limit is not None:
+                assert share.held == share.limit.taken <= share.limit.limit
+
+
+@pytest.fixture(autouse=True, scope="module")
+def clock() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("worqr.peer.scheduler.monotonic", lambda: World.newest.now)
+        yield
 
 
 class Made:
-    """A station as `Station` is, whose queue is a list of durations."""
+    """A consumer as `QueueConsumer` is, whose queue is a list of durations."""
 
     def __init__(
         self,
@@ -69,34 +82,22 @@ class Made:
         pool: Pool | None = None,
         limit: int | None = None,
     ) -> None:
-        world.capacity.check_fits(name, size)
-        self.world, self.queue, self.size, self.priority, self.pool, self.limit = (
-            world,
-            name,
-            size,
-            priority,
-            pool,
-            limit,
-        )
-        self.turn, self.overtaken, self.brief = 0.0, 0, False
+        world.scheduler.check_fits(name, size)
+        self.world, self.queue = world, name
+        self.share = Share(size, priority, pool, None if limit is None else Pool(limit))
+        self.request = ClaimRequest()
         self.running: dict[int, float] = {}
         self.line: deque[float] = deque()
-        self.asking = self.owes = self.wants = self._again = False
-        self.wanted = 0
         self.started: list[float] = []
         self.ended = 0
-        self._busy_since = 0.0
         self._numbers = count()
-        world.stations.append(self)
-        world.capacity.add(self)
+        world.consumers.append(self)
+        world.scheduler.add(self)
 
-    @property
-    def held(self) -> int:
-        return len(self.running) + self.wanted
-
-    def more(self) -> int:
-        demand = 1000 if self.limit is None else self.limit - len(self.running)
-        return demand - self.wanted if self.wants else 0
+    def wanted(self) -> int:
+        limit = self.share.limit
+        demand = 1000 if limit is None else limit.limit - len(self.running)
+        return demand - self.request.reserved if self.request.is_wanted else 0
 
     def fill(self, n: int, duration: float) -> None:
         """`n` tasks more; a wake-up comes with them."""
@@ -104,61 +105,44 @@ class Made:
         self.look()
 
     def look(self) -> None:
-        if not self.wants:
-            self.wants = True
-            self.world.capacity.begin_wanting(self)
-        if self.asking:
-            self._again = True
-        else:
-            self.world.capacity.offer()
+        if self.request.want():
+            self.world.scheduler.begin_wanting(self.share)
+        if not self.request.in_flight:
+            self.world.scheduler.dispatch()
 
-    def ask(self, wanted: int) -> None:
-        assert not self.asking
+    def send_request(self, wanted: int) -> None:
+        assert not self.request.in_flight
         assert wanted > 0
-        self.asking, self._again, self.wanted = True, False, wanted
-        self._reserve(wanted)
+        self.request.send(wanted)
+        self.world.scheduler.reserve(self.share, wanted)
         self.world.after(TRIP, self._answer)
 
-    def pass_on(self) -> None:
+    def forward_wakeup(self) -> None:
         raise AssertionError("nobody woke it")
 
-    def _reserve(self, n: int) -> None:
-        self.world.capacity.reserve(n * self.size)
-        if self.pool is not None:
-            self.pool.taken += n
-
     def _answer(self) -> None:
-        wanted, self.wanted, self.asking = self.wanted, 0, False
-        self._reserve(-wanted)
+        wanted = self.request.reserved
+        self.world.scheduler.reserve(self.share, -wanted)
         got = [self.line.popleft() for _ in range(min(wanted, len(self.line)))]
-        self.wants = self._again or len(got) == wanted
-        self.turn += len(got) * self.size / self.priority
-        self.world.capacity.take(len(got) * self.size)
-        self.brief = False
-        if not self.running:
-            self._busy_since = self.world.now
+        self.request.replied(len(got) == wanted, 0)
+        if got:
+            self.world.scheduler.take(self.share, len(got), first=not self.running)
         for duration in got:
-            if self.pool is not None:
-                self.pool.taken += 1
             number = next(self._numbers)
             self.running[number] = duration
             self.started.append(self.world.now)
             self.world.after(duration, lambda number=number: self._end(number))  # type: ignore[misc]
-        self.world.capacity.offer()
+        self.world.scheduler.dispatch()
 
     def _end(self, number: int) -> None:
         del self.running[number]
         self.ended += 1
-        self.world.capacity.used -= self.size
-        if self.pool is not None:
-            self.pool.taken -= 1
-        if not self.running:
-            self.brief = self.world.now - self._busy_since < BRIEF
-        self.world.after(0, self.world.capacity.offer)
+        self.world.scheduler.release(self.share, number, not self.running)
+        self.world.after(0, self.world.scheduler.dispatch)
 
 
 def holders(world: World) -> list[int]:
-    return [len(station.running) for station in world.stations]
+    return [len(consumer.running) for consumer in world.consumers]
 
 
 # Shares of the room
@@ -168,14 +152,14 @@ def test_work_that_is_over_at_once_is_claimed_in_large_batches() -> None:
     world = World(100)
     asked: list[int] = []
     for _ in range(10):
-        station = Made(world)
+        consumer = Made(world)
 
-        def ask(wanted: int, ask: Callable[[int], None] = station.ask) -> None:
+        def ask(wanted: int, ask: Callable[[int], None] = consumer.send_request) -> None:
             asked.append(wanted)
             ask(wanted)
 
-        station.ask = ask  # type: ignore[method-assign]
-        station.fill(2000, 0)
+        consumer.send_request = ask  # type: ignore[method-assign]
+        consumer.fill(2000, 0)
     world.run()
     assert sum(asked) / len(asked) > 60
 
@@ -185,14 +169,14 @@ def test_long_runs_hold_the_room_by_priority(priorities: tuple[int, ...]) -> Non
     world = World(100)
     for priority in priorities:
         Made(world, priority=priority)
-    for station in world.stations:
+    for consumer in world.consumers:
         for _ in range(3000):
-            station.line.append(random.uniform(0.5, 1.5))
-        station.look()
+            consumer.line.append(random.uniform(0.5, 1.5))
+        consumer.look()
     for second in range(5, 20):
         world.run(until=second)
-        for station, held in zip(world.stations, holders(world), strict=True):
-            assert abs(held - 100 * station.priority / sum(priorities)) <= len(priorities) + 2
+        for consumer, held in zip(world.consumers, holders(world), strict=True):
+            assert abs(held - 100 * consumer.share.priority / sum(priorities)) <= len(priorities) + 2
         assert sum(holders(world)) >= 100 - 2 * len(priorities)
 
 
@@ -228,9 +212,9 @@ def test_a_queue_that_others_leave_alone_gets_all_the_room_at_once() -> None:
 
 
 def order(world: World, until: float) -> list[int]:
-    """Which station each start was, in order."""
+    """Which consumer each start was, in order."""
     world.run(until=until)
-    starts = [(at, number) for number, station in enumerate(world.stations) for at in station.started]
+    starts = [(at, number) for number, consumer in enumerate(world.consumers) for at in consumer.started]
     return [number for _, number in sorted(starts)]
 
 
@@ -303,15 +287,15 @@ def test_two_queues_of_a_pool_share_its_places() -> None:
 def test_large_runs_are_not_starved_by_small_ones(size: int, others: int, duration: float) -> None:
     world = World(100)
     small = [Made(world, priority=1000) for _ in range(others)]
-    for number, station in enumerate(small):
-        world.after(number * duration / 7, lambda station=station: station.fill(100_000, duration))  # type: ignore[misc]
+    for number, consumer in enumerate(small):
+        world.after(number * duration / 7, lambda consumer=consumer: consumer.fill(100_000, duration))  # type: ignore[misc]
     world.run(until=duration)
     large = Made(world, size=size)
     large.fill(1000, duration)
     share = size / 100 * (1 + others * 10)  # rounds of the room until its turn comes
     world.run(until=world.now + 10 * (share + PATIENCE + 4) * (duration + 2 * TRIP))
     assert len(large.started) >= 2, len(large.started)
-    assert sum(len(station.started) for station in small) > 100
+    assert sum(len(consumer.started) for consumer in small) > 100
 
 
 def test_the_room_is_kept_for_a_large_run_only_when_others_went_ahead_often_enough() -> None:
@@ -326,7 +310,7 @@ def test_the_room_is_kept_for_a_large_run_only_when_others_went_ahead_often_enou
     assert holders(world) == [10, 0]  # what became free was used
     world.run(until=20)
     assert PATIENCE <= len([at for at in small.started[10:] if at < large.started[0]]) <= PATIENCE + 10
-    assert large.overtaken == 0
+    assert large.share.times_bypassed == 0
 
 
 def test_a_large_run_that_waits_for_a_place_in_its_pool_keeps_no_room() -> None:
@@ -368,12 +352,12 @@ STATIONS = st.lists(
 
 
 def play(world: World, made: list[dict[str, Any]], pools: list[Pool]) -> Iterator[tuple[Made, int]]:
-    for station in made:
-        pool = None if station["pool"] is None else pools[station["pool"]]
-        one = Made(world, size=station["size"], priority=station["priority"], limit=station["limit"], pool=pool)
-        for at, n, duration in station["tasks"]:
+    for consumer in made:
+        pool = None if consumer["pool"] is None else pools[consumer["pool"]]
+        one = Made(world, size=consumer["size"], priority=consumer["priority"], limit=consumer["limit"], pool=pool)
+        for at, n, duration in consumer["tasks"]:
             world.after(at, lambda one=one, n=n, duration=duration: one.fill(n, duration))  # type: ignore[misc]
-        yield one, sum(n for _, n, _ in station["tasks"])
+        yield one, sum(n for _, n, _ in consumer["tasks"])
 
 
 @settings(deadline=None, max_examples=60)
@@ -382,11 +366,11 @@ def test_all_tasks_run_and_no_limit_is_broken(
     made: list[dict[str, Any]], concurrency: int, limits: tuple[int, int]
 ) -> None:
     world = World(concurrency)
-    stations = list(play(world, made, [Pool(limit) for limit in limits]))
+    consumers = list(play(world, made, [Pool(limit) for limit in limits]))
     world.run()
-    assert [station.ended for station, _ in stations] == [tasks for _, tasks in stations]
-    assert world.capacity.room == concurrency
-    assert not any(station.wants for station, _ in stations)
+    assert [consumer.ended for consumer, _ in consumers] == [tasks for _, tasks in consumers]
+    assert world.scheduler.room == concurrency
+    assert not any(consumer.request.is_wanted for consumer, _ in consumers)
 
 
 @settings(deadline=None, max_examples=40)
@@ -399,11 +383,11 @@ def test_nor_when_the_concurrency_changes(
     made: list[dict[str, Any]], limits: tuple[int, int], changes: list[tuple[float, int]]
 ) -> None:
     world = World(12)
-    stations = list(play(world, made, [Pool(limit) for limit in limits]))
+    consumers = list(play(world, made, [Pool(limit) for limit in limits]))
     for at, n in changes:
-        world.after(at, lambda n=n: world.capacity.set_concurrency(n))  # type: ignore[misc]
+        world.after(at, lambda n=n: world.scheduler.set_concurrency(n))  # type: ignore[misc]
     world.run()
-    assert [station.ended for station, _ in stations] == [tasks for _, tasks in stations]
+    assert [consumer.ended for consumer, _ in consumers] == [tasks for _, tasks in consumers]
 
 
 # What is refused
@@ -415,8 +399,8 @@ def test_a_run_that_would_never_find_room_is_refused_with_both_numbers() -> None
         Made(world, "big", size=11)
     Made(world, "fits", size=10)
     with pytest.raises(worqr.UsageError, match=r"'fits': a run of size 10 would never.* of this peer is 9 units"):
-        world.capacity.set_concurrency(9)
-    assert world.capacity.concurrency == 10
+        world.scheduler.set_concurrency(9)
+    assert world.scheduler.concurrency == 10
 
 
 def test_auto_takes_what_fits_into_its_most_and_holds_the_largest() -> None:
@@ -424,35 +408,35 @@ def test_auto_takes_what_fits_into_its_most_and_holds_the_largest() -> None:
     with pytest.raises(worqr.UsageError, match=f"size {AUTO_MOST + 1} .*'auto' is at most {AUTO_MOST} units"):
         Made(world, size=AUTO_MOST + 1)
     large = Made(world, size=300)
-    assert world.capacity.concurrency == 300
-    world.capacity.resize(1)
-    assert world.capacity.concurrency == 300
-    world.capacity.remove(large)
-    world.capacity.resize(1)
-    assert world.capacity.concurrency == 1
+    assert world.scheduler.concurrency == 300
+    world.scheduler.resize(1)
+    assert world.scheduler.concurrency == 300
+    world.scheduler.remove(large)
+    world.scheduler.resize(1)
+    assert world.scheduler.concurrency == 1
 
 
 def test_who_came_to_be_too_large_meanwhile_is_refused_when_it_begins() -> None:
     world = World(10)
     late = Made(world, "late", size=10)
-    world.capacity.remove(late)
-    world.capacity.set_concurrency(5)
+    world.scheduler.remove(late)
+    world.scheduler.set_concurrency(5)
     with pytest.raises(worqr.UsageError, match="'late': a run of size 10 .* 5 units"):
-        world.capacity.add(late)
+        world.scheduler.add(late)
 
 
 def test_more_room_is_offered_at_once() -> None:
     world = World(2)
-    station = Made(world)
-    station.fill(10, 1000)
+    consumer = Made(world)
+    consumer.fill(10, 1000)
     world.run(until=1)
-    world.capacity.set_concurrency(7)
+    world.scheduler.set_concurrency(7)
     world.run(until=2)
-    assert len(station.running) == 7
+    assert len(consumer.running) == 7
 
 
 def test_a_number_ends_auto_and_auto_goes_on_from_a_number() -> None:
-    capacity = Capacity("auto")
+    capacity = Scheduler("auto")
     capacity.set_concurrency(70)
     assert (capacity.concurrency, capacity.auto) == (70, False)
     capacity.set_concurrency("auto")
@@ -469,10 +453,10 @@ def test_only_what_units_would_help_is_short_of_them() -> None:
     loop.fill(10, 1)
     world.run(until=0.5)
     assert holders(world) == [2, 4]
-    assert not world.capacity.short  # the one waits for its pool, the other for its own limit
-    world.capacity.set_concurrency(6)
-    assert world.capacity.room == 0
-    assert not world.capacity.short
+    assert not world.scheduler.is_limiting  # the one waits for its pool, the other for its own limit
+    world.scheduler.set_concurrency(6)
+    assert world.scheduler.room == 0
+    assert not world.scheduler.is_limiting
     Made(world).fill(10, 1)
     world.run(until=0.7)
-    assert world.capacity.short
+    assert world.scheduler.is_limiting

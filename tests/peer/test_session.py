@@ -21,9 +21,10 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr import ops
 from worqr.keys import QueueKeys
+from worqr.link import boottime
 from worqr.lua import script
 from worqr.ops import Beat
-from worqr.peer.session import Registration, boottime
+from worqr.peer.registration import Registration
 from worqr.script_call import Call
 
 
@@ -54,7 +55,7 @@ async def test_a_peer_declared_dead_cancels_what_runs_and_comes_back(
             await eventually(mesh.queue(name).running, [])
             counts = (await mesh.queue(name).info()).counts
             assert counts == {"enqueued": 1, "claimed": 2, "stalled": 1, "finished": 1}
-        assert peer._engine.capacity.running == 0
+        assert peer._engine.scheduler.running == 0
         assert peer.health().ready
         nursery.cancel_scope.cancel()
     lost = [record.getMessage() for record in caplog.records if record.getMessage().startswith("worker.lost")]
@@ -64,14 +65,14 @@ async def test_a_peer_declared_dead_cancels_what_runs_and_comes_back(
 
 async def test_only_a_beat_that_was_sent_lately_lets_held_claims_go(mesh: worqr.Mesh) -> None:
     async with mesh.join() as peer:
-        membership, registration = peer._engine.membership, peer._engine.membership.registration
+        membership, registration = peer._engine.session, peer._engine.session.registration
         assert registration is not None
         assert registration.heartbeat is not None
         registration.heartbeat.stop()
         await trio.testing.wait_all_tasks_blocked(0.01)
         begun: list[bool] = []
         alive, now = Beat(alive=True, revived=False, leads=False, waiting=[]), registration.alive_at
-        membership.after_beat(registration, lambda: begun.append(registration.dead))
+        membership.defer_until_beat(registration, lambda: begun.append(registration.dead))
         for too_old in (now - 3, -math.inf):
             registration.alive_at = too_old
             membership._beat(registration, alive)
@@ -201,7 +202,7 @@ async def test_a_queue_that_is_left_while_it_is_entered_again_is_left(
             serving.cancel()
             await trio.testing.wait_all_tasks_blocked(0.05)
             held.release()
-            await until(lambda peer=peer: not peer._engine._stations)  # type: ignore[misc]
+            await until(lambda peer=peer: not peer._engine.consumers)  # type: ignore[misc]
             await until(lambda peer=peer, first=first: peer.id != first and peer.health().ready)  # type: ignore[misc]
             second = peer.id
             await eventually(lambda: lasting(server, prefix), [])
@@ -254,7 +255,7 @@ async def test_a_cancel_that_meets_a_dying_owner_holds(mesh: worqr.Mesh, server:
         await until(lambda: peer.id not in {first, ""})
         await eventually(q.running, [])
         slow.set()
-        await until(lambda: peer._engine.capacity.running == 0)
+        await until(lambda: peer._engine.scheduler.running == 0)
         assert (await q.info()).counts == {"enqueued": 1, "claimed": 1, "cancelled": 1}
         assert await q.count() == 0
         assert runs.tasks == [b"a"]

@@ -19,7 +19,7 @@ from tests.support.servers import Server
 from worqr import RefusedByServer
 from worqr.errors import ClaimLost
 from worqr.keys import QueueKeys
-from worqr.peer.session import Registration
+from worqr.peer.registration import Registration
 from worqr.peer.settles import CROWDED, Settles
 
 pytestmark = pytest.mark.one_server
@@ -212,8 +212,8 @@ async def test_a_refused_settle_keeps_its_outcome_over_a_new_connection(
         held.gate.set()
         await until(lambda: refusals(caplog))
         await reconnect(server.client(), mesh)
-        [station] = peer._engine.entered_stations()
-        await until(lambda: station.compared_at == mesh._client.link.connections)
+        [consumer] = peer._engine.consumers.entered()
+        await until(lambda: consumer.admission.checked_on == mesh._client.link.connections)
         assert held.tasks == [b"a"]
         spoil.end()
         if how == "fail":

@@ -23,7 +23,7 @@ from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.lua import script
-from worqr.peer.stuck_handlers import Stuck
+from worqr.peer.stuck_handlers import StuckHandlerMonitor
 
 pytestmark = pytest.mark.one_server
 
@@ -97,18 +97,18 @@ elsewhere = pytest.mark.parametrize("place", ["thread", "asyncio"])
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A handler counts as stuck after 0.2 s."""
-    made = Stuck.__init__
+    made = StuckHandlerMonitor.__init__
 
-    def hurried(stuck: Stuck, *args: Any, **kwargs: Any) -> None:
+    def hurried(stuck: StuckHandlerMonitor, *args: Any, **kwargs: Any) -> None:
         made(stuck, *args, **{**kwargs, "after": 0.2})
 
-    monkeypatch.setattr(Stuck, "__init__", hurried)
+    monkeypatch.setattr(StuckHandlerMonitor, "__init__", hurried)
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Handlers are left behind after 1.2 s."""
-    monkeypatch.setattr("worqr.peer.consumer_shutdown.LET_GO", 1.2)
+    monkeypatch.setattr("worqr.peer.consumer_shutdown.DETACH_AFTER", 1.2)
 
 
 def lines(caplog: pytest.LogCaptureFixture, word: str) -> list[str]:
@@ -141,14 +141,14 @@ async def test_a_stuck_handler_is_reported_once_and_its_slot_given_to_another_ta
         assert await q.cancel(b"stuck") == worqr.CancelCount(0, 1, 0)
         await until(lambda: stubborn.tasks == [b"stuck", b"next"])  # although there is room for one
         await eventually(lambda: running(q), 1)  # its claim stays with it
-        await until(lambda: peer._engine.capacity.room == 1)  # a start request may still be under way
+        await until(lambda: peer._engine.scheduler.room == 1)  # a start request may still be under way
         for _ in range(3):
-            peer._engine.stuck.look_once()
+            peer._engine.queues.stuck.look_once()
         stubborn.go.set()
         await eventually(q.running, [])
         await until(lambda: lines(caplog, "task.unstuck"))
         assert (await q.info()).counts == {"enqueued": 2, "claimed": 2, "finished": 1, "cancelled": 1}
-        await until(lambda: (peer.health().running, peer._engine.capacity.room, peer.health().ready) == (0, 1, True))
+        await until(lambda: (peer.health().running, peer._engine.scheduler.room, peer.health().ready) == (0, 1, True))
     (report,) = lines(caplog, "task.stuck")
     assert "queue 'Q1'" in report
     assert f"job {stubborn.contexts[0].id}, attempt 1 of 10" in report
@@ -194,7 +194,7 @@ async def test_a_stuck_handler_whose_claim_was_lost_is_reported_too(
         q, worker = mesh.queue("Q1"), peer.id
         await q.enqueue(b"stuck")
         await until(stubborn.begun.is_set)
-        peer._engine.membership.lost(peer._engine.membership.registration, "as a test has it")  # type: ignore[arg-type]
+        peer._engine.session.lost(peer._engine.session.registration, "as a test has it")  # type: ignore[arg-type]
         await until(lambda: lines(caplog, "task.stuck"))
         assert "(lost)" in lines(caplog, "task.stuck")[0]
         await q.enqueue(b"next")
@@ -349,7 +349,7 @@ async def test_a_peer_whose_block_raises_leaves_without_a_stuck_handler(
 async def test_what_else_ran_goes_back_before_the_stuck_handler_ends(
     mesh: worqr.Mesh, other: worqr.Mesh, stubborn: Stubborn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worqr.peer.consumer_shutdown.LET_GO", 1000)
+    monkeypatch.setattr("worqr.peer.consumer_shutdown.DETACH_AFTER", 1000)
     held = Held()
     async with other.connect():
         q, q2 = other.queue("Q1"), other.queue("Q2")
@@ -477,7 +477,7 @@ async def test_what_was_being_claimed_goes_back_although_the_queue_lingers(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("worqr.peer.consumer_shutdown.LET_GO", 1.2)
+    monkeypatch.setattr("worqr.peer.consumer_shutdown.DETACH_AFTER", 1.2)
     stubborn.raises = KeyError
     async with other.connect(), new_mesh(url=proxy.url).join() as peer:
         q = other.queue("Q1")
@@ -490,7 +490,7 @@ async def test_what_was_being_claimed_goes_back_although_the_queue_lingers(
             await held.wait_executed()
             nursery.cancel_scope.cancel()
             with trio.CancelScope(shield=True):
-                await until(lambda: peer._engine._stations.get("Q1").hurry.is_set())  # type: ignore[union-attr]
+                await until(lambda: peer._engine.consumers.get("Q1").lifecycle.grace_over.is_set())  # type: ignore[union-attr]
             if not late:
                 held.release()
         assert lines(caplog, "task.unending")
@@ -541,7 +541,7 @@ def test_a_process_ends_whatever_sticks_in_its_threads(spawn: Callable[..., Chil
 async def test_a_coroutine_that_swallows_its_cancellation_keeps_the_peer_and_is_reported_now_and_then(
     mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("worqr.peer.consumer_shutdown.LET_GO", 1.05)
+    monkeypatch.setattr("worqr.peer.consumer_shutdown.DETACH_AFTER", 1.05)
     monkeypatch.setattr("worqr.peer.consumer_shutdown.REMIND", 0.1)
     runs, go = Runs(), False
 

@@ -204,8 +204,8 @@ async def test_debug_has_the_beginning_and_the_end_of_each_run(
         await mesh.queue("Q1").dispatch(b"secret", id="x")
         await runs.wait(1)
         await until(lambda: records(caplog, "task.finished"))
-        (station,) = peer._engine.entered_stations()
-        assert station.begun == {}
+        (consumer,) = peer._engine.consumers.entered()
+        assert consumer.begun == {}
     started, finished = records(caplog, "task.started", "task.finished")
     assert started.getMessage() == "task.started: queue 'Q1', job x, attempt 1 of 10"
     assert re.fullmatch(
@@ -230,8 +230,8 @@ async def test_what_does_not_end_well_is_not_remembered(mesh: worqr.Mesh, caplog
         await mesh.queue("Q1").enqueue(b"a")
         await runs.wait(2)
         await until(lambda: records(caplog, "task.finished"))
-        (station,) = peer._engine.entered_stations()
-        assert station.begun == {}
+        (consumer,) = peer._engine.consumers.entered()
+        assert consumer.begun == {}
 
 
 async def test_above_debug_nothing_is_noted_of_what_ends_well(
@@ -242,8 +242,8 @@ async def test_above_debug_nothing_is_noted_of_what_ends_well(
     runs = Runs()
 
     async def handler(task: bytes) -> None:
-        (station,) = peer._engine.entered_stations()
-        noted.append(dict(station.begun))
+        (consumer,) = peer._engine.consumers.entered()
+        noted.append(dict(consumer.begun))
         runs.begin(task)
 
     async with mesh.connect(), serving(mesh, "Q1", handler) as peer:
@@ -274,7 +274,7 @@ async def test_a_thread_that_goes_on_after_its_timeout_is_told_of_at_once_and_ag
     try:
         async with mesh.connect(), serving(mesh, "Q1", convert, timeout=0.2) as peer:
             await mesh.queue("Q1").dispatch(b"a", id="x")
-            peer._engine.stuck.after = 1000.0
+            peer._engine.queues.stuck.after = 1000.0
             await until(lambda: records(caplog, "task.overdue"))
             go.set()
             await until(lambda: records(caplog, "task.finished"))

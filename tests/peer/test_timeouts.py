@@ -43,7 +43,7 @@ async def test_the_third_timeout_is_final(mesh: worqr.Mesh, caplog: pytest.LogCa
         (record,) = await q.failed.list()
         assert (record.reason, record.failures, record.stalls, record.timeouts) == ("timeout", 0, 0, 3)
         assert record.error.type == "Timeout"
-        assert (peer._engine.capacity.running, peer.health().ready) == (0, True)
+        assert (peer._engine.scheduler.running, peer.health().ready) == (0, True)
     said = [r for r in caplog.records if r.getMessage().startswith("task.")]
     assert [(r.__dict__["event"], r.levelname) for r in said] == [
         ("task.timeout", "WARNING"),
@@ -88,7 +88,7 @@ async def test_what_ends_in_time_is_not_touched(mesh: worqr.Mesh) -> None:
         await q.enqueue(*[b"a"] * 50)
         await eventually(lambda: finished(q), 50)
         assert None not in seen
-        assert peer._engine.capacity.running == 0
+        assert peer._engine.scheduler.running == 0
     async with mesh.connect(), serving(mesh, "Q1", handler):
         await q.enqueue(b"b")
         await until(lambda: seen[-1] is None)

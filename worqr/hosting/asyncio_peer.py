@@ -32,7 +32,7 @@ from worqr.validation import KEEP_FAILED, Seconds, seconds
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
     from worqr.peer.lifespans import States
-    from worqr.peer.taking import Claims
+    from worqr.peer.manual_consumer import Claims
     from worqr.policy import RetryPolicy
 
 S = TypeVar("S")
@@ -106,7 +106,7 @@ class AsyncioPeer(Peer):
 
     def set_concurrency(self, n: int | Literal["auto"]) -> None:
         engine = self._engine
-        engine.capacity.check_concurrency(check_concurrency(n))
+        engine.scheduler.check_concurrency(check_concurrency(n))
         self._calls.tell(partial(engine.set_concurrency, n))
 
     def health(self) -> Health:

@@ -200,7 +200,7 @@ class Service:
         peer = self._peer
         if peer is None:
             return "the peer has not joined yet"
-        runs = [f"{len(each.running)} of {each.name!r}" for each in engine_of(peer).entered_stations() if each.running]
+        runs = [f"{len(each.running)} of {each.name!r}" for each in engine_of(peer).consumers.entered() if each.running]
         what = f"still running: {', '.join(runs)}" if runs else "no handler runs any more"
         blocking = engine_of(peer).describe_running()
         return f"{what}; the loop is blocked by {blocking}" if blocking.startswith("handler") else what
@@ -307,7 +307,7 @@ def _check_place() -> None:
 
 def _served(mesh: Mesh[Any], peer: Peer) -> list[Function[..., Any]]:
     """The functions that this peer serves."""
-    queues = {station.queue for station in engine_of(peer).entered_stations()}
+    queues = {consumer.queue for consumer in engine_of(peer).consumers.entered()}
     return [function for name, function in sorted(mesh.functions.items()) if name in queues]
 
 

@@ -1,6 +1,6 @@
-"""Pacing: how a peer with ``concurrency="auto"`` finds its concurrency, once a second.
+"""`AdaptiveConcurrency`: how a peer with ``concurrency="auto"`` finds its concurrency, once a second.
 
-This module has the rule (`Pace`, without a clock or a loop), its samples, and the duty that applies it. The rule, each second:
+`ConcurrencyController` is the rule, without a clock or a loop. The rule, each second:
 
 * *full*: the process needs 90 % of its cores; time that other programs took from it counts as needed. Then 25 % less, but not
   less than the number of cores: fewer units could not use them.
@@ -24,7 +24,7 @@ from typing import Final
 import trio
 
 from worqr.peer.cpu import CpuMeter, usable_cores
-from worqr.peer.scheduler import AUTO_MOST, AUTO_START, Capacity
+from worqr.peer.scheduler import AUTO_MOST, AUTO_START, Scheduler
 
 JUDGE_EVERY: Final = 1.0
 PROBE_EVERY: Final = 0.05
@@ -60,7 +60,7 @@ class Sample:
     short: bool
 
 
-class Pace:
+class ConcurrencyController:
     """The rule: each sample yields the concurrency for the next second.
 
     Attributes:
@@ -96,44 +96,48 @@ class Pace:
         self.concurrency = min(max(self.concurrency, least), AUTO_MOST)
         return self.concurrency
 
+    def adopt(self, concurrency: int) -> None:
+        """The concurrency was changed since the last sample."""
+        self.concurrency = concurrency
+
     def _shrink(self, wanted: float, least: int) -> None:
         self.concurrency = min(self.concurrency, max(int(wanted), least))
 
 
-class Pacer:
-    """The duty of a peer: it measures for a second, decides, and sets the concurrency of `capacity`, while that is "auto"."""
+class AdaptiveConcurrency:
+    """The duty of a peer: it measures for a second, decides, and sets the concurrency of the scheduler, while that is "auto"."""
 
-    def __init__(self, capacity: Capacity) -> None:
-        self._capacity = capacity
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
 
     async def pace_forever(self) -> None:
         """Sleep while the concurrency is a number."""
         while True:
-            await self._capacity.wait_auto()
-            pace = Pace(usable_cores(), self._capacity.concurrency)
-            while self._capacity.auto:
+            await self._scheduler.wait_auto()
+            pace = ConcurrencyController(usable_cores(), self._scheduler.concurrency)
+            while self._scheduler.auto:
                 await self.pace_once(pace)
 
-    async def pace_once(self, pace: Pace) -> None:
+    async def pace_once(self, pace: ConcurrencyController) -> None:
         """Measure for `JUDGE_EVERY` seconds, and decide; first wait until the last decision has taken effect."""
-        capacity = self._capacity
+        scheduler = self._scheduler
         with trio.move_on_after(JUDGE_EVERY):
-            while capacity.used > capacity.concurrency:  # noqa: ASYNC110 - an event would be set by each run
+            while scheduler.used > scheduler.concurrency:  # noqa: ASYNC110 - an event would be set by each run
                 await trio.sleep(PROBE_EVERY)
         seen = await self._watch()
-        if capacity.auto:
-            pace.concurrency = capacity.concurrency  # a large run may have raised it since
-            capacity.resize(pace.judge(seen, capacity.least))
+        if scheduler.auto:
+            pace.adopt(scheduler.concurrency)  # a large run may have raised it since
+            scheduler.resize(pace.judge(seen, scheduler.largest_run))
 
     async def _watch(self) -> Sample:
-        capacity = self._capacity
-        capacity.peak = capacity.used
+        scheduler = self._scheduler
+        scheduler.reset_peak()
         meter = CpuMeter()
         now = trio.current_time()
         end, late, probes, short = now + JUDGE_EVERY, 0.0, 0, False
         while now < end:
-            due = now + (PROBE_EVERY if capacity.peak else IDLE_EVERY)
+            due = now + (PROBE_EVERY if scheduler.peak else IDLE_EVERY)
             await trio.sleep_until(due)
             now = trio.current_time()
-            late, probes, short = late + now - due, probes + 1, short or capacity.short
-        return Sample(meter.wanted(), late / probes, capacity.peak, short)
+            late, probes, short = late + now - due, probes + 1, short or scheduler.is_limiting
+        return Sample(meter.wanted(), late / probes, scheduler.peak, short)

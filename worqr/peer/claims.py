@@ -1,7 +1,7 @@
-"""Claims by hand: the application takes tasks itself, one by one or in batches, and settles each.
+"""`Claim`: a task that an application took by hand, and settles itself.
 
-Only as many tasks are claimed as the application waits for. A claim can be settled once; claims that are not settled when the
-block ends return to the front of the queue, uncounted.
+A claim can be settled once. Where claims come from, and what becomes of those that are not settled, is in
+`worqr.peer.manual_consumer`.
 """
 
 # The private fields of Context are hidden from users, not from its neighbours.
@@ -13,32 +13,58 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import trio
 
 from worqr import ops
-from worqr.errors import ClaimLost, ClaimSettled, Unavailable, UsageError
+from worqr.errors import ClaimLost, ClaimSettled, UsageError
 from worqr.log_events import emit
-from worqr.ops import MAX_ITEMS, Result
-from worqr.peer.consumer import Station
+from worqr.ops import Result
 from worqr.peer.context import Context
-from worqr.peer.desk import Desk, station_of
 from worqr.peer.settles import Make
-from worqr.peer.settling import encode_result, finisher, settle_call
+from worqr.peer.settling import encode_result, settle_call
 from worqr.peer.task_log import log_failure
-from worqr.policy import Failure, Policy, Retry, Verdict, judge
+from worqr.policy import Failure, Retry, Verdict, judge
 from worqr.records import CancelReason
 from worqr.remote_error import told_error
 from worqr.script_call import Call
 from worqr.validation import Seconds
 
 if TYPE_CHECKING:
-    from worqr.keys import QueueKeys
-    from worqr.peer.scheduler import Capacity
-    from worqr.peer.session import Membership, Registration
+    from worqr.peer.consumer import QueueConsumer
+    from worqr.peer.registration import Registration
 
 logger: logging.Logger = logging.getLogger(__name__)
+
+
+class ClaimOwner(Protocol):
+    """What a claim uses of the consumer that made it."""
+
+    @property
+    def max_result(self) -> int:
+        """The most bytes of a result."""
+        ...
+
+    def release(self, claim: Claim) -> None:
+        """The claim is being settled. Raises ClaimSettled or ClaimLost if it may not be."""
+        ...
+
+    def give_back(self, claims: Iterable[Claim]) -> None:
+        """Stop claims without waiting for the reply."""
+        ...
+
+    def withdraw(self, claim: Claim) -> None:
+        """The claim was cancelled: give it back if no call has taken it."""
+        ...
+
+    async def send(self, claims: Sequence[int], make: Make, registration: Registration) -> Any:
+        """Send a settle and wait for the reply."""
+        ...
+
+    async def finish(self, claims: Sequence[Claim], results: Mapping[int, Result] | None = None) -> list[Claim]:
+        """Finish claims; return those that were lost."""
+        ...
 
 
 class Claim(Context):
@@ -51,9 +77,13 @@ class Claim(Context):
 
     __slots__ = ("_cancelled",)
 
-    def __init__(self, station: Station, registration: Registration, fence: int, entry: Any) -> None:
-        super().__init__(station, registration, fence, entry)
+    def __init__(self, consumer: QueueConsumer, registration: Registration, fence: int, entry: Any) -> None:
+        super().__init__(consumer, registration, fence, entry)
         self._cancelled = trio.Event()
+
+    @property
+    def _owner(self) -> ClaimOwner:
+        return cast("ClaimOwner", self._station)
 
     async def finish(self, result: bytes | None = None) -> None:
         """Finish the task: it never runs again.
@@ -69,10 +99,9 @@ class Claim(Context):
         """
         if self._settled:
             raise self._settled_error()
-        hand = station_of(self)
         if result is not None and not isinstance(result, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"a result must be bytes or None, not {type(result).__name__}")
-        lost = await hand.finish([self], {self.fence: encode_result(result, hand.max_result)})
+        lost = await self._owner.finish([self], {self.fence: encode_result(result, self._owner.max_result)})
         if lost:
             raise ClaimLost(f"{self!r} was lost before it was finished: it runs or ran elsewhere")
 
@@ -84,8 +113,8 @@ class Claim(Context):
             ClaimSettled: The claim was settled before.
             Unavailable: The server did not reply within `patience`. The request may have taken effect.
         """
-        station, worker = self._station, self._registration.worker
-        ended = await self._settle(ops.stop_tasks(station.keys, worker, [self.fence]))
+        consumer, worker = self._station, self._registration.worker
+        ended = await self._settle(ops.stop_tasks(consumer.keys, worker, [self.fence]))
         self._check(ended.get(self.fence, "given"), "stopped")
 
     async def retry(
@@ -157,7 +186,7 @@ class Claim(Context):
             elif isinstance(error, Exception):
                 await self._end(error)
             else:
-                station_of(self).give_back([self])
+                self._owner.give_back([self])
                 return False
         except ClaimLost:
             text = "queue %(queue)r, job %(job)s: the task was reassigned to another worker; how it ended here does not count"
@@ -167,23 +196,28 @@ class Claim(Context):
     async def _end(self, error: Exception | None) -> None:
         """Settle as the run of a handler would be settled."""
         if self.cancel_reason == "lost":
-            station_of(self).release(self)
+            self._owner.release(self)
         elif error is not None and self.cancel_reason is None:
             verdict = judge(error, self._policy, self.failures)
             log_failure(self, verdict)
             self._check(await self._settle(settle_call(self, verdict)), "retried")
         elif self.cancel_reason == "leaving":
-            station_of(self).give_back([self])
+            self._owner.give_back([self])
         else:
             await self.finish()
 
     async def _settle(self, call: Call[Any]) -> Any:
         """Send the request that settles this claim. Whatever the outcome, the claim counts as settled from now on."""
-        hand = station_of(self)
-        hand.release(self)
+        self._owner.release(self)
         if self._registration.dead:
             raise ClaimLost(f"{self!r} was lost: its worker was declared dead and the task runs or ran elsewhere")
-        return await hand.send([self.fence], lambda _: call, self._registration)
+        return await self._owner.send([self.fence], lambda _: call, self._registration)
+
+    def _settle_now(self) -> None:
+        """The claim is being settled. A claim that was settled before raises ClaimSettled, or ClaimLost."""
+        if self._settled:
+            raise self._settled_error()
+        self._settled = True
 
     def _settled_error(self) -> ClaimLost | ClaimSettled:
         """The error for a second settle of this claim."""
@@ -200,130 +234,4 @@ class Claim(Context):
     def _cancel(self, reason: CancelReason) -> None:
         super()._cancel(reason)
         self._cancelled.set()
-        hand = station_of(self)
-        if self in hand.desk.ready:  # not taken yet: a stop settles a cancelled claim too
-            hand.desk.ready.remove(self)
-            hand.give_back([self])
-
-
-class HandStation(Station):
-    """A queue whose claims go to `Claims`."""
-
-    def __init__(
-        self,
-        keys: QueueKeys,
-        membership: Membership,
-        capacity: Capacity,
-        policy: Policy,
-        desk: Desk,
-        *,
-        max_result: int,
-        priority: float = 100,
-    ) -> None:
-        super().__init__(keys, membership, capacity, policy, priority=priority)
-        self.max_result: int = max_result
-        self.desk: Desk = desk
-        self._some_ended = trio.Event()
-        desk.stations.append(self)
-
-    @property
-    def reserved(self) -> int:
-        """How many claims it is requesting."""
-        return self._reserved
-
-    def demand(self) -> int:
-        return self.desk.wanted + self._reserved
-
-    def new_context(self, registration: Registration, fence: int, entry: object) -> Context:
-        return Claim(self, registration, fence, entry)
-
-    def take_in(self, contexts: Sequence[Context]) -> None:
-        claims = [context for context in contexts if isinstance(context, Claim)]
-        if self.quiet and not self.desk.is_asked:
-            self.give_back(claims)
-        else:
-            self.desk.put(claims)
-
-    def end_waiting(self) -> None:
-        """Give back claims that were not taken, and wake all calls that wait: no more will come."""
-        self.desk.clear(self)
-
-    async def wait_blocks(self) -> None:
-        """Wait until no claim's own block runs any more."""
-        while any(claim._scope is not None for claim in self.running.values()):
-            self._some_ended = trio.Event()
-            await self._some_ended.wait()
-
-    def ended(self, context: Context) -> None:
-        super().ended(context)
-        self._some_ended.set()
-
-    def release(self, claim: Claim) -> None:
-        """Note that the claim is being settled: it may not be settled again, and its units are free.
-
-        Raises:
-            ClaimLost: it went back when its queue was left.
-            ClaimSettled: it was settled before.
-        """
-        if claim._settled:
-            raise claim._settled_error()
-        claim._settled = True
-        self.ended(claim)
-        self._capacity.offer_soon()
-
-    def give_back(self, claims: Iterable[Claim]) -> None:
-        """Stop claims of one registration without waiting for the reply. While the queue is being left, that gives them back."""
-        stopped = list(claims)
-        for claim in stopped:
-            self.release(claim)
-        alive = [claim.fence for claim in stopped if not claim._registration.dead]
-        if alive and not self.unwinding:
-            registration = stopped[0]._registration
-            self._membership.settles.give_back(self.keys, registration, alive)
-
-    async def send(self, claims: Sequence[int], make: Make, registration: Registration) -> Any:
-        """Send a settle and wait for the reply; repeat it until the server accepts it or the worker id is dead."""
-        done = trio.Event()
-        answers: list[tuple[Any, Exception | None]] = []
-
-        def deliver(value: Any, failure: Exception | None) -> None:
-            answers.append((value, failure))
-            done.set()
-
-        self._membership.settles.send(self.keys, registration, claims, make, deliver)
-        patience = self._membership.link.settings.patience
-        with trio.move_on_after(patience):
-            await done.wait()
-        if not answers:
-            raise Unavailable(f"no answer within {patience:g} s; it will be sent until there is one", sent=None)
-        value, failure = answers[0]
-        if failure is not None:
-            raise failure
-        return value
-
-    async def finish(self, claims: Sequence[Claim], results: Mapping[int, Result] | None = None) -> list[Claim]:
-        """Finish claims; return those that were lost."""
-        lost = [claim for claim in claims if claim._settled]
-        alive: dict[Registration, list[Claim]] = {}
-        for claim in claims:
-            if claim._settled:
-                continue
-            self.release(claim)
-            if claim._registration.dead:
-                lost.append(claim)
-            else:
-                alive.setdefault(claim._registration, []).append(claim)
-        for registration, held in alive.items():
-            for start in range(0, len(held), MAX_ITEMS):
-                lost += await self._finish_some(registration, held[start : start + MAX_ITEMS], results)
-        return lost
-
-    async def _finish_some(
-        self, registration: Registration, claims: Sequence[Claim], results: Mapping[int, Result] | None
-    ) -> list[Claim]:
-        make = finisher(self, registration, results or {})
-        try:
-            ended = await self.send([claim.fence for claim in claims], make, registration)
-        except ClaimLost:
-            return list(claims)
-        return [claim for claim in claims if ended.get(claim.fence) == "lost"]
+        self._owner.withdraw(self)

@@ -1,9 +1,8 @@
-"""Claiming: a `Station` connects a peer with one queue. It requests tasks when units are free, and hands them to handlers.
+"""Consumers: a `QueueConsumer` requests the tasks of one queue for a peer when units are free, and hands them to handlers.
 
-Each queue has one start request at a time; its units are reserved while it is under way. A station *wants* (should request as
-soon as units are free) from the moment something indicates tasks: it joined, was woken, scanned or resubscribed, or the last
-reply left tasks behind. It stops wanting when a reply comes back short: the same script has then registered the worker as
-waiting. A wake-up during a request is remembered; a wake-up without a free unit is passed on to another worker.
+Each queue has one start request at a time; its units are reserved while it is under way (see `ClaimRequest`). A reason to request
+is anything that indicates tasks: the queue was entered, a wake-up or a scan named it, its channels were subscribed again, or the
+last reply left tasks behind. A wake-up without a free unit is forwarded to another worker.
 
 A reply is used only while our last acknowledged heartbeat is younger than the keepalive. A process that was frozen may wake up
 with claims that were reassigned meanwhile.
@@ -18,28 +17,28 @@ import logging
 from collections.abc import Callable, Sequence
 from contextvars import Context as Variables
 from contextvars import copy_context
+from dataclasses import dataclass
 from math import inf
-from time import monotonic
-from typing import TYPE_CHECKING
-
-import trio
+from typing import Protocol
 
 from worqr import ops
 from worqr.errors import ClaimLost
 from worqr.keys import QueueKeys
+from worqr.link import Link
 from worqr.log_events import emit
 from worqr.ops import MAX_ITEMS, Started
+from worqr.peer.admission import Admission
+from worqr.peer.claim_request import ClaimRequest
 from worqr.peer.context import Context
+from worqr.peer.lifecycle import Lifecycle, Phase
+from worqr.peer.registration import Registration
 from worqr.peer.running import Handler
-from worqr.peer.scheduler import BRIEF, Capacity, Pool
+from worqr.peer.scheduler import Scheduler, Share
+from worqr.peer.settles import Settles
 from worqr.peer.task_log import Began, note_started
 from worqr.peer.task_log import logger as task_log
 from worqr.policy import Policy
 from worqr.records import CancelReason
-
-if TYPE_CHECKING:
-    from worqr.link import Subscription
-    from worqr.peer.session import Membership, Registration
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -65,67 +64,66 @@ def policies_over(policy: Policy) -> Callable[[PolicyFields], Policy]:
     return with_own
 
 
-class Station:
-    """One queue that this peer serves, or one shard of it. Subclasses define how many claims they want, and handle the claims.
+class WorkerSession(Protocol):
+    """What consumers use of the session of their peer."""
 
-    Set once: `keys`, `policy`, `variables`, `handler`, and the values that `Capacity` shares units out by: `size`, `priority`,
-    `pool`; `limit`, which is the handler's own, and which all shards of its queue share.
-    Changed by `Capacity`: `turn`, `overtaken`. Changed only in the loop: everything else. `workers_waiting` is how many workers
-    waited for tasks of this queue when this one began to wait; infinity: the queue is paused.
+    def beat_is_fresh(self) -> bool:
+        """Return True while no leader can have declared this worker dead."""
+        ...
+
+    def defer_until_beat(self, registration: Registration, go_on: Callable[[], None]) -> None:
+        """Call `go_on` when a heartbeat has shown whether this worker is registered."""
+        ...
+
+    def lost(self, registration: Registration, why: str) -> None:
+        """The registration is over."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerServices:
+    """What all consumers of a peer use. `recheck` asks the server which claims of a consumer are cancelled, and which are strays;
+    the last two are called from any thread.
     """
 
+    link: Link
+    session: WorkerSession
+    settles: Settles
+    scheduler: Scheduler
+    recheck: Callable[[QueueConsumer], None]
+    report_progress: Callable[[Context], None]
+    extend_deadline: Callable[[Context, float], None]
+
+
+class QueueConsumer:
+    """One queue that this peer serves, or one shard of it. Subclasses define how many claims they want, and accept the claims.
+
+    Its state is divided by owner: `lifecycle` has the phase, with a table of what each phase allows; `request` the start request,
+    with a table too; `admission` the worker id under which the queue is served; `share`, which only the scheduler writes, the
+    units. `running` has the claims that it holds. Changed only in the loop.
+    """
+
+    claim_type = Context
     handler: Handler
     begun: dict[int, Began]
-    state: object = None
-    turn: float = 0.0
-    overtaken: int = 0
-    brief: bool = False
-    looks_for_strays: bool = False
-    compared_at: int = 0
-    mapped_at: int = 0
-    workers_waiting: float = 0
 
     def __init__(
-        self,
-        keys: QueueKeys,
-        membership: Membership,
-        capacity: Capacity,
-        policy: Policy,
-        *,
-        size: int = 1,
-        priority: float = 100,
-        pool: Pool | None = None,
-        limit: Pool | None = None,
+        self, keys: QueueKeys, services: ConsumerServices, policy: Policy, share: Share, state: object = None
     ) -> None:
-        """Raise UsageError if a run of `size` units would never fit."""
-        capacity.check_fits(keys.shown, size)
-        self.size: int = size
-        self.priority: float = priority
-        self.pool: Pool | None = pool
-        self.limit: Pool | None = limit
+        """Raise UsageError if a run of that size would never fit."""
+        services.scheduler.check_fits(keys.shown, share.size)
         self.keys: QueueKeys = keys
         self.policy: Policy = policy
-        self.variables: Variables = copy_context()
-        self.registration: Registration | None = None
-        self.subscription: Subscription | None = None
-        self.running: dict[int, Context] = {}
-        self.turned_away: list[int] = []
-        self.entered = self.in_fence = self.quiet = False
-        self.hinted: bool = False
-        self.listening = False
-        self.unwinding = False
-        self.entering: trio.CancelScope = trio.CancelScope()
-        self.left: trio.Event = trio.Event()
-        self.idle: trio.Event = trio.Event()
-        self.hurry: trio.Event = trio.Event()
-        self._membership = membership
-        self._capacity = capacity
         self.policy_with: Callable[[PolicyFields], Policy] = policies_over(policy)
-        self._wants = self._again = self._in_flight = False
-        self.owes: bool = False
-        self._reserved = 0
-        self._busy_since = 0.0
-        self._given_away: dict[int, bool] = {}
+        self.variables: Variables = copy_context()
+        self.state: object = state
+        self.running: dict[int, Context] = {}
+        self.share: Share = share
+        self.request: ClaimRequest = ClaimRequest()
+        self.admission: Admission = Admission()
+        self.lifecycle: Lifecycle = Lifecycle()
+        self._scheduler = services.scheduler
+        self._services = services
 
     @property
     def name(self) -> str:
@@ -143,166 +141,141 @@ class Station:
         return self.keys.mark
 
     @property
-    def asking(self) -> bool:
-        """A start request is under way."""
-        return self._in_flight
+    def registration(self) -> Registration | None:
+        """The registration under which it serves the queue."""
+        return self.admission.registration
 
     @property
-    def held(self) -> int:
-        """How many claims hold or reserve units; a stuck run whose slot was given away does not count."""
-        return len(self.running) - len(self._given_away) + self._reserved
+    def scheduler(self) -> Scheduler:
+        """The scheduler of its peer."""
+        return self._scheduler
 
-    def demand(self) -> int:
-        """How many claims the consumer could take now, regardless of free units."""
+    def capacity_wanted(self) -> int:
+        """How many claims it could take now, regardless of free units."""
         raise NotImplementedError
 
-    def more(self) -> int:
+    def wanted(self) -> int:
         """How many more claims it would take if units were free, beyond those requested; 0: it has no reason to request."""
-        if not self._wants or self.quiet or not self._live() or self.name in self._membership.settles.crowded:
+        request = self.request
+        if not request.is_wanted or self.lifecycle.phase >= Phase.DRAINING or not self.admission.is_live:
             return 0
-        return min(self.demand(), MAX_ITEMS) - self._reserved
+        crowded = self._services.settles.crowded
+        if crowded and self.keys.name in crowded:
+            return 0
+        return min(self.capacity_wanted(), MAX_ITEMS) - request.reserved
 
-    def take_in(self, contexts: Sequence[Context]) -> None:
+    def accept(self, contexts: Sequence[Context]) -> None:
         """Accept new claims: run them, or pass them to a call that waits."""
         raise NotImplementedError
 
     # Reasons to request tasks
 
-    def look(self) -> None:
+    def request_soon(self) -> None:
         """There may be tasks: joined, woken up, resubscribed, or found by a scan."""
-        if self.quiet:
+        if self.lifecycle.phase >= Phase.DRAINING:
             return
-        if not self._wants:
-            self._wants = True
-            self._capacity.begin_wanting(self)
-        if self._in_flight:
-            self._again = True
-        else:
-            self.claim()
+        request = self.request
+        if request.want():
+            self._scheduler.begin_wanting(self.share)
+        if not request.in_flight:
+            self._scheduler.dispatch()
 
-    def wake(self) -> None:
-        """Handle a wake-up. It counts as pending until a start request has been sent: the free units may be gone by then, because
-        another queue took them, or because the peer is leaving. Then it is passed on to the next waiting worker.
+    def on_wakeup(self) -> None:
+        """Handle a wake-up. It is pending until a start request has been sent: the free units may be gone by then, because
+        another queue took them, or because the peer is leaving. Then it is forwarded to the next waiting worker.
         """
-        self.owes = True
-        self.look()
-        self.pass_on()
+        self.request.wake()
+        self.request_soon()
+        self.forward_wakeup()
 
-    def pass_on(self) -> None:
-        """Pass on a wake-up for which no unit is free: the free units were offered just now."""
-        if self.owes and not self._in_flight and self._live():
-            self.ask(0)
+    def forward_wakeup(self) -> None:
+        """Forward a wake-up for which no unit is free: the free units were offered just now."""
+        if self.request.wakeup_pending and not self.request.in_flight and self.admission.is_live:
+            self.send_request(0)
 
     # Requesting tasks
 
-    def _live(self) -> bool:
-        return self.in_fence and self.registration is not None and not self.registration.dead
-
-    def claim(self) -> None:
-        """Request as many tasks as fit, if there is a reason to, and if it is our turn."""
-        self._capacity.offer()
-
-    def ask(self, wanted: int) -> None:
-        """Request `wanted` tasks, and reserve their units from now on; 0: request none, which passes a wake-up on."""
-        registration = self.registration
+    def send_request(self, wanted: int) -> None:
+        """Request `wanted` tasks, and reserve their units from now on; 0: request none, which forwards a wake-up."""
+        registration = self.admission.registration
         assert registration is not None
-        self._in_flight = True
-        self._again = self.owes = False
-        self._reserve(wanted)
+        self.request.send(wanted)
+        if wanted:
+            self._scheduler.reserve(self.share, wanted)
         call = ops.start_tasks(self.keys, registration.worker, registration.next_number(), wanted)
 
         def answered(started: Started | None, failure: Exception | None) -> None:
             self._answered(registration, started, failure)
 
-        self._membership.link.post(call, answered, owner=registration)
-
-    def _reserve(self, wanted: int) -> None:
-        """`n` claims are being requested now; 0: none any more."""
-        more, self._reserved = wanted - self._reserved, wanted
-        self._capacity.reserve(more * self.size)
-        if self.pool is not None:
-            self.pool.taken += more
-        if self.limit is not None:
-            self.limit.taken += more
-
-    def _take(self, n: int) -> None:
-        """`n` claims are held from now on."""
-        if not self.running:
-            self._busy_since = monotonic()
-        self.brief = False
-        units = n * self.size
-        self.turn += units / self.priority
-        self._capacity.take(units)
-        if self.pool is not None:
-            self.pool.taken += n
-        if self.limit is not None:
-            self.limit.taken += n
+        self._services.link.post(call, answered, owner=registration)
 
     def _answered(self, registration: Registration, started: Started | None, failure: Exception | None) -> None:
         """Use the reply now, or when the next heartbeat confirms that we are registered."""
-        if started is not None and started.entries and not self._membership.beat_is_fresh():
-            self._membership.after_beat(registration, lambda: self._started(registration, started, failure))
+        session = self._services.session
+        if started is not None and started.entries and not session.beat_is_fresh():
+            session.defer_until_beat(registration, lambda: self._started(registration, started, failure))
         else:
             self._started(registration, started, failure)
 
     def _started(self, registration: Registration, started: Started | None, failure: Exception | None) -> None:
-        self._in_flight = False
-        wanted = self._reserved
-        self._reserve(0)
-        self.idle.set()
-        if registration.dead or registration is not self.registration or self.hurry.is_set():
-            if started is not None and not registration.dead:  # it returns with the queue, or alone if that was left
-                came = range(started.first, started.first + len(started.entries))
-                if self.left.is_set():
-                    self._membership.settles.give_back(self.keys, registration, came)
-                else:
-                    self.turned_away += came
-            self._capacity.offer()
+        request = self.request
+        if request.reserved:
+            self._scheduler.reserve(self.share, -request.reserved)
+        self.lifecycle.idle.set()
+        if (
+            registration.dead
+            or registration is not self.admission.registration
+            or self.lifecycle.phase >= Phase.STOPPING
+        ):
+            request.discarded()
+            if started is not None and not registration.dead:
+                self._reject(registration, range(started.first, started.first + len(started.entries)))
+        elif started is None:
+            request.refused()
+            if not isinstance(failure, ClaimLost):
+                emit(logger, "start_tasks", REFUSED, queue=self.queue, error=str(failure))
+        elif started.word == "not_serving":
+            request.discarded()
+            self._services.session.lost(registration, f"it was removed from the workers of queue {self.queue!r}")
             return
-        if started is None:
-            self._refused(failure)
-            return
-        if started.word == "not_serving":
-            self._membership.lost(registration, f"it was removed from the workers of queue {self.queue!r}")
-            return
-        self.workers_waiting = inf if started.word == "paused" else started.hungry
-        if wanted:
-            self._wants = self._again or started.word in {"ok", "late"}
+        else:
+            self._use(registration, started)
+        self._scheduler.dispatch()
+
+    def _reject(self, registration: Registration, claims: range) -> None:
+        """Claims that arrive too late return with the queue, or alone if that was left."""
+        if self.lifecycle.left.is_set():
+            self._services.settles.give_back(self.keys, registration, claims)
+        else:
+            self.lifecycle.reject(claims)
+
+    def _use(self, registration: Registration, started: Started) -> None:
+        """Hold the claims of a reply, and run them."""
+        word = started.word
+        self.request.replied(word in {"ok", "late"}, inf if word == "paused" else started.hungry)
+        make = self.claim_type
         contexts = [
-            self.new_context(registration, started.first + i, entry)
+            make(self, registration, started.first + i, entry)
             for i, entry in enumerate(started.entries)
             if entry is not None
         ]
         if contexts:
-            self._take(len(contexts))
+            self._scheduler.take(self.share, len(contexts), first=not self.running)
             for context in contexts:
                 self.running[context.fence] = context
-            self.take_in(contexts)
-        if self.hinted:
-            self.hinted = False
-            self._membership.check_marks(self)
-        self._capacity.offer()
-
-    def new_context(self, registration: Registration, fence: int, entry: object) -> Context:
-        """One claim in the form that its consumer takes."""
-        return Context(self, registration, fence, entry)
-
-    def _refused(self, failure: Exception | None) -> None:
-        """The server refused the request (for a key of a wrong type, for example); the next scan tries again."""
-        self._wants = False
-        if not isinstance(failure, ClaimLost):
-            emit(logger, "start_tasks", REFUSED, queue=self.queue, error=str(failure))
-        self._capacity.offer()
+            self.accept(contexts)
+        if self.request.take_recheck():
+            self._services.recheck(self)
 
     # Running tasks
 
     def says(self, context: Context) -> None:
         """A run reported its progress; from any thread."""
-        self._membership.says(context)
+        self._services.report_progress(context)
 
     def extends(self, context: Context, seconds: float) -> None:
         """A run asks for a deadline `seconds` from now; from any thread."""
-        self._membership.extends(context, seconds)
+        self._services.extend_deadline(context, seconds)
 
     # Ending
 
@@ -310,78 +283,57 @@ class Station:
         """The claim was settled or lost: its units are free, unless they were given away before."""
         if self.running.pop(context.fence, None) is None:
             return
-        place_given = self._given_away.pop(context.fence, None) if self._given_away else None
-        if place_given is None:
-            self._capacity.used -= self.size
-            if self.limit is not None:
-                self.limit.taken -= 1
-        if self.pool is not None and not place_given:
-            self.pool.taken -= 1
-        if not self.running:
-            self.brief = monotonic() - self._busy_since < BRIEF
-            self.idle.set()
+        last = not self.running
+        self._scheduler.release(self.share, context.fence, last)
+        if last:
+            self.lifecycle.idle.set()
 
-    def give_slot_away(self, context: Context, *, place: bool = False) -> None:
+    def release_slot_of_stuck_run(self, context: Context, *, place: bool = False) -> None:
         """Give the units of a stuck run, and its place under the handler's limit, to other runs. May be called twice.
 
         The claim stays. `ended` must still be called for it, and then frees only what is left.
 
         Args:
-            context: a run of this station; a run that has ended is ignored.
+            context: a run of this consumer; a run that has ended is ignored.
             place: free its place in the pool too; only if the thread or process of that place is really free again.
         """
-        fence = context.fence
-        if fence not in self.running:
-            return
-        if fence not in self._given_away:
-            self._given_away[fence] = False
-            self._capacity.used -= self.size
-            if self.limit is not None:
-                self.limit.taken -= 1
-        if place and not self._given_away[fence]:
-            self._given_away[fence] = True
-            if self.pool is not None:
-                self.pool.taken -= 1
-        self._capacity.offer_soon()
+        if context.fence in self.running:
+            self._scheduler.release_early(self.share, context.fence, place=place)
 
     def cancel_running(self, reason: CancelReason) -> None:
-        """Cancel all runs of this station."""
+        """Cancel all runs of this consumer."""
         for context in tuple(self.running.values()):
             context._cancel(reason)
 
     async def wait_idle(self) -> None:
-        """Wait until nothing runs here, nor will: a reply that arrives while we hurry is not used."""
-        while self.running or (self._in_flight and not self.hurry.is_set()):
-            self.idle = trio.Event()
-            await self.idle.wait()
+        """Wait until nothing runs here, nor will: a reply that arrives after the grace is not used."""
+        while self.running or (self.request.in_flight and not self.lifecycle.grace_over.is_set()):
+            await self.lifecycle.wait_idle()
 
 
-class HandlerStation(Station):
-    """A queue whose tasks run in slots."""
+class HandlerConsumer(QueueConsumer):
+    """A queue whose tasks run in slots. `begun` is filled while DEBUG is logged."""
 
     def __init__(
         self,
         keys: QueueKeys,
-        membership: Membership,
-        capacity: Capacity,
+        services: ConsumerServices,
         policy: Policy,
+        share: Share,
         handler: Handler,
-        limit: Pool | None,
         run: Callable[[Context], None],
-        *,
-        size: int = 1,
-        priority: float = 100,
-        pool: Pool | None = None,
+        state: object = None,
     ) -> None:
-        super().__init__(keys, membership, capacity, policy, size=size, priority=priority, pool=pool, limit=limit)
-        self.handler = handler
-        self.begun: dict[int, Began] = {}  # filled while DEBUG is logged
+        super().__init__(keys, services, policy, share, state)
+        self.handler: Handler = handler
+        self.begun: dict[int, Began] = {}
         self._run = run
 
-    def demand(self) -> int:
-        return MAX_ITEMS if self.limit is None else self.limit.room + self._reserved
+    def capacity_wanted(self) -> int:
+        limit = self.share.limit
+        return MAX_ITEMS if limit is None else limit.room + self.request.reserved
 
-    def take_in(self, contexts: Sequence[Context]) -> None:
+    def accept(self, contexts: Sequence[Context]) -> None:
         if task_log.isEnabledFor(logging.DEBUG):
             note_started(contexts)
         for context in contexts:

@@ -1,115 +1,92 @@
-"""The queues that a peer serves now. `stationed` enters one for the length of a block; the worker id may change meanwhile."""
+"""`ActiveConsumers`: the consumers of one peer, by the names of their queues.
+
+Here: which consumers there are, and in which phase. Not here: entering queues (`entrance`), and leaving them
+(`consumer_shutdown`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 import trio
 
-from worqr.errors import ClaimLost, UsageError
-from worqr.keys import QueueKeys
-from worqr.peer.consumer_shutdown import Leaving
-from worqr.peer.scheduler import Capacity
-
-if TYPE_CHECKING:
-    from worqr.peer.consumer import Station
-    from worqr.peer.session import Membership
-    from worqr.peer.settings import PeerSettings
+from worqr.peer.consumer import QueueConsumer
 
 
-class Stations:
-    """The stations of one peer, by the names of their queues; a queue of several shards has one for each. `closed`: the peer
-    leaves. Changed only in the loop.
+class ActiveConsumers:
+    """The consumers of one peer; a queue of several shards has one for each. Changed only in the loop.
+
+    Attributes:
+        closed: the peer leaves: it enters no more queues.
+        used: set once a queue was served.
     """
 
-    def __init__(self, settings: PeerSettings, membership: Membership, capacity: Capacity, leaver: Leaving) -> None:
+    def __init__(self) -> None:
         self.closed: bool = False
-        self._prefix = settings.prefix
-        self._sharding = settings.sharding
-        self.membership: Membership = membership
-        self.capacity: Capacity = capacity
-        self._leaver = leaver
-        self._by_name: dict[str, Station] = {}
         self.used: trio.Event = trio.Event()
-        """A queue is, or was, served."""
+        self._by_name: dict[str, QueueConsumer] = {}
+        self._detached: list[QueueConsumer] = []
 
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def __iter__(self) -> Iterator[Station]:
-        """Iterate over a copy: stations are added and removed."""
+    def __iter__(self) -> Iterator[QueueConsumer]:
+        """Iterate over a copy: consumers are added and removed."""
         return iter(tuple(self._by_name.values()))
 
-    def get(self, queue: str) -> Station | None:
-        """The station of `queue`, if it is served here."""
-        return self._by_name.get(queue)
+    def names(self) -> list[str]:
+        """The names of all queues that are served, also of those that are still being entered."""
+        return list(self._by_name)
 
-    async def check_free(self, queue: str) -> tuple[QueueKeys, ...]:
-        """The keys of all shards of `queue`; UsageError if the peer cannot serve it, or does already."""
-        keys = QueueKeys.of(self._prefix, queue)
-        shards = (keys,) if self._sharding is None else await self._sharding.of(keys)
-        if self.closed:
-            raise UsageError(f"queue {queue!r}: this peer has left the mesh; join again for another one")
-        if any(keys.name in self._by_name for keys in shards):
-            raise UsageError(
-                f"queue {queue!r} is served by this peer already; use one handler with a higher concurrency"
-            )
-        return shards
+    def get(self, name: str) -> QueueConsumer | None:
+        """The consumer of this queue, if it is served here."""
+        return self._by_name.get(name)
 
-    @asynccontextmanager
-    async def stationed(self, stations: Sequence[Station]) -> AsyncGenerator[None]:
-        """Serve a queue, all shards of it, for the length of a block."""
-        here: list[Station] = []
-        try:
-            for station in stations:
-                self.capacity.add(station)
-                self._by_name[station.name] = station
-                here.append(station)
-            self.used.set()
-            if self.closed:  # the peer was drained after `check_free`, while it entered another queue
-                for station in here:
-                    self._leaver.begin(station, 0)
-            await self._enter_all(stations)
-            yield
-        finally:
-            with trio.CancelScope(shield=True):
-                for station in here:
-                    station.hurry.set()
-                    self._leaver.begin(station, 0)
-                for station in here:
-                    await station.left.wait()
-                    self.capacity.remove(station)
-                    del self._by_name[station.name]
+    def close(self) -> None:
+        """The peer leaves."""
+        self.closed = True
 
-    async def _enter_all(self, stations: Sequence[Station]) -> None:
-        """Enter them all at once; raise the first error, if there is one."""
-        errors: list[Exception] = []
+    def add(self, consumer: QueueConsumer) -> None:
+        """The queue of this consumer is served from now on."""
+        self._by_name[consumer.name] = consumer
 
-        async def enter(station: Station) -> None:
-            try:
-                with station.entering:  # cancelled when the peer leaves meanwhile
-                    await self._enter(station)
-            except Exception as error:
-                errors.append(error)
-                nursery.cancel_scope.cancel()
+    def remove(self, consumer: QueueConsumer) -> None:
+        """The queue of this consumer was left."""
+        del self._by_name[consumer.name]
 
-        if len(stations) == 1:
-            with stations[0].entering:
-                await self._enter(stations[0])
-            return
-        async with trio.open_nursery() as nursery:
-            for station in stations:
-                nursery.start_soon(enter, station)
-        if errors:
-            raise errors[0]
+    def detach(self, consumer: QueueConsumer) -> None:
+        """The queue of this consumer counts as left, except for runs that were left behind and have not ended."""
+        self._detached.append(consumer)
 
-    async def _enter(self, station: Station) -> None:
-        while True:
-            registration = await self.membership.registered()
-            try:
-                await self.membership.enter(station, registration)
-            except ClaimLost:
-                continue
-            return
+    def forget_detached(self, consumer: QueueConsumer) -> None:
+        """The last run that was left behind has ended."""
+        self._detached.remove(consumer)
+
+    @property
+    def detached(self) -> Sequence[QueueConsumer]:
+        """The consumers whose queues were left except for some runs."""
+        return tuple(self._detached)
+
+    def entered(self) -> list[QueueConsumer]:
+        """The consumers whose queues are served now."""
+        return [each for each in self if each.admission.was_admitted and not each.lifecycle.left.is_set()]
+
+    def held(self) -> list[QueueConsumer]:
+        """The consumers whose queues are served now, and those where runs were left behind."""
+        return [*self.entered(), *self._detached]
+
+    def of(self, name: str) -> list[QueueConsumer]:
+        """All consumers of this queue: the one that serves it, and those where runs were left behind."""
+        return [consumer for consumer in (*self, *self._detached) if consumer.name == name]
+
+    def is_served_anew(self, consumer: QueueConsumer) -> bool:
+        """Return True if another consumer serves the queue that this one has left.
+
+        Both hear each wake-up, but only one may request tasks. In case a reply is lost and its request is repeated, the server
+        keeps the reply to the worker's last request, and no other.
+        """
+        return self._by_name.get(consumer.name) not in {None, consumer}
+
+    def is_shared(self, consumer: QueueConsumer) -> bool:
+        """Return True if another consumer of this peer has the same queue: it is served again, or runs were left behind there."""
+        return any(other is not consumer for other in self.of(consumer.name))

@@ -23,9 +23,9 @@ from worqr.validation import Seconds, clean_text, from_ms
 from worqr.validation import seconds as seconds_of
 
 if TYPE_CHECKING:
-    from worqr.peer.consumer import Station
+    from worqr.peer.consumer import QueueConsumer
     from worqr.peer.elsewhere import Elsewhere
-    from worqr.peer.session import Registration
+    from worqr.peer.registration import Registration
 
 
 _POLICY_FIELDS: Final = frozenset(name.encode() for name in POLICY_FIELDS)
@@ -54,7 +54,7 @@ class Context:
         "_elsewhere",
     )
 
-    def __init__(self, station: Station, registration: Registration, fence: int, entry: Any) -> None:
+    def __init__(self, station: QueueConsumer, registration: Registration, fence: int, entry: Any) -> None:
         self.fence = fence
         self.cancel_reason: CancelReason | None = None
         self._station = station

@@ -21,7 +21,7 @@ from worqr.log_events import emit
 from worqr.ops.replies import in_pieces
 from worqr.peer.complaints import Complaints
 from worqr.peer.in_step import next_step
-from worqr.peer.session import Registration
+from worqr.peer.registration import Registration
 
 if TYPE_CHECKING:
     from worqr.peer.engine import Engine
@@ -53,7 +53,7 @@ class Declarer:
         """Store the schedules that were not declared yet; they replace schedules of the same names."""
         new = [definition for name, definition in self._declared.items() if name not in self._told]
         self._tell_again = trio.current_time() + REDECLARE
-        self._told_as = self._engine.membership.registration
+        self._told_as = self._engine.session.registration
         if new:
             await self._store(new, replace=True)
             self._told.update(definition.name for definition in new)
@@ -83,11 +83,11 @@ class Declarer:
             await self.declare()
         if not self._told:
             return
-        lost = self._told_as is not self._engine.membership.registration
+        lost = self._told_as is not self._engine.session.registration
         if lost or trio.current_time() >= self._tell_again:
             await self._renew()
             self._tell_again = trio.current_time() + REDECLARE
-            self._told_as = self._engine.membership.registration
+            self._told_as = self._engine.session.registration
 
     async def _store(self, definitions: list[Definition], *, replace: bool) -> None:
         pages = in_pieces(

@@ -6,7 +6,7 @@ server refuses are repeated here, with growing pauses. If the registration is de
 
 Invariant: stop_work gives back *all* claims that the worker holds on a queue. So nothing may be claimed there between the
 first stop_work of a departure and the reply to its last one. `enter` waits for the departure of the same queue before it sends
-start_work (see `wait_gone`). A station begins no departure while another one of this peer serves the queue, or while runs were
+start_work (see `wait_gone`). A consumer begins no departure while another one of this peer serves the queue, or while runs were
 left behind there: its claims go back one by one, by their ids.
 
 Settles come first: stop_work is sent when the server has replied to every settle of the queue. Otherwise a finished task could
@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import trio
 
@@ -29,12 +29,9 @@ from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.peer.complaints import Complaints
+from worqr.peer.registration import Registration
 from worqr.peer.settles import FIRST_PAUSE, LONGEST_PAUSE, Settles
 from worqr.script_call import Call
-
-if TYPE_CHECKING:
-    from worqr.peer.consumer import Station
-    from worqr.peer.session import Registration
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -57,6 +54,14 @@ class Departure:
         self.answers: int = 0
         self.refused: Exception | None = None
 
+    def answered(self) -> None:
+        """The server has replied."""
+        self.answers += 1
+
+    def refuse(self, failure: Exception | None) -> None:
+        """The server refuses the request."""
+        self.refused = failure
+
 
 class Departures:
     """The departures of one peer that are under way. Changed only in the loop."""
@@ -71,12 +76,12 @@ class Departures:
         self._open: dict[tuple[Registration, str], Departure] = {}
         self._complaints = Complaints(logger)
 
-    def begin(self, station: Station, registration: Registration) -> Departure:
-        """Leave the station's queue, in the engine. If a departure is under way already, return it."""
-        place = registration, station.name
+    def begin(self, keys: QueueKeys, registration: Registration) -> Departure:
+        """Leave a queue, in the engine. If a departure is under way already, return it."""
+        place = registration, keys.name
         departure = self._open.get(place)
         if departure is None:
-            departure = self._open[place] = Departure(registration, station.keys)
+            departure = self._open[place] = Departure(registration, keys)
             if not self._spawn(partial(self._leave, departure)):
                 self._end(departure)
         return departure
@@ -85,13 +90,13 @@ class Departures:
         """Return True while `registration` leaves this queue."""
         return (registration, name) in self._open
 
-    async def wait_gone(self, station: Station, registration: Registration) -> None:
+    async def wait_gone(self, keys: QueueKeys, registration: Registration) -> None:
         """Wait until no departure of this queue is under way.
 
         Raises:
             Unavailable: the server has not accepted it within the mesh's patience.
         """
-        departure = self._open.get((registration, station.name))
+        departure = self._open.get((registration, keys.name))
         if departure is None:
             return
         patience = self._link.settings.patience
@@ -100,7 +105,7 @@ class Departures:
         if not departure.done.is_set():
             why = f": {departure.refused}" if departure.refused is not None else ""
             raise Unavailable(
-                f"queue {station.queue!r}: this worker left it before, and the server has not accepted that within "
+                f"queue {keys.shown!r}: this worker left it before, and the server has not accepted that within "
                 f"{patience:g} s{why}"
             )
 
@@ -130,7 +135,7 @@ class Departures:
         pause, queue = FIRST_PAUSE, departure.keys.shown
         while True:
             value, failure = await self._ask(departure, make())
-            departure.answers += 1
+            departure.answered()
             if value is not None:
                 if self._complaints.resolve(queue):
                     emit(
@@ -142,7 +147,7 @@ class Departures:
                 return value
             if departure.registration.dead or isinstance(failure, ClaimLost):
                 raise ClaimLost(f"worker {departure.registration.worker} died while it left queue {queue!r}")
-            departure.refused = failure
+            departure.refuse(failure)
             text = "queue %(queue)r: the server does not let this worker leave, trying again: %(error)s"
             self._complaints.error(queue, "leave.refused", text, queue=queue, error=str(failure))
             await trio.sleep(pause)

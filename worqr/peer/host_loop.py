@@ -145,7 +145,7 @@ class HostLoop(AsyncioLoop):
         text = "the application's asyncio loop turns again, after %(duration).1f s"
         emit(logger, "asyncio.turns", text, duration=seconds)
         self._places.limit = UNLIMITED
-        engine.capacity.offer_soon()
+        engine.scheduler.dispatch_soon()
 
     # In the asyncio loop
 

@@ -95,7 +95,7 @@ class _Late:
             text = "%(function)r was declared again; this worker runs the older one until it joins again"
             emit(logger, "function.replaced", text, function=name)
             return
-        here = {station.queue for station in self._engine.entered_stations()}
+        here = {station.queue for station in self._engine.consumers.entered()}
         try:
             await self._engine.serve_all(each for each in declared.served() if each[0] not in here)
         except WorqrError as error:

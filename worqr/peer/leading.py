@@ -28,8 +28,8 @@ from worqr.peer.complaints import Complaints
 from worqr.peer.in_step import next_step, time_of_next_step
 from worqr.peer.looks import LOOK_EVERY, TWO_LOOKS, LeaseWatch, Looks
 from worqr.peer.promoting import Promoter
+from worqr.peer.registration import LEASE
 from worqr.peer.scanning import SCAN_EVERY, Scanner
-from worqr.peer.session import LEASE
 from worqr.peer.sweeping import Sweeper
 
 if TYPE_CHECKING:

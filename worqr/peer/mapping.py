@@ -1,4 +1,4 @@
-"""Sends the registry, after each new connection, the queues that this worker serves.
+"""`WorkMapRefresher`: sends the registry, after each new connection, the queues that this worker serves.
 
 A registry that failed over to a replica may have lost its last writes, a map_work among them. The worker then serves a
 queue whose claims would not be recovered if it died. So after each new connection map_work is sent once more for every queue
@@ -11,19 +11,19 @@ was sent before reaches the same node first.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from worqr import ops
 from worqr.errors import ClaimLost
+from worqr.keys import RegistryKeys
 from worqr.link import Link
 from worqr.peer.complaints import Complaints
+from worqr.peer.consumer import QueueConsumer
+from worqr.peer.consumers import ActiveConsumers
+from worqr.peer.departures import Departures
 from worqr.peer.in_step import next_step
-
-if TYPE_CHECKING:
-    from worqr.peer.consumer import Station
-    from worqr.peer.engine import Engine
-    from worqr.peer.session import Registration
+from worqr.peer.registration import Registration
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -32,13 +32,23 @@ LONGEST_PAUSE = 30.0
 """Seconds between checks for a new connection; doubled after each refusal, up to the second value."""
 
 
-class Mapping:
-    """Does so for one peer. Changed only in the loop."""
+class WorkMapRefresher:
+    """Sends the queues of one peer. Changed only in the loop. `lost` ends a registration."""
 
-    def __init__(self, engine: Engine, link: Link) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        link: Link,
+        keys: RegistryKeys,
+        consumers: ActiveConsumers,
+        departures: Departures,
+        lost: Callable[[Registration, str], None],
+    ) -> None:
         self._link = link
-        self._asking: set[Station] = set()
+        self._keys = keys
+        self._consumers = consumers
+        self._departures = departures
+        self._lost = lost
+        self._asking: set[QueueConsumer] = set()
         self._refused = False
         self._complaints = Complaints(logger)
 
@@ -54,31 +64,31 @@ class Mapping:
         """Send every queue that was not sent to the registry since the newest connection. Never waits."""
         self._refused = False
         connections = self._link.connections
-        for station in self._engine.held_stations():
-            registration = station.registration
-            if station.mapped_at == connections or station in self._asking or registration is None or registration.dead:
+        for consumer in self._consumers.held():
+            admission, registration = consumer.admission, consumer.registration
+            if admission.mapped_on == connections or consumer in self._asking:
                 continue
-            if self._engine.membership.departures.is_open(registration, station.name):
+            if registration is None or registration.dead or self._departures.is_open(registration, consumer.name):
                 continue  # unmap_work may be on its way
-            self._asking.add(station)
-            call = ops.map_work(self._engine.membership.keys, registration.worker, station.name)
-            self._link.post(call, partial(self._answered, station, registration, connections), owner=registration)
+            self._asking.add(consumer)
+            call = ops.map_work(self._keys, registration.worker, consumer.name)
+            self._link.post(call, partial(self._answered, consumer, registration, connections), owner=registration)
 
     def _answered(
         self,
-        station: Station,
+        consumer: QueueConsumer,
         registration: Registration,
         connections: int,
         word: str | None,
         failure: Exception | None,
     ) -> None:
-        self._asking.discard(station)
+        self._asking.discard(consumer)
         if word == "dead":
-            self._engine.membership.lost(registration, "it is not registered any more")
+            self._lost(registration, "it is not registered any more")
         elif failure is None:
-            station.mapped_at = connections
-            self._complaints.resolve(station.name)
+            consumer.admission.mapped(connections)
+            self._complaints.resolve(consumer.name)
         elif not isinstance(failure, ClaimLost):
             self._refused = True
             text = "queue %(queue)r: the server does not record that this worker serves it, trying again: %(error)s"
-            self._complaints.error(station.name, "map_work", text, queue=station.queue, error=str(failure))
+            self._complaints.error(consumer.name, "map_work", text, queue=consumer.queue, error=str(failure))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from trio_util import periodic
 
@@ -12,14 +11,11 @@ from worqr.keys import RegistryKeys
 from worqr.link import Link
 from worqr.ops import MAX_ITEMS, NOTE_EVERY
 
-if TYPE_CHECKING:
-    from worqr.peer.consumer import Station
 
-
-async def note_forever(link: Link, keys: RegistryKeys, stations: Callable[[], Sequence[Station]]) -> None:
+async def note_forever(link: Link, keys: RegistryKeys, names: Callable[[], Sequence[str]]) -> None:
     """Note them every NOTE_EVERY seconds, also queues that the peer is still entering. `map_work` has noted each of them."""
     async for _ in periodic(NOTE_EVERY):
-        note_once(link, keys, [station.name for station in stations()])
+        note_once(link, keys, names())
 
 
 def note_once(link: Link, keys: RegistryKeys, names: Sequence[str]) -> None:

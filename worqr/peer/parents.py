@@ -11,7 +11,7 @@ from typing import Final
 
 from worqr.log_events import emit
 from worqr.peer.context import current_context
-from worqr.peer.scheduler import Capacity
+from worqr.peer.scheduler import Scheduler
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -25,8 +25,8 @@ class Parent:
     def __init__(self, queue: str) -> None:
         self._queue = queue
         self._context = current_context.get(None)
-        capacity = getattr(getattr(self._context, "_station", None), "_capacity", None)
-        self._capacity = capacity if isinstance(capacity, Capacity) else None  # None: no handler, or one in a process
+        capacity = getattr(getattr(self._context, "_station", None), "scheduler", None)
+        self._capacity = capacity if isinstance(capacity, Scheduler) else None  # None: no handler, or one in a process
         self._look_at = time.monotonic() + WAITED
 
     def may_wait_in_vain(self) -> bool:

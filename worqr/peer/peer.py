@@ -16,7 +16,7 @@ from worqr.validation import KEEP_FAILED, Seconds
 
 if TYPE_CHECKING:
     from worqr.peer.engine import Engine
-    from worqr.peer.taking import Claims
+    from worqr.peer.manual_consumer import Claims
 
 
 class Peer:
@@ -58,7 +58,7 @@ class Peer:
 
         Args:
             queue: The name of the queue. A peer serves a queue once; of a queue with several shards it serves all.
-            handler: An async function, or a plain function, which runs in a thread. Cancelling a plain function has an effect
+            handler: An async function, or a plain function, which runs in a thread. ControlChannel a plain function has an effect
                 only when it calls ``worqr.current().check_cancelled()``.
             task_status: Set by ``nursery.start``.
             **options: See `HandlerOptions`.
@@ -77,7 +77,7 @@ class Peer:
             )
         how = handling("serve", options)
         how.check_failing(queue)
-        await self._engine.serving.serve(queue, handler, how, task_status=task_status)
+        await self._engine.queues.serving.serve(queue, handler, how, task_status=task_status)
 
     def work(
         self, queue: str, *, retry: RetryPolicy | None = None, keep_failed: int = KEEP_FAILED
@@ -100,7 +100,7 @@ class Peer:
             RefusedByServer: On entry: the server rejected the request.
             Unavailable: On entry: the server did not reply within the mesh's `patience`.
         """
-        return self._engine.serving.work(queue, retry, keep_failed)
+        return self._engine.queues.serving.work(queue, retry, keep_failed)
 
     def set_concurrency(self, n: int | Literal["auto"]) -> None:
         """Change how many units of work the peer runs at once. Tasks that run already are not affected.
@@ -116,15 +116,15 @@ class Peer:
     def health(self) -> Health:
         """Return the peer's health, without any I/O. `ready` depends on the server; `alive` does not."""
         engine = self._engine
-        registration = engine.membership.registration
+        registration = engine.session.registration
         lag = 0.0 if registration is None or registration.heartbeat is None else registration.heartbeat.lag
         why = _why_not_ready(engine)
         return Health(
             alive=lag < engine.settings.block_limit,
             ready=not why,
             why=why,
-            running=engine.capacity.running,
-            room=max(0, engine.capacity.room),
+            running=engine.scheduler.running,
+            room=max(0, engine.scheduler.room),
             loop_lag=lag,
         )
 
@@ -132,7 +132,7 @@ class Peer:
         """Take no more tasks, wait for those that run, and leave all queues.
 
         Tasks that still run after `grace` are cancelled and return to their queues. If you call it more than once, the shortest
-        grace applies. Cancelling the call does not stop the leaving.
+        grace applies. ControlChannel the call does not stop the leaving.
 
         Args:
             grace: Seconds to wait, or a timedelta. Default: the `grace` of the join, 25 s.
@@ -153,12 +153,12 @@ class Peer:
 
 def _why_not_ready(engine: Engine) -> str:
     """Return why the peer is not ready to take tasks; empty if it is."""
-    registration = engine.membership.registration
+    registration = engine.session.registration
     if engine.leaving:
         return "the peer is leaving"
     if registration is None or registration.dead:
         return "not registered: joining again"
-    if not engine.membership.beat_is_fresh():
+    if not engine.session.beat_is_fresh():
         return "the server has not acknowledged a beat lately"
-    deaf = [station.queue for station in engine.entered_stations() if not station.listening]
+    deaf = [consumer.queue for consumer in engine.consumers.entered() if not consumer.admission.listening]
     return f"not subscribed to queue {deaf[0]!r}" if deaf else ""

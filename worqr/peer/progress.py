@@ -1,4 +1,4 @@
-"""Progress: what runs report, sent at most ten times a second, the latest report of each run.
+"""`ProgressReporter`: sends what runs report, at most ten times a second, the latest report of each run.
 
 A handler reports from the loop or from its thread and never waits. One task per peer picks the reports up and sends one request
 per queue for all of them.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import trio
 from trio_util import RepeatedEvent
@@ -21,33 +20,31 @@ from worqr import ops
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.ops import MAX_ITEMS
+from worqr.peer.consumer import QueueConsumer
 from worqr.peer.context import Context
-
-if TYPE_CHECKING:
-    from worqr.peer.consumer import Station
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-SAY_EVERY = 0.1
+SEND_EVERY = 0.1
 
 
-class Saying:
-    """Progress of the runs of one peer that was not sent yet. `says` is called from any thread, everything else in the loop."""
+class ProgressReporter:
+    """Progress of the runs of one peer that was not sent yet. `report` is called from any thread, everything else in the loop."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._token = trio.lowlevel.current_trio_token()
         self._thread = threading.get_ident()
-        self._said: dict[Context, None] = {}
+        self._unsent: dict[Context, None] = {}
         self._news = RepeatedEvent()
 
-    def says(self, context: Context) -> None:
+    def report(self, context: Context) -> None:
         """`context` has new progress. Adding to a dict is atomic, in any thread.
 
         The thread may run a loop of its own, in which our event must not be set, and may outlive ours.
         """
-        if context not in self._said:
-            self._said[context] = None
+        if context not in self._unsent:
+            self._unsent[context] = None
             if threading.get_ident() == self._thread and trio.lowlevel.in_trio_task():
                 self._news.set()
             else:
@@ -57,23 +54,23 @@ class Saying:
     async def send_forever(self) -> None:
         """Send the reports, wait, and send what was reported meanwhile."""
         while True:
-            if not self._said:
+            if not self._unsent:
                 await self._news.wait()
             self.send_once()
-            await trio.sleep(SAY_EVERY)
+            await trio.sleep(SEND_EVERY)
 
     def send_once(self) -> None:
         """Send the latest report of each run; reports of ended runs are dropped."""
-        said: dict[Station, list[tuple[int, float | None, str]]] = {}
-        for context in list(self._said):
-            del self._said[context]
+        words_of: dict[QueueConsumer, list[tuple[int, float | None, str]]] = {}
+        for context in list(self._unsent):
+            del self._unsent[context]
             if context._said is not None and not context._settled and not context._registration.dead:
-                said.setdefault(context._station, []).append((context.fence, *context._said))
-        for station, words in said.items():
-            registration = station.registration
+                words_of.setdefault(context._station, []).append((context.fence, *context._said))
+        for consumer, words in words_of.items():
+            registration = consumer.registration
             if registration is not None and not registration.dead:
                 for start in range(0, len(words), MAX_ITEMS):
-                    call = ops.note_progress(station.keys, registration.worker, words[start : start + MAX_ITEMS])
+                    call = ops.note_progress(consumer.keys, registration.worker, words[start : start + MAX_ITEMS])
                     self._link.post(call, self._answered, owner=registration)
 
     @staticmethod

@@ -21,7 +21,7 @@ from worqr.keys import RegistryKeys
 from worqr.link import Link, Subscription
 from worqr.log_events import emit
 from worqr.peer.complaints import Complaints
-from worqr.peer.session import LEASE
+from worqr.peer.registration import LEASE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,97 +1,207 @@
-"""Strays: claims that the server lists for this worker but that the worker has settled, because the server lost the settle.
+"""`Reconciler`: compares the claims that a peer holds with those that the server lists for it: marked, gone and stray ones.
 
-A server may lose its latest writes: in a failover to a replica that had not received them, or by a crash before they were on
-disk. It then lists claims of ours that ended long ago. The leader does not recover them, because their worker is alive. So
-after each new connection the worker asks, for every queue, which claims it holds, and gives back the unknown ones: those tasks
-run once more. The opposite case, claims of ours that the server lost, is handled in `cancelling`.
+A claim is *marked* when a caller cancelled its task, and *gone* when the server does not list it any more: its task was
+reassigned. The run is cancelled in both cases. The peer asks after a hint, at every (re)subscription, and once a second while
+tasks run.
 
-A claim is not a stray if it runs, also where a queue was left, or if the server has not accepted its settle yet.
-The worker asks while no start is under way, so that the reply has no claim whose own reply is still unread. A stray must be
-found twice, a second apart, because on a cluster requests may overtake each other while slots move.
+A *stray* is a claim that the server lists although the peer has settled it. A server may lose its latest writes: in a failover
+to a replica that had not received them, or by a crash before they were on disk. The leader does not recover such a claim,
+because its worker is alive. So after each new connection the peer asks for all claims of every queue, and gives back the unknown
+ones: those tasks run once more. A claim is not a stray if it runs, also where a queue was left, or if the server has not accepted
+its settle yet. The peer asks while no start is under way, so that the reply has no claim whose own reply is still unread. A stray
+must be found twice, a second apart, because on a cluster requests may overtake each other while slots move.
 """
+
+# The private fields of Context are hidden from users, not from its neighbours.
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from worqr import ops
 from worqr.link import Link
-from worqr.log_events import emit
+from worqr.log_events import emit, emit_fields
+from worqr.ops import MAX_ITEMS
+from worqr.peer.consumer import QueueConsumer
+from worqr.peer.consumers import ActiveConsumers
 from worqr.peer.in_step import next_step
-
-if TYPE_CHECKING:
-    from worqr.peer.consumer import Station
-    from worqr.peer.engine import Engine
-    from worqr.peer.session import Registration
-    from worqr.peer.settling import Settler
+from worqr.peer.lifecycle import Phase
+from worqr.peer.registration import Registration
+from worqr.peer.task_log import RUN, run_fields
 
 logger: logging.Logger = logging.getLogger(__name__)
 
+RECONCILE_EVERY = 1.0
 LOOK_EVERY = 1.0
+"""Seconds between two checks of running tasks, and between two checks for a new connection."""
+
+Marks = tuple[list[int], list[int]] | None
 
 
-class Strays:
-    """Looks for them, for one peer. Changed only in the loop."""
+class Reconciler:
+    """Compares the claims of one peer with the server's. Changed only in the loop.
 
-    def __init__(self, engine: Engine, link: Link, settler: Settler) -> None:
-        self._engine = engine
+    Args:
+        link: of the peer.
+        consumers: all of the peer.
+        unaccepted: returns the claims of a queue whose settle the server has not accepted yet.
+        give_back: gives claims back to the front of their queue, uncounted.
+        lost: ends a registration.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        consumers: ActiveConsumers,
+        *,
+        unaccepted: Callable[[str], set[int]],
+        give_back: Callable[[QueueConsumer, Iterable[int]], None],
+        lost: Callable[[Registration, str], None],
+    ) -> None:
         self._link = link
-        self._settler = settler
-        self._asking: set[Station] = set()
-        self._seen: dict[Station, set[int]] = {}
+        self._consumers = consumers
+        self._unaccepted = unaccepted
+        self._give_back = give_back
+        self._lost = lost
+        self._checking: dict[QueueConsumer, bool] = {}
+        self._complained: WeakSet[QueueConsumer] = WeakSet()
+        self._unchecked: set[QueueConsumer] = set()
+        self._comparing: set[QueueConsumer] = set()
+        self._seen: dict[QueueConsumer, set[int]] = {}
 
-    async def look_forever(self) -> None:
+    def recheck(self, consumer: QueueConsumer) -> None:
+        """A reply has arrived after a hint about its claims, or after a check for strays had to wait for it."""
+        self.check(consumer)
+        self.compare(consumer)
+
+    def _removed(self, consumer: QueueConsumer, registration: Registration) -> None:
+        self._lost(registration, f"it was removed from the workers of queue {consumer.queue!r}")
+
+    # Marked and gone claims
+
+    def check(self, consumer: QueueConsumer, *, named: bool = False) -> None:
+        """Ask which of its claims are marked, and with `named` also which are gone. Never waits."""
+        registration = consumer.registration
+        if registration is None or not consumer.admission.is_live or not (named or consumer.running):
+            return
+        if consumer in self._checking:
+            self._checking[consumer] = True
+            return
+        claims = list(consumer.running) if named else []
+        for start in range(0, max(len(claims), 1), MAX_ITEMS):
+            call = ops.reconcile(consumer.keys, registration.worker, claims[start : start + MAX_ITEMS])
+            self._checking[consumer] = False
+            self._link.post(call, partial(self._checked, consumer, registration), owner=registration)
+
+    def _checked(
+        self, consumer: QueueConsumer, registration: Registration, marks: Marks, failure: Exception | None
+    ) -> None:
+        again = self._checking.pop(consumer, False)
+        if registration.dead or registration is not consumer.registration:
+            return
+        if failure is not None:
+            if consumer not in self._complained:  # once, not each second
+                self._complained.add(consumer)
+                text = "queue %(queue)r: the server does not say which tasks are cancelled, trying again: %(error)s"
+                emit(logger, "reconcile", text, queue=consumer.queue, error=str(failure))
+        elif marks is None:
+            self._removed(consumer, registration)
+        else:
+            self._complained.discard(consumer)
+            _cancel_marked(consumer, marks[0])
+            _cancel_gone(consumer, marks[1])
+        if again:
+            self.check(consumer)
+
+    async def check_forever(self) -> None:
+        """Once a second, for every queue on which something runs, ask without waiting for a message."""
+        while True:
+            await next_step(RECONCILE_EVERY)
+            for consumer in self._consumers.entered():
+                if consumer.running:
+                    self.check(consumer)
+
+    # Strays
+
+    async def compare_forever(self) -> None:
         """After each new connection, ask until every queue is free of strays."""
         while True:
             await next_step(LOOK_EVERY)
-            stations = self._engine.entered_stations()
-            self._seen = {station: seen for station, seen in self._seen.items() if station in stations}
-            for station in stations:
-                station.looks_for_strays = station.compared_at != self._link.connections
-                self.look(station)
+            consumers = self._consumers.entered()
+            self._seen = {consumer: seen for consumer, seen in self._seen.items() if consumer in consumers}
+            connections = self._link.connections
+            self._unchecked = {each for each in consumers if each.admission.checked_on != connections}
+            for consumer in consumers:
+                self.compare(consumer)
 
-    def look(self, station: Station) -> None:
-        """Ask for the claims there, if there is reason to; if a start is under way, its reply calls again. Never waits."""
-        registration = station.registration
-        if not station.looks_for_strays or station in self._asking or station.hurry.is_set():
+    def compare(self, consumer: QueueConsumer) -> None:
+        """Ask for all its claims, if there is reason to; if a start is under way, its reply calls again. Never waits."""
+        registration = consumer.registration
+        if consumer not in self._unchecked or consumer in self._comparing:
             return
-        if registration is None or registration.dead or not station.in_fence:
+        if registration is None or not consumer.admission.is_live or consumer.lifecycle.phase >= Phase.STOPPING:
             return
-        if station.asking:
-            station.hinted = True
+        if consumer.request.in_flight:
+            consumer.request.recheck()
             return
-        station.looks_for_strays = False
-        self._asking.add(station)
+        self._unchecked.discard(consumer)
+        self._comparing.add(consumer)
         connections = self._link.connections
-        call = ops.list_own_claims(station.keys, registration.worker)
-        self._link.post(call, partial(self._answered, station, registration, connections), owner=registration)
+        call = ops.list_own_claims(consumer.keys, registration.worker)
+        self._link.post(call, partial(self._compared, consumer, registration, connections), owner=registration)
 
-    def _answered(
+    def _compared(
         self,
-        station: Station,
+        consumer: QueueConsumer,
         registration: Registration,
         connections: int,
         held: list[int] | None,
         failure: Exception | None,
     ) -> None:
-        self._asking.discard(station)
-        seen = self._seen.pop(station, set())
-        if registration.dead or registration is not station.registration:
+        self._comparing.discard(consumer)
+        seen = self._seen.pop(consumer, set())
+        if registration.dead or registration is not consumer.registration:
             return
         if failure is not None:
-            # `cancelling` logs the same refusal, of its own request, as an error
-            emit(logger, "list_own_claims", "queue %(queue)r: %(error)s", queue=station.queue, error=str(failure))
+            # `_checked` logs the same refusal, of its own request, as an error
+            emit(logger, "list_own_claims", "queue %(queue)r: %(error)s", queue=consumer.queue, error=str(failure))
             return
         if held is None:
-            self._engine.membership.lost(registration, f"it was removed from the workers of queue {station.queue!r}")
+            self._removed(consumer, registration)
             return
-        strange = set(held) - self._engine.claims_of(station.name)
+        strange = set(held) - self._known_claims(consumer.name)
         if not strange:
-            station.compared_at = connections
+            consumer.admission.checked(connections)
         elif strays := strange & seen:
             text = "queue %(queue)r: the server forgot how %(count)d runs ended; their tasks are given back, and run once more"
-            emit(logger, "claim.stray", text, queue=station.queue, count=len(strays))
-            self._settler.give_back(station, strays)
-        self._seen[station] = strange
+            emit(logger, "claim.stray", text, queue=consumer.queue, count=len(strays))
+            self._give_back(consumer, strays)
+        self._seen[consumer] = strange
+
+    def _known_claims(self, name: str) -> set[int]:
+        """The claims of a queue that this peer knows of. They run (where the queue is served, or where runs were
+        left behind), are on their way back, or wait until the server accepts their settle.
+        """
+        known = self._unaccepted(name)
+        for consumer in self._consumers.of(name):
+            known.update(consumer.running, consumer.lifecycle.rejected_claims)
+        return known
+
+
+def _cancel_marked(consumer: QueueConsumer, marked: Iterable[int]) -> None:
+    for claim in marked:
+        if context := consumer.running.get(claim):
+            emit_fields(logger, "task.cancelling", f"{RUN}: cancelled on request", run_fields(context))
+            context._cancel("cancel")
+
+
+def _cancel_gone(consumer: QueueConsumer, gone: Iterable[int]) -> None:
+    for claim in gone:
+        if (context := consumer.running.get(claim)) and not context._settled:
+            text = "queue %(queue)r, job %(job)s: the task was reassigned to another worker; this run is cancelled"
+            emit(logger, "claim.lost", text, queue=consumer.queue, job=context.id)
+            context._cancel("lost")

@@ -1,16 +1,17 @@
-"""Capacity: how many units of work a peer holds at once, and which queue gets the next free unit.
+"""How many units of work a peer holds at once, and which queue gets the next free unit.
 
-Here: `Capacity`, shared by all stations of a peer, and `Pool`, a second limit (threads, processes) that some of them share.
-Not here: requests to the server (`claiming`), and how "auto" finds its number (`pacing`).
+Here: `Scheduler`, which all consumers of a peer share; `Share`, the part of it that belongs to one consumer; and `Pool`, a second
+limit (threads, processes) that some consumers share. Not here: requests to the server (`consumer`), and how "auto" finds its
+number (`adaptive_concurrency`).
 
-Stations that could use more units than they have are *rivals*. Free units go to them in turns. A station's `turn` is the units
-that it was given, each divided by its priority; the station with the least turn is next. So in the long run each gets units in
-proportion to its priority; ties go to the higher priority. While there are rivals, no station exceeds its share (its priority
-divided by the sum of theirs, but at least one run), so that long runs of one queue do not crowd out the others. Units that are
-left then are for any station. A station whose last runs all ended within `BRIEF` may use all free units in its turn: the others
-wait only briefly, and large batches cost less.
+Consumers that could use more units than they have are *contenders*. Free units go to them in turns. The virtual time of a
+consumer is the units that it was given, each divided by its priority; the consumer with the least virtual time is next. So in
+the long run each gets units in proportion to its priority; ties go to the higher priority. While there are contenders, no
+consumer exceeds its part (its priority divided by the sum of theirs, but at least one run), so that long runs of one queue do not
+crowd out the others. Units that are left then are for any consumer. A consumer whose last runs all ended within `BRIEF` may use
+all free units in its turn: the others wait only briefly, and large batches cost less.
 
-If a large run does not fit, smaller runs may overtake it `PATIENCE` times. After that, freed units are reserved for it.
+If a large run does not fit, smaller runs may bypass it `PATIENCE` times. After that, freed units are reserved for it.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Sized
 from math import ceil
+from time import monotonic
 from typing import Final, Literal, Protocol
 
-from trio_util import AsyncValue
+from trio_util import RepeatedEvent
 
 from worqr.errors import UsageError
+from worqr.peer.claim_request import ClaimRequest
 
 BRIEF: Final = 0.05
 """Seconds. A queue whose runs end within this time may take a turn with all free units."""
 PATIENCE: Final = 10
-"""How often smaller runs may overtake a run that needs more units than are free."""
+"""How often smaller runs may bypass a run that needs more units than are free."""
 AUTO_START: Final = 10
 AUTO_MOST: Final = 1000
 """The first value of "auto", and its maximum."""
@@ -36,7 +39,7 @@ AUTO_MOST: Final = 1000
 class Pool:
     """A limit on runs besides units, one place each: threads, processes, the concurrency of a handler. Changed only in the loop.
 
-    Code that raises `limit` calls `Capacity.offer_soon`.
+    `taken` is written by `Scheduler` only. Code that raises `limit` calls `Scheduler.dispatch_soon`.
     """
 
     __slots__ = ("limit", "taken")
@@ -51,80 +54,103 @@ class Pool:
         return self.limit - self.taken
 
 
-class Consumer(Protocol):
-    """What `Capacity` sees of a `Station`.
+class Share:
+    """The part of a `Scheduler` that belongs to one consumer. The first four are set once; the scheduler alone writes the rest.
 
     Attributes:
         size: units that each of its runs takes.
-        priority: its weight among its rivals; the shards of a queue share the queue's.
+        priority: its weight among the contenders; the shards of a queue share the queue's.
         pool: the second limit of its runs.
-        limit: the third limit, which is the handler's own.
-        turn: units it was given, divided by its priority; the station with the least is next.
-        overtaken: how often other stations overtook it while it did not fit.
-        brief: none of its runs is active, and the last ones all ended within `BRIEF`.
-        running: its claims.
-        asking: a start request is under way.
-        owes: a wake-up arrived for tasks that it has not requested yet.
+        limit: the third limit, which is the handler's own, and which all shards of its queue share.
+        virtual_time: units it was given, divided by its priority; the consumer with the least is next.
+        times_bypassed: how often other consumers bypassed it while it did not fit.
+        short_runs: none of its runs is active, and the last ones all ended within `BRIEF`.
+        held: its claims that hold units, and the claims that it is requesting.
+        busy_since: when its oldest active run began after a pause.
+        released: claims whose units were freed early, and whether their place in the pool was freed too.
     """
 
-    size: int
-    priority: float
-    pool: Pool | None
-    limit: Pool | None
-    turn: float
-    overtaken: int
-    brief: bool
+    __slots__ = (
+        "busy_since",
+        "held",
+        "limit",
+        "pool",
+        "priority",
+        "released",
+        "short_runs",
+        "size",
+        "times_bypassed",
+        "virtual_time",
+    )
+
+    def __init__(
+        self, size: int = 1, priority: float = 100, pool: Pool | None = None, limit: Pool | None = None
+    ) -> None:
+        self.size: int = size
+        self.priority: float = priority
+        self.pool: Pool | None = pool
+        self.limit: Pool | None = limit
+        self.virtual_time: float = 0.0
+        self.times_bypassed: int = 0
+        self.short_runs: bool = False
+        self.held: int = 0
+        self.busy_since: float = 0.0
+        self.released: dict[int, bool] = {}
+
+
+class Contender(Protocol):
+    """What `Scheduler` uses of a consumer.
+
+    Attributes:
+        running: its claims.
+    """
 
     @property
     def queue(self) -> str: ...
     @property
+    def share(self) -> Share: ...
+    @property
+    def request(self) -> ClaimRequest: ...
+    @property
     def running(self) -> Sized: ...
-    @property
-    def asking(self) -> bool: ...
-    @property
-    def owes(self) -> bool: ...
-    @property
-    def held(self) -> int:
-        """Its claims, and the claims that it is requesting."""
-        ...
 
-    def more(self) -> int:
+    def wanted(self) -> int:
         """How many more claims it would take now, beyond those it has and those it is requesting."""
         ...
 
-    def ask(self, wanted: int) -> None: ...
-    def pass_on(self) -> None: ...
+    def send_request(self, wanted: int) -> None: ...
+    def forward_wakeup(self) -> None: ...
 
 
-class Capacity:
-    """The room of one peer, in units. Changed only in the loop.
+class Scheduler:
+    """The units of one peer, and how they are shared out. Changed only in the loop.
 
     Attributes:
         concurrency: units that may be held at once. If it falls, tasks that run already are not affected.
-        used: units that are in use. Code that decreases this must call `offer_soon`.
-        peak: the most that were in use since this was reset.
+        auto: `adaptive_concurrency` chooses the concurrency.
+        used: units that are in use.
+        peak: the most that were in use since `reset_peak`.
+        told_full: queues for which it was logged that a handler waits for a job there that cannot run; and that handler's queue.
+        dispatch_soon: called when units have become free, for one `dispatch` in this turn of the loop.
     """
 
     def __init__(self, concurrency: int | Literal["auto"]) -> None:
         self.concurrency: int = AUTO_START if concurrency == "auto" else concurrency
-        self._auto = AsyncValue(concurrency == "auto")
+        self.auto: bool = concurrency == "auto"
         self.used: int = 0
         self.peak: int = 0
-        self._reserved = 0
-        self._reached = 0.0
-        self._stations: list[Consumer] = []
         self.told_full: dict[str, object] = {}
-        """Queues for which it was logged that a handler waits for a job there that cannot run; and that handler's queue."""
-        self.offer_soon: Callable[[], None] = self.offer
+        self.dispatch_soon: Callable[[], None] = self.dispatch
+        self._reserved = 0
+        self._virtual_clock = 0.0
+        self._consumers: list[Contender] = []
+        self._auto_chosen = RepeatedEvent()
 
-    @property
-    def auto(self) -> bool:
-        """True while `pacing` chooses the concurrency."""
-        return self._auto.value
+    def dispatch_with(self, dispatch_soon: Callable[[], None]) -> None:
+        """Set `dispatch_soon`."""
+        self.dispatch_soon = dispatch_soon
 
-    @auto.setter
-    def auto(self, chosen: bool) -> None:
-        self._auto.value = chosen
+    # How many units there are
 
     @property
     def room(self) -> int:
@@ -134,25 +160,24 @@ class Capacity:
     @property
     def running(self) -> int:
         """How many claims are held; from any thread."""
-        return sum([len(station.running) for station in tuple(self._stations)])
+        return sum([len(consumer.running) for consumer in tuple(self._consumers)])
 
     @property
-    def least(self) -> int:
+    def largest_run(self) -> int:
         """The size of the largest run that must fit."""
-        return max([station.size for station in self._stations], default=1)
+        return max([consumer.share.size for consumer in self._consumers], default=1)
 
     @property
-    def short(self) -> bool:
-        """A station would take more now if there were more units."""
-        return any(self.room < station.size for station in self._rivals())
+    def is_limiting(self) -> bool:
+        """A consumer would take more now if there were more units."""
+        return any(self.room < consumer.share.size for consumer in self._contenders())
 
     def is_full_for(self, queue: str) -> bool:
         """Return True if `queue` is served here and one more of its runs finds no free slot now. From any thread."""
-        here = [station for station in tuple(self._stations) if station.queue == queue]
+        here = [consumer.share for consumer in tuple(self._consumers) if consumer.queue == queue]
         return bool(here) and not any(
-            self.room >= station.size
-            and all(pool.room > 0 for pool in (station.pool, station.limit) if pool is not None)
-            for station in here
+            self.room >= share.size and all(pool.room > 0 for pool in (share.pool, share.limit) if pool is not None)
+            for share in here
         )
 
     def set_concurrency(self, n: int | Literal["auto"]) -> None:
@@ -163,6 +188,7 @@ class Capacity:
         """
         if n == "auto":
             self.auto = True
+            self._auto_chosen.set()
             self.resize(min(self.concurrency, AUTO_MOST))
             return
         self.check_concurrency(n)
@@ -171,134 +197,190 @@ class Capacity:
 
     def check_concurrency(self, n: int | Literal["auto"]) -> None:
         """UsageError if a queue is served whose runs are larger than `n` units. From any thread."""
-        for station in tuple(self._stations):
-            _check_fits(station.queue, station.size, n)
+        for consumer in tuple(self._consumers):
+            _check_fits(consumer.queue, consumer.share.size, n)
 
     async def wait_auto(self) -> None:
         """Wait until the concurrency is ``"auto"``."""
-        await self._auto.wait_value(True)
+        while not self.auto:
+            await self._auto_chosen.wait()
 
     def resize(self, n: int) -> None:
         """Set `n` units, but no fewer than the largest run takes."""
-        before, self.concurrency = self.concurrency, max(n, self.least)
+        before, self.concurrency = self.concurrency, max(n, self.largest_run)
         if self.concurrency > before:
-            self.offer_soon()
+            self.dispatch_soon()
+
+    def reset_peak(self) -> None:
+        """Measure `peak` from now on."""
+        self.peak = self.used
 
     def check_fits(self, queue: str, size: int) -> None:
         """Raise UsageError if a run of `size` units of `queue` would never fit."""
         _check_fits(queue, size, "auto" if self.auto else self.concurrency)
 
-    # Called by the stations
+    # The consumers, and what they hold
 
-    def add(self, station: Consumer) -> None:
+    def add(self, consumer: Contender) -> None:
         """Raise UsageError if its runs would never fit."""
-        self.check_fits(station.queue, station.size)
-        self._stations.append(station)
+        self.check_fits(consumer.queue, consumer.share.size)
+        self._consumers.append(consumer)
         self.resize(self.concurrency)
 
-    def remove(self, station: Consumer) -> None:
-        self._stations.remove(station)
+    def remove(self, consumer: Contender) -> None:
+        """The consumer has left its queue."""
+        self._consumers.remove(consumer)
 
-    def begin_wanting(self, station: Consumer) -> None:
-        """`station` has reason to request tasks again. Time in which it wanted none gives it no priority now."""
-        station.turn = max(station.turn, self._reached)
-        station.overtaken = 0
+    def begin_wanting(self, share: Share) -> None:
+        """Its consumer has reason to request tasks again. Time in which it wanted none gives it no priority now."""
+        share.virtual_time = max(share.virtual_time, self._virtual_clock)
+        share.times_bypassed = 0
 
-    def reserve(self, units: int) -> None:
-        """`n` units more (or fewer) are requested."""
-        self._reserved += units
+    def reserve(self, share: Share, n: int) -> None:
+        """`n` claims more (or fewer) are being requested."""
+        self._reserved += n * share.size
+        share.held += n
+        if share.pool is not None:
+            share.pool.taken += n
+        if share.limit is not None:
+            share.limit.taken += n
 
-    def take(self, units: int) -> None:
-        """`n` units more are held."""
+    def take(self, share: Share, n: int, *, first: bool) -> None:
+        """`n` claims more are held; `first`: nothing ran there before."""
+        if first:
+            share.busy_since = monotonic()
+        share.short_runs = False
+        share.held += n
+        units = n * share.size
+        share.virtual_time += units / share.priority
         self.used += units
         if self.used > self.peak:
             self.peak = self.used
+        if share.pool is not None:
+            share.pool.taken += n
+        if share.limit is not None:
+            share.limit.taken += n
+
+    def release(self, share: Share, fence: int, last: bool) -> None:
+        """A claim is held no longer; what `release_early` has freed stays free. `last`: nothing runs there any more."""
+        pool_is_free = share.released.pop(fence, None) if share.released else None
+        if pool_is_free is None:
+            self.used -= share.size
+            share.held -= 1
+            if share.limit is not None:
+                share.limit.taken -= 1
+        if share.pool is not None and not pool_is_free:
+            share.pool.taken -= 1
+        if last:
+            share.short_runs = monotonic() - share.busy_since < BRIEF
+
+    def release_early(self, share: Share, fence: int, *, place: bool) -> None:
+        """Free the units of a claim that is still held, and its place under the handler's limit. May be called twice.
+
+        Args:
+            share: of its consumer.
+            fence: the claim.
+            place: free its place in the pool too.
+        """
+        if fence not in share.released:
+            share.released[fence] = False
+            self.used -= share.size
+            share.held -= 1
+            if share.limit is not None:
+                share.limit.taken -= 1
+        if place and not share.released[fence]:
+            share.released[fence] = True
+            if share.pool is not None:
+                share.pool.taken -= 1
+        self.dispatch_soon()
 
     # Sharing it out
 
-    def offer(self) -> None:
-        """Let the stations request tasks for the free units; a wake-up without a free unit is passed on to another worker."""
+    def dispatch(self) -> None:
+        """Let the consumers request tasks for the free units; a wake-up without a free unit is passed on to another worker."""
         if self.room > 0:
-            rivals = self._rivals()
-            if len(rivals) == 1:
-                if not rivals[0].asking:
-                    self._grant(rivals[0], self._fits(rivals[0]))
-            elif rivals:
-                self._share_out(rivals)
-        for station in self._stations:
-            if station.owes:
-                station.pass_on()
+            contenders = self._contenders()
+            if len(contenders) == 1:
+                if not contenders[0].request.in_flight:
+                    self._grant(contenders[0], self._fits(contenders[0].share))
+            elif contenders:
+                self._share_out(contenders)
+        for consumer in self._consumers:
+            if consumer.request.wakeup_pending:
+                consumer.forward_wakeup()
 
-    def _rivals(self) -> list[Consumer]:
+    def _contenders(self) -> list[Contender]:
         return [
-            station
-            for station in self._stations
-            if station.more() > 0 and (station.asking or station.pool is None or station.pool.room > 0)
+            each
+            for each in self._consumers
+            if each.wanted() > 0 and (each.share.pool is None or each.share.pool.room > 0 or each.request.in_flight)
         ]
 
-    def _fits(self, station: Consumer) -> int:
+    def _fits(self, share: Share) -> int:
         """How many of its runs fit."""
-        fits = self.room // station.size
-        return fits if station.pool is None else min(fits, station.pool.room)
+        fits = self.room // share.size
+        return fits if share.pool is None else min(fits, share.pool.room)
 
-    def _share_out(self, rivals: list[Consumer]) -> None:
-        for rival in rivals:  # a station that waited long is owed one round of the units, not all that it missed
-            rival.turn = max(rival.turn, self._reached - self.concurrency / rival.priority)
-        rivals.sort(key=_turn_of)
-        self._serve_in_turn(rivals, bounded=True)
-        if self.room > 0 and not any(rival.asking and rival.more() > 0 for rival in rivals):
-            self._serve_in_turn([rival for rival in rivals if rival.more() > 0], bounded=False)
+    def _share_out(self, contenders: list[Contender]) -> None:
+        for share in [each.share for each in contenders]:
+            # a consumer that waited long is owed one round of the units, not all that it missed
+            share.virtual_time = max(share.virtual_time, self._virtual_clock - self.concurrency / share.priority)
+        contenders.sort(key=_turn_of)
+        self._serve_in_turn(contenders, bounded=True)
+        if self.room > 0 and not any(each.request.in_flight and each.wanted() > 0 for each in contenders):
+            self._serve_in_turn([each for each in contenders if each.wanted() > 0], bounded=False)
 
-    def _serve_in_turn(self, rivals: Sequence[Consumer], *, bounded: bool) -> None:
-        """One turn for each rival; `bounded`: within its share."""
+    def _serve_in_turn(self, contenders: Sequence[Contender], *, bounded: bool) -> None:
+        """One turn for each contender; `bounded`: within its part of the concurrency."""
         weights: Mapping[Pool | None, float] = {}
-        waiting: list[Consumer] = []
-        for station in rivals:
+        waiting: list[Share] = []
+        for consumer in contenders:
             if self.room <= 0:
                 break
-            if station.asking:
+            if consumer.request.in_flight:
                 continue
-            share = self.concurrency
-            if bounded and not station.brief:
-                weights = weights or _weigh(rivals)
-                share = self._share(station, weights) - station.held
-            fits = min(self._fits(station), share)
+            share, most = consumer.share, self.concurrency
+            if bounded and not share.short_runs:
+                weights = weights or _weigh(contenders)
+                most = self._part_of(share, weights) - share.held
+            fits = min(self._fits(share), most)
             if fits > 0:
-                self._grant(station, fits)
+                self._grant(consumer, fits)
                 for other in waiting:
-                    other.overtaken += 1
-            elif share > 0 and self.room < station.size:
-                if station.overtaken >= PATIENCE:
+                    other.times_bypassed += 1
+            elif most > 0 and self.room < share.size:
+                if share.times_bypassed >= PATIENCE:
                     break
-                waiting.append(station)
+                waiting.append(share)
 
-    def _share(self, station: Consumer, weights: Mapping[Pool | None, float]) -> int:
-        """How many claims it may have while all rivals want more; at least one."""
-        share = ceil(self.concurrency * station.priority / weights[None] / station.size)
-        if station.pool is not None:
-            share = min(share, ceil(station.pool.limit * station.priority / weights[station.pool]))
-        return share
+    def _part_of(self, share: Share, weights: Mapping[Pool | None, float]) -> int:
+        """How many claims it may have while all contenders want more; at least one."""
+        part = ceil(self.concurrency * share.priority / weights[None] / share.size)
+        if share.pool is not None:
+            part = min(part, ceil(share.pool.limit * share.priority / weights[share.pool]))
+        return part
 
-    def _grant(self, station: Consumer, fits: int) -> None:
-        wanted = min(fits, station.more())
+    def _grant(self, consumer: Contender, fits: int) -> None:
+        wanted = min(fits, consumer.wanted())
         if wanted > 0:
-            self._reached = max(self._reached, station.turn)
-            station.overtaken = 0
-            station.ask(wanted)
+            share = consumer.share
+            self._virtual_clock = max(self._virtual_clock, share.virtual_time)
+            share.times_bypassed = 0
+            consumer.send_request(wanted)
 
 
-def _weigh(rivals: Sequence[Consumer]) -> Mapping[Pool | None, float]:
-    """The sum of the rivals' priorities: under None of all of them, under each pool of those that share it."""
+def _weigh(contenders: Sequence[Contender]) -> Mapping[Pool | None, float]:
+    """The sum of the contenders' priorities: under None of all of them, under each pool of those that share it."""
     weights: defaultdict[Pool | None, float] = defaultdict(float)
-    for rival in rivals:
-        weights[None] += rival.priority
-        if rival.pool is not None:
-            weights[rival.pool] += rival.priority
+    for share in [each.share for each in contenders]:
+        weights[None] += share.priority
+        if share.pool is not None:
+            weights[share.pool] += share.priority
     return weights
 
 
-def _turn_of(station: Consumer) -> tuple[float, float]:
-    return station.turn, -station.priority
+def _turn_of(consumer: Contender) -> tuple[float, float]:
+    return consumer.share.virtual_time, -consumer.share.priority
 
 
 def _check_fits(queue: str, size: int, concurrency: int | Literal["auto"]) -> None:

@@ -8,55 +8,72 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import trio
 
 from worqr import ops
-from worqr.errors import WorqrBug, WorqrError
-from worqr.keys import QueueKeys, check_name
-from worqr.peer.claims import HandStation
-from worqr.peer.consumer import HandlerStation
-from worqr.peer.consumers import Stations
+from worqr.errors import UsageError, WorqrBug, WorqrError
+from worqr.keys import QueueKeys, RegistryKeys, check_name
+from worqr.peer.consumer import ConsumerServices, HandlerConsumer
+from worqr.peer.consumers import ActiveConsumers
 from worqr.peer.context import current, failed_of
-from worqr.peer.desk import Desk
+from worqr.peer.entrance import Entrance
+from worqr.peer.manual_consumer import ClaimBuffer, Claims, ManualConsumer
 from worqr.peer.options import PATIENT, Handling, RunsIn, policy_for
 from worqr.peer.runners import Runners, is_async, with_middleware
 from worqr.peer.running import Handler, Slots, named_after
-from worqr.peer.scheduler import Pool
+from worqr.peer.scheduler import Pool, Share
 from worqr.peer.settings import PeerSettings
-from worqr.peer.taking import Claims
 from worqr.policy import RetryPolicy
-
-if TYPE_CHECKING:
-    from worqr.link import Link
 
 
 class Serving:
     """Serves the queues of one peer."""
 
-    def __init__(self, link: Link, settings: PeerSettings, runners: Runners, slots: Slots, stations: Stations) -> None:
-        self._link = link
+    def __init__(
+        self,
+        settings: PeerSettings,
+        services: ConsumerServices,
+        runners: Runners,
+        slots: Slots,
+        consumers: ActiveConsumers,
+        entrance: Entrance,
+    ) -> None:
         self._settings = settings
+        self._services = services
         self._runners = runners
         self._slots = slots
-        self._stations = stations
+        self._consumers = consumers
+        self._entrance = entrance
+
+    async def _check_free(self, queue: str) -> tuple[QueueKeys, ...]:
+        """The keys of all shards of `queue`; UsageError if the peer cannot serve it, or does already."""
+        keys, sharding = QueueKeys.of(self._settings.prefix, queue), self._settings.sharding
+        shards = (keys,) if sharding is None else await sharding.of(keys)
+        if self._consumers.closed:
+            raise UsageError(f"queue {queue!r}: this peer has left the mesh; join again for another one")
+        if any(self._consumers.get(keys.name) is not None for keys in shards):
+            raise UsageError(
+                f"queue {queue!r} is served by this peer already; use one handler with a higher concurrency"
+            )
+        return shards
 
     async def serve(
         self, queue: str, handler: Callable[[bytes], object], how: Handling, *, task_status: trio.TaskStatus[None]
     ) -> None:
         """Serve a queue until cancelled, or until the peer has left; see ``Peer.serve``. Started means subscribed."""
-        shards = await self._stations.check_free(check_name(queue))
+        shards = await self._check_free(check_name(queue))
         async with AsyncExitStack() as stack:
             place = self._runners.place_of(handler, how.runs_in)
-            stations = self._new_stations(shards, *self._runners.prepare(handler, how.runs_in), how, place)
+            consumers = self._new_consumers(shards, *self._runners.prepare(handler, how.runs_in), how, place)
             if how.on_failure is not None:
-                failing = await self._failure_stations(shards[0], how)
-                await stack.enter_async_context(self._stations.stationed(failing))
-            await stack.enter_async_context(self._stations.stationed(stations))
+                failing = await self._failure_consumers(shards[0], how)
+                await stack.enter_async_context(self._entrance.serving(failing))
+            await stack.enter_async_context(self._entrance.serving(consumers))
             task_status.started()
-            for station in stations:
-                await station.left.wait()
+            for consumer in consumers:
+                await consumer.lifecycle.left.wait()
 
     async def serve_all(
         self, nursery: trio.Nursery, handlers: Iterable[tuple[str, Callable[[bytes], object], Handling]]
@@ -75,32 +92,27 @@ class Serving:
         except BaseExceptionGroup as group:
             raise our_own(group) from None
 
-    def _new_stations(
+    def _new_consumers(
         self, shards: Sequence[QueueKeys], run: Handler, pool: Pool | None, how: Handling, place: RunsIn
-    ) -> list[HandlerStation]:
-        """One station for each shard; together they have the concurrency and the priority of the queue."""
+    ) -> list[HandlerConsumer]:
+        """One consumer for each shard; together they have the concurrency and the priority of the queue."""
         limit = None if how.concurrency is None else Pool(how.concurrency)
         priority = how.priority if len(shards) == 1 else how.priority / len(shards)
         run = with_middleware(run, self._settings.middleware, place)
-        stations = [
-            HandlerStation(
-                *(keys, self._stations.membership, self._stations.capacity, how.policy, run, limit, self._slots.run),
-                size=how.size,
-                priority=priority,
-                pool=pool,
+        return [
+            HandlerConsumer(
+                *(keys, self._services, how.policy, Share(how.size, priority, pool, limit), run, self._slots.run),
+                state=self._runners.state_in(place),
             )
             for keys in shards
         ]
-        for station in stations:
-            station.state = self._runners.state_in(place)
-        return stations
 
-    async def _failure_stations(self, keys: QueueKeys, how: Handling) -> list[HandlerStation]:
+    async def _failure_consumers(self, keys: QueueKeys, how: Handling) -> list[HandlerConsumer]:
         """Where the failure jobs of a queue are handled. An async function runs on the mesh's loop for async functions, unless
         the handler names a loop; a plain function runs in a thread.
         """
         queue = keys.queue
-        shards = await self._stations.check_free(QueueKeys(keys.prefix, queue, failures=True).name)
+        shards = await self._check_free(QueueKeys(keys.prefix, queue, failures=True).name)
         on_failure: Any = how.on_failure
         if hasattr(on_failure, "__worqr_handler__"):  # a declared function takes the record, not an encoded payload
             on_failure = on_failure.__wrapped__
@@ -110,28 +122,28 @@ class Serving:
         async def run(_task: bytes) -> object:
             return await cast("Any", handle)(failed_of(current(), queue))
 
-        note = ops.note_queues(self._stations.membership.keys, [failures.name for failures in shards])
-        self._link.post(note, lambda _word, _failure: None, patience=self._link.settings.patience)
+        note = ops.note_queues(RegistryKeys(keys.prefix), [failures.name for failures in shards])
+        link = self._services.link
+        link.post(note, lambda _word, _failure: None, patience=link.settings.patience)
         place = self._runners.place_of(on_failure, loop)
-        return self._new_stations(shards, named_after(on_failure, run), pool, Handling(how.failing or PATIENT), place)
+        return self._new_consumers(shards, named_after(on_failure, run), pool, Handling(how.failing or PATIENT), place)
 
     @asynccontextmanager
     async def work(self, queue: str, retry: RetryPolicy | None, keep_failed: int) -> AsyncGenerator[Claims]:
         """Take the tasks of a queue by hand, inside this block; see ``Peer.work``."""
         check_name(queue)
         policy, size = policy_for(retry, keep_failed=keep_failed), self._settings.max_payload
-        shards = await self._stations.check_free(queue)
-        desk = Desk()
+        shards = await self._check_free(queue)
+        buffer = ClaimBuffer()
         priority = 100 if len(shards) == 1 else 100 / len(shards)
         for keys in shards:
-            station = HandStation(
-                *(keys, self._stations.membership, self._stations.capacity, policy, desk),
+            ManualConsumer(
+                *(keys, self._services, policy, Share(priority=priority), buffer),
                 max_result=size,
-                priority=priority,
+                state=self._settings.state,
             )
-            station.state = self._settings.state
-        claims = Claims(desk)
-        async with self._stations.stationed(desk.stations):
+        claims = Claims(buffer)
+        async with self._entrance.serving(buffer.consumers):
             try:
                 yield claims
             finally:

@@ -31,7 +31,7 @@ from worqr.peer.complaints import Complaints
 from worqr.script_call import Call
 
 if TYPE_CHECKING:
-    from worqr.peer.session import Registration
+    from worqr.peer.registration import Registration
 
 logger: logging.Logger = logging.getLogger(__name__)
 

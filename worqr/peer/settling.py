@@ -32,8 +32,8 @@ from worqr.script_call import Call
 from worqr.validation import encode_json
 
 if TYPE_CHECKING:
-    from worqr.peer.consumer import Station
-    from worqr.peer.session import Registration
+    from worqr.peer.consumer import QueueConsumer
+    from worqr.peer.registration import Registration
     from worqr.peer.settings import Onlooker
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -57,18 +57,20 @@ class Settler:
         self._max_result = max_result
         self._onlooker = onlooker
         self._flusher: trio.lowlevel.Task | None = None
-        self._dirty: dict[Station, list[int]] = {}
-        self._results: dict[Station, dict[int, Result]] = {}
-        self._stopped: dict[Station, list[int]] = {}
+        self._dirty: dict[QueueConsumer, list[int]] = {}
+        self._results: dict[QueueConsumer, dict[int, Result]] = {}
+        self._stopped: dict[QueueConsumer, list[int]] = {}
         self._flush_soon = False
 
     def ended(self, context: Context, returned: bool, error: BaseException | None) -> None:
         """A handler's run ended: settle its claim according to the outcome."""
         if context._settled:
+            self.touch()
             return
         reason = context.cancel_reason
         if reason == "lost" or context._registration.dead:
             context._settled = True
+            self.touch()
         elif returned:
             if reason == "timeout":
                 log_late(context)
@@ -128,12 +130,12 @@ class Settler:
                     log_finished(station, claims)
                 self._send_finishes(station, claims, results.get(station))
         if self._stopped:
-            for station in [station for station in self._stopped if not station.unwinding]:
+            for station in [station for station in self._stopped if not station.lifecycle.holds_stops]:
                 claims = sorted(self._stopped.pop(station), reverse=True)  # newest first: restores the old order
                 self._send(station, claims, ops.stop_tasks)
         self._flushed()
 
-    def _send(self, station: Station, claims: list[int], settle: Callable[..., Call[Any]]) -> None:
+    def _send(self, station: QueueConsumer, claims: list[int], settle: Callable[..., Call[Any]]) -> None:
         registration = station.registration
         if registration is None or registration.dead:
             return
@@ -141,7 +143,7 @@ class Settler:
         for start in range(0, len(claims), MAX_ITEMS):
             self._settles.send(station.keys, registration, claims[start : start + MAX_ITEMS], make, answered)
 
-    def _send_finishes(self, station: Station, claims: list[int], results: dict[int, Result] | None) -> None:
+    def _send_finishes(self, station: QueueConsumer, claims: list[int], results: dict[int, Result] | None) -> None:
         registration = station.registration
         if not results:
             self._send(station, claims, ops.finish_tasks)
@@ -156,7 +158,7 @@ class Settler:
         self._results.clear()
         self._stopped.clear()
 
-    def left(self, station: Station) -> None:
+    def left(self, station: QueueConsumer) -> None:
         """The queue was left: its stopped claims went back with all other claims of the worker."""
         self._stopped.pop(station, None)
 
@@ -166,7 +168,7 @@ class Settler:
         self._stopped.setdefault(context._station, []).append(context.fence)
         self.touch()
 
-    def give_back(self, station: Station, claims: Iterable[int]) -> None:
+    def give_back(self, station: QueueConsumer, claims: Iterable[int]) -> None:
         """Give claims back to the front, uncounted, with the next flush, and after the finishes that wait for it."""
         self._stopped.setdefault(station, []).extend(claims)
         self.touch()
@@ -198,7 +200,7 @@ class Settler:
         self._settles.send(context._station.keys, context._registration, [context.fence], lambda _: call, answered)
 
 
-def _answered(station: Station, ended: dict[int, str] | None, _failure: Exception | None) -> None:
+def _answered(station: QueueConsumer, ended: dict[int, str] | None, _failure: Exception | None) -> None:
     """Log the claims that did not end as requested; `Settles` logs refusals."""
     for claim, word in (ended or {}).items():
         if word == "lost":
@@ -215,7 +217,7 @@ def _answered(station: Station, ended: dict[int, str] | None, _failure: Exceptio
             emit(logger, "task.dropped", text, queue=station.queue, claim=claim)
 
 
-def finisher(station: Station, registration: Registration, results: Mapping[int, Result]) -> Make:
+def finisher(station: QueueConsumer, registration: Registration, results: Mapping[int, Result]) -> Make:
     """Make the call that finishes some claims, with their results."""
 
     def make(claims: Sequence[int]) -> Call[dict[int, str]]:

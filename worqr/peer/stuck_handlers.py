@@ -1,4 +1,4 @@
-"""Stuck handlers: runs that were cancelled, for any reason, and do not end.
+"""`StuckHandlerMonitor`: reports runs that were cancelled, for any reason, and do not end.
 
 Such a run cannot be ended from outside: a coroutine that swallows Trio's cancellation, a thread that does not check for it, a
 task that blocks its asyncio loop. After a while it is logged, once, with the name and the stack of its handler. Its slot is
@@ -13,21 +13,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 import trio
 
 from worqr.log_events import emit_fields
-from worqr.peer.consumer import HandlerStation
+from worqr.peer.consumer import HandlerConsumer, QueueConsumer
 from worqr.peer.context import Context
 from worqr.peer.in_step import next_step
 from worqr.peer.running import name_of
-from worqr.peer.stacks import describe
+from worqr.peer.stacks import Frames, describe
 from worqr.peer.task_log import RUN, run_fields
-
-if TYPE_CHECKING:
-    from worqr.peer.consumer import Station
-    from worqr.peer.running import Slots
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -38,13 +33,15 @@ OVERDUE_AFTER = 1.0
 TRIO_REMEDY = "it swallows trio.Cancelled, or shields itself from it: let it pass, and put a deadline on each shield"
 
 
-class Stuck:
+class StuckHandlerMonitor:
     """Watches the cancelled runs of one peer; `after`: seconds until one counts as stuck. Changed only in the loop."""
 
-    def __init__(self, stations: Callable[[], Iterable[Station]], slots: Slots, *, after: float) -> None:
+    def __init__(
+        self, consumers: Iterable[QueueConsumer], frames_of: Callable[[Context], Frames], *, after: float
+    ) -> None:
         self.after: float = after
-        self._stations = stations
-        self._slots = slots
+        self._consumers = consumers
+        self._frames_of = frames_of
         self._since: dict[Context, float] = {}
         self._reported: set[Context] = set()
         self._overdue: set[Context] = set()
@@ -58,12 +55,12 @@ class Stuck:
     def look_once(self) -> None:
         """Note which runs have been cancelled, log those that were cancelled long ago, forget those that ended.
 
-        A run is found in its station's `running`, also after the queue was left without it.
+        A run is found in its consumer's `running`, also after the queue was left without it.
         """
         now = trio.current_time()
-        for station in self._stations():
-            if isinstance(station, HandlerStation):
-                for context in station.running.values():
+        for consumer in self._consumers:
+            if isinstance(consumer, HandlerConsumer):
+                for context in consumer.running.values():
                     if context.cancel_reason is not None:
                         self._since.setdefault(context, now)
         for context, since in tuple(self._since.items()):
@@ -96,7 +93,7 @@ class Stuck:
         fields = {**self.fields(context), "duration": round(seconds, 1), "reason": context.cancel_reason}
         emit_fields(logger, "task.stuck", text, fields)
         elsewhere = context._elsewhere
-        context._station.give_slot_away(context, place=elsewhere is not None and elsewhere.replace())
+        context._station.release_slot_of_stuck_run(context, place=elsewhere is not None and elsewhere.replace())
 
     def _forget(self, context: Context, seconds: float) -> None:
         del self._since[context]
@@ -118,4 +115,4 @@ class Stuck:
         """The current stack of its handler, as in a traceback."""
         elsewhere = context._elsewhere
         where = "" if elsewhere is None else elsewhere.where()
-        return where or describe(self._slots.frames_of(context))
+        return where or describe(self._frames_of(context))

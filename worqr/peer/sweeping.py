@@ -20,7 +20,7 @@ from worqr.keys import RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.peer.complaints import Complaints
-from worqr.peer.session import LEASE
+from worqr.peer.registration import LEASE
 
 if TYPE_CHECKING:
     from worqr.peer.engine import Engine

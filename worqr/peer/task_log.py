@@ -28,7 +28,7 @@ from worqr.tracebacks import one_line, shortened, text_of, users_traceback
 from worqr.validation import from_ms
 
 if TYPE_CHECKING:
-    from worqr.peer.consumer import Station
+    from worqr.peer.consumer import QueueConsumer
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def note_started(contexts: Iterable[Context]) -> None:
         emit_fields(logger, "task.started", RUN, fields)
 
 
-def log_finished(station: Station, claims: Sequence[int]) -> None:
+def log_finished(station: QueueConsumer, claims: Sequence[int]) -> None:
     """Log that these runs have ended well; drop the stored data of those that have ended otherwise."""
     now, begun = time.monotonic(), station.begun
     for claim in claims:

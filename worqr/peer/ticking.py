@@ -27,7 +27,7 @@ from worqr.log_events import emit, emit_fields
 from worqr.ops import Due, ScheduleRow, Tick
 from worqr.peer.complaints import Complaints
 from worqr.peer.declaring import REDECLARE, Declarer
-from worqr.peer.session import LEASE
+from worqr.peer.registration import LEASE
 from worqr.peer.sweeping import NODE_PATIENCE
 from worqr.shard_layout import shard_of
 

@@ -17,8 +17,8 @@ from worqr.validation import Seconds, check_task
 from worqr.validation import seconds as seconds_of
 
 if TYPE_CHECKING:
-    from worqr.peer.consumer import Station
-    from worqr.peer.session import Registration
+    from worqr.peer.consumer import QueueConsumer
+    from worqr.peer.registration import Registration
 
 _MOST: Final = 16 * 1024 * 1024
 
@@ -51,7 +51,7 @@ class DirectContext(Context):
     def __init__(self, entry: list[bytes], state: object) -> None:
         station = _Nowhere(state)
         fence = time.time_ns() // 1000
-        super().__init__(cast("Station", station), cast("Registration", None), fence, entry)
+        super().__init__(cast("QueueConsumer", station), cast("Registration", None), fence, entry)
         self.reported: list[tuple[float | None, str]] = station.said
         self.extended: list[float] = []
 

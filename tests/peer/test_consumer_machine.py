@@ -1,0 +1,281 @@
+"""A consumer and its scheduler on random events, without a server: every request, reservation and end is as the model says.
+
+The model is the tables of `ClaimRequest` and `Lifecycle` in the fewest words. Session, settles and link answer as the machine
+chooses. A run is the same each time; ``WORQR_MACHINE_EXAMPLES=5000`` makes it a long one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from worqr.errors import RefusedByServer
+from worqr.keys import QueueKeys
+from worqr.ops import Started
+from worqr.peer.consumer import ConsumerServices, HandlerConsumer
+from worqr.peer.lifecycle import Phase
+from worqr.peer.registration import Registration
+from worqr.peer.scheduler import Pool, Scheduler, Share
+from worqr.policy import Policy
+
+EXAMPLES = int(os.environ.get("WORQR_MACHINE_EXAMPLES", "100"))
+SHUTDOWN = ("drain", "skip_grace", "cancel", "return_claims", "leave")
+
+
+class Model:
+    """What a consumer that has the scheduler to itself should do. `sent`: how many tasks each of its requests was for."""
+
+    def __init__(self, size: int, concurrency: int, pool: int, limit: int) -> None:
+        self.size, self.concurrency, self.pool, self.limit = size, concurrency, pool, limit
+        self.wants = self.again = self.wakeup = self.live = False
+        self.in_flight: int | None = None
+        self.phase = Phase.NEW
+        self.running: list[int] = []
+        self.freed: dict[int, bool] = {}
+        """Stuck runs whose units were freed, and whether their place in the pool was freed too."""
+        self.rejected: list[int] = []
+        self.sent: list[int] = []
+
+    @property
+    def held(self) -> int:
+        return len(self.running) - len(self.freed) + (self.in_flight or 0)
+
+    @property
+    def places(self) -> int:
+        return len(self.running) - sum(self.freed.values()) + (self.in_flight or 0)
+
+    def send(self, wanted: int) -> None:
+        self.in_flight, self.again, self.wakeup = wanted, False, False
+        self.sent.append(wanted)
+
+    def dispatch(self) -> None:
+        """Request what fits; forward a wake-up for which nothing fits."""
+        fits = (self.concurrency - self.held * self.size) // self.size
+        fits = min(fits, self.pool - self.places, self.limit - self.held)
+        if self.wants and self.live and self.phase < Phase.DRAINING and self.in_flight is None and fits > 0:
+            self.send(fits)
+        if self.wakeup and self.live and self.in_flight is None:
+            self.send(0)
+
+    def request_soon(self) -> None:
+        if self.phase < Phase.DRAINING:
+            self.wants = self.again = True
+            if self.in_flight is None:
+                self.dispatch()
+
+    def wake(self) -> None:
+        self.wakeup = True
+        self.request_soon()
+        if self.wakeup and self.live and self.in_flight is None:
+            self.send(0)
+
+    def answered(self, claims: list[int] | None, *, more: bool = False, dead: bool = False) -> None:
+        """A reply; None: the server refused the request."""
+        wanted, self.in_flight = self.in_flight, None
+        if dead or self.phase >= Phase.STOPPING:
+            self.rejected += [] if dead or claims is None or self.phase >= Phase.DETACHED else claims
+        elif claims is None:
+            self.wants = False
+        else:
+            self.wants = self.again or more if wanted else self.wants
+            self.running += claims
+        self.dispatch()
+
+    def ended(self, claim: int) -> None:
+        self.running.remove(claim)
+        self.freed.pop(claim, None)
+
+
+class Machine(RuleBasedStateMachine):
+    """Both, on the same events."""
+
+    @initialize(size=st.integers(1, 3), concurrency=st.integers(3, 9), pool=st.integers(1, 6), limit=st.integers(1, 6))
+    def begin(self, size: int, concurrency: int, pool: int, limit: int) -> None:
+        self.model = Model(size, concurrency, pool, limit)
+        self.scheduler, self.share = Scheduler(concurrency), Share(size, 100, Pool(pool), Pool(limit))
+        self.scheduler.dispatch_with(lambda: None)
+        self.sent: list[int] = []
+        self.given_back: list[int] = []
+        self.accepted: list[int] = []
+        self.rechecks = self.first = 0
+        self.deliver: Callable[[Started | None, Exception | None], None] | None = None
+        self.registration = Registration("w")
+        settles: Any = SimpleNamespace(crowded=set(), give_back=lambda _k, _r, claims: self.given_back.extend(claims))
+        session: Any = SimpleNamespace(beat_is_fresh=lambda: True, lost=self._lost)
+        nothing: Any = None
+        link: Any = self
+        services = ConsumerServices(link, session, settles, self.scheduler, self._recheck, nothing, nothing)
+        self.consumer = HandlerConsumer(
+            QueueKeys("t", "Q1"), services, Policy(), self.share, nothing, lambda run: self.accepted.append(run.fence)
+        )
+        self.scheduler.add(self.consumer)
+
+    def post(self, call: Any, deliver: Any, *, owner: Registration) -> None:
+        """What the consumer sends: never a second request while one is under way, and none after the death of the worker."""
+        assert self.deliver is None
+        assert owner is self.registration
+        assert not owner.dead
+        self.deliver = deliver
+        self.sent.append(int(call.args[2]))
+
+    def _recheck(self, _consumer: object) -> None:
+        self.rechecks += 1
+
+    def _lost(self, registration: Registration, _why: str) -> None:
+        registration.end()
+
+    @property
+    def is_leaving(self) -> bool:
+        return self.model.phase >= Phase.DRAINING
+
+    # Under which worker id
+
+    @precondition(lambda self: not self.model.live and not self.is_leaving)
+    @rule()
+    def admit(self) -> None:
+        if self.registration.dead:
+            self.registration = Registration("w")
+        self.consumer.admission.enter(self.registration, 1)
+        assert not self.consumer.admission.is_live
+        self.consumer.admission.admit()
+        self.consumer.lifecycle.admitted()
+        self.model.live, self.model.phase = True, max(self.model.phase, Phase.SERVING)
+
+    @precondition(lambda self: self.model.live)
+    @rule()
+    def die(self) -> None:
+        self.registration.end()
+        self.model.live = False
+
+    # Reasons to request
+
+    @rule()
+    def request_soon(self) -> None:
+        self.consumer.request_soon()
+        self.model.request_soon()
+
+    @rule()
+    def wake(self) -> None:
+        self.consumer.on_wakeup()
+        self.model.wake()
+
+    @rule()
+    def dispatch(self) -> None:
+        self.scheduler.dispatch()
+        self.model.dispatch()
+
+    # Replies
+
+    def _answer(self, started: Started | None, failure: Exception | None) -> None:
+        deliver, self.deliver = self.deliver, None
+        assert deliver is not None
+        deliver(started, failure)
+
+    @precondition(lambda self: self.deliver is not None)
+    @rule(n=st.integers(0, 6), word=st.sampled_from(["ok", "late", "short", "paused"]), recheck=st.booleans())
+    def reply(self, n: int, word: str, recheck: bool) -> None:
+        n = 0 if word == "paused" else min(n, self.sent[-1])
+        self.first += 100
+        if recheck:
+            self.consumer.request.recheck()
+        rechecks, dead = self.rechecks, self.registration.dead
+        used = not dead and self.model.phase < Phase.STOPPING
+        pending = self.consumer.request.recheck_on_reply
+        claims = list(range(self.first, self.first + n))
+        accepted = len(self.accepted)
+        self.model.answered(claims, more=word in {"ok", "late"}, dead=dead)
+        self._answer(Started(word, self.first, [b"task"] * n, 2), None)
+        assert self.rechecks == rechecks + (used and pending)
+        assert self.accepted[accepted:] == (claims if used else [])
+
+    @precondition(lambda self: self.deliver is not None)
+    @rule()
+    def refuse(self) -> None:
+        self.model.answered(None, dead=self.registration.dead)
+        self._answer(None, RefusedByServer("a key of a wrong type"))
+
+    @precondition(lambda self: self.deliver is not None)
+    @rule()
+    def not_serving(self) -> None:
+        model = self.model
+        if model.phase < Phase.STOPPING:
+            model.live, model.in_flight = False, None
+        else:
+            model.answered([], dead=self.registration.dead)
+        self._answer(Started("not_serving", 0, []), None)
+
+    # Runs
+
+    @precondition(lambda self: self.model.running)
+    @rule(k=st.integers(0, 5))
+    def end(self, k: int) -> None:
+        claim = self.model.running[k % len(self.model.running)]
+        run = self.consumer.running[claim]
+        for _ in range(2):  # a second time is ignored
+            self.consumer.ended(run)
+        self.model.ended(claim)
+
+    @precondition(lambda self: self.model.running)
+    @rule(k=st.integers(0, 5), place=st.booleans())
+    def stuck(self, k: int, place: bool) -> None:
+        claim = self.model.running[k % len(self.model.running)]
+        self.consumer.release_slot_of_stuck_run(self.consumer.running[claim], place=place)
+        self.model.freed[claim] = place or self.model.freed.get(claim, False)
+
+    # Leaving
+
+    @precondition(lambda self: self.model.phase < Phase.LEFT)
+    @rule(step=st.sampled_from(SHUTDOWN))
+    def shut_down(self, step: str) -> None:
+        for each in SHUTDOWN[: SHUTDOWN.index(step) + 1]:
+            getattr(self.consumer.lifecycle, each)()
+        phases = (Phase.DRAINING, Phase.STOPPING, Phase.CANCELLING, Phase.RETURNING, Phase.LEFT)
+        self.model.phase = max(self.model.phase, phases[SHUTDOWN.index(step)])
+
+    # What must be equal
+
+    @invariant()
+    def the_consumer_is_as_the_model_says(self) -> None:
+        model, consumer = self.model, self.consumer
+        request = consumer.request
+        assert self.sent == model.sent
+        assert (request.in_flight, request.reserved) == (model.in_flight is not None, model.in_flight or 0)
+        assert request.wakeup_pending == model.wakeup
+        assert request.is_wanted == model.wants
+        assert consumer.lifecycle.phase is model.phase
+        assert sorted(consumer.running) == sorted(model.running)
+        assert consumer.lifecycle.rejected_claims == model.rejected
+
+    @invariant()
+    def the_books_are_right(self) -> None:
+        model, scheduler, share = self.model, self.scheduler, self.share
+        assert share.held == model.held
+        assert scheduler.room == scheduler.concurrency - model.held * model.size
+        assert scheduler.used == (model.held - (model.in_flight or 0)) * model.size
+        assert share.pool is not None
+        assert share.limit is not None
+        assert (share.pool.taken, share.limit.taken) == (model.places, model.held)
+
+    @invariant()
+    def no_claim_is_forgotten(self) -> None:
+        """Each claim that arrived in a reply runs, has ended, or goes back."""
+        assert not {*self.consumer.running} & {*self.consumer.lifecycle.rejected_claims, *self.given_back}
+
+
+def test_a_consumer_does_what_its_tables_say() -> None:
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        Machine, settings=settings(max_examples=EXAMPLES, stateful_step_count=50, deadline=None, derandomize=True)
+    )

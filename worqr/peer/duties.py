@@ -1,0 +1,171 @@
+"""The duties of a peer, grouped by what they are about: its runs, and its queues.
+
+Here: which duties there are, and what each is given. A duty is given what it uses, and never the engine. The session, the leader
+and the lifetime of all duties are in `worqr.peer.engine`.
+"""
+
+# The private fields of Context are hidden from users, not from its neighbours.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from worqr.keys import RegistryKeys
+from worqr.link import Link
+from worqr.peer.adaptive_concurrency import AdaptiveConcurrency
+from worqr.peer.consumer import ConsumerServices
+from worqr.peer.consumer_shutdown import ConsumerShutdown
+from worqr.peer.consumers import ActiveConsumers
+from worqr.peer.context import Context
+from worqr.peer.control_channel import ControlChannel
+from worqr.peer.deadlines import Deadlines
+from worqr.peer.departures import Departures
+from worqr.peer.entrance import Entrance
+from worqr.peer.mapping import WorkMapRefresher
+from worqr.peer.noting import note_forever
+from worqr.peer.progress import ProgressReporter
+from worqr.peer.reconciler import Reconciler
+from worqr.peer.registration import Registration
+from worqr.peer.runners import Runners
+from worqr.peer.running import Slots
+from worqr.peer.scheduler import Scheduler
+from worqr.peer.serving import Serving
+from worqr.peer.session import Session
+from worqr.peer.settings import PeerSettings
+from worqr.peer.settles import Settles
+from worqr.peer.settling import Settler
+from worqr.peer.stuck_handlers import StuckHandlerMonitor
+from worqr.peer.waiting_queues import WaitingQueues
+from worqr.peer.wrong_loop import error_of_run
+
+
+@dataclass(frozen=True, slots=True)
+class RunDuties:
+    """The duties of one peer that are about runs: where they run, how many, and how they end."""
+
+    scheduler: Scheduler
+    runners: Runners
+    deadlines: Deadlines
+    slots: Slots
+    settles: Settles
+    settler: Settler
+    progress: ProgressReporter
+    concurrency: AdaptiveConcurrency
+
+    async def start(self, nursery: trio.Nursery) -> None:
+        """Start their tasks. Returns when handlers can run."""
+        await nursery.start(self.slots.run_forever)
+        await nursery.start(self.runners.run_forever)
+        nursery.start_soon(self.settler.flush_forever)
+        nursery.start_soon(self.settles.try_again_forever)
+        nursery.start_soon(self.deadlines.watch_forever)
+        nursery.start_soon(self.progress.send_forever)
+        nursery.start_soon(self.concurrency.pace_forever)
+
+
+def run_duties(settings: PeerSettings, link: Link, interrupted: Callable[[KeyboardInterrupt], None]) -> RunDuties:
+    """Make them. `interrupted` is called when Ctrl-C arrives in a handler."""
+    scheduler, settles, deadlines = Scheduler(settings.concurrency), Settles(link), Deadlines()
+    settler = Settler(*(link, settles, scheduler.dispatch), max_result=settings.max_payload, onlooker=settings.onlooker)
+    scheduler.dispatch_with(settler.touch)
+
+    def ended(context: Context, returned: bool, error: BaseException | None) -> None:
+        settler.ended(context, returned, error if error is None else error_of_run(context, error))
+        context._station.ended(context)
+
+    return RunDuties(
+        scheduler=scheduler,
+        runners=Runners(settings),
+        deadlines=deadlines,
+        slots=Slots(ended, interrupted, deadlines),
+        settles=settles,
+        settler=settler,
+        progress=ProgressReporter(link),
+        concurrency=AdaptiveConcurrency(scheduler),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDuties:
+    """The duties of one peer that are about queues: entering, claiming, comparing and leaving."""
+
+    link: Link
+    keys: RegistryKeys
+    consumers: ActiveConsumers
+    reconciler: Reconciler
+    work_map: WorkMapRefresher
+    stuck: StuckHandlerMonitor
+    shutdown: ConsumerShutdown
+    entrance: Entrance
+    serving: Serving
+    waiting: WaitingQueues
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """Start their tasks."""
+        nursery.start_soon(self.stuck.watch_forever)
+        nursery.start_soon(note_forever, self.link, self.keys, self.consumers.names)
+        nursery.start_soon(self.reconciler.check_forever)
+        nursery.start_soon(self.reconciler.compare_forever)
+        nursery.start_soon(self.work_map.map_forever)
+
+    def forget_claims(self, registration: Registration) -> None:
+        """A registration was declared dead: its running tasks are lost."""
+        for consumer in self.consumers:
+            for context in tuple(consumer.running.values()):
+                if context._registration is registration:
+                    context._cancel("lost")
+
+
+def queue_duties(
+    settings: PeerSettings,
+    link: Link,
+    session: Session,
+    runs: RunDuties,
+    leads: Callable[[], bool],
+    spawn: Callable[[Callable[[], Awaitable[Any]]], bool],
+) -> QueueDuties:
+    """Make them.
+
+    Args:
+        settings: of the peer.
+        link: of the peer.
+        session: of the peer.
+        runs: its other duties.
+        leads: the peer is the leader of the mesh.
+        spawn: runs a task behind the shield of the engine; returns False if the engine does not run.
+    """
+    keys, consumers = RegistryKeys(settings.prefix), ActiveConsumers()
+    departures = Departures(link, keys, runs.settles, spawn)
+    reconciler = Reconciler(
+        *(link, consumers), unaccepted=runs.settles.claims_of, give_back=runs.settler.give_back, lost=session.lost
+    )
+    channel = ControlChannel(link, reconciler, leads, consumers.is_served_anew)
+    stuck = StuckHandlerMonitor(consumers, runs.slots.frames_of, after=settings.stuck_after)
+    shutdown = ConsumerShutdown(consumers, runs.settler, runs.settles, departures, stuck.fields, spawn)
+    entrance = Entrance(link, keys, session, runs.scheduler, consumers, channel, departures, shutdown)
+    services = ConsumerServices(
+        link=link,
+        session=session,
+        settles=runs.settles,
+        scheduler=runs.scheduler,
+        recheck=reconciler.recheck,
+        report_progress=runs.progress.report,
+        extend_deadline=runs.deadlines.extends,
+    )
+    return QueueDuties(
+        link=link,
+        keys=keys,
+        consumers=consumers,
+        reconciler=reconciler,
+        work_map=WorkMapRefresher(link, keys, consumers, departures, session.lost),
+        stuck=stuck,
+        shutdown=shutdown,
+        entrance=entrance,
+        serving=Serving(settings, services, runs.runners, runs.slots, consumers, entrance),
+        waiting=WaitingQueues(settings.prefix, consumers),
+    )

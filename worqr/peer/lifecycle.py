@@ -1,0 +1,127 @@
+"""The phases of a consumer, from the moment it is made until its queue has been left.
+
+Not here: what leaving does in each phase (`worqr.peer.consumer_shutdown`), and the place of a consumer in its queue under a
+worker id, which changes while it serves (`worqr.peer.admission`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+
+import trio
+
+
+class Phase(IntEnum):
+    """The phases of a consumer, in their order; `Lifecycle` has the table."""
+
+    NEW = 0
+    SERVING = 1
+    DRAINING = 2
+    STOPPING = 3
+    CANCELLING = 4
+    RETURNING = 5
+    DETACHED = 6
+    LEFT = 7
+
+
+class Lifecycle:
+    """The phase of one consumer. A phase is never followed by an earlier one. Changed only in the loop.
+
+    ==========  ======================================  ========  =============  ==========  ================================
+    phase       begins with                             requests  forwards       uses        claims that are stopped
+                                                        tasks     a wake-up      replies
+    ==========  ======================================  ========  =============  ==========  ================================
+    NEW         its creation; also while it enters      no        no             no          -
+    SERVING     `admitted`: its queue has admitted it   yes       yes            yes         go back at once
+    DRAINING    `drain`: the queue is to be left        no        yes            yes         go back at once
+    STOPPING    `skip_grace`: the grace is over         no        yes            no          go back at once
+    CANCELLING  `cancel`: its runs are cancelled        no        yes            no          go back together with the queue
+    RETURNING   `return_claims`: runs do not end, or    no        yes            no          go back at once
+                another consumer has the queue
+    DETACHED    `detach`: runs were left behind         no        yes            no          go back at once
+    LEFT        `leave`: the queue was left             no        no             no          nothing is stopped any more
+    ==========  ======================================  ========  =============  ==========  ================================
+
+    Every later phase can follow an earlier one directly; a call for the present phase or for an earlier one changes nothing.
+    The second and the third column also need a live registration that the queue has admitted.
+
+    Attributes:
+        phase: see the table.
+        entering: the scope in which the queue is entered for the first time; cancelled by `drain`.
+        grace_over: set from STOPPING on.
+        left: set from DETACHED on: a call that waits for the queue to be left goes on.
+        idle: set when the last run has ended and when a reply has arrived.
+        rejected_claims: claims of replies that were not used. They go back with the queue.
+    """
+
+    def __init__(self) -> None:
+        self.phase: Phase = Phase.NEW
+        self.entering: trio.CancelScope = trio.CancelScope()
+        self.grace_over: trio.Event = trio.Event()
+        self.left: trio.Event = trio.Event()
+        self.idle: trio.Event = trio.Event()
+        self.rejected_claims: list[int] = []
+
+    @property
+    def is_leaving(self) -> bool:
+        """Tasks are not requested any more."""
+        return self.phase >= Phase.DRAINING
+
+    @property
+    def holds_stops(self) -> bool:
+        """Claims that are stopped need no request of their own: they go back together with the queue."""
+        return self.phase is Phase.CANCELLING or self.phase is Phase.LEFT
+
+    def admitted(self) -> None:
+        """The queue has admitted the consumer."""
+        self._advance(Phase.SERVING)
+
+    def drain(self) -> bool:
+        """Request no more tasks, and stop entering the queue. Return False if it was being left already."""
+        if self.phase >= Phase.DRAINING:
+            return False
+        self.phase = Phase.DRAINING
+        self.entering.cancel()
+        return True
+
+    def skip_grace(self) -> None:
+        """End the grace of running tasks. Replies that arrive from now on are not used."""
+        self._advance(Phase.STOPPING)
+        self.grace_over.set()
+
+    def cancel(self) -> None:
+        """Running tasks are cancelled now."""
+        self._advance(Phase.CANCELLING)
+
+    def return_claims(self) -> None:
+        """Claims go back one by one from now on."""
+        self._advance(Phase.RETURNING)
+
+    def detach(self) -> None:
+        """The queue counts as left, except for runs that were left behind."""
+        self._advance(Phase.DETACHED)
+        self.left.set()
+
+    def leave(self) -> None:
+        """The queue was left."""
+        self._advance(Phase.LEFT)
+        self.left.set()
+
+    def _advance(self, phase: Phase) -> None:
+        if self.phase < phase:
+            self.phase = phase
+
+    def reject(self, claims: Iterable[int]) -> None:
+        """Keep the claims of a reply that is not used."""
+        self.rejected_claims += claims
+
+    def take_rejected(self) -> list[int]:
+        """Return these claims, once."""
+        rejected, self.rejected_claims = self.rejected_claims, []
+        return rejected
+
+    async def wait_idle(self) -> None:
+        """Wait until the last run ends or a reply arrives."""
+        self.idle = trio.Event()
+        await self.idle.wait()

@@ -1,0 +1,347 @@
+"""Claims by hand: the application takes tasks itself, one by one or in batches, and settles each.
+
+Only as many tasks are claimed as the application waits for. `Claims` is what the application iterates over. A `ManualConsumer`
+claims for it, one for each shard of the queue, and `ClaimBuffer` holds what no call has taken yet. Claims that are not settled
+when the block ends return to the front of the queue, uncounted.
+"""
+
+# The private fields of Claim are hidden from users, not from its neighbours.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import trio
+
+from worqr.errors import ClaimLost, Unavailable, UsageError
+from worqr.keys import QueueKeys
+from worqr.ops import MAX_ITEMS, Result
+from worqr.peer.claims import Claim
+from worqr.peer.consumer import ConsumerServices, QueueConsumer
+from worqr.peer.context import Context
+from worqr.peer.registration import Registration
+from worqr.peer.scheduler import Share
+from worqr.peer.settles import Make
+from worqr.peer.settling import finisher
+from worqr.policy import Policy
+from worqr.validation import Seconds, check_count, seconds
+
+
+class ManualConsumer(QueueConsumer):
+    """A queue whose claims go to `Claims`."""
+
+    claim_type = Claim
+
+    def __init__(
+        self,
+        keys: QueueKeys,
+        services: ConsumerServices,
+        policy: Policy,
+        share: Share,
+        buffer: ClaimBuffer,
+        *,
+        max_result: int,
+        state: object = None,
+    ) -> None:
+        super().__init__(keys, services, policy, share, state)
+        self.max_result: int = max_result
+        self.buffer: ClaimBuffer = buffer
+        self._some_ended = trio.Event()
+        buffer.add(self)
+
+    def capacity_wanted(self) -> int:
+        return self.buffer.wanted + self.request.reserved
+
+    def accept(self, contexts: Sequence[Context]) -> None:
+        claims = [context for context in contexts if isinstance(context, Claim)]
+        if self.lifecycle.is_leaving and not self.buffer.is_asked:
+            self.give_back(claims)
+        else:
+            self.buffer.put(claims)
+
+    def close_buffer(self) -> None:
+        """Give back claims that were not taken, and wake all calls that wait: no more will come."""
+        self.give_back(self.buffer.remove(self))
+
+    def withdraw(self, claim: Claim) -> None:
+        """The claim was cancelled: give it back if no call has taken it. A stop settles a cancelled claim too."""
+        if self.buffer.withdraw(claim):
+            self.give_back([claim])
+
+    async def wait_blocks(self) -> None:
+        """Wait until no claim's own block runs any more."""
+        while any(claim._scope is not None for claim in self.running.values()):
+            self._some_ended = trio.Event()
+            await self._some_ended.wait()
+
+    def ended(self, context: Context) -> None:
+        super().ended(context)
+        self._some_ended.set()
+
+    def release(self, claim: Claim) -> None:
+        """Note that the claim is being settled: it may not be settled again, and its units are free.
+
+        Raises:
+            ClaimLost: it went back when its queue was left.
+            ClaimSettled: it was settled before.
+        """
+        claim._settle_now()
+        self.ended(claim)
+        self._scheduler.dispatch_soon()
+
+    def give_back(self, claims: Iterable[Claim]) -> None:
+        """Stop claims of one registration without waiting for the reply. While the queue is being left, that gives them back."""
+        stopped = list(claims)
+        for claim in stopped:
+            self.release(claim)
+        alive = [claim.fence for claim in stopped if not claim._registration.dead]
+        if alive and not self.lifecycle.holds_stops:
+            registration = stopped[0]._registration
+            self._services.settles.give_back(self.keys, registration, alive)
+
+    async def send(self, claims: Sequence[int], make: Make, registration: Registration) -> Any:
+        """Send a settle and wait for the reply; repeat it until the server accepts it or the worker id is dead."""
+        done = trio.Event()
+        answers: list[tuple[Any, Exception | None]] = []
+
+        def deliver(value: Any, failure: Exception | None) -> None:
+            answers.append((value, failure))
+            done.set()
+
+        self._services.settles.send(self.keys, registration, claims, make, deliver)
+        patience = self._services.link.settings.patience
+        with trio.move_on_after(patience):
+            await done.wait()
+        if not answers:
+            raise Unavailable(f"no answer within {patience:g} s; it will be sent until there is one", sent=None)
+        value, failure = answers[0]
+        if failure is not None:
+            raise failure
+        return value
+
+    async def finish(self, claims: Sequence[Claim], results: Mapping[int, Result] | None = None) -> list[Claim]:
+        """Finish claims; return those that were lost."""
+        lost = [claim for claim in claims if claim._settled]
+        alive: dict[Registration, list[Claim]] = {}
+        for claim in claims:
+            if claim._settled:
+                continue
+            self.release(claim)
+            if claim._registration.dead:
+                lost.append(claim)
+            else:
+                alive.setdefault(claim._registration, []).append(claim)
+        for registration, held in alive.items():
+            for start in range(0, len(held), MAX_ITEMS):
+                lost += await self._finish_some(registration, held[start : start + MAX_ITEMS], results)
+        return lost
+
+    async def _finish_some(
+        self, registration: Registration, claims: Sequence[Claim], results: Mapping[int, Result] | None
+    ) -> list[Claim]:
+        make = finisher(self, registration, results or {})
+        try:
+            ended = await self.send([claim.fence for claim in claims], make, registration)
+        except ClaimLost:
+            return list(claims)
+        return [claim for claim in claims if ended.get(claim.fence) == "lost"]
+
+
+class ClaimBuffer:
+    """The claims of one queue that are ready to be taken, and the calls that wait for claims. Changed only in the loop.
+
+    Attributes:
+        consumers: of all shards.
+    """
+
+    def __init__(self) -> None:
+        self.consumers: list[ManualConsumer] = []
+        self._ready: deque[Claim] = deque()
+        self._asked: dict[object, int] = {}
+        self._arrived = trio.Event()
+
+    def add(self, consumer: ManualConsumer) -> None:
+        """Buffer the claims of this shard too."""
+        self.consumers.append(consumer)
+
+    @property
+    def queue(self) -> str:
+        """The queue's name."""
+        return self.consumers[0].queue
+
+    @property
+    def is_leaving(self) -> bool:
+        """The queue is being left: no claims will come any more."""
+        return all(consumer.lifecycle.is_leaving for consumer in self.consumers)
+
+    @property
+    def wanted(self) -> int:
+        """The number of claims that calls of `take` wait for, beyond those that are ready and those that are requested."""
+        asked = (
+            sum(self._asked.values()) - len(self._ready) - sum(consumer.request.reserved for consumer in self.consumers)
+        )
+        return max(0, asked)
+
+    @property
+    def is_asked(self) -> bool:
+        """A call waits for claims."""
+        return bool(self._asked)
+
+    def put(self, claims: Iterable[Claim]) -> None:
+        """Add claims, and wake a call that waits."""
+        self._ready.extend(claims)
+        self._arrived.set()
+
+    def put_back(self, claims: Sequence[Claim]) -> None:
+        """Put claims back that were not taken: the next call gets them first."""
+        for claim in reversed(claims):
+            consumer = consumer_of(claim)
+            if not consumer.lifecycle.is_leaving:
+                self._ready.appendleft(claim)
+            elif not claim._settled:
+                consumer.give_back([claim])
+        self._arrived.set()
+
+    def remove(self, consumer: ManualConsumer) -> list[Claim]:
+        """Take out the claims of this shard, and wake all calls that wait: no more will come from it."""
+        removed = [claim for claim in self._ready if consumer_of(claim) is consumer]
+        self._ready = deque(claim for claim in self._ready if consumer_of(claim) is not consumer)
+        self._arrived.set()
+        return removed
+
+    def withdraw(self, claim: Claim) -> bool:
+        """Take out this claim; return False if a call has taken it."""
+        if claim not in self._ready:
+            return False
+        self._ready.remove(claim)
+        return True
+
+    async def collect(self, n: int) -> list[Claim]:
+        """Return 1 to n claims, as soon as there is one; none once the peer leaves."""
+        key = object()
+        await trio.lowlevel.checkpoint()
+        try:
+            while not self._ready:
+                if self.is_leaving:
+                    return []
+                self._asked[key] = n
+                self._arrived = trio.Event() if self._arrived.is_set() else self._arrived
+                self.consumers[0].scheduler.dispatch()
+                await self._arrived.wait()
+            return [self._ready.popleft() for _ in range(min(n, len(self._ready)))]
+        finally:
+            self._asked.pop(key, None)
+
+    async def finish(self, claims: Sequence[Claim], results: Mapping[int, Result] | None = None) -> list[Claim]:
+        """Finish claims of all shards together; return those that were lost, or raise the first error."""
+        by_consumer: dict[ManualConsumer, list[Claim]] = {}
+        for claim in claims:
+            by_consumer.setdefault(consumer_of(claim), []).append(claim)
+        lost: list[Claim] = []
+        errors: list[Exception] = []
+
+        async def finish(consumer: ManualConsumer, some: Sequence[Claim]) -> None:
+            try:
+                lost.extend(await consumer.finish(some, results))
+            except Exception as error:
+                errors.append(error)
+
+        if len(by_consumer) == 1:
+            return await consumer_of(claims[0]).finish(claims, results)
+        async with trio.open_nursery() as nursery:
+            for consumer, some in by_consumer.items():
+                nursery.start_soon(finish, consumer, some)
+        if errors:
+            raise errors[0]
+        return lost
+
+
+def consumer_of(claim: Claim) -> ManualConsumer:
+    """The consumer that made this claim."""
+    return cast("ManualConsumer", claim._station)
+
+
+class Claims(AsyncIterator[Claim]):
+    """The claims of one queue, as an async iterator; ``peer.work(queue)`` makes it. It ends when the peer leaves.
+
+    A claim counts against the peer's `concurrency` until it is settled. Iteration and `take` pause when the limit is reached.
+    """
+
+    def __init__(self, buffer: ClaimBuffer) -> None:
+        self._buffer = buffer
+        self._open = True
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise UsageError(f"these claims of queue {self._buffer.queue!r} ended with their block: use them inside it")
+
+    async def __anext__(self) -> Claim:
+        self._check_open()
+        claims = await self._buffer.collect(1)
+        if not claims:
+            raise StopAsyncIteration
+        return claims[0]
+
+    async def take(self, n: int, *, within: Seconds = 0) -> list[Claim]:
+        """Take up to n tasks in one request, oldest first. Wait for the first one.
+
+        If you cancel the call, nothing is taken; tasks on their way are kept for the next call. With several shards, the
+        tasks come from one of them if it has enough.
+
+        Args:
+            n: At least 1. No more than the peer's `concurrency` can be held at once.
+            within: Seconds to wait, after the first task, for the batch to fill.
+
+        Returns:
+            1 to n claims; an empty list once the peer leaves.
+
+        Raises:
+            UsageError: `n` or `within` is not valid, or the block of the claims has ended.
+        """
+        self._check_open()
+        check_count(n, "n of take")
+        wait = seconds(within, "within")
+        taken = await self._buffer.collect(n)
+        if taken and wait > 0:
+            try:
+                with trio.move_on_after(wait):
+                    while len(taken) < n and (more := await self._buffer.collect(n - len(taken))):
+                        taken += more
+            except trio.Cancelled:
+                self._buffer.put_back(taken)
+                raise
+        return taken
+
+    async def finish(self, claims: Iterable[Claim]) -> list[Claim]:
+        """Finish claims in one round trip; with several shards, in one each, at the same time.
+
+        Args:
+            claims: Claims of this queue.
+
+        Returns:
+            The claims that were lost: their tasks run, or ran, elsewhere.
+
+        Raises:
+            UsageError: A claim is of another queue, or is in the list twice. Nothing was sent.
+            ClaimSettled: A claim was settled before. Nothing was sent.
+            Unavailable: The server did not reply within `patience`. The request may have taken effect.
+        """
+        batch = list(claims)
+        for claim in batch:
+            if consumer_of(claim).buffer is not self._buffer:
+                raise UsageError(f"{claim!r} is not a claim of these claims of queue {self._buffer.queue!r}")
+            if claim._settled and claim.cancel_reason != "lost":
+                raise claim._settled_error()
+        if len(set(batch)) != len(batch):
+            raise UsageError("the same claim stands twice among those to finish")
+        if not batch:
+            await trio.lowlevel.checkpoint()
+            return []
+        return await self._buffer.finish(batch)
+
+    def _close(self) -> None:
+        """The block has ended."""
+        self._open = False

@@ -1,0 +1,71 @@
+"""`Registration`: one worker id, from start_worker until it is unregistered or declared dead."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from dataclasses import replace
+from typing import Any, Final
+
+from worqr import ops
+from worqr.link import Heartbeat, WorkerHandle, boottime
+from worqr.ops import Beat
+
+BEAT_EVERY: Final = 1.0
+"""Seconds between two heartbeats, at most."""
+LEASE: Final = 2.0
+"""Seconds for which a heartbeat gives the leader its lease."""
+
+
+class Registration(WorkerHandle):
+    """One worker id. `dead` is set when the registration is over; its requests are not sent any more.
+
+    Attributes:
+        alive_at: when the newest heartbeat was sent that the server answered with "alive"; minus infinity once it has answered
+            "dead". Set in the heartbeat thread when the reply is read, which is before the loop handles it.
+    """
+
+    def __init__(self, label: str) -> None:
+        worker = f"{label}:{secrets.token_hex(16)}"
+        super().__init__(worker)
+        self.worker: str = worker
+        self.alive_at: float = boottime()
+        self.heartbeat: Heartbeat[Beat] | None = None
+        self.number: int = 0
+
+    def noting(self, call: ops.Call[Beat]) -> ops.Call[Beat]:
+        """A heartbeat whose reply sets `alive_at`. Called in the heartbeat thread, before it sends the heartbeat."""
+        sent, read = boottime(), call.read
+
+        def note(reply: list[Any]) -> Beat:
+            beat = read(reply)
+            self.alive_at = sent if beat.alive else -math.inf
+            return beat
+
+        return replace(call, read=note)
+
+    def open(self, heartbeat: Heartbeat[Beat]) -> None:
+        """Connect for its heartbeats. On a slow network the key would expire before a connection that is opened later."""
+        self.heartbeat = heartbeat
+        heartbeat.open()
+
+    def begin(self, sent: float) -> None:
+        """The server has registered the worker id by a request that was sent at that time: send heartbeats."""
+        self.alive_at = sent
+        if self.heartbeat is not None:
+            self.heartbeat.start()
+
+    def abandon(self) -> None:
+        """Send no heartbeats: the server did not register the worker id."""
+        if self.heartbeat is not None:
+            self.heartbeat.stop()
+
+    def end(self) -> None:
+        """The registration is over: none of its requests is sent any more."""
+        self.dead = True
+        self.abandon()
+
+    def next_number(self) -> int:
+        """The number of its next start request, the same counter for all queues: it only has to grow."""
+        self.number += 1
+        return self.number

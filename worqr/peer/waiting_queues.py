@@ -1,0 +1,44 @@
+"""`WaitingQueues`: handles the names of queues with waiting tasks that the reply to a heartbeat brings.
+
+The leader's scan finds such queues; a wake-up for them may have been lost.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from worqr.keys import QueueKeys
+from worqr.log_events import emit
+from worqr.peer.consumers import ActiveConsumers
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+class WaitingQueues:
+    """Makes the consumers of one peer request tasks. Changed only in the loop."""
+
+    def __init__(self, prefix: str, consumers: ActiveConsumers) -> None:
+        self._prefix = prefix
+        self._consumers = consumers
+        self._unserved: set[str] = set()
+
+    def hear(self, names: Iterable[str]) -> None:
+        """These queues have waiting tasks."""
+        for name in names:
+            consumer = self._consumers.get(name)
+            if consumer is not None and consumer.admission.was_admitted:
+                consumer.request_soon()
+            elif consumer is None and name.startswith("{") and name not in self._unserved:
+                self._look_at_unserved(name)
+
+    def _look_at_unserved(self, name: str) -> None:
+        """A queue that is not served here has waiting tasks. If it is a shard of a served queue, this peer joined too early."""
+        queue = QueueKeys.of(self._prefix, name).shown
+        if queue != name and self._consumers.get(queue) is not None:
+            self._unserved.add(name)
+            text = (
+                "queue %(queue)r has shards that this worker does not serve, because it joined before they were declared: "
+                "restart it"
+            )
+            emit(logger, "shards.unserved", text, queue=queue)
