@@ -97,7 +97,7 @@ async def watch(work: Work, mesh: worqr.Mesh, queue: str, seconds: float) -> Non
         began = trio.current_time()
         for second in range(1, int(seconds) + 1):
             await trio.sleep_until(began + second)
-            work.seen.append(peer._engine.capacity.concurrency)
+            work.seen.append(peer._engine.scheduler.concurrency)
         nursery.cancel_scope.cancel()
 
 

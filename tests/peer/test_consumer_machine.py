@@ -112,7 +112,7 @@ class Machine(RuleBasedStateMachine):
         self.accepted: list[int] = []
         self.rechecks = self.first = 0
         self.deliver: Callable[[Started | None, Exception | None], None] | None = None
-        self.registration = Registration("w")
+        self.registration = self.owner = Registration("w")
         settles: Any = SimpleNamespace(crowded=set(), give_back=lambda _k, _r, claims: self.given_back.extend(claims))
         session: Any = SimpleNamespace(beat_is_fresh=lambda: True, lost=self._lost)
         nothing: Any = None
@@ -128,7 +128,7 @@ class Machine(RuleBasedStateMachine):
         assert self.deliver is None
         assert owner is self.registration
         assert not owner.dead
-        self.deliver = deliver
+        self.deliver, self.owner = deliver, owner
         self.sent.append(int(call.args[2]))
 
     def _recheck(self, _consumer: object) -> None:
@@ -191,7 +191,7 @@ class Machine(RuleBasedStateMachine):
         self.first += 100
         if recheck:
             self.consumer.request.recheck()
-        rechecks, dead = self.rechecks, self.registration.dead
+        rechecks, dead = self.rechecks, self.owner.dead
         used = not dead and self.model.phase < Phase.STOPPING
         pending = self.consumer.request.recheck_on_reply
         claims = list(range(self.first, self.first + n))
@@ -204,17 +204,17 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.deliver is not None)
     @rule()
     def refuse(self) -> None:
-        self.model.answered(None, dead=self.registration.dead)
+        self.model.answered(None, dead=self.owner.dead)
         self._answer(None, RefusedByServer("a key of a wrong type"))
 
     @precondition(lambda self: self.deliver is not None)
     @rule()
     def not_serving(self) -> None:
         model = self.model
-        if model.phase < Phase.STOPPING:
-            model.live, model.in_flight = False, None
+        if self.owner.dead or model.phase >= Phase.STOPPING:
+            model.answered([], dead=self.owner.dead)
         else:
-            model.answered([], dead=self.registration.dead)
+            model.live, model.in_flight = False, None
         self._answer(Started("not_serving", 0, []), None)
 
     # Runs

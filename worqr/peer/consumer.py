@@ -103,7 +103,6 @@ class QueueConsumer:
     units. `running` has the claims that it holds. Changed only in the loop.
     """
 
-    claim_type = Context
     handler: Handler
     begun: dict[int, Began]
 
@@ -253,12 +252,7 @@ class QueueConsumer:
         """Hold the claims of a reply, and run them."""
         word = started.word
         self.request.replied(word in {"ok", "late"}, inf if word == "paused" else started.hungry)
-        make = self.claim_type
-        contexts = [
-            make(self, registration, started.first + i, entry)
-            for i, entry in enumerate(started.entries)
-            if entry is not None
-        ]
+        contexts = self.new_claims(registration, started)
         if contexts:
             self._scheduler.take(self.share, len(contexts), first=not self.running)
             for context in contexts:
@@ -266,6 +260,15 @@ class QueueConsumer:
             self.accept(contexts)
         if self.request.take_recheck():
             self._services.recheck(self)
+
+    def new_claims(self, registration: Registration, started: Started) -> Sequence[Context]:
+        """The claims of a reply, in the form in which they are accepted."""
+        first = started.first
+        return [
+            Context(self, registration, first + i, entry)
+            for i, entry in enumerate(started.entries)
+            if entry is not None
+        ]
 
     # Running tasks
 

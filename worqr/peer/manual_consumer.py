@@ -18,7 +18,7 @@ import trio
 
 from worqr.errors import ClaimLost, Unavailable, UsageError
 from worqr.keys import QueueKeys
-from worqr.ops import MAX_ITEMS, Result
+from worqr.ops import MAX_ITEMS, Result, Started
 from worqr.peer.claims import Claim
 from worqr.peer.consumer import ConsumerServices, QueueConsumer
 from worqr.peer.context import Context
@@ -32,8 +32,6 @@ from worqr.validation import Seconds, check_count, seconds
 
 class ManualConsumer(QueueConsumer):
     """A queue whose claims go to `Claims`."""
-
-    claim_type = Claim
 
     def __init__(
         self,
@@ -54,6 +52,12 @@ class ManualConsumer(QueueConsumer):
 
     def capacity_wanted(self) -> int:
         return self.buffer.wanted + self.request.reserved
+
+    def new_claims(self, registration: Registration, started: Started) -> Sequence[Context]:
+        first = started.first
+        return [
+            Claim(self, registration, first + i, entry) for i, entry in enumerate(started.entries) if entry is not None
+        ]
 
     def accept(self, contexts: Sequence[Context]) -> None:
         claims = [context for context in contexts if isinstance(context, Claim)]
