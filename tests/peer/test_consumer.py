@@ -459,6 +459,7 @@ def test_what_is_asked_for_is_reserved_in_units_and_in_places() -> None:
     books.consumer.lifecycle.skip_grace()
     books.answer(1)
     assert (capacity.room, capacity.used, pool.room) == (20, 0, 3)
+    assert len(books.consumer.lifecycle.take_rejected()) == 1
 
 
 def test_a_wake_up_that_came_during_a_request_is_handed_on_if_that_took_the_room() -> None:
@@ -511,7 +512,7 @@ def test_a_queue_that_had_nothing_to_do_begins_where_the_others_are() -> None:
 
 
 def test_a_queue_is_brief_only_while_all_its_runs_are_over_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
+    now = 100.0
     monkeypatch.setattr("worqr.peer.scheduler.monotonic", lambda: now)
     books = Books(Scheduler(10))
     books.consumer.request_soon()

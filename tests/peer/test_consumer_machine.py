@@ -26,13 +26,20 @@ from worqr.errors import RefusedByServer
 from worqr.keys import QueueKeys
 from worqr.ops import Started
 from worqr.peer.consumer import ConsumerServices, HandlerConsumer
-from worqr.peer.lifecycle import Phase
+from worqr.peer.lifecycle import Lifecycle, Phase
 from worqr.peer.registration import Registration
 from worqr.peer.scheduler import Pool, Scheduler, Share
 from worqr.policy import Policy
 
-EXAMPLES = int(os.environ.get("WORQR_MACHINE_EXAMPLES", "100"))
-SHUTDOWN = ("drain", "skip_grace", "cancel", "return_claims", "leave")
+EXAMPLES = int(os.environ.get("WORQR_MACHINE_EXAMPLES", "150"))
+SELDOM = st.integers(0, 3).map(lambda n: n == 3)
+SHUTDOWN: dict[Phase, Callable[[Lifecycle], object]] = {
+    Phase.DRAINING: Lifecycle.drain,
+    Phase.STOPPING: Lifecycle.skip_grace,
+    Phase.CANCELLING: Lifecycle.cancel,
+    Phase.RETURNING: Lifecycle.return_claims,
+    Phase.LEFT: Lifecycle.leave,
+}
 
 
 class Model:
@@ -155,10 +162,11 @@ class Machine(RuleBasedStateMachine):
         self.model.live, self.model.phase = True, max(self.model.phase, Phase.SERVING)
 
     @precondition(lambda self: self.model.live)
-    @rule()
-    def die(self) -> None:
-        self.registration.end()
-        self.model.live = False
+    @rule(now=SELDOM)
+    def die(self, now: bool) -> None:
+        if now:
+            self.registration.end()
+            self.model.live = False
 
     # Reasons to request
 
@@ -208,9 +216,11 @@ class Machine(RuleBasedStateMachine):
         self._answer(None, RefusedByServer("a key of a wrong type"))
 
     @precondition(lambda self: self.deliver is not None)
-    @rule()
-    def not_serving(self) -> None:
+    @rule(now=SELDOM)
+    def not_serving(self, now: bool) -> None:
         model = self.model
+        if not now:
+            return
         if self.owner.dead or model.phase >= Phase.STOPPING:
             model.answered([], dead=self.owner.dead)
         else:
@@ -238,12 +248,13 @@ class Machine(RuleBasedStateMachine):
     # Leaving
 
     @precondition(lambda self: self.model.phase < Phase.LEFT)
-    @rule(step=st.sampled_from(SHUTDOWN))
-    def shut_down(self, step: str) -> None:
-        for each in SHUTDOWN[: SHUTDOWN.index(step) + 1]:
-            getattr(self.consumer.lifecycle, each)()
-        phases = (Phase.DRAINING, Phase.STOPPING, Phase.CANCELLING, Phase.RETURNING, Phase.LEFT)
-        self.model.phase = max(self.model.phase, phases[SHUTDOWN.index(step)])
+    @rule(now=SELDOM, steps=st.integers(1, 2))
+    def shut_down(self, now: bool, steps: int) -> None:
+        for _ in range(steps if now else 0):
+            left = [phase for phase in SHUTDOWN if phase > self.model.phase]
+            if left:
+                SHUTDOWN[left[0]](self.consumer.lifecycle)
+                self.model.phase = left[0]
 
     # What must be equal
 
