@@ -1,4 +1,4 @@
-"""Whose turn it is: the rule by which rivals share the room of a peer, played with made-up consumers and a made-up clock."""
+"""Whose turn it is: the rule by which contenders share the room of a peer, played with made-up consumers and a made-up clock."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ class Engine:
     async def drain(self, grace: Seconds | None = None) -> None:
         """Claim no more tasks, let running ones end within `grace` seconds (default: that of join), give back the rest, leave.
 
-        Returns when all queues are left. May be called twice. ControlChannel the call does not stop the leaving.
+        Returns when all queues are left. May be called twice. Cancelling the call does not stop the leaving.
         """
         wait = self.settings.grace if grace is None else seconds(grace, "grace")
         if not self.leaving:

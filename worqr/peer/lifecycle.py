@@ -40,11 +40,12 @@ class Lifecycle:
     RETURNING   `return_claims`: runs do not end, or    no        yes            no          go back at once
                 another consumer has the queue
     DETACHED    `detach`: runs were left behind         no        yes            no          go back at once
-    LEFT        `leave`: the queue was left             no        no             no          nothing is stopped any more
+    LEFT        `leave`: the queue was left             no        yes            no          nothing is stopped any more
     ==========  ======================================  ========  =============  ==========  ================================
 
     Every later phase can follow an earlier one directly; a call for the present phase or for an earlier one changes nothing.
-    The second and the third column also need a live registration that the queue has admitted.
+    Requesting and forwarding also need a live registration that the queue has admitted. No wake-up arrives in LEFT, but one may
+    be pending then.
 
     Attributes:
         phase: see the table.

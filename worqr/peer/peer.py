@@ -58,7 +58,7 @@ class Peer:
 
         Args:
             queue: The name of the queue. A peer serves a queue once; of a queue with several shards it serves all.
-            handler: An async function, or a plain function, which runs in a thread. ControlChannel a plain function has an effect
+            handler: An async function, or a plain function, which runs in a thread. Cancelling a plain function has an effect
                 only when it calls ``worqr.current().check_cancelled()``.
             task_status: Set by ``nursery.start``.
             **options: See `HandlerOptions`.
@@ -132,7 +132,7 @@ class Peer:
         """Take no more tasks, wait for those that run, and leave all queues.
 
         Tasks that still run after `grace` are cancelled and return to their queues. If you call it more than once, the shortest
-        grace applies. ControlChannel the call does not stop the leaving.
+        grace applies. Cancelling the call does not stop the leaving.
 
         Args:
             grace: Seconds to wait, or a timedelta. Default: the `grace` of the join, 25 s.
