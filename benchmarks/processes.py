@@ -18,7 +18,7 @@ from benchmarks.children import ROOT
 from benchmarks.measuring import Plan, Row, Table, in_turn
 from worqr.embedded import EmbeddedServer
 from worqr.peer.children.pool import Children
-from worqr.peer.context import Context, current_context
+from worqr.peer.run import Run, current_run
 from worqr.policy import Policy
 
 TASK = b'{"number": 42}'
@@ -56,9 +56,9 @@ class Desk:
         self.said = trio.Event()
         self.pids: list[int] = []
 
-    def says(self, context: Context) -> None:
-        assert context._said is not None
-        self.pids = json.loads(context._said[1])
+    def report_progress(self, run: Run[Any]) -> None:
+        assert run.progress is not None
+        self.pids = json.loads(run.progress[1])
         self.said.set()
 
 
@@ -66,9 +66,8 @@ class Desk:
 async def open_children(desk: Desk, task: bytes = TASK) -> AsyncGenerator[Children]:
     """A pool of one process; what runs here is a job with `task`, whose result is kept."""
     station: Any = desk
-    registration: Any = None
-    context = Context(station, registration, 1_900_000_000_000_000, [b"id", b"x", b"task", task])
-    token = current_context.set(context)
+    run = Run(station, None, 1_900_000_000_000_000, [b"id", b"x", b"task", task])
+    token = current_run.set(run)
     children = Children(1, max_result=1 << 26)
     try:
         async with trio.open_nursery() as nursery:
@@ -76,7 +75,7 @@ async def open_children(desk: Desk, task: bytes = TASK) -> AsyncGenerator[Childr
             yield children
             nursery.cancel_scope.cancel()
     finally:
-        current_context.reset(token)
+        current_run.reset(token)
 
 
 def repeated(run: Callable[[bytes], Awaitable[object]], times: int) -> Callable[[], Awaitable[float]]:

@@ -251,7 +251,7 @@ async def test_what_is_put_back_goes_to_the_back_with_its_counters_at_zero(mesh:
             await eventually(q.running, [])
     again = runs.contexts[1]
     assert (again.id, again.meta, again.attempt, again.failures) == ("x", {"k": "v"}, 1, 0)
-    assert again._policy.timeout == 7.0
+    assert again._run.policy.timeout == 7.0
 
 
 async def test_a_raw_task_that_is_put_back_is_still_found_by_its_payload(mesh: worqr.Mesh) -> None:

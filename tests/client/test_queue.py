@@ -284,7 +284,7 @@ async def test_running_tells_worker_and_time(mesh: worqr.Mesh, other: worqr.Mesh
         q = mesh.queue("Q1")
         before = datetime.now(UTC) - timedelta(seconds=1)
         async with at_most(60):
-            while {context._registration.worker for context in held.contexts} != {one.id, two.id}:
+            while {context._run.registration.name for context in held.contexts} != {one.id, two.id}:
                 await q.enqueue(b"a")
                 await trio.sleep(0.01)
         running = await q.running()

@@ -672,7 +672,7 @@ async def test_a_schedule_fires_into_one_shard(new_mesh: NewMesh) -> None:
     async with mesh.join(grace=5):
         await runs.wait(3)
     every = shards(mesh.prefix, "tests.tick")
-    assert {context._station.keys for context in runs.contexts} == {shard_of(every, "cron:often")}  # type: ignore[attr-defined]
+    assert {context._run.host.keys for context in runs.contexts} == {shard_of(every, "cron:often")}  # type: ignore[attr-defined]
     async with mesh.connect():
         await mesh.queue("tests.tick").delete()
 

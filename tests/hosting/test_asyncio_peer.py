@@ -25,7 +25,7 @@ from tests.support.children import Child
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr.peer import aio, host_loop
-from worqr.peer.context import Context, current_context
+from worqr.peer.run import current_run
 
 NewMesh = Callable[..., worqr.Mesh[Any]]
 LONG = 600
@@ -687,9 +687,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     begin = aio.Run.begin
 
     def noting(run: aio.Run) -> None:
-        context = run._variables[current_context]
-        assert isinstance(context, Context)
-        found.append(context.attempt)
+        found.append(run._variables[current_run].attempt)
         begin(run)
 
     monkeypatch.setattr(aio.Run, "begin", noting)

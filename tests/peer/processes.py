@@ -12,7 +12,7 @@ from typing import Any
 import trio
 
 from worqr.peer.children.pool import Children
-from worqr.peer.context import Context, current_context
+from worqr.peer.run import Run, Timer, current_run
 from worqr.policy import Policy
 
 FENCE = 1_900_000_000_000_000
@@ -37,12 +37,12 @@ class Desk:
     def policy_with(self, own: tuple[tuple[bytes, bytes], ...]) -> Policy:
         return self.policy.over({name.decode(): value.decode() for name, value in own})
 
-    def says(self, context: Context) -> None:
-        assert context._said is not None
-        self.said.append(context._said)
+    def report_progress(self, run: Run[Any]) -> None:
+        assert run.progress is not None
+        self.said.append(run.progress)
         self._tell()
 
-    def extends(self, context: Context, seconds: float) -> None:
+    def extend(self, run: Run[Any], seconds: float) -> None:
         self.extended.append(seconds)
         self._tell()
 
@@ -80,17 +80,17 @@ class Pool:
         desk = desk or self.desk
         if policy is not None:
             desk.policy = policy
-        station: Any = desk
         fields = {"id": "x", **(record or {})}
         entry = [part.encode() for pair in fields.items() for part in pair] + [b"task", task]
-        context = Context(station, None, FENCE, task if raw else entry)  # type: ignore[arg-type]
-        context.deadline = deadline
-        token = current_context.set(context)
+        own = Run(desk, None, FENCE, task if raw else entry)
+        if deadline is not None:
+            Timer(own, deadline)
+        token = current_run.set(own)
         try:
             with trio.fail_after(LONG):
                 return await run(task)
         finally:
-            current_context.reset(token)
+            current_run.reset(token)
 
 
 @asynccontextmanager

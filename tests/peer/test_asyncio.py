@@ -380,12 +380,12 @@ async def test_a_watcher_sees_where_the_task_is() -> None:
     async with looping() as loop, trio.open_nursery() as nursery:
         run = await nursery.start(watched, loop.prepare(outer))
         await until(held.begun.is_set)
-        await until(lambda: "_gate.wait()" in run.where())
-        text = run.where()
+        await until(lambda: "_gate.wait()" in run.current_stack())
+        text = run.current_stack()
         assert text.index("in outer") < text.index("in __call__") < text.index("in wait")
         assert "worqr/peer" not in text
         held.go()
-    assert run.where() == ""
+    assert run.current_stack() == ""
 
 
 async def test_a_watcher_sees_where_a_task_blocks_the_loop() -> None:
@@ -401,8 +401,8 @@ async def test_a_watcher_sees_where_a_task_blocks_the_loop() -> None:
     async with looping() as loop, trio.open_nursery() as nursery:
         run = await nursery.start(watched, loop.prepare(handler))
         await until(begun.is_set)
-        await until(lambda: "go.wait(PATIENCE)" in run.where())
-        assert "in block" in run.where()
+        await until(lambda: "go.wait(PATIENCE)" in run.current_stack())
+        assert "in block" in run.current_stack()
         go.set()
 
 
@@ -418,8 +418,8 @@ async def test_a_watcher_of_one_task_sees_that_another_blocks_the_loop() -> None
         await until(held.begun.is_set)
         nursery.start_soon(loop.prepare(block), b"")
         await until(begun.is_set)
-        await until(lambda: "busy with another task" in run.where())
-        first, _, second = run.where().partition("busy with another task")
+        await until(lambda: "busy with another task" in run.current_stack())
+        first, _, second = run.current_stack().partition("busy with another task")
         assert "in __call__" in first
         assert "in block" in second
         assert "_bootstrap" not in second
@@ -444,6 +444,6 @@ async def test_a_run_is_let_go(caplog: pytest.LogCaptureFixture) -> None:
             with trio.CancelScope(shield=True):
                 await until(held.cancelled.is_set)
                 assert nursery.child_tasks
-                run.let_go()
+                run.detach()
         go.set()
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []

@@ -592,7 +592,7 @@ async def test_the_slot_of_a_stuck_run_goes_to_another_task_and_its_claim_stays(
     async with mesh.connect(), serving(mesh, "Q1", held, room=1) as peer:
         await mesh.queue("Q1").enqueue(b"stuck", b"next")
         await held.wait(1)
-        held.contexts[0]._station.release_slot_of_stuck_run(held.contexts[0])
+        held.contexts[0]._run.host.release_slot_of_stuck_run(held.contexts[0]._run)
         await held.wait(2)
         assert len(await mesh.queue("Q1").running()) == peer.health().running == 2
         held.gate.set()

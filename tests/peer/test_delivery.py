@@ -53,7 +53,7 @@ async def test_fifty_peers_get_each_task_once(mesh: worqr.Mesh, server: Server, 
         if int(task) < 500:
             await trio.sleep(random.random() / 500)
             return
-        at_work.add(worqr.current()._registration.worker)
+        at_work.add(worqr.current()._run.registration.name)
         if len(at_work) == 50:
             all_at_work.set()
         await all_at_work.wait()
@@ -81,7 +81,7 @@ async def test_an_idle_peer_is_told_of_work_and_does_not_poll(mesh: worqr.Mesh, 
             assert spy.calls()["start_tasks"] == 0
             await mesh.queue("Q1").enqueue(b"a")
             await runs.wait(1)
-            await until(lambda: all(context._settled for context in runs.contexts))
+            await until(lambda: all(context._run.settled for context in runs.contexts))
             await eventually(mesh.queue("Q1").running, [])
             calls = spy.calls()
             assert (calls["enqueue"], calls["start_tasks"], calls["finish_tasks"]) == (1, 1, 1)
@@ -291,7 +291,7 @@ async def test_a_wake_up_without_room_is_handed_on(
             await eventually(partial(hungry, server, prefix), 2)
             await mesh.queue("Q1").enqueue(b"a", b"b")
             await held.wait(2)
-            assert {context._registration.worker for context in held.contexts} != {full.id}
+            assert {context._run.registration.name for context in held.contexts} != {full.id}
             held.gate.set()
             await held.wait_for(lambda: len(held.done) == 2)
         nursery.cancel_scope.cancel()

@@ -127,8 +127,8 @@ async def test_time_is_asked_for_everywhere(mesh: worqr.Mesh, place: str) -> Non
         await until(
             lambda: [
                 when
-                for when, number in deadlines._heap
-                if number in deadlines._running and when - trio.current_time() > 4000
+                for when, _, timer in deadlines._heap
+                if timer.run is not None and when - trio.current_time() > 4000
             ]
         )
         go.set()

@@ -266,7 +266,7 @@ async def test_its_own_policy_is_patient(mesh: worqr.Mesh, server: Server, prefi
             server.client().zadd(f"{prefix}:{{Q1}}-fail:due", {told.contexts[0].id: 0})  # found by the next scan
         await told.wait(3)
         await eventually(partial(empty, q), (0, 0, 0))
-        assert told.contexts[-1]._policy.max_failures == 100
+        assert told.contexts[-1]._run.policy.max_failures == 100
 
 
 @pytest.mark.leaves(*OF_FAILURES)
@@ -279,7 +279,7 @@ async def test_it_may_have_a_policy_of_its_own(mesh: worqr.Mesh) -> None:
         (record,) = await q.failures.failed.list()
         assert (record.reason, record.failures, record.error.message) == ("failed", 3, "3")
         assert [context.failures for context in told.contexts] == [0, 1, 2]
-        policy = told.contexts[0]._policy  # what was not given is as patient as ever
+        policy = told.contexts[0]._run.policy  # what was not given is as patient as ever
         assert (policy.max_timeouts, policy.max_backoff, policy.timeout) == (100, 900, None)
 
 
@@ -310,7 +310,7 @@ async def test_with_a_timeout_alone_it_is_as_patient_as_without(mesh: worqr.Mesh
     async with mesh.connect(), told_by(mesh, failing, told, on_failure_timeout=30):
         await mesh.queue("Q1").enqueue(b"a")
         await told.wait(1)
-        assert told.contexts[0]._policy == replace(PATIENT, timeout=30.0)
+        assert told.contexts[0]._run.policy == replace(PATIENT, timeout=30.0)
         await eventually(partial(empty, mesh.queue("Q1")), (0, 0, 0))
 
 
@@ -328,8 +328,8 @@ async def test_the_function_and_its_failure_handler_keep_their_policies_apart(me
         await send.enqueue("ada")
         await told.wait(1)
         q = mesh.queue("Q1")
-        assert (runs.contexts[0]._policy.max_failures, runs.contexts[0]._policy.timeout) == (1, 9)
-        assert (told.contexts[0]._policy.max_failures, told.contexts[0]._policy.timeout) == (7, 5)
+        assert (runs.contexts[0]._run.policy.max_failures, runs.contexts[0]._run.policy.timeout) == (1, 9)
+        assert (told.contexts[0]._run.policy.max_failures, told.contexts[0]._run.policy.timeout) == (7, 5)
         await eventually(partial(empty, q), (0, 0, 0))
 
 
@@ -441,7 +441,7 @@ async def test_a_sweep_makes_the_failure_job_that_the_dead_workers_handler_wante
 
 
 def held_by(held: Held) -> str:
-    worker: str = held.contexts[0]._registration.worker
+    worker: str = held.contexts[0]._run.registration.name
     return worker
 
 

@@ -301,7 +301,7 @@ def due_in(status: worqr.Status) -> float:
 async def test_by_default_a_twin_replaces_all_but_the_policy(mesh: worqr.Mesh) -> None:
     claim, status = await merged(mesh, {"task": b"b", "retry": RetryPolicy(max_failures=9, max_stalls=9)})
     assert (claim.task, claim.meta, claim.failures) == (b"b", {}, 0)
-    assert (claim._policy.max_failures, claim._policy.max_stalls) == (7, 9)
+    assert (claim._run.policy.max_failures, claim._run.policy.max_stalls) == (7, 9)
     assert status.state == "waiting"
 
 
@@ -352,7 +352,7 @@ async def test_two_dispatches_onto_a_blocked_job_merge_field_by_field(mesh: worq
         {"task": b"f", "update": keep},
     )
     assert (claim.task, claim.meta, claim.failures) == (b"b", {"n": "b"}, 2)
-    assert (claim._policy.max_failures, claim._policy.jitter) == (9, False)
+    assert (claim._run.policy.max_failures, claim._run.policy.jitter) == (9, False)
     assert abs(due_in(status) - 60) < 10
 
 

@@ -15,7 +15,7 @@ import trio.testing
 
 from tests.peer.tools import at_most, until
 from tests.support.patience import PATIENCE
-from worqr.peer.context import current_context
+from worqr.peer.run import current_run
 from worqr.peer.running import name_of
 from worqr.peer.threads import Threads
 
@@ -100,20 +100,23 @@ async def test_the_thread_is_named_after_its_handler(threads: Threads) -> None:
 # Cancelling
 
 
-class Run:
-    """What a slot knows of the run that it is busy with, in place of a `Context`."""
+class SlotRun:
+    """What a slot knows of the run that it is busy with, in place of a `Run`."""
 
-    _elsewhere: Any = None
+    offloaded: Any = None
+
+    def offload(self, offloaded: Any) -> None:
+        self.offloaded = offloaded
 
 
 async def watched(run: Handler, task_status: trio.TaskStatus[Any]) -> None:
     """Run something as a slot does, and tell where it runs."""
-    context = Run()
-    current_context.set(context)  # type: ignore[arg-type]
+    run_of_slot = SlotRun()
+    current_run.set(run_of_slot)  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run, b"task")
-        await until(lambda: context._elsewhere)
-        task_status.started(context._elsewhere)
+        await until(lambda: run_of_slot.offloaded)
+        task_status.started(run_of_slot.offloaded)
 
 
 async def cancelled(run: Handler, stubborn: Stubborn, scope: trio.CancelScope, ended: list[object]) -> None:
@@ -267,7 +270,7 @@ def test_a_thread_outlives_the_loop_without_complaint(capfd: pytest.CaptureFixtu
             with trio.CancelScope(shield=True):
                 await trio.testing.wait_all_tasks_blocked(0.05)
             assert nursery.child_tasks
-            run.let_go()
+            run.detach()
 
     trio.run(main)
     stubborn.go.set()
@@ -343,7 +346,7 @@ async def test_stuck_threads_are_replaced_at_most_as_many_again() -> None:
         runs = [await nursery.start(watched, threads.prepare(function)) for function in stuck]
         for n, replaced in enumerate([True, True, False, False]):
             await until(stuck[n].begun.is_set)
-            assert [runs[n].replace(), runs[n].replace()] == [replaced] * 2
+            assert [runs[n].allow_replacement(), runs[n].allow_replacement()] == [replaced] * 2
         nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
             await trio.testing.wait_all_tasks_blocked(0.05)
@@ -358,10 +361,10 @@ async def test_a_watcher_sees_where_the_thread_is(threads: Threads, stubborn: St
     async with at_most(PATIENCE), trio.open_nursery() as nursery:
         run = await nursery.start(watched, threads.prepare(stubborn))
         await until(stubborn.begun.is_set)
-        text = run.where()
+        text = run.current_stack()
         assert "in __call__" in text
         assert "self.go.wait(PATIENCE)" in text
         assert "worqr/peer" not in text
         assert "_bootstrap" not in text
         stubborn.go.set()
-    assert run.where() == ""
+    assert run.current_stack() == ""

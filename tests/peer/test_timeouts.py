@@ -17,6 +17,7 @@ import worqr
 from tests.peer.tools import Held, Runs, eventually, serving, until
 from worqr import RetryPolicy
 from worqr.peer.deadlines import SWEEP_OVER, Deadlines
+from worqr.peer.run import Timer
 
 FAILED = ("{Q1}:failed", "{Q1}:aside*")
 NOW = RetryPolicy(min_backoff=0)
@@ -351,11 +352,10 @@ class Run:
     """What a heap of deadlines knows of a run."""
 
     def __init__(self) -> None:
-        self.deadline: float | None = None
+        self.timer: Timer | None = None
         self.cancel_reason: str | None = None
-        self._timer = 0
 
-    def _cancel(self, reason: str) -> None:
+    def cancel(self, reason: str) -> None:
         self.cancel_reason = reason
 
 
@@ -389,7 +389,7 @@ async def test_deadlines_that_were_moved_are_swept(mock_clock: MockClock) -> Non
     for _ in range(5 * SWEEP_OVER):
         deadlines.extends(run, 1000)
     assert len(deadlines._heap) <= SWEEP_OVER + 1
-    deadlines.end(run)
+    assert run.timer.stop() is run
     deadlines.extends(run, 1)
     mock_clock.jump(5000)
     deadlines.cancel_late()

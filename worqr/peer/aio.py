@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import trio
 
 from worqr.log_events import emit
-from worqr.peer.elsewhere import Elsewhere
+from worqr.peer.elsewhere import OffloadedRun
 from worqr.peer.running import Handler, name_of, named_after
 from worqr.peer.stacks import awaited_frames, describe, thread_frames
 from worqr.peer.wrong_loop import HANDLER, failure_for
@@ -230,7 +230,7 @@ def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-class Run(Elsewhere):
+class Run(OffloadedRun):
     """One run. Changed only in the asyncio loop: `_begun`, `_running`, `_foreign` (other code has cancelled its task); only in
     the Trio loop: `_cancelled`, `_raise_cancel`.
     """
@@ -270,7 +270,7 @@ class Run(Elsewhere):
         """In the slot: wait for the task."""
         await trio.lowlevel.checkpoint_if_cancelled()
         self._owner.start(self)
-        await self._park(self._cancel)
+        await self._wait_ended(self._cancel)
         if self._foreign:
             await trio.sleep(
                 LEAVE_SOON
@@ -291,14 +291,14 @@ class Run(Elsewhere):
         return trio.lowlevel.Abort.SUCCEEDED
 
     @property
-    def can_be_let_go(self) -> bool:
-        return super().can_be_let_go and self._raise_cancel is not None
+    def detachable(self) -> bool:
+        return super().detachable and self._raise_cancel is not None
 
     def wake(self) -> None:
         """The task has ended."""
         self._wake()
 
-    def where(self) -> str:
+    def current_stack(self) -> str:
         task = self._running
         if task is None or task.done():
             return ""

@@ -4,9 +4,6 @@ A claim can be settled once. Where claims come from, and what becomes of those t
 `worqr.peer.manual_consumer`.
 """
 
-# The private fields of Context are hidden from users, not from its neighbours.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import logging
@@ -22,8 +19,10 @@ from worqr.errors import ClaimLost, ClaimSettled, UsageError
 from worqr.log_events import emit
 from worqr.ops import Result
 from worqr.peer.context import Context
+from worqr.peer.results import encode_result
+from worqr.peer.run import Run
 from worqr.peer.settles import Make
-from worqr.peer.settling import encode_result, settle_call
+from worqr.peer.settling import settle_call
 from worqr.peer.task_log import log_failure
 from worqr.policy import Failure, Retry, Verdict, judge
 from worqr.records import CancelReason
@@ -54,7 +53,7 @@ class ClaimOwner(Protocol):
         """Stop claims without waiting for the reply."""
         ...
 
-    def withdraw(self, claim: Claim) -> None:
+    def withdraw(self, run: HeldRun) -> None:
         """The claim was cancelled: give it back if no call has taken it."""
         ...
 
@@ -67,6 +66,32 @@ class ClaimOwner(Protocol):
         ...
 
 
+class HeldRun(Run["QueueConsumer"]):
+    """The run of a claim by hand: the claim's block is its handler."""
+
+    __slots__ = ("cancelled",)
+
+    def __init__(self, host: QueueConsumer, registration: Registration, fence: int, entry: Any) -> None:
+        super().__init__(host, registration, fence, entry)
+        self.cancelled = trio.Event()
+
+    @property
+    def owner(self) -> ClaimOwner:
+        """The consumer that made it."""
+        return cast("ClaimOwner", self.host)
+
+    def cancel(self, reason: CancelReason) -> None:
+        super().cancel(reason)
+        self.cancelled.set()
+        self.owner.withdraw(self)
+
+    def end_block(self) -> trio.CancelScope:
+        """The claim's block has ended; return its scope."""
+        scope, self.scope = self.scope, None
+        assert scope is not None
+        return scope
+
+
 class Claim(Context):
     """A task that you took by hand. Settle it with exactly one of `finish`, `stop`, `retry` and `fail`, or use it as a block.
 
@@ -75,15 +100,15 @@ class Claim(Context):
     returns to its queue without counting a failure.
     """
 
-    __slots__ = ("_cancelled",)
+    __slots__ = ("_held",)
 
-    def __init__(self, consumer: QueueConsumer, registration: Registration, fence: int, entry: Any) -> None:
-        super().__init__(consumer, registration, fence, entry)
-        self._cancelled = trio.Event()
+    def __init__(self, held: HeldRun) -> None:
+        super().__init__(held)
+        self._held = held
 
     @property
     def _owner(self) -> ClaimOwner:
-        return cast("ClaimOwner", self._station)
+        return self._held.owner
 
     async def finish(self, result: bytes | None = None) -> None:
         """Finish the task: it never runs again.
@@ -97,7 +122,7 @@ class Claim(Context):
             ClaimSettled: The claim was settled before.
             Unavailable: The server did not reply within `patience`. The request may have taken effect.
         """
-        if self._settled:
+        if self._held.settled:
             raise self._settled_error()
         if result is not None and not isinstance(result, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"a result must be bytes or None, not {type(result).__name__}")
@@ -113,7 +138,7 @@ class Claim(Context):
             ClaimSettled: The claim was settled before.
             Unavailable: The server did not reply within `patience`. The request may have taken effect.
         """
-        consumer, worker = self._station, self._registration.worker
+        consumer, worker = self._held.host, self._held.registration.worker
         ended = await self._settle(ops.stop_tasks(consumer.keys, worker, [self.fence]))
         self._check(ended.get(self.fence, "given"), "stopped")
 
@@ -134,10 +159,10 @@ class Claim(Context):
             Unavailable: The server did not reply within `patience`. The request may have taken effect.
         """
         verdict = judge(
-            Retry("given back by hand", delay=delay, run_at=run_at, counted=counted), self._policy, self.failures
+            Retry("given back by hand", delay=delay, run_at=run_at, counted=counted), self._held.policy, self.failures
         )
-        self._check(await self._settle(settle_call(self, verdict)), "retried")
-        log_failure(self, verdict)
+        self._check(await self._settle(settle_call(self._held, verdict)), "retried")
+        log_failure(self._held, verdict)
 
     async def fail(self, why: str) -> None:
         """Move the task to the dead-letter queue.
@@ -154,31 +179,27 @@ class Claim(Context):
         if not isinstance(why, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"why must be a str, not {type(why).__name__}")
         error = told_error("Failure", why)
-        call = ops.fail_task(self._station.keys, self._registration.worker, self.fence, error)
+        call = ops.fail_task(self._held.host.keys, self._held.registration.worker, self.fence, error)
         self._check(await self._settle(call), "failed")
-        log_failure(self, Verdict("fail", Failure(why)))
+        log_failure(self._held, Verdict("fail", Failure(why)))
 
     async def wait_cancelled(self) -> None:
         """Wait until this task is cancelled; `cancel_reason` has the reason. Then settle it as you like."""
-        await self._cancelled.wait()
+        await self._held.cancelled.wait()
 
     async def __aenter__(self) -> Claim:
-        if self._settled:
+        if self._held.settled:
             raise self._settled_error()
-        self._scope = trio.CancelScope()
-        self._scope.__enter__()
-        if self.cancel_reason is not None:
-            self._scope.cancel()
+        scope = trio.CancelScope()
+        scope.__enter__()
+        self._held.begin(scope)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> bool:
-        scope = self._scope
-        assert scope is not None
-        self._scope = None
-        ended_by_cancel = bool(scope.__exit__(kind, error, tb))
-        if self._settled:
+        ended_by_cancel = bool(self._held.end_block().__exit__(kind, error, tb))
+        if self._held.settled:
             return ended_by_cancel
         try:
             if error is None or ended_by_cancel:
@@ -198,9 +219,9 @@ class Claim(Context):
         if self.cancel_reason == "lost":
             self._owner.release(self)
         elif error is not None and self.cancel_reason is None:
-            verdict = judge(error, self._policy, self.failures)
-            log_failure(self, verdict)
-            self._check(await self._settle(settle_call(self, verdict)), "retried")
+            verdict = judge(error, self._held.policy, self.failures)
+            log_failure(self._held, verdict)
+            self._check(await self._settle(settle_call(self._held, verdict)), "retried")
         elif self.cancel_reason == "leaving":
             self._owner.give_back([self])
         else:
@@ -209,15 +230,15 @@ class Claim(Context):
     async def _settle(self, call: Call[Any]) -> Any:
         """Send the request that settles this claim. Whatever the outcome, the claim counts as settled from now on."""
         self._owner.release(self)
-        if self._registration.dead:
+        if self._held.registration.dead:
             raise ClaimLost(f"{self!r} was lost: its worker was declared dead and the task runs or ran elsewhere")
-        return await self._owner.send([self.fence], lambda _: call, self._registration)
+        return await self._owner.send([self.fence], lambda _: call, self._held.registration)
 
     def _settle_now(self) -> None:
         """The claim is being settled. A claim that was settled before raises ClaimSettled, or ClaimLost."""
-        if self._settled:
+        if self._held.settled:
             raise self._settled_error()
-        self._settled = True
+        self._held.settle()
 
     def _settled_error(self) -> ClaimLost | ClaimSettled:
         """The error for a second settle of this claim."""
@@ -230,8 +251,3 @@ class Claim(Context):
     def _check(self, word: str, verb: str) -> None:
         if word == "lost":  # `mine` is the reply to a settle that was sent again
             raise ClaimLost(f"{self!r} was lost before it was {verb}: it runs or ran elsewhere")
-
-    def _cancel(self, reason: CancelReason) -> None:
-        super()._cancel(reason)
-        self._cancelled.set()
-        self._owner.withdraw(self)

@@ -8,9 +8,6 @@ A reply is used only while our last acknowledged heartbeat is younger than the k
 with claims that were reassigned meanwhile.
 """
 
-# The private fields of Context are hidden from users, not from its neighbours.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import logging
@@ -19,7 +16,7 @@ from contextvars import Context as Variables
 from contextvars import copy_context
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
 from worqr import ops
 from worqr.errors import ClaimLost
@@ -29,9 +26,9 @@ from worqr.log_events import emit
 from worqr.ops import MAX_ITEMS, Started
 from worqr.peer.admission import Admission
 from worqr.peer.claim_request import ClaimRequest
-from worqr.peer.context import Context
 from worqr.peer.lifecycle import Lifecycle, Phase
 from worqr.peer.registration import Registration
+from worqr.peer.run import PolicyFields, Run
 from worqr.peer.running import Handler
 from worqr.peer.scheduler import Scheduler, Share
 from worqr.peer.settles import Settles
@@ -42,7 +39,6 @@ from worqr.records import CancelReason
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-PolicyFields = tuple[tuple[bytes, bytes], ...]
 REFUSED = "queue %(queue)r: the server refuses to hand out tasks; the next scan tries again: %(error)s"
 MANY_POLICIES = 100
 """Policies of jobs that are cached. If all jobs of a queue have different fields, no cached policy is used twice."""
@@ -91,8 +87,8 @@ class ConsumerServices:
     settles: Settles
     scheduler: Scheduler
     recheck: Callable[[QueueConsumer], None]
-    report_progress: Callable[[Context], None]
-    extend_deadline: Callable[[Context, float], None]
+    report_progress: Callable[[Run[Any]], None]
+    extend_deadline: Callable[[Run[Any], float], None]
 
 
 class QueueConsumer:
@@ -116,7 +112,7 @@ class QueueConsumer:
         self.policy_with: Callable[[PolicyFields], Policy] = policies_over(policy)
         self.variables: Variables = copy_context()
         self.state: object = state
-        self.running: dict[int, Context] = {}
+        self.running: dict[int, Run[QueueConsumer]] = {}
         self.share: Share = share
         self.request: ClaimRequest = ClaimRequest()
         self.admission: Admission = Admission()
@@ -163,7 +159,7 @@ class QueueConsumer:
             return 0
         return min(self.capacity_wanted(), MAX_ITEMS) - request.reserved
 
-    def accept(self, contexts: Sequence[Context]) -> None:
+    def accept(self, runs: Sequence[Run[Any]]) -> None:
         """Accept new claims: run them, or pass them to a call that waits."""
         raise NotImplementedError
 
@@ -252,61 +248,59 @@ class QueueConsumer:
         """Hold the claims of a reply, and run them."""
         word = started.word
         self.request.replied(word in {"ok", "late"}, inf if word == "paused" else started.hungry)
-        contexts = self.new_claims(registration, started)
-        if contexts:
-            self._scheduler.take(self.share, len(contexts), first=not self.running)
-            for context in contexts:
-                self.running[context.fence] = context
-            self.accept(contexts)
+        runs = self.new_claims(registration, started)
+        if runs:
+            self._scheduler.take(self.share, len(runs), first=not self.running)
+            for run in runs:
+                self.running[run.fence] = run
+            self.accept(runs)
         if self.request.take_recheck():
             self._services.recheck(self)
 
-    def new_claims(self, registration: Registration, started: Started) -> Sequence[Context]:
+    def new_claims(self, registration: Registration, started: Started) -> Sequence[Run[Any]]:
         """The claims of a reply, in the form in which they are accepted."""
         first = started.first
         return [
-            Context(self, registration, first + i, entry)
-            for i, entry in enumerate(started.entries)
-            if entry is not None
+            Run(self, registration, first + i, entry) for i, entry in enumerate(started.entries) if entry is not None
         ]
 
     # Running tasks
 
-    def says(self, context: Context) -> None:
+    def report_progress(self, run: Run[Any]) -> None:
         """A run reported its progress; from any thread."""
-        self._services.report_progress(context)
+        self._services.report_progress(run)
 
-    def extends(self, context: Context, seconds: float) -> None:
+    def extend(self, run: Run[Any], seconds: float) -> None:
         """A run asks for a deadline `seconds` from now; from any thread."""
-        self._services.extend_deadline(context, seconds)
+        self._services.extend_deadline(run, seconds)
 
     # Ending
 
-    def ended(self, context: Context) -> None:
+    def ended(self, run: Run[Any]) -> None:
         """The claim was settled or lost: its units are free, unless they were given away before."""
-        if self.running.pop(context.fence, None) is None:
+        if self.running.pop(run.fence, None) is None:
             return
         last = not self.running
-        self._scheduler.release(self.share, context.fence, last)
+        self._scheduler.release(self.share, run.fence, last)
         if last:
             self.lifecycle.idle.set()
 
-    def release_slot_of_stuck_run(self, context: Context, *, place: bool = False) -> None:
+    def release_slot_of_stuck_run(self, run: Run[Any], *, place: bool = False) -> None:
         """Give the units of a stuck run, and its place under the handler's limit, to other runs. May be called twice.
 
         The claim stays. `ended` must still be called for it, and then frees only what is left.
 
         Args:
-            context: a run of this consumer; a run that has ended is ignored.
+            run: a run of this consumer; a run that has ended is ignored.
             place: free its place in the pool too; only if the thread or process of that place is really free again.
         """
-        if context.fence in self.running:
-            self._scheduler.release_early(self.share, context.fence, place=place)
+        if run.fence in self.running:
+            self._scheduler.release_early(self.share, run.fence, place=place)
 
     def cancel_running(self, reason: CancelReason) -> None:
         """Cancel all runs of this consumer."""
-        for context in tuple(self.running.values()):
-            context._cancel(reason)
+        for run in tuple(self.running.values()):
+            run.cancel(reason)
 
     async def wait_idle(self) -> None:
         """Wait until nothing runs here, nor will: a reply that arrives after the grace is not used."""
@@ -324,7 +318,7 @@ class HandlerConsumer(QueueConsumer):
         policy: Policy,
         share: Share,
         handler: Handler,
-        run: Callable[[Context], None],
+        run: Callable[[Run[Any]], None],
         state: object = None,
     ) -> None:
         super().__init__(keys, services, policy, share, state)
@@ -336,8 +330,8 @@ class HandlerConsumer(QueueConsumer):
         limit = self.share.limit
         return MAX_ITEMS if limit is None else limit.room + self.request.reserved
 
-    def accept(self, contexts: Sequence[Context]) -> None:
+    def accept(self, runs: Sequence[Run[Any]]) -> None:
         if task_log.isEnabledFor(logging.DEBUG):
-            note_started(contexts)
-        for context in contexts:
-            self._run(context)
+            note_started(runs)
+        for run in runs:
+            self._run(run)

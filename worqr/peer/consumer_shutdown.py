@@ -11,9 +11,6 @@ peer ends like a worker that dies, without deregistering. The leader then recove
 then the handler may still run in a process that is about to end.
 """
 
-# The private fields of Context are hidden from users, not from its neighbours.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import logging
@@ -26,10 +23,10 @@ import trio
 from worqr.log_events import emit, emit_fields
 from worqr.peer.consumer import QueueConsumer
 from worqr.peer.consumers import ActiveConsumers
-from worqr.peer.context import Context
 from worqr.peer.departures import Departure, Departures
 from worqr.peer.manual_consumer import ManualConsumer
 from worqr.peer.registration import Registration
+from worqr.peer.run import Run
 from worqr.peer.settles import Settles
 from worqr.peer.settling import Settler
 from worqr.peer.task_log import RUN
@@ -69,7 +66,7 @@ class ConsumerShutdown:
         settler: Settler,
         settles: Settles,
         departures: Departures,
-        describe: Callable[[Context], dict[str, object]],
+        describe: Callable[[Run[QueueConsumer]], dict[str, object]],
         spawn: Callable[[Callable[[], Awaitable[Any]]], bool],
     ) -> None:
         self.server_answers: bool = True
@@ -104,10 +101,10 @@ class ConsumerShutdown:
                 await self._wait_gone(departure)
         finally:
             self._settler.left(consumer)
-            for context in tuple(consumer.running.values()):
-                context._cancel("lost")
-                context._settled = True
-                consumer.ended(context)
+            for run in tuple(consumer.running.values()):
+                run.cancel("lost")
+                run.settle()
+                consumer.ended(run)
             lifecycle.leave()
 
     def _depart(self, consumer: QueueConsumer, *, stay: bool) -> Departure | None:
@@ -158,8 +155,8 @@ class ConsumerShutdown:
             with trio.move_on_after(DETACH_AFTER - UNWIND):
                 await consumer.wait_idle()
                 return
-            runs = [context._elsewhere for context in consumer.running.values()]
-            free = all(run is not None and run.can_be_let_go for run in runs)
+            runs = [run.offloaded for run in consumer.running.values()]
+            free = all(run is not None and run.detachable for run in runs)
             if free or trio.current_time() >= report_at:
                 report_at = trio.current_time() + REMIND
                 self._report(
@@ -171,8 +168,8 @@ class ConsumerShutdown:
 
     def _report(self, consumer: QueueConsumer, what: str) -> None:
         """Log each handler that still runs."""
-        for context in consumer.running.values():
-            fields = {**self._describe(context), "reason": what}
+        for run in consumer.running.values():
+            fields = {**self._describe(run), "reason": what}
             text = f"{RUN}: %(handler)s was cancelled, but does not end; %(reason)s; it is at\n%(where)s"
             emit_fields(logger, "task.unending", text, fields)
 
@@ -196,15 +193,15 @@ class ConsumerShutdown:
     def holds_claims(self, registration: Registration | None) -> bool:
         """Runs that were left behind hold claims of this registration."""
         detached = self._consumers.detached
-        return any(c._registration is registration for consumer in detached for c in consumer.running.values())
+        return any(c.registration is registration for consumer in detached for c in consumer.running.values())
 
     def abandon_detached(self) -> None:
         """The peer ends: stop waiting for runs that were left behind. The leader recovers their claims."""
         for consumer in self._consumers.detached:
-            for context in consumer.running.values():
-                context._settled = True
-                if context._elsewhere is not None:
-                    context._elsewhere.let_go()
+            for run in consumer.running.values():
+                run.settle()
+                if run.offloaded is not None:
+                    run.offloaded.detach()
 
 
 async def _drain_or_skip(consumer: QueueConsumer) -> None:

@@ -1,13 +1,10 @@
 """Timeouts of runs: one heap and one task for all runs, which costs less than a deadline in each run's cancel scope.
 
-A run that has ended leaves only a number in the heap. The number is skipped when its time comes, or removed when most entries
-are of ended runs. A run that is extended gets another number and leaves the old one behind.
+A run that was settled leaves only a stopped `Timer` in the heap. It is skipped when its time comes, or removed when most entries
+are of settled runs. A run that is extended gets another timer and leaves the old one behind, stopped.
 
 The heap uses Trio's clock. Handlers see ``time.monotonic()``, which threads, an asyncio loop and child processes can read too.
 """
-
-# The private fields of Context are hidden from users, not from its neighbours.
-# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -17,10 +14,11 @@ import threading
 import time
 from contextlib import suppress
 from itertools import count
+from typing import Any
 
 import trio
 
-from worqr.peer.context import Context
+from worqr.peer.run import Run, Timer
 
 BLOCKED = 0.1
 GRACE = 1.0
@@ -36,48 +34,41 @@ class Deadlines:
     def __init__(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
         self._thread = threading.get_ident()
-        self._heap: list[tuple[float, int]] = []
-        self._running: dict[int, Context] = {}
+        self._heap: list[tuple[float, int, Timer]] = []
         self._numbers = count(1)
         self._sweep_at = SWEEP_OVER
         self._earlier = trio.Event()
 
-    def begin(self, context: Context, timeout: float) -> None:
+    def begin(self, run: Run[Any], timeout: float) -> None:
         """Start the timeout of a run, `timeout` seconds from now."""
-        context.deadline = time.monotonic() + timeout
-        self._add(context, trio.current_time() + timeout)
+        self._add(Timer(run, time.monotonic() + timeout), trio.current_time() + timeout)
 
-    def _add(self, context: Context, when: float) -> None:
-        heap, number = self._heap, next(self._numbers)
-        context._timer = number
-        self._running[number] = context
+    def _add(self, timer: Timer, when: float) -> None:
+        heap = self._heap
         if not heap or when < heap[0][0]:
             self._earlier.set()
-        heapq.heappush(heap, (when, number))
+        heapq.heappush(heap, (when, next(self._numbers), timer))
         if len(heap) > self._sweep_at:
-            heap[:] = [entry for entry in heap if entry[1] in self._running]
+            heap[:] = [entry for entry in heap if entry[2].run is not None]
             heapq.heapify(heap)
             self._sweep_at = max(SWEEP_OVER, 2 * len(heap))
 
-    def extends(self, context: Context, seconds: float) -> None:
+    def extends(self, run: Run[Any], seconds: float) -> None:
         """Move a run's deadline to `seconds` from now; from any thread, without waiting. A run without a deadline gets none."""
-        if context.deadline is None or context.cancel_reason is not None:
+        if run.timer is None or run.cancel_reason is not None:
             return
-        context.deadline = time.monotonic() + seconds
+        run.timer.move_to(time.monotonic() + seconds)
         if threading.get_ident() == self._thread and trio.lowlevel.in_trio_run():
-            self.extend(context)
+            self.extend(run)
         else:
             with suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(self.extend, context)
+                self._token.run_sync_soon(self.extend, run)
 
-    def extend(self, context: Context) -> None:
+    def extend(self, run: Run[Any]) -> None:
         """Set the changed deadline of a run, unless the run has ended or its old deadline has passed."""
-        if context.deadline is not None and self._running.pop(context._timer, None) is not None:
-            self._add(context, trio.current_time() + context.deadline - time.monotonic())
-
-    def end(self, context: Context) -> None:
-        """The run has ended, in time or not."""
-        self._running.pop(context._timer, None)
+        old = run.timer
+        if old is not None and old.stop() is not None:
+            self._add(Timer(run, old.deadline), trio.current_time() + old.deadline - time.monotonic())
 
     async def watch_forever(self) -> None:
         """Cancel runs that pass their deadline."""
@@ -96,6 +87,6 @@ class Deadlines:
         """Cancel the runs whose deadline has passed."""
         now = trio.current_time()
         while self._heap and self._heap[0][0] <= now:
-            context = self._running.pop(heapq.heappop(self._heap)[1], None)
-            if context is not None:
-                context._cancel("timeout")
+            run = heapq.heappop(self._heap)[2].stop()
+            if run is not None:
+                run.cancel("timeout")

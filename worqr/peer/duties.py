@@ -4,9 +4,6 @@ Here: which duties there are, and what each is given. A duty is given what it us
 and the lifetime of all duties are in `worqr.peer.engine`.
 """
 
-# The private fields of Context are hidden from users, not from its neighbours.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
@@ -21,7 +18,6 @@ from worqr.peer.adaptive_concurrency import AdaptiveConcurrency
 from worqr.peer.consumer import ConsumerServices
 from worqr.peer.consumer_shutdown import ConsumerShutdown
 from worqr.peer.consumers import ActiveConsumers
-from worqr.peer.context import Context
 from worqr.peer.control_channel import ControlChannel
 from worqr.peer.deadlines import Deadlines
 from worqr.peer.departures import Departures
@@ -41,7 +37,6 @@ from worqr.peer.settles import Settles
 from worqr.peer.settling import Settler
 from worqr.peer.stuck_handlers import StuckHandlerMonitor
 from worqr.peer.waiting_queues import WaitingQueues
-from worqr.peer.wrong_loop import error_of_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +69,11 @@ def run_duties(settings: PeerSettings, link: Link, interrupted: Callable[[Keyboa
     settler = Settler(*(link, settles, scheduler.dispatch), max_result=settings.max_payload, onlooker=settings.onlooker)
     scheduler.dispatch_with(settler.touch)
 
-    def ended(context: Context, returned: bool, error: BaseException | None) -> None:
-        settler.ended(context, returned, error if error is None else error_of_run(context, error))
-        context._station.ended(context)
-
     return RunDuties(
         scheduler=scheduler,
         runners=Runners(settings),
         deadlines=deadlines,
-        slots=Slots(ended, interrupted, deadlines),
+        slots=Slots(settler.ended, interrupted, deadlines),
         settles=settles,
         settler=settler,
         progress=ProgressReporter(link),
@@ -116,9 +107,9 @@ class QueueDuties:
     def forget_claims(self, registration: Registration) -> None:
         """A registration was declared dead: its running tasks are lost."""
         for consumer in self.consumers:
-            for context in tuple(consumer.running.values()):
-                if context._registration is registration:
-                    context._cancel("lost")
+            for run in tuple(consumer.running.values()):
+                if run.registration is registration:
+                    run.cancel("lost")
 
 
 def queue_duties(

@@ -5,9 +5,6 @@ the slot is cancelled meanwhile. The claim is then settled by what the handler r
 not wait without limit: it leaves a run behind that does not end.
 """
 
-# The private fields of Context are hidden from users, not from its neighbours.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -16,12 +13,12 @@ from typing import Any, ClassVar
 
 import trio
 
-from worqr.peer.context import current_context
+from worqr.peer.run import current_run
 
 Abort = Callable[[Callable[[], Any]], trio.lowlevel.Abort]
 
 
-class Elsewhere:
+class OffloadedRun:
     """One such run, made in the slot that waits for it.
 
     Changed only by the code that runs the handler: `raised` (what came out of the slot is the handler's own), `_value`, `_error`,
@@ -36,9 +33,9 @@ class Elsewhere:
     """The run can be stopped from outside, if its handler cooperates."""
 
     def __init__(self) -> None:
-        context = current_context.get(None)
-        if context is not None:
-            context._elsewhere = self
+        run = current_run.get(None)
+        if run is not None:
+            run.offload(self)
         self.raised: bool = False
         self._token = trio.lowlevel.current_trio_token()
         self._value: object = None
@@ -49,19 +46,24 @@ class Elsewhere:
     # For the code that watches it, in the loop
 
     @property
-    def can_be_let_go(self) -> bool:
+    def killed_output(self) -> str:
+        """What a process that was killed had written to its standard error; empty: nothing was killed."""
+        return ""
+
+    @property
+    def detachable(self) -> bool:
         """A slot waits for this run and nothing else."""
         return self._waiting is not None
 
-    def where(self) -> str:
+    def current_stack(self) -> str:
         """The stack of the handler at this moment, as in a traceback; empty if it has ended, or not begun."""
         raise NotImplementedError
 
-    def replace(self) -> bool:
+    def allow_replacement(self) -> bool:
         """The handler is stuck: let another run take its place; return False if there is none. May be called twice."""
         return False
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """Stop waiting for a run that was cancelled: the slot continues as if the handler had ended."""
         self._wake()
 
@@ -80,7 +82,7 @@ class Elsewhere:
 
     # For its slot
 
-    async def _park(self, abort: Abort) -> None:
+    async def _wait_ended(self, abort: Abort) -> None:
         """Wait until the run has ended, or until the slot is to stop waiting.
 
         Either this task sees that the run has ended, or the run sees that this task waits. Both at once do no harm.

@@ -19,10 +19,10 @@ import trio
 from worqr.errors import ClaimLost, Unavailable, UsageError
 from worqr.keys import QueueKeys
 from worqr.ops import MAX_ITEMS, Result, Started
-from worqr.peer.claims import Claim
+from worqr.peer.claims import Claim, HeldRun
 from worqr.peer.consumer import ConsumerServices, QueueConsumer
-from worqr.peer.context import Context
 from worqr.peer.registration import Registration
+from worqr.peer.run import Run
 from worqr.peer.scheduler import Share
 from worqr.peer.settles import Make
 from worqr.peer.settling import finisher
@@ -53,14 +53,16 @@ class ManualConsumer(QueueConsumer):
     def capacity_wanted(self) -> int:
         return self.buffer.wanted + self.request.reserved
 
-    def new_claims(self, registration: Registration, started: Started) -> Sequence[Context]:
+    def new_claims(self, registration: Registration, started: Started) -> Sequence[Run[Any]]:
         first = started.first
         return [
-            Claim(self, registration, first + i, entry) for i, entry in enumerate(started.entries) if entry is not None
+            HeldRun(self, registration, first + i, entry)
+            for i, entry in enumerate(started.entries)
+            if entry is not None
         ]
 
-    def accept(self, contexts: Sequence[Context]) -> None:
-        claims = [context for context in contexts if isinstance(context, Claim)]
+    def accept(self, runs: Sequence[Run[Any]]) -> None:
+        claims = [Claim(run) for run in runs if isinstance(run, HeldRun)]
         if self.lifecycle.is_leaving and not self.buffer.is_asked:
             self.give_back(claims)
         else:
@@ -70,19 +72,20 @@ class ManualConsumer(QueueConsumer):
         """Give back claims that were not taken, and wake all calls that wait: no more will come."""
         self.give_back(self.buffer.remove(self))
 
-    def withdraw(self, claim: Claim) -> None:
+    def withdraw(self, run: HeldRun) -> None:
         """The claim was cancelled: give it back if no call has taken it. A stop settles a cancelled claim too."""
-        if self.buffer.withdraw(claim):
+        claim = self.buffer.withdraw(run)
+        if claim is not None:
             self.give_back([claim])
 
     async def wait_blocks(self) -> None:
         """Wait until no claim's own block runs any more."""
-        while any(claim._scope is not None for claim in self.running.values()):
+        while any(run.scope is not None for run in self.running.values()):
             self._some_ended = trio.Event()
             await self._some_ended.wait()
 
-    def ended(self, context: Context) -> None:
-        super().ended(context)
+    def ended(self, run: Run[Any]) -> None:
+        super().ended(run)
         self._some_ended.set()
 
     def release(self, claim: Claim) -> None:
@@ -93,7 +96,7 @@ class ManualConsumer(QueueConsumer):
             ClaimSettled: it was settled before.
         """
         claim._settle_now()
-        self.ended(claim)
+        self.ended(claim._held)
         self._scheduler.dispatch_soon()
 
     def give_back(self, claims: Iterable[Claim]) -> None:
@@ -101,9 +104,9 @@ class ManualConsumer(QueueConsumer):
         stopped = list(claims)
         for claim in stopped:
             self.release(claim)
-        alive = [claim.fence for claim in stopped if not claim._registration.dead]
+        alive = [claim.fence for claim in stopped if not claim._held.registration.dead]
         if alive and not self.lifecycle.holds_stops:
-            registration = stopped[0]._registration
+            registration = stopped[0]._held.registration
             self._services.settles.give_back(self.keys, registration, alive)
 
     async def send(self, claims: Sequence[int], make: Make, registration: Registration) -> Any:
@@ -128,16 +131,16 @@ class ManualConsumer(QueueConsumer):
 
     async def finish(self, claims: Sequence[Claim], results: Mapping[int, Result] | None = None) -> list[Claim]:
         """Finish claims; return those that were lost."""
-        lost = [claim for claim in claims if claim._settled]
+        lost = [claim for claim in claims if claim._held.settled]
         alive: dict[Registration, list[Claim]] = {}
         for claim in claims:
-            if claim._settled:
+            if claim._held.settled:
                 continue
             self.release(claim)
-            if claim._registration.dead:
+            if claim._held.registration.dead:
                 lost.append(claim)
             else:
-                alive.setdefault(claim._registration, []).append(claim)
+                alive.setdefault(claim._held.registration, []).append(claim)
         for registration, held in alive.items():
             for start in range(0, len(held), MAX_ITEMS):
                 lost += await self._finish_some(registration, held[start : start + MAX_ITEMS], results)
@@ -205,7 +208,7 @@ class ClaimBuffer:
             consumer = consumer_of(claim)
             if not consumer.lifecycle.is_leaving:
                 self._ready.appendleft(claim)
-            elif not claim._settled:
+            elif not claim._held.settled:
                 consumer.give_back([claim])
         self._arrived.set()
 
@@ -216,12 +219,12 @@ class ClaimBuffer:
         self._arrived.set()
         return removed
 
-    def withdraw(self, claim: Claim) -> bool:
-        """Take out this claim; return False if a call has taken it."""
-        if claim not in self._ready:
-            return False
-        self._ready.remove(claim)
-        return True
+    def withdraw(self, run: HeldRun) -> Claim | None:
+        """Take out the claim of this run; return None if a call has taken it."""
+        claim = next((claim for claim in self._ready if claim._held is run), None)
+        if claim is not None:
+            self._ready.remove(claim)
+        return claim
 
     async def collect(self, n: int) -> list[Claim]:
         """Return 1 to n claims, as soon as there is one; none once the peer leaves."""
@@ -265,7 +268,7 @@ class ClaimBuffer:
 
 def consumer_of(claim: Claim) -> ManualConsumer:
     """The consumer that made this claim."""
-    return cast("ManualConsumer", claim._station)
+    return cast("ManualConsumer", claim._held.host)
 
 
 class Claims(AsyncIterator[Claim]):
@@ -337,7 +340,7 @@ class Claims(AsyncIterator[Claim]):
         for claim in batch:
             if consumer_of(claim).buffer is not self._buffer:
                 raise UsageError(f"{claim!r} is not a claim of these claims of queue {self._buffer.queue!r}")
-            if claim._settled and claim.cancel_reason != "lost":
+            if claim._held.settled and claim.cancel_reason != "lost":
                 raise claim._settled_error()
         if len(set(batch)) != len(batch):
             raise UsageError("the same claim stands twice among those to finish")

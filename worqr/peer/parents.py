@@ -10,7 +10,7 @@ import time
 from typing import Final
 
 from worqr.log_events import emit
-from worqr.peer.context import current_context
+from worqr.peer.run import current_run
 from worqr.peer.scheduler import Scheduler
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -24,8 +24,8 @@ class Parent:
 
     def __init__(self, queue: str) -> None:
         self._queue = queue
-        self._context = current_context.get(None)
-        capacity = getattr(getattr(self._context, "_station", None), "scheduler", None)
+        self._run = current_run.get(None)
+        capacity = getattr(getattr(self._run, "host", None), "scheduler", None)
         self._capacity = capacity if isinstance(capacity, Scheduler) else None  # None: no handler, or one in a process
         self._look_at = time.monotonic() + WAITED
 
@@ -38,7 +38,7 @@ class Parent:
 
     def warn(self, id: str) -> None:
         """The job of this id still waits: log so, once per worker and queue."""
-        if self._context is None or self._capacity is None:
+        if self._run is None or self._capacity is None:
             return
         if (
             self._capacity.told_full.setdefault(self._queue, self) is not self
@@ -50,7 +50,7 @@ class Parent:
             "a handler of queue %(queue)r has waited %(duration)g s for the result of job %(awaited_job)r of queue "
             "%(awaited_queue)r, and this worker has no free slot to run that job. A handler keeps its slot while it waits. "
             "Raise the concurrency of the worker or of the function, or let another worker serve %(awaited_queue)r.",
-            queue=self._context.queue,
+            queue=self._run.queue,
             duration=WAITED,
             awaited_queue=self._queue,
             awaited_job=id,

@@ -4,9 +4,6 @@ A handler reports from the loop or from its thread and never waits. One task per
 per queue for all of them.
 """
 
-# The private fields of Context are hidden from users, not from its neighbours.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import logging
@@ -21,7 +18,7 @@ from worqr.link import Link
 from worqr.log_events import emit
 from worqr.ops import MAX_ITEMS
 from worqr.peer.consumer import QueueConsumer
-from worqr.peer.context import Context
+from worqr.peer.run import Run
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -35,16 +32,16 @@ class ProgressReporter:
         self._link = link
         self._token = trio.lowlevel.current_trio_token()
         self._thread = threading.get_ident()
-        self._unsent: dict[Context, None] = {}
+        self._unsent: dict[Run[QueueConsumer], None] = {}
         self._news = RepeatedEvent()
 
-    def report(self, context: Context) -> None:
-        """`context` has new progress. Adding to a dict is atomic, in any thread.
+    def report(self, run: Run[QueueConsumer]) -> None:
+        """`run` has new progress. Adding to a dict is atomic, in any thread.
 
         The thread may run a loop of its own, in which our event must not be set, and may outlive ours.
         """
-        if context not in self._unsent:
-            self._unsent[context] = None
+        if run not in self._unsent:
+            self._unsent[run] = None
             if threading.get_ident() == self._thread and trio.lowlevel.in_trio_task():
                 self._news.set()
             else:
@@ -62,10 +59,10 @@ class ProgressReporter:
     def send_once(self) -> None:
         """Send the latest report of each run; reports of ended runs are dropped."""
         words_of: dict[QueueConsumer, list[tuple[int, float | None, str]]] = {}
-        for context in list(self._unsent):
-            del self._unsent[context]
-            if context._said is not None and not context._settled and not context._registration.dead:
-                words_of.setdefault(context._station, []).append((context.fence, *context._said))
+        for run in list(self._unsent):
+            del self._unsent[run]
+            if run.progress is not None and not run.settled and not run.registration.dead:
+                words_of.setdefault(run.host, []).append((run.fence, *run.progress))
         for consumer, words in words_of.items():
             registration = consumer.registration
             if registration is not None and not registration.dead:

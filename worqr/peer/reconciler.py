@@ -12,9 +12,6 @@ its settle yet. The peer asks while no start is under way, so that the reply has
 must be found twice, a second apart, because on a cluster requests may overtake each other while slots move.
 """
 
-# The private fields of Context are hidden from users, not from its neighbours.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import logging
@@ -194,14 +191,14 @@ class Reconciler:
 
 def _cancel_marked(consumer: QueueConsumer, marked: Iterable[int]) -> None:
     for claim in marked:
-        if context := consumer.running.get(claim):
-            emit_fields(logger, "task.cancelling", f"{RUN}: cancelled on request", run_fields(context))
-            context._cancel("cancel")
+        if run := consumer.running.get(claim):
+            emit_fields(logger, "task.cancelling", f"{RUN}: cancelled on request", run_fields(run))
+            run.cancel("cancel")
 
 
 def _cancel_gone(consumer: QueueConsumer, gone: Iterable[int]) -> None:
     for claim in gone:
-        if (context := consumer.running.get(claim)) and not context._settled:
+        if (run := consumer.running.get(claim)) and not run.settled:
             text = "queue %(queue)r, job %(job)s: the task was reassigned to another worker; this run is cancelled"
-            emit(logger, "claim.lost", text, queue=consumer.queue, job=context.id)
-            context._cancel("lost")
+            emit(logger, "claim.lost", text, queue=consumer.queue, job=run.id)
+            run.cancel("lost")

@@ -6,9 +6,6 @@ task was left with an open nursery or a broken stack of scopes is discarded. The
 raises. `Slots` has no knowledge of queues: it calls back when a run has ended.
 """
 
-# The private fields of Context are hidden from users, not from its neighbours.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import functools
@@ -17,15 +14,16 @@ import logging
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from contextvars import Context as Variables
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import trio
 
 from worqr.errors import UsageError
 from worqr.log_events import emit
-from worqr.peer.context import Context, current_context
 from worqr.peer.deadlines import Deadlines
+from worqr.peer.run import Run, RunHost, current_run
 from worqr.peer.stacks import Frames
 from worqr.tracebacks import one_line
 
@@ -88,23 +86,35 @@ def _check_signature(handler: Callable[[bytes], object]) -> None:
         ) from None
 
 
-class _Slot:
-    __slots__ = ("context", "task")
+class SlotHost(RunHost, Protocol):
+    """The consumer of runs that run in slots."""
 
-    def __init__(self, context: Context) -> None:
-        self.context: Context | None = context
+    handler: Handler
+    variables: Variables
+    """The context variables of its handler: each run gets a copy."""
+
+
+_AnyRun = Run[SlotHost]
+
+
+class _Slot:
+    __slots__ = ("run", "task")
+
+    def __init__(self, run: _AnyRun) -> None:
+        self.run: _AnyRun | None = run
         self.task: trio.lowlevel.Task | None = None
 
 
 class Slots:
     """The slots of one peer.
 
-    Set once: `_ended`, called with (context, whether the handler returned, what it raised). Changed only in the loop: the rest.
+    Set once: `_ended`, called with the run, whether its handler returned, the returned value, and the error. Changed only in the
+    loop: the rest.
     """
 
     def __init__(
         self,
-        ended: Callable[[Context, bool, BaseException | None], None],
+        ended: Callable[[Run[Any], bool, object, BaseException | None], None],
         interrupted: Callable[[KeyboardInterrupt], None],
         deadlines: Deadlines,
     ) -> None:
@@ -122,52 +132,52 @@ class Slots:
             task_status.started()
             await trio.sleep_forever()
 
-    def run(self, context: Context) -> None:
-        """Run the handler of `context` in a slot; called in the loop, never waits."""
+    def run(self, run: _AnyRun) -> None:
+        """Run its handler in a slot; called in the loop, never waits."""
         if self._idle:
             slot = self._idle.pop()
             task = slot.task
             assert task is not None
-            slot.context = context
-            self._enter(task, context)
+            slot.run = run
+            self._enter(task, run)
             trio.lowlevel.reschedule(task)
         else:
             assert self._nursery is not None
-            self._nursery.start_soon(self._hold, _Slot(context), name=f"worqr slot for {context.queue}")
+            self._nursery.start_soon(self._guard, _Slot(run), name=f"worqr slot for {run.queue}")
 
     @staticmethod
-    def _enter(task: trio.lowlevel.Task, context: Context) -> None:
+    def _enter(task: trio.lowlevel.Task, run: _AnyRun) -> None:
         """Give the task fresh context variables, from its next step on."""
-        variables = context._station.variables.copy()
-        variables.run(current_context.set, context)
+        variables = run.host.variables.copy()
+        variables.run(current_run.set, run)
         task.context = variables
 
     def describe_blocking(self) -> str:
         """The run that holds the loop's thread at this moment, found on its stack; from any thread."""
-        frame = sys._current_frames().get(self._thread)  # public in all but name
+        frame = sys._current_frames().get(self._thread)  # pyright: ignore[reportPrivateUsage] - public in all but name
         where = ""
         while frame is not None:
             if not where:
                 where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
-            if frame.f_code is Slots._run_until_odd.__code__:
-                context = frame.f_locals["slot"].context
-                if context is None:
+            if frame.f_code is Slots._run_reusing_scope.__code__:
+                run = frame.f_locals["slot"].run
+                if run is None:
                     return where
-                return f"handler of queue {context.queue!r}, claim {context.fence}, at {where} ({NOT_BLOCKING})"
+                return f"handler of queue {run.queue!r}, claim {run.fence}, at {where} ({NOT_BLOCKING})"
             frame = frame.f_back
         return f"code outside the handlers, at {where}" if where else "unknown code"
 
-    def frames_of(self, context: Context) -> Frames:
-        """The stacks of the handler of `context` and of its tasks on the loop; empty if it is in no slot."""
+    def frames_of(self, run: Run[RunHost]) -> Frames:
+        """The stacks of the handler of `run` and of its tasks on the loop; empty if it is in no slot."""
         assert self._nursery is not None
         for holder in self._nursery.child_tasks:
             for nursery in holder.child_nurseries:
                 for task in nursery.child_tasks:
-                    if task.context.get(current_context) is context:
+                    if task.context.get(current_run) is run:
                         return [frame for each in _with_children(task) for frame in each.iter_await_frames()]
         return []
 
-    async def _hold(self, slot: _Slot) -> None:
+    async def _guard(self, slot: _Slot) -> None:
         """Around a slot's task: receives what it raises when a handler corrupted it."""
         try:
             async with trio.open_nursery() as nursery:
@@ -194,10 +204,10 @@ class Slots:
 
     async def _run_forever(self, slot: _Slot) -> None:
         task = slot.task = trio.lowlevel.current_task()
-        assert slot.context is not None
-        self._enter(task, slot.context)
+        assert slot.run is not None
+        self._enter(task, slot.run)
         await trio.lowlevel.cancel_shielded_checkpoint()
-        while await self._run_until_odd(slot, task):
+        while await self._run_reusing_scope(slot, task):
             self._idle.append(slot)
             await trio.lowlevel.wait_task_rescheduled(partial(self._leave, slot))
 
@@ -206,49 +216,44 @@ class Slots:
             self._idle.remove(slot)
         return trio.lowlevel.Abort.SUCCEEDED
 
-    async def _run_until_odd(self, slot: _Slot, task: trio.lowlevel.Task) -> bool:
+    async def _run_reusing_scope(self, slot: _Slot, task: trio.lowlevel.Task) -> bool:
         """Do run after run in one cancel scope, until one does not simply return; return False if it corrupted the task.
 
         A scope that was not cancelled can be used again: making one for each run would be a quarter of the cost of a run.
         """
         scope = trio.CancelScope()
-        returned, error = False, None
+        returned, value, error = False, None, None
         try:
             with scope:
                 while True:
-                    context = slot.context
-                    assert context is not None
-                    context._scope = scope
-                    if context.cancel_reason is not None:
-                        scope.cancel()
-                    if context._policy.timeout is not None:
-                        self._deadlines.begin(context, context._policy.timeout)
-                    context._value = await context._station.handler(context.task)
-                    if context.cancel_reason is not None or task.child_nurseries or not _is_innermost(scope, task):
+                    run = slot.run
+                    assert run is not None
+                    run.begin(scope)
+                    if run.policy.timeout is not None:
+                        self._deadlines.begin(run, run.policy.timeout)
+                    value = await run.host.handler(run.task)
+                    if run.cancel_reason is not None or task.child_nurseries or not _is_innermost(scope, task):
                         returned = True
                         break
-                    context._scope = slot.context = None
-                    if context._timer:
-                        self._deadlines.end(context)
-                    self._ended(context, True, None)
-                    del context
+                    slot.run = None
+                    self._ended(run, True, value, None)
+                    del run
+                    value = None  # a parked slot keeps no result alive
                     self._idle.append(slot)
                     await trio.lowlevel.wait_task_rescheduled(partial(self._leave, slot))
         except BaseException as raised:
-            if slot.context is None or trio.current_effective_deadline() == float("-inf"):
+            if slot.run is None or trio.current_effective_deadline() == float("-inf"):
                 raise  # the slot is being cancelled, not the handler
             error = raised
-            elsewhere = slot.context._elsewhere
-            if (elsewhere is None or not elsewhere.raised) and self._tell_of_interrupt(raised):
-                slot.context._cancel("leaving")  # Ctrl-C was raised in this handler by chance: not its failure
-        context, slot.context = slot.context, None
-        assert context is not None
-        context._scope = None
-        self._deadlines.end(context)
-        self._ended(context, returned, error)
+            offloaded = slot.run.offloaded
+            if (offloaded is None or not offloaded.raised) and self._tell_of_interrupt(raised):
+                slot.run.cancel("leaving")  # Ctrl-C was raised in this handler by chance: not its failure
+        run, slot.run = slot.run, None
+        assert run is not None
+        self._ended(run, returned, value, error)
         for nursery in task.child_nurseries:
             nursery.cancel_scope.cancel()
-        return not task.child_nurseries and not _corrupted(error)
+        return not task.child_nurseries and not _left_scope_open(error)
 
 
 def _with_children(task: trio.lowlevel.Task) -> Iterator[trio.lowlevel.Task]:
@@ -266,6 +271,6 @@ def _is_innermost(scope: trio.CancelScope, task: trio.lowlevel.Task) -> bool:
     return status is not None and getattr(task, "_cancel_status", None) is status
 
 
-def _corrupted(error: BaseException | None) -> bool:
+def _left_scope_open(error: BaseException | None) -> bool:
     """Trio's error about a scope that a handler opened and did not close."""
     return isinstance(error, RuntimeError) and "stack corrupted" in str(error)

@@ -1,8 +1,5 @@
 """The queues that a peer consumes: those whose tasks go to a handler, and those whose tasks are taken by hand."""
 
-# The private fields of Context are hidden from users, not from its neighbours.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
@@ -17,10 +14,10 @@ from worqr.errors import UsageError, WorqrBug, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.peer.consumer import ConsumerServices, HandlerConsumer
 from worqr.peer.consumers import ActiveConsumers
-from worqr.peer.context import current, failed_of
 from worqr.peer.entrance import Entrance
 from worqr.peer.manual_consumer import ClaimBuffer, Claims, ManualConsumer
 from worqr.peer.options import PATIENT, Handling, RunsIn, policy_for
+from worqr.peer.run import current_run, failed_of
 from worqr.peer.runners import Runners, is_async, with_middleware
 from worqr.peer.running import Handler, Slots, named_after
 from worqr.peer.scheduler import Pool, Share
@@ -120,7 +117,7 @@ class Serving:
         handle, pool = self._runners.prepare(on_failure, loop)
 
         async def run(_task: bytes) -> object:
-            return await cast("Any", handle)(failed_of(current(), queue))
+            return await cast("Any", handle)(failed_of(current_run.get(), queue))
 
         note = ops.note_queues(RegistryKeys(keys.prefix), [failures.name for failures in shards])
         link = self._services.link
@@ -147,7 +144,7 @@ class Serving:
             try:
                 yield claims
             finally:
-                claims._close()
+                claims._close()  # pyright: ignore[reportPrivateUsage]
 
 
 def our_own(group: BaseException) -> BaseException:

@@ -5,15 +5,12 @@ repeated, over lost connections and refusals, until the server accepts it or the
 a dead registration is not sent at all, because the task belongs to another worker by then.
 """
 
-# The private fields of Context are hidden from users, not from its neighbours.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -24,12 +21,14 @@ from worqr.log_events import emit
 from worqr.ops import MAX_ITEMS, Result
 from worqr.ops.replies import in_pieces
 from worqr.peer.context import Context
+from worqr.peer.results import encode_result
+from worqr.peer.run import SETTLED, Run
 from worqr.peer.settles import Make, Settles
 from worqr.peer.task_log import log_failure, log_finished, log_late, log_timeout
+from worqr.peer.wrong_loop import error_of_run
 from worqr.policy import Failure, Verdict, judge
 from worqr.remote_error import remote_error, told_error, with_stderr
 from worqr.script_call import Call
-from worqr.validation import encode_json
 
 if TYPE_CHECKING:
     from worqr.peer.consumer import QueueConsumer
@@ -62,41 +61,40 @@ class Settler:
         self._stopped: dict[QueueConsumer, list[int]] = {}
         self._flush_soon = False
 
-    def ended(self, context: Context, returned: bool, error: BaseException | None) -> None:
-        """A handler's run ended: settle its claim according to the outcome."""
-        if context._settled:
-            self.touch()
-            return
-        reason = context.cancel_reason
-        if reason == "lost" or context._registration.dead:
-            context._settled = True
-            self.touch()
+    def ended(self, run: Run[QueueConsumer], returned: bool, value: object, error: BaseException | None) -> None:
+        """A slot's run ended: settle its claim according to the outcome, and free its units."""
+        reason = run.cancel_reason
+        if run.state is SETTLED:
+            pass  # its queue was left without it
+        elif reason == "lost" or run.registration.dead:
+            run.settle()
         elif returned:
             if reason == "timeout":
-                log_late(context)
-            self.finish(context)
+                log_late(run)
+            self.finish(run, value)
         elif reason == "timeout":
-            self.time_out(context)
+            self.time_out(run)
         elif reason is not None or error is None:
-            self.stop(context)  # a claim that is marked for cancellation ends there, and does not return
+            self.stop(run)  # a claim that is marked for cancellation ends there, and does not return
         else:
-            self.fail_run(context, error)
+            self.fail_run(run, error_of_run(run, error))
+        run.host.ended(run)
+        self.touch()
 
-    def finish(self, context: Context) -> None:
+    def finish(self, run: Run[QueueConsumer], value: object) -> None:
         """End a claim as finished, with the next flush; a claim with a cancel mark ends as cancelled there.
 
         A result that cannot be stored fails the task for good: another run would end in the same way.
         """
-        if keeps_result(context):
+        if run.keeps_result():
             try:
-                result = encode_result(context._value, self._max_result)
+                result = encode_result(value, self._max_result)
             except UsageError as error:
-                self.fail_run(context, Failure(str(error)))
+                self.fail_run(run, Failure(str(error)))
                 return
-            self._results.setdefault(context._station, {})[context.fence] = result
-        context._settled = True
-        self._dirty.setdefault(context._station, []).append(context.fence)
-        self.touch()
+            self._results.setdefault(run.host, {})[run.fence] = result
+        run.settle()
+        self._dirty.setdefault(run.host, []).append(run.fence)
 
     def touch(self) -> None:
         """Flush after all tasks that can run in this turn of the loop have run."""
@@ -162,42 +160,39 @@ class Settler:
         """The queue was left: its stopped claims went back with all other claims of the worker."""
         self._stopped.pop(station, None)
 
-    def stop(self, context: Context) -> None:
+    def stop(self, run: Run[QueueConsumer]) -> None:
         """Give a claim back to the front, uncounted, with the next flush."""
-        context._settled = True
-        self._stopped.setdefault(context._station, []).append(context.fence)
-        self.touch()
+        run.settle()
+        self._stopped.setdefault(run.host, []).append(run.fence)
 
     def give_back(self, station: QueueConsumer, claims: Iterable[int]) -> None:
         """Give claims back to the front, uncounted, with the next flush, and after the finishes that wait for it."""
         self._stopped.setdefault(station, []).extend(claims)
         self.touch()
 
-    def fail_run(self, context: Context, error: BaseException) -> None:
+    def fail_run(self, run: Run[QueueConsumer], error: BaseException) -> None:
         """A run raised: retry the task, or move it to the dead-letter queue, as the policy says."""
-        verdict = judge(error, context._policy, context.failures, context.stalls)
-        context._settled = True
-        self._send_one(context, settle_call(context, verdict))
-        self.touch()
-        log_failure(context, verdict)
+        verdict = judge(error, run.policy, run.failures, run.stalls)
+        run.settle()
+        self._send_one(run, settle_call(run, verdict))
+        log_failure(run, verdict)
         if self._onlooker is not None:
-            self._onlooker(context, error)
+            self._onlooker(Context(run), error)
 
-    def time_out(self, context: Context) -> None:
+    def time_out(self, run: Run[QueueConsumer]) -> None:
         """A run took too long: retry the task, up to the limit of timeouts."""
-        context._settled = True
-        error, delay = f"it ran longer than {context._policy.timeout:g} s", context._policy.delay(context.timeouts)
-        self._send_one(context, timeout_call(context, error, delay))
-        self.touch()
-        log_timeout(context, delay, error)
+        run.settle()
+        error, delay = f"it ran longer than {run.policy.timeout:g} s", run.policy.delay(run.timeouts)
+        self._send_one(run, timeout_call(run, error, delay))
+        log_timeout(run, delay, error)
         if self._onlooker is not None:
-            self._onlooker(context, TimeoutError(error))
+            self._onlooker(Context(run), TimeoutError(error))
 
-    def _send_one(self, context: Context, call: Call[str]) -> None:
+    def _send_one(self, run: Run[QueueConsumer], call: Call[str]) -> None:
         def answered(word: str | None, _failure: Exception | None) -> None:
-            _answered(context._station, None if word is None else {context.fence: word}, None)
+            _answered(run.host, None if word is None else {run.fence: word}, None)
 
-        self._settles.send(context._station.keys, context._registration, [context.fence], lambda _: call, answered)
+        self._settles.send(run.host.keys, run.registration, [run.fence], lambda _: call, answered)
 
 
 def _answered(station: QueueConsumer, ended: dict[int, str] | None, _failure: Exception | None) -> None:
@@ -227,74 +222,28 @@ def finisher(station: QueueConsumer, registration: Registration, results: Mappin
     return make
 
 
-def keeps_result(context: Context) -> bool:
-    """True if the handler's return value is to be stored."""
-    is_job = context._record is not None or context._said is not None  # reporting progress makes it a job
-    return is_job and context._policy.result_ttl > 0
-
-
-class LastWords(NamedTuple):
-    """What a killed run had written to its standard error, in place of a value."""
-
-    stderr: str
-
-
-class Encoded(NamedTuple):
-    """A result that was encoded where the handler ran."""
-
-    kind: str
-    value: bytes
-
-
-def encode_result(value: object, max_result: int) -> Result:
-    """Encode a handler's return value for storage: bytes unchanged, None as None, everything else as JSON.
-
-    Raises:
-        UsageError: it cannot be encoded, or is over `max_result` bytes.
-    """
-    if isinstance(value, Encoded):
-        return value
-    if value is None:
-        return "none", b""
-    if isinstance(value, bytes | bytearray | memoryview):
-        kind, encoded = "bytes", bytes(cast("bytes", value))
-    else:
-        try:
-            kind, encoded = "json", encode_json(value)
-        except Exception as error:  # any error from encoding a user's type
-            raise UsageError(
-                f"its result cannot be kept: {type(value).__qualname__} is neither bytes nor JSON ({error})"
-            ) from error
-    if len(encoded) > max_result:
-        raise UsageError(
-            f"its result cannot be kept: {len(encoded):,} bytes are over the limit of {max_result:,} "
-            "(Mesh(max_payload=...)); store it elsewhere and return its name"
-        )
-    return kind, encoded
-
-
-def settle_call(context: Context, verdict: Verdict) -> Call[str]:
+def settle_call(run: Run[QueueConsumer], verdict: Verdict) -> Call[str]:
     """The call that ends a claim whose run raised."""
-    keys, worker, error = context._station.keys, context._registration.worker, remote_error(verdict.error)
+    keys, worker, error = run.host.keys, run.registration.worker, remote_error(verdict.error)
     if verdict.kind != "retry":
-        return ops.fail_task(keys, worker, context.fence, error, broken=verdict.kind == "broken")
+        return ops.fail_task(keys, worker, run.fence, error, broken=verdict.kind == "broken")
     return ops.retry_task(
-        *(keys, worker, context.fence, error),
+        *(keys, worker, run.fence, error),
         counter="stalls" if verdict.stalled else "failures" if verdict.counted else "",
-        limit=context._policy.max_stalls if verdict.stalled else context._policy.max_failures,
+        limit=run.policy.max_stalls if verdict.stalled else run.policy.max_failures,
         delay_ms=round(verdict.delay * 1000),
         run_at_ms=verdict.run_at_ms,
     )
 
 
-def timeout_call(context: Context, why: str, delay: float) -> Call[str]:
+def timeout_call(run: Run[QueueConsumer], why: str, delay: float) -> Call[str]:
     """The call that ends a claim whose run took too long, and whose task is tried again after `delay` seconds."""
     error = told_error("Timeout", why)
-    if isinstance(context._value, LastWords):
-        error = with_stderr(error, context._value.stderr)
+    if run.offloaded is not None and run.offloaded.killed_output:
+        error = with_stderr(error, run.offloaded.killed_output)
     return ops.retry_task(
-        *(context._station.keys, context._registration.worker, context.fence, error),
+        *(run.host.keys, run.registration.worker, run.fence, error),
         counter="timeouts",
-        limit=context._policy.max_timeouts,
+        limit=run.policy.max_timeouts,
         delay_ms=round(delay * 1000),
     )

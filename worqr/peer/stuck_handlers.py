@@ -6,9 +6,6 @@ given to another task, so that the peer does not run out of slots. The run keeps
 second time beside it. When it ends at last, the claim is settled like any other cancelled one.
 """
 
-# The private fields of Context are hidden from users, not from its neighbours.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import logging
@@ -18,8 +15,8 @@ import trio
 
 from worqr.log_events import emit_fields
 from worqr.peer.consumer import HandlerConsumer, QueueConsumer
-from worqr.peer.context import Context
 from worqr.peer.in_step import next_step
+from worqr.peer.run import Run
 from worqr.peer.running import name_of
 from worqr.peer.stacks import Frames, describe
 from worqr.peer.task_log import RUN, run_fields
@@ -37,14 +34,14 @@ class StuckHandlerMonitor:
     """Watches the cancelled runs of one peer; `after`: seconds until one counts as stuck. Changed only in the loop."""
 
     def __init__(
-        self, consumers: Iterable[QueueConsumer], frames_of: Callable[[Context], Frames], *, after: float
+        self, consumers: Iterable[QueueConsumer], frames_of: Callable[[Run[QueueConsumer]], Frames], *, after: float
     ) -> None:
         self.after: float = after
         self._consumers = consumers
         self._frames_of = frames_of
-        self._since: dict[Context, float] = {}
-        self._reported: set[Context] = set()
-        self._overdue: set[Context] = set()
+        self._since: dict[Run[QueueConsumer], float] = {}
+        self._reported: set[Run[QueueConsumer]] = set()
+        self._overdue: set[Run[QueueConsumer]] = set()
 
     async def watch_forever(self) -> None:
         """Check again and again."""
@@ -60,59 +57,61 @@ class StuckHandlerMonitor:
         now = trio.current_time()
         for consumer in self._consumers:
             if isinstance(consumer, HandlerConsumer):
-                for context in consumer.running.values():
-                    if context.cancel_reason is not None:
-                        self._since.setdefault(context, now)
-        for context, since in tuple(self._since.items()):
-            if context._station.running.get(context.fence) is not context:
-                self._forget(context, now - since)
+                for run in consumer.running.values():
+                    if run.cancel_reason is not None:
+                        self._since.setdefault(run, now)
+        for run, since in tuple(self._since.items()):
+            if run.host.running.get(run.fence) is not run:
+                self._forget(run, now - since)
             else:
-                self._look_at(context, now - since)
+                self._look_at(run, now - since)
 
-    def _look_at(self, context: Context, seconds: float) -> None:
-        if context.cancel_reason == "timeout" and context not in self._overdue:
-            elsewhere = context._elsewhere
-            if seconds >= OVERDUE_AFTER or (elsewhere is not None and not elsewhere.stoppable and elsewhere.where()):
-                self._overdue.add(context)
-                self._tell_overdue(context)
-        if seconds >= self.after and context not in self._reported:
-            self._report(context, seconds)
+    def _look_at(self, run: Run[QueueConsumer], seconds: float) -> None:
+        if run.cancel_reason == "timeout" and run not in self._overdue:
+            offloaded = run.offloaded
+            if seconds >= OVERDUE_AFTER or (
+                offloaded is not None and not offloaded.stoppable and offloaded.current_stack()
+            ):
+                self._overdue.add(run)
+                self._tell_overdue(run)
+        if seconds >= self.after and run not in self._reported:
+            self._report(run, seconds)
 
-    def _tell_overdue(self, context: Context) -> None:
-        remedy = TRIO_REMEDY if context._elsewhere is None else context._elsewhere.overdue_remedy
-        fields = {**self.fields(context), "timeout": context._policy.timeout}
+    def _tell_overdue(self, run: Run[QueueConsumer]) -> None:
+        remedy = (run.offloaded.overdue_remedy if run.offloaded is not None else "") or TRIO_REMEDY
+        fields = {**self.fields(run), "timeout": run.policy.timeout}
         text = f"{RUN}: %(handler)s still runs after its timeout of %(timeout)g s; {remedy}; it is at\n%(where)s"
         emit_fields(logger, "task.overdue", text, fields)
 
-    def _report(self, context: Context, seconds: float) -> None:
-        self._reported.add(context)
+    def _report(self, run: Run[QueueConsumer], seconds: float) -> None:
+        self._reported.add(run)
         text = (
             f"{RUN}: %(handler)s still runs %(duration)s s after it was cancelled (%(reason)s); another task gets its slot; "
             "it is at\n%(where)s"
         )
-        fields = {**self.fields(context), "duration": round(seconds, 1), "reason": context.cancel_reason}
+        fields = {**self.fields(run), "duration": round(seconds, 1), "reason": run.cancel_reason}
         emit_fields(logger, "task.stuck", text, fields)
-        elsewhere = context._elsewhere
-        context._station.release_slot_of_stuck_run(context, place=elsewhere is not None and elsewhere.replace())
+        offloaded = run.offloaded
+        run.host.release_slot_of_stuck_run(run, place=offloaded is not None and offloaded.allow_replacement())
 
-    def _forget(self, context: Context, seconds: float) -> None:
-        del self._since[context]
-        self._overdue.discard(context)
-        if context in self._reported:
-            self._reported.discard(context)
-            fields = {**run_fields(context), "handler": self._name(context), "duration": round(seconds, 1)}
+    def _forget(self, run: Run[QueueConsumer], seconds: float) -> None:
+        del self._since[run]
+        self._overdue.discard(run)
+        if run in self._reported:
+            self._reported.discard(run)
+            fields = {**run_fields(run), "handler": self._name(run), "duration": round(seconds, 1)}
             text = f"{RUN}: %(handler)s ended %(duration)s s after it was cancelled"
             emit_fields(logger, "task.unstuck", text, fields)
 
-    def fields(self, context: Context) -> dict[str, object]:
+    def fields(self, run: Run[QueueConsumer]) -> dict[str, object]:
         """The run, and the current stack of its handler: fields for the log."""
-        return {**run_fields(context), "handler": self._name(context), "where": self.where(context)}
+        return {**run_fields(run), "handler": self._name(run), "where": self.where(run)}
 
-    def _name(self, context: Context) -> str:
-        return name_of(context._station.handler)
+    def _name(self, run: Run[QueueConsumer]) -> str:
+        return name_of(run.host.handler)
 
-    def where(self, context: Context) -> str:
+    def where(self, run: Run[QueueConsumer]) -> str:
         """The current stack of its handler, as in a traceback."""
-        elsewhere = context._elsewhere
-        where = "" if elsewhere is None else elsewhere.where()
-        return where or describe(self._frames_of(context))
+        offloaded = run.offloaded
+        where = "" if offloaded is None else offloaded.current_stack()
+        return where or describe(self._frames_of(run))

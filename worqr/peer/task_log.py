@@ -9,9 +9,6 @@ Runs that end well are logged at DEBUG. `note_started` is called only if DEBUG i
 stored, so that otherwise a run costs nothing extra.
 """
 
-# The private fields of Context are hidden from users, not from its neighbours.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import logging
@@ -21,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from worqr.log_events import ExcInfo, emit_fields
-from worqr.peer.context import Context
+from worqr.peer.run import Run, RunHost
 from worqr.policy import Broken, ChildError, Failure, Retry, Verdict
 from worqr.records import RemoteError
 from worqr.tracebacks import one_line, shortened, text_of, users_traceback
@@ -48,27 +45,27 @@ Began = tuple[float, dict[str, object]]
 """When a run began, and its fields."""
 
 
-def run_fields(context: Context, left: int | None = None) -> dict[str, object]:
+def run_fields(run: Run[RunHost], left: int | None = None) -> dict[str, object]:
     """The fields of a run; `left`: how many attempts the task has after this one, by default if it fails."""
     if left is None:
-        left = context._policy.max_failures - context.failures - 1
+        left = run.policy.max_failures - run.failures - 1
     return {
-        "queue": context.queue,
-        "job": context.id,
-        "attempt": context.attempt,
-        "attempts": context.attempt + max(left, 0),
-        "worker": context._registration.worker,
+        "queue": run.queue,
+        "job": run.id,
+        "attempt": run.attempt,
+        "attempts": run.attempt + max(left, 0),
+        "worker": run.registration.worker,
     }
 
 
 # Runs that end well
 
 
-def note_started(contexts: Iterable[Context]) -> None:
+def note_started(runs: Iterable[Run[QueueConsumer]]) -> None:
     """Log that these runs begin, and store it for `log_finished`."""
-    for context in contexts:
-        fields = run_fields(context)
-        context._station.begun[context.fence] = time.monotonic(), fields
+    for run in runs:
+        fields = run_fields(run)
+        run.host.begun[run.fence] = time.monotonic(), fields
         emit_fields(logger, "task.started", RUN, fields)
 
 
@@ -83,53 +80,53 @@ def log_finished(station: QueueConsumer, claims: Sequence[int]) -> None:
         del begun[claim]
 
 
-def log_late(context: Context) -> None:
+def log_late(run: Run[RunHost]) -> None:
     """Log that a handler has returned after its timeout; the result counts all the same."""
-    late = _late(context)
+    late = _late(run)
     if late >= LATE:
-        fields = {**run_fields(context), "timeout": context._policy.timeout, "late": late}
+        fields = {**run_fields(run), "timeout": run.policy.timeout, "late": late}
         text = f"{RUN}: finished %(late)s s after its timeout of %(timeout)g s"
         emit_fields(logger, "task.finished", text, fields, level=logging.WARNING)
 
 
-def _late(context: Context) -> float:
+def _late(run: Run[RunHost]) -> float:
     """Seconds since the deadline of a run."""
-    return 0.0 if context.deadline is None else round(max(0.0, time.monotonic() - context.deadline), 1)
+    return 0.0 if run.deadline is None else round(max(0.0, time.monotonic() - run.deadline), 1)
 
 
 # Runs that fail
 
 
-def log_failure(context: Context, verdict: Verdict) -> None:
+def log_failure(run: Run[RunHost], verdict: Verdict) -> None:
     """Log how a run ended that raised, and the next step; with a traceback only of errors that were not raised on purpose."""
-    error, policy = verdict.error, context._policy
+    error, policy = verdict.error, run.policy
     if isinstance(error, Broken):
-        _log_broken(context, error)
+        _log_broken(run, error)
         return
-    left = policy.max_stalls - context.stalls if verdict.stalled else policy.max_failures - context.failures
-    fields = {**run_fields(context, left - 1), "error": _error_of(error)}
+    left = policy.max_stalls - run.stalls if verdict.stalled else policy.max_failures - run.failures
+    fields = {**run_fields(run, left - 1), "error": _error_of(error)}
     trace = None if isinstance(error, Retry | Failure | ChildError) else _users(error)
     if verdict.kind == "fail":
-        _log_given_up(context, fields, error, trace, " (such an error is not retried)")
+        _log_given_up(run, fields, error, trace, " (such an error is not retried)")
     elif verdict.counted and left <= 1:
-        _log_given_up(context, fields, error, trace)
+        _log_given_up(run, fields, error, trace)
     else:
         event = "task.retry" if isinstance(error, Retry) else "task.crashed" if verdict.stalled else "task.failed"
         text = f"{RUN}: %(error)s; {_next(verdict, fields)}{_remote(error, fields)}"
         emit_fields(logger, event, text, fields, exc_info=trace)
 
 
-def log_timeout(context: Context, delay: float, error: str) -> None:
+def log_timeout(run: Run[RunHost], delay: float, error: str) -> None:
     """Log that a run took too long, and the next step."""
-    policy, late = context._policy, _late(context)
-    left = policy.max_timeouts - context.timeouts
-    fields = {**run_fields(context, left - 1), "timeout": policy.timeout}
+    policy, late = run.policy, _late(run)
+    left = policy.max_timeouts - run.timeouts
+    fields = {**run_fields(run, left - 1), "timeout": policy.timeout}
     ended = ""
     if late >= LATE:
         fields["late"] = late
         ended = ", and ended %(late)s s after it"
     if left <= 1:
-        _log_given_up(context, {**fields, "error": f"Timeout: {error}"}, None, None)
+        _log_given_up(run, {**fields, "error": f"Timeout: {error}"}, None, None)
         return
     fields["retry_in"] = _seconds(delay)
     text = f"{RUN}: ran longer than its timeout of %(timeout)g s{ended}; next attempt in %(retry_in)s s"
@@ -137,9 +134,9 @@ def log_timeout(context: Context, delay: float, error: str) -> None:
 
 
 def _log_given_up(
-    context: Context, fields: dict[str, object], error: BaseException | None, trace: ExcInfo | None, why: str = ""
+    run: Run[RunHost], fields: dict[str, object], error: BaseException | None, trace: ExcInfo | None, why: str = ""
 ) -> None:
-    runs = "1 attempt" if context.attempt == 1 else "%(attempt)d attempts"
+    runs = "1 attempt" if run.attempt == 1 else "%(attempt)d attempts"
     text = (
         f"queue %(queue)r, job %(job)s: gave up after {runs}{why}: %(error)s; it is in the dead-letter queue: "
         f"worqr failed %(queue)r{_remote(error, fields)}"
@@ -147,8 +144,8 @@ def _log_given_up(
     emit_fields(logger, "task.failed", text, fields, level=logging.ERROR, exc_info=trace)
 
 
-def _log_broken(context: Context, error: Broken) -> None:
-    fields = {**run_fields(context), "error": _undecodable(error)}
+def _log_broken(run: Run[RunHost], error: Broken) -> None:
+    fields = {**run_fields(run), "error": _undecodable(error)}
     text = f"{RUN}: %(error)s; the task is kept in queue.broken: worqr broken %(queue)r"
     emit_fields(logger, "task.broken", text, fields)
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import trio
 
-from worqr.peer.context import check_thread
-from worqr.peer.elsewhere import Elsewhere, no_abort
+from worqr.peer.elsewhere import OffloadedRun, no_abort
+from worqr.peer.run import check_thread
 from worqr.peer.running import Handler, name_of, named_after
 from worqr.peer.stacks import describe, thread_frames
 
@@ -76,7 +76,7 @@ def refuse_awaitable(handler: object, result: object) -> object:
     return result
 
 
-class _ThreadRun(Elsewhere):
+class _ThreadRun(OffloadedRun):
     """One call in a thread. `_begun` belongs to the thread that runs it, or to a slot that was cancelled before."""
 
     __slots__ = ("_begun", "_call", "_ident", "_replaced", "_task", "_threads")
@@ -113,7 +113,7 @@ class _ThreadRun(Elsewhere):
         except trio.Cancelled:
             if self._begun.acquire(blocking=False):
                 raise  # it has not begun and will not
-            await self._park(no_abort)
+            await self._wait_ended(no_abort)
             if not self._ended or isinstance(self._error, trio.Cancelled):
                 self._error = None
                 raise
@@ -131,14 +131,14 @@ class _ThreadRun(Elsewhere):
     def check_cancelled(self) -> None:
         check_thread()
 
-    def replace(self) -> bool:
+    def allow_replacement(self) -> bool:
         limiter = self._threads.limiter
         if not self._replaced and not self._ended and limiter.total_tokens < self._threads.most:
             self._replaced = True
             limiter.total_tokens += 1
         return self._replaced
 
-    def where(self) -> str:
+    def current_stack(self) -> str:
         if self._ended or self._ident is None:
             return ""
         return describe(thread_frames(self._ident, below=_ThreadRun._in_thread.__code__))

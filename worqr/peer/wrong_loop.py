@@ -4,9 +4,6 @@ Another try of such a run would end in the same way. So the run fails for good, 
 recognised here were collected from asyncio, aiohttp, asyncpg, aiosqlite, SQLAlchemy, redis, anyio, sniffio and Trio.
 """
 
-# The private fields of Context are hidden from users, not from its neighbours.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import re
@@ -17,7 +14,7 @@ from worqr.peer.running import Handler, named_after
 from worqr.policy import Broken, Failure, Retry
 
 if TYPE_CHECKING:
-    from worqr.peer.context import Context
+    from worqr.peer.run import Run, RunHost
 
 Wanted = Literal["asyncio", "Trio"]
 
@@ -69,9 +66,9 @@ def failure_for(error: Exception, wanted: Wanted, remedy: str) -> Failure | None
     return Failure(f"{type(sign).__name__}: {sign} ({remedy})")
 
 
-def error_of_run(context: Context, error: BaseException) -> BaseException:
+def error_of_run(run: Run[RunHost], error: BaseException) -> BaseException:
     """The error of a failed run: `error`, or in its place a failure with the remedy, if a handler on Trio needs asyncio."""
-    if context._elsewhere is not None or not isinstance(error, Exception):
+    if run.offloaded is not None or not isinstance(error, Exception):
         return error
     failure = failure_for(error, "asyncio", HANDLER["asyncio"])
     if failure is None:

@@ -5,39 +5,51 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final
 
 import trio
 
 from worqr.errors import UsageError
 from worqr.job_options import check_id, encode_options
 from worqr.peer.context import Context, current_context
+from worqr.peer.run import PolicyFields, Run, current_run
 from worqr.policy import Policy
-from worqr.validation import Seconds, check_task
-from worqr.validation import seconds as seconds_of
-
-if TYPE_CHECKING:
-    from worqr.peer.consumer import QueueConsumer
-    from worqr.peer.registration import Registration
+from worqr.validation import check_task
 
 _MOST: Final = 16 * 1024 * 1024
 
 
-class _Nowhere:
-    """The part of a queue's station that a context uses."""
-
-    queue: Final = "test"
-    mark: Final = ""
-    policy: Final = Policy()
+class _NoConsumer:
+    """The `RunHost` of a handler that a test calls directly."""
 
     def __init__(self, state: object) -> None:
+        self.queue = "test"
+        self.mark = ""
+        self.policy = Policy()
         self.state = state
-        self.said: list[tuple[float | None, str]] = []
+        self.reported: list[tuple[float | None, str]] = []
+        self.extended: list[float] = []
 
-    def says(self, context: Context) -> None:
-        said = context._said  # pyright: ignore[reportPrivateUsage]
-        assert said is not None
-        self.said.append(said)
+    def policy_with(self, own: PolicyFields) -> Policy:
+        return self.policy
+
+    def report_progress(self, run: Run[Any]) -> None:
+        assert run.progress is not None
+        self.reported.append(run.progress)
+
+    def extend(self, run: Run[Any], seconds: float) -> None:
+        self.extended.append(seconds)
+
+
+class _DirectRun(Run[_NoConsumer]):
+    """A run without a claim."""
+
+    def check_cancelled(self) -> None:
+        if not trio.lowlevel.in_trio_task():
+            try:
+                trio.from_thread.check_cancelled()
+            except RuntimeError:
+                pass  # the test calls the function directly
 
 
 class DirectContext(Context):
@@ -48,31 +60,10 @@ class DirectContext(Context):
         extended: What it passed to `extend`, in seconds.
     """
 
-    def __init__(self, entry: list[bytes], state: object) -> None:
-        station = _Nowhere(state)
-        fence = time.time_ns() // 1000
-        super().__init__(cast("QueueConsumer", station), cast("Registration", None), fence, entry)
-        self.reported: list[tuple[float | None, str]] = station.said
-        self.extended: list[float] = []
-
-    def extend(self, seconds: Seconds) -> None:
-        """Add the seconds to `extended`; this run has no deadline.
-
-        Args:
-            seconds: More than 0, or a timedelta.
-
-        Raises:
-            UsageError: `seconds` is not valid.
-        """
-        self.extended.append(seconds_of(seconds, "seconds of extend", positive=True))
-
-    def check_cancelled(self) -> None:
-        """Raise ``trio.Cancelled`` in a thread of ``trio.to_thread`` that the test has cancelled; else do nothing."""
-        if not trio.lowlevel.in_trio_task():
-            try:
-                trio.from_thread.check_cancelled()
-            except RuntimeError:
-                pass  # the test calls the function directly
+    def __init__(self, run: _DirectRun) -> None:
+        super().__init__(run)
+        self.reported: list[tuple[float | None, str]] = run.host.reported
+        self.extended: list[float] = run.host.extended
 
 
 @contextmanager
@@ -108,9 +99,11 @@ def context(
     entry += [b"failures", str(failures).encode()]
     if meta:
         entry += [b"meta", str(encode_options({"meta": meta})["meta"]).encode()]
-    found = DirectContext(entry, state)
-    token = current_context.set(found)
+    run = _DirectRun(_NoConsumer(state), None, time.time_ns() // 1000, entry)
+    found = DirectContext(run)
+    tokens = current_run.set(run), current_context.set(found)
     try:
         yield found
     finally:
-        current_context.reset(token)
+        current_run.reset(tokens[0])
+        current_context.reset(tokens[1])

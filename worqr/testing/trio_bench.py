@@ -173,5 +173,5 @@ async def bench_on_trio(mesh: Mesh[Any], *, url: str | None, now: datetime | Non
 
 def _is_planned(context: Context, error: BaseException) -> bool:
     """Return True if the handler has raised `Retry`, and runs again."""
-    verdict = judge(error, context._policy, context.failures, context.stalls)  # pyright: ignore[reportPrivateUsage]
+    verdict = judge(error, context._run.policy, context.failures, context.stalls)  # pyright: ignore[reportPrivateUsage]
     return isinstance(verdict.error, Retry) and not (verdict.counted and context.last_attempt)

@@ -5,9 +5,6 @@ SIGTERM, which service managers send to every process of a service: the parent d
 none of the standard streams, so that a function's output cannot disturb it.
 """
 
-# The private fields of Context are hidden from users, not from its neighbours.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import faulthandler
@@ -33,7 +30,7 @@ from worqr.peer.children.frames import (
     Reply,
     Request,
     Returned,
-    Run,
+    RunRequest,
     Said,
     Setup,
     packed,
@@ -41,12 +38,12 @@ from worqr.peer.children.frames import (
 )
 from worqr.peer.children.lifeline import die_with_parent
 from worqr.peer.children.naming import Name, resolve
-from worqr.peer.context import Context, current_context
-from worqr.peer.settling import encode_result, keeps_result
+from worqr.peer.results import encode_result
+from worqr.peer.run import Run, Timer, current_run
 from worqr.policy import Broken, Failure, Policy, Retry, judge
 from worqr.relocation import relocate
 from worqr.remote_error import remote_error
-from worqr.validation import Seconds, name_of, seconds
+from worqr.validation import name_of
 
 SAY_EVERY: Final = 0.1
 """Seconds between two reports of progress to the parent, which sends them no more often either."""
@@ -94,20 +91,20 @@ class Sayer:
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
         self._changed = threading.Condition()
-        self._running: Context | None = None
+        self._running: Run[ProcessHost] | None = None
         self._pending = False
         self._sent = 0.0
         self._thread: threading.Thread | None = None
 
-    def begin(self, context: Context) -> None:
-        """`context` runs now; reports of other runs, whose threads may have been left behind, are dropped."""
+    def begin(self, run: Run[ProcessHost]) -> None:
+        """`run` begins; reports of other runs, whose threads may have been left behind, are dropped."""
         with self._changed:
-            self._running = context
+            self._running = run
 
-    def says(self, context: Context) -> None:
+    def report(self, run: Run[Any]) -> None:
         """The run has reported progress; from any thread."""
         with self._changed:
-            if context is not self._running:
+            if run is not self._running:
                 return
             self._pending = True
             if time.monotonic() - self._sent >= SAY_EVERY:
@@ -125,9 +122,9 @@ class Sayer:
             self._running = None
 
     def _send(self) -> None:
-        if self._pending and self._running is not None and self._running._said is not None:
+        if self._pending and self._running is not None and self._running.progress is not None:
             self._pending, self._sent = False, time.monotonic()
-            self._pipe.send(Said(*self._running._said))
+            self._pipe.send(Said(*self._running.progress))
 
     def _say_forever(self) -> None:
         while True:
@@ -141,8 +138,8 @@ class Sayer:
                 time.sleep(wait)
 
 
-class ChildStation:
-    """The part of a station that a `Context` uses, in this process."""
+class ProcessHost:
+    """The `RunHost` of this process."""
 
     def __init__(self, queue: str, mark: str, policy: Policy, state: object, pipe: Pipe, sayer: Sayer) -> None:
         self.queue = queue
@@ -150,22 +147,21 @@ class ChildStation:
         self.policy = policy
         self.state = state
         self._pipe = pipe
-        self.says: Callable[[Context], None] = sayer.says
+        self.report_progress: Callable[[Run[Any]], None] = sayer.report
 
     def policy_with(self, own: tuple[tuple[bytes, bytes], ...]) -> Policy:
         """The policy of a job with policy fields of its own."""
         return self.policy.over({name.decode(): value.decode() for name, value in own})
 
-    def extends(self, context: Context, more: Seconds) -> None:
-        """The run asks for more time; from any thread. A run without a timeout does not get one by that."""
-        left = seconds(more, "seconds of extend")
-        if context.deadline is not None:
-            context.deadline = time.monotonic() + left
-            self._pipe.send(Extended(left))
+    def extend(self, run: Run[Any], seconds: float) -> None:
+        """Ask the parent for more time; from any thread. A run without a timeout stays without one."""
+        if run.timer is not None:
+            run.timer.move_to(time.monotonic() + seconds)
+            self._pipe.send(Extended(seconds))
 
 
-class ChildContext(Context):
-    """A run in a process. Its `deadline` is by ``time.monotonic()``. It never sees a cancellation, which kills it."""
+class ProcessRun(Run[ProcessHost]):
+    """A run in this process. It never sees a cancellation, which kills it."""
 
     __slots__ = ()
 
@@ -189,7 +185,7 @@ class Runs:
         """Take runs until the parent has no more for this process, or the process cannot take any."""
         with ExitStack() as stack:
             problem = self._enter(stack)
-            while isinstance(request := self._pipe.receive(), Run):
+            while isinstance(request := self._pipe.receive(), RunRequest):
                 answer = problem or copy_context().run(self._run, request)
                 if os.getpid() != self._pid:
                     os._exit(0)  # a fork that returned from the function
@@ -221,32 +217,33 @@ class Runs:
             return raised(error, last=True)
         return None
 
-    def _run(self, run: Run) -> Returned | Raised:
-        station: Any = ChildStation(run.queue, run.mark, run.policy, self._state, self._pipe, self._sayer)
-        context = ChildContext(station, cast("Any", None), run.fence, run.entry)
-        if run.left is not None:
-            context.deadline = time.monotonic() + run.left
-        current_context.set(context)
+    def _run(self, request: RunRequest) -> Returned | Raised:
+        host = ProcessHost(request.queue, request.mark, request.policy, self._state, self._pipe, self._sayer)
+        run = ProcessRun(host, None, request.fence, request.entry)
+        if request.left is not None:
+            Timer(run, time.monotonic() + request.left)
+        current_run.set(run)
         try:
-            handler = self._handler(run.function)
+            handler = self._handler(request.function)
         except BaseException as error:
             return raised(error, last=True)
-        self._sayer.begin(context)
+        self._sayer.begin(run)
+        value: object = None
         try:
             with self._around():
-                context._value = _called(handler, context.task)
+                value = _called(handler, run.task)
         except BaseException as error:
-            return raised(judge(error, context._policy, context.failures).error, last=isinstance(error, MemoryError))
+            return raised(judge(error, run.policy, run.failures).error, last=isinstance(error, MemoryError))
         finally:
             if os.getpid() == self._pid:
                 self._sayer.end()
-        return self._returned(context)
+        return self._returned(run, value)
 
-    def _returned(self, context: Context) -> Returned | Raised:
-        if not keeps_result(context):
+    def _returned(self, run: ProcessRun, value: object) -> Returned | Raised:
+        if not run.keeps_result():
             return Returned(None, b"")
         try:
-            return Returned(*encode_result(context._value, self._setup.max_result))
+            return Returned(*encode_result(value, self._setup.max_result))
         except UsageError as error:
             return raised(Failure(str(error)))
 

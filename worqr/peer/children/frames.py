@@ -1,7 +1,7 @@
 """The wire between a peer and its worker processes: frames of four bytes of length and a struct in MessagePack.
 
-It is internal: both sides always have the same version. A process receives one `Setup` first. It replies to each `Run` with one
-`Returned` or `Raised`, and before that with a `Said` or `Extended` for each report or extension of the run.
+It is internal: both sides always have the same version. A process receives one `Setup` first. It replies to each `RunRequest`
+with one `Returned` or `Raised`, and before that with a `Said` or `Extended` for each report or extension of the run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Setup(msgspec.Struct, tag=True, array_like=True, frozen=True):
     relocation: Relocation | None
 
 
-class Run(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class RunRequest(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """One run: the claim's entry from the start's reply, and the options of its handler. `mark`: the suffix of the ids that are
     generated there. `left`: seconds to its deadline.
     """
@@ -78,7 +78,7 @@ class Raised(msgspec.Struct, tag=True, array_like=True, frozen=True):
     last: bool = False
 
 
-Request = Setup | Run
+Request = Setup | RunRequest
 Answer = Returned | Raised
 Reply = Said | Extended | Answer
 

@@ -8,9 +8,6 @@ A cancelled run is killed. The handler that `prepare` made returns when the proc
 another worker. A process that ends by itself during a run counts as that run's stall.
 """
 
-# The private fields of Context are hidden from users, not from its neighbours.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import logging
@@ -26,7 +23,7 @@ from trio_util import periodic
 from worqr.embedded import embedded_url
 from worqr.errors import WorqrBug
 from worqr.log_events import emit
-from worqr.peer.children.frames import Extended, Raised, Returned, Run, Said, Setup
+from worqr.peer.children.frames import Extended, Raised, Returned, RunRequest, Said, Setup
 from worqr.peer.children.naming import (
     STAND_IN,
     Name,
@@ -36,14 +33,15 @@ from worqr.peer.children.naming import (
     refuse_while_importing,
 )
 from worqr.peer.children.process import Child, start_child
-from worqr.peer.context import Context, current
+from worqr.peer.elsewhere import OffloadedRun
+from worqr.peer.results import Encoded
+from worqr.peer.run import Run, RunHost, check_thread, current_run
 from worqr.peer.running import Handler, named_after
-from worqr.peer.settling import Encoded, LastWords
 from worqr.policy import Broken, ChildError, Failure, Retry, Stalled
 from worqr.records import RemoteError
 from worqr.relocation import Relocation
 from worqr.remote_error import told_error, with_stderr
-from worqr.validation import check_count
+from worqr.validation import check_count, from_ms
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -213,48 +211,68 @@ class Children:
     # Its runs
 
     async def _run(self, function: Name) -> object:
-        context = current()
+        run = current_run.get()
         async with self._room:
             while True:
                 reused = bool(self._idle)
                 child = self._idle.pop() if reused else self._start()
-                answer = await self._ask(child, function, context)
+                answer = await self._ask(child, function, run)
                 if answer is not None:
                     return _outcome(answer, child)
                 if not (reused and child.unread):
                     raise _stalled(child)
                 # it had ended before the run could begin: not this run's fault
 
-    async def _ask(self, child: Child, function: Name, context: Context) -> Returned | Raised | None:
-        """Run `context` in `child`, which is idle afterwards, or gone."""
+    async def _ask(self, child: Child, function: Name, run: Run[RunHost]) -> Returned | Raised | None:
+        """Send `run` to `child`, which is idle afterwards, or gone."""
         answer = None
         try:
-            answer = await child.ask(_request(function, context), partial(_hear, context))
+            answer = await child.ask(_request(function, run), partial(_hear, run))
         finally:
             if answer is None or (isinstance(answer, Raised) and answer.last):
                 child.kill()
                 with trio.CancelScope(shield=True):
                     await _wait_gone([child], KILLED_WITHIN)
                 child.hang_up()
-                context._value = LastWords(child.output.tail())
+                _KilledRun(child.output.tail())
             else:
-                child.idle_since = trio.current_time()
+                child.rest(trio.current_time())
                 self._idle.append(child)
         return answer
 
 
-def _request(function: Name, context: Context) -> Run:
-    record = context._record
-    entry = context.task if record is None else [part for pair in record.items() for part in pair]
-    left = None if context.deadline is None else context.deadline - monotonic()
-    return Run(function, context.queue, context._station.mark, context.fence, entry, context._station.policy, left)
+class _KilledRun(OffloadedRun):
+    """A run whose process was killed."""
+
+    __slots__ = ("_output",)
+
+    def __init__(self, output: str) -> None:
+        super().__init__()
+        self._output = output
+
+    @property
+    def killed_output(self) -> str:
+        return self._output
+
+    def current_stack(self) -> str:
+        return ""
+
+    def check_cancelled(self) -> None:
+        check_thread()
 
 
-def _hear(context: Context, what: Said | Extended) -> None:
+def _request(function: Name, run: Run[RunHost]) -> RunRequest:
+    record = run.record
+    entry = run.task if record is None else [part for pair in record.items() for part in pair]
+    left = None if run.deadline is None else run.deadline - monotonic()
+    return RunRequest(function, run.queue, run.host.mark, run.fence, entry, run.host.policy, left)
+
+
+def _hear(run: Run[RunHost], what: Said | Extended) -> None:
     if isinstance(what, Said):
-        context.progress(what.done, what.message)
+        run.report_progress(what.done, what.message)
     else:
-        context.extend(what.seconds)
+        run.host.extend(run, what.seconds)
 
 
 def _outcome(answer: Returned | Raised, child: Child) -> object:
@@ -267,8 +285,10 @@ def _outcome(answer: Returned | Raised, child: Child) -> object:
 def _error_of(answer: Raised, remote: RemoteError) -> Exception:
     error: Exception
     if answer.kind == "retry":
-        error = Retry(remote.message, delay=answer.delay, counted=answer.counted)
-        error.run_at_ms = answer.run_at_ms
+        run_at = None if answer.run_at_ms is None else from_ms(answer.run_at_ms)
+        error = Retry(
+            remote.message, delay=answer.delay if run_at is None else None, run_at=run_at, counted=answer.counted
+        )
     elif answer.kind == "failure":
         error = Failure(remote.message)
     elif answer.kind == "broken":

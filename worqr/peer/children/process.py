@@ -23,7 +23,18 @@ import trio
 
 from worqr.errors import UsageError
 from worqr.log_events import emit
-from worqr.peer.children.frames import LENGTH, Extended, Raised, Reply, Returned, Run, Said, Setup, packed, replies
+from worqr.peer.children.frames import (
+    LENGTH,
+    Extended,
+    Raised,
+    Reply,
+    Returned,
+    RunRequest,
+    Said,
+    Setup,
+    packed,
+    replies,
+)
 from worqr.peer.children.output import Output
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -70,11 +81,15 @@ class Child:
         self._received = bytearray()
         self._greeting = bytearray()
 
+    def rest(self, now: float) -> None:
+        """It waits for its next run from `now` on, by Trio's clock."""
+        self.idle_since = now
+
     def greet(self, setup: Setup) -> None:
         """The first request, sent with the first run."""
         self._greeting = packed(setup)
 
-    async def ask(self, run: Run, hear: Callable[[Said | Extended], None]) -> Returned | Raised | None:
+    async def ask(self, run: RunRequest, hear: Callable[[Said | Extended], None]) -> Returned | Raised | None:
         """Run it, calling `hear` for each report; None: the process died of it. If this is cancelled, kill the process."""
         self.output.begin()
         self.unread = False

@@ -1,0 +1,324 @@
+"""`Run`: one claim that this process holds, from the reply that delivered it until it is settled.
+
+A run is internal. Handlers see it as a `Context`, which is made when a handler asks for it. The fields are plain, and no method
+waits, so that the loop, threads and asyncio tasks can use them alike. `settling` decides how a run ends. What a run needs of the
+consumer that claimed it is `RunHost`; a worker process and the testing package have hosts of their own.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar
+
+import msgspec
+import trio
+
+from worqr.errors import UsageError
+from worqr.policy import POLICY_FIELDS, Broken, Policy
+from worqr.records import CancelReason, Failed
+from worqr.remote_error import failed_record
+
+if TYPE_CHECKING:
+    from worqr.peer.registration import Registration
+
+PolicyFields = tuple[tuple[bytes, bytes], ...]
+"""Policy fields of a job, in place of those of its queue."""
+
+_POLICY_FIELDS: Final = frozenset(name.encode() for name in POLICY_FIELDS)
+
+
+class RunHost(Protocol):
+    """What a run needs of the consumer that claimed it."""
+
+    @property
+    def queue(self) -> str:
+        """The queue's name."""
+        ...
+
+    @property
+    def mark(self) -> str:
+        """The suffix of the ids that are generated there."""
+        ...
+
+    @property
+    def policy(self) -> Policy:
+        """The policy of tasks without policy fields of their own."""
+        ...
+
+    @property
+    def state(self) -> object:
+        """What the lifespan yielded."""
+        ...
+
+    def policy_with(self, own: PolicyFields, /) -> Policy:
+        """Return the policy of a job with these fields."""
+        ...
+
+    def report_progress(self, run: Run[Any], /) -> None:
+        """The run has new progress; from any thread."""
+        ...
+
+    def extend(self, run: Run[Any], seconds: float, /) -> None:
+        """Move the deadline of a run; from any thread."""
+        ...
+
+
+class Offloaded(Protocol):
+    """What the peer needs of a run whose handler runs in a thread, on an asyncio loop or in a process."""
+
+    overdue_remedy: ClassVar[str]
+    """A remedy for the author of a handler that runs on after its timeout; empty: that of a handler on the loop."""
+    stoppable: ClassVar[bool]
+    """The run can be stopped from outside, if its handler cooperates."""
+
+    @property
+    def raised(self) -> bool:
+        """The exception that came out of the slot is the handler's own."""
+        ...
+
+    @property
+    def detachable(self) -> bool:
+        """A slot waits for this run and nothing else."""
+        ...
+
+    @property
+    def killed_output(self) -> str:
+        """What a process that was killed had written to its standard error."""
+        ...
+
+    def current_stack(self) -> str:
+        """The stack of the handler at this moment, as in a traceback; empty if it has ended, or not begun."""
+        ...
+
+    def allow_replacement(self) -> bool:
+        """The handler is stuck: let another run take its place; return False if there is none."""
+        ...
+
+    def detach(self) -> None:
+        """Stop waiting for a run that was cancelled."""
+        ...
+
+    def check_cancelled(self) -> None:
+        """Raise the cancellation error of that thread or loop, if the run is being cancelled."""
+        ...
+
+
+Host = TypeVar("Host", bound=RunHost, covariant=True)
+
+
+class RunState(Enum):
+    """The phases of a run.
+
+    | state      | meaning                                             | leaves it by                           |
+    |------------|-----------------------------------------------------|----------------------------------------|
+    | CLAIMED    | this worker holds the claim, no handler has begun   | `begin`, `cancel`, `settle`            |
+    | RUNNING    | a handler, or the block of a claim by hand, runs    | `cancel`, `settle`                     |
+    | CANCELLING | cancelled, before or during its handler             | `settle`                               |
+    | SETTLED    | its end was decided; a request reports or reported it | never                                |
+    """
+
+    CLAIMED = auto()
+    RUNNING = auto()
+    CANCELLING = auto()
+    SETTLED = auto()
+
+
+CLAIMED: Final = RunState.CLAIMED
+RUNNING: Final = RunState.RUNNING
+CANCELLING: Final = RunState.CANCELLING
+SETTLED: Final = RunState.SETTLED
+
+
+class Run(Generic[Host]):
+    """One run of one task. Its methods change it; other modules only read its fields.
+
+    Attributes:
+        task, fence: as in `Context`.
+        record: the fields of a job; None: a plain task.
+        policy: of this job, or of its queue.
+        host: the consumer that claimed it.
+        registration: the worker id that holds the claim.
+        state: its phase.
+        cancel_reason: why it was cancelled first, or ``lost``; None: it was not.
+        scope: what `cancel` cancels; None: no handler has begun.
+        timer: its deadline; None: it has none.
+        progress: the latest report: a number and a message.
+        offloaded: where its handler runs, if that is not the Trio loop.
+    """
+
+    __slots__ = (
+        *("task", "fence", "record", "policy", "host", "registration"),
+        *("state", "cancel_reason", "scope", "timer", "progress", "offloaded"),
+    )
+
+    task: bytes
+    record: dict[bytes, bytes] | None
+    policy: Policy
+
+    def __init__(self, host: Host, registration: Registration | None, fence: int, entry: Any) -> None:
+        """`entry`: the payload of a plain task, or the fields of a job. Only in a peer there is a registration."""
+        self.host = host
+        self.registration: Registration = registration  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
+        self.fence = fence
+        self.state = CLAIMED
+        self.cancel_reason: CancelReason | None = None
+        self.scope: trio.CancelScope | None = None
+        self.timer: Timer | None = None
+        self.progress: tuple[float | None, str] | None = None
+        self.offloaded: Offloaded | None = None
+        if isinstance(entry, bytes):
+            self.task = entry
+            self.record = None
+            self.policy = host.policy
+        else:
+            record = self.record = dict(zip(entry[::2], entry[1::2], strict=True))
+            self.task = record[b"task"]
+            own = tuple([(name, value) for name, value in record.items() if name in _POLICY_FIELDS])
+            self.policy = host.policy_with(own) if own else host.policy
+
+    # Reading it
+
+    @property
+    def id(self) -> str:
+        """The job's id. A plain task has none; this is the id that it would get."""
+        return f"@{self.fence}{self.host.mark}" if self.record is None else self.record[b"id"].decode()
+
+    @property
+    def queue(self) -> str:
+        """The name of its queue."""
+        return self.host.queue
+
+    @property
+    def failures(self) -> int:
+        """The number of earlier runs that failed."""
+        return self._count(b"failures")
+
+    @property
+    def stalls(self) -> int:
+        """The number of workers that died while running this task."""
+        return self._count(b"stalls")
+
+    @property
+    def timeouts(self) -> int:
+        """The number of earlier runs that took too long."""
+        return self._count(b"timeouts")
+
+    def _count(self, name: bytes) -> int:
+        return 0 if self.record is None else int(self.record.get(name, 0))
+
+    @property
+    def attempt(self) -> int:
+        """The number of this run: 1 at the first. Runs that were not counted are left out."""
+        return 1 + self.failures + self.stalls + self.timeouts
+
+    @property
+    def deadline(self) -> float | None:
+        """The time at which it will be cancelled, by ``time.monotonic()``."""
+        return None if self.timer is None else self.timer.deadline
+
+    @property
+    def settled(self) -> bool:
+        """Its end was decided."""
+        return self.state is SETTLED
+
+    def keeps_result(self) -> bool:
+        """True if the handler's return value is to be stored."""
+        is_job = self.record is not None or self.progress is not None  # reporting progress makes it a job
+        return is_job and self.policy.result_ttl > 0
+
+    # Its transitions
+
+    def begin(self, scope: trio.CancelScope) -> None:
+        """The handler begins inside `scope`. A run that was cancelled before begins with a cancelled scope."""
+        self.scope = scope
+        if self.cancel_reason is None:
+            self.state = RUNNING
+        else:
+            scope.cancel()
+
+    def cancel(self, reason: CancelReason) -> None:
+        """Cancel the run. The first reason stands, but a claim that is lost is lost."""
+        if self.cancel_reason is None or reason == "lost":
+            self.cancel_reason = reason
+        if self.state is not SETTLED:  # the slot's scope may belong to another run by then
+            self.state = CANCELLING
+            if self.scope is not None:
+                self.scope.cancel()
+
+    def settle(self) -> None:
+        """Its end is decided: nothing else may settle it, and its deadline is void."""
+        self.state = SETTLED
+        if self.timer is not None:
+            self.timer.run = None
+
+    # Called by its handler
+
+    def report_progress(self, done: float | None, message: str) -> None:
+        """Store a progress report, for the host to send; from any thread."""
+        self.progress = (done, message)
+        self.host.report_progress(self)
+
+    def offload(self, offloaded: Offloaded) -> None:
+        """The handler runs there from now on."""
+        self.offloaded = offloaded
+
+    def check_cancelled(self) -> None:
+        """Raise the cancellation error of the current thread or asyncio task, if the run is being cancelled."""
+        if trio.lowlevel.in_trio_task():
+            return
+        if self.offloaded is not None:
+            self.offloaded.check_cancelled()
+        else:
+            check_thread()
+
+
+class Timer:
+    """A deadline of one run. A run that is extended gets a new one.
+
+    Attributes:
+        run: None once the run was settled, cancelled or extended.
+        deadline: by ``time.monotonic()``.
+    """
+
+    __slots__ = ("deadline", "run")
+
+    def __init__(self, run: Run[Any], deadline: float) -> None:
+        self.run: Run[Any] | None = run
+        self.deadline = deadline
+        run.timer = self
+
+    def move_to(self, deadline: float) -> None:
+        """Show the handler another deadline; from any thread."""
+        self.deadline = deadline
+
+    def stop(self) -> Run[Any] | None:
+        """Return the run that it was for, if it was not stopped before."""
+        run, self.run = self.run, None
+        return run
+
+
+def check_thread() -> None:
+    """Raise ``trio.Cancelled`` if the task that waits for this thread of Trio's is cancelled."""
+    try:
+        trio.from_thread.check_cancelled()
+    except RuntimeError:
+        raise UsageError(
+            "check_cancelled() is for the thread that runs the handler, not for one of its own; ask cancel_reason there"
+        ) from None
+
+
+def failed_of(run: Run[RunHost], queue: str) -> Failed:
+    """Decode the payload of a failure job of `queue`.
+
+    Raises:
+        Broken: another program enqueued it.
+    """
+    facts = run.record.get(b"failed") if run.record is not None else None
+    if facts is None:
+        raise Broken("a task in a failure queue that no failure put there")
+    return failed_record(queue, run.task, msgspec.msgpack.decode(facts, type=dict[str, Any]))
+
+
+current_run: ContextVar[Run[Any]] = ContextVar("worqr.run")
+"""The run that this code belongs to; set in the slot before the handler begins."""
