@@ -17,7 +17,7 @@ import worqr
 from benchmarks.children import ROOT
 from benchmarks.measuring import Plan, Row, Table, in_turn
 from worqr.embedded import EmbeddedServer
-from worqr.peer.children.pool import Children
+from worqr.peer.executors.processes.pool import Children
 from worqr.peer.run import Run, current_run
 from worqr.policy import Policy
 

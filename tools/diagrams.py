@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 
 from worqr.job_states import SHOWN, TRANSACTIONS, State, moves
 from worqr.peer.engine import DEFAULT_KEEPALIVE
-from worqr.peer.looks import LOOK_EVERY, TWO_LOOKS
+from worqr.peer.leader.failure_detector import LOOK_EVERY, TWO_LOOKS
+from worqr.peer.leader.scanner import SCAN_EVERY
 from worqr.peer.registration import BEAT_EVERY
-from worqr.peer.scanning import SCAN_EVERY
 
 ASSETS = Path(__file__).resolve().parent.parent / "docs" / "assets"
 STYLE = """\

@@ -54,11 +54,11 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.peer.claims import Claim as Claim
     from worqr.peer.context import Context as Context
     from worqr.peer.context import current as current
+    from worqr.peer.executors.executors import Middleware as Middleware
     from worqr.peer.manual_consumer import Claims as Claims
     from worqr.peer.options import HandlerOptions as HandlerOptions
     from worqr.peer.options import JoinOptions as JoinOptions
     from worqr.peer.peer import Peer as Peer
-    from worqr.peer.runners import Middleware as Middleware
     from worqr.policy import Broken as Broken
     from worqr.policy import ChildError as ChildError
     from worqr.policy import Failure as Failure
@@ -96,7 +96,7 @@ _HOMES = {
     "worqr.peer.context": "Context current",
     "worqr.peer.options": "HandlerOptions JoinOptions",
     "worqr.peer.peer": "Peer",
-    "worqr.peer.runners": "Middleware",
+    "worqr.peer.executors.executors": "Middleware",
     "worqr.peer.manual_consumer": "Claims",
     "worqr.policy": "Broken ChildError Failure Retry RetryPolicy",
     "worqr.records": "CancelCount Failed Health QueueInfo RemoteError Status TaskInfo WorkerInfo",

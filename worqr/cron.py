@@ -2,7 +2,7 @@
 
 No I/O and no clock. A `Definition` is a schedule as stored in the registry; a `Plan` is one that can compute its firings. A
 firing is its nominal time: whole milliseconds since the epoch, the same for every peer. `worqr.functions.schedule_registry`
-declares the schedules of an application, `worqr.peer.ticking` fires them.
+declares the schedules of an application, `worqr.peer.leader.schedule_ticker` fires them.
 
 A cron expression means local time of its zone. If a local time does not exist (clocks go forward), the next existing time fires
 instead, once for all of the skipped times. A local time that exists twice fires the first time. Only an expression for every

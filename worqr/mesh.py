@@ -32,6 +32,8 @@ from worqr.hosting.thread_peer import ThreadPeer
 from worqr.job_options import check_replicas
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.link import Credentials, GivenCredentials, checked_credentials
+from worqr.peer.executors.executors import Middleware, checked_middleware
+from worqr.peer.leader.schedule_ticker import all_schedules, schedule_of
 from worqr.peer.lifespans import States, check_lifespan
 from worqr.peer.options import (
     AsyncRunsIn,
@@ -42,8 +44,6 @@ from worqr.peer.options import (
     checked_url,
 )
 from worqr.peer.peer import Peer
-from worqr.peer.runners import Middleware, checked_middleware
-from worqr.peer.ticking import all_schedules, schedule_of
 from worqr.records import QueueInfo
 from worqr.relocation import relocated
 from worqr.shard_layout import check_shards

@@ -67,7 +67,12 @@ def test_code_is_checked_for_words(name: str, text: str, expected: list[int]) ->
 
 def test_the_code_that_is_checked() -> None:
     checked = {file.relative_to(prose.ROOT).as_posix() for file in prose.code_files() if not prose.is_excepted(file)}
-    assert {"worqr/mesh.py", "worqr/lua/enqueue.lua", "worqr/peer/children/pool.py", "tools/pages.py"} <= checked
+    assert {
+        "worqr/mesh.py",
+        "worqr/lua/enqueue.lua",
+        "worqr/peer/executors/processes/pool.py",
+        "tools/pages.py",
+    } <= checked
 
 
 def test_a_finding_names_page_line_and_sentence() -> None:

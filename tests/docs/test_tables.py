@@ -31,15 +31,13 @@ from worqr.lua import all_scripts
 from worqr.peer import (
     asyncio_lifespan,
     consumer_shutdown,
-    declaring,
-    leading,
     progress,
-    promoting,
     reconciler,
     registration,
-    ticking,
+    schedule_declarer,
     unserved,
 )
+from worqr.peer.leader import due_jobs, leader, schedule_ticker
 from worqr.peer.options import GRACE, MAX_PATIENCE, PATIENT
 
 SOURCE = "\n".join(path.read_text("utf-8") for path in sorted((ROOT / "worqr").rglob("*.py")))
@@ -85,9 +83,9 @@ def test_the_times_are_those_of_the_code() -> None:
     settings, mesh = LinkSettings("redis://localhost"), worqr.Mesh()
     assert numbers("Intervals and limits", 1) == [
         *(registration.BEAT_EVERY, answer_timeout(mesh.keepalive), mesh.keepalive),
-        *(leading.LOOK_EVERY, leading.TWO_LOOKS, registration.LEASE),
-        *(leading.SCAN_EVERY, unserved.GRACE, reconciler.RECONCILE_EVERY, mesh.block_limit, settings.patience),
-        *(GRACE, consumer_shutdown.LEAVE_PATIENCE, promoting.AT_MOST_EVERY),
+        *(leader.LOOK_EVERY, leader.TWO_LOOKS, registration.LEASE),
+        *(leader.SCAN_EVERY, unserved.GRACE, reconciler.RECONCILE_EVERY, mesh.block_limit, settings.patience),
+        *(GRACE, consumer_shutdown.LEAVE_PATIENCE, due_jobs.AT_MOST_EVERY),
         *(validation.MAX_FAILURES, validation.MAX_STALLS, policy.MAX_TIMEOUTS),
         *(policy.MIN_BACKOFF, policy.MAX_BACKOFF),
         *(
@@ -108,7 +106,7 @@ def test_the_times_of_a_shutdown_are_those_of_the_code() -> None:
         *(GRACE, service.REFUSES_AFTER, service.ENDS_AFTER, consumer_shutdown.DETACH_AFTER),
         *(asyncio_lifespan.LEAVE_WITHIN, consumer_shutdown.LEAVE_PATIENCE),
     ]
-    assert ticking.UNSEEN_MS == 86_400_000, "a schedule that nobody declares is kept for a day"
+    assert schedule_ticker.UNSEEN_MS == 86_400_000, "a schedule that nobody declares is kept for a day"
 
 
 # settings.md
@@ -262,7 +260,7 @@ def test_the_bounds_of_schedules_are_those_of_the_code() -> None:
     assert bounds["period of `every`"] == f"at least {schedule_registry.MIN_PERIOD:g} s"
     assert bounds["payload of a scheduled call"] == f"{schedule_registry.MAX_TASK // 1024} KiB"
     assert bounds["missed firings that are made up for"] == f"{schedule_registry.MAX_CATCH_UP}"
-    assert bounds['firings that wait with `overlap="queue"`'].startswith(f"{ticking.MAX_OWED};")
+    assert bounds['firings that wait with `overlap="queue"`'].startswith(f"{schedule_ticker.MAX_OWED};")
     text = section("schedules.md", "Missed firings")
     assert f"up to {cron.ON_TIME_MS // 1000} s late" in text
     for heading, words_of_code in (
@@ -270,5 +268,5 @@ def test_the_bounds_of_schedules_are_those_of_the_code() -> None:
         ("Overlap", [*schedule_registry.OVERLAPS]),
     ):
         assert [words(row[0])[0].strip('"') for row in rows("schedules.md", heading) if "`" in row[0]] == words_of_code
-    assert declaring.REDECLARE == 600
+    assert schedule_declarer.REDECLARE == 600
     assert cron.AHEAD_MS == 60_000

@@ -24,7 +24,7 @@ from tests.client.test_asyncio import RUNS, Run, bounded, come, ends_by_cancelli
 from tests.support.children import Child
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
-from worqr.peer import aio, host_loop
+from worqr.peer.executors import asyncio_loop, host_loop
 from worqr.peer.run import current_run
 
 NewMesh = Callable[..., worqr.Mesh[Any]]
@@ -684,20 +684,20 @@ def test_a_program_that_cancels_all_of_its_tasks(
 def attempts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of the attempt of each run that began."""
     found: list[int] = []
-    begin = aio.Run.begin
+    begin = asyncio_loop.Run.begin
 
-    def noting(run: aio.Run) -> None:
+    def noting(run: asyncio_loop.Run) -> None:
         found.append(run._variables[current_run].attempt)
         begin(run)
 
-    monkeypatch.setattr(aio.Run, "begin", noting)
+    monkeypatch.setattr(asyncio_loop.Run, "begin", noting)
     return found
 
 
 def test_a_handler_whose_task_other_code_cancels_has_failed(
     mesh: worqr.Mesh[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aio, "LEAVE_SOON", 0.01)
+    monkeypatch.setattr(asyncio_loop, "LEAVE_SOON", 0.01)
 
     @mesh.task(name="cancels", result_ttl=60, retry=worqr.RetryPolicy(max_failures=1))
     async def cancels() -> None:

@@ -24,7 +24,7 @@ from tests.peer import jobs_in_processes
 from tests.support.children import Child
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
-from worqr.peer.leading import Leader
+from worqr.peer.leader.leader import Leader
 
 T = TypeVar("T")
 NewMesh = Callable[..., worqr.Mesh[Any]]

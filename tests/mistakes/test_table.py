@@ -75,7 +75,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         "cli/test_producing.py::test_a_queue_that_no_worker_serves_is_named_on_the_standard_error",
     ),
     "a function that is declared after the join": (
-        "peer/test_late.py::test_a_function_is_served_whether_it_was_declared_before_or_after_the_join",
+        "peer/test_late_functions.py::test_a_function_is_served_whether_it_was_declared_before_or_after_the_join",
     ),
     "a function that was renamed while tasks waited": ("peer/test_unserved.py::test_the_leader_says_so",),
     "join_in_thread() that nobody started": (

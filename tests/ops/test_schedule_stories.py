@@ -1,7 +1,7 @@
 """One schedule over a server's clock that jumps: what fires twice, what is left out, and how long it is silent.
 
-The leader here is a plain loop that does what `worqr.peer.ticking` does: read, judge, fire, note. It runs over a model of the
-registry and the queue in Python, and over the scripts, whose clock is moved as a bench moves it.
+The leader here is a plain loop that does what `worqr.peer.leader.schedule_ticker` does: read, judge, fire, note. It runs over a
+model of the registry and the queue in Python, and over the scripts, whose clock is moved as a bench moves it.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import trio
 
 import worqr
 from tests.support.servers import Server
-from worqr.peer.scanning import Scanner
+from worqr.peer.leader.scanner import Scanner
 
 NewMesh = Callable[..., worqr.Mesh]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import trio
 
-from worqr.peer.children.pool import Children
+from worqr.peer.executors.processes.pool import Children
 from worqr.peer.run import Run, Timer, current_run
 from worqr.policy import Policy
 

@@ -13,8 +13,8 @@ import trio.testing
 
 import worqr
 from tests.peer.conftest import NewMesh
+from tests.peer.leader.test_due_jobs import hearing
 from tests.peer.test_claims import lose
-from tests.peer.test_due import hearing
 from tests.peer.tools import Held, Runs, at_most, eventually, serving, until
 from tests.support.leaks import dump
 from tests.support.proxy import FaultProxy

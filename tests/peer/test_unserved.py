@@ -13,7 +13,8 @@ import worqr
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import Runs, serving, until
 from worqr.ops import Inspected
-from worqr.peer import scanning, unserved
+from worqr.peer import unserved
+from worqr.peer.leader import scanner
 from worqr.peer.unserved import COMPARED, GRACE, LINES, NOTHING_MISSED, PERIOD, REMEMBERED, Unserved
 
 NOTHING = Inspected(0, 0, 0, 0, 0, None, False, [], {}, 0, None, None)
@@ -194,7 +195,7 @@ def test_few_names_are_compared(lines: Lines, monkeypatch: pytest.MonkeyPatch) -
 async def test_the_leader_says_so(
     mesh: worqr.Mesh, new_mesh: NewMesh, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scanning, "SCAN_EVERY", 0.5)
+    monkeypatch.setattr(scanner, "SCAN_EVERY", 0.5)
     monkeypatch.setattr(unserved, "GRACE", 0.5)
     q, said = mesh.queue("shop.sned"), list[str]()
 

@@ -19,7 +19,7 @@ from worqr.cron import Definition
 from worqr.errors import did_you_mean
 from worqr.inside import client_of
 from worqr.keys import RegistryKeys
-from worqr.peer.ticking import all_schedules
+from worqr.peer.leader.schedule_ticker import all_schedules
 
 if TYPE_CHECKING:
     from worqr.cron import Schedule

@@ -32,7 +32,7 @@ from worqr.link import (
     loop_name_here,
     run_blocking,
 )
-from worqr.peer.children.naming import refuse_while_importing
+from worqr.peer.executors.processes.importable import refuse_while_importing
 
 if TYPE_CHECKING:
     from worqr.client.client import Client, Settings

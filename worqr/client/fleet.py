@@ -1,6 +1,6 @@
 """The workers of a mesh as an operator sees them: list them, evict one, and watch the connection to the server.
 
-`Mesh` is a `Fleet`. `peer.session` registers workers, and `peer.leading` finds dead ones.
+`Mesh` is a `Fleet`. `peer.session` registers workers, and `peer.leader` finds dead ones.
 """
 
 from __future__ import annotations

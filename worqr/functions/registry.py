@@ -18,8 +18,8 @@ from worqr.functions.declarations import Declarations
 from worqr.functions.function import AsyncFunction, Declared, Function, SyncFunction
 from worqr.functions.schedule_registry import NoSuchOption, Timetable
 from worqr.keys import check_name
+from worqr.peer.executors.executors import check_place, is_async
 from worqr.peer.options import RunsIn, handling
-from worqr.peer.runners import check_place, is_async
 from worqr.policy import RetryPolicy
 from worqr.records import Failed
 from worqr.validation import Seconds

@@ -23,7 +23,7 @@ from worqr.hosting.peer_thread import Life, end_at_exit, no_health
 from worqr.hosting.thread_waiter import entered, left
 from worqr.hosting.trio_calls import TrioCalls
 from worqr.inside import engine_of
-from worqr.peer.host_loop import HostLoop
+from worqr.peer.executors.host_loop import HostLoop
 from worqr.peer.options import GRACE, HandlerOptions, check_concurrency
 from worqr.peer.peer import Peer
 from worqr.records import Health

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from worqr.inside import client_of, declarations_of, declared_of
 from worqr.peer.cpu import default_processes
 from worqr.peer.engine import Engine
-from worqr.peer.late import serving_late
+from worqr.peer.late_functions import serving_late
 from worqr.peer.lifespans import States, warn_if_unused, with_asyncio
 from worqr.peer.options import (
     CONCURRENCY,
@@ -31,7 +31,7 @@ from worqr.validation import check_count, seconds
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
-    from worqr.peer.host_loop import HostLoop
+    from worqr.peer.executors.host_loop import HostLoop
 
 S = TypeVar("S")
 

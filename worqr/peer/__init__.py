@@ -1,7 +1,7 @@
 """The consuming side of the mesh, one duty per file.
 
-`peer` is the object that applications hold, `engine` runs it, `session` keeps it registered, `scheduler` has its free slots.
-`consumer` requests tasks for handlers, `manual_consumer` those that are taken by hand; `running` runs handlers, `settling` ends
-claims, `control_channel` receives wake-ups and cancellations, `consumer_shutdown` leaves queues, `leading` does the leader's
-chores.
+`peer` is the object that applications hold, `engine` builds and runs the duties, and `session` keeps the worker registered.
+`consumer` takes tasks of a queue for handlers, `manual_consumer` for claims by hand; `scheduler` shares the units out among
+them. A claim is a `run`: `slots` runs its handler, `executors` those that do not run on the Trio loop, and `settler` ends it.
+`control_channel` and `reconciler` receive cancellations. `leader` does the leader's chores.
 """

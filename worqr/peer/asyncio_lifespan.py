@@ -1,7 +1,7 @@
 """The lifespan on the asyncio loop of a peer: ``Mesh(asyncio_lifespan=...)``.
 
 It is one task of that loop, from before the peer takes any task until the peer has left. This module has that task, as seen from
-Trio, and the block of `join` around the peer. Handlers on that loop are run by `aio`.
+Trio, and the block of `join` around the peer. Handlers on that loop are run by `executors.asyncio_loop`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import trio
 
 from worqr.errors import UsageError
 from worqr.log_events import emit
-from worqr.peer.aio import AsyncioLoop
+from worqr.peer.executors.asyncio_loop import AsyncioLoop
 from worqr.peer.lifespans import ASYNCIO_LIFESPAN, entered
 
 if TYPE_CHECKING:

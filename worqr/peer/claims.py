@@ -21,8 +21,8 @@ from worqr.ops import Result
 from worqr.peer.context import Context
 from worqr.peer.results import encode_result
 from worqr.peer.run import Run
+from worqr.peer.settler import settle_call
 from worqr.peer.settles import Make
-from worqr.peer.settling import settle_call
 from worqr.peer.task_log import log_failure
 from worqr.policy import Failure, Retry, Verdict, judge
 from worqr.records import CancelReason

@@ -29,9 +29,9 @@ from worqr.peer.claim_request import ClaimRequest
 from worqr.peer.lifecycle import Lifecycle, Phase
 from worqr.peer.registration import Registration
 from worqr.peer.run import PolicyFields, Run
-from worqr.peer.running import Handler
 from worqr.peer.scheduler import Scheduler, Share
 from worqr.peer.settles import Settles
+from worqr.peer.slots import Handler
 from worqr.peer.task_log import Began, note_started
 from worqr.peer.task_log import logger as task_log
 from worqr.policy import Policy

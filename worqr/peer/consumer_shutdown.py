@@ -27,8 +27,8 @@ from worqr.peer.departures import Departure, Departures
 from worqr.peer.manual_consumer import ManualConsumer
 from worqr.peer.registration import Registration
 from worqr.peer.run import Run
+from worqr.peer.settler import Settler
 from worqr.peer.settles import Settles
-from worqr.peer.settling import Settler
 from worqr.peer.task_log import RUN
 
 logger: logging.Logger = logging.getLogger(__name__)

@@ -22,19 +22,19 @@ from worqr.peer.control_channel import ControlChannel
 from worqr.peer.deadlines import Deadlines
 from worqr.peer.departures import Departures
 from worqr.peer.entrance import Entrance
+from worqr.peer.executors.executors import Runners
 from worqr.peer.mapping import WorkMapRefresher
 from worqr.peer.noting import note_forever
 from worqr.peer.progress import ProgressReporter
 from worqr.peer.reconciler import Reconciler
 from worqr.peer.registration import Registration
-from worqr.peer.runners import Runners
-from worqr.peer.running import Slots
 from worqr.peer.scheduler import Scheduler
 from worqr.peer.serving import Serving
 from worqr.peer.session import Session
 from worqr.peer.settings import PeerSettings
+from worqr.peer.settler import Settler
 from worqr.peer.settles import Settles
-from worqr.peer.settling import Settler
+from worqr.peer.slots import Slots
 from worqr.peer.stuck_handlers import StuckHandlerMonitor
 from worqr.peer.waiting_queues import WaitingQueues
 

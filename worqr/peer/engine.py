@@ -24,14 +24,14 @@ from worqr.ops import Beat
 from worqr.peer.consumer_shutdown import AWAY_PATIENCE, LEAVE_PATIENCE
 from worqr.peer.consumers import ActiveConsumers
 from worqr.peer.duties import QueueDuties, RunDuties, queue_duties, run_duties
-from worqr.peer.leading import Leader
+from worqr.peer.leader.leader import Leader
+from worqr.peer.leader.schedule_ticker import Ticker
 from worqr.peer.options import Handling, check_concurrency
 from worqr.peer.registration import Registration
 from worqr.peer.scheduler import Scheduler
 from worqr.peer.serving import our_own
 from worqr.peer.session import BeatReport, Session, SessionCallbacks, SessionSettings
 from worqr.peer.settings import PeerSettings
-from worqr.peer.ticking import Ticker
 from worqr.validation import Seconds, seconds
 
 logger: logging.Logger = logging.getLogger(__name__)

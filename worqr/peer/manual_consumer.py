@@ -24,8 +24,8 @@ from worqr.peer.consumer import ConsumerServices, QueueConsumer
 from worqr.peer.registration import Registration
 from worqr.peer.run import Run
 from worqr.peer.scheduler import Share
+from worqr.peer.settler import finisher
 from worqr.peer.settles import Make
-from worqr.peer.settling import finisher
 from worqr.policy import Policy
 from worqr.validation import Seconds, check_count, seconds
 

@@ -1,7 +1,7 @@
 """`Run`: one claim that this process holds, from the reply that delivered it until it is settled.
 
 A run is internal. Handlers see it as a `Context`, which is made when a handler asks for it. The fields are plain, and no method
-waits, so that the loop, threads and asyncio tasks can use them alike. `settling` decides how a run ends. What a run needs of the
+waits, so that the loop, threads and asyncio tasks can use them alike. `settler` decides how a run ends. What a run needs of the
 consumer that claimed it is `RunHost`; a worker process and the testing package have hosts of their own.
 """
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Literal
 from worqr.client.shard_directory import Sharding
 from worqr.cron import Definition
 from worqr.peer.context import Context
+from worqr.peer.executors.executors import Hosting, Middleware
 from worqr.peer.options import AsyncRunsIn
-from worqr.peer.runners import Hosting, Middleware
 from worqr.relocation import Relocation
 
 if TYPE_CHECKING:
-    from worqr.peer.aio import AsyncioLoop
+    from worqr.peer.executors.asyncio_loop import AsyncioLoop
 
 Onlooker = Callable[[Context, BaseException], None]
 """A test's callback: called for each run that did not return, with the handler's error or with the timeout."""

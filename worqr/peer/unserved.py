@@ -3,7 +3,7 @@
 `Unserved` uses what the leader's scan has read anyway, so it costs no request. A queue is logged once, when all scans of at least
 `GRACE` seconds have found tasks and no worker there. It is logged again only after a worker has served it in between.
 
-Pure but for the log: no I/O, and no clock but the times it is given. `scanning` scans. A shard that its queue's workers do not
+Pure but for the log: no I/O, and no clock but the times it is given. `scanner` scans. A shard that its queue's workers do not
 serve is not logged here: `Peer` does so (``shards.unserved``).
 """
 

@@ -15,7 +15,7 @@ from worqr.inside import client_of, declarations_of
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.mesh import Mesh
 from worqr.ops.replies import in_pieces
-from worqr.peer.ticking import all_schedules
+from worqr.peer.leader.schedule_ticker import all_schedules
 
 MAX_OWED: Final = 100
 """The most firings of one schedule that wait for the end of a previous one; a leader keeps as many."""

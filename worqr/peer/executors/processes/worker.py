@@ -23,7 +23,7 @@ import trio
 
 from worqr.errors import UsageError
 from worqr.log_events import emit
-from worqr.peer.children.frames import (
+from worqr.peer.executors.processes.protocol import (
     LENGTH,
     Extended,
     Raised,
@@ -35,13 +35,13 @@ from worqr.peer.children.frames import (
     packed,
     replies,
 )
-from worqr.peer.children.output import Output
+from worqr.peer.executors.processes.stderr_pump import Output
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 PROGRAM: Final = (
     "import json, sys; sys.path[:], argv = json.loads(sys.argv.pop()); "
-    "from worqr.peer.children.child import main; main(argv)"
+    "from worqr.peer.executors.processes.worker_main import main; main(argv)"
 )
 RECEIVED: Final = 256 * 1024
 """Bytes per read; about the size of the system's socket buffer."""

@@ -15,10 +15,10 @@ import trio
 import trio.testing
 
 from tests.peer import process_jobs as jobs
+from tests.peer.executors.processes.test_pool import value
 from tests.peer.processes import LONG, Desk, Pool, is_alive, open_pool, wait_dead
-from tests.peer.test_children import value
 from tests.support.children import Child
-from worqr.peer.children import pool as pool_module
+from worqr.peer.executors.processes import pool as pool_module
 from worqr.policy import ChildError, Policy, Stalled
 
 
@@ -274,7 +274,7 @@ PARENT = """
     import trio
     from tests.peer import process_jobs as jobs
     from tests.peer.processes import open_pool
-    from tests.peer.test_children_ending import begun
+    from tests.peer.executors.processes.test_worker import begun
 
     async def main():
         async with open_pool(2) as pool:

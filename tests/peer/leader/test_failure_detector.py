@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from worqr.ops import Look
-from worqr.peer.looks import (
+from worqr.peer.leader.failure_detector import (
     LAPSE,
     LOOK_EVERY,
     STANDING_KEEPALIVES,

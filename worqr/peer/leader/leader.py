@@ -26,11 +26,11 @@ from worqr.link import Link, boottime
 from worqr.log_events import emit
 from worqr.peer.complaints import Complaints
 from worqr.peer.in_step import next_step, time_of_next_step
-from worqr.peer.looks import LOOK_EVERY, TWO_LOOKS, LeaseWatch, Looks
-from worqr.peer.promoting import Promoter
+from worqr.peer.leader.due_jobs import Promoter
+from worqr.peer.leader.failure_detector import LOOK_EVERY, TWO_LOOKS, LeaseWatch, Looks
+from worqr.peer.leader.scanner import SCAN_EVERY, Scanner
+from worqr.peer.leader.sweeper import Sweeper
 from worqr.peer.registration import LEASE
-from worqr.peer.scanning import SCAN_EVERY, Scanner
-from worqr.peer.sweeping import Sweeper
 
 if TYPE_CHECKING:
     from worqr.peer.engine import Engine

@@ -23,8 +23,8 @@ from trio_util import periodic
 from worqr.embedded import embedded_url
 from worqr.errors import WorqrBug
 from worqr.log_events import emit
-from worqr.peer.children.frames import Extended, Raised, Returned, RunRequest, Said, Setup
-from worqr.peer.children.naming import (
+from worqr.peer.executors.offloaded import OffloadedRun
+from worqr.peer.executors.processes.importable import (
     STAND_IN,
     Name,
     check_runs_in_process,
@@ -32,11 +32,11 @@ from worqr.peer.children.naming import (
     name_for_process,
     refuse_while_importing,
 )
-from worqr.peer.children.process import Child, start_child
-from worqr.peer.elsewhere import OffloadedRun
+from worqr.peer.executors.processes.protocol import Extended, Raised, Returned, RunRequest, Said, Setup
+from worqr.peer.executors.processes.worker import Child, start_child
 from worqr.peer.results import Encoded
 from worqr.peer.run import Run, RunHost, check_thread, current_run
-from worqr.peer.running import Handler, named_after
+from worqr.peer.slots import Handler, named_after
 from worqr.policy import Broken, ChildError, Failure, Retry, Stalled
 from worqr.records import RemoteError
 from worqr.relocation import Relocation

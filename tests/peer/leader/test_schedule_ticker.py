@@ -25,9 +25,10 @@ from worqr import ops
 from worqr.cron import Definition, jitter_ms
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import ScheduleRow
-from worqr.peer import declaring, ticking
-from worqr.peer.leading import Leader
-from worqr.peer.ticking import Ticker
+from worqr.peer import schedule_declarer
+from worqr.peer.leader import schedule_ticker
+from worqr.peer.leader.leader import Leader
+from worqr.peer.leader.schedule_ticker import Ticker
 
 pytestmark = [pytest.mark.leaves("{q}:job:cron:*", "{q}:due", "{foreign}:job:cron:*"), pytest.mark.one_server]
 """Of the last firings, which nobody waits for."""
@@ -289,7 +290,7 @@ async def test_what_a_clock_far_ahead_has_noted_silences_nothing(mesh: worqr.Mes
 async def test_a_leader_that_slept_does_not_count_the_time_in_which_it_slept(
     mesh: worqr.Mesh, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ticking, "RELOAD", 0.05)
+    monkeypatch.setattr(schedule_ticker, "RELOAD", 0.05)
     declare(mesh, HOUR)
 
     def led() -> int:
@@ -358,7 +359,7 @@ async def test_cancel_ends_the_previous_one_first(mesh: worqr.Mesh) -> None:
 async def test_too_many_that_wait_are_dropped_the_oldest_first(
     mesh: worqr.Mesh, registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ticking, "MAX_OWED", 3)
+    monkeypatch.setattr(schedule_ticker, "MAX_OWED", 3)
     held = Held()
     declare(mesh, 0.1, overlap="queue")
     async with serving(mesh, "q", held):
@@ -469,9 +470,9 @@ async def test_one_that_is_declared_after_joining_is_fired_too(mesh: worqr.Mesh)
 async def test_a_registry_that_lost_it_is_told_again_and_a_newer_definition_stays(
     mesh: worqr.Mesh, other: worqr.Mesh, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(declaring, "REDECLARE", 0.2)
-    monkeypatch.setattr(ticking, "LED_EVERY", 0.05)
-    monkeypatch.setattr(ticking, "RELOAD", 0.05)
+    monkeypatch.setattr(schedule_declarer, "REDECLARE", 0.2)
+    monkeypatch.setattr(schedule_ticker, "LED_EVERY", 0.05)
+    monkeypatch.setattr(schedule_ticker, "RELOAD", 0.05)
     declare(mesh, HOUR)
     async with mesh.join(grace=0):
         registry.client.delete(registry.keys.schedules)
@@ -488,7 +489,7 @@ async def test_a_registry_that_lost_it_is_told_again_and_a_newer_definition_stay
 async def test_definitions_are_sent_once_and_then_only_names(
     mesh: worqr.Mesh, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(declaring, "REDECLARE", 0.0)
+    monkeypatch.setattr(schedule_declarer, "REDECLARE", 0.0)
     declared: list[int] = []
     renewed: list[int] = []
     declare_page, renew_page = ops.declare_schedules, ops.renew_schedules
@@ -531,8 +532,8 @@ async def test_hundreds_that_are_due_at_once_are_all_fired(mesh: worqr.Mesh, reg
 async def test_what_nobody_declares_any_more_is_dropped_when_the_mesh_was_led_for_a_day(
     mesh: worqr.Mesh, other: worqr.Mesh, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ticking, "DROP_EVERY", 0.0)
-    monkeypatch.setattr(ticking, "RELOAD", 0.05)
+    monkeypatch.setattr(schedule_ticker, "DROP_EVERY", 0.0)
+    monkeypatch.setattr(schedule_ticker, "RELOAD", 0.05)
     declare(other, HOUR)
     async with other.join(grace=0):
         pass
@@ -542,7 +543,7 @@ async def test_what_nobody_declares_any_more_is_dropped_when_the_mesh_was_led_fo
         await eventually(_of(lambda: registry.row().next is not None), True)
         await trio.sleep(0.2)
         assert "s" in registry.rows()  # not by a new leader
-        monkeypatch.setattr(ticking, "LED_BEFORE_DROPPING", 0)
+        monkeypatch.setattr(schedule_ticker, "LED_BEFORE_DROPPING", 0)
         await until(lambda: "s" not in registry.rows())
 
 
@@ -583,7 +584,9 @@ async def test_a_leader_without_the_extra_says_so_once_and_fires_the_others(
     async with serving(mesh, "q", runs):
         await runs.wait(5)
     [record] = [
-        each for each in caplog.records if each.name == "worqr.peer.ticking" and each.levelno >= logging.WARNING
+        each
+        for each in caplog.records
+        if each.name == "worqr.peer.leader.schedule_ticker" and each.levelno >= logging.WARNING
     ]
     assert record.levelno == logging.WARNING
     assert record.getMessage() == (
@@ -615,7 +618,7 @@ async def test_a_queue_that_refuses_delays_only_its_own_schedules(
     mesh: worqr.Mesh, registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And what it refused is fired when it takes it again."""
-    monkeypatch.setattr(ticking, "PUT_OFF_MS", 200)
+    monkeypatch.setattr(schedule_ticker, "PUT_OFF_MS", 200)
     foreign = QueueKeys(registry.prefix, "foreign").suspects
     registry.client.set(foreign, "of another application")
     mesh.every(0.5, mesh.call("foreign"), name="foreign")

@@ -23,8 +23,8 @@ import trio
 from worqr.errors import UsageError
 from worqr.log_events import emit
 from worqr.peer.deadlines import Deadlines
+from worqr.peer.executors.stacks import Frames
 from worqr.peer.run import Run, RunHost, current_run
-from worqr.peer.stacks import Frames
 from worqr.tracebacks import one_line
 
 logger: logging.Logger = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """What the leader concludes from its checks: which workers are dead, and whether a leader's lease no longer changes.
 
-Pure: no I/O, and no clock but the times it is given, which are seconds of one monotonic clock. `leading` asks the server and
+Pure: no I/O, and no clock but the times it is given, which are seconds of one monotonic clock. `leader` asks the server and
 acts.
 """
 

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import trio
 
 from worqr.log_events import emit
-from worqr.peer.elsewhere import OffloadedRun
-from worqr.peer.running import Handler, name_of, named_after
-from worqr.peer.stacks import awaited_frames, describe, thread_frames
+from worqr.peer.executors.offloaded import OffloadedRun
+from worqr.peer.executors.stacks import awaited_frames, describe, thread_frames
+from worqr.peer.slots import Handler, name_of, named_after
 from worqr.peer.wrong_loop import HANDLER, failure_for
 
 if TYPE_CHECKING:
-    from worqr.peer.runners import Hosting
+    from worqr.peer.executors.executors import Hosting
     from worqr.peer.scheduler import Pool
 
 logger: logging.Logger = logging.getLogger(__name__)

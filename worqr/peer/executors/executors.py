@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, cast
 import trio
 
 from worqr.errors import UsageError
-from worqr.peer.children.naming import check_runs_in_process, refuse_while_importing
 from worqr.peer.context import Context, current
+from worqr.peer.executors.processes.importable import check_runs_in_process, refuse_while_importing
+from worqr.peer.executors.threads import Threads
 from worqr.peer.options import AsyncRunsIn, RunsIn
-from worqr.peer.running import Handler, check_handler, named_after
 from worqr.peer.scheduler import Pool
-from worqr.peer.threads import Threads
+from worqr.peer.slots import Handler, check_handler, named_after
 from worqr.peer.wrong_loop import HANDLER, MIDDLEWARE, on_trio
 
 if TYPE_CHECKING:
-    from worqr.peer.aio import AsyncioLoop
-    from worqr.peer.children.pool import Children
+    from worqr.peer.executors.asyncio_loop import AsyncioLoop
+    from worqr.peer.executors.processes.pool import Children
     from worqr.peer.settings import PeerSettings
 
 Middleware = Callable[[Context, Callable[[], Awaitable[object]]], Awaitable[object]]
@@ -67,7 +67,7 @@ class Runners:
     def _asyncio_loop(self) -> AsyncioLoop:
         """The peer's asyncio loop; only peers that need it import asyncio."""
         if self._asyncio is None:
-            from worqr.peer.aio import AsyncioLoop
+            from worqr.peer.executors.asyncio_loop import AsyncioLoop
 
             self._asyncio = AsyncioLoop(self._settings.hosting)
         return self._asyncio
@@ -75,7 +75,7 @@ class Runners:
     def _processes(self) -> Children:
         """The peer's worker processes; none is started yet."""
         if self._children is None:
-            from worqr.peer.children.pool import Children
+            from worqr.peer.executors.processes.pool import Children
 
             self._children = Children(
                 self._settings.processes,

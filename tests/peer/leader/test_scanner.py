@@ -20,8 +20,9 @@ from worqr.client import queue_registration, stats
 from worqr.client.queue_registration import Noted
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import Look, QueuesPage, registry
-from worqr.peer import noting, scanning
-from worqr.peer.leading import Leader
+from worqr.peer import noting
+from worqr.peer.leader import scanner
+from worqr.peer.leader.leader import Leader
 
 
 class StuckScan:
@@ -89,7 +90,7 @@ def age(client: redis.Redis, prefix: str) -> None:
 async def test_names_that_nobody_uses_are_forgotten_and_those_that_hold_something_are_not(
     mesh: worqr.Mesh, other: worqr.Mesh, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scanning, "FORGET_AFTER", 0.0)
+    monkeypatch.setattr(scanner, "FORGET_AFTER", 0.0)
     client = server.client()
 
     async def fail(_task: bytes) -> None:

@@ -26,9 +26,9 @@ from worqr.link import Link
 from worqr.log_events import emit, emit_fields
 from worqr.ops import Due, ScheduleRow, Tick
 from worqr.peer.complaints import Complaints
-from worqr.peer.declaring import REDECLARE, Declarer
+from worqr.peer.leader.sweeper import NODE_PATIENCE
 from worqr.peer.registration import LEASE
-from worqr.peer.sweeping import NODE_PATIENCE
+from worqr.peer.schedule_declarer import REDECLARE, Declarer
 from worqr.shard_layout import shard_of
 
 if TYPE_CHECKING:

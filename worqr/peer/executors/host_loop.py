@@ -20,12 +20,12 @@ import trio
 from worqr.errors import UsageError
 from worqr.hosting.peer_thread import is_exiting
 from worqr.log_events import emit
-from worqr.peer.aio import AsyncioLoop
+from worqr.peer.executors.asyncio_loop import AsyncioLoop
 from worqr.peer.scheduler import Pool
 
 if TYPE_CHECKING:
-    from worqr.peer.aio import Run
     from worqr.peer.engine import Engine
+    from worqr.peer.executors.asyncio_loop import Run
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -16,10 +16,11 @@ from worqr import ops
 from worqr.errors import RefusedByServer, Unavailable
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import Look
-from worqr.peer import leading, looks
-from worqr.peer.leading import Leader
+from worqr.peer.leader import failure_detector
+from worqr.peer.leader import leader as leader_module
+from worqr.peer.leader.leader import Leader
+from worqr.peer.leader.sweeper import NODE_PATIENCE, SWEEP_AT_ONCE
 from worqr.peer.registration import LEASE
-from worqr.peer.sweeping import NODE_PATIENCE, SWEEP_AT_ONCE
 
 WORKERS = [f"W{n}" for n in range(100)]
 
@@ -105,7 +106,11 @@ class Broken:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name, seconds in ((looks, "LOOK_EVERY", 0.02), (leading, "UNABLE", 0.1), (leading, "STAND_ASIDE", 1.0)):
+    for module, name, seconds in (
+        (failure_detector, "LOOK_EVERY", 0.02),
+        (leader_module, "UNABLE", 0.1),
+        (leader_module, "STAND_ASIDE", 1.0),
+    ):
         monkeypatch.setattr(module, name, seconds)
 
 
@@ -138,7 +143,7 @@ async def test_one_reconnect_costs_a_leader_no_lease() -> None:
 
 
 async def test_a_new_leader_begins_its_rounds_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leading, "FOLLOW_EVERY", 3600.0)
+    monkeypatch.setattr(leader_module, "FOLLOW_EVERY", 3600.0)
     link: Any = Broken()
     link.breaks = False
     leader = leader_on(link, keepalive=3)
@@ -166,7 +171,7 @@ class Missing:
 
 
 async def test_what_was_seen_before_the_lease_lapsed_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looks, "TWO_LOOKS", 0.05)
+    monkeypatch.setattr(failure_detector, "TWO_LOOKS", 0.05)
     link: Any = Missing()
     leader = leader_on(link)
     await leader.look_once()

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from worqr.peer.children.naming import Name
+from worqr.peer.executors.processes.importable import Name
 from worqr.policy import Policy
 from worqr.records import RemoteError
 from worqr.relocation import Relocation

@@ -21,7 +21,7 @@ from tests.peer.tools import Runs, serving, until
 from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from worqr.lua import script
-from worqr.peer import late
+from worqr.peer import late_functions
 
 LATE = """
 import worqr
@@ -54,7 +54,7 @@ def declared(mesh: worqr.Registry, name: str = "late") -> Runs:
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == late.__name__]
+    return [record.getMessage() for record in caplog.records if record.name == late_functions.__name__]
 
 
 @pytest.mark.parametrize("first", ["declare", "join"])
@@ -224,7 +224,7 @@ async def test_a_function_that_is_declared_again_is_not_exchanged_and_that_is_lo
 async def test_what_cannot_be_served_is_logged_and_tried_again(
     mesh: worqr.Mesh, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(late, "AGAIN", 0.05)
+    monkeypatch.setattr(late_functions, "AGAIN", 0.05)
     runs = Runs()
     async with mesh.join():
 
@@ -259,7 +259,7 @@ async def test_a_queue_that_is_served_by_hand_is_left_as_it_is(
 async def test_a_server_that_is_away_is_asked_again(
     proxy: FaultProxy, prefix: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(late, "AGAIN", 0.05)
+    monkeypatch.setattr(late_functions, "AGAIN", 0.05)
     mesh = worqr.Mesh(proxy.url, prefix=prefix, patience=2)
     async with mesh.join():
         held = proxy.hold(script("start_work").sha)

@@ -1,7 +1,7 @@
 """Declaring: a peer stores the schedules of its application when it joins, and renews them every ten minutes.
 
 Definitions are sent at the join, in pages. Later only names are sent; a definition follows if the registry has lost it. So a
-peer that joined before a deployment does not undo the changes of that deployment. `worqr.peer.ticking` fires the schedules.
+peer that joined before a deployment does not undo the changes of that deployment. `leader.schedule_ticker` fires the schedules.
 """
 
 from __future__ import annotations

@@ -23,7 +23,9 @@ from typing import Any, Final, cast
 
 from worqr.embedded import use_embedded
 from worqr.errors import UsageError
-from worqr.peer.children.frames import (
+from worqr.peer.executors.processes.importable import Name, resolve
+from worqr.peer.executors.processes.lifeline import die_with_parent
+from worqr.peer.executors.processes.protocol import (
     LENGTH,
     Extended,
     Raised,
@@ -36,8 +38,6 @@ from worqr.peer.children.frames import (
     packed,
     requests,
 )
-from worqr.peer.children.lifeline import die_with_parent
-from worqr.peer.children.naming import Name, resolve
 from worqr.peer.results import encode_result
 from worqr.peer.run import Run, Timer, current_run
 from worqr.policy import Broken, Failure, Policy, Retry, judge

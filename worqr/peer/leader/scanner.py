@@ -23,8 +23,8 @@ from worqr.log_events import emit
 from worqr.ops import FORGET_AT_ONCE, Inspected
 from worqr.peer.complaints import Complaints
 from worqr.peer.known_queues import KnownQueues
+from worqr.peer.leader.sweeper import NODE_PATIENCE
 from worqr.peer.registration import LEASE
-from worqr.peer.sweeping import NODE_PATIENCE
 from worqr.peer.unserved import Unserved
 
 if TYPE_CHECKING:

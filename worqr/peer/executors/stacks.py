@@ -14,7 +14,7 @@ Frames = list[tuple[FrameType, int]]
 """Frames and the lines they are at, the innermost last."""
 
 MOST_FRAMES = 40
-OURS = str(Path(__file__).parent.parent)
+OURS = str(Path(__file__).parents[2])
 
 
 def thread_frames(ident: int, below: CodeType | None = None) -> Frames:

@@ -16,14 +16,19 @@ import trio
 
 import worqr
 from tests.peer import process_jobs as jobs
+from tests.peer.executors.processes.test_pool import value
 from tests.peer.processes import LONG, open_pool
-from tests.peer.test_children import value
 from tests.support.children import ROOT
 from worqr import UsageError
-from worqr.peer import running
-from worqr.peer.children import naming
-from worqr.peer.children.naming import Name, check_runs_in_process, name_for_process, refuse_while_importing
-from worqr.peer.children.pool import Children
+from worqr.peer import slots
+from worqr.peer.executors.processes import importable
+from worqr.peer.executors.processes.importable import (
+    Name,
+    check_runs_in_process,
+    name_for_process,
+    refuse_while_importing,
+)
+from worqr.peer.executors.processes.pool import Children
 
 registry = worqr.Registry()
 HERE = __name__
@@ -120,7 +125,7 @@ def test_most_of_it_is_refused_where_it_is_declared_before_it_has_a_place_in_its
 def test_what_was_typed_into_an_interpreter_is_refused() -> None:
     program = """
         from tests.peer.processes import open_pool
-        from worqr.peer.children.pool import Children
+        from worqr.peer.executors.processes.pool import Children
 
         def handler(task): ...
 
@@ -150,7 +155,7 @@ async def test_callable_objects_and_methods_of_classes_run() -> None:
 def test_only_an_import_in_a_worker_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_while_importing("join()")
     with (
-        naming._importing_of("app"),
+        importable._importing_of("app"),
         pytest.raises(UsageError, match=r"^no join\(\) while .* imports 'app'.*__main__"),
     ):
         Children(1, max_result=1)
@@ -213,7 +218,7 @@ async def run_program(*command: str, cwd: Path) -> list[str]:
 async def test_a_script_is_imported_by_its_file_and_its_guard_holds(tmp_path: Path, name: str) -> None:
     script = tmp_path / name
     script.write_text(textwrap.dedent(GUARDED))
-    known = "app" if name.startswith("app") else naming.STAND_IN
+    known = "app" if name.startswith("app") else importable.STAND_IN
     assert await run_program("-P", str(script), "argument", cwd=ROOT) == [
         "imported as __main__",
         f"imported as {known}",
@@ -269,7 +274,7 @@ async def test_a_script_without_a_guard_ends_in_a_clear_error_and_starts_nothing
 
 
 def test_in_reports_it_has_the_name_of_its_function() -> None:
-    assert running.name_of(Children(1, max_result=1).prepare(jobs.nothing)) == "tests.peer.process_jobs.nothing"
+    assert slots.name_of(Children(1, max_result=1).prepare(jobs.nothing)) == "tests.peer.process_jobs.nothing"
 
 
 def test_a_name_tells_where_it_is() -> None:

@@ -16,10 +16,10 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from tests.peer.test_threads import watched
+from tests.peer.executors.test_threads import watched
 from tests.peer.tools import at_most, until
 from tests.support.patience import PATIENCE
-from worqr.peer.aio import AsyncioLoop
+from worqr.peer.executors.asyncio_loop import AsyncioLoop
 
 Handler = Callable[[Any], Awaitable[object]]
 
@@ -349,7 +349,7 @@ async def test_what_handlers_left_behind_is_cancelled_at_the_end() -> None:
 async def test_a_loop_that_does_not_end_is_left_behind(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worqr.peer.aio.END_WAIT", 0.1)
+    monkeypatch.setattr("worqr.peer.executors.asyncio_loop.END_WAIT", 0.1)
     go = threading.Event()
 
     async def stubborn() -> None:

@@ -19,8 +19,8 @@ from tests.peer import process_jobs as jobs
 from tests.peer.processes import FENCE, LONG, Desk, open_pool
 from tests.support.children import Child
 from worqr import Broken, Failure, Retry, UsageError
-from worqr.peer.children import pool as pool_module
-from worqr.peer.children import process
+from worqr.peer.executors.processes import pool as pool_module
+from worqr.peer.executors.processes import worker
 from worqr.policy import ChildError, Policy, Stalled
 from worqr.remote_error import remote_error
 from worqr.validation import name_of
@@ -110,7 +110,7 @@ async def test_an_error_crosses_as_names_and_text_with_what_was_written_to_stder
     remote = error.remote
     assert (remote.type, remote.message) == ("tests.peer.process_jobs.Down", "refused")
     assert remote.traceback.startswith('Traceback (most recent call last):\n  File "')
-    assert "children/child.py" not in remote.traceback
+    assert "processes/worker_main.py" not in remote.traceback
     assert remote.traceback.endswith("Down: refused\nstderr:\nit went wrong\n")
 
 
@@ -173,7 +173,7 @@ async def test_of_stderr_the_last_of_this_run_is_kept() -> None:
 async def test_nothing_that_is_printed_disturbs_the_pipe(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "LAST_WORDS", LONG)
+    monkeypatch.setattr(worker, "LAST_WORDS", LONG)
     async with open_pool(1) as pool:
         assert await pool.run(jobs.litter, b"x") == ("bytes", b"x")
         await pool.run(jobs.whisper)

@@ -18,10 +18,10 @@ from typing import Any
 
 import trio
 
-from worqr.peer.elsewhere import OffloadedRun, no_abort
+from worqr.peer.executors.offloaded import OffloadedRun, no_abort
+from worqr.peer.executors.stacks import describe, thread_frames
 from worqr.peer.run import check_thread
-from worqr.peer.running import Handler, name_of, named_after
-from worqr.peer.stacks import describe, thread_frames
+from worqr.peer.slots import Handler, name_of, named_after
 
 AroundThread = Callable[[], AbstractContextManager[object]]
 
