@@ -17,7 +17,7 @@ import worqr
 from benchmarks.children import ROOT
 from benchmarks.measuring import Plan, Row, Table, in_turn
 from worqr.embedded import EmbeddedServer
-from worqr.peer.executors.processes.pool import Children
+from worqr.peer.executors.processes.pool import ProcessPool
 from worqr.peer.run import Run, current_run
 from worqr.policy import Policy
 
@@ -63,12 +63,12 @@ class Desk:
 
 
 @asynccontextmanager
-async def open_children(desk: Desk, task: bytes = TASK) -> AsyncGenerator[Children]:
+async def open_children(desk: Desk, task: bytes = TASK) -> AsyncGenerator[ProcessPool]:
     """A pool of one process; what runs here is a job with `task`, whose result is kept."""
     station: Any = desk
     run = Run(station, None, 1_900_000_000_000_000, [b"id", b"x", b"task", task])
     token = current_run.set(run)
-    children = Children(1, max_result=1 << 26)
+    children = ProcessPool(1, max_result=1 << 26)
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(children.run_forever)

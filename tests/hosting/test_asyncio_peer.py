@@ -684,13 +684,13 @@ def test_a_program_that_cancels_all_of_its_tasks(
 def attempts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of the attempt of each run that began."""
     found: list[int] = []
-    begin = asyncio_loop.Run.begin
+    begin = asyncio_loop.AsyncioRun.begin
 
-    def noting(run: asyncio_loop.Run) -> None:
+    def noting(run: asyncio_loop.AsyncioRun) -> None:
         found.append(run._variables[current_run].attempt)
         begin(run)
 
-    monkeypatch.setattr(asyncio_loop.Run, "begin", noting)
+    monkeypatch.setattr(asyncio_loop.AsyncioRun, "begin", noting)
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import trio
 
-from worqr.peer.executors.processes.pool import Children
+from worqr.peer.executors.processes.pool import ProcessPool
 from worqr.peer.run import Run, Timer, current_run
 from worqr.policy import Policy
 
@@ -60,7 +60,7 @@ class Desk:
 class Pool:
     """A pool of worker processes, and runs in them without a queue."""
 
-    def __init__(self, children: Children) -> None:
+    def __init__(self, children: ProcessPool) -> None:
         self.children = children
         self.desk = Desk(Policy(result_ttl=60.0))
 
@@ -96,7 +96,7 @@ class Pool:
 @asynccontextmanager
 async def open_pool(limit: int = 2, **settings: Any) -> AsyncGenerator[Pool]:
     """A pool for the length of a block; afterwards there is no process of its any more."""
-    children = Children(limit, **{"max_result": 1 << 24, **settings})
+    children = ProcessPool(limit, **{"max_result": 1 << 24, **settings})
     async with trio.open_nursery() as nursery:
         await nursery.start(children.run_forever)
         yield Pool(children)

@@ -18,7 +18,7 @@ from worqr.functions.declarations import Declarations
 from worqr.functions.function import AsyncFunction, Declared, Function, SyncFunction
 from worqr.functions.schedule_registry import NoSuchOption, Timetable
 from worqr.keys import check_name
-from worqr.peer.executors.executors import check_place, is_async
+from worqr.peer.executors.executors import check_runs_in, is_async
 from worqr.peer.options import RunsIn, handling
 from worqr.policy import RetryPolicy
 from worqr.records import Failed
@@ -112,7 +112,7 @@ class Registry(Timetable):
 
         def declare(fn: Callable[..., Any]) -> Function[..., Any]:
             fn = _plain(fn)
-            check_place(fn, how.runs_in)
+            check_runs_in(fn, how.runs_in)
             found = name or _name_of(fn)
             kind: Any = AsyncFunction if is_async(fn) else SyncFunction
             function: Function[..., Any] = kind(Declared(fn, found, others, how, is_async=is_async(fn)))

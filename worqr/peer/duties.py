@@ -22,7 +22,7 @@ from worqr.peer.control_channel import ControlChannel
 from worqr.peer.deadlines import Deadlines
 from worqr.peer.departures import Departures
 from worqr.peer.entrance import Entrance
-from worqr.peer.executors.executors import Runners
+from worqr.peer.executors.executors import Executors
 from worqr.peer.mapping import WorkMapRefresher
 from worqr.peer.noting import note_forever
 from worqr.peer.progress import ProgressReporter
@@ -44,7 +44,7 @@ class RunDuties:
     """The duties of one peer that are about runs: where they run, how many, and how they end."""
 
     scheduler: Scheduler
-    runners: Runners
+    executors: Executors
     deadlines: Deadlines
     slots: Slots
     settles: Settles
@@ -55,7 +55,7 @@ class RunDuties:
     async def start(self, nursery: trio.Nursery) -> None:
         """Start their tasks. Returns when handlers can run."""
         await nursery.start(self.slots.run_forever)
-        await nursery.start(self.runners.run_forever)
+        await nursery.start(self.executors.run_forever)
         nursery.start_soon(self.settler.flush_forever)
         nursery.start_soon(self.settles.try_again_forever)
         nursery.start_soon(self.deadlines.watch_forever)
@@ -71,7 +71,7 @@ def run_duties(settings: PeerSettings, link: Link, interrupted: Callable[[Keyboa
 
     return RunDuties(
         scheduler=scheduler,
-        runners=Runners(settings),
+        executors=Executors(settings),
         deadlines=deadlines,
         slots=Slots(settler.ended, interrupted, deadlines),
         settles=settles,
@@ -157,6 +157,6 @@ def queue_duties(
         stuck=stuck,
         shutdown=shutdown,
         entrance=entrance,
-        serving=Serving(settings, services, runs.runners, runs.slots, consumers, entrance),
+        serving=Serving(settings, services, runs.executors, runs.slots, consumers, entrance),
         waiting=WaitingQueues(settings.prefix, consumers),
     )

@@ -25,9 +25,10 @@ from worqr.peer.consumer_shutdown import AWAY_PATIENCE, LEAVE_PATIENCE
 from worqr.peer.consumers import ActiveConsumers
 from worqr.peer.duties import QueueDuties, RunDuties, queue_duties, run_duties
 from worqr.peer.leader.leader import Leader
-from worqr.peer.leader.schedule_ticker import Ticker
+from worqr.peer.leader.schedule_ticker import ScheduleTicker
 from worqr.peer.options import Handling, check_concurrency
 from worqr.peer.registration import Registration
+from worqr.peer.schedule_declarer import ScheduleDeclarer
 from worqr.peer.scheduler import Scheduler
 from worqr.peer.serving import our_own
 from worqr.peer.session import BeatReport, Session, SessionCallbacks, SessionSettings
@@ -57,8 +58,8 @@ class Engine:
             SessionSettings(label, settings.app, settings.keepalive, settings.block_limit),
             SessionCallbacks(self._report, self.describe_running, self._on_beat, self._on_lost),
         )
-        self.leader: Leader = Leader(self, link, registry, keepalive=settings.keepalive or DEFAULT_KEEPALIVE)
-        self._ticker = Ticker(self, link, registry, settings.schedules)
+        self.leader: Leader = Leader(link, registry, keepalive=settings.keepalive or DEFAULT_KEEPALIVE)
+        self._ticker = ScheduleTicker(link, registry, self.leader, self.shards_of)
         self.queues: QueueDuties = queue_duties(
             settings, link, self.session, self.runs, lambda: self.leader.leads, self.spawn
         )
@@ -172,7 +173,11 @@ class Engine:
             await self.settings.sharding.learn()
             await self.settings.sharding.declare()
         await self.session.register()
-        await self._ticker.declarer.declare()
+        queues, schedules = self.queues, self.settings.schedules
+        declarer = ScheduleDeclarer(
+            queues.link, queues.keys, schedules, self.shards_of, lambda: self.session.registration
+        )
+        await declarer.declare()
         with trio.CancelScope() as self._shield:
             try:
                 async with trio.open_nursery() as nursery:
@@ -182,8 +187,9 @@ class Engine:
                     nursery.start_soon(self.leader.lead_forever)
                     nursery.start_soon(self.leader.sweeper.sweep_forever)
                     nursery.start_soon(self.leader.scanner.scan_forever)
-                    nursery.start_soon(self.leader.promoter.promote_forever)
+                    nursery.start_soon(self.leader.due_jobs.promote_forever)
                     if self.settings.onlooker is None:
+                        nursery.start_soon(declarer.declare_forever)
                         nursery.start_soon(self._ticker.tick_forever)
                     await trio.lowlevel.checkpoint_if_cancelled()  # before the shield: `join` may be cancelled already
                     self._shield.shield = True
@@ -266,7 +272,7 @@ class Engine:
                 consumer.lifecycle.skip_grace()
             await self.drain(0)
             with trio.move_on_after(REST if shutdown.server_answers else 0):
-                await self.leader.rest()
+                await self.leader.stop()
             if shutdown.holds_claims(self.session.registration):
                 self.session.leave_silently()
             else:

@@ -7,24 +7,19 @@ peer that joined before a deployment does not undo the changes of that deploymen
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import trio
 
 from worqr import ops
 from worqr.cron import Definition
 from worqr.errors import Unavailable, WorqrError
-from worqr.keys import RegistryKeys
+from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.ops.replies import in_pieces
 from worqr.peer.complaints import Complaints
 from worqr.peer.in_step import next_step
-from worqr.peer.registration import Registration
-
-if TYPE_CHECKING:
-    from worqr.peer.engine import Engine
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -36,16 +31,25 @@ FAILED_AGAIN = 3.0
 PAGES_AT_ONCE = 4
 
 
-class Declarer:
+class ScheduleDeclarer:
     """Keeps the schedules of one peer declared. Changed only in the loop."""
 
-    def __init__(self, engine: Engine, link: Link, keys: RegistryKeys, declared: Mapping[str, Definition]) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        link: Link,
+        keys: RegistryKeys,
+        declared: Mapping[str, Definition],
+        shards_of: Callable[[str], Awaitable[Sequence[QueueKeys]]],
+        registration: Callable[[], object],
+    ) -> None:
+        """`registration`: returns the present registration; with a new one, all schedules are declared again."""
+        self._shards_of = shards_of
+        self._registration = registration
         self._link = link
         self._keys = keys
         self._declared = declared
         self._told: set[str] = set()
-        self._told_as: Registration | None = None
+        self._told_as: object = None
         self._tell_again = 0.0
         self._complaints = Complaints(logger)
 
@@ -53,7 +57,7 @@ class Declarer:
         """Store the schedules that were not declared yet; they replace schedules of the same names."""
         new = [definition for name, definition in self._declared.items() if name not in self._told]
         self._tell_again = trio.current_time() + REDECLARE
-        self._told_as = self._engine.session.registration
+        self._told_as = self._registration()
         if new:
             await self._store(new, replace=True)
             self._told.update(definition.name for definition in new)
@@ -83,11 +87,11 @@ class Declarer:
             await self.declare()
         if not self._told:
             return
-        lost = self._told_as is not self._engine.session.registration
+        lost = self._told_as is not self._registration()
         if lost or trio.current_time() >= self._tell_again:
             await self._renew()
             self._tell_again = trio.current_time() + REDECLARE
-            self._told_as = self._engine.session.registration
+            self._told_as = self._registration()
 
     async def _store(self, definitions: list[Definition], *, replace: bool) -> None:
         pages = in_pieces(
@@ -112,7 +116,7 @@ class Declarer:
 
     async def _note_queues(self, definitions: list[Definition]) -> None:
         queues = sorted({definition.queue for definition in definitions})
-        names = [keys.name for queue in queues for keys in await self._engine.shards_of(queue)]
+        names = [keys.name for queue in queues for keys in await self._shards_of(queue)]
         for start in range(0, len(names), ops.MAX_ITEMS):
             call = ops.note_queues(self._keys, names[start : start + ops.MAX_ITEMS])
             self._link.post(call, lambda _word, _failure: None, patience=REDECLARE)

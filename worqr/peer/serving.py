@@ -15,7 +15,7 @@ from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.peer.consumer import ConsumerServices, HandlerConsumer
 from worqr.peer.consumers import ActiveConsumers
 from worqr.peer.entrance import Entrance
-from worqr.peer.executors.executors import Runners, is_async, with_middleware
+from worqr.peer.executors.executors import Executors, is_async, with_middleware
 from worqr.peer.manual_consumer import ClaimBuffer, Claims, ManualConsumer
 from worqr.peer.options import PATIENT, Handling, RunsIn, policy_for
 from worqr.peer.run import current_run, failed_of
@@ -32,14 +32,14 @@ class Serving:
         self,
         settings: PeerSettings,
         services: ConsumerServices,
-        runners: Runners,
+        executors: Executors,
         slots: Slots,
         consumers: ActiveConsumers,
         entrance: Entrance,
     ) -> None:
         self._settings = settings
         self._services = services
-        self._runners = runners
+        self._executors = executors
         self._slots = slots
         self._consumers = consumers
         self._entrance = entrance
@@ -62,8 +62,8 @@ class Serving:
         """Serve a queue until cancelled, or until the peer has left; see ``Peer.serve``. Started means subscribed."""
         shards = await self._check_free(check_name(queue))
         async with AsyncExitStack() as stack:
-            place = self._runners.place_of(handler, how.runs_in)
-            consumers = self._new_consumers(shards, *self._runners.prepare(handler, how.runs_in), how, place)
+            place = self._executors.place_of(handler, how.runs_in)
+            consumers = self._new_consumers(shards, *self._executors.prepare(handler, how.runs_in), how, place)
             if how.on_failure is not None:
                 failing = await self._failure_consumers(shards[0], how)
                 await stack.enter_async_context(self._entrance.serving(failing))
@@ -99,7 +99,7 @@ class Serving:
         return [
             HandlerConsumer(
                 *(keys, self._services, how.policy, Share(how.size, priority, pool, limit), run, self._slots.run),
-                state=self._runners.state_in(place),
+                state=self._executors.state_in(place),
             )
             for keys in shards
         ]
@@ -114,7 +114,7 @@ class Serving:
         if hasattr(on_failure, "__worqr_handler__"):  # a declared function takes the record, not an encoded payload
             on_failure = on_failure.__wrapped__
         loop = how.runs_in if how.runs_in in {"loop", "asyncio"} and is_async(on_failure) else None
-        handle, pool = self._runners.prepare(on_failure, loop)
+        handle, pool = self._executors.prepare(on_failure, loop)
 
         async def run(_task: bytes) -> object:
             return await cast("Any", handle)(failed_of(current_run.get(), queue))
@@ -122,7 +122,7 @@ class Serving:
         note = ops.note_queues(RegistryKeys(keys.prefix), [failures.name for failures in shards])
         link = self._services.link
         link.post(note, lambda _word, _failure: None, patience=link.settings.patience)
-        place = self._runners.place_of(on_failure, loop)
+        place = self._executors.place_of(on_failure, loop)
         return self._new_consumers(shards, named_after(on_failure, run), pool, Handling(how.failing or PATIENT), place)
 
     @asynccontextmanager

@@ -12,8 +12,8 @@ from worqr.peer.leader.failure_detector import (
     STANDS_AFTER,
     STANDS_BEATS,
     TWO_LOOKS,
+    FailureDetector,
     LeaseWatch,
-    Looks,
 )
 
 KEEPALIVE = 3.0
@@ -22,9 +22,9 @@ T = 1000.0
 
 
 @pytest.fixture
-def looks() -> Looks:
+def looks() -> FailureDetector:
     """A leader that has looked before."""
-    looks = Looks(KEEPALIVE)
+    looks = FailureDetector(KEEPALIVE)
     looks.judge(seen(), T - 0.5, 0.0)
     return looks
 
@@ -36,35 +36,35 @@ def seen(run_id: str = "run", **beats: bytes | None) -> Look:
 # Missing
 
 
-def test_one_look_proves_nothing_and_two_that_are_too_close_neither(looks: Looks) -> None:
+def test_one_look_proves_nothing_and_two_that_are_too_close_neither(looks: FailureDetector) -> None:
     assert looks.judge(seen(A=None), T, 0.0) == []
     assert looks.judge(seen(A=None), T + TWO_LOOKS - 0.01, 0.0) == []
 
 
-def test_a_worker_that_is_missing_at_two_looks_so_far_apart_is_dead(looks: Looks) -> None:
+def test_a_worker_that_is_missing_at_two_looks_so_far_apart_is_dead(looks: FailureDetector) -> None:
     looks.judge(seen(A=None, B=b"RUN 1"), T, 0.0)
     looks.judge(seen(A=None, B=b"RUN 2"), T + 0.5, 0.0)
     assert looks.judge(seen(A=None, B=b"RUN 3"), T + TWO_LOOKS, 0.0) == [("A", None)]
 
 
-def test_a_worker_that_was_there_in_between_must_be_missing_twice_anew(looks: Looks) -> None:
+def test_a_worker_that_was_there_in_between_must_be_missing_twice_anew(looks: FailureDetector) -> None:
     looks.judge(seen(A=None), T, 0.0)
     looks.judge(seen(A=b"RUN 7"), T + 0.5, 0.0)
     assert looks.judge(seen(A=None), T + TWO_LOOKS, 0.0) == []
     assert looks.judge(seen(A=None), T + 2 * TWO_LOOKS, 0.0) == [("A", None)]
 
 
-def test_a_look_that_lies_back_further_than_a_lapse_of_the_lease_does_not_count(looks: Looks) -> None:
+def test_a_look_that_lies_back_further_than_a_lapse_of_the_lease_does_not_count(looks: FailureDetector) -> None:
     looks.judge(seen(A=None), T, 0.0)
     assert looks.judge(seen(A=None), T + LAPSE + 0.1, 0.0) == []
 
 
-def test_a_look_before_a_short_lapse_of_the_lease_counts(looks: Looks) -> None:
+def test_a_look_before_a_short_lapse_of_the_lease_counts(looks: FailureDetector) -> None:
     looks.judge(seen(A=None), T, 0.0)
     assert looks.judge(seen(A=None), T + LAPSE - 0.1, 0.0) == [("A", None)]
 
 
-def test_the_next_look_comes_when_somebody_can_be_proven_dead(looks: Looks) -> None:
+def test_the_next_look_comes_when_somebody_can_be_proven_dead(looks: FailureDetector) -> None:
     assert looks.next_look(T) == LOOK_EVERY
     looks.judge(seen(A=None), T, 0.0)
     assert looks.next_look(T + 0.1) == LOOK_EVERY
@@ -74,7 +74,7 @@ def test_the_next_look_comes_when_somebody_can_be_proven_dead(looks: Looks) -> N
 # Calm
 
 
-def test_nobody_is_declared_dead_within_a_keepalive_of_our_own_reconnect(looks: Looks) -> None:
+def test_nobody_is_declared_dead_within_a_keepalive_of_our_own_reconnect(looks: FailureDetector) -> None:
     for tenths in range(0, 30, 5):
         assert looks.judge(seen(A=None), T + tenths / 10, T) == []
         assert looks.calm
@@ -82,7 +82,7 @@ def test_nobody_is_declared_dead_within_a_keepalive_of_our_own_reconnect(looks: 
     assert not looks.calm
 
 
-def test_nobody_is_declared_dead_within_a_keepalive_of_a_change_of_the_server(looks: Looks) -> None:
+def test_nobody_is_declared_dead_within_a_keepalive_of_a_change_of_the_server(looks: FailureDetector) -> None:
     looks.judge(seen(A=None), T, 0.0)
     for tenths in range(5, 35, 5):
         assert looks.judge(seen("another", A=None), T + tenths / 10, 0.0) == []
@@ -91,7 +91,7 @@ def test_nobody_is_declared_dead_within_a_keepalive_of_a_change_of_the_server(lo
 
 
 def test_the_first_server_that_is_seen_is_no_change() -> None:
-    looks = Looks(KEEPALIVE)
+    looks = FailureDetector(KEEPALIVE)
     looks.judge(seen(A=None), T, 0.0)
     assert looks.judge(seen(A=None), T + TWO_LOOKS, 0.0) == [("A", None)]
 
@@ -99,26 +99,26 @@ def test_the_first_server_that_is_seen_is_no_change() -> None:
 # Standing still
 
 
-def test_a_beat_that_stands_still_for_nine_keepalives_is_that_of_a_dead_worker(looks: Looks) -> None:
+def test_a_beat_that_stands_still_for_nine_keepalives_is_that_of_a_dead_worker(looks: FailureDetector) -> None:
     long = STANDING_KEEPALIVES * KEEPALIVE
     looks.judge(seen(A=b"RUN 5", B=b"RUN 5"), T, 0.0)
     assert looks.judge(seen(A=b"RUN 5", B=b"RUN 6"), T + long - 0.1, 0.0) == []
     assert looks.judge(seen(A=b"RUN 5", B=b"RUN 7"), T + long, 0.0) == [("A", b"RUN 5")]
 
 
-def test_a_worker_that_asked_never_to_count_as_dead_may_stand_still(looks: Looks) -> None:
+def test_a_worker_that_asked_never_to_count_as_dead_may_stand_still(looks: FailureDetector) -> None:
     looks.judge(seen(A=b"STAY"), T, 0.0)
     assert looks.judge(seen(A=b"STAY"), T + 1000 * KEEPALIVE, 0.0) == []
 
 
-def test_nobody_is_dead_for_standing_still_right_after_a_reconnect(looks: Looks) -> None:
+def test_nobody_is_dead_for_standing_still_right_after_a_reconnect(looks: FailureDetector) -> None:
     late = T + STANDING_KEEPALIVES * KEEPALIVE
     looks.judge(seen(A=b"RUN 5"), T, 0.0)
     assert looks.judge(seen(A=b"RUN 5"), late, late - 1) == []
     assert looks.judge(seen(A=b"RUN 5"), late + KEEPALIVE, late - 1) == [("A", b"RUN 5")]
 
 
-def test_what_a_lease_told_of_its_holders_beat_counts(looks: Looks) -> None:
+def test_what_a_lease_told_of_its_holders_beat_counts(looks: FailureDetector) -> None:
     looks.knew("my app:1 5", T - 20)
     looks.knew("", T - 20)
     look = Look("run", {"my app:1": b"RUN 5", "other": b"RUN 5"}, [])
@@ -126,7 +126,7 @@ def test_what_a_lease_told_of_its_holders_beat_counts(looks: Looks) -> None:
     assert looks.judge(look, T + 10, 0.0) == [("my app:1", b"RUN 5")]
 
 
-def test_what_a_lease_told_is_no_more_than_what_was_seen(looks: Looks) -> None:
+def test_what_a_lease_told_is_no_more_than_what_was_seen(looks: FailureDetector) -> None:
     looks.judge(seen(A=b"RUN 6"), T, 0.0)
     looks.knew("A 5", T - 100)
     assert looks.judge(seen(A=b"RUN 6"), T + 10, 0.0) == []
@@ -135,7 +135,7 @@ def test_what_a_lease_told_is_no_more_than_what_was_seen(looks: Looks) -> None:
 # Forgetting
 
 
-def test_who_is_not_registered_any_more_is_forgotten(looks: Looks) -> None:
+def test_who_is_not_registered_any_more_is_forgotten(looks: FailureDetector) -> None:
     looks.judge(seen(A=None, B=b"RUN 1"), T, 0.0)
     looks.judge(seen(), T + 0.5, 0.0)
     assert (looks.missing, looks.beats) == ({}, {})

@@ -14,7 +14,7 @@ import trio.testing
 from tests.peer.tools import at_most, until
 from worqr import ops
 from worqr.errors import RefusedByServer, Unavailable
-from worqr.keys import QueueKeys, RegistryKeys
+from worqr.keys import RegistryKeys
 from worqr.ops import Look
 from worqr.peer.leader import failure_detector
 from worqr.peer.leader import leader as leader_module
@@ -54,9 +54,8 @@ class HalfACluster:
 
 
 def leader_on(link: Any, keepalive: float = 3.0) -> Leader:
-    peer: Any = SimpleNamespace(queue_keys=lambda queue: QueueKeys("p", queue))
-    leader = Leader(peer, link, RegistryKeys("p"), keepalive=keepalive)
-    leader._until = float("inf")
+    leader = Leader(link, RegistryKeys("p"), keepalive=keepalive)
+    leader._lease._until = float("inf")
     return leader
 
 
@@ -147,7 +146,7 @@ async def test_a_new_leader_begins_its_rounds_at_once(monkeypatch: pytest.Monkey
     link: Any = Broken()
     link.breaks = False
     leader = leader_on(link, keepalive=3)
-    leader._until = 0.0
+    leader._lease._until = 0.0
     async with at_most(), trio.open_nursery() as nursery:
         nursery.start_soon(leader.lead_forever)
         await trio.testing.wait_all_tasks_blocked()
@@ -175,7 +174,7 @@ async def test_what_was_seen_before_the_lease_lapsed_counts(monkeypatch: pytest.
     link: Any = Missing()
     leader = leader_on(link)
     await leader.look_once()
-    leader._until = 0.0
+    leader._lease._until = 0.0
     await trio.sleep(0.1)
     assert not leader.leads
     leader.lease(until=float("inf"))

@@ -58,8 +58,7 @@ class StuckScan:
 @pytest.mark.parametrize("stuck", ["list_queues", "inspect"])
 async def test_a_scan_that_does_not_end_keeps_no_dead_worker_from_being_swept(stuck: str) -> None:
     link: Any = StuckScan(stuck)
-    peer: Any = SimpleNamespace(queue_keys=lambda queue: QueueKeys("p", queue), settings=SimpleNamespace(prefix="p"))
-    leader = Leader(peer, link, RegistryKeys("p"), keepalive=3)
+    leader = Leader(link, RegistryKeys("p"), keepalive=3)
     leader.lease(until=float("inf"))
     async with at_most(), trio.open_nursery() as nursery:
         for chore in (leader.scanner.scan_forever, leader.sweeper.sweep_forever):

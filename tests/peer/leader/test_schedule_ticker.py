@@ -28,7 +28,7 @@ from worqr.ops import ScheduleRow
 from worqr.peer import schedule_declarer
 from worqr.peer.leader import schedule_ticker
 from worqr.peer.leader.leader import Leader
-from worqr.peer.leader.schedule_ticker import Ticker
+from worqr.peer.leader.schedule_ticker import ScheduleTicker
 
 pytestmark = [pytest.mark.leaves("{q}:job:cron:*", "{q}:due", "{foreign}:job:cron:*"), pytest.mark.one_server]
 """Of the last firings, which nobody waits for."""
@@ -300,7 +300,7 @@ async def test_a_leader_that_slept_does_not_count_the_time_in_which_it_slept(
         ticker = peer._engine._ticker  # pyright: ignore[reportPrivateUsage]
         await until(lambda: led() > 0)
         before = led()
-        ticker._led_at -= 24 * HOUR  # pyright: ignore[reportPrivateUsage]
+        ticker._term.led_at -= 24 * HOUR  # pyright: ignore[reportPrivateUsage]
         await until(lambda: led() > before)
         assert led() - before <= 10_000
 
@@ -549,15 +549,15 @@ async def test_what_nobody_declares_any_more_is_dropped_when_the_mesh_was_led_fo
 
 async def test_no_schedules_cost_one_look_in_three_seconds(mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     ticks: list[tuple[float, float]] = []
-    tick = Ticker.tick_once
+    tick = ScheduleTicker.tick_once
 
-    async def counted(self: Ticker) -> float:
+    async def counted(self: ScheduleTicker) -> float:
         began = trio.current_time()
         again = await tick(self)
         ticks.append((again - trio.current_time(), again - began))
         return again
 
-    monkeypatch.setattr(Ticker, "tick_once", counted)
+    monkeypatch.setattr(ScheduleTicker, "tick_once", counted)
     async with mesh.join(grace=0):
         await until(lambda: ticks)
     assert ticks[0][0] <= 3 <= ticks[0][1]  # 3 s from somewhere in between

@@ -63,8 +63,8 @@ class AsyncioLoop:
         self._token: trio.lowlevel.TrioToken | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._new: deque[Run] = deque()
-        self._ended: deque[Run] = deque()
+        self._new: deque[AsyncioRun] = deque()
+        self._ended: deque[AsyncioRun] = deque()
         self._told = False
         self._telling = False
         self._ending = False
@@ -76,7 +76,7 @@ class AsyncioLoop:
 
         async def in_asyncio(task: bytes) -> object:
             try:
-                return await Run(self, handler, task, name).run()
+                return await AsyncioRun(self, handler, task, name).run()
             except Exception as error:
                 failure = failure_for(error, "Trio", HANDLER["Trio"])
                 if failure is None:
@@ -87,7 +87,7 @@ class AsyncioLoop:
 
     # In the Trio loop
 
-    def start(self, run: Run) -> None:
+    def start(self, run: AsyncioRun) -> None:
         """Let `run` begin on the asyncio loop."""
         loop = self._loop or self._open()
         self._new.append(run)
@@ -189,7 +189,7 @@ class AsyncioLoop:
         while self._new:
             self._new.popleft().begin()
 
-    def ended(self, run: Run) -> None:
+    def ended(self, run: AsyncioRun) -> None:
         """The task of `run` has ended: let its slot know."""
         self._ended.append(run)
         if not self._telling:
@@ -230,7 +230,7 @@ def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-class Run(OffloadedRun):
+class AsyncioRun(OffloadedRun):
     """One run. Changed only in the asyncio loop: `_begun`, `_running`, `_foreign` (other code has cancelled its task); only in
     the Trio loop: `_cancelled`, `_raise_cancel`.
     """

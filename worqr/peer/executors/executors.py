@@ -21,7 +21,7 @@ from worqr.peer.wrong_loop import HANDLER, MIDDLEWARE, on_trio
 
 if TYPE_CHECKING:
     from worqr.peer.executors.asyncio_loop import AsyncioLoop
-    from worqr.peer.executors.processes.pool import Children
+    from worqr.peer.executors.processes.pool import ProcessPool
     from worqr.peer.settings import PeerSettings
 
 Middleware = Callable[[Context, Callable[[], Awaitable[object]]], Awaitable[object]]
@@ -32,7 +32,7 @@ Hosting = Callable[[object], AbstractContextManager[None]]
 """Makes the block, in the asyncio loop's thread, in which that loop runs."""
 
 
-class Runners:
+class Executors:
     """The places in which one peer runs handlers. Those that not every peer needs are made when a handler is to run there.
 
     Set once: `threads`, and the settings of the others. Changed only in the loop: the rest.
@@ -48,7 +48,7 @@ class Runners:
         self._thread_places = Pool(settings.threads)
         self._process_places = Pool(settings.processes)
         self._asyncio: AsyncioLoop | None = settings.asyncio_loop
-        self._children: Children | None = None
+        self._pool: ProcessPool | None = None
         self._nursery: trio.Nursery | None = None
 
     async def run_forever(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -72,12 +72,12 @@ class Runners:
             self._asyncio = AsyncioLoop(self._settings.hosting)
         return self._asyncio
 
-    def _processes(self) -> Children:
+    def _processes(self) -> ProcessPool:
         """The peer's worker processes; none is started yet."""
-        if self._children is None:
-            from worqr.peer.executors.processes.pool import Children
+        if self._pool is None:
+            from worqr.peer.executors.processes.pool import ProcessPool
 
-            self._children = Children(
+            self._pool = ProcessPool(
                 self._settings.processes,
                 process_lifespan=self._settings.process_lifespan,
                 around_thread=self._settings.around_thread,
@@ -86,8 +86,8 @@ class Runners:
                 relocation=self._settings.relocation,
             )
             assert self._nursery is not None
-            self._nursery.start_soon(self._children.run_forever)
-        return self._children
+            self._nursery.start_soon(self._pool.run_forever)
+        return self._pool
 
     def prepare(self, handler: Callable[[Any], object], runs_in: RunsIn | None) -> tuple[Handler, Pool | None]:
         """Return `handler` as an async function for a slot, and the limit of its simultaneous runs.
@@ -96,7 +96,7 @@ class Runners:
             UsageError: it cannot be called with a task, or does not run in such a place.
         """
         handler = getattr(handler, "__worqr_handler__", handler)
-        check_place(handler, runs_in)
+        check_runs_in(handler, runs_in)
         check_handler(handler)
         match self.place_of(handler, runs_in):
             case "process":
@@ -124,7 +124,7 @@ def place_of(handler: object, runs_in: RunsIn | None, default: AsyncRunsIn) -> R
     return runs_in or (default if is_async(handler) else "thread")
 
 
-def check_place(handler: Callable[..., object], runs_in: RunsIn | None) -> None:
+def check_runs_in(handler: Callable[..., object], runs_in: RunsIn | None) -> None:
     """Check that `handler` can run in such a place.
 
     Raises:

@@ -25,7 +25,7 @@ from worqr.peer.scheduler import Pool
 
 if TYPE_CHECKING:
     from worqr.peer.engine import Engine
-    from worqr.peer.executors.asyncio_loop import Run
+    from worqr.peer.executors.asyncio_loop import AsyncioRun
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class HostLoop(AsyncioLoop):
         """Let runs of this Trio loop begin on the asyncio loop."""
         self._token = trio.lowlevel.current_trio_token()
 
-    def start(self, run: Run) -> None:
+    def start(self, run: AsyncioRun) -> None:
         """Let `run` begin. On a closed loop it never does; the peer then cancels it, and its task returns to the queue."""
         with suppress(RuntimeError):
             super().start(run)

@@ -17,7 +17,7 @@ from trio_util import RepeatedEvent
 
 from worqr import ops
 from worqr.errors import Unavailable, WorqrError
-from worqr.keys import RegistryKeys
+from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link, Subscription
 from worqr.log_events import emit
 from worqr.peer.complaints import Complaints
@@ -26,7 +26,6 @@ from worqr.peer.registration import LEASE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from worqr.peer.engine import Engine
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -36,13 +35,15 @@ AGAIN = 1.0
 """Seconds after which a promotion that failed is tried again."""
 
 
-class Promoter:
+class DueJobPromoter:
     """The due times that this peer knows of while it leads. Changed only in the loop."""
 
-    def __init__(self, engine: Engine, link: Link, keys: RegistryKeys, missed: Callable[[], None]) -> None:
-        self._engine = engine
+    def __init__(
+        self, link: Link, keys: RegistryKeys, *, leads: Callable[[], bool], missed: Callable[[], None]
+    ) -> None:
         self._link = link
         self._keys = keys
+        self._leads = leads
         self._missed = missed
         self._due: dict[str, float] = {}
         self._earlier = RepeatedEvent()
@@ -63,7 +64,7 @@ class Promoter:
 
     def _hear(self, _channel: str, message: bytes) -> None:
         ms, _, base = message.decode("utf-8", "replace").partition(" ")
-        stem = f"{self._engine.settings.prefix}:"
+        stem = f"{self._keys.prefix}:"
         if ms.isdigit() and base.startswith(f"{stem}{{"):
             name = base[len(stem) :]
             self.expect(name[1:-1] if name.endswith("}") else name, int(ms) / 1000)
@@ -81,7 +82,7 @@ class Promoter:
             with trio.move_on_at(min(self._due.values(), default=math.inf)):
                 await self._earlier.wait()
                 continue
-            if self._engine.leader.leads:
+            if self._leads():
                 await self.promote_once()
             else:
                 self._due.clear()
@@ -97,7 +98,9 @@ class Promoter:
 
     async def _promote(self, queue: str) -> None:
         try:
-            _, next_in_ms = await self._link.call(ops.promote_due(self._engine.queue_keys(queue)), patience=LEASE)
+            _, next_in_ms = await self._link.call(
+                ops.promote_due(QueueKeys.of(self._keys.prefix, queue)), patience=LEASE
+            )
         except Unavailable as error:
             emit(logger, "promote_due", "queue %(queue)r: trying again: %(error)s", queue=queue, error=str(error))
             self.expect(queue, AGAIN)

@@ -23,7 +23,7 @@ STANDS_BEATS = 4
 
 
 @dataclass
-class Looks:
+class FailureDetector:
     """What the leader remembers from check to check.
 
     Attributes:

@@ -1,39 +1,35 @@
-"""Leading: the chores of the mesh, done by the peer that holds the lease.
+"""`Leader`: the chores of the mesh, done by the peer that holds the lease. This module has the leader's checks.
 
-This module has the lease and the leader's checks. Every half second the leader reads the keepalive keys. A worker is dead when
-its key is missing at two checks at least 1.25 s apart. It is also dead when its heartbeat has not changed for nine keepalives,
-because the server's clock may have jumped. No worker is declared dead within a keepalive of the leader's own reconnect or of a
-change of the server: first every worker gets time to send a heartbeat. A leader that cannot judge for longer than that, because
-its own connection keeps breaking, lets another peer lead.
+Every half second the leader reads the keepalive keys. A worker is dead when its key is missing at two checks at least 1.25 s
+apart. It is also dead when its heartbeat has not changed for nine keepalives, because the server's clock may have jumped. No
+worker is declared dead within a keepalive of the leader's own reconnect or of a change of the server: first every worker gets
+time to send a heartbeat. A leader that cannot judge for longer than that, because its own connection keeps breaking, lets
+another peer lead.
 
-Not here: `Looks`, the judgement alone; `Sweeper`, which gives back the claims of dead workers; `Scanner`, which reads the
-queues; `Promoter`, which enqueues due jobs. Each of these has a task of its own: no chore delays a check.
+Not here: `Lease`; `FailureDetector`, the judgement alone; `Sweeper`, which gives back the claims of dead workers; `Scanner`,
+which reads the queues; `DueJobPromoter`, which enqueues due jobs. Each of these has a task of its own: no chore delays a check.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
 
 import trio
-from trio_util import RepeatedEvent
 
 from worqr import ops
 from worqr.errors import Unavailable, WorqrError
 from worqr.keys import RegistryKeys
-from worqr.link import Link, boottime
+from worqr.link import Link
 from worqr.log_events import emit
 from worqr.peer.complaints import Complaints
 from worqr.peer.in_step import next_step, time_of_next_step
-from worqr.peer.leader.due_jobs import Promoter
-from worqr.peer.leader.failure_detector import LOOK_EVERY, TWO_LOOKS, LeaseWatch, Looks
+from worqr.peer.leader.due_jobs import DueJobPromoter
+from worqr.peer.leader.failure_detector import LOOK_EVERY, TWO_LOOKS, FailureDetector
+from worqr.peer.leader.lease import Lease
 from worqr.peer.leader.scanner import SCAN_EVERY, Scanner
 from worqr.peer.leader.sweeper import Sweeper
 from worqr.peer.registration import LEASE
-
-if TYPE_CHECKING:
-    from worqr.peer.engine import Engine
 
 __all__ = ["LOOK_EVERY", "SCAN_EVERY", "TWO_LOOKS", "Leader"]
 
@@ -54,62 +50,53 @@ class Leader:
     changed in the loop.
     """
 
-    def __init__(self, engine: Engine, link: Link, keys: RegistryKeys, *, keepalive: float) -> None:
+    def __init__(self, link: Link, keys: RegistryKeys, *, keepalive: float) -> None:
         self._link = link
         self._keys = keys
-        self._looks = Looks(keepalive)
-        self._watch = LeaseWatch()
-        self.promoter: Promoter = Promoter(engine, link, keys, self._missed_hints)
-        self.scanner: Scanner = Scanner(engine, link, keys, leads=lambda: self.leads, expect=self.promoter.expect)
-        self.sweeper: Sweeper = Sweeper(engine, link, keys, leads=lambda: self.leads)
-        self._until = 0.0
+        self._lease = Lease()
+        self._detector = FailureDetector(keepalive)
+        self.due_jobs: DueJobPromoter = DueJobPromoter(link, keys, leads=lambda: self.leads, missed=self._missed_hints)
+        self.scanner: Scanner = Scanner(link, keys, leads=lambda: self.leads, expect=self.due_jobs.expect)
+        self.sweeper: Sweeper = Sweeper(link, keys, leads=lambda: self.leads)
         self._round_ended = time.monotonic()
         self._unable_since: float | None = None
-        self._aside_until = 0.0
         self._complaints = Complaints(logger)
-        self._resting = False
+        self._stopping = False
         self._idle = trio.Event()
         self._idle.set()
-        self._took_lease = RepeatedEvent()
 
     # The lease
 
     def lease(self, *, until: float) -> None:
         """The lease is ours until then, by CLOCK_BOOTTIME."""
-        if time.monotonic() < self._aside_until:
+        if not self._lease.may_be_asked_for:
             return  # the heartbeat was sent before we gave up the lease
-        if not self.leads:
+        if self._lease.take(until):
             emit(logger, "leader", "this worker is the leader of the mesh now")
-            lease, since, _ = self._watch.seen
-            self._looks.knew(lease, since)
+            self._detector.knew(*self._lease.seen)
             self._unable_since = None
-            self.promoter.begin()
-            self._until = until
+            self.due_jobs.begin()
             self.scanner.begin()
-            self._took_lease.set()
-        self._until = until
 
     def saw_lease(self, lease: str) -> None:
         """A heartbeat's reply named this lease, ours or another's."""
-        self._watch.saw(lease, time.monotonic())
+        self._lease.saw(lease)
 
     def standing_lease(self) -> str:
         """Return the lease to take from its holder, which does not renew it; '' for none. From any thread."""
-        return self._watch.standing(time.monotonic())
+        return self._lease.standing()
 
     @property
     def leads(self) -> bool:
-        return boottime() < self._until
+        return self._lease.held
 
     async def wait_leading(self) -> None:
         """Wait until this peer leads."""
-        while not self.leads:
-            await self._took_lease.wait()
+        await self._lease.wait_held()
 
     def is_fresh(self) -> bool:
         """Return True if this peer may ask for the lease: its rounds of chores end, and it can judge. From any thread."""
-        now = time.monotonic()
-        return now >= self._aside_until and now - self._round_ended < ROUND
+        return self._lease.may_be_asked_for and time.monotonic() - self._round_ended < ROUND
 
     def _missed_hints(self) -> None:
         """Hints about due jobs may have been missed."""
@@ -119,7 +106,7 @@ class Leader:
 
     async def lead_forever(self) -> None:
         """Run round after round while this peer leads. While another leads, only show that the loop runs (`is_fresh`)."""
-        while not self._resting:
+        while not self._stopping:
             if self.leads:
                 self._idle = trio.Event()
                 wait = await self._look_or_not()
@@ -130,7 +117,7 @@ class Leader:
                 else:
                     await next_step(LOOK_EVERY)
             else:
-                self.promoter.end()
+                self.due_jobs.end()
                 self._round_ended = time.monotonic()
                 with trio.move_on_at(time_of_next_step(FOLLOW_EVERY)):
                     await self.wait_leading()
@@ -139,7 +126,7 @@ class Leader:
         judged = False
         try:
             await self.look_once()
-            judged = not self._looks.calm
+            judged = not self._detector.calm
         except Unavailable as error:  # the link has logged it
             text = "the workers were not looked at: %(error)s"
             emit(logger, "leader", text, level=logging.DEBUG, error=str(error))
@@ -149,7 +136,7 @@ class Leader:
             if self._complaints.resolve("look"):
                 emit(logger, "leader", "the workers are looked at again")
         self._stand_aside_unless(judged)
-        return self._looks.next_look(time.monotonic())
+        return self._detector.next_look(time.monotonic())
 
     def _stand_aside_unless(self, judged: bool) -> None:
         """Let another peer lead if this one could not judge for longer than one reconnect explains."""
@@ -158,18 +145,19 @@ class Leader:
             self._unable_since = None
         elif self._unable_since is None:
             self._unable_since = now
-        elif now - self._unable_since > self._looks.keepalive + UNABLE:
+        elif now - self._unable_since > self._detector.keepalive + UNABLE:
             text = "this worker cannot tell which workers are dead, because its connection keeps breaking; another may lead"
             emit(logger, "leader", text)
-            self._until, self._aside_until, self._unable_since = 0.0, now + STAND_ASIDE, None
+            self._lease.give_up(STAND_ASIDE)
+            self._unable_since = None
 
     async def look_once(self) -> None:
         """Check the workers; start the recovery of dead ones, and of those whose recovery another leader did not finish."""
         look = await self._link.call(ops.look_at_workers(self._keys), patience=LEASE)
-        self.sweeper.take(self._looks.judge(look, time.monotonic(), self._link.connected_at), look.dying)
+        self.sweeper.take(self._detector.judge(look, time.monotonic(), self._link.connected_at), look.dying)
 
-    async def rest(self) -> None:
+    async def stop(self) -> None:
         """Start no more chores, and return when those under way have ended: an unfinished recovery waits for another leader."""
-        self._resting = True
+        self._stopping = True
         await self._idle.wait()
-        await self.sweeper.rest()
+        await self.sweeper.stop()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -20,21 +19,16 @@ from worqr.errors import Unavailable, WorqrError
 from worqr.keys import RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
-from worqr.ops import FORGET_AT_ONCE, Inspected
+from worqr.ops import FORGET_AT_ONCE
 from worqr.peer.complaints import Complaints
 from worqr.peer.known_queues import KnownQueues
-from worqr.peer.leader.sweeper import NODE_PATIENCE
+from worqr.peer.leader.queue_inspector import QueueInspector
 from worqr.peer.registration import LEASE
 from worqr.peer.unserved import Unserved
-
-if TYPE_CHECKING:
-    from worqr.peer.engine import Engine
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 SCAN_EVERY = 3.0
-AT_ONCE = 100
-"""Queues per round trip."""
 FORGET_AFTER = 60.0
 """Seconds of leading before names are forgotten: by then, workers that died long ago have been recovered."""
 PAGES_AT_ONCE = 10
@@ -46,23 +40,20 @@ class Scanner:
 
     def __init__(
         self,
-        engine: Engine,
         link: Link,
         keys: RegistryKeys,
         *,
         leads: Callable[[], bool],
         expect: Callable[[str, float], None],
     ) -> None:
-        self._engine = engine
         self._link = link
         self._keys = keys
         self._leads = leads
         self._expect = expect
-        self._patience = NODE_PATIENCE if link.settings.clustered else LEASE
         self._known = KnownQueues()
+        self._inspector = QueueInspector(link, keys.prefix, self._known)
         self._names = _Names(link, keys, self._known)
         self._unserved = Unserved()
-        self._unreached: set[str] = set()
         self._complaints = Complaints(logger)
         self._posted = False
         self._began = time.monotonic()
@@ -92,7 +83,7 @@ class Scanner:
 
     @property
     def _unfinished(self) -> bool:
-        return self._leads() and (self._names.reading or self._known.unseen > len(self._unreached))
+        return self._leads() and (self._names.reading or self._known.unseen > len(self._inspector.unreached))
 
     async def _scan_or_not(self) -> None:
         try:
@@ -108,13 +99,7 @@ class Scanner:
     async def scan_once(self) -> None:
         """Read new names, read the queues whose turn it is, and act on them."""
         await self._names.read(PAGES_AT_ONCE)
-        names, away = self._known.next_scan(time.monotonic()), frozenset(self._unreached)
-        found = await self._inspect_all([name for name in names if name not in away])
-        if away:  # try a hundred queues whose node was away: if one replies, try all again
-            again = await self._inspect_all([name for name in names if name in away][:AT_ONCE])
-            found |= again
-            if again:
-                self._unreached -= away
+        found = await self._inspector.inspect_all(self._known.next_scan(time.monotonic()))
         for name, queue in found.items():
             self._known.inspected(name, queue)
             if queue.next_in_ms is not None:
@@ -125,44 +110,10 @@ class Scanner:
             await self._link.call(ops.post_waiting(self._keys, waiting), patience=LEASE)
             self._posted = bool(waiting)
         for name in [name for name, queue in found.items() if queue.trash]:
-            await self._purge(name)
+            await self._inspector.purge(name)
         await self._audit({(name, worker) for name, queue in found.items() for worker in queue.workers})
         if time.monotonic() - self._began >= FORGET_AFTER:
             await self._forget(self._known.unused(found, self._names.server_ms))
-
-    async def _inspect_all(self, names: Sequence[str]) -> dict[str, Inspected]:
-        found: dict[str, Inspected] = {}
-        for start in range(0, len(names), AT_ONCE):
-            some = names[start : start + AT_ONCE]
-            async with trio.open_nursery() as nursery:
-                for name in some:
-                    nursery.start_soon(self._inspect, name, found)
-            if self._unreached.issuperset(some):
-                break  # the server is away, or a node of many
-        return found
-
-    async def _inspect(self, name: str, found: dict[str, Inspected]) -> None:
-        try:
-            found[name] = await self._link.call(ops.inspect(self._engine.queue_keys(name)), patience=self._patience)
-        except Unavailable as error:
-            self._unreached.add(name)
-            emit(logger, "leader", "queue %(queue)r was not scanned: %(error)s", queue=name, error=str(error))
-        except WorqrError as error:
-            self._known.tried(name)
-            text = "queue %(queue)r cannot be scanned: %(error)s"
-            self._complaints.error(name, "leader", text, queue=name, error=str(error))
-        else:
-            self._known.tried(name)
-            self._complaints.resolve(name)
-
-    async def _purge(self, name: str) -> None:
-        try:
-            await self._link.call(ops.purge_queue(self._engine.queue_keys(name)), patience=self._patience)
-        except Unavailable as error:
-            emit(logger, "purge_queue", "queue %(queue)r: trying again: %(error)s", queue=name, error=str(error))
-        except WorqrError as error:
-            text = "queue %(queue)r: the server refuses to remove it, trying again: %(error)s"
-            self._complaints.error(("purge", name), "purge_queue", text, queue=name, error=str(error))
 
     async def _audit(self, fences: set[tuple[str, str]]) -> None:
         """Find workers that are in a fence and not registered. Ids are registered before they enter a fence, and only once.
@@ -176,7 +127,7 @@ class Scanner:
         for queue, worker in fences:
             if worker in look.beats or worker in look.dying:
                 continue
-            again = await self._link.call(ops.inspect(self._engine.queue_keys(queue)), patience=self._patience)
+            again = await self._inspector.inspect(queue)
             if worker in again.workers:
                 text = "worker %(worker)s serves queue %(queue)r but is not registered; its tasks are given back"
                 emit(logger, "adopt_worker", text, worker=worker, queue=queue)

@@ -13,26 +13,23 @@ up the time for which the mesh was led.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 import trio
 
 from worqr import ops
 from worqr.cron import Definition, Plan, Schedule, at, jitter_ms, judge
 from worqr.errors import Unavailable, UsageError, WorqrError
-from worqr.keys import RegistryKeys
+from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit, emit_fields
 from worqr.ops import Due, ScheduleRow, Tick
 from worqr.peer.complaints import Complaints
 from worqr.peer.leader.sweeper import NODE_PATIENCE
 from worqr.peer.registration import LEASE
-from worqr.peer.schedule_declarer import REDECLARE, Declarer
+from worqr.peer.schedule_declarer import REDECLARE
 from worqr.shard_layout import shard_of
-
-if TYPE_CHECKING:
-    from worqr.peer.engine import Engine
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -57,41 +54,71 @@ BUSY_FIRST_MS, BUSY_MOST_MS = 20, 500
 """Milliseconds between two tries of a firing that waits for the end of the one before; doubled each time."""
 
 
-class Ticker:
-    """Ticks all schedules while the peer leads, and keeps its own declared. Changed only in the loop."""
+class Leadership(Protocol):
+    """What the ticker needs of the leader."""
 
-    def __init__(self, engine: Engine, link: Link, keys: RegistryKeys, declared: Mapping[str, Definition]) -> None:
-        self.declarer: Declarer = Declarer(engine, link, keys, declared)
-        self._engine = engine
+    @property
+    def leads(self) -> bool:
+        """This peer leads."""
+        ...
+
+    async def wait_leading(self) -> None:
+        """Wait until this peer leads."""
+        ...
+
+
+class _Term:
+    """What the ticker remembers of the schedules while its peer leads. A new term begins without it: it is out of date by then.
+
+    Attributes:
+        ticks: what was fired, and is not stored yet.
+        busy: by schedule: milliseconds until the next try of a firing that waits for the one before.
+        unread: schedules that this version cannot read.
+        away: by queue: when its node is tried again.
+        leads_since: the first read of the schedules; None: they were not read yet.
+        led, led_at: milliseconds for which the mesh was led, and when that was noted last.
+        drop_at: when schedules that no peer declares are looked for.
+    """
+
+    def __init__(self) -> None:
+        self.ticks: list[Tick] = []
+        self.busy: dict[str, int] = {}
+        self.unread: set[str] = set()
+        self.away: dict[str, float] = {}
+        self.leads_since: float | None = None
+        self.led = 0
+        self.led_at = 0.0
+        self.drop_at = 0.0
+
+
+class ScheduleTicker:
+    """Ticks all schedules while the peer leads. Changed only in the loop."""
+
+    def __init__(
+        self,
+        link: Link,
+        keys: RegistryKeys,
+        leader: Leadership,
+        shards_of: Callable[[str], Awaitable[tuple[QueueKeys, ...]]],
+    ) -> None:
         self._link = link
         self._keys = keys
+        self._leader = leader
+        self._shards_of = shards_of
         self._patience = NODE_PATIENCE if link.settings.clustered else LEASE
         self._complaints = Complaints(logger)
-        self._forget()
-
-    def _forget(self) -> None:
-        """This peer does not lead: what it remembers of the schedules is out of date."""
-        self._ticks: list[Tick] = []
-        self._busy: dict[str, int] = {}
-        self._unread: set[str] = set()
-        self._away: dict[str, float] = {}  # queue -> until when it is not tried
-        self._leads_since: float | None = None
-        self._led = 0
-        self._led_at = 0.0
-        self._drop_at = 0.0
+        self._term = _Term()
 
     async def tick_forever(self) -> None:
-        """Run turn after turn, also while another peer leads: then only our own schedules are kept declared."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.declarer.declare_forever)
-            while True:
-                if self._engine.leader.leads:
-                    until = await self._tick_or_complain()
-                    await trio.sleep(max(0.0, until - trio.current_time()))
-                    continue
-                if self._leads_since is not None:
-                    self._forget()
-                await self._engine.leader.wait_leading()
+        """Tick while this peer leads."""
+        while True:
+            if self._leader.leads:
+                until = await self._tick_or_complain()
+                await trio.sleep(max(0.0, until - trio.current_time()))
+                continue
+            if self._term.leads_since is not None:
+                self._term = _Term()
+            await self._leader.wait_leading()
 
     async def _tick_or_complain(self) -> float:
         try:
@@ -116,25 +143,25 @@ class Ticker:
             async with trio.open_nursery() as nursery:
                 for row in due.rows[start : start + AT_ONCE]:
                     nursery.start_soon(self._tick_or_put_off, row, due.now)
-        if seen_at >= self._drop_at:
-            self._drop_at = seen_at + DROP_EVERY
+        if seen_at >= self._term.drop_at:
+            self._term.drop_at = seen_at + DROP_EVERY
             await self._drop(seen_at)
         wait = RELOAD if due.next is None else min(RELOAD, (due.next - due.now) / 1000)
         return began + GAP if due.rows else max(began + GAP, seen_at + wait)
 
     async def _look(self, now: float) -> Due:
         """Store what has not been stored yet. If that fails, it is judged again: the queues know their last firings."""
-        ticks, self._ticks = self._ticks, []
-        was, led = self._led, self._led
-        if self._leads_since is not None and now - self._led_at >= LED_EVERY:
-            led += round(1000 * min(now - self._led_at, LED_MOST))
+        ticks, self._term.ticks = self._term.ticks, []
+        was, led = self._term.led, self._term.led
+        if self._term.leads_since is not None and now - self._term.led_at >= LED_EVERY:
+            led += round(1000 * min(now - self._term.led_at, LED_MOST))
         due = await self._link.call(ops.tick_schedules(self._keys, ticks, was_led=was, led=led), patience=LEASE)
-        if self._leads_since is None:
-            self._leads_since, self._led_at = now, now
+        if self._term.leads_since is None:
+            self._term.leads_since, self._term.led_at = now, now
         if led != was:
-            self._led_at = now
+            self._term.led_at = now
         if not due.back:
-            self._led = due.led
+            self._term.led = due.led
         return due
 
     async def _rewind(self) -> None:
@@ -149,7 +176,7 @@ class Ticker:
 
     async def _drop(self, now: float) -> None:
         """Forget schedules that no peer declares any more."""
-        if now - (self._leads_since or now) < LED_BEFORE_DROPPING:
+        if now - (self._term.leads_since or now) < LED_BEFORE_DROPPING:
             return
         while names := await self._link.call(ops.drop_schedules(self._keys, UNSEEN_MS), patience=LEASE):
             for name in names:
@@ -173,22 +200,22 @@ class Ticker:
             text = "schedule %(schedule)r cannot be fired, trying again: %(error)s"
             self._complaints.error(row.name, "fire_schedule", text, schedule=row.name, error=str(error))
             tick = None
-        self._ticks.append(tick or Tick(row, row.last, row.next, now + PUT_OFF_MS, row.owed))
+        self._term.ticks.append(tick or Tick(row, row.last, row.next, now + PUT_OFF_MS, row.owed))
 
     def _plan_of(self, row: ScheduleRow) -> Plan | None:
         """None: another version declared it, or a requirement is missing here, which is logged once."""
         try:
             return Plan(Definition.decode(row.definition))
         except UsageError as error:
-            if row.name not in self._unread:
-                self._unread.add(row.name)
+            if row.name not in self._term.unread:
+                self._term.unread.add(row.name)
                 text = "schedule %(schedule)r is not fired while this worker is the leader: %(error)s"
                 emit(logger, "tick_schedules", text, level=logging.WARNING, schedule=row.name, error=str(error))
             return None
 
     def _is_away(self, plan: Plan) -> bool:
         """On a cluster, the node of one queue may be away. Its schedules must not delay those of other queues again and again."""
-        return trio.current_time() < self._away.get(plan.definition.queue, 0.0)
+        return trio.current_time() < self._term.away.get(plan.definition.queue, 0.0)
 
     async def _tick(self, row: ScheduleRow, plan: Plan, now: int) -> Tick:
         """Enqueue the firings that are due now; return how far it got."""
@@ -205,12 +232,12 @@ class Ticker:
         if owed:
             owed, fired = await self._fire(plan.definition, owed, now)
         if owed:
-            first = fired is not None or row.name not in self._busy
-            busy = BUSY_FIRST_MS if first else min(2 * self._busy[row.name], BUSY_MOST_MS)
-            self._busy[row.name] = busy
+            first = fired is not None or row.name not in self._term.busy
+            busy = BUSY_FIRST_MS if first else min(2 * self._term.busy[row.name], BUSY_MOST_MS)
+            self._term.busy[row.name] = busy
             look_at = min(look_at, now + busy)
         else:
-            self._busy.pop(row.name, None)
+            self._term.busy.pop(row.name, None)
         self._complaints.resolve(row.name)
         return Tick(row, verdict.cursor, verdict.next, look_at, self._bounded(row.name, owed), fired)
 
@@ -218,7 +245,7 @@ class Ticker:
         self, definition: Definition, nominals: Sequence[int], now: int
     ) -> tuple[Sequence[int], int | None]:
         """Enqueue these firings in order, as far as possible; return those still owed, and the last that was enqueued."""
-        keys, fired = shard_of(await self._engine.shards_of(definition.queue), definition.job), None
+        keys, fired = shard_of(await self._shards_of(definition.queue), definition.job), None
         for n, nominal in enumerate(nominals):
             call = ops.fire_schedule(
                 *(keys, definition.name, nominal),
@@ -230,7 +257,7 @@ class Ticker:
             try:
                 word = await self._link.call(call, patience=self._patience)
             except Unavailable:
-                self._away[definition.queue] = trio.current_time() + PUT_OFF_MS / 1000
+                self._term.away[definition.queue] = trio.current_time() + PUT_OFF_MS / 1000
                 raise
             if word == "busy":
                 return nominals[n:], fired

@@ -10,20 +10,16 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import trio
 
 from worqr import ops
 from worqr.errors import Unavailable, WorqrError
-from worqr.keys import RegistryKeys
+from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.peer.complaints import Complaints
 from worqr.peer.registration import LEASE
-
-if TYPE_CHECKING:
-    from worqr.peer.engine import Engine
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -41,8 +37,7 @@ LONGEST_PAUSE = 5.0
 class Sweeper:
     """Recovers dead workers while this peer leads. Changed only in the loop."""
 
-    def __init__(self, engine: Engine, link: Link, keys: RegistryKeys, leads: Callable[[], bool]) -> None:
-        self._engine = engine
+    def __init__(self, link: Link, keys: RegistryKeys, *, leads: Callable[[], bool]) -> None:
         self._link = link
         self._keys = keys
         self._leads = leads
@@ -103,7 +98,7 @@ class Sweeper:
                 self._idle.set()
         self._begin(nursery)
 
-    async def rest(self) -> None:
+    async def stop(self) -> None:
         """Start no further recovery, and return when those under way have ended."""
         self._todo.clear()
         if self._under_way:
@@ -155,7 +150,7 @@ class Sweeper:
         """Recover one queue of a dead worker. A queue whose node is away delays no other queue."""
         if self._away.get(queue, 0.0) > time.monotonic():
             return
-        keys, given, aside = self._engine.queue_keys(queue), 0, 0
+        keys, given, aside = QueueKeys.of(self._keys.prefix, queue), 0, 0
         try:
             while True:
                 step = await self._link.call(ops.fail_worker(keys, worker), patience=self._patience)

@@ -28,7 +28,7 @@ from worqr.peer.executors.processes.importable import (
     name_for_process,
     refuse_while_importing,
 )
-from worqr.peer.executors.processes.pool import Children
+from worqr.peer.executors.processes.pool import ProcessPool
 
 registry = worqr.Registry()
 HERE = __name__
@@ -102,7 +102,7 @@ def inside() -> Callable[[bytes], None]:
 )
 def test_what_cannot_be_is_refused_with_the_remedy(thing: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        Children(1, max_result=1).prepare(thing)
+        ProcessPool(1, max_result=1).prepare(thing)
 
 
 @pytest.mark.parametrize(
@@ -125,11 +125,11 @@ def test_most_of_it_is_refused_where_it_is_declared_before_it_has_a_place_in_its
 def test_what_was_typed_into_an_interpreter_is_refused() -> None:
     program = """
         from tests.peer.processes import open_pool
-        from worqr.peer.executors.processes.pool import Children
+        from worqr.peer.executors.processes.pool import ProcessPool
 
         def handler(task): ...
 
-        Children(1, max_result=1).prepare(handler)
+        ProcessPool(1, max_result=1).prepare(handler)
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], cwd=ROOT, capture_output=True, text=True, check=False
@@ -158,7 +158,7 @@ def test_only_an_import_in_a_worker_process_is_refused(monkeypatch: pytest.Monke
         importable._importing_of("app"),
         pytest.raises(UsageError, match=r"^no join\(\) while .* imports 'app'.*__main__"),
     ):
-        Children(1, max_result=1)
+        ProcessPool(1, max_result=1)
     refuse_while_importing("join()")
 
 
@@ -274,7 +274,7 @@ async def test_a_script_without_a_guard_ends_in_a_clear_error_and_starts_nothing
 
 
 def test_in_reports_it_has_the_name_of_its_function() -> None:
-    assert slots.name_of(Children(1, max_result=1).prepare(jobs.nothing)) == "tests.peer.process_jobs.nothing"
+    assert slots.name_of(ProcessPool(1, max_result=1).prepare(jobs.nothing)) == "tests.peer.process_jobs.nothing"
 
 
 def test_a_name_tells_where_it_is() -> None:

@@ -286,7 +286,7 @@ async def test_a_run_waits_for_a_process_and_one_that_is_cancelled_meanwhile_sta
 async def test_processes_that_nobody_needs_are_let_go_but_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "log"
     monkeypatch.setenv("WORQR_TEST_LOG", str(log))
-    monkeypatch.setattr(pool_module, "GOODBYE", LONG)
+    monkeypatch.setattr(pool_module, "EXIT_GRACE", LONG)
     async with open_pool(3, process_lifespan=jobs.lifespan) as pool:
         desks = [Desk(Policy()) for _ in range(3)]
         async with trio.open_nursery() as nursery:
@@ -323,7 +323,7 @@ async def test_the_lifespan_is_entered_once_and_its_value_is_the_state(
 ) -> None:
     log = tmp_path / "log"
     monkeypatch.setenv("WORQR_TEST_LOG", str(log))
-    monkeypatch.setattr(pool_module, "GOODBYE", LONG)
+    monkeypatch.setattr(pool_module, "EXIT_GRACE", LONG)
     async with open_pool(1, process_lifespan=jobs.lifespan) as pool:
         assert value(await pool.run(jobs.state)) == ["model", "run"]
         assert value(await pool.run(jobs.state)) == ["model", "run", "run"]
@@ -362,7 +362,9 @@ async def test_what_is_around_must_be_importable_only_where_there_is_a_process()
             pool.children.prepare(jobs.nothing)
 
 
-async def test_what_a_process_enqueues_goes_to_the_embedded_server_of_its_parent(spawn: Callable[..., Child]) -> None:
+async def test_what_a_process_enqueues_goes_to_the_embedded_server_of_its_parent(
+    spawn: Callable[..., Child],
+) -> None:
     """A server of its own would acknowledge the task, and take it along when the process ends."""
     parent = spawn("import trio; from tests.peer import embedding; trio.run(embedding.main)")
     assert await parent.line() == "the leaf ran"

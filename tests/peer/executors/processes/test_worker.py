@@ -183,7 +183,7 @@ async def test_a_fork_that_goes_on_answers_nothing_and_leaves_no_lifespan(
 ) -> None:
     log = tmp_path / "log"
     monkeypatch.setenv("WORQR_TEST_LOG", str(log))
-    monkeypatch.setattr(pool_module, "GOODBYE", LONG)
+    monkeypatch.setattr(pool_module, "EXIT_GRACE", LONG)
     async with open_pool(1, process_lifespan=jobs.lifespan) as pool:
         pid = value(await pool.run(jobs.fork_and_go_on))
         assert [pid] == pool.children.pids

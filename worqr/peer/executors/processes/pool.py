@@ -1,4 +1,4 @@
-"""`Children`: a peer's worker processes. Each run has one for itself; a process that cannot be used again is killed and
+"""`ProcessPool`: a peer's worker processes. Each run has one for itself; a process that cannot be used again is killed and
 replaced.
 
 A process is started when a run needs one and none is idle, and kept for the next run. The most recently used idle process is
@@ -33,7 +33,7 @@ from worqr.peer.executors.processes.importable import (
     refuse_while_importing,
 )
 from worqr.peer.executors.processes.protocol import Extended, Raised, Returned, RunRequest, Said, Setup
-from worqr.peer.executors.processes.worker import Child, start_child
+from worqr.peer.executors.processes.worker import WorkerProcess, start_worker_process
 from worqr.peer.results import Encoded
 from worqr.peer.run import Run, RunHost, check_thread, current_run
 from worqr.peer.slots import Handler, named_after
@@ -49,7 +49,7 @@ KEEP_IDLE: Final = 60.0
 """Seconds for which an unused process is kept; one process is kept for ever."""
 KILLED_WITHIN: Final = 2.0
 """Seconds until a killed process should be gone. A process that hangs in the kernel is not waited for any longer."""
-GOODBYE: Final = 1.0
+EXIT_GRACE: Final = 1.0
 """Seconds that idle processes have to leave their lifespan."""
 
 SLACK: Final = 1024 * 1024
@@ -58,7 +58,7 @@ SLACK: Final = 1024 * 1024
 SpanFactory = Callable[[], AbstractContextManager[object]]
 
 
-class Children:
+class ProcessPool:
     """The worker processes of one peer. Nothing is started here.
 
     Args:
@@ -95,8 +95,8 @@ class Children:
         self._room = trio.Semaphore(limit)
         self._writers = trio.CapacityLimiter(limit)
         self._nursery: trio.Nursery | None = None
-        self._idle: list[Child] = []
-        self._alive: list[Child] = []
+        self._idle: list[WorkerProcess] = []
+        self._alive: list[WorkerProcess] = []
 
     @property
     def pids(self) -> list[int]:
@@ -164,10 +164,10 @@ class Children:
             assert self._nursery is not None
             self._nursery.start_soon(self._dismiss, child)
 
-    async def _dismiss(self, child: Child) -> None:
-        child.hang_up()
+    async def _dismiss(self, child: WorkerProcess) -> None:
+        child.close_channel()
         with trio.CancelScope(shield=True):
-            with trio.move_on_after(GOODBYE):
+            with trio.move_on_after(EXIT_GRACE):
                 await child.gone.wait()
             child.kill()
 
@@ -175,10 +175,10 @@ class Children:
         idle, self._idle = self._idle, []
         for child in self._alive:
             if child in idle:
-                child.hang_up()
+                child.close_channel()
             else:
                 child.kill()
-        await _wait_gone(self._alive, GOODBYE)
+        await _wait_gone(self._alive, EXIT_GRACE)
         for child in self._alive:
             child.kill()
         await _wait_gone(self._alive, KILLED_WITHIN)
@@ -187,26 +187,26 @@ class Children:
                 emit(logger, "process.stuck", "process %(pid)d was killed and does not end", pid=child.pid)
                 child.tending.cancel()
 
-    def _start(self) -> Child:
+    def _start(self) -> WorkerProcess:
         if self._nursery is None or self._setup is None:
             raise WorqrBug("a run in a process outside of its peer's life")
-        child = start_child(self._setup, self._writers, self._max_result + SLACK)
+        child = start_worker_process(self._setup, self._writers, self._max_result + SLACK)
         self._alive.append(child)
         self._nursery.start_soon(self._tend, child)
         emit(logger, "process.started", "process %(pid)d", pid=child.pid)
         return child
 
-    async def _tend(self, child: Child) -> None:
+    async def _tend(self, child: WorkerProcess) -> None:
         try:
             with child.tending:
                 await child.tend()
         finally:
             self._alive.remove(child)
-            emit(logger, "process.ended", "process %(pid)d %(reason)s", pid=child.pid, reason=child.epitaph())
+            emit(logger, "process.ended", "process %(pid)d %(reason)s", pid=child.pid, reason=child.exit_description())
             child.output.close()
             if child in self._idle:
                 self._idle.remove(child)
-                child.hang_up()
+                child.close_channel()
 
     # Its runs
 
@@ -223,7 +223,7 @@ class Children:
                     raise _stalled(child)
                 # it had ended before the run could begin: not this run's fault
 
-    async def _ask(self, child: Child, function: Name, run: Run[RunHost]) -> Returned | Raised | None:
+    async def _ask(self, child: WorkerProcess, function: Name, run: Run[RunHost]) -> Returned | Raised | None:
         """Send `run` to `child`, which is idle afterwards, or gone."""
         answer = None
         try:
@@ -233,7 +233,7 @@ class Children:
                 child.kill()
                 with trio.CancelScope(shield=True):
                     await _wait_gone([child], KILLED_WITHIN)
-                child.hang_up()
+                child.close_channel()
                 _KilledRun(child.output.tail())
             else:
                 child.rest(trio.current_time())
@@ -275,7 +275,7 @@ def _hear(run: Run[RunHost], what: Said | Extended) -> None:
         run.host.extend(run, what.seconds)
 
 
-def _outcome(answer: Returned | Raised, child: Child) -> object:
+def _outcome(answer: Returned | Raised, child: WorkerProcess) -> object:
     """Return what the function returned, or raise what it raised."""
     if isinstance(answer, Returned):
         return None if answer.kind is None else Encoded(answer.kind, answer.value)
@@ -308,12 +308,12 @@ def _names_here(names: Iterable[str]) -> frozenset[str]:
     return frozenset(known)
 
 
-def _stalled(child: Child) -> Stalled:
-    message = f"the process that ran it {child.epitaph()}"
+def _stalled(child: WorkerProcess) -> Stalled:
+    message = f"the process that ran it {child.exit_description()}"
     return Stalled(with_stderr(told_error("Stalled", message), child.output.tail()))
 
 
-async def _wait_gone(children: Iterable[Child], within: float) -> None:
+async def _wait_gone(children: Iterable[WorkerProcess], within: float) -> None:
     with trio.move_on_after(within):
         for child in tuple(children):
             await child.gone.wait()

@@ -15,7 +15,7 @@ CHUNK: Final = 64 * 1024
 STDERR: Final = 2
 
 
-class Output:
+class StderrPump:
     """The reading end of a pipe, `fd`, which this closes. Changed only in the loop."""
 
     def __init__(self, fd: int, limiter: trio.CapacityLimiter) -> None:

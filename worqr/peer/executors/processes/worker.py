@@ -35,7 +35,7 @@ from worqr.peer.executors.processes.protocol import (
     packed,
     replies,
 )
-from worqr.peer.executors.processes.stderr_pump import Output
+from worqr.peer.executors.processes.stderr_pump import StderrPump
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -51,8 +51,8 @@ REAP_EVERY: Final = 0.005
 """Seconds between two checks of a process that is about to end, on systems that do not notify."""
 
 
-class Child:
-    """A worker process. Made by `start_child`; `tend` must run as long as it does.
+class WorkerProcess:
+    """A worker process. Made by `start_worker_process`; `tend` must run as long as it does.
 
     Set once: `pid`, the descriptors. Changed only in the loop: the rest.
     """
@@ -62,7 +62,7 @@ class Child:
         process: subprocess.Popen[bytes],
         connection: socket.socket,
         lifeline: socket.socket,
-        output: Output,
+        output: StderrPump,
         most: int,
     ) -> None:
         self.pid: int = process.pid
@@ -138,7 +138,7 @@ class Child:
             except OSError:
                 pass  # it has ended, and is not reaped yet
 
-    def hang_up(self) -> None:
+    def close_channel(self) -> None:
         """Send that there are no more runs: the process ends when it has left its lifespan."""
         self._stream.socket.close()
 
@@ -181,7 +181,7 @@ class Child:
         finally:
             os.close(fd)
 
-    def epitaph(self) -> str:
+    def exit_description(self) -> str:
         """How it ended."""
         if self._garbled:
             return "was killed because it wrote into a descriptor that is not its own"
@@ -199,7 +199,7 @@ class Child:
         )
 
 
-def start_child(setup: Setup, limiter: trio.CapacityLimiter, most: int) -> Child:
+def start_worker_process(setup: Setup, limiter: trio.CapacityLimiter, most: int) -> WorkerProcess:
     """Start a process. It is warm some hundred milliseconds later; a run that it gets before that waits.
 
     Args:
@@ -233,7 +233,7 @@ def start_child(setup: Setup, limiter: trio.CapacityLimiter, most: int) -> Child
         theirs.close()
         their_line.close()
         os.close(writing)
-    child = Child(process, ours, our_line, Output(reading, limiter), most)
+    child = WorkerProcess(process, ours, our_line, StderrPump(reading, limiter), most)
     child.greet(setup)
     return child
 

@@ -85,7 +85,7 @@ class Pipe:
         self.close()
 
 
-class Sayer:
+class ChildProgress:
     """Progress on its way to the parent: the first report at once, then only the latest in each `SAY_EVERY`."""
 
     def __init__(self, pipe: Pipe) -> None:
@@ -141,7 +141,7 @@ class Sayer:
 class ProcessHost:
     """The `RunHost` of this process."""
 
-    def __init__(self, queue: str, mark: str, policy: Policy, state: object, pipe: Pipe, sayer: Sayer) -> None:
+    def __init__(self, queue: str, mark: str, policy: Policy, state: object, pipe: Pipe, sayer: ChildProgress) -> None:
         self.queue = queue
         self.mark = mark
         self.policy = policy
@@ -175,7 +175,7 @@ class Runs:
     def __init__(self, pipe: Pipe, setup: Setup) -> None:
         self._pipe = pipe
         self._setup = setup
-        self._sayer = Sayer(pipe)
+        self._sayer = ChildProgress(pipe)
         self._pid = os.getpid()
         self._handlers: dict[Name, Callable[[bytes], object]] = {}
         self._around: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -298,7 +298,7 @@ def _limit_memory(limit: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-def _go_first() -> None:
+def _prefer_oom_kill() -> None:
     """When memory runs out, let Linux end this process rather than its peer, which has the runs of all other handlers."""
     try:
         with open("/proc/self/oom_score_adj", "r+") as file:
@@ -313,7 +313,7 @@ def _ignore(_number: int, _frame: object) -> None:
     """A handler of Python's, unlike SIG_IGN, is not inherited by programs that this process starts."""
 
 
-class Forking:
+class ForkGuard:
     """A fork of the function is a process like any other: it must not use the pipe, and must not ignore signals. Signals that
     arrive before it has restored their handlers wait until then.
     """
@@ -344,14 +344,14 @@ def main(argv: list[str]) -> None:
     for each in (connection, lifeline):
         each.set_inheritable(False)
     die_with_parent(parent, lifeline)
-    _go_first()
+    _prefer_oom_kill()
     for number in IGNORED:
         signal.signal(number, _ignore)
     faulthandler.enable()
     if hasattr(sys.stdout, "reconfigure"):
         cast("Any", sys.stdout).reconfigure(line_buffering=True)
     pipe = Pipe(connection)
-    Forking(pipe)
+    ForkGuard(pipe)
     with pipe, lifeline:
         setup = pipe.receive()
         if isinstance(setup, Setup):
