@@ -42,14 +42,10 @@ WIDE_CLASSES: dict[str, int] = {
     "hosting.peer_thread.Life": 13,
     "mesh.Mesh": 18,
     "peer.consumer.QueueConsumer": 14,
-    "peer.executors.asyncio_loop.AsyncioRun": 14,
-    "peer.executors.processes.worker.WorkerProcess": 14,
 }
 FOREIGN_WRITES: tuple[str, ...] = (
     "client.blocking_jobs: error.job",
     "client.dispatcher: late.job",
     "client.producer: request.replicas",
     "hosting.service: _importing.now",
-    "peer.executors.asyncio_loop: thread_local.name",
-    "peer.executors.host_loop: self._places.limit",
 )

@@ -73,7 +73,10 @@ async def joined(
             Engine(settings, here.link).joined() as engine,
         ):
             if host is not None:
-                engine.spawn(partial(host.watch_forever, engine))
+                watch = partial(
+                    host.watch_forever, engine.block_limit, engine.body.cancel, engine.scheduler.dispatch_soon
+                )
+                engine.spawn(watch)
             await engine.serve_all(handlers)
             with serving_late(engine, declarations, only, known):
                 yield Peer(engine)

@@ -8,10 +8,10 @@ exchanged, because runs of the older one may be under way. That is logged, and t
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
 
@@ -19,12 +19,11 @@ from worqr.errors import WorqrError
 from worqr.inside import declared_of
 from worqr.log_events import emit
 from worqr.peer.complaints import Complaints
-from worqr.peer.options import Only
+from worqr.peer.options import Handling, Only
 
 if TYPE_CHECKING:
     from worqr.functions.declarations import Declarations
     from worqr.functions.function import Declared
-    from worqr.peer.engine import Engine
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -34,9 +33,48 @@ AGAIN: Final = 3.0
 """Seconds until the next try to serve a function."""
 
 
+class _Served(Protocol):
+    """A queue that is served."""
+
+    @property
+    def queue(self) -> str:
+        """The queue's name."""
+        ...
+
+
+class _ServedQueues(Protocol):
+    """The queues of a peer."""
+
+    def entered(self) -> Iterable[_Served]:
+        """Those that it serves now."""
+        ...
+
+
+class LateHost(Protocol):
+    """The peer that serves late functions."""
+
+    @property
+    def leaving(self) -> bool:
+        """It claims no more tasks."""
+        ...
+
+    @property
+    def consumers(self) -> _ServedQueues:
+        """The queues that it serves."""
+        ...
+
+    async def serve_all(self, handlers: Iterable[tuple[str, Callable[..., Any], Handling]], /) -> None:
+        """Serve these queues until it leaves."""
+        ...
+
+    def spawn(self, task: Callable[[], Awaitable[Any]], /) -> bool:
+        """Run an internal task; return False if the peer does not run."""
+        ...
+
+
 @contextmanager
 def serving_late(
-    engine: Engine, declarations: Declarations, only: Only, known: Mapping[str, Declared]
+    engine: LateHost, declarations: Declarations, only: Only, known: Mapping[str, Declared]
 ) -> Generator[None]:
     """Serve the functions that are declared during the block.
 
@@ -58,7 +96,7 @@ def serving_late(
 class _Late:
     """Serves them, for one peer. `tell` is called from any thread, all else in the loop."""
 
-    def __init__(self, engine: Engine, declarations: Declarations, only: Only, known: Mapping[str, Declared]) -> None:
+    def __init__(self, engine: LateHost, declarations: Declarations, only: Only, known: Mapping[str, Declared]) -> None:
         self._engine = engine
         self._declarations = declarations
         self._only = only
@@ -95,7 +133,7 @@ class _Late:
             text = "%(function)r was declared again; this worker runs the older one until it joins again"
             emit(logger, "function.replaced", text, function=name)
             return
-        here = {station.queue for station in self._engine.consumers.entered()}
+        here = {served.queue for served in self._engine.consumers.entered()}
         try:
             await self._engine.serve_all(each for each in declared.served() if each[0] not in here)
         except WorqrError as error:

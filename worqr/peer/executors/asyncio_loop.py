@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext, suppress
 from contextvars import Context as Variables
 from contextvars import copy_context
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import trio
@@ -203,7 +204,7 @@ def _say_asyncio() -> None:
         from sniffio import thread_local  # a dependency of Trio, for now
     except ImportError:
         return
-    thread_local.name = "asyncio"
+    vars(thread_local)["name"] = "asyncio"
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:
@@ -230,15 +231,29 @@ def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-class AsyncioRun(OffloadedRun):
-    """One run. Changed only in the asyncio loop: `_begun`, `_running`, `_foreign` (other code has cancelled its task); only in
-    the Trio loop: `_cancelled`, `_raise_cancel`.
+class AsyncioRunState(Enum):
+    """The phases of a run on an asyncio loop, changed on that loop.
+
+    | state       | meaning                                             | leaves it by                       |
+    |-------------|-----------------------------------------------------|------------------------------------|
+    | NEW         | its task has not begun                              | `begin`, and a turn of the loop    |
+    | STARTED     | its handler runs                                    | the end of the handler             |
+    | INTERRUPTED | its handler has ended, cancelled by other code      | never                              |
+    | ENDED       | its handler has ended otherwise                     | never                              |
     """
 
-    __slots__ = (
-        *("_begun", "_cancelled", "_foreign", "_handler", "_name", "_owner", "_raise_cancel", "_running", "_task"),
-        *("_variables",),
-    )
+    NEW = auto()
+    STARTED = auto()
+    INTERRUPTED = auto()
+    ENDED = auto()
+
+
+class AsyncioRun(OffloadedRun):
+    """One run. Changed only in the asyncio loop: `_state`, `_running`; only in the Trio loop: `_raise_cancel`, which is not None
+    once the run was cancelled.
+    """
+
+    __slots__ = ("_handler", "_name", "_owner", "_raise_cancel", "_running", "_state", "_task", "_variables")
 
     overdue_remedy = (
         "it swallows asyncio.CancelledError, or blocks its event loop: let that error pass, and run blocking code in a "
@@ -259,9 +274,7 @@ class AsyncioRun(OffloadedRun):
         self._task = task
         self._variables: Variables = copy_context()
         self._running: asyncio.Task[None] | None = None
-        self._begun = False
-        self._cancelled = False
-        self._foreign = False
+        self._state = AsyncioRunState.NEW
         self._raise_cancel: Callable[[], Any] | None = None
 
     # In the Trio loop
@@ -271,7 +284,7 @@ class AsyncioRun(OffloadedRun):
         await trio.lowlevel.checkpoint_if_cancelled()
         self._owner.start(self)
         await self._wait_ended(self._cancel)
-        if self._foreign:
+        if self._state is AsyncioRunState.INTERRUPTED:
             await trio.sleep(
                 LEAVE_SOON
             )  # the peer leaves meanwhile, if the program ends: then the task goes back, uncounted
@@ -284,7 +297,6 @@ class AsyncioRun(OffloadedRun):
 
     def _cancel(self, raise_cancel: Callable[[], Any]) -> trio.lowlevel.Abort:
         self._raise_cancel = raise_cancel
-        self._cancelled = True
         if self._owner.tell(self._cancel_task):
             return trio.lowlevel.Abort.FAILED
         self._waiting = None  # nothing of it goes on any more
@@ -321,9 +333,9 @@ class AsyncioRun(OffloadedRun):
         self._running = loop.create_task(self._run(), name=self._name, context=self._variables)
 
     async def _run(self) -> None:
-        self._begun = True
+        self._state = AsyncioRunState.STARTED
         try:
-            if self._cancelled:
+            if self._raise_cancel is not None:
                 raise asyncio.CancelledError
             self._value = await self._handler(self._task)
         except KeyboardInterrupt as error:
@@ -335,17 +347,20 @@ class AsyncioRun(OffloadedRun):
                 raise
         except BaseException as error:  # also SystemExit, which would end the loop
             self._error = error
-            self._foreign = self._owner.applications and not self._cancelled and _was_cancelled(error)
+            if self._owner.applications and self._raise_cancel is None and _was_cancelled(error):
+                self._end(AsyncioRunState.INTERRUPTED)
+                return
         self._end()
 
-    def _end(self) -> None:
+    def _end(self, state: AsyncioRunState = AsyncioRunState.ENDED) -> None:
+        self._state = state
         self._ended = True
         self._owner.ended(self)
 
     def _cancel_task(self) -> None:
-        if self._begun and not self._ended and self._running is not None:
+        if self._state is AsyncioRunState.STARTED and self._running is not None:
             self._running.cancel()  # a task that has not begun is cancelled when it begins
 
     def check_cancelled(self) -> None:
-        if self._cancelled:
+        if self._raise_cancel is not None:
             raise asyncio.CancelledError

@@ -24,7 +24,6 @@ from worqr.peer.executors.asyncio_loop import AsyncioLoop
 from worqr.peer.scheduler import Pool
 
 if TYPE_CHECKING:
-    from worqr.peer.engine import Engine
     from worqr.peer.executors.asyncio_loop import AsyncioRun
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -35,6 +34,20 @@ BLOCKED_AFTER: Final = 1.0
 """Seconds without a turn after which the loop counts as blocked."""
 UNLIMITED: Final = 1_000_000
 """Places for runs on a loop that turns; a peer has fewer units."""
+
+
+class _Places(Pool):
+    """The limit of runs on the loop: none while it turns, 0 while it is blocked."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        """Let no further run begin."""
+        self.limit = 0
+
+    def open(self) -> None:
+        """Let any number of runs begin."""
+        self.limit = UNLIMITED
 
 
 class HostLoop(AsyncioLoop):
@@ -49,7 +62,7 @@ class HostLoop(AsyncioLoop):
         super().__init__()
         self._loop = self._host = asyncio.get_running_loop()
         self._thread = threading.current_thread()
-        self._places = Pool(UNLIMITED)
+        self._places = _Places(UNLIMITED)
         self.pool: Pool | None = self._places
         self._asked_at: float | None = None
         self._looked_at = time.monotonic()
@@ -89,13 +102,19 @@ class HostLoop(AsyncioLoop):
         """Run `callback` on the asyncio loop; return False if the loop has ended."""
         return not self._has_ended() and super().tell(callback)
 
-    async def watch_forever(self, engine: Engine) -> None:
-        """Look at the loop again and again, until it has ended; then end the block of `join`."""
+    async def watch_forever(self, block_limit: float, ended: Callable[[], object], turns: Callable[[], object]) -> None:
+        """Look at the loop again and again, until it has ended.
+
+        Args:
+            block_limit: seconds without a turn after which the log asks for a restart.
+            ended: called when the loop has ended.
+            turns: called when a blocked loop turns again: runs may begin.
+        """
         while not self._has_ended():
-            self._look(engine)
+            self._look(block_limit, turns)
             await trio.sleep(LOOK_EVERY)
         self._ended_inside = True
-        engine.body.cancel()
+        ended()
 
     def raise_if_ended(self) -> None:
         """Raise UsageError if the loop ended while the peer was there."""
@@ -108,25 +127,26 @@ class HostLoop(AsyncioLoop):
         """Return True if nothing runs on the loop any more. One that is only stopped may go on, unless the interpreter exits."""
         return self._host.is_closed() or (is_exiting() and not self._host.is_running())
 
-    def _look(self, engine: Engine) -> None:
+    def _look(self, block_limit: float, turns: Callable[[], object]) -> None:
         """Judge the last tick, and post the next one if the loop has answered that."""
         now = time.monotonic()
         overslept, self._looked_at = now - self._looked_at - LOOK_EVERY, now
         asked_at = self._asked_at
         if asked_at is None:
             if self._blocked_since is not None:
-                self._turns(engine, now - self._blocked_since)
+                self._turns(now - self._blocked_since)
+                turns()
             self._asked_at = now
             self.tell(self._answer)
         elif overslept > BLOCKED_AFTER:
             self._asked_at = asked_at + overslept  # this thread could not run, so the loop perhaps could not either
         elif now - asked_at > BLOCKED_AFTER:
-            self._is_blocked(now - asked_at, engine.block_limit)
+            self._is_blocked(now - asked_at, block_limit)
 
     def _is_blocked(self, seconds: float, limit: float) -> None:
         if self._blocked_since is None:
             self._blocked_since = time.monotonic() - seconds
-            self._places.limit = 0
+            self._places.close()
             text = (
                 "the application's asyncio loop has not turned for %(duration).1f s, and this worker takes no tasks for it "
                 "until it does; let blocking code run in a thread; it is at\n%(where)s"
@@ -140,12 +160,11 @@ class HostLoop(AsyncioLoop):
             )
             emit(logger, "asyncio.blocked", text, level=logging.ERROR, duration=seconds, where=self.where())
 
-    def _turns(self, engine: Engine, seconds: float) -> None:
+    def _turns(self, seconds: float) -> None:
         self._blocked_since, self._reported = None, False
         text = "the application's asyncio loop turns again, after %(duration).1f s"
         emit(logger, "asyncio.turns", text, duration=seconds)
-        self._places.limit = UNLIMITED
-        engine.scheduler.dispatch_soon()
+        self._places.open()
 
     # In the asyncio loop
 

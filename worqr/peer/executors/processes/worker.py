@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from enum import Enum, auto
 from typing import Any, Final
 
 import msgspec
@@ -51,68 +52,27 @@ REAP_EVERY: Final = 0.005
 """Seconds between two checks of a process that is about to end, on systems that do not notify."""
 
 
-class WorkerProcess:
-    """A worker process. Made by `start_worker_process`; `tend` must run as long as it does.
+class Channel:
+    """The peer's end of the pipe to one worker process. Changed only in the loop; `most`: limit of a reply's size in bytes."""
 
-    Set once: `pid`, the descriptors. Changed only in the loop: the rest.
-    """
-
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        connection: socket.socket,
-        lifeline: socket.socket,
-        output: StderrPump,
-        most: int,
-    ) -> None:
-        self.pid: int = process.pid
-        self.output = output
-        self.gone: trio.Event = trio.Event()
-        self.tending: trio.CancelScope = trio.CancelScope(shield=True)
-        self.idle_since: float = math.inf
-        self.unread: bool = False
-        """It died before it took the last run."""
-        self._garbled = False
-        self._most = most
-        self._process = process
+    def __init__(self, connection: socket.socket, setup: Setup, most: int) -> None:
         self._connection = connection
         self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
-        self._lifeline = lifeline
+        self._most = most
         self._received = bytearray()
-        self._greeting = bytearray()
-
-    def rest(self, now: float) -> None:
-        """It waits for its next run from `now` on, by Trio's clock."""
-        self.idle_since = now
-
-    def greet(self, setup: Setup) -> None:
-        """The first request, sent with the first run."""
         self._greeting = packed(setup)
 
-    async def ask(self, run: RunRequest, hear: Callable[[Said | Extended], None]) -> Returned | Raised | None:
-        """Run it, calling `hear` for each report; None: the process died of it. If this is cancelled, kill the process."""
-        self.output.begin()
-        self.unread = False
-        heard = False
-        try:
-            request, self._greeting = self._greeting + packed(run), bytearray()
-            await self._stream.send_all(request)
-            while True:
-                reply = await self._receive()
-                if not isinstance(reply, Said | Extended):
-                    return reply
-                heard = True
-                hear(reply)
-        except trio.BrokenResourceError:  # a reset connection had data that was never read
-            self.unread = not heard
-            return None
-        except msgspec.MsgspecError as error:
-            text = "process %(pid)d wrote something else than a reply to its pipe, and is killed: %(error)s"
-            emit(logger, "process.garbled", text, pid=self.pid, error=str(error))
-            self._garbled = True
-            return None
+    async def send(self, run: RunRequest) -> None:
+        """Send a run; the first one after the setup."""
+        request, self._greeting = self._greeting + packed(run), bytearray()
+        await self._stream.send_all(request)
 
-    async def _receive(self) -> Reply | None:
+    async def receive(self) -> Reply | None:
+        """The next reply; None: the process has closed its end.
+
+        Raises:
+            msgspec.MsgspecError: Something else than a reply came.
+        """
         buffer, wanted = self._received, LENGTH.size
         while True:
             if len(buffer) >= LENGTH.size:
@@ -130,6 +90,89 @@ class WorkerProcess:
         del buffer[:wanted]
         return reply
 
+    def close(self) -> None:
+        """Close this end: the process sees that there are no more runs."""
+        self._stream.socket.close()
+
+    def shut_down(self) -> None:
+        """Let `receive` return what is left, and then the end, even if a fork of the process holds the other end open."""
+        try:
+            self._connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # closed already
+
+
+class WorkerState(Enum):
+    """The phases of a worker process.
+
+    | state    | meaning                                                      | leaves it by                 |
+    |----------|--------------------------------------------------------------|------------------------------|
+    | STARTING | it was started, and got no run yet                           | `ask`                        |
+    | BUSY     | it has a run                                                 | `rest`, or its end           |
+    | IDLE     | its run has ended, and it waits for the next one             | `ask`, or its end            |
+    | GARBLED  | it wrote something else than a reply, and is killed for that | never                        |
+    | GONE     | it has ended, and was reaped                                 | never                        |
+    """
+
+    STARTING = auto()
+    BUSY = auto()
+    IDLE = auto()
+    GARBLED = auto()
+    GONE = auto()
+
+
+class WorkerProcess:
+    """A worker process. Made by `start_worker_process`; `tend` must run as long as it does.
+
+    Set once: `pid`, `output`, `gone`, `tending`. Changed only in the loop: the rest.
+
+    Attributes:
+        idle_since: when it became idle, by Trio's clock.
+        unread: it died before it took the last run.
+    """
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], channel: Channel, lifeline: socket.socket, output: StderrPump
+    ) -> None:
+        self.pid: int = process.pid
+        self.output = output
+        self.gone: trio.Event = trio.Event()
+        self.tending: trio.CancelScope = trio.CancelScope(shield=True)
+        self.state: WorkerState = WorkerState.STARTING
+        self.idle_since: float = math.inf
+        self.unread: bool = False
+        self._process = process
+        self._channel = channel
+        self._lifeline = lifeline
+
+    def rest(self, now: float) -> None:
+        """It waits for its next run from `now` on, by Trio's clock."""
+        self.state = WorkerState.IDLE
+        self.idle_since = now
+
+    async def ask(self, run: RunRequest, hear: Callable[[Said | Extended], None]) -> Returned | Raised | None:
+        """Run it, calling `hear` for each report; None: the process died of it. If this is cancelled, kill the process."""
+        self.output.begin()
+        self.state = WorkerState.BUSY
+        self.unread = False
+        heard = False
+        try:
+            await self._channel.send(run)
+            while True:
+                reply = await self._channel.receive()
+                if not isinstance(reply, Said | Extended):
+                    return reply
+                heard = True
+                hear(reply)
+        except trio.BrokenResourceError:  # a reset connection had data that was never read
+            self.unread = not heard
+            return None
+        except msgspec.MsgspecError as error:
+            text = "process %(pid)d wrote something else than a reply to its pipe, and is killed: %(error)s"
+            emit(logger, "process.garbled", text, pid=self.pid, error=str(error))
+            self.state = WorkerState.GARBLED
+            return None
+
     def kill(self) -> None:
         """Send SIGKILL to the process and to its child processes."""
         if self._process.returncode is None:
@@ -140,7 +183,7 @@ class WorkerProcess:
 
     def close_channel(self) -> None:
         """Send that there are no more runs: the process ends when it has left its lifespan."""
-        self._stream.socket.close()
+        self._channel.close()
 
     async def tend(self) -> None:
         """Pass on its output until it has ended, then end its child processes, and reap it."""
@@ -153,19 +196,14 @@ class WorkerProcess:
                     await trio.sleep(REAP_EVERY)
                 nursery.cancel_scope.cancel()
             self.output.drain()
-            self._end_conversation()
+            self._channel.shut_down()
+            if self.state is not WorkerState.GARBLED:
+                self.state = WorkerState.GONE
             self.gone.set()
             with trio.move_on_after(LAST_WORDS):
                 await self.output.pass_on()
         finally:
             self._lifeline.close()
-
-    def _end_conversation(self) -> None:
-        """Its listeners get the remaining output, and then the end, even if a fork of it holds the other end open."""
-        try:
-            self._connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # closed already
 
     async def _wait_ended(self) -> None:
         """Wait until it has ended and can be reaped. Without a descriptor of the process, wait until its end of the lifeline is
@@ -183,7 +221,7 @@ class WorkerProcess:
 
     def exit_description(self) -> str:
         """How it ended."""
-        if self._garbled:
+        if self.state is WorkerState.GARBLED:
             return "was killed because it wrote into a descriptor that is not its own"
         code = self._process.returncode
         if code is None:
@@ -233,9 +271,7 @@ def start_worker_process(setup: Setup, limiter: trio.CapacityLimiter, most: int)
         theirs.close()
         their_line.close()
         os.close(writing)
-    child = WorkerProcess(process, ours, our_line, StderrPump(reading, limiter), most)
-    child.greet(setup)
-    return child
+    return WorkerProcess(process, Channel(ours, setup, most), our_line, StderrPump(reading, limiter))
 
 
 def _command(channel: int, lifeline: int) -> list[str]:
