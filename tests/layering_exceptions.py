@@ -28,15 +28,7 @@ IN_CIRCLES: tuple[str, ...] = (
     "hosting.trio_calls",
     "inside",
     "mesh",
-    "peer.asyncio_lifespan",
-    "peer.consumer",
-    "peer.executors.asyncio_loop",
-    "peer.executors.executors",
-    "peer.executors.host_loop",
     "peer.late_functions",
-    "peer.lifespans",
-    "peer.settings",
-    "peer.task_log",
 )
 WIDE_CLASSES: dict[str, int] = {
     "hosting.peer_thread.Life": 13,

@@ -54,8 +54,8 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.peer.claims import Claim as Claim
     from worqr.peer.context import Context as Context
     from worqr.peer.context import current as current
-    from worqr.peer.executors.executors import Middleware as Middleware
     from worqr.peer.manual_consumer import Claims as Claims
+    from worqr.peer.middleware import Middleware as Middleware
     from worqr.peer.options import HandlerOptions as HandlerOptions
     from worqr.peer.options import JoinOptions as JoinOptions
     from worqr.peer.peer import Peer as Peer
@@ -96,7 +96,7 @@ _HOMES = {
     "worqr.peer.context": "Context current",
     "worqr.peer.options": "HandlerOptions JoinOptions",
     "worqr.peer.peer": "Peer",
-    "worqr.peer.executors.executors": "Middleware",
+    "worqr.peer.middleware": "Middleware",
     "worqr.peer.manual_consumer": "Claims",
     "worqr.policy": "Broken ChildError Failure Retry RetryPolicy",
     "worqr.records": "CancelCount Failed Health QueueInfo RemoteError Status TaskInfo WorkerInfo",

@@ -32,9 +32,9 @@ from worqr.hosting.thread_peer import ThreadPeer
 from worqr.job_options import check_replicas
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.link import Credentials, GivenCredentials, checked_credentials
-from worqr.peer.executors.executors import Middleware, checked_middleware
 from worqr.peer.leader.schedule_ticker import all_schedules, schedule_of
 from worqr.peer.lifespans import States, check_lifespan
+from worqr.peer.middleware import Middleware, checked_middleware
 from worqr.peer.options import (
     AsyncRunsIn,
     JoinOptions,

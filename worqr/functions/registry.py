@@ -18,7 +18,8 @@ from worqr.functions.declarations import Declarations
 from worqr.functions.function import AsyncFunction, Declared, Function, SyncFunction
 from worqr.functions.schedule_registry import NoSuchOption, Timetable
 from worqr.keys import check_name
-from worqr.peer.executors.executors import check_runs_in, is_async
+from worqr.peer.executors.executors import check_runs_in
+from worqr.peer.handlers import is_async
 from worqr.peer.options import RunsIn, handling
 from worqr.policy import RetryPolicy
 from worqr.records import Failed

@@ -19,7 +19,7 @@ import trio
 
 from worqr.errors import UsageError
 from worqr.hosting.joined_peer import check_join, joined
-from worqr.hosting.peer_thread import Life, end_at_exit, no_health
+from worqr.hosting.peer_thread import Life, end_at_exit, is_exiting, no_health
 from worqr.hosting.thread_waiter import entered, left
 from worqr.hosting.trio_calls import TrioCalls
 from worqr.inside import engine_of
@@ -49,7 +49,7 @@ async def joined_under_asyncio(
     end_at_exit()
     grace = seconds(options.get("grace", GRACE), "grace")
     async with mesh.connect():
-        host, calls, peers = HostLoop(), TrioCalls(), list[Peer]()
+        host, calls, peers = HostLoop(is_exiting), TrioCalls(), list[Peer]()
 
         @asynccontextmanager
         async def join() -> AsyncGenerator[Peer]:

@@ -5,8 +5,8 @@ What a peer does is in `worqr.peer`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +15,7 @@ from worqr.inside import client_of, declarations_of, declared_of
 from worqr.peer.cpu import default_processes
 from worqr.peer.engine import Engine
 from worqr.peer.late_functions import serving_late
-from worqr.peer.lifespans import States, warn_if_unused, with_asyncio
+from worqr.peer.lifespans import States, warn_if_unused
 from worqr.peer.options import (
     CONCURRENCY,
     GRACE,
@@ -69,7 +69,7 @@ async def joined(
         hosting = partial(connections.hosting, peers=here)
         settings = replace(settings, state=state, asyncio_state=state, sharding=here.sharding, hosting=hosting)
         async with (
-            with_asyncio(mesh.asyncio_lifespan, settings) as settings,
+            _with_asyncio(mesh.asyncio_lifespan, settings) as settings,
             Engine(settings, here.link).joined() as engine,
         ):
             if host is not None:
@@ -110,3 +110,17 @@ def _peer_settings(mesh: Mesh[Any], options: Mapping[str, Any], host: HostLoop |
         runs_in=mesh.runs_in or ("loop" if host is None else "asyncio"),
         asyncio_loop=host,
     )
+
+
+@asynccontextmanager
+async def _with_asyncio(
+    lifespan: Callable[[], AbstractAsyncContextManager[object]] | None, settings: PeerSettings
+) -> AsyncGenerator[PeerSettings]:
+    """The block of ``asyncio_lifespan`` around a peer, and the peer's settings in it; only its users import asyncio."""
+    if lifespan is None:
+        yield settings
+        return
+    from worqr.peer.asyncio_lifespan import with_asyncio_lifespan
+
+    async with with_asyncio_lifespan(lifespan, settings) as found:
+        yield found

@@ -26,12 +26,12 @@ from worqr.log_events import emit
 from worqr.ops import MAX_ITEMS, Started
 from worqr.peer.admission import Admission
 from worqr.peer.claim_request import ClaimRequest
+from worqr.peer.handlers import Handler
 from worqr.peer.lifecycle import Lifecycle, Phase
 from worqr.peer.registration import Registration
 from worqr.peer.run import PolicyFields, Run
 from worqr.peer.scheduler import Scheduler, Share
 from worqr.peer.settles import Settles
-from worqr.peer.slots import Handler
 from worqr.peer.task_log import Began, note_started
 from worqr.peer.task_log import logger as task_log
 from worqr.policy import Policy

@@ -18,7 +18,6 @@ from worqr.peer.wrong_loop import Wanted, sign_of
 
 if TYPE_CHECKING:
     from worqr.peer.options import AsyncRunsIn, RunsIn
-    from worqr.peer.settings import PeerSettings
 
 S = TypeVar("S")
 
@@ -122,20 +121,6 @@ def _note_wrong_loop(error: BaseException, wanted: Wanted) -> None:
     """Add a note with the remedy, if a lifespan failed because it needs the `wanted` loop."""
     if sign_of(error, wanted) is not None:
         error.add_note(_REMEDIES[wanted])
-
-
-@asynccontextmanager
-async def with_asyncio(
-    lifespan: Callable[[], AbstractAsyncContextManager[object]] | None, settings: PeerSettings
-) -> AsyncGenerator[PeerSettings]:
-    """The block of ``asyncio_lifespan`` around a peer, and the peer's settings in it; only its users import asyncio."""
-    if lifespan is None:
-        yield settings
-        return
-    from worqr.peer.asyncio_lifespan import with_asyncio_lifespan
-
-    async with with_asyncio_lifespan(lifespan, settings) as found:
-        yield found
 
 
 def warn_if_unused(functions: Iterable[RunsIn | None], default: AsyncRunsIn) -> None:

@@ -15,13 +15,15 @@ from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.peer.consumer import ConsumerServices, HandlerConsumer
 from worqr.peer.consumers import ActiveConsumers
 from worqr.peer.entrance import Entrance
-from worqr.peer.executors.executors import Executors, is_async, with_middleware
+from worqr.peer.executors.executors import Executors
+from worqr.peer.handlers import Handler, is_async, named_after
 from worqr.peer.manual_consumer import ClaimBuffer, Claims, ManualConsumer
+from worqr.peer.middleware import with_middleware
 from worqr.peer.options import PATIENT, Handling, RunsIn, policy_for
 from worqr.peer.run import current_run, failed_of
 from worqr.peer.scheduler import Pool, Share
 from worqr.peer.settings import PeerSettings
-from worqr.peer.slots import Handler, Slots, named_after
+from worqr.peer.slots import Slots
 from worqr.policy import RetryPolicy
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Literal
 from worqr.client.shard_directory import Sharding
 from worqr.cron import Definition
 from worqr.peer.context import Context
-from worqr.peer.executors.executors import Hosting, Middleware
+from worqr.peer.middleware import Middleware
 from worqr.peer.options import AsyncRunsIn
 from worqr.relocation import Relocation
 
 if TYPE_CHECKING:
-    from worqr.peer.executors.asyncio_loop import AsyncioLoop
+    from worqr.peer.executors.asyncio_loop import AsyncioLoop, Hosting
 
 Onlooker = Callable[[Context, BaseException], None]
 """A test's callback: called for each run that did not return, with the handler's error or with the timeout."""

@@ -123,32 +123,32 @@ class Settler:
         if self._dirty:
             dirty, self._dirty = self._dirty, {}
             results, self._results = self._results, {}
-            for station, claims in dirty.items():
-                if station.begun:
-                    log_finished(station, claims)
-                self._send_finishes(station, claims, results.get(station))
+            for consumer, claims in dirty.items():
+                if consumer.begun:
+                    log_finished(consumer, claims)
+                self._send_finishes(consumer, claims, results.get(consumer))
         if self._stopped:
-            for station in [station for station in self._stopped if not station.lifecycle.holds_stops]:
-                claims = sorted(self._stopped.pop(station), reverse=True)  # newest first: restores the old order
-                self._send(station, claims, ops.stop_tasks)
+            for consumer in [consumer for consumer in self._stopped if not consumer.lifecycle.holds_stops]:
+                claims = sorted(self._stopped.pop(consumer), reverse=True)  # newest first: restores the old order
+                self._send(consumer, claims, ops.stop_tasks)
         self._flushed()
 
-    def _send(self, station: QueueConsumer, claims: list[int], settle: Callable[..., Call[Any]]) -> None:
-        registration = station.registration
+    def _send(self, consumer: QueueConsumer, claims: list[int], settle: Callable[..., Call[Any]]) -> None:
+        registration = consumer.registration
         if registration is None or registration.dead:
             return
-        make, answered = partial(settle, station.keys, registration.worker), partial(_answered, station)
+        make, answered = partial(settle, consumer.keys, registration.worker), partial(_answered, consumer)
         for start in range(0, len(claims), MAX_ITEMS):
-            self._settles.send(station.keys, registration, claims[start : start + MAX_ITEMS], make, answered)
+            self._settles.send(consumer.keys, registration, claims[start : start + MAX_ITEMS], make, answered)
 
-    def _send_finishes(self, station: QueueConsumer, claims: list[int], results: dict[int, Result] | None) -> None:
-        registration = station.registration
+    def _send_finishes(self, consumer: QueueConsumer, claims: list[int], results: dict[int, Result] | None) -> None:
+        registration = consumer.registration
         if not results:
-            self._send(station, claims, ops.finish_tasks)
+            self._send(consumer, claims, ops.finish_tasks)
         elif registration is not None and not registration.dead:
-            make, answered = finisher(station, registration, results), partial(_answered, station)
+            make, answered = finisher(consumer, registration, results), partial(_answered, consumer)
             for some in in_pieces(claims, lambda claim: len(results[claim][1]) if claim in results else 0):
-                self._settles.send(station.keys, registration, some, make, answered)
+                self._settles.send(consumer.keys, registration, some, make, answered)
 
     def forget(self) -> None:
         """A registration was declared dead: its unsent settles are dropped."""
@@ -156,18 +156,18 @@ class Settler:
         self._results.clear()
         self._stopped.clear()
 
-    def left(self, station: QueueConsumer) -> None:
+    def left(self, consumer: QueueConsumer) -> None:
         """The queue was left: its stopped claims went back with all other claims of the worker."""
-        self._stopped.pop(station, None)
+        self._stopped.pop(consumer, None)
 
     def stop(self, run: Run[QueueConsumer]) -> None:
         """Give a claim back to the front, uncounted, with the next flush."""
         run.settle()
         self._stopped.setdefault(run.host, []).append(run.fence)
 
-    def give_back(self, station: QueueConsumer, claims: Iterable[int]) -> None:
+    def give_back(self, consumer: QueueConsumer, claims: Iterable[int]) -> None:
         """Give claims back to the front, uncounted, with the next flush, and after the finishes that wait for it."""
-        self._stopped.setdefault(station, []).extend(claims)
+        self._stopped.setdefault(consumer, []).extend(claims)
         self.touch()
 
     def fail_run(self, run: Run[QueueConsumer], error: BaseException) -> None:
@@ -195,7 +195,7 @@ class Settler:
         self._settles.send(run.host.keys, run.registration, [run.fence], lambda _: call, answered)
 
 
-def _answered(station: QueueConsumer, ended: dict[int, str] | None, _failure: Exception | None) -> None:
+def _answered(consumer: QueueConsumer, ended: dict[int, str] | None, _failure: Exception | None) -> None:
     """Log the claims that did not end as requested; `Settles` logs refusals."""
     for claim, word in (ended or {}).items():
         if word == "lost":
@@ -203,21 +203,21 @@ def _answered(station: QueueConsumer, ended: dict[int, str] | None, _failure: Ex
                 "queue %(queue)r, claim %(claim)d: the task was reassigned to another worker, because this one missed its "
                 "heartbeat or left the queue; how it ended here does not count"
             )
-            emit(logger, "claim.lost", text, queue=station.queue, claim=claim)
+            emit(logger, "claim.lost", text, queue=consumer.queue, claim=claim)
         elif word == "cancelled":
             text = "queue %(queue)r, claim %(claim)d: the task was cancelled"
-            emit(logger, "task.cancelled", text, queue=station.queue, claim=claim)
+            emit(logger, "task.cancelled", text, queue=consumer.queue, claim=claim)
         elif word == "dropped":
             text = "queue %(queue)r, claim %(claim)d: the task was not given back, because the queue was deleted"
-            emit(logger, "task.dropped", text, queue=station.queue, claim=claim)
+            emit(logger, "task.dropped", text, queue=consumer.queue, claim=claim)
 
 
-def finisher(station: QueueConsumer, registration: Registration, results: Mapping[int, Result]) -> Make:
+def finisher(consumer: QueueConsumer, registration: Registration, results: Mapping[int, Result]) -> Make:
     """Make the call that finishes some claims, with their results."""
 
     def make(claims: Sequence[int]) -> Call[dict[int, str]]:
         kept = {claim: results[claim] for claim in claims if claim in results}
-        return ops.finish_tasks(station.keys, registration.worker, claims, kept)
+        return ops.finish_tasks(consumer.keys, registration.worker, claims, kept)
 
     return make
 

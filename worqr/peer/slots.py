@@ -8,82 +8,27 @@ raises. `Slots` has no knowledge of queues: it calls back when a run has ended.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextvars import Context as Variables
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
 import trio
 
-from worqr.errors import UsageError
 from worqr.log_events import emit
 from worqr.peer.deadlines import Deadlines
 from worqr.peer.executors.stacks import Frames
+from worqr.peer.handlers import Handler
 from worqr.peer.run import Run, RunHost, current_run
 from worqr.tracebacks import one_line
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-Handler = Callable[[bytes], Awaitable[object]]
-
-
-def name_of(handler: object) -> str:
-    """The name of a handler in reports: ``module.qualname``."""
-    inner = _inner(handler)
-    while hasattr(inner, "__wrapped__"):
-        inner = _inner(inner.__wrapped__)
-    name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
-    module = getattr(inner, "__module__", None)
-    return f"{module}.{name}" if module else name
-
-
-def named_after(handler: object, run: Handler) -> Handler:
-    """Return `run`, registered with `name_of` under the name of `handler`."""
-    return functools.update_wrapper(run, cast("Any", handler), assigned=(), updated=())
-
-
-def _inner(handler: Any) -> Any:
-    while isinstance(handler, partial):
-        handler = handler.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return handler
-
-
 NOT_BLOCKING: Final = 'declare what blocks as a plain def, which runs in a thread, or with runs_in="process"'
 """A remedy for a handler that blocks the loop."""
-
-
-def check_handler(handler: Callable[..., object]) -> bool:
-    """True if `handler` is an async function, False if it is a plain function.
-
-    Raises:
-        UsageError: it cannot be called with a task, or calling it would run nothing (a generator).
-    """
-    inner = _inner(handler)
-    if not callable(inner):
-        raise UsageError(f"the handler must be callable, not {handler!r}")
-    kinds: list[Any] = [inner, getattr(inner, "__call__", None)]  # noqa: B004
-    if any(inspect.isgeneratorfunction(kind) or inspect.isasyncgenfunction(kind) for kind in kinds):
-        raise UsageError(f"the handler {handler!r} is a generator: calling it runs nothing; take the `yield` out of it")
-    _check_signature(handler)
-    return any(inspect.iscoroutinefunction(kind) for kind in kinds)
-
-
-def _check_signature(handler: Callable[[bytes], object]) -> None:
-    try:
-        signature = inspect.signature(handler)
-    except (TypeError, ValueError):
-        return  # some builtins have no signature
-    try:
-        signature.bind(b"")
-    except TypeError as error:
-        raise UsageError(
-            f"the handler {handler!r} is called with the task alone, and does not take that: {error}"
-        ) from None
 
 
 class SlotHost(RunHost, Protocol):

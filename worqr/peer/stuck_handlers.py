@@ -16,9 +16,9 @@ import trio
 from worqr.log_events import emit_fields
 from worqr.peer.consumer import HandlerConsumer, QueueConsumer
 from worqr.peer.executors.stacks import Frames, describe
+from worqr.peer.handlers import name_of
 from worqr.peer.in_step import next_step
 from worqr.peer.run import Run
-from worqr.peer.slots import name_of
 from worqr.peer.task_log import RUN, run_fields
 
 logger: logging.Logger = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Protocol
 
 from worqr.log_events import ExcInfo, emit_fields
 from worqr.peer.run import Run, RunHost
@@ -23,9 +23,6 @@ from worqr.policy import Broken, ChildError, Failure, Retry, Verdict
 from worqr.records import RemoteError
 from worqr.tracebacks import one_line, shortened, text_of, users_traceback
 from worqr.validation import from_ms
-
-if TYPE_CHECKING:
-    from worqr.peer.consumer import QueueConsumer
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -45,6 +42,18 @@ Began = tuple[float, dict[str, object]]
 """When a run began, and its fields."""
 
 
+class LoggedHost(RunHost, Protocol):
+    """A consumer whose runs are logged."""
+
+    begun: dict[int, Began]
+    """The runs that were logged as begun, and did not end; filled while DEBUG is logged."""
+
+    @property
+    def running(self) -> Mapping[int, object]:
+        """The claims that it holds."""
+        ...
+
+
 def run_fields(run: Run[RunHost], left: int | None = None) -> dict[str, object]:
     """The fields of a run; `left`: how many attempts the task has after this one, by default if it fails."""
     if left is None:
@@ -61,7 +70,7 @@ def run_fields(run: Run[RunHost], left: int | None = None) -> dict[str, object]:
 # Runs that end well
 
 
-def note_started(runs: Iterable[Run[QueueConsumer]]) -> None:
+def note_started(runs: Iterable[Run[LoggedHost]]) -> None:
     """Log that these runs begin, and store it for `log_finished`."""
     for run in runs:
         fields = run_fields(run)
@@ -69,14 +78,14 @@ def note_started(runs: Iterable[Run[QueueConsumer]]) -> None:
         emit_fields(logger, "task.started", RUN, fields)
 
 
-def log_finished(station: QueueConsumer, claims: Sequence[int]) -> None:
+def log_finished(host: LoggedHost, claims: Sequence[int]) -> None:
     """Log that these runs have ended well; drop the stored data of those that have ended otherwise."""
-    now, begun = time.monotonic(), station.begun
+    now, begun = time.monotonic(), host.begun
     for claim in claims:
         if (found := begun.pop(claim, None)) is not None:
             fields = {**found[1], "duration": round(now - found[0], 6)}
             emit_fields(logger, "task.finished", f"{RUN}: returned after %(duration)s s", fields)
-    for claim in [claim for claim in begun if claim not in station.running]:
+    for claim in [claim for claim in begun if claim not in host.running]:
         del begun[claim]
 
 

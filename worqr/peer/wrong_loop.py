@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, Literal, cast
 
-from worqr.peer.slots import Handler, named_after
+from worqr.peer.handlers import Handler, named_after
 from worqr.policy import Broken, Failure, Retry
 
 if TYPE_CHECKING:

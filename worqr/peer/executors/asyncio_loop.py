@@ -17,7 +17,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import Context as Variables
 from contextvars import copy_context
 from enum import Enum, auto
@@ -28,11 +28,10 @@ import trio
 from worqr.log_events import emit
 from worqr.peer.executors.offloaded import OffloadedRun
 from worqr.peer.executors.stacks import awaited_frames, describe, thread_frames
-from worqr.peer.slots import Handler, name_of, named_after
+from worqr.peer.handlers import Handler, name_of, named_after
 from worqr.peer.wrong_loop import HANDLER, failure_for
 
 if TYPE_CHECKING:
-    from worqr.peer.executors.executors import Hosting
     from worqr.peer.scheduler import Pool
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -43,6 +42,10 @@ LEAVE_SOON = 3.0
 """Seconds that a run waits for its peer to leave, when other code has cancelled its task: a program that ends cancels all."""
 MOST_TASKS = 5
 """How many tasks that do not end are shown in the log."""
+
+
+Hosting = Callable[[object], AbstractContextManager[None]]
+"""Makes the block, in the asyncio loop's thread, in which that loop runs."""
 
 
 class AsyncioLoop:

@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
 from worqr.errors import UsageError
-from worqr.peer.context import Context, current
 from worqr.peer.executors.processes.importable import check_runs_in_process, refuse_while_importing
 from worqr.peer.executors.threads import Threads
+from worqr.peer.handlers import Handler, check_handler, is_async
 from worqr.peer.options import AsyncRunsIn, RunsIn
 from worqr.peer.scheduler import Pool
-from worqr.peer.slots import Handler, check_handler, named_after
-from worqr.peer.wrong_loop import HANDLER, MIDDLEWARE, on_trio
 
 if TYPE_CHECKING:
     from worqr.peer.executors.asyncio_loop import AsyncioLoop
     from worqr.peer.executors.processes.pool import ProcessPool
     from worqr.peer.settings import PeerSettings
-
-Middleware = Callable[[Context, Callable[[], Awaitable[object]]], Awaitable[object]]
-"""``async def middleware(context, call_next)``: around every run of a peer, on its loop; its return value is the result."""
-
-
-Hosting = Callable[[object], AbstractContextManager[None]]
-"""Makes the block, in the asyncio loop's thread, in which that loop runs."""
 
 
 class Executors:
@@ -143,38 +133,3 @@ def check_runs_in(handler: Callable[..., object], runs_in: RunsIn | None) -> Non
         raise UsageError(f"{handler!r} is an async function, whose places are runs_in='loop' and 'asyncio'")
     if runs_in == "process":
         check_runs_in_process(handler)
-
-
-def is_async(handler: object) -> bool:
-    """True for an async function, or an object with an async ``__call__``."""
-    while isinstance(handler, partial):
-        handler = handler.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
-
-
-def checked_middleware(middleware: object) -> tuple[Middleware, ...]:
-    """Raise UsageError unless it is a collection of async functions."""
-    if not isinstance(middleware, Collection):
-        raise UsageError(f"middleware must be a collection of async functions, not {middleware!r}")
-    for each in cast("Collection[object]", middleware):
-        if not is_async(each):
-            raise UsageError(f"middleware must be async functions (context, call_next), not {each!r}")
-    return tuple(cast("Collection[Middleware]", middleware))
-
-
-def with_middleware(run: Handler, middleware: Sequence[Middleware], place: RunsIn) -> Handler:
-    """`run` inside all of `middleware`, the first one outermost. It sees the failure of a handler on the wrong loop."""
-    if not middleware:
-        return run
-    if place == "loop":
-        run = on_trio(run, HANDLER["asyncio"])
-    for each in reversed(middleware):
-        run = _inside(each, run)
-    return on_trio(run, MIDDLEWARE)
-
-
-def _inside(middleware: Middleware, run: Handler) -> Handler:
-    async def handler(task: bytes) -> object:
-        return await middleware(current(), partial(run, task))
-
-    return named_after(run, handler)

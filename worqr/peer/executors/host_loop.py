@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import trio
 
 from worqr.errors import UsageError
-from worqr.hosting.peer_thread import is_exiting
 from worqr.log_events import emit
 from worqr.peer.executors.asyncio_loop import AsyncioLoop
 from worqr.peer.scheduler import Pool
@@ -58,9 +57,11 @@ class HostLoop(AsyncioLoop):
 
     applications: ClassVar[bool] = True
 
-    def __init__(self) -> None:
+    def __init__(self, is_exiting: Callable[[], bool]) -> None:
+        """`is_exiting`: returns True once the interpreter has begun to exit: no loop of the main thread runs again."""
         super().__init__()
-        self._loop = self._host = asyncio.get_running_loop()
+        self._is_exiting = is_exiting
+        self._loop = asyncio.get_running_loop()
         self._thread = threading.current_thread()
         self._places = _Places(UNLIMITED)
         self.pool: Pool | None = self._places
@@ -125,7 +126,8 @@ class HostLoop(AsyncioLoop):
 
     def _has_ended(self) -> bool:
         """Return True if nothing runs on the loop any more. One that is only stopped may go on, unless the interpreter exits."""
-        return self._host.is_closed() or (is_exiting() and not self._host.is_running())
+        loop = self._loop
+        return loop is None or loop.is_closed() or (self._is_exiting() and not loop.is_running())
 
     def _look(self, block_limit: float, turns: Callable[[], object]) -> None:
         """Judge the last tick, and post the next one if the loop has answered that."""

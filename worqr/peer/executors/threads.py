@@ -20,8 +20,8 @@ import trio
 
 from worqr.peer.executors.offloaded import OffloadedRun, no_abort
 from worqr.peer.executors.stacks import describe, thread_frames
+from worqr.peer.handlers import Handler, name_of, named_after
 from worqr.peer.run import check_thread
-from worqr.peer.slots import Handler, name_of, named_after
 
 AroundThread = Callable[[], AbstractContextManager[object]]
 

@@ -20,7 +20,7 @@ from tests.peer.executors.processes.test_pool import value
 from tests.peer.processes import LONG, open_pool
 from tests.support.children import ROOT
 from worqr import UsageError
-from worqr.peer import slots
+from worqr.peer import handlers
 from worqr.peer.executors.processes import importable
 from worqr.peer.executors.processes.importable import (
     Name,
@@ -274,7 +274,7 @@ async def test_a_script_without_a_guard_ends_in_a_clear_error_and_starts_nothing
 
 
 def test_in_reports_it_has_the_name_of_its_function() -> None:
-    assert slots.name_of(ProcessPool(1, max_result=1).prepare(jobs.nothing)) == "tests.peer.process_jobs.nothing"
+    assert handlers.name_of(ProcessPool(1, max_result=1).prepare(jobs.nothing)) == "tests.peer.process_jobs.nothing"
 
 
 def test_a_name_tells_where_it_is() -> None:

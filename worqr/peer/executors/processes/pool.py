@@ -34,9 +34,9 @@ from worqr.peer.executors.processes.importable import (
 )
 from worqr.peer.executors.processes.protocol import Extended, Raised, Returned, RunRequest, Said, Setup
 from worqr.peer.executors.processes.worker import WorkerProcess, start_worker_process
+from worqr.peer.handlers import Handler, named_after
 from worqr.peer.results import Encoded
 from worqr.peer.run import Run, RunHost, check_thread, current_run
-from worqr.peer.slots import Handler, named_after
 from worqr.policy import Broken, ChildError, Failure, Retry, Stalled
 from worqr.records import RemoteError
 from worqr.relocation import Relocation

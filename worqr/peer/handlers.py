@@ -1,0 +1,73 @@
+"""Handlers as such: their names in reports, and the checks of what an application declares as one.
+
+Where a handler runs is chosen in `executors`; `slots` runs it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, cast
+
+from worqr.errors import UsageError
+
+Handler = Callable[[bytes], Awaitable[object]]
+
+
+def name_of(handler: object) -> str:
+    """The name of a handler in reports: ``module.qualname``."""
+    inner = _inner(handler)
+    while hasattr(inner, "__wrapped__"):
+        inner = _inner(inner.__wrapped__)
+    name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
+    module = getattr(inner, "__module__", None)
+    return f"{module}.{name}" if module else name
+
+
+def named_after(handler: object, run: Handler) -> Handler:
+    """Return `run`, registered with `name_of` under the name of `handler`."""
+    return functools.update_wrapper(run, cast("Any", handler), assigned=(), updated=())
+
+
+def _inner(handler: Any) -> Any:
+    while isinstance(handler, partial):
+        handler = handler.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return handler
+
+
+def check_handler(handler: Callable[..., object]) -> bool:
+    """True if `handler` is an async function, False if it is a plain function.
+
+    Raises:
+        UsageError: it cannot be called with a task, or calling it would run nothing (a generator).
+    """
+    inner = _inner(handler)
+    if not callable(inner):
+        raise UsageError(f"the handler must be callable, not {handler!r}")
+    kinds: list[Any] = [inner, getattr(inner, "__call__", None)]  # noqa: B004
+    if any(inspect.isgeneratorfunction(kind) or inspect.isasyncgenfunction(kind) for kind in kinds):
+        raise UsageError(f"the handler {handler!r} is a generator: calling it runs nothing; take the `yield` out of it")
+    _check_signature(handler)
+    return any(inspect.iscoroutinefunction(kind) for kind in kinds)
+
+
+def _check_signature(handler: Callable[[bytes], object]) -> None:
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return  # some builtins have no signature
+    try:
+        signature.bind(b"")
+    except TypeError as error:
+        raise UsageError(
+            f"the handler {handler!r} is called with the task alone, and does not take that: {error}"
+        ) from None
+
+
+def is_async(handler: object) -> bool:
+    """True for an async function, or an object with an async ``__call__``."""
+    while isinstance(handler, partial):
+        handler = handler.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
