@@ -79,7 +79,8 @@ class Settler:
         else:
             self.fail_run(run, error_of_run(run, error))
         run.host.ended(run)
-        self.touch()
+        if not self._flush_soon:
+            self.touch()
 
     def finish(self, run: Run[QueueConsumer], value: object) -> None:
         """End a claim as finished, with the next flush; a claim with a cancel mark ends as cancelled there.
