@@ -6,16 +6,20 @@ import random
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 import worqr
 from tests.peer.test_claims import lose
 from tests.peer.tools import Runs, eventually, serving, until
 from tests.support.servers import Server
-from worqr import Retry, Update
+from worqr import Retry, Update, ops
+from worqr.keys import RegistryKeys
+from worqr.peer.leader.due_jobs import DueJobPromoter
 
 
 async def state(job: worqr.Job[Any]) -> str:
@@ -322,3 +326,23 @@ async def test_the_blocked_jobs_of_many_ids_are_each_promoted_at_their_time(
 
 async def running(q: worqr.Queue) -> int:
     return (await q.info()).running
+
+
+@pytest.mark.parametrize("leads", [True, False])
+async def test_only_the_peer_that_leads_enqueues_what_is_due(leads: bool) -> None:
+    called: list[str] = []
+
+    async def call(call: ops.Call[Any], *, patience: float) -> Any:
+        await trio.lowlevel.checkpoint()
+        called.append(call.script.name)
+        return 0, None
+
+    link: Any = SimpleNamespace(call=call)
+    due_jobs = DueJobPromoter(link, RegistryKeys("p"), leads=lambda: leads, missed=lambda: None)
+    due_jobs.expect("Q1", 0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(due_jobs.promote_forever)
+        await until(lambda: not due_jobs._due, what="the time has come")
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert called == (["promote_due"] if leads else [])
