@@ -73,7 +73,7 @@ class HeldRun(Run["QueueConsumer"]):
 
     def __init__(self, host: QueueConsumer, registration: Registration, fence: int, entry: Any) -> None:
         super().__init__(host, registration, fence, entry)
-        self.cancelled = trio.Event()
+        self.cancelled: trio.Event = trio.Event()
 
     @property
     def owner(self) -> ClaimOwner:
@@ -84,12 +84,6 @@ class HeldRun(Run["QueueConsumer"]):
         super().cancel(reason)
         self.cancelled.set()
         self.owner.withdraw(self)
-
-    def end_block(self) -> trio.CancelScope:
-        """The claim's block has ended; return its scope."""
-        scope, self.scope = self.scope, None
-        assert scope is not None
-        return scope
 
 
 class Claim(Context):

@@ -158,10 +158,10 @@ class Run(Generic[Host]):
 
     def __init__(self, host: Host, registration: Registration | None, fence: int, entry: Any) -> None:
         """`entry`: the payload of a plain task, or the fields of a job. Only in a peer there is a registration."""
-        self.host = host
+        self.host: Host = host
         self.registration: Registration = registration  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
-        self.fence = fence
-        self.state = CLAIMED
+        self.fence: int = fence
+        self.state: RunState = CLAIMED
         self.cancel_reason: CancelReason | None = None
         self.scope: trio.CancelScope | None = None
         self.timer: Timer | None = None
@@ -237,6 +237,12 @@ class Run(Generic[Host]):
         else:
             scope.cancel()
 
+    def end_block(self) -> trio.CancelScope:
+        """The block of a claim by hand has ended; return its scope, which nothing cancels any more."""
+        scope, self.scope = self.scope, None
+        assert scope is not None
+        return scope
+
     def cancel(self, reason: CancelReason) -> None:
         """Cancel the run. The first reason stands, but a claim that is lost is lost."""
         if self.cancel_reason is None or reason == "lost":
@@ -285,7 +291,7 @@ class Timer:
 
     def __init__(self, run: Run[Any], deadline: float) -> None:
         self.run: Run[Any] | None = run
-        self.deadline = deadline
+        self.deadline: float = deadline
         run.timer = self
 
     def move_to(self, deadline: float) -> None:
