@@ -10,7 +10,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 ONE_BY_ONE = (
     *("test_benchmarks", "test_cut_connections", "test_crash_points", "test_web", "test_plugin", "test_zombies"),
-    *("test_jobs", "test_children_ending", "test_examples", "test_demo", "test_refusals", "test_recovery"),
+    *("test_jobs", "test_worker", "test_examples", "test_demo", "test_refusals", "test_recovery"),
 )
 """Files that take longest. Their tests share no set-up, so they go to whichever process is free, one by one."""
 
