@@ -870,5 +870,5 @@ async def test_an_interrupt_ends_a_wait(server: Server, prefix: str, spawn: Spaw
 
 def test_the_mailbox_of_threads_is_meant(mesh: worqr.Mesh) -> None:
     mesh.blocking.queue("Q1").enqueue(b"a")
-    connection = mesh._client.connections.of_threads.get(mesh._client, mesh._client.connections.new_link)
+    connection = mesh._client.connections.of_threads.get()
     assert isinstance(connection.link.driver, ThreadDriver)

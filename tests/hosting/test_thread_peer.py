@@ -257,9 +257,9 @@ def test_word_that_it_has_heeded_already_changes_nothing(
     held.begin()
     patient = beside(peer.stop)
     until(lambda: peer.health().why == "the peer is leaving")
-    life: Any = peer._life
+    thread: Any = peer._thread
     for _ in range(3):  # several that stop it may be heard of before the first of their words arrives
-        trio.from_thread.run_sync(life._heed, trio_token=life._token)
+        trio.from_thread.run_sync(thread._apply_stop, trio_token=thread._token)
     peer.stop(0)
     patient.result(PATIENCE)
     assert held.ended == ["cancelled: leaving"]

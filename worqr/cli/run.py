@@ -21,7 +21,7 @@ from worqr.cli.parsing import parse_duration
 from worqr.cli.reload import command_without_reload, follow_supervisor, supervise
 from worqr.errors import UsageError, WorqrBug, WorqrError
 from worqr.hosting.service import ENDS_AFTER, Service, end_within
-from worqr.inside import declarations_of, set_server
+from worqr.inside import declarations_of, peers_of, set_server
 from worqr.keys import check_name
 from worqr.log_events import emit
 from worqr.peer.options import Only
@@ -175,7 +175,7 @@ class _Program:
                 "import the modules that declare them where the mesh is made"
             )
         self._check_queues(mesh)
-        self._service = Service(mesh, self._options)
+        self._service = Service(peers_of(mesh), self._options)
         self._service.run()
         end_within(ENDS_AFTER)
 

@@ -10,16 +10,18 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from worqr import ops
 from worqr.client.queue_registration import Noted
-from worqr.client.shard_directory import Sharding
+from worqr.client.settings import ClientSettings
+from worqr.client.shard_directory import ShardDirectory
 from worqr.embedded import EmbeddedServer, server_of_parent, shared_server
 from worqr.errors import Unavailable, UsageError
+from worqr.import_guard import refuse_while_importing
 from worqr.keys import RegistryKeys
 from worqr.link import (
     DEFAULT,
@@ -32,10 +34,6 @@ from worqr.link import (
     loop_name_here,
     run_blocking,
 )
-from worqr.peer.children.naming import refuse_while_importing
-
-if TYPE_CHECKING:
-    from worqr.client.client import Client, Settings
 
 T = TypeVar("T")
 
@@ -56,7 +54,7 @@ class Connection:
 
     link: Link
     server: AbstractContextManager[EmbeddedServer] | None
-    sharding: Sharding
+    sharding: ShardDirectory
     users: int = 0
     stood: bool = False
     pid: int = field(default_factory=os.getpid)
@@ -66,7 +64,13 @@ class Connection:
         """Count one more block that uses the connection."""
         self.users += 1
 
-    def note(self, settings: Settings, queue: str) -> None:
+    def wait_ready_in_thread(self) -> None:
+        """Block until the connection is established. Raises as ``Mesh.connect``."""
+        run_blocking(self.link.wait_ready())
+        run_blocking(self.sharding.begin())
+        self.stood = True
+
+    def note(self, settings: ClientSettings, queue: str) -> None:
         """Store the queue's name on the server, from time to time."""
         if time.monotonic() < self.noted.until.get(queue, 0.0):  # at each enqueue: without the cost of a call
             return
@@ -81,15 +85,17 @@ class Connection:
             self.sharding.learn_now_and_then()
 
 
-class Connections:
+class ConnectionRegistry:
     """The connections of one mesh, by the running loop.
 
     Attributes:
         of_threads: that of plain threads.
     """
 
-    def __init__(self) -> None:
-        self.of_threads: SharedConnection = SharedConnection()
+    def __init__(self, settings: ClientSettings, declared_shards: Mapping[str, int]) -> None:
+        self.of_threads: SharedConnection = SharedConnection(self._make_for_threads)
+        self._settings = settings
+        self._declared_shards = declared_shards
         self._by_loop: dict[object, Connection] = {}
         self._hosted: dict[object, Connection] = {}
         self._driven = _Driven()
@@ -114,8 +120,8 @@ class Connections:
                 connection = self._connect_hosted(loop)
             if connection is not None:
                 return connection
-        elif self._driven.client is not None:
-            return self.of_threads.get(self._driven.client, self.new_link)
+        elif self._driven.active:
+            return self.of_threads.get()
         if loop in self._of_parents:
             raise UsageError(
                 "this mesh was connected before a fork, and the connection and this event loop belong to the parent: "
@@ -126,16 +132,16 @@ class Connections:
             "where no event loop runs, use mesh.blocking and fn.blocking"
         )
 
-    def drive(self, client: Client, coroutine: Coroutine[Any, Any, T]) -> T:
+    def drive(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine of this mesh to its end in this thread, where no loop runs."""
-        outer, self._driven.client = self._driven.client, client
+        outer, self._driven.active = self._driven.active, True
         try:
             return run_blocking(coroutine)
         finally:
-            self._driven.client = outer
+            self._driven.active = outer
 
     @asynccontextmanager
-    async def open(self, client: Client) -> AsyncGenerator[None]:
+    async def open(self) -> AsyncGenerator[None]:
         """A connection for the length of a block; see ``Mesh.connect``."""
         loop = loop_here()
         if loop is None:
@@ -145,7 +151,7 @@ class Connections:
             )
         connection = self._by_loop.get(loop)
         if connection is None:
-            connection = self._connect_hosted(loop) if loop in self._hosted else await self._make(client, loop)
+            connection = self._connect_hosted(loop) if loop in self._hosted else await self._make(loop)
         connection.add_user()
         try:
             await connection.link.wait_ready()
@@ -158,25 +164,37 @@ class Connections:
                 connection.link.close()
                 await _release(connection.server)
 
-    async def _make(self, client: Client, loop: object) -> Connection:
+    async def _make(self, loop: object) -> Connection:
         """Make the connection of this loop; an embedded server, if the URL requests one, runs as long as it."""
         self._end_left_behind()
-        url = _url(client)
+        url = _url(self._settings)
         server: AbstractContextManager[EmbeddedServer] | None = None
         if url == EMBEDDED:
             server = shared_server()
             url = await _start(server)
             if loop in self._by_loop:  # another task has connected meanwhile
                 await _release(server)
-                return self._by_loop.get(loop) or await self._make(client, loop)
+                return self._by_loop.get(loop) or await self._make(loop)
         try:
-            link = self.new_link(_settings(client, url))
+            link = self.new_link(_link_settings(self._settings, url))
             link.start()
         except BaseException:
             await _release(server)
             raise
-        connection = self._by_loop[loop] = _connection(client, link, server)
+        connection = self._by_loop[loop] = self._connection(link, server)
         return connection
+
+    def _make_for_threads(self) -> Connection:
+        """Make the connection of plain threads, which is not started; an embedded server is started here."""
+        url = _url(self._settings)
+        server: AbstractContextManager[EmbeddedServer] | None = None
+        if url == EMBEDDED:
+            server = shared_server()
+            url = server.__enter__().url
+        return self._connection(self.new_link(_link_settings(self._settings, url)), server)
+
+    def _connection(self, link: Link, server: AbstractContextManager[EmbeddedServer] | None) -> Connection:
+        return Connection(link, server, ShardDirectory(link, self._settings.prefix, self._declared_shards))
 
     def _end_left_behind(self) -> None:
         """End the connections of asyncio loops that were closed within their blocks, which left them open."""
@@ -236,9 +254,9 @@ def check_loop(what: str) -> Literal["Trio", "asyncio"]:
 
 
 class _Driven(threading.local):
-    """In each thread: the client whose coroutine the thread runs."""
+    """In each thread: True while the thread runs a coroutine of the mesh, see `ConnectionRegistry.drive`."""
 
-    client: Client | None = None
+    active: bool = False
 
 
 class SharedConnection:
@@ -247,13 +265,15 @@ class SharedConnection:
     A forked child begins without one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[], Connection]) -> None:
+        """`make` makes the connection, which is not started."""
+        self._make = make
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._end: weakref.finalize[[Connection], SharedConnection] | None = None
 
-    def get(self, client: Client, new_link: Callable[[LinkSettings], Link]) -> Connection:
-        """The connection. Until it was connected for the first time, this waits for it.
+    def get(self) -> Connection:
+        """Return the connection; block until it is first established.
 
         Raises: as ``Mesh.connect``.
         """
@@ -263,20 +283,13 @@ class SharedConnection:
             connection = None
         if connection is None:
             with self._lock:
-                connection = self._connection or self._make(client, new_link)
+                connection = self._connection or self._start()
         if not connection.stood:
-            run_blocking(connection.link.wait_ready())
-            run_blocking(connection.sharding.begin())
-            connection.stood = True
+            connection.wait_ready_in_thread()
         return connection
 
-    def _make(self, client: Client, new_link: Callable[[LinkSettings], Link]) -> Connection:
-        url = _url(client)
-        server: AbstractContextManager[EmbeddedServer] | None = None
-        if url == EMBEDDED:
-            server = shared_server()
-            url = server.__enter__().url
-        connection = _connection(client, new_link(_settings(client, url)), server)
+    def _start(self) -> Connection:
+        connection = self._make()
         end = self._end = weakref.finalize(self, _end, connection)
         end.atexit = False  # see `_at_exit`
         try:
@@ -304,7 +317,7 @@ class SharedConnection:
         self._end = self._connection = None
 
 
-_all_connections: weakref.WeakSet[Connections] = weakref.WeakSet()
+_all_connections: weakref.WeakSet[ConnectionRegistry] = weakref.WeakSet()
 _of_parents: list[object] = []
 """Embedded servers of the parent that a forked child must keep alive: releasing one takes a lock that may never be released."""
 
@@ -330,37 +343,31 @@ def _end(connection: Connection) -> None:
         connection.server.__exit__(None, None, None)
 
 
-def _url(client: Client) -> str:
+def _url(settings: ClientSettings) -> str:
     refuse_while_importing("connection")
-    url = (
-        client.settings.url or os.environ.get("WORQR_URL") or os.environ.get("REDIS_URL") or "redis://localhost:6379/0"
-    )
-    if url == EMBEDDED and client.settings.credentials is not None:
+    url = settings.url or os.environ.get("WORQR_URL") or os.environ.get("REDIS_URL") or "redis://localhost:6379/0"
+    if url == EMBEDDED and settings.credentials is not None:
         raise UsageError("the embedded server has no users: remove credentials=, or name a server")
     return server_of_parent() or url if url == EMBEDDED else url
 
 
-def _source(client: Client) -> str:
+def _source(settings: ClientSettings) -> str:
     """The origin of the URL, for messages."""
-    if client.settings.url:
+    if settings.url:
         return GIVEN
     return next((name for name in ("WORQR_URL", "REDIS_URL") if os.environ.get(name)), DEFAULT)
 
 
-def _connection(client: Client, link: Link, server: AbstractContextManager[EmbeddedServer] | None) -> Connection:
-    return Connection(link, server, Sharding(link, client.settings.prefix, client.declared_shards))
-
-
-def _settings(client: Client, url: str) -> LinkSettings:
-    slowest = 0.0 if client.settings.keepalive is None else answer_timeout(client.settings.keepalive)
+def _link_settings(settings: ClientSettings, url: str) -> LinkSettings:
+    slowest = 0.0 if settings.keepalive is None else answer_timeout(settings.keepalive)
     return LinkSettings(
         url,
-        prefix=client.settings.prefix,
-        app=client.settings.app,
-        patience=client.settings.patience,
+        prefix=settings.prefix,
+        app=settings.app,
+        patience=settings.patience,
         slowest=slowest,
-        source=_source(client),
-        credentials=client.settings.credentials,
+        source=_source(settings),
+        credentials=settings.credentials,
     )
 
 

@@ -6,17 +6,15 @@ For `worqr.client.queue` and `worqr.client.producer`.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from worqr import ops
+from worqr.client.client import Client
 from worqr.client.job import Job, Outcome, Results
 from worqr.errors import Duplicate, NotReplicated, QueueFull, UsageError, reply_in
 from worqr.keys import QueueKeys
 from worqr.ops import Dispatched
 from worqr.script_call import Call
-
-if TYPE_CHECKING:
-    from worqr.client.client import Client
 
 
 async def enqueued(

@@ -13,16 +13,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from worqr import ops
+from worqr.client.client import Client
 from worqr.client.notifications import LOOK_AGAIN, Latest, listening_to
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Change, Link
 from worqr.log_events import emit
-
-if TYPE_CHECKING:
-    from worqr.client.client import Client
 
 logger: logging.Logger = logging.getLogger("worqr.events")  # a documented name
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 from worqr import ops
+from worqr.client.client import Client
 from worqr.client.stats import info_of, running_of, task_info_of, worker_of
 from worqr.errors import UsageError, did_you_mean
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import MAX_ITEMS, Unstarted
 from worqr.records import QueueInfo, TaskInfo
 from worqr.script_call import Call
-
-if TYPE_CHECKING:
-    from worqr.client.client import Client
 
 T = TypeVar("T")
 

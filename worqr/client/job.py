@@ -10,25 +10,22 @@ import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, cast
+from typing import Any, Final, Generic, Literal, TypeVar, cast
 
 import msgspec
 
 from worqr import ops
 from worqr.client.cancellation import cancel_and_wait
+from worqr.client.client import Client
 from worqr.client.inspection import info_at, nearest_served
 from worqr.client.notifications import News, listening
 from worqr.client.stats import status_of
 from worqr.errors import JobCancelled, JobFailed, NoResult, ResultTimeout, WorqrError
 from worqr.keys import QueueKeys
 from worqr.ops import Cancelled, Found
-from worqr.peer.parents import Parent
 from worqr.records import CancelCount, RemoteError, Status
 from worqr.remote_error import fields_of
 from worqr.validation import Seconds, check_text, seconds
-
-if TYPE_CHECKING:
-    from worqr.client.client import Client
 
 R = TypeVar("R")
 
@@ -142,13 +139,13 @@ class Job(Generic[R]):
         if (found := await self._look()).word != "wait":
             return self._value(found)
         link = self._client.link
-        news, parent = News(link), Parent(self.queue)
+        news, slots = News(link), self._client.slot_watch(self.queue)
         with link.driver.move_on_after(patience):
             async with listening(link, (await self._place()).job(self.id), lambda _message: news.tell()):
                 while (found := await self._look()).word == "wait":
                     await news.wait()
-                    if parent.may_wait_in_vain() and await self._still_waits():
-                        parent.warn(self.id)
+                    if slots.may_wait_in_vain() and await self._still_waits():
+                        slots.warn(self.id)
             return self._value(found)
         raise await self._timed_out(patience)
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from worqr import ops
+from worqr.client.call import Call
+from worqr.client.client import Client
 from worqr.client.dispatcher import dispatched, handle_of
+from worqr.client.job import Job
 from worqr.errors import NotReplicated, UsageError, reply_in
-from worqr.functions.function import Call, Function
 from worqr.ids import with_random_ids
 from worqr.job_options import RAW_OPTIONS, without_replicas
 from worqr.keys import QueueKeys
@@ -22,16 +24,12 @@ from worqr.ops.replies import in_pieces
 from worqr.script_call import Call as Request
 from worqr.validation import check_task
 
-if TYPE_CHECKING:
-    from worqr.client.client import Client
-    from worqr.client.job import Job
-
 R = TypeVar("R")
 T = TypeVar("T")
 K = TypeVar("K")
 
 
-class Sender:
+class Producer:
     """Sends the calls of one mesh's functions. Tests replace it."""
 
     def __init__(self, client: Client) -> None:
@@ -150,8 +148,8 @@ class Sender:
             for call in some:
                 if not isinstance(call, Call):  # pyright: ignore[reportUnnecessaryIsInstance]
                     raise _no_call(call)
-                if call._declared is not None:
-                    call._declared.home()
+                if call._target is not None:
+                    call._target.require_client()
                 check_task(call.task, self._client.settings.max_payload)
             yield some
 
@@ -176,9 +174,9 @@ class Sender:
 def _no_call(given: object) -> UsageError:
     """Make the error for a value that is not a call; mostly the result of a function that was called instead."""
     if inspect.iscoroutine(given):
-        called = given.cr_frame.f_locals.get("self") if given.cr_frame is not None else None
+        called: Any = given.cr_frame.f_locals.get("self") if given.cr_frame is not None else None
         given.close()  # or Python warns that it was never awaited
-        name = called.name.rpartition(".")[2] if isinstance(called, Function) else "function"
+        name = called.name.rpartition(".")[2] if hasattr(called, "__worqr_handler__") else "function"
         return UsageError(f"give calls: write {name}.call(...), not {name}(...), which runs the function here and now")
     return UsageError(
         f"give calls, as in function.call(...), not {given!r}: function(...) runs the function here and now"

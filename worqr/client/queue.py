@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, TypeVar, Unpack
+from typing import Literal, TypeVar, Unpack
 
 from worqr import ops
 from worqr.client.cancellation import cancel_and_wait
+from worqr.client.client import Client
 from worqr.client.dead_letters import Aside
 from worqr.client.dispatcher import dispatched, enqueued, unique_enqueued
 from worqr.client.events import Event, events_of
@@ -28,9 +29,6 @@ from worqr.ops.replies import in_pieces
 from worqr.records import CancelCount, QueueInfo, TaskInfo
 from worqr.script_call import Call
 from worqr.validation import Seconds, check_count, check_task, check_tasks, check_text, seconds
-
-if TYPE_CHECKING:
-    from worqr.client.client import Client
 
 T = TypeVar("T")
 

@@ -26,7 +26,7 @@ LEARN_EVERY: Final = 3600.0
 """Seconds after which a connection reads again what other programs have declared."""
 
 
-class Sharding:
+class ShardDirectory:
     """How many shards the queues of a mesh have, as one connection knows it. `declared`: the declarations of this program, to
     which more may be added.
     """
@@ -34,14 +34,14 @@ class Sharding:
     def __init__(self, link: Link, prefix: str, declared: Mapping[str, int]) -> None:
         self._link = link
         self._keys = RegistryKeys(prefix)
-        self._declared = declared
+        self._definition = declared
         self._known: dict[str, int] = {}
         self._turns: dict[str, count[int]] = {}
         self._asked_at = 0.0
 
-    def copy_for(self, link: Link) -> Sharding:
-        """Return a `Sharding` of another link to the same mesh, with the same initial numbers."""
-        copy = Sharding(link, self._keys.prefix, self._declared)
+    def copy_for(self, link: Link) -> ShardDirectory:
+        """Return a `ShardDirectory` of another link to the same mesh, with the same initial numbers."""
+        copy = ShardDirectory(link, self._keys.prefix, self._definition)
         copy._known, copy._asked_at = self._known, self._asked_at
         return copy
 
@@ -88,7 +88,7 @@ class Sharding:
         Raises:
             UsageError: the first declaration had another number.
         """
-        new = {queue: number for queue, number in self._declared.items() if self._known.get(queue) != number}
+        new = {queue: number for queue, number in self._definition.items() if self._known.get(queue) != number}
         if not new:
             return
         stored = await self._link.call(ops.declare_shards(self._keys, new))
@@ -97,7 +97,7 @@ class Sharding:
             self._check(queue)
 
     def _check(self, queue: str) -> None:
-        declared, known = self._declared[queue], self._known.get(queue, 1)
+        declared, known = self._definition[queue], self._known.get(queue, 1)
         if declared != known:
             raise UsageError(
                 f"queue {queue!r} has {known} shards in the mesh {self._keys.prefix!r}, and {declared} were declared here: "
@@ -122,7 +122,7 @@ class Sharding:
             UsageError: this program declares another number than the mesh knows.
         """
         number = self._known.get(keys.queue, 1)
-        if declare and self._declared.get(keys.queue, number) != number:
+        if declare and self._definition.get(keys.queue, number) != number:
             try:
                 await self.declare()
             except UsageError:

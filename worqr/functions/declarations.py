@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from worqr.cron import Definition
 from worqr.errors import UsageError
 from worqr.functions.function import Function
-from worqr.inside import declared_of
+from worqr.inside import definition_of
 from worqr.keys import check_name
 
 if TYPE_CHECKING:
-    from worqr.client.client import Client
+    from worqr.client.mesh_client import MeshClient
 
 
 class Declarations:
@@ -33,10 +33,10 @@ class Declarations:
         client: that of the mesh that includes this registry; None until a mesh does.
     """
 
-    def __init__(self, client: Client | None = None) -> None:
+    def __init__(self, client: MeshClient | None = None) -> None:
         self.functions: dict[str, Function[..., Any]] = {}
         self.schedules: dict[str, Definition] = {}
-        self.client: Client | None = client
+        self.client: MeshClient | None = client
         self._names: dict[str, str] = {}
         self._home: tuple[Declarations, str] | None = None
         self._listeners: list[Callable[[], None]] = []
@@ -54,7 +54,7 @@ class Declarations:
         Raises:
             UsageError: A name is taken, here or in a registry that includes this one.
         """
-        declared = declared_of(function)
+        declared = definition_of(function)
         self._forget_older(declared.name, declared.fn)
         self._check_all_free((declared.name, *declared.aliases))
         self._adopt(function)
@@ -62,7 +62,7 @@ class Declarations:
     def _forget_older(self, name: str, fn: Callable[..., Any]) -> None:
         """Remove a function that is defined anew, here and wherever the older one was included."""
         older = self.functions.get(name)
-        if older is None or not _is_defined_anew(declared_of(older).fn, fn):
+        if older is None or not _is_defined_anew(definition_of(older).fn, fn):
             return
         at: Declarations | None = self
         while at is not None:
@@ -99,7 +99,7 @@ class Declarations:
 
     def _adopt(self, function: Function[..., Any]) -> None:
         """Add a function here, and to all that include this."""
-        declared = declared_of(function)
+        declared = definition_of(function)
         self.functions[declared.name] = function
         for each in (declared.name, *declared.aliases):
             self._names[each] = declared.name
@@ -114,7 +114,7 @@ class Declarations:
     def _pass_on(self, function: Function[..., Any]) -> None:
         assert self._home is not None
         home, prefix = self._home
-        declared = declared_of(function)
+        declared = definition_of(function)
         declared.rename(prefix + declared.name, tuple(prefix + alias for alias in declared.aliases))
         home._adopt(function)
 

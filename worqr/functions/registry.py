@@ -15,11 +15,12 @@ from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
 from worqr.errors import UsageError
 from worqr.functions.declarations import Declarations
-from worqr.functions.function import AsyncFunction, Declared, Function, SyncFunction
+from worqr.functions.definition import FunctionDefinition
+from worqr.functions.function import AsyncFunction, Function, SyncFunction
 from worqr.functions.schedule_registry import NoSuchOption, Timetable
+from worqr.handler_checks import check_runs_in, is_async
+from worqr.handler_options import RunsIn, handling
 from worqr.keys import check_name
-from worqr.peer.options import RunsIn, handling
-from worqr.peer.runners import check_place, is_async
 from worqr.policy import RetryPolicy
 from worqr.records import Failed
 from worqr.validation import Seconds
@@ -112,10 +113,10 @@ class Registry(Timetable):
 
         def declare(fn: Callable[..., Any]) -> Function[..., Any]:
             fn = _plain(fn)
-            check_place(fn, how.runs_in)
+            check_runs_in(fn, how.runs_in)
             found = name or _name_of(fn)
             kind: Any = AsyncFunction if is_async(fn) else SyncFunction
-            function: Function[..., Any] = kind(Declared(fn, found, others, how, is_async=is_async(fn)))
+            function: Function[..., Any] = kind(FunctionDefinition(fn, found, others, how, is_async=is_async(fn)))
             self._declarations.add(function)
             return function
 

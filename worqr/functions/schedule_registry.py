@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, tzinfo
 from typing import Any, Final, Literal, Protocol, TypedDict, TypeVar, overload
 
+from worqr.client.call import Call
 from worqr.cron import Definition, Overlap, Plan
 from worqr.errors import UsageError
 from worqr.foreign import hint_at_option
 from worqr.functions.declarations import Declarations
-from worqr.functions.function import Call
 from worqr.keys import check_name
 from worqr.validation import Seconds, seconds
 

@@ -21,22 +21,21 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import trio
 
 from worqr.errors import Unavailable, UsageError
-from worqr.inside import client_of, declarations_of, declared_of, engine_of
+from worqr.functions.function import Function
+from worqr.handler_options import AsyncRunsIn
+from worqr.hosting.peer_factory import PeerFactory
+from worqr.inside import definition_of, engine_of
 from worqr.link import loop_name_here
 from worqr.log_events import emit, emit_fields
-from worqr.peer.options import GRACE, AsyncRunsIn, Only
+from worqr.peer.options import GRACE, Only
+from worqr.peer.peer import Peer
 from worqr.validation import seconds
 from worqr.version import __version__
-
-if TYPE_CHECKING:
-    from worqr.functions.function import Function
-    from worqr.mesh import Mesh
-    from worqr.peer.peer import Peer
 
 logger: logging.Logger = logging.getLogger("worqr.service")  # a documented name
 
@@ -66,7 +65,7 @@ _MEANS: Final = {
 }
 
 
-def run(mesh: Mesh[Any], **options: Any) -> None:
+def run(peers: PeerFactory[Any], options: Mapping[str, Any]) -> None:
     """Join the mesh and serve its functions until a signal comes: the last line of a script.
 
     The first SIGTERM or SIGINT (Ctrl-C) drains for `grace`, the second cancels what runs and gives it back, the third ends the
@@ -83,7 +82,7 @@ def run(mesh: Mesh[Any], **options: Any) -> None:
             command line imports this module.
         RefusedByServer, WrongVersion: waiting would not help.
     """
-    service = Service(mesh, options)
+    service = Service(peers, options)
     service.check()
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format=LINE, stream=sys.stderr)
@@ -93,8 +92,8 @@ def run(mesh: Mesh[Any], **options: Any) -> None:
 class Service:
     """One run of a mesh as a program. Any thread may change `_urgency`; the rest is changed in the loop's thread."""
 
-    def __init__(self, mesh: Mesh[Any], options: Mapping[str, Any]) -> None:
-        self._mesh = mesh
+    def __init__(self, peers: PeerFactory[Any], options: Mapping[str, Any]) -> None:
+        self._peers = peers
         self._options = options
         self._grace = seconds(options.get("grace", GRACE), "grace")
         self._signals = 0
@@ -109,12 +108,8 @@ class Service:
     def check(self) -> None:
         """Raise UsageError if this mesh cannot run here, or has nothing to serve. Changes nothing."""
         _check_place()
-        if declarations_of(self._mesh).is_empty:
-            raise UsageError(
-                f"there is nothing to serve: no function is declared on {self._mesh!r} with @mesh.task, nor a schedule; "
-                "import the modules that declare them before it runs"
-            )
-        Only(self._options.get("only")).check(self._mesh.functions)
+        self._peers.check_not_empty("it runs")
+        Only(self._options.get("only")).check(self._peers.declarations.functions)
 
     def run(self) -> None:
         """Block until it has ended; see the function `run`."""
@@ -171,11 +166,11 @@ class Service:
                     await trio.sleep(RETRY_AFTER)
 
     async def _serve(self) -> None:
-        async with self._mesh.join(**self._options) as peer:
+        async with self._peers.joined(self._options) as peer:
             self._peer = peer
-            served = _served(self._mesh, peer)
-            banner = _banner(self._mesh, peer, served).replace("%", "%%")
-            emit_fields(logger, "start", banner, _facts(self._mesh, peer, served))
+            served = _served(self._peers, peer)
+            banner = _banner(self._peers, peer, served).replace("%", "%%")
+            emit_fields(logger, "start", banner, _facts(self._peers, peer, served))
             try:
                 await self._wait_quiet(peer)
             except BaseException:
@@ -275,7 +270,14 @@ def end_within(patience: float) -> None:
 
 # Where it may run
 
-_importing = threading.local()
+
+class _Importing(threading.local):
+    """In each thread: True while the command line imports a user's module."""
+
+    now: bool = False
+
+
+_importing = _Importing()
 
 
 @contextmanager
@@ -290,7 +292,7 @@ def importing() -> Generator[None]:
 
 def _check_place() -> None:
     """Raise UsageError where a mesh cannot run as a program."""
-    if getattr(_importing, "now", False):
+    if _importing.now:
         raise UsageError(
             "mesh.run() was called while `worqr run` imports this module: put it under `if __name__ == '__main__':`"
         )
@@ -305,19 +307,19 @@ def _check_place() -> None:
 # Its description, for the log
 
 
-def _served(mesh: Mesh[Any], peer: Peer) -> list[Function[..., Any]]:
+def _served(peers: PeerFactory[Any], peer: Peer) -> list[Function[..., Any]]:
     """The functions that this peer serves."""
     queues = {consumer.queue for consumer in engine_of(peer).consumers.entered()}
-    return [function for name, function in sorted(mesh.functions.items()) if name in queues]
+    return [function for name, function in sorted(peers.declarations.functions.items()) if name in queues]
 
 
-def _banner(mesh: Mesh[Any], peer: Peer, served: list[Function[..., Any]]) -> str:
+def _banner(peers: PeerFactory[Any], peer: Peer, served: list[Function[..., Any]]) -> str:
     """The queues that this peer serves, and where their handlers run; several lines."""
     settings = engine_of(peer).settings
     wide = max((len(function.name) for function in served), default=0)
     functions = [f"{function.name:<{wide}}  {_options(function, settings.runs_in)}".rstrip() for function in served]
     facts = {
-        "server": [client_of(mesh).link.settings.address.redacted],
+        "server": [peers.client.link.settings.address.redacted],
         "prefix": [settings.prefix],
         "app": [settings.app] if settings.app else [],
         "worker": [peer.id],
@@ -333,7 +335,7 @@ def _banner(mesh: Mesh[Any], peer: Peer, served: list[Function[..., Any]]) -> st
 
 def _options(function: Function[..., Any], default: AsyncRunsIn) -> str:
     """The options of a function that are not defaults, for people."""
-    declared = declared_of(function)
+    declared = definition_of(function)
     how = declared.how
     found = [
         how.runs_in or (default if declared.is_async else "thread"),
@@ -346,11 +348,11 @@ def _options(function: Function[..., Any], default: AsyncRunsIn) -> str:
     return ", ".join(filter(None, found))
 
 
-def _facts(mesh: Mesh[Any], peer: Peer, served: list[Function[..., Any]]) -> dict[str, object]:
+def _facts(peers: PeerFactory[Any], peer: Peer, served: list[Function[..., Any]]) -> dict[str, object]:
     """The same for programs: the fields of the record."""
     settings = engine_of(peer).settings
     return {
-        "server": client_of(mesh).link.settings.address.redacted,
+        "server": peers.client.link.settings.address.redacted,
         "prefix": settings.prefix,
         "app": settings.app,
         "worker": peer.id,

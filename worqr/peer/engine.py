@@ -17,6 +17,7 @@ from typing import Any, Literal
 import trio
 
 from worqr.errors import UsageError
+from worqr.handler_options import Handling
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
@@ -25,7 +26,7 @@ from worqr.peer.consumer_shutdown import AWAY_PATIENCE, LEAVE_PATIENCE
 from worqr.peer.consumers import ActiveConsumers
 from worqr.peer.duties import QueueDuties, RunDuties, queue_duties, run_duties
 from worqr.peer.leading import Leader
-from worqr.peer.options import Handling, check_concurrency
+from worqr.peer.options import check_concurrency
 from worqr.peer.registration import Registration
 from worqr.peer.scheduler import Scheduler
 from worqr.peer.serving import our_own

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import trio
 
 from worqr.errors import UsageError
-from worqr.hosting.peer_thread import is_exiting
 from worqr.log_events import emit
 from worqr.peer.aio import AsyncioLoop
+from worqr.peer.interpreter_exit import is_exiting
 from worqr.peer.scheduler import Pool
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -11,9 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 import trio
 
 from worqr.errors import UsageError
-from worqr.peer.children.naming import check_runs_in_process, refuse_while_importing
+from worqr.handler_checks import check_runs_in, is_async
+from worqr.handler_options import AsyncRunsIn, RunsIn
+from worqr.import_guard import refuse_while_importing
 from worqr.peer.context import Context, current
-from worqr.peer.options import AsyncRunsIn, RunsIn
 from worqr.peer.running import Handler, check_handler, named_after
 from worqr.peer.scheduler import Pool
 from worqr.peer.threads import Threads
@@ -96,7 +96,7 @@ class Runners:
             UsageError: it cannot be called with a task, or does not run in such a place.
         """
         handler = getattr(handler, "__worqr_handler__", handler)
-        check_place(handler, runs_in)
+        check_runs_in(handler, runs_in)
         check_handler(handler)
         match self.place_of(handler, runs_in):
             case "process":
@@ -122,34 +122,6 @@ class Runners:
 def place_of(handler: object, runs_in: RunsIn | None, default: AsyncRunsIn) -> RunsIn:
     """Where `handler` runs: as it declares, else by its kind; `default` is the mesh's for async handlers."""
     return runs_in or (default if is_async(handler) else "thread")
-
-
-def check_place(handler: Callable[..., object], runs_in: RunsIn | None) -> None:
-    """Check that `handler` can run in such a place.
-
-    Raises:
-        UsageError: it is a generator, which would never run; it is async, or not, when it should not be; or a process cannot
-            find it.
-    """
-    inner: Any = handler
-    while isinstance(inner, partial):
-        inner = cast("Any", inner.func)  # pyright: ignore[reportUnknownMemberType]
-    for kind in (inner, getattr(inner, "__call__", None)):  # noqa: B004
-        if inspect.isgeneratorfunction(kind) or inspect.isasyncgenfunction(kind):
-            raise UsageError(f"{handler!r} is a generator: calling it runs nothing; take the `yield` out of it")
-    if runs_in in {"loop", "asyncio"} and not is_async(handler):
-        raise UsageError(f"{handler!r} is a plain function and would block the loop: its place is runs_in='thread'")
-    if runs_in == "thread" and is_async(handler):
-        raise UsageError(f"{handler!r} is an async function, whose places are runs_in='loop' and 'asyncio'")
-    if runs_in == "process":
-        check_runs_in_process(handler)
-
-
-def is_async(handler: object) -> bool:
-    """True for an async function, or an object with an async ``__call__``."""
-    while isinstance(handler, partial):
-        handler = handler.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
 
 
 def checked_middleware(middleware: object) -> tuple[Middleware, ...]:

@@ -14,14 +14,15 @@ import trio
 
 from worqr import ops
 from worqr.errors import UsageError, WorqrBug, WorqrError
+from worqr.handler_checks import is_async
+from worqr.handler_options import PATIENT, Handling, RunsIn, policy_for
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.peer.consumer import ConsumerServices, HandlerConsumer
 from worqr.peer.consumers import ActiveConsumers
 from worqr.peer.context import current, failed_of
 from worqr.peer.entrance import Entrance
 from worqr.peer.manual_consumer import ClaimBuffer, Claims, ManualConsumer
-from worqr.peer.options import PATIENT, Handling, RunsIn, policy_for
-from worqr.peer.runners import Runners, is_async, with_middleware
+from worqr.peer.runners import Runners, with_middleware
 from worqr.peer.running import Handler, Slots, named_after
 from worqr.peer.scheduler import Pool, Share
 from worqr.peer.settings import PeerSettings

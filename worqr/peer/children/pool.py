@@ -25,16 +25,11 @@ from trio_util import periodic
 
 from worqr.embedded import embedded_url
 from worqr.errors import WorqrBug
+from worqr.handler_checks import check_runs_in_process
+from worqr.import_guard import refuse_while_importing
 from worqr.log_events import emit
 from worqr.peer.children.frames import Extended, Raised, Returned, Run, Said, Setup
-from worqr.peer.children.naming import (
-    STAND_IN,
-    Name,
-    check_runs_in_process,
-    main_module,
-    name_for_process,
-    refuse_while_importing,
-)
+from worqr.peer.children.naming import STAND_IN, Name, main_module, name_for_process
 from worqr.peer.children.process import Child, start_child
 from worqr.peer.context import Context, current
 from worqr.peer.running import Handler, named_after
