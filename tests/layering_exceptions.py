@@ -34,9 +34,6 @@ WIDE_CLASSES: dict[str, int] = {
     "peer.ticking.Ticker": 14,
 }
 FOREIGN_WRITES: tuple[str, ...] = (
-    "client.blocking_jobs: error.job",
-    "client.dispatcher: late.job",
-    "client.producer: request.replicas",
     "peer.aio: thread_local.name",
     "peer.children.child: context._value",
     "peer.children.child: context.deadline",

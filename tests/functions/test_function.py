@@ -390,8 +390,8 @@ def gave_up(record: worqr.Failed) -> None: ...
 def test_a_failure_handler_is_declared_by_a_decorator(mesh: Mesh) -> None:
     function = mesh.task(add)
     assert function.on_failure(gave_up) is gave_up
-    assert function._definition.how.on_failure is gave_up
-    assert function._definition.how.policy.on_failure
+    assert function._definition.options.on_failure is gave_up
+    assert function._definition.options.policy.on_failure
 
 
 def test_there_is_one_failure_handler(mesh: Mesh) -> None:

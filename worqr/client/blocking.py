@@ -126,7 +126,7 @@ class BlockingMesh:
         You do not need it at the end of a program. Call it from any thread, also where an event loop runs; it takes at most
         about a second.
         """
-        self._client.connections.of_threads.close()
+        self._client.connections.for_threads.close()
 
 
 class BlockingQueue:

@@ -50,26 +50,26 @@ class Client:
     @property
     def link(self) -> Link:
         """The link of the running loop; UsageError outside `connect`."""
-        return self.connections.here().link
+        return self.connections.for_current_loop().link
 
     @property
     def sharding(self) -> ShardDirectory:
         """The shards that the running loop's connection knows; UsageError outside `connect`."""
-        return self.connections.here().sharding
+        return self.connections.for_current_loop().sharding
 
     def link_to(self, queue: str) -> Link:
         """Return the link for tasks that go into `queue`, or into this shard of it; note the name for lists of queues."""
-        connection = self.connections.here()
+        connection = self.connections.for_current_loop()
         connection.note(self.settings, queue)
         return connection.link
 
     async def ask(self, call: Call[T]) -> T:
         """Send one request and wait for its reply."""
-        return await self.connections.here().link.call(call)
+        return await self.connections.for_current_loop().link.call(call)
 
     def check_connected(self) -> None:
         """Raise UsageError outside `connect`."""
-        self.connections.here()
+        self.connections.for_current_loop()
 
     def declare_shards(self, queue: str, shards: int) -> None:
         """Set how many shards a queue has. The server compares it when the queue is used.

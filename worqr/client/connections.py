@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
 from worqr import ops
-from worqr.client.queue_registration import Noted
+from worqr.client.queue_registration import NotedQueues
 from worqr.client.settings import ClientSettings
 from worqr.client.shard_directory import ShardDirectory
 from worqr.embedded import EmbeddedServer, server_of_parent, shared_server
@@ -56,9 +56,9 @@ class Connection:
     server: AbstractContextManager[EmbeddedServer] | None
     sharding: ShardDirectory
     users: int = 0
-    stood: bool = False
+    was_ready: bool = False
     pid: int = field(default_factory=os.getpid)
-    noted: Noted = field(default_factory=Noted)
+    noted: NotedQueues = field(default_factory=NotedQueues)
 
     def add_user(self) -> None:
         """Count one more block that uses the connection."""
@@ -67,8 +67,8 @@ class Connection:
     def wait_ready_in_thread(self) -> None:
         """Block until the connection is established. Raises as ``Mesh.connect``."""
         run_blocking(self.link.wait_ready())
-        run_blocking(self.sharding.begin())
-        self.stood = True
+        run_blocking(self.sharding.initialize())
+        self.was_ready = True
 
     def note(self, settings: ClientSettings, queue: str) -> None:
         """Store the queue's name on the server, from time to time."""
@@ -82,23 +82,23 @@ class Connection:
 
             call = ops.note_queues(RegistryKeys(settings.prefix), [queue])
             self.link.post(call, answered, patience=settings.patience)
-            self.sharding.learn_now_and_then()
+            self.sharding.refresh_if_stale()
 
 
 class ConnectionRegistry:
     """The connections of one mesh, by the running loop.
 
     Attributes:
-        of_threads: that of plain threads.
+        for_threads: that of plain threads.
     """
 
     def __init__(self, settings: ClientSettings, declared_shards: Mapping[str, int]) -> None:
-        self.of_threads: SharedConnection = SharedConnection(self._make_for_threads)
+        self.for_threads: ThreadConnection = ThreadConnection(self._make_for_threads)
         self._settings = settings
         self._declared_shards = declared_shards
         self._by_loop: dict[object, Connection] = {}
         self._hosted: dict[object, Connection] = {}
-        self._driven = _Driven()
+        self._blocking_call = _BlockingCall()
         self._of_parents: dict[object, Connection] = {}
         _all_connections.add(self)
 
@@ -107,8 +107,8 @@ class ConnectionRegistry:
         """True while a loop is connected."""
         return bool(self._by_loop)
 
-    def here(self) -> Connection:
-        """The connection of the running loop; in a thread that `drive` blocks, that of all such threads.
+    def for_current_loop(self) -> Connection:
+        """The connection of the running loop; in a thread that `run_blocking` blocks, that of all such threads.
 
         Raises:
             UsageError: there is none. RefusedByServer, WrongVersion, Unavailable: as ``Mesh.connect``, in a thread.
@@ -120,8 +120,8 @@ class ConnectionRegistry:
                 connection = self._connect_hosted(loop)
             if connection is not None:
                 return connection
-        elif self._driven.active:
-            return self.of_threads.get()
+        elif self._blocking_call.active:
+            return self.for_threads.get()
         if loop in self._of_parents:
             raise UsageError(
                 "this mesh was connected before a fork, and the connection and this event loop belong to the parent: "
@@ -132,13 +132,13 @@ class ConnectionRegistry:
             "where no event loop runs, use mesh.blocking and fn.blocking"
         )
 
-    def drive(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def run_blocking(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine of this mesh to its end in this thread, where no loop runs."""
-        outer, self._driven.active = self._driven.active, True
+        outer, self._blocking_call.active = self._blocking_call.active, True
         try:
             return run_blocking(coroutine)
         finally:
-            self._driven.active = outer
+            self._blocking_call.active = outer
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None]:
@@ -155,7 +155,7 @@ class ConnectionRegistry:
         connection.add_user()
         try:
             await connection.link.wait_ready()
-            await connection.sharding.begin()
+            await connection.sharding.initialize()
             yield
         finally:
             connection.users -= 1
@@ -235,7 +235,7 @@ class ConnectionRegistry:
         """
         self._of_parents |= self._by_loop
         self._by_loop.clear()
-        self.of_threads.forget()
+        self.for_threads.forget()
 
     def new_link(self, settings: LinkSettings) -> Link:
         """Return a link that is not started, for the running loop or else for plain threads. Tests may replace it."""
@@ -253,13 +253,13 @@ def check_loop(what: str) -> Literal["Trio", "asyncio"]:
     return loop
 
 
-class _Driven(threading.local):
-    """In each thread: True while the thread runs a coroutine of the mesh, see `ConnectionRegistry.drive`."""
+class _BlockingCall(threading.local):
+    """In each thread: True while the thread runs a coroutine of the mesh, see `ConnectionRegistry.run_blocking`."""
 
     active: bool = False
 
 
-class SharedConnection:
+class ThreadConnection:
     """The connection of all plain threads. Made at first use; ended by `close`, with the mesh, or with the interpreter.
 
     A forked child begins without one.
@@ -270,7 +270,7 @@ class SharedConnection:
         self._make = make
         self._lock = threading.Lock()
         self._connection: Connection | None = None
-        self._end: weakref.finalize[[Connection], SharedConnection] | None = None
+        self._end: weakref.finalize[[Connection], ThreadConnection] | None = None
 
     def get(self) -> Connection:
         """Return the connection; block until it is first established.
@@ -284,7 +284,7 @@ class SharedConnection:
         if connection is None:
             with self._lock:
                 connection = self._connection or self._start()
-        if not connection.stood:
+        if not connection.was_ready:
             connection.wait_ready_in_thread()
         return connection
 
@@ -334,7 +334,7 @@ if hasattr(os, "register_at_fork"):
 @atexit.register  # when this is imported, so that what an application registers runs before it, and may still produce
 def _at_exit() -> None:
     for connections in list(_all_connections):
-        connections.of_threads.close()
+        connections.for_threads.close()
 
 
 def _end(connection: Connection) -> None:

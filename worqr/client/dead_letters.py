@@ -134,7 +134,7 @@ class Aside:
         return await self._drop(await self._claims(error, before, limit))
 
     async def _shards(self) -> tuple[QueueKeys, ...]:
-        return await self._client.sharding.of(self._keys)
+        return await self._client.sharding.shards(self._keys)
 
     async def _find(self, ids: tuple[str, ...]) -> Claims:
         """Return the entries of these ids. One request looks for all of them, so that the same id twice means two entries. It

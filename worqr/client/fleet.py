@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from worqr import ops
 from worqr.client.events import ConnectionEvent, connection_events_of
 from worqr.client.mesh_client import MeshClient
-from worqr.client.stats import worker_of
+from worqr.client.stats import worker_info
 from worqr.errors import UsageError, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
@@ -40,7 +40,7 @@ class Fleet:
             Unavailable: The server did not reply within `patience`.
         """
         rows = await self._client.ask(ops.list_workers(RegistryKeys(self._client.settings.prefix)))
-        return sorted([worker_of(*row) for row in rows], key=lambda info: info.id)
+        return sorted([worker_info(*row) for row in rows], key=lambda info: info.id)
 
     async def evict(self, worker_id: str) -> None:
         """Declare a worker dead, and return its tasks to the front of their queues now, without waiting for its keepalive.

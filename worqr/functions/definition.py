@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from worqr.argument_codec import Signature
+from worqr.argument_codec import ArgumentCodec
 from worqr.client.call import Call
 from worqr.client.job import Results
 from worqr.client.mesh_client import MeshClient
@@ -19,36 +19,37 @@ from worqr.validation import check_task
 
 
 class FunctionDefinition:
-    """The data that all handles of one function share. Changed only while an application is imported.
+    """The data that all handles of one function share. It changes only while the application is imported.
 
     Attributes:
-        name: the function's, and its queue's; with the prefixes under which its registry was included.
+        name: the name of the function and of its queue, with the prefixes under which its registry was included.
         aliases: older names, whose queues are served and never enqueued to.
-        client: that of the function's mesh; None until a mesh includes its registry.
+        client: the client of the function's mesh; None until a mesh includes its registry.
     """
 
     def __init__(
-        self, fn: Callable[..., Any], name: str, aliases: tuple[str, ...], how: Handling, *, is_async: bool
+        self, fn: Callable[..., Any], name: str, aliases: tuple[str, ...], options: Handling, *, is_async: bool
     ) -> None:
         self.fn = fn
         self.name: str = name
         self.aliases: tuple[str, ...] = aliases
-        self.how: Handling = how
+        self.options: Handling = options
         self.is_async = is_async
         self.client: MeshClient | None = None
-        self.signature: Signature = Signature(fn, name, keeps=how.policy.result_ttl > 0)
-        self.results: Results = Results(self.signature.decode_result, how.policy.result_ttl > 0)
-        bound = {} if how.max_length is None else {"max_length": how.max_length}
+        self.codec: ArgumentCodec = ArgumentCodec(fn, name, stores_result=options.policy.result_ttl > 0)
+        self.results: Results = Results(self.codec.decode_result, options.policy.result_ttl > 0)
+        bound = {} if options.max_length is None else {"max_length": options.max_length}
         self.defaults: Mapping[str, object] = bound
         self.handler: Callable[[bytes], Any] = self._make_handler()
 
     def bind(self, client: MeshClient | None) -> None:
-        """Make the function one of a mesh."""
+        """Let the function use the client of a mesh."""
         self.client = client
 
     def rename(self, name: str, aliases: tuple[str, ...]) -> None:
-        """Its registry was included somewhere, with a prefix."""
-        self.name = self.signature.name = name
+        """Rename the function, because its registry was included with a prefix."""
+        self.name = name
+        self.codec.rename(name)
         self.aliases = aliases
 
     def require_client(self) -> MeshClient:
@@ -64,20 +65,20 @@ class FunctionDefinition:
         return self.client
 
     def call(self, options: Mapping[str, object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call[Any]:
-        """A call, checked and encoded."""
-        signature = self.signature
-        values = signature.bind(args, kwargs)
-        task = signature.encode(values)
+        """Return a call, with its arguments checked and encoded."""
+        codec = self.codec
+        values = codec.bind(args, kwargs)
+        task = codec.encode(values)
         if self.client is not None:
             check_task(task, self.client.settings.max_payload)
-        return Call(self.name, *signature.split(values), task, options, self)
+        return Call(self.name, *codec.split(values), task, options, self)
 
     def add_on_failure(self, handler: Callable[[Failed], object]) -> None:
         """Set the failure handler; there is one."""
-        if self.how.on_failure is not None:
-            raise UsageError(f"{self.name!r} has a failure handler already: {self.how.on_failure!r}")
+        if self.options.on_failure is not None:
+            raise UsageError(f"{self.name!r} has a failure handler already: {self.options.on_failure!r}")
         check_failure_handler(handler)
-        self.how = replace(self.how, on_failure=handler, policy=replace(self.how.policy, on_failure=True))
+        self.options = replace(self.options, on_failure=handler, policy=replace(self.options.policy, on_failure=True))
 
     def keys(self) -> QueueKeys:
         """Return the keys of the function's queue.
@@ -87,20 +88,20 @@ class FunctionDefinition:
         """
         return QueueKeys(self.require_client().settings.prefix, self.name)
 
-    def served(self) -> list[tuple[str, Callable[[Any], object], Handling]]:
+    def handlers(self) -> list[tuple[str, Callable[[Any], object], Handling]]:
         """Return the queues that a peer serves the function from, those of its aliases too, each with its handler.
 
         Raises:
             UsageError: An annotation names something that does not exist; or there are options of a failure handler, and no
                 failure handler.
         """
-        self.signature.ready()
-        self.how.check_failing(self.name)
-        return [(name, self.handler, self.how) for name in (self.name, *self.aliases)]
+        self.codec.ready()
+        self.options.check_failing(self.name)
+        return [(name, self.handler, self.options) for name in (self.name, *self.aliases)]
 
     def _make_handler(self) -> Callable[[bytes], Any]:
         """The function as a handler of its queue: decodes the payload, then calls it; of its kind, async or plain."""
-        fn, decode = self.fn, self.signature.decode
+        fn, decode = self.fn, self.codec.decode
 
         async def awaited(task: bytes) -> Any:
             args, kwargs = decode(task)

@@ -183,7 +183,7 @@ class Function(Bound[P, R]):
             Broken: The payload is not a call of this function.
         """
         definition = self._definition
-        return Call(definition.name, *definition.signature.decode(task), task, self._options, definition)
+        return Call(definition.name, *definition.codec.decode(task), task, self._options, definition)
 
     def on_failure(self, handler: F) -> F:
         """Set the function's failure handler; use it as a decorator.

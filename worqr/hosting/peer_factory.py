@@ -91,13 +91,13 @@ class PeerFactory(Generic[S]):
         connections, lifespan = self.client.connections, self.settings.asyncio_lifespan
         only.check(self.declarations.functions)
         known = {name: definition_of(function) for name, function in self.declarations.functions.items()}
-        handlers = [each for name, declared in known.items() if name in only for each in declared.served()]
+        handlers = [each for name, declared in known.items() if name in only for each in declared.handlers()]
         if lifespan is not None:
-            warn_if_unused([declared.how.runs_in for declared in known.values()], settings.runs_in)
+            warn_if_unused([declared.options.runs_in for declared in known.values()], settings.runs_in)
         if host is not None:
             host.attach()
         async with connections.open(), self._states.entered(self.settings.lifespan) as state:
-            here = connections.here()
+            here = connections.for_current_loop()
             hosting = partial(connections.hosting, peers=here)
             settings = replace(settings, state=state, asyncio_state=state, sharding=here.sharding, hosting=hosting)
             async with with_asyncio(lifespan, settings) as settings, Engine(settings, here.link).joined() as engine:

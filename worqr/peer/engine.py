@@ -110,7 +110,7 @@ class Engine:
     async def shards_of(self, queue: str) -> tuple[QueueKeys, ...]:
         """The keys of all shards of a queue of this mesh."""
         keys, sharding = self.queue_keys(queue), self.settings.sharding
-        return (keys,) if sharding is None else await sharding.of(keys, declare=False)
+        return (keys,) if sharding is None else await sharding.shards(keys, declare=False)
 
     async def serve_all(self, handlers: Iterable[tuple[str, Callable[[bytes], object], Handling]]) -> None:
         """Serve these queues until the peer leaves; return when all are subscribed."""
@@ -170,7 +170,7 @@ class Engine:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """The engine: registers, then runs all duties until `leave` ends it. Started means registered, with a heartbeat."""
         if self.settings.sharding is not None:
-            await self.settings.sharding.learn()
+            await self.settings.sharding.refresh()
             await self.settings.sharding.declare()
         await self.session.register()
         await self._ticker.declarer.declare()

@@ -99,7 +99,7 @@ class _Late:
             return
         here = {station.queue for station in self._engine.consumers.entered()}
         try:
-            await self._engine.serve_all(each for each in declared.served() if each[0] not in here)
+            await self._engine.serve_all(each for each in declared.handlers() if each[0] not in here)
         except WorqrError as error:
             if not self._engine.leaving:
                 self._missing = True

@@ -51,7 +51,7 @@ class Serving:
     async def _check_free(self, queue: str) -> tuple[QueueKeys, ...]:
         """The keys of all shards of `queue`; UsageError if the peer cannot serve it, or does already."""
         keys, sharding = QueueKeys.of(self._settings.prefix, queue), self._settings.sharding
-        shards = (keys,) if sharding is None else await sharding.of(keys)
+        shards = (keys,) if sharding is None else await sharding.shards(keys)
         if self._consumers.closed:
             raise UsageError(f"queue {queue!r}: this peer has left the mesh; join again for another one")
         if any(self._consumers.get(keys.name) is not None for keys in shards):

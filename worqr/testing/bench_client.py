@@ -31,7 +31,7 @@ class BenchConnections(ConnectionRegistry):
         connection.add_user()
         self._kept.append(connection)
         await connection.link.wait_ready()
-        await connection.sharding.begin()
+        await connection.sharding.initialize()
 
     def end_kept(self) -> None:
         """Disconnect the loops that `keep` has connected. Any thread may call this."""

@@ -147,7 +147,7 @@ class BenchRun:
             options: JoinOptions = {"grace": 0, **self._options, "only": [glob.escape(name) for name in new]}
             self._peer = await self._stack.enter_async_context(self._mesh.join(**options))
         elif new and self._peer is not None:
-            new_handlers = [each for name in new for each in definition_of(self._mesh.functions[name]).served()]
+            new_handlers = [each for name in new for each in definition_of(self._mesh.functions[name]).handlers()]
             await engine_of(self._peer).serve_all(new_handlers)
 
 

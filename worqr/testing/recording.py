@@ -90,7 +90,7 @@ class RecordingProducer(Producer):
 class NoConnections(ConnectionRegistry):
     """Connects to nothing."""
 
-    def here(self) -> Connection:
+    def for_current_loop(self) -> Connection:
         """Raise UsageError: there is no server."""
         raise UsageError(
             "this mesh is recording what its functions send, and has no server: for anything else use worqr.testing.bench"
