@@ -824,7 +824,7 @@ def functions(draw: st.DrawFn) -> tuple[Function, list[Any]]:
 
     def function() -> None: ...
 
-    function.__signature__ = inspect.ArgumentCodec(parameters)  # type: ignore[attr-defined]
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     function.__annotations__ = {f"a{i}": hint for i, (hint, _) in enumerate(typed)}
     return function, values
 
