@@ -91,6 +91,9 @@ class PeerThread:
             raise Unavailable(
                 f"cannot start the peer's thread ({error}): this process is at its limit (ulimit -u)"
             ) from error
+        except BaseException:  # Ctrl-C, while the new thread begins
+            self.request_stop(0)
+            raise
 
     def request_stop(self, grace: float) -> None:
         """Have the peer leave within `grace` seconds. A peer that has not joined leaves at once."""
