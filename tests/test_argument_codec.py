@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worqr import Broken, UsageError
-from worqr.argument_codec import Arguments, Signature
+from worqr.argument_codec import ArgumentCodec, Arguments
 from worqr.peer.results import encode_result
 
 if TYPE_CHECKING:
@@ -218,15 +218,15 @@ def whole_of(hint: Any) -> Function:
     return function
 
 
-def sign(function: Function, *, keeps: bool = False) -> Signature:
-    return Signature(function, "shop.ship", keeps=keeps)
+def sign(function: Function, *, stores_result: bool = False) -> ArgumentCodec:
+    return ArgumentCodec(function, "shop.ship", stores_result=stores_result)
 
 
-def payload_of(signature: Signature, *args: Any, **kwargs: Any) -> bytes:
+def payload_of(signature: ArgumentCodec, *args: Any, **kwargs: Any) -> bytes:
     return signature.encode(signature.bind(args, kwargs))
 
 
-def through(signature: Signature, *args: Any, **kwargs: Any) -> Arguments:
+def through(signature: ArgumentCodec, *args: Any, **kwargs: Any) -> Arguments:
     """What the handler gets of a call."""
     return signature.decode(payload_of(signature, *args, **kwargs))
 
@@ -249,7 +249,7 @@ def test_an_argument_arrives_as_it_was(hint: Any, value: Any) -> None:
 @of_each_type
 def test_a_whole_payload_arrives_as_it_was(hint: Any, value: Any) -> None:
     signature = sign(whole_of(hint))
-    assert signature.whole
+    assert signature.payload_is_argument
     (found,), rest = through(signature, value)
     assert_same(found, value)
     assert not rest
@@ -257,7 +257,7 @@ def test_a_whole_payload_arrives_as_it_was(hint: Any, value: Any) -> None:
 
 @of_each_type
 def test_a_result_arrives_as_it_was(hint: Any, value: Any) -> None:
-    assert_same(sign(of(hint), keeps=True).decode_result(*encode_result(value, 1 << 20)), value)
+    assert_same(sign(of(hint), stores_result=True).decode_result(*encode_result(value, 1 << 20)), value)
 
 
 @of_each_type
@@ -313,7 +313,7 @@ def test_the_type_of_a_result_matters_only_if_it_is_kept() -> None:
 
     assert sign(read).decode_result("json", b"7") == 7
     with pytest.raises(UsageError, match=r"^shop\.ship: what it returns has the type pathlib"):
-        sign(read, keeps=True)
+        sign(read, stores_result=True)
 
 
 # Values that do not fit
@@ -440,7 +440,7 @@ def test_two_positional_only_parameters_travel_by_name() -> None:
     def f(a: int, b: int = 2, /) -> None: ...
 
     signature = sign(f)
-    assert not signature.whole
+    assert not signature.payload_is_argument
     assert payload_of(signature, 1) == b'{"a":1,"b":2}'
 
 
@@ -741,14 +741,14 @@ def test_no_memory_is_no_fault_of_the_payload() -> None:
 )
 def test_a_result_that_is_not_what_was_said_is_an_error(hint: Any, result: tuple[str, bytes]) -> None:
     with pytest.raises(UsageError, match=r"^shop\.ship: the result is not what it is said to return"):
-        sign(of(hint), keeps=True).decode_result(*result)
+        sign(of(hint), stores_result=True).decode_result(*result)
 
 
 def test_a_result_without_a_type_is_what_json_has() -> None:
     def f():  # type: ignore[no-untyped-def]
         ...
 
-    signature = sign(f, keeps=True)
+    signature = sign(f, stores_result=True)
     assert signature.decode_result("json", b'{"a":[1]}') == {"a": [1]}
     assert signature.decode_result("bytes", b"x") == b"x"
     assert signature.decode_result("none", b"") is None
@@ -875,7 +875,7 @@ def test_a_stranger_may_leave_out_defaults_add_fields_and_change_the_order(
 ) -> None:
     function, values = made
     signature = sign(function)
-    if signature.whole:
+    if signature.payload_is_argument:
         return
     args, kwargs = split(function, values)
     said = json.loads(payload_of(signature, *args, **kwargs))
@@ -897,7 +897,7 @@ MANY = sign(many)
 VALID = payload_of(MANY, 1, ORDER, tree=Tree("a", [Tree("b")]), user=User(Name="Ada"), shape=Square(1.0))
 
 
-def decode_or_break(signature: Signature, task: bytes) -> None:
+def decode_or_break(signature: ArgumentCodec, task: bytes) -> None:
     try:
         signature.decode(task)
     except Broken as error:

@@ -20,7 +20,7 @@ import worqr
 import worqr.testing
 from tests.support.children import ROOT
 from tests.support.servers import Server
-from worqr.peer.options import HandlerOptions
+from worqr.handler_options import HandlerOptions
 
 FACE = (ROOT / "tests" / "face.txt").read_text("utf-8")
 CLASSES: dict[str, type[Any]] = {

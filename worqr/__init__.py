@@ -1,6 +1,7 @@
 """worqr: a peer-to-peer job mesh on Trio and Redis.
 
-Imports run one way: errors, keys, lua and other pure modules <- ops <- link <- client, functions, peer, hosting <- mesh <- cli.
+Imports run one way: errors, keys, lua and other pure modules <- ops <- link <- client <- functions <- peer <- hosting
+<- mesh <- cli, testing. `tests/test_layering.py` checks it.
 Only `worqr.link` imports redis.
 
 A public name is imported when it is first used. So a worker process, a command or a test of errors imports only its part of
@@ -13,10 +14,10 @@ from typing import TYPE_CHECKING
 from worqr.version import __version__ as __version__
 
 if TYPE_CHECKING:  # `as` says to type checkers that a name is public
-    from worqr.client.blocking import BlockingFunction as BlockingFunction
     from worqr.client.blocking import BlockingMesh as BlockingMesh
     from worqr.client.blocking import BlockingQueue as BlockingQueue
     from worqr.client.blocking_jobs import BlockingJob as BlockingJob
+    from worqr.client.call import Call as Call
     from worqr.client.dead_letters import Aside as Aside
     from worqr.client.events import ConnectionEvent as ConnectionEvent
     from worqr.client.events import Event as Event
@@ -39,14 +40,15 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.errors import WorqrBug as WorqrBug
     from worqr.errors import WorqrError as WorqrError
     from worqr.errors import WrongVersion as WrongVersion
+    from worqr.functions.blocking_function import BlockingFunction as BlockingFunction
     from worqr.functions.function import AsyncFunction as AsyncFunction
     from worqr.functions.function import Bound as Bound
-    from worqr.functions.function import Call as Call
     from worqr.functions.function import Function as Function
     from worqr.functions.function import SyncFunction as SyncFunction
     from worqr.functions.registry import Registry as Registry
     from worqr.functions.registry import TaskDecorator as TaskDecorator
     from worqr.functions.schedule_registry import ScheduleOptions as ScheduleOptions
+    from worqr.handler_options import HandlerOptions as HandlerOptions
     from worqr.hosting.thread_peer import ThreadPeer as ThreadPeer
     from worqr.job_options import JobOptions as JobOptions
     from worqr.job_options import Update as Update
@@ -56,7 +58,6 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.peer.context import current as current
     from worqr.peer.manual_consumer import Claims as Claims
     from worqr.peer.middleware import Middleware as Middleware
-    from worqr.peer.options import HandlerOptions as HandlerOptions
     from worqr.peer.options import JoinOptions as JoinOptions
     from worqr.peer.peer import Peer as Peer
     from worqr.policy import Broken as Broken
@@ -75,8 +76,9 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.validation import Seconds as Seconds
 
 _HOMES = {
-    "worqr.client.blocking": "BlockingFunction BlockingMesh BlockingQueue",
+    "worqr.client.blocking": "BlockingMesh BlockingQueue",
     "worqr.client.blocking_jobs": "BlockingJob",
+    "worqr.client.call": "Call",
     "worqr.client.dead_letters": "Aside",
     "worqr.client.events": "ConnectionEvent Event",
     "worqr.client.job": "Job",
@@ -86,15 +88,17 @@ _HOMES = {
         "ClaimLost ClaimSettled Duplicate JobCancelled JobFailed NoResult NotReplicated PayloadTooLarge "
         "QueueFull RefusedByServer ResultTimeout Unavailable UsageError WorqrBug WorqrError WrongVersion"
     ),
-    "worqr.functions.function": "AsyncFunction Bound Call Function SyncFunction",
+    "worqr.functions.blocking_function": "BlockingFunction",
+    "worqr.functions.function": "AsyncFunction Bound Function SyncFunction",
     "worqr.functions.registry": "Registry TaskDecorator",
     "worqr.functions.schedule_registry": "ScheduleOptions",
+    "worqr.handler_options": "HandlerOptions",
     "worqr.hosting.thread_peer": "ThreadPeer",
     "worqr.job_options": "JobOptions Update",
     "worqr.mesh": "Mesh",
     "worqr.peer.claims": "Claim",
     "worqr.peer.context": "Context current",
-    "worqr.peer.options": "HandlerOptions JoinOptions",
+    "worqr.peer.options": "JoinOptions",
     "worqr.peer.peer": "Peer",
     "worqr.peer.middleware": "Middleware",
     "worqr.peer.manual_consumer": "Claims",

@@ -19,20 +19,20 @@ from worqr.errors import UsageError
 from worqr.policy import Broken
 from worqr.validation import encode_json, is_model, name_of
 
-_WHOLE: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIABLE: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _UNTYPED: Final[tuple[object, ...]] = (Any, object)
 """Annotations without information; a parameter without an annotation counts as Any."""
 _MISSING: Final = object()
-_LATER: Final = (NameError, AttributeError)
+_UNRESOLVED: Final = (NameError, AttributeError)
 """The errors of an annotation whose names are defined further below, or only for type checkers."""
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments: each parameter is in one of them, defaults as well."""
 
 
-class Signature:
-    """The signature of `function`; `name` names it in errors; `keeps`: its result is kept.
+class ArgumentCodec:
+    """Encodes and decodes the arguments of `function`. `name` names it in errors. `stores_result`: its result is kept.
 
     Types are resolved when the function is declared. If they name something that is defined later, they are resolved at first
     use.
@@ -41,9 +41,9 @@ class Signature:
         UsageError: a parameter that cannot be serialized (``*args``), or a type that neither msgspec nor pydantic supports.
     """
 
-    def __init__(self, function: Callable[..., object], name: str, *, keeps: bool = False) -> None:
+    def __init__(self, function: Callable[..., object], name: str, *, stores_result: bool = False) -> None:
         self.name: str = name
-        self._keeps = keeps
+        self._stores_result = stores_result
         self._function = function
         try:
             self._signature = inspect.signature(function)
@@ -60,7 +60,7 @@ class Signature:
                     "one list or dict"
                 )
         self._names = [each.name for each in self._parameters]
-        self._positional = sum(each.kind in _WHOLE for each in self._parameters)
+        self._positional = sum(each.kind in _POSITIONAL for each in self._parameters)
         self._by_keyword = frozenset(
             each.name for each in self._parameters if each.kind is not inspect.Parameter.POSITIONAL_ONLY
         )
@@ -68,27 +68,31 @@ class Signature:
             each.name: each.default for each in self._parameters if each.default is not inspect.Parameter.empty
         }
         only = self._parameters[0] if len(self._parameters) == 1 else None
-        self.whole: bool = only is not None and only.kind is inspect.Parameter.POSITIONAL_ONLY
+        self.payload_is_argument: bool = only is not None and only.kind is inspect.Parameter.POSITIONAL_ONLY
         self._codec: _Codec | None = None
         try:
             self._resolve()
-        except _LATER:
+        except _UNRESOLVED:
             pass  # see `ready`
+
+    def rename(self, name: str) -> None:
+        """Use another name in errors."""
+        self.name = name
 
     # Types
 
     def _resolve(self) -> _Codec:
         try:
             found = get_type_hints(_annotated(self._function), include_extras=True)
-        except _LATER:
+        except _UNRESOLVED:
             raise
         except Exception as error:  # an annotation is code of the user's
             raise UsageError(f"{self.name}: its annotations cannot be read: {type(error).__name__}: {error}") from None
         hints = {name: found.get(name, Any) for name in self._names}
         hints["return"] = found.get("return", Any)
-        if not self._keeps and not _is_known(hints["return"]):
+        if not self._stores_result and not _is_known(hints["return"]):
             hints["return"] = Any  # worqr does not use it
-        codec = _Codec(self.name, self._parameters, hints, whole=self.whole)
+        codec = _Codec(self.name, self._parameters, hints, payload_is_argument=self.payload_is_argument)
         for name, value in self._defaults.items():
             try:
                 if not codec.raw:
@@ -114,7 +118,7 @@ class Signature:
             return self._codec
         try:
             return self._resolve()
-        except _LATER as error:
+        except _UNRESOLVED as error:
             raise UsageError(
                 f"{self.name}: an annotation names what is not there when it runs ({error}): import it outside of "
                 "`if TYPE_CHECKING:`, or define it at the top of the module"
@@ -169,7 +173,7 @@ class Signature:
             task = bytes(cast("bytes", task))
         else:
             try:
-                task = encode_json(values[self._names[0]] if self.whole else values)
+                task = encode_json(values[self._names[0]] if self.payload_is_argument else values)
             except Exception as error:  # any error from encoding a user's type
                 raise UsageError(f"{self.name}: JSON cannot carry these arguments: {error}") from error
         try:
@@ -177,7 +181,9 @@ class Signature:
         except Exception as error:
             raise UsageError(f"{self.name}: invalid arguments: {error}") from error
         for i, name in codec.untyped:
-            _check_unchanged(self.name, name, values[name], arrived if self.whole else getattr(arrived, f"p{i}"))
+            _check_unchanged(
+                self.name, name, values[name], arrived if self.payload_is_argument else getattr(arrived, f"p{i}")
+            )
         return task
 
     def decode(self, task: bytes) -> Arguments:
@@ -193,7 +199,7 @@ class Signature:
             raise  # not an error of the payload
         except Exception as error:  # msgspec's, or of a type with checks of its own
             raise Broken(f"{self.name}: {type(error).__name__}: {error}{_remedy(error)}") from error
-        if self.whole:
+        if self.payload_is_argument:
             return (value,), {}
         values = msgspec.structs.astuple(value)
         if self._positional == len(values):
@@ -235,12 +241,12 @@ class _Codec:
     """Decoders for the types of one signature."""
 
     def __init__(
-        self, name: str, parameters: list[inspect.Parameter], hints: Mapping[str, Any], *, whole: bool
+        self, name: str, parameters: list[inspect.Parameter], hints: Mapping[str, Any], *, payload_is_argument: bool
     ) -> None:
         for what, hint in hints.items():
             _check_known(name, what, hint)
-        shape = hints[parameters[0].name] if whole else _shape(parameters, hints)
-        self.raw: bool = whole and isinstance(msgspec.inspect.type_info(shape), msgspec.inspect.BytesType)
+        shape = hints[parameters[0].name] if payload_is_argument else _shape(parameters, hints)
+        self.raw: bool = payload_is_argument and isinstance(msgspec.inspect.type_info(shape), msgspec.inspect.BytesType)
         self.decode: Callable[[bytes], Any] = partial(msgspec.convert, type=shape) if self.raw else _decoder(shape)
         self.untyped: list[tuple[int, str]] = [
             (i, each.name) for i, each in enumerate(parameters) if hints[each.name] in _UNTYPED

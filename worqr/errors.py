@@ -180,3 +180,8 @@ def note_reply(error: NotReplicated, reply: object) -> None:
 def reply_in(error: NotReplicated) -> Any:
     """Return the reply that the request had."""
     return error._reply  # pyright: ignore[reportPrivateUsage]
+
+
+def set_job(error: NotReplicated | Duplicate, job: object) -> None:
+    """Give an error the handle of its job, or another kind of handle."""
+    error.job = job

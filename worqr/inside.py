@@ -8,39 +8,66 @@ These functions return that object. Nothing else reads it from outside.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from worqr.client.client import Client
-    from worqr.functions.declarations import Declarations
-    from worqr.functions.function import Declared, Function
-    from worqr.functions.registry import Registry
-    from worqr.link import Credentials
-    from worqr.mesh import Mesh
-    from worqr.peer.engine import Engine
-    from worqr.peer.peer import Peer
+T_co = TypeVar("T_co", covariant=True)
+C_contra = TypeVar("C_contra", contravariant=True)
 
 
-def client_of(mesh: Mesh[Any]) -> Client:
-    """Return what a mesh sends its requests with."""
+class _HasClient(Protocol[T_co]):
+    @property
+    def _client(self) -> T_co: ...
+
+
+class _HasPeers(Protocol[T_co]):
+    @property
+    def _peers(self) -> T_co: ...
+
+
+class _HasServer(Protocol[C_contra]):
+    def _set_server(self, url: str | None, prefix: str, credentials: C_contra) -> None: ...
+
+
+class _HasDeclarations(Protocol[T_co]):
+    @property
+    def _declarations(self) -> T_co: ...
+
+
+class _HasDefinition(Protocol[T_co]):
+    @property
+    def _definition(self) -> T_co: ...
+
+
+class _HasEngine(Protocol[T_co]):
+    @property
+    def _engine(self) -> T_co: ...
+
+
+def client_of(mesh: _HasClient[T_co]) -> T_co:
+    """Return the client of a mesh, which sends its requests."""
     return mesh._client
 
 
-def set_server(mesh: Mesh[Any], *, url: str | None, prefix: str, credentials: Credentials | None) -> None:
+def peers_of(mesh: _HasPeers[T_co]) -> T_co:
+    """Return the factory that makes the peers of a mesh."""
+    return mesh._peers
+
+
+def set_server(mesh: _HasServer[C_contra], *, url: str | None, prefix: str, credentials: C_contra) -> None:
     """Have a mesh that is not connected use another server or prefix: the options of ``worqr run``, or the server of a test."""
     mesh._set_server(url, prefix, credentials)
 
 
-def declarations_of(registry: Registry) -> Declarations:
+def declarations_of(registry: _HasDeclarations[T_co]) -> T_co:
     """Return the functions and schedules of a registry, or of a mesh, which is one."""
     return registry._declarations
 
 
-def declared_of(function: Function[..., Any]) -> Declared:
-    """Return the declaration that all handles of a function share."""
-    return function._declared
+def definition_of(function: _HasDefinition[T_co]) -> T_co:
+    """Return the definition that all handles of a function share."""
+    return function._definition
 
 
-def engine_of(peer: Peer) -> Engine:
+def engine_of(peer: _HasEngine[T_co]) -> T_co:
     """Return the engine that runs a peer."""
     return peer._engine

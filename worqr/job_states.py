@@ -28,22 +28,22 @@ SHOWN: Final[Mapping[str, str]] = {"due": "scheduled"}
 """States whose name for people differs from that in records and scripts."""
 ENDS: Final[tuple[State, ...]] = ("finished", "failed", "broken", "cancelled", "gone")
 
-By = Literal["producer", "worker", "leader", "operator"]
+Actor = Literal["producer", "worker", "leader", "operator"]
 
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
     """The actor of a transaction, and its moves: from each state to one of several."""
 
-    by: By
+    by: Actor
     moves: Mapping[State, tuple[State, ...]]
 
 
-_FREED: Final[Mapping[State, tuple[State, ...]]] = {"blocked": ("waiting", "due")}
+_UNBLOCKED: Final[Mapping[State, tuple[State, ...]]] = {"blocked": ("waiting", "due")}
 """The run of its id ended, and the job follows; or the run returned, and the two jobs were merged."""
 _ABOVE_THE_CAP: Final[Mapping[State, tuple[State, ...]]] = {"failed": ("gone",)}
-_GIVEN_BACK: Final = Transaction("worker", {"active": ("waiting", "due", "cancelled"), **_FREED})
-_CLEARED: Final = Transaction("operator", dict.fromkeys(("waiting", "due", "blocked"), ("cancelled",)))
+_GIVEN_BACK: Final = Transaction("worker", {"active": ("waiting", "due", "cancelled"), **_UNBLOCKED})
+_PURGED: Final = Transaction("operator", dict.fromkeys(("waiting", "due", "blocked"), ("cancelled",)))
 _DISPATCHED: Final[Mapping[State, tuple[State, ...]]] = {
     "new": ("waiting", "due", "blocked"),
     "waiting": ("due",),
@@ -56,19 +56,19 @@ TRANSACTIONS: Final[Mapping[str, Transaction]] = {
     "fire_schedule": Transaction("leader", _DISPATCHED),
     "promote_due": Transaction("leader", {"due": ("waiting",)}),
     "start_tasks": Transaction("worker", {"waiting": ("active", "failed"), "due": ("waiting",), **_ABOVE_THE_CAP}),
-    "finish_tasks": Transaction("worker", {"active": ("finished", "cancelled"), **_FREED}),
+    "finish_tasks": Transaction("worker", {"active": ("finished", "cancelled"), **_UNBLOCKED}),
     "stop_tasks": _GIVEN_BACK,
     "stop_work": _GIVEN_BACK,
     "retry_task": Transaction(
-        "worker", {"active": ("waiting", "due", "failed", "cancelled"), **_FREED, **_ABOVE_THE_CAP}
+        "worker", {"active": ("waiting", "due", "failed", "cancelled"), **_UNBLOCKED, **_ABOVE_THE_CAP}
     ),
-    "fail_task": Transaction("worker", {"active": ("failed", "broken", "cancelled"), **_FREED, **_ABOVE_THE_CAP}),
+    "fail_task": Transaction("worker", {"active": ("failed", "broken", "cancelled"), **_UNBLOCKED, **_ABOVE_THE_CAP}),
     "fail_worker": Transaction(
-        "leader", {"active": ("waiting", "due", "failed", "cancelled"), **_FREED, **_ABOVE_THE_CAP}
+        "leader", {"active": ("waiting", "due", "failed", "cancelled"), **_UNBLOCKED, **_ABOVE_THE_CAP}
     ),
-    "cancel_job": Transaction("operator", _CLEARED.moves),
-    "cancel_all": _CLEARED,
-    "delete_queue": _CLEARED,
+    "cancel_job": Transaction("operator", _PURGED.moves),
+    "cancel_all": _PURGED,
+    "delete_queue": _PURGED,
     "cancel_task": Transaction("operator", {"waiting": ("cancelled",), "due": ("cancelled",)}),
     "retry_aside": Transaction("operator", {"failed": ("waiting", "blocked"), "broken": ("waiting", "blocked")}),
     "drop_aside": Transaction("operator", {"failed": ("gone",), "broken": ("gone",)}),
@@ -86,7 +86,7 @@ def moves() -> Iterator[tuple[str, State, State]]:
 
 def as_table() -> str:
     """The table in Markdown, transactions with the same moves in one row."""
-    same: dict[tuple[By, State, tuple[State, ...]], list[str]] = {}
+    same: dict[tuple[Actor, State, tuple[State, ...]], list[str]] = {}
     for name, transaction in TRANSACTIONS.items():
         for before, targets in transaction.moves.items():
             same.setdefault((transaction.by, before, targets), []).append(f"`{name}`")

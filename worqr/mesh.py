@@ -1,53 +1,47 @@
 """The mesh: which server an application uses, and what it declares.
 
 A `Mesh` does no I/O until `connect()` or `join()`. How it connects is in `worqr.client.connections`, how it joins in
-`worqr.hosting.joined_peer`.
+`worqr.hosting.peer_factory`.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from worqr import ops
 from worqr.client.async_context import async_block
 from worqr.client.blocking import BlockingMesh
-from worqr.client.client import Client
+from worqr.client.call import Call, named_call
 from worqr.client.connections import CONNECT, JOIN, check_loop
 from worqr.client.fleet import Fleet
 from worqr.client.inspection import all_infos
 from worqr.client.job import Job
+from worqr.client.mesh_client import MeshClient
 from worqr.client.queue import Queue
+from worqr.client.settings import ClientSettings
 from worqr.client.stats import queue_names
 from worqr.cron import Schedule
 from worqr.errors import UsageError, did_you_mean
 from worqr.foreign import explain_options
-from worqr.functions import function
 from worqr.functions.declarations import Declarations
 from worqr.functions.registry import Registry
+from worqr.handler_options import AsyncRunsIn
 from worqr.hosting import service
-from worqr.hosting.joined_peer import check_join, joined
+from worqr.hosting.peer_factory import PeerFactory
+from worqr.hosting.settings import WorkerSettings
 from worqr.hosting.thread_peer import ThreadPeer
-from worqr.job_options import check_replicas
 from worqr.keys import QueueKeys, RegistryKeys, check_name
-from worqr.link import Credentials, GivenCredentials, checked_credentials
+from worqr.link import GivenCredentials
 from worqr.peer.leader.schedule_ticker import all_schedules, schedule_of
-from worqr.peer.lifespans import States, check_lifespan
-from worqr.peer.middleware import Middleware, checked_middleware
-from worqr.peer.options import (
-    AsyncRunsIn,
-    JoinOptions,
-    check_default_place,
-    checked_keepalive,
-    checked_patience,
-    checked_url,
-)
+from worqr.peer.middleware import Middleware
+from worqr.peer.options import JoinOptions
+from worqr.peer.parents import Parent
 from worqr.peer.peer import Peer
 from worqr.records import QueueInfo
-from worqr.relocation import relocated
 from worqr.shard_layout import check_shards
-from worqr.validation import Seconds, check_count, check_text, seconds
+from worqr.validation import Seconds, check_text
 
 R = TypeVar("R")
 if TYPE_CHECKING:
@@ -58,7 +52,7 @@ else:
     S = TypeVar("S")
 
 
-class Mesh(Registry, Fleet, Generic[S]):
+class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, Generic[S]):
     """A mesh of workers around one Redis or Valkey server. It does no I/O until `connect` or `join`.
 
     Args:
@@ -94,37 +88,6 @@ class Mesh(Registry, Fleet, Generic[S]):
         UsageError: An argument is not valid.
     """
 
-    url: str | None
-    """The URL of the server, as it was given."""
-    credentials: Credentials | None
-    """The credentials for the server; None: those of the URL."""
-    prefix: str
-    """The first part of all keys."""
-    app: str
-    """The application's name."""
-    patience: float
-    """Seconds that a call waits for an unavailable server."""
-    keepalive: float | None
-    """Seconds without a heartbeat after which a worker counts as dead; None: never."""
-    block_limit: float
-    """Seconds that a handler may block the event loop."""
-    max_payload: int
-    """The size limit of a task, in bytes."""
-    replicas: int
-    """The number of replicas that must have a task before an enqueue or dispatch returns."""
-    lifespan: Callable[[], AbstractAsyncContextManager[S]] | None
-    """The async context manager around each `join`."""
-    asyncio_lifespan: Callable[[], AbstractAsyncContextManager[object]] | None
-    """The async context manager around each `join`, on the asyncio loop of handlers."""
-    middleware: tuple[Middleware, ...]
-    """The functions around every run, the first outermost."""
-    runs_in: AsyncRunsIn | None
-    """Where ``async def`` handlers run by default; None: on the loop of the program that has joined."""
-    around_thread: Callable[[], AbstractContextManager[object]] | None
-    """The context manager around each call of a plain function."""
-    process_lifespan: Callable[[], AbstractContextManager[object]] | None
-    """The context manager around the life of each process."""
-
     def __init__(
         self,
         url: str | None = None,
@@ -144,34 +107,26 @@ class Mesh(Registry, Fleet, Generic[S]):
         asyncio_lifespan: Callable[[], AbstractAsyncContextManager[object]] | None = None,
         credentials: GivenCredentials | None = None,
     ) -> None:
-        self.url = checked_url(url)
-        self.credentials = checked_credentials(credentials, self.url)
-        self.prefix = check_name(prefix, "prefix")
-        if (moved := relocated(self.url, self.prefix)) is not None:
-            (self.url, self.prefix), self.credentials = moved, None
-        self.app, self.patience = check_text(app, "app"), checked_patience(patience)
-        self.keepalive = None if keepalive is None else checked_keepalive(keepalive)
-        self.block_limit = seconds(block_limit, "block_limit", positive=True)
-        self.max_payload, self.replicas = check_count(max_payload, "max_payload"), check_replicas(replicas)
-        self.lifespan, self.asyncio_lifespan = lifespan, asyncio_lifespan
-        self.middleware = checked_middleware(middleware)
-        self.runs_in = check_default_place(runs_in)
-        self.around_thread, self.process_lifespan = around_thread, process_lifespan
-        for name in ("lifespan", "asyncio_lifespan", "around_thread", "process_lifespan"):
-            check_lifespan(name, getattr(self, name))
-        self._client = Client(self)
+        ClientSettings.__init__(self, url, credentials, prefix, app, patience, keepalive, max_payload, replicas)
+        WorkerSettings.__init__(  # pyright: ignore[reportUnknownMemberType] - it does not infer S
+            self,
+            block_limit=block_limit,
+            lifespan=lifespan,
+            asyncio_lifespan=asyncio_lifespan,
+            middleware=middleware,
+            runs_in=runs_in,
+            around_thread=around_thread,
+            process_lifespan=process_lifespan,
+        )
+        self._client = MeshClient(self, Parent)
         self._declarations = Declarations(self._client)
-        self._states = States[S]()
+        self._peers = PeerFactory(self, self._client, self._declarations)
 
     if not TYPE_CHECKING:
         __init__ = explain_options(__init__)
 
     def __repr__(self) -> str:
         return f"<Mesh {self.prefix!r}>"
-
-    def _set_server(self, url: str | None, prefix: str, credentials: Credentials | None) -> None:
-        """Use another server or prefix, while the mesh is not connected. `worqr.inside` calls it."""
-        self.url, self.prefix, self.credentials = url, prefix, credentials
 
     # Connecting
 
@@ -191,13 +146,13 @@ class Mesh(Registry, Fleet, Generic[S]):
             WrongVersion: The server is older than Redis 7.0 or Valkey 7.2, or its mesh has another wire version.
             Unavailable: The server did not reply within `patience`, or its host name does not resolve.
         """
-        async with self._client.connections.open(self._client):
+        async with self._client.connections.open():
             yield
 
     @property
     def blocking(self) -> BlockingMesh:
         """This mesh for synchronous code. It connects at first use and needs no `connect`."""
-        return BlockingMesh(self)
+        return BlockingMesh(self, self._client)
 
     # Joining
 
@@ -228,12 +183,12 @@ class Mesh(Registry, Fleet, Generic[S]):
             Unavailable: As `connect`.
         """
         if check_loop("mesh.join()") == "Trio":
-            async with joined(self, self._states, options) as peer:
+            async with self._peers.joined(options) as peer:
                 yield peer
         else:
             from worqr.hosting.asyncio_peer import joined_under_asyncio  # programs on Trio need no asyncio
 
-            async with joined_under_asyncio(self, self._states, options) as asyncio_peer:
+            async with joined_under_asyncio(self._peers, options) as asyncio_peer:
                 yield asyncio_peer
 
     def join_in_thread(self, **options: Unpack[JoinOptions]) -> ThreadPeer:
@@ -248,8 +203,8 @@ class Mesh(Registry, Fleet, Generic[S]):
         Raises:
             UsageError: An option does not exist or is not valid.
         """
-        check_join(self, options)
-        return ThreadPeer(self, options)
+        self._peers.check_options(options)
+        return ThreadPeer(self._peers, options)
 
     def run(self, **options: Unpack[JoinOptions]) -> None:
         """Join, and run tasks until the process is asked to stop; the last line of a script. ``worqr run`` does the same.
@@ -267,8 +222,8 @@ class Mesh(Registry, Fleet, Generic[S]):
             RefusedByServer: As `connect`.
             WrongVersion: As `connect`.
         """
-        check_join(self, options)
-        service.run(self, **options)
+        self._peers.check_options(options)
+        service.run(self._peers, options)
 
     @property
     def state(self) -> S:
@@ -277,12 +232,7 @@ class Mesh(Registry, Fleet, Generic[S]):
         Raises:
             UsageError: The mesh has a lifespan, and no peer has joined.
         """
-        try:
-            return self._states.newest
-        except IndexError:
-            if self.lifespan is None:
-                return cast("S", None)
-        raise UsageError("mesh.state is what the lifespan gives, so it is there inside `async with mesh.join():` only")
+        return self._peers.state
 
     # Queues
 
@@ -321,7 +271,7 @@ class Mesh(Registry, Fleet, Generic[S]):
 
     # Functions and schedules
 
-    def call(self, name: str, /, *args: Any, **kwargs: Any) -> function.Call[Any]:
+    def call(self, name: str, /, *args: Any, **kwargs: Any) -> Call[Any]:
         """Return a call of a function that another program declares, by its name. Nothing is sent.
 
         Args:
@@ -333,9 +283,9 @@ class Mesh(Registry, Fleet, Generic[S]):
             UsageError: The name is not valid, there are several positional arguments, or JSON cannot encode an argument.
             PayloadTooLarge: The payload is larger than `max_payload`.
         """
-        return function.named_call(name, args, kwargs, self.max_payload)
+        return named_call(name, args, kwargs, self.max_payload)
 
-    async def enqueue_many(self, calls: Iterable[function.Call[Any]]) -> int:
+    async def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
         """Enqueue calls as raw tasks, a thousand in one round trip. Of a thousand, those of one queue are stored all or none.
 
         Args:
@@ -350,9 +300,9 @@ class Mesh(Registry, Fleet, Generic[S]):
             NotReplicated: All were stored, but fewer `replicas` than requested had them in time.
             Unavailable: The server did not reply within `patience`. A note says how many calls were stored.
         """
-        return await self._client.sender.enqueue_many(calls)
+        return await self._client.producer.enqueue_many(calls)
 
-    async def dispatch_many(self, calls: Iterable[function.Call[R]]) -> list[Job[R]]:
+    async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
         """Dispatch calls as jobs, a thousand in one round trip.
 
         Args:
@@ -368,7 +318,7 @@ class Mesh(Registry, Fleet, Generic[S]):
             NotReplicated: All were stored, but fewer `replicas` than requested had them in time.
             Unavailable: The server did not reply within `patience`. A note says how many calls were stored.
         """
-        return await self._client.sender.dispatch_many(calls)
+        return await self._client.producer.dispatch_many(calls)
 
     async def schedules(self) -> list[Schedule]:
         """Return all schedules of the mesh, those of other programs too, by name.

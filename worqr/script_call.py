@@ -62,3 +62,7 @@ class Call(Generic[T_co]):
         It is not joined with other calls: the joined call would have the original script.
         """
         return replace(self, script=script, merge=None)
+
+    def without_replicas(self) -> Call[T_co]:
+        """Return this call as one that does not wait for replicas."""
+        return replace(self, replicas=0)

@@ -424,7 +424,7 @@ def test_what_is_cancelled_before_it_was_sent_is_withdrawn(new_mesh: NewMesh, ow
             await q.enqueue(b"before")
             own_server.stop()
             waiting = [asyncio.create_task(q.enqueue(b"away")) for _ in range(10)]
-            await come(lambda: mesh._client.link._client.state.name != "READY")
+            await come(lambda: mesh._client.link._client.connector.state.name != "READY")
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
                     await q.enqueue(b"withdrawn")
@@ -690,7 +690,7 @@ def test_a_server_that_is_away_is_unavailable(new_mesh: NewMesh, own_server: Ser
             await q.count()
             own_server.stop()
             counting = asyncio.create_task(q.count())
-            await come(lambda: mesh._client.link._client.state.name != "READY")
+            await come(lambda: mesh._client.link._client.connector.state.name != "READY")
             waits = counting, q.enqueue(b"a"), _follow(q.events()), mesh.enqueue_many([mesh.call("Q1", a=1)]), connect()
             errors = await asyncio.gather(*waits, return_exceptions=True)
             assert {type(error) for error in errors} == {worqr.Unavailable}

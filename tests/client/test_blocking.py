@@ -774,7 +774,7 @@ if os.fork() == 0:
 os.wait()
 queue.enqueue(b"parent")
 print("parent", queue.info().waiting, flush=True)
-print(mesh._client.connections.of_threads._connection.link.settings.address.path, flush=True)
+print(mesh._client.connections.for_threads._connection.link.settings.address.path, flush=True)
 """
 
 
@@ -870,5 +870,5 @@ async def test_an_interrupt_ends_a_wait(server: Server, prefix: str, spawn: Spaw
 
 def test_the_mailbox_of_threads_is_meant(mesh: worqr.Mesh) -> None:
     mesh.blocking.queue("Q1").enqueue(b"a")
-    connection = mesh._client.connections.of_threads.get(mesh._client, mesh._client.connections.new_link)
+    connection = mesh._client.connections.for_threads.get()
     assert isinstance(connection.link.driver, ThreadDriver)

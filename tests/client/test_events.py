@@ -13,7 +13,7 @@ from tests.peer.conftest import mesh, new_mesh  # noqa: F401 - fixtures
 from tests.peer.tools import QUICK, serving
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
-from worqr.client.events import Event, _Reader  # pyright: ignore[reportPrivateUsage]
+from worqr.client.events import Event, _EventDecoder  # pyright: ignore[reportPrivateUsage]
 from worqr.keys import QueueKeys
 
 KEYS = QueueKeys("worqr", "Q1")
@@ -58,12 +58,12 @@ async def test_an_older_listener_hears_what_it_always_heard(mesh: worqr.Mesh, se
 def read(*messages: tuple[str, bytes] | None) -> list[Event]:
     """What is made of these messages; None: the channels were subscribed anew."""
     events: list[Event] = []
-    reader = _Reader("Q1", KEYS, events.append)
+    decoder = _EventDecoder("Q1", KEYS, events.append)
     for message in messages:
         if message is None:
-            reader.begin()
+            decoder.on_subscribed()
         else:
-            reader.hear(*message)
+            decoder.on_message(*message)
     return events
 
 

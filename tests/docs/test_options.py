@@ -15,10 +15,12 @@ import pytest
 
 import worqr
 from tests.docs.tables import columns, rows, section, words
+from worqr.client.settings import MAX_PATIENCE
 from worqr.cron import Definition
 from worqr.functions.schedule_registry import MAX_CATCH_UP, ScheduleOptions
+from worqr.handler_options import PATIENT, handling
 from worqr.job_options import MAX_ID, MAX_META, MAX_REPLICAS, encode_options
-from worqr.peer.options import CONCURRENCY, GRACE, MAX_PATIENCE, PATIENT, THREADS, handling
+from worqr.peer.options import CONCURRENCY, GRACE, THREADS
 from worqr.peer.scheduler import AUTO_MOST
 from worqr.policy import Policy
 from worqr.shard_layout import MAX_SHARDS

@@ -19,8 +19,10 @@ from tests.support.children import ROOT
 from tests.support.servers import Server
 from worqr import cron, ops, policy, validation
 from worqr.client import notifications
+from worqr.client.settings import MAX_PATIENCE
 from worqr.cron import Definition, Plan, at, ms_of
 from worqr.functions import schedule_registry
+from worqr.handler_options import PATIENT
 from worqr.hosting import service
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import answer_timeout, server_info
@@ -38,7 +40,7 @@ from worqr.peer import (
     unserved,
 )
 from worqr.peer.leader import due_jobs, leader, schedule_ticker
-from worqr.peer.options import GRACE, MAX_PATIENCE, PATIENT
+from worqr.peer.options import GRACE
 
 SOURCE = "\n".join(path.read_text("utf-8") for path in sorted((ROOT / "worqr").rglob("*.py")))
 

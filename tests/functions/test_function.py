@@ -68,7 +68,7 @@ def test_its_own_attributes_do_not_stand_in_front_of_ours(mesh: Mesh) -> None:
     def send(to: str) -> None: ...
 
     send.name = "mine"  # type: ignore[attr-defined]
-    send._declared = "mine"  # type: ignore[attr-defined]
+    send._definition = "mine"  # type: ignore[attr-defined]
     function: Any = mesh.task(send)
     assert function.name == f"{__name__}.{send.__qualname__}"
     assert function.dispatch.__func__ is worqr.Function.dispatch
@@ -390,8 +390,8 @@ def gave_up(record: worqr.Failed) -> None: ...
 def test_a_failure_handler_is_declared_by_a_decorator(mesh: Mesh) -> None:
     function = mesh.task(add)
     assert function.on_failure(gave_up) is gave_up
-    assert function._declared.how.on_failure is gave_up
-    assert function._declared.how.policy.on_failure
+    assert function._definition.options.on_failure is gave_up
+    assert function._definition.options.policy.on_failure
 
 
 def test_there_is_one_failure_handler(mesh: Mesh) -> None:

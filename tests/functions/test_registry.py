@@ -287,7 +287,7 @@ def test_an_included_registry_belongs_to_the_mesh() -> None:
     mesh.include(registry, prefix="shop.")
     assert function.name == "shop.f"
     assert dict(mesh.functions) == {"shop.f": function}
-    assert function._declared.aliases == ("shop.old",)
+    assert function._definition.aliases == ("shop.old",)
     assert function.queue.name == function.call().name == "shop.f"
     assert repr(function) == "<Function 'shop.f'>"
 
@@ -321,7 +321,7 @@ def test_prefixes_add_up(inner_first: bool, declared_first: bool) -> None:
         inner.every(60, function.call(2))
         inner.every(60, mesh.call("elsewhere"), name="else")
     assert function.name == "a.b.f"
-    assert function._declared.client is mesh._client
+    assert function._definition.client is mesh._client
     assert dict(mesh.functions) == {"a.b.f": function}
     assert {name: each.queue for name, each in mesh._declarations.schedules.items()} == {
         "a.b.hourly": "a.b.f",

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import worqr
+from worqr.client.call import Call, named_call
 from worqr.cron import Definition
 from worqr.errors import UsageError
-from worqr.functions.function import Call, named_call
 from worqr.functions.schedule_registry import MAX_TASK
 
 REPORT: Call[Any] = Call("report", (), {"region": "eu"}, b'{"region":"eu"}')

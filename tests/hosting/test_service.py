@@ -11,6 +11,7 @@ import trio.testing
 import worqr
 from worqr.errors import Unavailable
 from worqr.hosting import service
+from worqr.inside import peers_of
 
 
 async def test_a_join_that_fails_at_once_is_tried_again_after_a_pause(
@@ -18,13 +19,13 @@ async def test_a_join_that_fails_at_once_is_tried_again_after_a_pause(
 ) -> None:
     mesh, joins = worqr.Mesh(), list[float]()
 
-    def join(**options: object) -> object:
+    def join(options: object) -> object:
         joins.append(trio.current_time())
         raise Unavailable("the host name nohost.invalid could not be resolved", sent=False)
 
-    monkeypatch.setattr(mesh, "join", join)
+    monkeypatch.setattr(peers_of(mesh), "joined", join)
     caplog.set_level(logging.WARNING, "worqr.service")
     with trio.move_on_after(3.5 * service.RETRY_AFTER):
-        await service.Service(mesh, {})._run()
+        await service.Service(peers_of(mesh), {})._run()
     assert len(joins) == 4
     assert len(caplog.records) == 4

@@ -24,6 +24,7 @@ from tests.peer import jobs_in_processes
 from tests.support.children import Child
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
+from worqr.hosting.peer_thread import Phase
 from worqr.peer.leader.leader import Leader
 
 T = TypeVar("T")
@@ -257,12 +258,26 @@ def test_word_that_it_has_heeded_already_changes_nothing(
     held.begin()
     patient = beside(peer.stop)
     until(lambda: peer.health().why == "the peer is leaving")
-    life: Any = peer._life
+    thread: Any = peer._thread
     for _ in range(3):  # several that stop it may be heard of before the first of their words arrives
-        trio.from_thread.run_sync(life._heed, trio_token=life._token)
+        trio.from_thread.run_sync(thread._apply_stop, trio_token=thread._token)
     peer.stop(0)
     patient.result(PATIENCE)
     assert held.ended == ["cancelled: leaving"]
+
+
+def test_its_thread_goes_through_its_phases(
+    mesh: worqr.Mesh[Any], held: Held, beside: Callable[..., Future[Any]]
+) -> None:
+    peer = mesh.join_in_thread(grace=LONG).start()
+    held.begin()
+    thread: Any = peer._thread
+    assert thread.phase is Phase.JOINED
+    patient = beside(peer.stop)
+    until(lambda: thread.phase is Phase.DRAINING)
+    peer.stop(0)
+    patient.result(PATIENCE)
+    assert thread.phase is Phase.ENDED
 
 
 def test_a_handler_on_its_loop_cannot_stop_it(mesh: worqr.Mesh[Any]) -> None:

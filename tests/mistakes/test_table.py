@@ -72,7 +72,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "a function name that is misspelt at the producer": (
         "peer/test_unserved.py::test_a_queue_is_named_with_what_waits_what_was_meant_and_the_remedy",
         "peer/test_unserved.py::test_the_leader_says_so",
-        "cli/test_producing.py::test_a_queue_that_no_worker_serves_is_named_on_the_standard_error",
+        "cli/test_named_queue.py::test_a_queue_that_no_worker_serves_is_named_on_the_standard_error",
     ),
     "a function that is declared after the join": (
         "peer/test_late_functions.py::test_a_function_is_served_whether_it_was_declared_before_or_after_the_join",

@@ -15,7 +15,7 @@ from tests.peer.tools import until
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import testing
-from worqr.client.connections import Connections
+from worqr.client.connections import ConnectionRegistry
 from worqr.keys import QueueKeys
 from worqr.link import Link, LinkSettings
 from worqr.shard_layout import shards_of
@@ -25,13 +25,13 @@ from worqr.shard_layout import shards_of
 def links(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The threads in which links were made."""
     made: list[str] = []
-    new_link = Connections.new_link
+    new_link = ConnectionRegistry.new_link
 
-    def note(connections: Connections, settings: LinkSettings) -> Link:
+    def note(connections: ConnectionRegistry, settings: LinkSettings) -> Link:
         made.append(threading.current_thread().name)
         return new_link(connections, settings)
 
-    monkeypatch.setattr(Connections, "new_link", note)
+    monkeypatch.setattr(ConnectionRegistry, "new_link", note)
     return made
 
 

@@ -19,7 +19,7 @@ from tests.peer.tools import QUICK, Held, Runs, eventually, serving
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import Broken, Failed, Failure, Retry, RetryPolicy
-from worqr.peer.options import PATIENT
+from worqr.handler_options import PATIENT
 
 ASIDE = ("{Q1}:failed", "{Q1}:broken", "{Q1}:aside*")
 OF_FAILURES = ("{Q1}-fail:*",)

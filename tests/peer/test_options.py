@@ -9,7 +9,8 @@ import pytest
 import worqr
 from tests.peer.tools import Runs, spying
 from tests.support.servers import Server
-from worqr.peer.options import HandlerOptions, Handling, JoinOptions, handling, policy_for, refuse_unknown
+from worqr.handler_options import HandlerOptions, Handling, handling, policy_for, refuse_unknown
+from worqr.peer.options import JoinOptions
 from worqr.policy import Policy
 
 KNOWN = {"serve": HandlerOptions, "join": JoinOptions}

@@ -1,8 +1,8 @@
 """``worqr run --reload``: a supervisor that restarts the worker, its child, when a ``.py`` file of the project changes.
 
 Supervisor and child share the terminal, so a debugger works in a handler, and Ctrl-C reaches both. A pipe connects them. The
-supervisor writes into it how urgently the child should stop: see `worqr.hosting.service.Urgency`. The end of the pipe means that
-the supervisor has ended. Repeated messages do no harm.
+supervisor writes into it how urgently the child should stop: see `worqr.hosting.service.StopLevel`. The end of the pipe means
+that the supervisor has ended. Repeated messages do no harm.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from worqr.cli.option_types import duration_option, flag
 from worqr.cli.parsing import parse_duration
 from worqr.cli.reload import command_without_reload, follow_supervisor, supervise
 from worqr.errors import UsageError, WorqrBug, WorqrError
-from worqr.hosting.service import ENDS_AFTER, Service, end_within
-from worqr.inside import declarations_of, set_server
+from worqr.hosting.service import ENDS_AFTER, Service, exit_after
+from worqr.inside import declarations_of, peers_of, set_server
 from worqr.keys import check_name
 from worqr.log_events import emit
 from worqr.peer.options import Only
@@ -161,7 +161,7 @@ class _Program:
         """Handle a request of the supervisor of `--reload`; in the thread that reads them."""
         if self._service is None:
             os._exit(EXIT_FAILED)  # the module is still being imported, so this process holds no tasks
-        self._service.urge(urgency)
+        self._service.request_stop(urgency)
 
     def run(self, log: Callable[[], None]) -> None:
         """Find the mesh, serve it, and make sure that the process ends afterwards."""
@@ -175,9 +175,9 @@ class _Program:
                 "import the modules that declare them where the mesh is made"
             )
         self._check_queues(mesh)
-        self._service = Service(mesh, self._options)
+        self._service = Service(peers_of(mesh), self._options)
         self._service.run()
-        end_within(ENDS_AFTER)
+        exit_after(ENDS_AFTER)
 
     def _set_server(self, mesh: Mesh[Any]) -> None:
         """Apply --url and --prefix."""

@@ -1,32 +1,38 @@
-"""The producer's side for plain threads, where no event loop runs: Django, Flask, scripts. ``mesh.blocking``, ``fn.blocking``.
+"""A mesh and its queues for plain threads, where no event loop runs: Django, Flask, scripts. ``mesh.blocking``.
 
 This module wraps coroutines of other modules. A call runs the coroutine of the same name to its end in the calling thread. All
-plain threads of the process share one link (`worqr.client.connections`). Calls of a function are sent by the client's sender,
-as from a coroutine. There is no second client, and nothing here talks to the server itself.
+plain threads of the process share one link (`worqr.client.connections`). There is no second client, and nothing here sends
+requests itself. ``fn.blocking`` is in `worqr.functions.blocking_function`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
+from collections.abc import Iterable
+from typing import Any, Protocol, TypeVar, Unpack
 
 from worqr.client.blocking_jobs import BlockingJob, run_coroutine
+from worqr.client.call import Call
+from worqr.client.client import Client
 from worqr.client.job import Job
-from worqr.errors import UsageError
-from worqr.foreign import CALLS, no_such_method
-from worqr.inside import client_of
-from worqr.job_options import RAW_OPTIONS, JobOptions, check_id, encode_options
+from worqr.client.queue import Queue
+from worqr.job_options import JobOptions
 from worqr.records import CancelCount, QueueInfo, WorkerInfo
 from worqr.validation import Seconds
 
-if TYPE_CHECKING:
-    from worqr.client.client import Client
-    from worqr.client.queue import Queue
-    from worqr.functions.function import Call, Declared
-    from worqr.mesh import Mesh
-
-P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class AsyncMesh(Protocol):
+    """What a `BlockingMesh` calls: the methods of `worqr.Mesh`."""
+
+    @property
+    def prefix(self) -> str: ...
+    def queue(self, name: str, *, shards: int = 1) -> Queue: ...
+    async def enqueue_many(self, calls: Iterable[Call[Any]]) -> int: ...
+    async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]: ...
+    async def queues(self) -> list[QueueInfo]: ...
+    async def workers(self) -> list[WorkerInfo]: ...
+    async def evict(self, worker_id: str) -> None: ...
 
 
 class BlockingMesh:
@@ -38,9 +44,9 @@ class BlockingMesh:
 
     __slots__ = ("_client", "_mesh")
 
-    def __init__(self, mesh: Mesh[Any]) -> None:
+    def __init__(self, mesh: AsyncMesh, client: Client) -> None:
         self._mesh = mesh
-        self._client = client_of(mesh)
+        self._client = client
 
     def __repr__(self) -> str:
         return f"<BlockingMesh {self._mesh.prefix!r}>"
@@ -120,7 +126,7 @@ class BlockingMesh:
         You do not need it at the end of a program. Call it from any thread, also where an event loop runs; it takes at most
         about a second.
         """
-        self._client.connections.of_threads.close()
+        self._client.connections.for_threads.close()
 
 
 class BlockingQueue:
@@ -221,96 +227,3 @@ class BlockingQueue:
             The number of tasks that waited, that ran, and that ended within `wait`.
         """
         return run_coroutine(self._client, self._queue.cancel(task, reason=reason, wait=wait))
-
-
-class BlockingFunction(Generic[P, R]):
-    """A function for synchronous code; ``fn.blocking``."""
-
-    __slots__ = ("_declared", "_options")
-
-    def __init__(self, declared: Declared, options: Mapping[str, object]) -> None:
-        self._declared = declared
-        self._options = options
-
-    def __repr__(self) -> str:
-        return f"<BlockingFunction {self._declared.name!r}>"
-
-    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Enqueue a call as a plain task, which costs least and has no handle. For ids, times and results, see `dispatch`.
-
-        Args:
-            *args: The function's arguments.
-            **kwargs: The function's arguments.
-
-        Raises:
-            TypeError: The function does not take these arguments.
-            UsageError: An argument has the wrong type, there are options, which make a job, or an event loop runs in this
-                thread.
-            PayloadTooLarge: The payload is larger than the mesh's `max_payload`.
-            QueueFull: The queue is at `max_length`, or the server is out of memory. Nothing was stored.
-            NotReplicated: The task was stored, but fewer `replicas` than requested had it in time.
-            Unavailable: The server did not reply within `patience`. If its `sent` is None, the task may have been stored.
-        """
-        declared = self._declared
-        client = declared.home()
-        if self._options.keys() - RAW_OPTIONS:
-            raise UsageError(f"a call of {declared.name!r} with options is a job: use dispatch() instead of enqueue()")
-        run_coroutine(client, client.sender.enqueue(declared.call(self._options, args, kwargs)))
-
-    def dispatch(self, /, *args: P.args, **kwargs: P.kwargs) -> BlockingJob[R]:
-        """Put a call into the function's queue as a job.
-
-        Args:
-            *args: The function's arguments.
-            **kwargs: The function's arguments.
-
-        Returns:
-            A handle of this dispatch, with its `outcome`.
-
-        Raises:
-            TypeError: The function does not take these arguments.
-            UsageError: An argument has the wrong type, or an event loop runs in this thread.
-            PayloadTooLarge: The payload is larger than the mesh's `max_payload`.
-            Duplicate: The id is taken, and ``if_exists="raise"``. Nothing was stored.
-            QueueFull: The queue is at `max_length`, or the server is out of memory. Nothing was stored.
-            NotReplicated: The job was stored, but fewer `replicas` than requested had it in time. The error has the handle.
-            Unavailable: The server did not reply within `patience`. If its `sent` is None, the job may have been stored.
-        """
-        declared = self._declared
-        client = declared.home()
-        return BlockingJob(
-            client, run_coroutine(client, client.sender.dispatch(declared.call(self._options, args, kwargs)))
-        )
-
-    def options(self, **options: Unpack[JobOptions]) -> BlockingFunction[P, R]:
-        """Return this function with options for its jobs: ``fn.blocking.options(delay=5).dispatch(...)``.
-
-        Args:
-            **options: See `JobOptions`.
-
-        Raises:
-            UsageError: An option does not exist or is not valid.
-        """
-        return BlockingFunction(self._declared, {**self._options, **encode_options(options)})
-
-    def job(self, id: str) -> BlockingJob[R]:
-        """Return a handle of the job with this id. This does no I/O; the job does not have to exist.
-
-        Args:
-            id: The job's id.
-
-        Raises:
-            UsageError: The id is not valid.
-        """
-        declared = self._declared
-        client = declared.home()
-        return BlockingJob(client, Job(client, declared.keys(), check_id(id, generated=True), results=declared.results))
-
-    if not TYPE_CHECKING:  # a type checker knows all attributes
-
-        def __getattr__(self, name: str) -> Any:
-            """Called only for a missing attribute."""
-            hint = f"use `{{fn}}.blocking.{'options(delay=60).dispatch' if name == 'apply_async' else 'enqueue'}(...)`"
-            raise AttributeError(
-                no_such_method("BlockingFunction", self._declared.name, name, dict.fromkeys(CALLS, hint))
-            )

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
+from worqr.client.client import Client
 from worqr.client.job import Job, Outcome
-from worqr.errors import Duplicate, NotReplicated, UsageError
+from worqr.errors import Duplicate, NotReplicated, UsageError, set_job
 from worqr.link import loop_name_here
 from worqr.records import CancelCount, Status
 from worqr.validation import Seconds
-
-if TYPE_CHECKING:
-    from worqr.client.client import Client
 
 R = TypeVar("R")
 
@@ -107,8 +105,8 @@ def run_coroutine(client: Client, coroutine: Coroutine[Any, Any, R]) -> R:
             "or do it in a thread of its own"
         )
     try:
-        return client.connections.drive(client, coroutine)
+        return client.connections.run_blocking(coroutine)
     except (Duplicate, NotReplicated) as error:
         if error.job is not None:  # replace the async handle, which a thread could not use
-            error.job = BlockingJob(client, cast("Job[Any]", error.job))
+            set_job(error, BlockingJob(client, cast("Job[Any]", error.job)))
         raise

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from worqr import ops
-from worqr.client.notifications import News, listening
+from worqr.client.notifications import Notification, subscribed
 from worqr.keys import QueueKeys
 from worqr.link import Link
 from worqr.ops import MAX_ITEMS, Cancelled
@@ -20,21 +20,21 @@ Step = Callable[[QueueKeys, Cancelled | None], Awaitable[Cancelled]]
 """One request of a cancel to one shard, from the end of the previous request on."""
 
 
-class _Marked:
+class _ShardCancellation:
     """The claims that were cancelled in one shard while they ran, and those of them that have ended."""
 
-    def __init__(self, keys: QueueKeys, news: News) -> None:
+    def __init__(self, keys: QueueKeys, notification: Notification) -> None:
         self.keys = keys
         self.claims: set[int] = set()
         self.settled: set[int] = set()
-        self._news = news
+        self._notification = notification
 
-    def hear(self, message: bytes) -> None:
+    def on_message(self, message: bytes) -> None:
         if message.isdigit():
             self.settled.add(int(message))
-            self._news.tell()
+            self._notification.set()
 
-    async def look(self, link: Link) -> None:
+    async def refresh(self, link: Link) -> None:
         """Check the marks, because messages may get lost: a claim without its mark has ended."""
         if self.claims <= self.settled:
             return
@@ -47,19 +47,19 @@ class _Marked:
 
 async def cancel_and_wait(link: Link, shards: Iterable[QueueKeys], step: Step, wait: float) -> CancelCount:
     """Cancel in all of these shards, and wait up to `wait` seconds until the running tasks have ended."""
-    news = News(link)
-    places = [_Marked(keys, news) for keys in shards]
+    notification = Notification(link)
+    places = [_ShardCancellation(keys, notification) for keys in shards]
     async with AsyncExitStack() as stack:
         if wait > 0:
             for place in places:
-                await stack.enter_async_context(listening(link, place.keys.cancelled_channel, place.hear))
+                await stack.enter_async_context(subscribed(link, place.keys.cancelled_channel, place.on_message))
         waiting = sum([await _all_steps(partial(step, place.keys), place.claims) for place in places])
         if wait > 0:
             with link.driver.move_on_after(wait):
                 while not all(place.claims <= place.settled for place in places):
-                    await news.wait()
+                    await notification.wait()
                     for place in places:
-                        await place.look(link)
+                        await place.refresh(link)
         running = sum(len(place.claims) for place in places)
         return CancelCount(waiting, running, sum(len(place.claims & place.settled) for place in places) if wait else 0)
 

@@ -1,48 +1,34 @@
-"""`Client`: how the objects of one mesh reach its server.
+"""`Client`: sends the requests of one mesh.
 
-A `Mesh` has one, and passes it to its queues, jobs, functions and peers. It is internal: `Mesh` has the public methods. The
-client owns the connections, the sender, and the numbers of shards that this program declared. The mesh has the settings.
+Its queues, jobs and functions hold it instead of the mesh. It owns the connections, and the numbers of shards that this program
+declared. `worqr.client.mesh_client` adds the producer of function calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
-from worqr.client.connections import Connections
-from worqr.client.producer import Sender
-from worqr.client.shard_directory import Sharding
+from worqr.client.connections import ConnectionRegistry
+from worqr.client.settings import ClientSettings
+from worqr.client.shard_directory import ShardDirectory
 from worqr.errors import UsageError
-from worqr.link import Credentials, Link
-from worqr.relocation import Relocation
+from worqr.link import Link
 from worqr.script_call import Call
-
-if TYPE_CHECKING:
-    from worqr.peer.settings import Onlooker
 
 T = TypeVar("T")
 
 
-class Settings(Protocol):
-    """The settings of a mesh that a client needs; see `Mesh`. They may change while the mesh is not connected."""
+class SlotWatch(Protocol):
+    """Notices that a handler waits for a job for which its own worker has no free slot. `worqr.peer.parents` has it."""
 
-    @property
-    def url(self) -> str | None: ...
-    @property
-    def credentials(self) -> Credentials | None: ...
-    @property
-    def prefix(self) -> str: ...
-    @property
-    def app(self) -> str: ...
-    @property
-    def patience(self) -> float: ...
-    @property
-    def keepalive(self) -> float | None: ...
-    @property
-    def max_payload(self) -> int: ...
-    @property
-    def replicas(self) -> int: ...
+    def may_wait_in_vain(self) -> bool:
+        """Return True if it is time to check the state of the job."""
+        ...
+
+    def warn(self, id: str) -> None:
+        """Log that the job of this id still waits."""
+        ...
 
 
 class Client:
@@ -50,44 +36,40 @@ class Client:
 
     Attributes:
         settings: the settings of the mesh.
-        connections: the connection of each running loop, and that of plain threads.
-        sender: sends the calls of functions.
-        onlooker: a test's callback for each run that did not return normally; else None.
-        relocation: where a test has moved the mesh to; else None.
         declared_shards: how many shards this program declared for a queue, by the queue's name.
+        connections: the connection of each running loop, and that of plain threads.
+        slot_watch: makes the watch of a call that waits for a job of this queue.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ClientSettings, slot_watch: Callable[[str], SlotWatch]) -> None:
         self.settings = settings
-        self.connections: Connections = Connections()
-        self.sender: Sender = Sender(self)
-        self.onlooker: Onlooker | None = None
-        self.relocation: Relocation | None = None
         self.declared_shards: dict[str, int] = {}
+        self.connections: ConnectionRegistry = ConnectionRegistry(settings, self.declared_shards)
+        self.slot_watch = slot_watch
 
     @property
     def link(self) -> Link:
         """The link of the running loop; UsageError outside `connect`."""
-        return self.connections.here().link
+        return self.connections.for_current_loop().link
 
     @property
-    def sharding(self) -> Sharding:
+    def sharding(self) -> ShardDirectory:
         """The shards that the running loop's connection knows; UsageError outside `connect`."""
-        return self.connections.here().sharding
+        return self.connections.for_current_loop().sharding
 
     def link_to(self, queue: str) -> Link:
         """Return the link for tasks that go into `queue`, or into this shard of it; note the name for lists of queues."""
-        connection = self.connections.here()
+        connection = self.connections.for_current_loop()
         connection.note(self.settings, queue)
         return connection.link
 
     async def ask(self, call: Call[T]) -> T:
         """Send one request and wait for its reply."""
-        return await self.connections.here().link.call(call)
+        return await self.connections.for_current_loop().link.call(call)
 
     def check_connected(self) -> None:
         """Raise UsageError outside `connect`."""
-        self.connections.here()
+        self.connections.for_current_loop()
 
     def declare_shards(self, queue: str, shards: int) -> None:
         """Set how many shards a queue has. The server compares it when the queue is used.
@@ -99,20 +81,3 @@ class Client:
             raise UsageError(
                 f"queue {queue!r} was declared with {self.declared_shards[queue]} shards, and then with {shards}: say it once"
             )
-
-    @contextmanager
-    def replaced(
-        self,
-        *,
-        sender: Sender,
-        connections: Connections,
-        onlooker: Onlooker | None = None,
-        relocation: Relocation | None = None,
-    ) -> Generator[None]:
-        """Use another sender and other connections for the length of a block. For tests, while the mesh is not connected."""
-        own = self.sender, self.connections, self.onlooker, self.relocation
-        self.sender, self.connections, self.onlooker, self.relocation = sender, connections, onlooker, relocation
-        try:
-            yield
-        finally:
-            self.sender, self.connections, self.onlooker, self.relocation = own

@@ -10,16 +10,18 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from worqr import ops
-from worqr.client.queue_registration import Noted
-from worqr.client.shard_directory import Sharding
+from worqr.client.queue_registration import NotedQueues
+from worqr.client.settings import ClientSettings
+from worqr.client.shard_directory import ShardDirectory
 from worqr.embedded import EmbeddedServer, server_of_parent, shared_server
 from worqr.errors import Unavailable, UsageError
+from worqr.import_guard import refuse_while_importing
 from worqr.keys import RegistryKeys
 from worqr.link import (
     DEFAULT,
@@ -32,10 +34,6 @@ from worqr.link import (
     loop_name_here,
     run_blocking,
 )
-from worqr.peer.executors.processes.importable import refuse_while_importing
-
-if TYPE_CHECKING:
-    from worqr.client.client import Client, Settings
 
 T = TypeVar("T")
 
@@ -56,17 +54,23 @@ class Connection:
 
     link: Link
     server: AbstractContextManager[EmbeddedServer] | None
-    sharding: Sharding
+    sharding: ShardDirectory
     users: int = 0
-    stood: bool = False
+    was_ready: bool = False
     pid: int = field(default_factory=os.getpid)
-    noted: Noted = field(default_factory=Noted)
+    noted: NotedQueues = field(default_factory=NotedQueues)
 
     def add_user(self) -> None:
         """Count one more block that uses the connection."""
         self.users += 1
 
-    def note(self, settings: Settings, queue: str) -> None:
+    def wait_ready_in_thread(self) -> None:
+        """Block until the connection is established. Raises as ``Mesh.connect``."""
+        run_blocking(self.link.wait_ready())
+        run_blocking(self.sharding.initialize())
+        self.was_ready = True
+
+    def note(self, settings: ClientSettings, queue: str) -> None:
         """Store the queue's name on the server, from time to time."""
         if time.monotonic() < self.noted.until.get(queue, 0.0):  # at each enqueue: without the cost of a call
             return
@@ -78,21 +82,23 @@ class Connection:
 
             call = ops.note_queues(RegistryKeys(settings.prefix), [queue])
             self.link.post(call, answered, patience=settings.patience)
-            self.sharding.learn_now_and_then()
+            self.sharding.refresh_if_stale()
 
 
-class Connections:
+class ConnectionRegistry:
     """The connections of one mesh, by the running loop.
 
     Attributes:
-        of_threads: that of plain threads.
+        for_threads: that of plain threads.
     """
 
-    def __init__(self) -> None:
-        self.of_threads: SharedConnection = SharedConnection()
+    def __init__(self, settings: ClientSettings, declared_shards: Mapping[str, int]) -> None:
+        self.for_threads: ThreadConnection = ThreadConnection(self._make_for_threads)
+        self._settings = settings
+        self._declared_shards = declared_shards
         self._by_loop: dict[object, Connection] = {}
         self._hosted: dict[object, Connection] = {}
-        self._driven = _Driven()
+        self._blocking_call = _BlockingCall()
         self._of_parents: dict[object, Connection] = {}
         _all_connections.add(self)
 
@@ -101,8 +107,8 @@ class Connections:
         """True while a loop is connected."""
         return bool(self._by_loop)
 
-    def here(self) -> Connection:
-        """The connection of the running loop; in a thread that `drive` blocks, that of all such threads.
+    def for_current_loop(self) -> Connection:
+        """The connection of the running loop; in a thread that `run_blocking` blocks, that of all such threads.
 
         Raises:
             UsageError: there is none. RefusedByServer, WrongVersion, Unavailable: as ``Mesh.connect``, in a thread.
@@ -114,8 +120,8 @@ class Connections:
                 connection = self._connect_hosted(loop)
             if connection is not None:
                 return connection
-        elif self._driven.client is not None:
-            return self.of_threads.get(self._driven.client, self.new_link)
+        elif self._blocking_call.active:
+            return self.for_threads.get()
         if loop in self._of_parents:
             raise UsageError(
                 "this mesh was connected before a fork, and the connection and this event loop belong to the parent: "
@@ -126,16 +132,16 @@ class Connections:
             "where no event loop runs, use mesh.blocking and fn.blocking"
         )
 
-    def drive(self, client: Client, coroutine: Coroutine[Any, Any, T]) -> T:
+    def run_blocking(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine of this mesh to its end in this thread, where no loop runs."""
-        outer, self._driven.client = self._driven.client, client
+        outer, self._blocking_call.active = self._blocking_call.active, True
         try:
             return run_blocking(coroutine)
         finally:
-            self._driven.client = outer
+            self._blocking_call.active = outer
 
     @asynccontextmanager
-    async def open(self, client: Client) -> AsyncGenerator[None]:
+    async def open(self) -> AsyncGenerator[None]:
         """A connection for the length of a block; see ``Mesh.connect``."""
         loop = loop_here()
         if loop is None:
@@ -145,11 +151,11 @@ class Connections:
             )
         connection = self._by_loop.get(loop)
         if connection is None:
-            connection = self._connect_hosted(loop) if loop in self._hosted else await self._make(client, loop)
+            connection = self._connect_hosted(loop) if loop in self._hosted else await self._make(loop)
         connection.add_user()
         try:
             await connection.link.wait_ready()
-            await connection.sharding.begin()
+            await connection.sharding.initialize()
             yield
         finally:
             connection.users -= 1
@@ -158,25 +164,37 @@ class Connections:
                 connection.link.close()
                 await _release(connection.server)
 
-    async def _make(self, client: Client, loop: object) -> Connection:
+    async def _make(self, loop: object) -> Connection:
         """Make the connection of this loop; an embedded server, if the URL requests one, runs as long as it."""
         self._end_left_behind()
-        url = _url(client)
+        url = _url(self._settings)
         server: AbstractContextManager[EmbeddedServer] | None = None
         if url == EMBEDDED:
             server = shared_server()
             url = await _start(server)
             if loop in self._by_loop:  # another task has connected meanwhile
                 await _release(server)
-                return self._by_loop.get(loop) or await self._make(client, loop)
+                return self._by_loop.get(loop) or await self._make(loop)
         try:
-            link = self.new_link(_settings(client, url))
+            link = self.new_link(_link_settings(self._settings, url))
             link.start()
         except BaseException:
             await _release(server)
             raise
-        connection = self._by_loop[loop] = _connection(client, link, server)
+        connection = self._by_loop[loop] = self._connection(link, server)
         return connection
+
+    def _make_for_threads(self) -> Connection:
+        """Make the connection of plain threads, which is not started; an embedded server is started here."""
+        url = _url(self._settings)
+        server: AbstractContextManager[EmbeddedServer] | None = None
+        if url == EMBEDDED:
+            server = shared_server()
+            url = server.__enter__().url
+        return self._connection(self.new_link(_link_settings(self._settings, url)), server)
+
+    def _connection(self, link: Link, server: AbstractContextManager[EmbeddedServer] | None) -> Connection:
+        return Connection(link, server, ShardDirectory(link, self._settings.prefix, self._declared_shards))
 
     def _end_left_behind(self) -> None:
         """End the connections of asyncio loops that were closed within their blocks, which left them open."""
@@ -217,7 +235,7 @@ class Connections:
         """
         self._of_parents |= self._by_loop
         self._by_loop.clear()
-        self.of_threads.forget()
+        self.for_threads.forget()
 
     def new_link(self, settings: LinkSettings) -> Link:
         """Return a link that is not started, for the running loop or else for plain threads. Tests may replace it."""
@@ -235,25 +253,27 @@ def check_loop(what: str) -> Literal["Trio", "asyncio"]:
     return loop
 
 
-class _Driven(threading.local):
-    """In each thread: the client whose coroutine the thread runs."""
+class _BlockingCall(threading.local):
+    """In each thread: True while the thread runs a coroutine of the mesh, see `ConnectionRegistry.run_blocking`."""
 
-    client: Client | None = None
+    active: bool = False
 
 
-class SharedConnection:
+class ThreadConnection:
     """The connection of all plain threads. Made at first use; ended by `close`, with the mesh, or with the interpreter.
 
     A forked child begins without one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[], Connection]) -> None:
+        """`make` makes the connection, which is not started."""
+        self._make = make
         self._lock = threading.Lock()
         self._connection: Connection | None = None
-        self._end: weakref.finalize[[Connection], SharedConnection] | None = None
+        self._end: weakref.finalize[[Connection], ThreadConnection] | None = None
 
-    def get(self, client: Client, new_link: Callable[[LinkSettings], Link]) -> Connection:
-        """The connection. Until it was connected for the first time, this waits for it.
+    def get(self) -> Connection:
+        """Return the connection; block until it is first established.
 
         Raises: as ``Mesh.connect``.
         """
@@ -263,20 +283,13 @@ class SharedConnection:
             connection = None
         if connection is None:
             with self._lock:
-                connection = self._connection or self._make(client, new_link)
-        if not connection.stood:
-            run_blocking(connection.link.wait_ready())
-            run_blocking(connection.sharding.begin())
-            connection.stood = True
+                connection = self._connection or self._start()
+        if not connection.was_ready:
+            connection.wait_ready_in_thread()
         return connection
 
-    def _make(self, client: Client, new_link: Callable[[LinkSettings], Link]) -> Connection:
-        url = _url(client)
-        server: AbstractContextManager[EmbeddedServer] | None = None
-        if url == EMBEDDED:
-            server = shared_server()
-            url = server.__enter__().url
-        connection = _connection(client, new_link(_settings(client, url)), server)
+    def _start(self) -> Connection:
+        connection = self._make()
         end = self._end = weakref.finalize(self, _end, connection)
         end.atexit = False  # see `_at_exit`
         try:
@@ -304,7 +317,7 @@ class SharedConnection:
         self._end = self._connection = None
 
 
-_all_connections: weakref.WeakSet[Connections] = weakref.WeakSet()
+_all_connections: weakref.WeakSet[ConnectionRegistry] = weakref.WeakSet()
 _of_parents: list[object] = []
 """Embedded servers of the parent that a forked child must keep alive: releasing one takes a lock that may never be released."""
 
@@ -321,7 +334,7 @@ if hasattr(os, "register_at_fork"):
 @atexit.register  # when this is imported, so that what an application registers runs before it, and may still produce
 def _at_exit() -> None:
     for connections in list(_all_connections):
-        connections.of_threads.close()
+        connections.for_threads.close()
 
 
 def _end(connection: Connection) -> None:
@@ -330,37 +343,31 @@ def _end(connection: Connection) -> None:
         connection.server.__exit__(None, None, None)
 
 
-def _url(client: Client) -> str:
+def _url(settings: ClientSettings) -> str:
     refuse_while_importing("connection")
-    url = (
-        client.settings.url or os.environ.get("WORQR_URL") or os.environ.get("REDIS_URL") or "redis://localhost:6379/0"
-    )
-    if url == EMBEDDED and client.settings.credentials is not None:
+    url = settings.url or os.environ.get("WORQR_URL") or os.environ.get("REDIS_URL") or "redis://localhost:6379/0"
+    if url == EMBEDDED and settings.credentials is not None:
         raise UsageError("the embedded server has no users: remove credentials=, or name a server")
     return server_of_parent() or url if url == EMBEDDED else url
 
 
-def _source(client: Client) -> str:
+def _source(settings: ClientSettings) -> str:
     """The origin of the URL, for messages."""
-    if client.settings.url:
+    if settings.url:
         return GIVEN
     return next((name for name in ("WORQR_URL", "REDIS_URL") if os.environ.get(name)), DEFAULT)
 
 
-def _connection(client: Client, link: Link, server: AbstractContextManager[EmbeddedServer] | None) -> Connection:
-    return Connection(link, server, Sharding(link, client.settings.prefix, client.declared_shards))
-
-
-def _settings(client: Client, url: str) -> LinkSettings:
-    slowest = 0.0 if client.settings.keepalive is None else answer_timeout(client.settings.keepalive)
+def _link_settings(settings: ClientSettings, url: str) -> LinkSettings:
+    slowest = 0.0 if settings.keepalive is None else answer_timeout(settings.keepalive)
     return LinkSettings(
         url,
-        prefix=client.settings.prefix,
-        app=client.settings.app,
-        patience=client.settings.patience,
+        prefix=settings.prefix,
+        app=settings.app,
+        patience=settings.patience,
         slowest=slowest,
-        source=_source(client),
-        credentials=client.settings.credentials,
+        source=_source(settings),
+        credentials=settings.credentials,
     )
 
 

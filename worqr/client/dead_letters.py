@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from worqr import ops
+from worqr.client.client import Client
 from worqr.job_options import check_id
 from worqr.keys import QueueKeys
 from worqr.ops import MAX_ITEMS, AsideList, Page
@@ -14,10 +15,6 @@ from worqr.records import Failed
 from worqr.remote_error import failed_record
 from worqr.script_call import Call
 from worqr.validation import check_count, check_text, to_ms
-
-if TYPE_CHECKING:
-    from worqr.client.client import Client
-
 
 Claims = list[tuple[QueueKeys, list[int]]]
 """The claims under which tasks failed, by shard."""
@@ -137,7 +134,7 @@ class Aside:
         return await self._drop(await self._claims(error, before, limit))
 
     async def _shards(self) -> tuple[QueueKeys, ...]:
-        return await self._client.sharding.of(self._keys)
+        return await self._client.sharding.shards(self._keys)
 
     async def _find(self, ids: tuple[str, ...]) -> Claims:
         """Return the entries of these ids. One request looks for all of them, so that the same id twice means two entries. It

@@ -6,17 +6,15 @@ For `worqr.client.queue` and `worqr.client.producer`.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from worqr import ops
+from worqr.client.client import Client
 from worqr.client.job import Job, Outcome, Results
-from worqr.errors import Duplicate, NotReplicated, QueueFull, UsageError, reply_in
+from worqr.errors import Duplicate, NotReplicated, QueueFull, UsageError, reply_in, set_job
 from worqr.keys import QueueKeys
 from worqr.ops import Dispatched
 from worqr.script_call import Call
-
-if TYPE_CHECKING:
-    from worqr.client.client import Client
 
 
 async def enqueued(
@@ -24,9 +22,9 @@ async def enqueued(
 ) -> int:
     """Enqueue raw tasks in one request, into the next shard of a queue, and return their number."""
     sharding = client.sharding
-    keys = await sharding.next_of(queue)
+    keys = await sharding.next_shard(queue)
     if max_length is not None:
-        max_length = await sharding.share_of(keys, max_length)
+        max_length = await sharding.max_length_per_shard(keys, max_length)
     call = ops.enqueue(keys, tasks, front=front, max_length=max_length, replicas=replicas)
     return await client.link_to(keys.name).call(call)
 
@@ -39,14 +37,14 @@ async def unique_enqueued(client: Client, queue: QueueKeys, tasks: list[bytes], 
         Duplicate: One of them waits or runs already.
     """
     sharding = client.sharding
-    if len(tasks) > 1 and len(await sharding.of(queue)) > 1:
+    if len(tasks) > 1 and len(await sharding.shards(queue)) > 1:
         raise UsageError(
             f"queue {queue.shown!r} has several shards, and nothing can be all or none in several of them: enqueue "
             "unique tasks one by one"
         )
     given = {name: value for name, value in options.items() if value is not None}
     jobs = [({**given, "id": f"sha256:{hashlib.sha256(task).hexdigest()}", "exists": "raise"}, task) for task in tasks]
-    keys = await sharding.by_id(queue, cast("str", jobs[0][0]["id"]))
+    keys = await sharding.shard_of_id(queue, cast("str", jobs[0][0]["id"]))
     there = [(await sharding.options_for(keys, options), task) for options, task in jobs]
     call = ops.dispatch_jobs(keys, there, whole=True, replicas=replicas)
     await dispatched(client, queue, call, keys)
@@ -67,7 +65,7 @@ async def dispatched(
     try:
         done = await link.call(call)
     except NotReplicated as late:
-        late.job = handle_of(client, queue, reply_in(late)[-1], results, at=at)
+        set_job(late, handle_of(client, queue, reply_in(late)[-1], results, at=at))
         raise
     return handle_of(client, queue, done[-1], results, at=at)
 

@@ -13,16 +13,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from worqr import ops
-from worqr.client.notifications import LOOK_AGAIN, Latest, listening_to
+from worqr.client.client import Client
+from worqr.client.notifications import LOOK_AGAIN, EventStream, subscribed_to
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Change, Link
 from worqr.log_events import emit
-
-if TYPE_CHECKING:
-    from worqr.client.client import Client
 
 logger: logging.Logger = logging.getLogger("worqr.events")  # a documented name
 
@@ -62,8 +60,8 @@ class ConnectionEvent:
     """Seconds since the connection was lost."""
 
 
-class _Reader:
-    """Makes events of the messages of one shard."""
+class _EventDecoder:
+    """Decodes the messages of one shard into events."""
 
     def __init__(self, name: str, keys: QueueKeys, put: Callable[[Event], None]) -> None:
         self._name = name
@@ -71,8 +69,8 @@ class _Reader:
         self._put = put
         self._named: Event | None = None
 
-    def hear(self, channel: str, message: bytes) -> None:
-        """A message has come on one of the two channels; called in the loop."""
+    def on_message(self, channel: str, message: bytes) -> None:
+        """Decode a message of one of the two channels. Called in the loop."""
         event, *ids = message.decode("utf-8", "replace").split("\n")
         kind, _, count = event.partition(" ")
         try:
@@ -87,8 +85,8 @@ class _Reader:
             same = named is not None and (named.type, named.count) == (told.type, told.count)
             self._put(named if named is not None and same else told)
 
-    def begin(self) -> None:
-        """The channels were subscribed, perhaps anew: ids whose event was lost belong to no other one."""
+    def on_subscribed(self) -> None:
+        """Forget the ids of an event that was lost with the connection. Called after each subscription."""
         self._named = None
 
 
@@ -96,31 +94,31 @@ class _Reader:
 async def events_of(client: Client, queue: QueueKeys) -> AsyncGenerator[AsyncIterator[Event]]:
     """The events of a queue, all of its shards."""
     link = client.link
-    latest = Latest[Event](link, BUFFERED)
+    stream = EventStream[Event](link, BUFFERED)
     async with AsyncExitStack() as stack:
-        stack.enter_context(latest)
-        for keys in await client.sharding.of(queue):
-            reader = _Reader(queue.shown, keys, latest.put)
+        stack.enter_context(stream)
+        for keys in await client.sharding.shards(queue):
+            decoder = _EventDecoder(queue.shown, keys, stream.put)
             channels = (keys.events_channel, keys.event_ids_channel)
-            await stack.enter_async_context(listening_to(link, channels, reader.hear, reader.begin))
-        yield latest
+            await stack.enter_async_context(subscribed_to(link, channels, decoder.on_message, decoder.on_subscribed))
+        yield stream
 
 
-class _Looking(AsyncIterator[ConnectionEvent]):
+class _ConnectionEvents(AsyncIterator[ConnectionEvent]):
     """The iterator of connection events. A lost connection that is idle is noticed only when it is used, so the
     iterator checks the server now and then while it waits.
     """
 
-    def __init__(self, link: Link, prefix: str, latest: Latest[ConnectionEvent]) -> None:
+    def __init__(self, link: Link, prefix: str, stream: EventStream[ConnectionEvent]) -> None:
         self._link = link
         self._registry = RegistryKeys(prefix)
-        self._latest = latest
+        self._stream = stream
         self._asking = False
 
     async def __anext__(self) -> ConnectionEvent:
         while True:
             with self._link.driver.move_on_after(LOOK_AGAIN):
-                return await anext(self._latest)
+                return await anext(self._stream)
             if not self._asking:
                 self._asking = True
                 self._link.post(ops.list_shards(self._registry), self._answered)
@@ -133,14 +131,14 @@ class _Looking(AsyncIterator[ConnectionEvent]):
 async def connection_events_of(client: Client) -> AsyncGenerator[AsyncIterator[ConnectionEvent]]:
     """The connection events of the running loop; first, one for each server that is lost already."""
     link = client.link
-    latest = Latest[ConnectionEvent](link, BUFFERED)
+    stream = EventStream[ConnectionEvent](link, BUFFERED)
 
-    def tell(change: Change) -> None:
-        link.driver.post(partial(latest.put, ConnectionEvent(*change)))
+    def on_change(change: Change) -> None:
+        link.driver.post(partial(stream.put, ConnectionEvent(*change)))
 
-    with latest:
-        link.watchers.add(tell)
+    with stream:
+        link.watchers.add(on_change)
         try:
-            yield _Looking(link, client.settings.prefix, latest)
+            yield _ConnectionEvents(link, client.settings.prefix, stream)
         finally:
-            link.watchers.remove(tell)
+            link.watchers.remove(on_change)

@@ -9,20 +9,17 @@ import difflib
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
 
 from worqr import ops
 from worqr.client.events import ConnectionEvent, connection_events_of
-from worqr.client.stats import worker_of
+from worqr.client.mesh_client import MeshClient
+from worqr.client.stats import worker_info
 from worqr.errors import UsageError, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.records import WorkerInfo
 from worqr.validation import check_text
-
-if TYPE_CHECKING:
-    from worqr.client.client import Client
 
 logger: logging.Logger = logging.getLogger("worqr.fleet")  # a documented name
 
@@ -33,7 +30,7 @@ NEAREST = 3
 class Fleet:
     """The part of `Mesh` that shows and evicts workers. Its calls need ``mesh.connect()`` or ``join()``."""
 
-    _client: Client
+    _client: MeshClient
 
     async def workers(self) -> list[WorkerInfo]:
         """Return all registered workers, by id. A worker that died is listed until its tasks are given back, within about 5 s.
@@ -43,7 +40,7 @@ class Fleet:
             Unavailable: The server did not reply within `patience`.
         """
         rows = await self._client.ask(ops.list_workers(RegistryKeys(self._client.settings.prefix)))
-        return sorted([worker_of(*row) for row in rows], key=lambda info: info.id)
+        return sorted([worker_info(*row) for row in rows], key=lambda info: info.id)
 
     async def evict(self, worker_id: str) -> None:
         """Declare a worker dead, and return its tasks to the front of their queues now, without waiting for its keepalive.

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 from worqr import ops
-from worqr.client.stats import info_of, running_of, task_info_of, worker_of
+from worqr.client.client import Client
+from worqr.client.stats import merge_queue_info, merge_running, task_info_of, worker_info
 from worqr.errors import UsageError, did_you_mean
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import MAX_ITEMS, Unstarted
 from worqr.records import QueueInfo, TaskInfo
 from worqr.script_call import Call
-
-if TYPE_CHECKING:
-    from worqr.client.client import Client
 
 T = TypeVar("T")
 
@@ -71,7 +69,7 @@ async def _page(
         most = min(limit, MAX_ITEMS)
         worker, _, claim = cursor.rpartition(" ")
         held = await client.ask(ops.list_claims(keys, most, after=(worker, int(claim) if claim.isdecimal() else 0)))
-        infos = running_of([held], most)
+        infos = merge_running([held], most)
         return len(held) == most, [
             (f"{each.worker} {each.claim}", info) for each, info in zip(held, infos, strict=True)
         ]
@@ -82,13 +80,13 @@ async def _page(
 
 async def info_at(client: Client, keys: QueueKeys) -> QueueInfo:
     """Return a snapshot of the queue, all its shards as one."""
-    return info_of(keys.shown, await ask_each(client, await client.sharding.of(keys), ops.inspect))
+    return merge_queue_info(keys.shown, await ask_each(client, await client.sharding.shards(keys), ops.inspect))
 
 
 async def nearest_served(client: Client, queue: str) -> str:
     """Return "did you mean ...?" with the nearest name that a worker serves; empty if none is close to `queue`."""
     rows = await client.ask(ops.list_workers(RegistryKeys(client.settings.prefix)))
-    served = {name for row in rows for name in worker_of(*row).queues}
+    served = {name for row in rows for name in worker_info(*row).queues}
     return did_you_mean(queue, sorted(served - {queue})[:COMPARED])
 
 
@@ -96,9 +94,11 @@ async def all_infos(client: Client, known: Iterable[QueueKeys]) -> list[QueueInf
     """Return snapshots of the queues that the registry knows as `known`, by name; all shards of one combined."""
     found: dict[str, set[QueueKeys]] = {}
     for keys in known:
-        every = await client.sharding.of(replace(keys, tag=""), declare=False)
+        every = await client.sharding.shards(replace(keys, tag=""), declare=False)
         found.setdefault(keys.shown, set(every)).add(keys)
     infos: list[QueueInfo] = []
     for name, shards in sorted(found.items()):
-        infos.append(info_of(name, await ask_each(client, sorted(shards, key=lambda keys: keys.name), ops.inspect)))
+        infos.append(
+            merge_queue_info(name, await ask_each(client, sorted(shards, key=lambda keys: keys.name), ops.inspect))
+        )
     return infos

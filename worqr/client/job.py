@@ -10,25 +10,22 @@ import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, cast
+from typing import Any, Final, Generic, Literal, TypeVar, cast
 
 import msgspec
 
 from worqr import ops
 from worqr.client.cancellation import cancel_and_wait
+from worqr.client.client import Client
 from worqr.client.inspection import info_at, nearest_served
-from worqr.client.notifications import News, listening
+from worqr.client.notifications import Notification, subscribed
 from worqr.client.stats import status_of
 from worqr.errors import JobCancelled, JobFailed, NoResult, ResultTimeout, WorqrError
 from worqr.keys import QueueKeys
 from worqr.ops import Cancelled, Found
-from worqr.peer.parents import Parent
 from worqr.records import CancelCount, RemoteError, Status
 from worqr.remote_error import fields_of
 from worqr.validation import Seconds, check_text, seconds
-
-if TYPE_CHECKING:
-    from worqr.client.client import Client
 
 R = TypeVar("R")
 
@@ -88,7 +85,7 @@ class Job(Generic[R]):
 
     async def _place(self) -> QueueKeys:
         """The shard that stores it: the shard of its dispatch; without a dispatch, the id determines it."""
-        return self._at or await self._client.sharding.by_id(self._keys, self.id)
+        return self._at or await self._client.sharding.shard_of_id(self._keys, self.id)
 
     def __repr__(self) -> str:
         return f"<Job {self.id!r} of {self.queue!r}>"
@@ -142,13 +139,13 @@ class Job(Generic[R]):
         if (found := await self._look()).word != "wait":
             return self._value(found)
         link = self._client.link
-        news, parent = News(link), Parent(self.queue)
+        notification, slots = Notification(link), self._client.slot_watch(self.queue)
         with link.driver.move_on_after(patience):
-            async with listening(link, (await self._place()).job(self.id), lambda _message: news.tell()):
+            async with subscribed(link, (await self._place()).job(self.id), lambda _message: notification.set()):
                 while (found := await self._look()).word == "wait":
-                    await news.wait()
-                    if parent.may_wait_in_vain() and await self._still_waits():
-                        parent.warn(self.id)
+                    await notification.wait()
+                    if slots.may_wait_in_vain() and await self._still_waits():
+                        slots.warn(self.id)
             return self._value(found)
         raise await self._timed_out(patience)
 
@@ -270,23 +267,23 @@ class Job(Generic[R]):
             Unavailable: The server did not reply within `patience`.
         """
         link = self._client.link
-        news = News(link)
-        async with listening(link, (await self._place()).job(self.id), lambda _message: news.tell()):
-            yield _Watch(self, news)
+        notification = Notification(link)
+        async with subscribed(link, (await self._place()).job(self.id), lambda _message: notification.set()):
+            yield _Watch(self, notification)
 
 
 class _Watch(AsyncIterator[Status]):
     """The states of one job, each once."""
 
-    def __init__(self, job: Job[Any], news: News) -> None:
+    def __init__(self, job: Job[Any], notification: Notification) -> None:
         self._job = job
-        self._news = news
+        self._notification = notification
         self._last: Status | None = None
 
     async def __anext__(self) -> Status:
         if self._last is not None and self._last.state in ENDED:
             raise StopAsyncIteration
         while (status := await self._job.status()) == self._last:
-            await self._news.wait()
+            await self._notification.wait()
         self._last = status
         return status

@@ -1,5 +1,7 @@
-"""Receive the messages of a channel for the length of a block; wait for messages with a check now and then, because they may get
-lost; keep the latest messages for a reader that comes later.
+"""Subscribe to channels for the length of a block, and hand the messages to a task.
+
+`Notification` wakes a task that then checks the state; `EventStream` keeps messages for a reader. Messages may get lost, so a
+task that waits also checks every `LOOK_AGAIN` seconds.
 """
 
 from __future__ import annotations
@@ -21,26 +23,26 @@ LOOK_AGAIN = 1.0
 
 
 @asynccontextmanager
-async def listening(link: Link, channel: str, hear: Callable[[bytes], None]) -> AsyncGenerator[None]:
+async def subscribed(link: Link, channel: str, on_message: Callable[[bytes], None]) -> AsyncGenerator[None]:
     """Subscribe to a channel for the length of a block, which begins when the server has confirmed it.
 
     Raises:
         Unavailable: no confirmation within the link's patience.
     """
-    async with listening_to(link, [channel], lambda _channel, message: hear(message), lambda: None):
+    async with subscribed_to(link, [channel], lambda _channel, message: on_message(message), lambda: None):
         yield
 
 
 @asynccontextmanager
-async def listening_to(
-    link: Link, channels: Sequence[str], hear: Callable[[str, bytes], None], confirmed: Callable[[], None]
+async def subscribed_to(
+    link: Link, channels: Sequence[str], on_message: Callable[[str, bytes], None], confirmed: Callable[[], None]
 ) -> AsyncGenerator[None]:
     """Subscribe to several channels of one slot, in the order in which the server publishes. `confirmed` is called each time that
     they have been subscribed: at first, and after each reconnect.
 
-    Raises: as `listening`.
+    Raises: as `subscribed`.
     """
-    subscription = link.subscriptions.open(channels, hear, confirmed)
+    subscription = link.subscriptions.open(channels, on_message, confirmed)
     try:
         patience = link.settings.patience
         with link.driver.move_on_after(patience) as waiting:
@@ -52,26 +54,26 @@ async def listening_to(
         subscription.close()
 
 
-class News:
-    """A flag that a message arrived since the last check, for a task that waits and checks."""
+class Notification:
+    """A flag: a message has arrived since the last check. For a task that waits, and then checks."""
 
     def __init__(self, link: Link) -> None:
         self._driver = link.driver
-        self._heard = Signal(link.driver)
+        self._signal = Signal(link.driver)
 
-    def tell(self) -> None:
-        """Set the flag; called in the loop."""
-        self._heard.set()
+    def set(self) -> None:
+        """Set the flag. Called in the loop."""
+        self._signal.set()
 
     async def wait(self) -> None:
         """Wait for a message since the last wait, at most `LOOK_AGAIN` seconds; then the caller checks."""
         with self._driver.move_on_after(LOOK_AGAIN):
-            await self._heard.wait()
-        self._heard = Signal(self._driver)
+            await self._signal.wait()
+        self._signal = Signal(self._driver)
 
 
-class Latest(AsyncIterator[T], Generic[T]):
-    """An iterator of the items that are put in; it ends with its block. Of more than `most` the oldest are dropped."""
+class EventStream(AsyncIterator[T], Generic[T]):
+    """An iterator of the items that are put in; it ends with its block. It keeps at most `most` items, and drops the oldest."""
 
     def __init__(self, link: Link, most: int) -> None:
         self._driver = link.driver
@@ -82,7 +84,7 @@ class Latest(AsyncIterator[T], Generic[T]):
     def put(self, item: T) -> None:
         """Add an item; called in the loop."""
         self._items.append(item)
-        self._tell()
+        self._wake_waiters()
 
     def __enter__(self) -> Self:
         return self
@@ -92,7 +94,7 @@ class Latest(AsyncIterator[T], Generic[T]):
     ) -> None:
         self._closed = True
         self._items.clear()
-        self._tell()
+        self._wake_waiters()
 
     async def __anext__(self) -> T:
         await self._driver.checkpoint()  # let other tasks run, however many items there are
@@ -110,6 +112,6 @@ class Latest(AsyncIterator[T], Generic[T]):
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
 
-    def _tell(self) -> None:
+    def _wake_waiters(self) -> None:
         waiters, self._waiters = self._waiters, []
         wake_all(waiters)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from worqr import ops
+from worqr.client.call import Call
+from worqr.client.client import Client
 from worqr.client.dispatcher import dispatched, handle_of
+from worqr.client.job import Job
 from worqr.errors import NotReplicated, UsageError, reply_in
-from worqr.functions.function import Call, Function
 from worqr.ids import with_random_ids
 from worqr.job_options import RAW_OPTIONS, without_replicas
 from worqr.keys import QueueKeys
@@ -22,16 +24,12 @@ from worqr.ops.replies import in_pieces
 from worqr.script_call import Call as Request
 from worqr.validation import check_task
 
-if TYPE_CHECKING:
-    from worqr.client.client import Client
-    from worqr.client.job import Job
-
 R = TypeVar("R")
 T = TypeVar("T")
 K = TypeVar("K")
 
 
-class Sender:
+class Producer:
     """Sends the calls of one mesh's functions. Tests replace it."""
 
     def __init__(self, client: Client) -> None:
@@ -39,13 +37,13 @@ class Sender:
 
     async def enqueue(self, call: Call[Any]) -> None:
         """Send one call as a raw task."""
-        keys = await self._client.sharding.next_of(QueueKeys(self._client.settings.prefix, call.queue))
+        keys = await self._client.sharding.next_shard(QueueKeys(self._client.settings.prefix, call.queue))
         await self._client.link_to(keys.name).call(await self._enqueue_of(keys, [call]))
 
     async def dispatch(self, call: Call[R]) -> Job[R]:
         """Send one call as a job."""
         queue = QueueKeys(self._client.settings.prefix, call.queue)
-        keys = await self._client.sharding.place_of(queue, call._options)
+        keys = await self._client.sharding.shard_for_job(queue, call._options)
         request = await self._dispatch_of(keys, [call])
         return await dispatched(self._client, queue, request, keys, call._results)
 
@@ -54,21 +52,21 @@ class Sender:
         stored = sending = 0
         late: NotReplicated | None = None
         try:
-            for some in self._thousands(calls):
+            for some in self._batches(calls):
                 for call in some:
                     if call._options.keys() - RAW_OPTIONS:
                         raise UsageError(f"a call of {call.name!r} has options, which make it a job: use dispatch_many")
                 requests: list[tuple[str, Request[int]]] = []
-                for (name, _), of_queue in _grouped(some, lambda call: (call.queue, _bound(call))):
+                for (name, _), of_queue in _grouped(some, lambda call: (call.queue, _max_length_of(call))):
                     for piece in in_pieces(of_queue, _size):
-                        keys = await self._client.sharding.next_of(QueueKeys(self._client.settings.prefix, name))
+                        keys = await self._client.sharding.next_shard(QueueKeys(self._client.settings.prefix, name))
                         requests.append((keys.name, await self._enqueue_of(keys, piece)))
                 sending = len(some)
                 answers, late = await self._send(requests, late)
                 stored += sum(answers)
                 sending = 0
         except Exception as error:
-            _note(error, "stored", stored, sending)
+            _note_progress(error, "stored", stored, sending)
             raise
         if late is not None:
             raise late
@@ -82,7 +80,7 @@ class Sender:
         sending = 0
         late: NotReplicated | None = None
         try:
-            for some in self._thousands(calls):
+            for some in self._batches(calls):
                 requests: list[tuple[str, Request[list[Dispatched]]]] = []
                 places: list[tuple[int, QueueKeys]] = []
                 for keys, of_shard in await self._by_shard(some):
@@ -102,7 +100,7 @@ class Sender:
                 ]
                 sending = 0
         except Exception as error:
-            _note(error, "dispatched", len(jobs), sending)
+            _note_progress(error, "dispatched", len(jobs), sending)
             raise
         if late is not None:
             raise late
@@ -116,21 +114,21 @@ class Sender:
         sharding = self._client.sharding
         for name, of_queue in _grouped(enumerate(calls), lambda each: each[1].queue):
             queue = QueueKeys(self._client.settings.prefix, name)
-            turn = await sharding.next_of(queue)
-            if len(await sharding.of(queue)) == 1:
+            turn = await sharding.next_shard(queue)
+            if len(await sharding.shards(queue)) == 1:
                 found.append((turn, of_queue))
             else:
                 by_shard: dict[QueueKeys, list[tuple[int, Call[R]]]] = {}
                 for place, call in of_queue:
-                    keys = await sharding.place_of(queue, call._options) if "id" in call._options else turn
+                    keys = await sharding.shard_for_job(queue, call._options) if "id" in call._options else turn
                     by_shard.setdefault(keys, []).append((place, call))
                 found += by_shard.items()
         return found
 
     async def _enqueue_of(self, keys: QueueKeys, calls: Sequence[Call[Any]]) -> Request[int]:
-        bound = _bound(calls[0])
+        bound = _max_length_of(calls[0])
         if bound is not None:
-            bound = await self._client.sharding.share_of(keys, bound)
+            bound = await self._client.sharding.max_length_per_shard(keys, bound)
         replicas = max(without_replicas(call._options, self._client.settings.replicas)[1] for call in calls)
         return ops.enqueue(keys, [call.task for call in calls], max_length=bound, replicas=replicas)
 
@@ -143,15 +141,15 @@ class Sender:
             replicas = max(replicas, wanted)
         return ops.dispatch_jobs(keys, with_random_ids(jobs), replicas=replicas)
 
-    def _thousands(self, calls: Iterable[Call[R]]) -> Iterator[list[Call[R]]]:
+    def _batches(self, calls: Iterable[Call[R]]) -> Iterator[list[Call[R]]]:
         self._client.check_connected()
         waiting = iter(calls)
         while some := list(islice(waiting, MAX_ITEMS)):
             for call in some:
                 if not isinstance(call, Call):  # pyright: ignore[reportUnnecessaryIsInstance]
                     raise _no_call(call)
-                if call._declared is not None:
-                    call._declared.home()
+                if call._target is not None:
+                    call._target.require_client()
                 check_task(call.task, self._client.settings.max_payload)
             yield some
 
@@ -165,10 +163,9 @@ class Sender:
         """
         for name in {name for name, _ in requests}:
             self._client.link_to(name)
-        for _, request in requests if late else ():
-            request.replicas = 0
+        calls = [request.without_replicas() if late else request for _, request in requests]
         try:
-            return await self._client.link.call_all([request for _, request in requests]), late
+            return await self._client.link.call_all(calls), late
         except NotReplicated as error:
             return reply_in(error), error
 
@@ -176,23 +173,23 @@ class Sender:
 def _no_call(given: object) -> UsageError:
     """Make the error for a value that is not a call; mostly the result of a function that was called instead."""
     if inspect.iscoroutine(given):
-        called = given.cr_frame.f_locals.get("self") if given.cr_frame is not None else None
+        called: Any = given.cr_frame.f_locals.get("self") if given.cr_frame is not None else None
         given.close()  # or Python warns that it was never awaited
-        name = called.name.rpartition(".")[2] if isinstance(called, Function) else "function"
+        name = called.name.rpartition(".")[2] if hasattr(called, "__worqr_handler__") else "function"
         return UsageError(f"give calls: write {name}.call(...), not {name}(...), which runs the function here and now")
     return UsageError(
         f"give calls, as in function.call(...), not {given!r}: function(...) runs the function here and now"
     )
 
 
-def _note(error: Exception, verb: str, done: int, sending: int) -> None:
+def _note_progress(error: Exception, verb: str, done: int, sending: int) -> None:
     """Add to `error` how far it had come."""
     if done or sending > 1:
         also = f"; of the {sending:,} after them, some may be" if sending else ""
         error.add_note(f"the first {done:,} calls were {verb}{also}")
 
 
-def _bound(call: Call[Any]) -> int | None:
+def _max_length_of(call: Call[Any]) -> int | None:
     return cast("int | None", call._options.get("max_length"))
 
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, TypeVar, Unpack
+from typing import Literal, TypeVar, Unpack
 
 from worqr import ops
 from worqr.client.cancellation import cancel_and_wait
+from worqr.client.client import Client
 from worqr.client.dead_letters import Aside
 from worqr.client.dispatcher import dispatched, enqueued, unique_enqueued
 from worqr.client.events import Event, events_of
 from worqr.client.inspection import LISTED, ask_each, info_at, list_jobs
 from worqr.client.job import Job
-from worqr.client.stats import in_turn, info_of, running_of
+from worqr.client.stats import interleave, merge_queue_info, merge_running
 from worqr.errors import NotReplicated, UsageError, WorqrError
 from worqr.ids import with_random_ids
 from worqr.job_options import JobOptions, check_choice, check_id, check_replicas, encode_options, without_replicas
@@ -28,9 +29,6 @@ from worqr.ops.replies import in_pieces
 from worqr.records import CancelCount, QueueInfo, TaskInfo
 from worqr.script_call import Call
 from worqr.validation import Seconds, check_count, check_task, check_tasks, check_text, seconds
-
-if TYPE_CHECKING:
-    from worqr.client.client import Client
 
 T = TypeVar("T")
 
@@ -175,7 +173,7 @@ class Queue:
         """
         checked = check_task(task, self._client.settings.max_payload)
         encoded, replicas = without_replicas(encode_options(options), self._client.settings.replicas)
-        keys = await self._client.sharding.place_of(self._keys, encoded)
+        keys = await self._client.sharding.shard_for_job(self._keys, encoded)
         encoded = await self._client.sharding.options_for(keys, encoded)
         jobs = with_random_ids([(encoded, checked)])
         call = ops.dispatch_jobs(keys, jobs, replicas=replicas)
@@ -216,7 +214,7 @@ class Queue:
             UsageError: `limit` is less than 1.
         """
         most = min(check_count(limit, "limit"), MAX_LISTED)
-        return in_turn([tasks for _, tasks in await self._ask_all(lambda keys: ops.list_tasks(keys, most))], most)
+        return interleave([tasks for _, tasks in await self._ask_all(lambda keys: ops.list_tasks(keys, most))], most)
 
     async def running(self) -> list[TaskInfo]:
         """Return up to 1,000 tasks that run now.
@@ -224,7 +222,7 @@ class Queue:
         Each has its job id, or the first 100 bytes of the payload of a plain task; the worker that runs it; and the time at
         which the run began, by the server's clock.
         """
-        return running_of(await self._ask_all(ops.list_claims), MAX_ITEMS)
+        return merge_running(await self._ask_all(ops.list_claims), MAX_ITEMS)
 
     async def jobs(
         self,
@@ -253,7 +251,7 @@ class Queue:
         """
         check_choice(state, "state", LISTED)
         most = min(check_count(limit, "limit"), MAX_LISTED)
-        return await list_jobs(self._client, await self._client.sharding.of(self._keys), state, most, after)
+        return await list_jobs(self._client, await self._client.sharding.shards(self._keys), state, most, after)
 
     async def info(self) -> QueueInfo:
         """Return the queue's counters.
@@ -264,7 +262,7 @@ class Queue:
 
     async def _ask_all(self, make: Callable[[QueueKeys], Call[T]]) -> list[T]:
         """One request to each shard, all together."""
-        return await ask_each(self._client, await self._client.sharding.of(self._keys), make)
+        return await ask_each(self._client, await self._client.sharding.shards(self._keys), make)
 
     # Cancelling
 
@@ -294,7 +292,7 @@ class Queue:
             cursor, after = ("0", "-") if last is None else (last.cursor, last.after)
             return await self._client.ask(ops.cancel_task(keys, checked, cursor, after, reason=reason))
 
-        patience, shards = seconds(wait, "wait"), await self._client.sharding.of(self._keys)
+        patience, shards = seconds(wait, "wait"), await self._client.sharding.shards(self._keys)
         return await cancel_and_wait(self._client.link, shards, step, patience)
 
     async def cancel_all(self, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
@@ -319,7 +317,7 @@ class Queue:
                 await self._purge(keys)
             return found
 
-        patience, shards = seconds(wait, "wait"), await self._client.sharding.of(self._keys)
+        patience, shards = seconds(wait, "wait"), await self._client.sharding.shards(self._keys)
         count = await cancel_and_wait(self._client.link, shards, step, patience)
         for keys in shards:
             await self._purge(keys)
@@ -336,7 +334,7 @@ class Queue:
             reason: A text for people; ``info().paused`` has it.
         """
         check_text(reason, "reason")
-        for keys in await self._client.sharding.of(self._keys):
+        for keys in await self._client.sharding.shards(self._keys):
             self._client.link_to(keys.name)  # stores the name, so that operators can find and resume the queue
         await self._ask_all(lambda keys: ops.pause(keys, reason))
 
@@ -351,7 +349,7 @@ class Queue:
         Several shards are deleted one after the other. The number of shards is forgotten if the queue is then empty and no
         worker serves it.
         """
-        shards = await self._client.sharding.of(self._keys)
+        shards = await self._client.sharding.shards(self._keys)
         for keys in shards:
             while not await self._client.ask(ops.delete_queue(keys)):
                 await self._purge(keys)
@@ -361,7 +359,7 @@ class Queue:
 
     async def _forget_shards(self, shards: tuple[QueueKeys, ...]) -> None:
         every = [*shards, *(replace(keys, failures=True) for keys in shards)]
-        seen = info_of(self.name, await ask_each(self._client, every, ops.inspect))
+        seen = merge_queue_info(self.name, await ask_each(self._client, every, ops.inspect))
         if not (seen.workers or seen.running or seen.waiting or seen.scheduled or seen.failed or seen.broken):
             await self._client.sharding.forget(self.name)
 

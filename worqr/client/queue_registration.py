@@ -13,7 +13,7 @@ MANY_NAMES: Final = 10_000
 """Names of queues that one connection remembers to have noted. A program that uses more of them notes them more often."""
 
 
-class Noted:
+class NotedQueues:
     """Decides when the name of a queue is noted in the server: at its first use, then every NOTE_EVERY seconds while it is used.
 
     From any thread.

@@ -22,11 +22,11 @@ from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.shard_layout import MAX_SHARDS, shard_of, shards_of
 
-LEARN_EVERY: Final = 3600.0
+REFRESH_EVERY: Final = 3600.0
 """Seconds after which a connection reads again what other programs have declared."""
 
 
-class Sharding:
+class ShardDirectory:
     """How many shards the queues of a mesh have, as one connection knows it. `declared`: the declarations of this program, to
     which more may be added.
     """
@@ -34,51 +34,51 @@ class Sharding:
     def __init__(self, link: Link, prefix: str, declared: Mapping[str, int]) -> None:
         self._link = link
         self._keys = RegistryKeys(prefix)
-        self._declared = declared
+        self._definition = declared
         self._known: dict[str, int] = {}
         self._turns: dict[str, count[int]] = {}
         self._asked_at = 0.0
 
-    def copy_for(self, link: Link) -> Sharding:
-        """Return a `Sharding` of another link to the same mesh, with the same initial numbers."""
-        copy = Sharding(link, self._keys.prefix, self._declared)
+    def copy_for(self, link: Link) -> ShardDirectory:
+        """Return a `ShardDirectory` of another link to the same mesh, with the same initial numbers."""
+        copy = ShardDirectory(link, self._keys.prefix, self._definition)
         copy._known, copy._asked_at = self._known, self._asked_at
         return copy
 
     # Reading
 
-    async def begin(self) -> None:
+    async def initialize(self) -> None:
         """After connecting: read the declarations of other programs, and send those of this program. May be called twice.
 
         A conflicting number is not reported here: the first use of the queue raises it, or the join of a peer.
         """
         if self._asked_at > 0:
             return
-        await self.learn()
+        await self.refresh()
         with suppress(UsageError):
             await self.declare()
 
-    async def learn(self) -> None:
+    async def refresh(self) -> None:
         """Read the numbers of all queues.
 
         Raises:
             WrongVersion: the mesh has another wire version. It is the first request of a connection: nothing was written.
             RefusedByServer, Unavailable: as any request.
         """
-        self._believe(await self._link.call(ops.list_shards(self._keys)))
+        self._store(await self._link.call(ops.list_shards(self._keys)))
 
-    def learn_now_and_then(self) -> None:
+    def refresh_if_stale(self) -> None:
         """Read again if that was long ago, without waiting for the reply."""
-        if self._asked_at + LEARN_EVERY <= time.monotonic():
+        if self._asked_at + REFRESH_EVERY <= time.monotonic():
             self._asked_at = time.monotonic()
 
             def answered(known: dict[str, int] | None, _failure: Exception | None) -> None:
                 if known is not None:
-                    self._believe(known)
+                    self._store(known)
 
-            self._link.post(ops.list_shards(self._keys), answered, patience=LEARN_EVERY)
+            self._link.post(ops.list_shards(self._keys), answered, patience=REFRESH_EVERY)
 
-    def _believe(self, known: Mapping[str, int]) -> None:
+    def _store(self, known: Mapping[str, int]) -> None:
         self._asked_at = time.monotonic()
         self._known = {name: number for name, number in known.items() if 1 < number <= MAX_SHARDS}
 
@@ -88,7 +88,7 @@ class Sharding:
         Raises:
             UsageError: the first declaration had another number.
         """
-        new = {queue: number for queue, number in self._declared.items() if self._known.get(queue) != number}
+        new = {queue: number for queue, number in self._definition.items() if self._known.get(queue) != number}
         if not new:
             return
         stored = await self._link.call(ops.declare_shards(self._keys, new))
@@ -97,7 +97,7 @@ class Sharding:
             self._check(queue)
 
     def _check(self, queue: str) -> None:
-        declared, known = self._declared[queue], self._known.get(queue, 1)
+        declared, known = self._definition[queue], self._known.get(queue, 1)
         if declared != known:
             raise UsageError(
                 f"queue {queue!r} has {known} shards in the mesh {self._keys.prefix!r}, and {declared} were declared here: "
@@ -114,7 +114,7 @@ class Sharding:
 
     # Choosing shards
 
-    async def of(self, keys: QueueKeys, *, declare: bool = True) -> tuple[QueueKeys, ...]:
+    async def shards(self, keys: QueueKeys, *, declare: bool = True) -> tuple[QueueKeys, ...]:
         """Return all shards of a queue; for a shard, only that one. `declare`: the number that this program declares, if it
         does.
 
@@ -122,7 +122,7 @@ class Sharding:
             UsageError: this program declares another number than the mesh knows.
         """
         number = self._known.get(keys.queue, 1)
-        if declare and self._declared.get(keys.queue, number) != number:
+        if declare and self._definition.get(keys.queue, number) != number:
             try:
                 await self.declare()
             except UsageError:
@@ -130,27 +130,31 @@ class Sharding:
             number = self._known[keys.queue]
         return (keys,) if number == 1 or keys.tag else shards_of(keys, number)
 
-    async def by_id(self, keys: QueueKeys, id: str) -> QueueKeys:
+    async def shard_of_id(self, keys: QueueKeys, id: str) -> QueueKeys:
         """The shard of the job of this id."""
-        return shard_of(await self.of(keys), id)
+        return shard_of(await self.shards(keys), id)
 
-    async def place_of(self, keys: QueueKeys, options: Mapping[str, object]) -> QueueKeys:
+    async def shard_for_job(self, keys: QueueKeys, options: Mapping[str, object]) -> QueueKeys:
         """The shard for a job with these options, as `worqr.job_options` encodes them."""
         given = options.get("id")
-        return await self.by_id(keys, given) if isinstance(given, str) else await self.next_of(keys)
+        return await self.shard_of_id(keys, given) if isinstance(given, str) else await self.next_shard(keys)
 
-    async def share_of(self, keys: QueueKeys, max_length: int) -> int:
+    async def max_length_per_shard(self, keys: QueueKeys, max_length: int) -> int:
         """The part of a queue's limit that applies to one shard."""
-        return ceil(max_length / len(await self.of(replace(keys, tag=""))))
+        return ceil(max_length / len(await self.shards(replace(keys, tag=""))))
 
     async def options_for(self, keys: QueueKeys, options: Mapping[str, object]) -> Mapping[str, object]:
         """The encoded options of a job, with this shard's part of the queue's limit."""
         bound = options.get("max_length")
-        return {**options, "max_length": await self.share_of(keys, bound)} if isinstance(bound, int) else options
+        return (
+            {**options, "max_length": await self.max_length_per_shard(keys, bound)}
+            if isinstance(bound, int)
+            else options
+        )
 
-    async def next_of(self, keys: QueueKeys) -> QueueKeys:
+    async def next_shard(self, keys: QueueKeys) -> QueueKeys:
         """Return the next shard for tasks without an id. The first is random, because many programs enqueue only once."""
-        shards = await self.of(keys)
+        shards = await self.shards(keys)
         if len(shards) == 1:
             return shards[0]
         turns = self._turns.get(keys.name) or self._turns.setdefault(keys.name, count(random.randrange(len(shards))))

@@ -42,7 +42,7 @@ async def queue_names(ask: Callable[[Call[QueuesPage]], Awaitable[QueuesPage]], 
         since = float(began)
 
 
-def info_of(name: str, seen: Sequence[Inspected]) -> QueueInfo:
+def merge_queue_info(name: str, seen: Sequence[Inspected]) -> QueueInfo:
     """The sum. Paused if a shard is; as old as the oldest of its jobs in front; a worker counts once."""
     counts: Counter[str] = Counter()
     for each in seen:
@@ -93,7 +93,7 @@ def task_info_of(seen: Glance) -> TaskInfo:
     return TaskInfo(**_facts(seen.state), id=seen.id, task=seen.task)
 
 
-def running_of(held: Sequence[Sequence[Held]], limit: int) -> list[TaskInfo]:
+def merge_running(held: Sequence[Sequence[Held]], limit: int) -> list[TaskInfo]:
     """Up to `limit` running tasks; of several shards the longest-running first."""
     claims = held[0] if len(held) == 1 else sorted(chain(*held), key=lambda each: each.claim)
     return [
@@ -102,7 +102,7 @@ def running_of(held: Sequence[Sequence[Held]], limit: int) -> list[TaskInfo]:
     ]
 
 
-def in_turn(lists: Sequence[list[T]], limit: int) -> list[T]:
+def interleave(lists: Sequence[list[T]], limit: int) -> list[T]:
     """Up to `limit` items, one of each list in turn; their order across lists is not known."""
     if len(lists) == 1:
         return lists[0]
@@ -110,7 +110,7 @@ def in_turn(lists: Sequence[list[T]], limit: int) -> list[T]:
     return [items[n] for n in rounds for items in lists if n < len(items)][:limit]
 
 
-def worker_of(worker: str, ttl_ms: int, facts: Mapping[str, str], queues: Sequence[str]) -> WorkerInfo:
+def worker_info(worker: str, ttl_ms: int, facts: Mapping[str, str], queues: Sequence[str]) -> WorkerInfo:
     """A registered worker. `ttl_ms`: until its key expires; -1: never, -2: there is none."""
     keepalive_ms = int(facts.get("keepalive_ms", "0"))
     age = 0.0 if ttl_ms == -1 else max(0, keepalive_ms - ttl_ms) / 1000 if ttl_ms >= 0 else float("inf")

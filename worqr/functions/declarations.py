@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from worqr.cron import Definition
 from worqr.errors import UsageError
 from worqr.functions.function import Function
-from worqr.inside import declared_of
+from worqr.inside import definition_of
 from worqr.keys import check_name
 
 if TYPE_CHECKING:
-    from worqr.client.client import Client
+    from worqr.client.mesh_client import MeshClient
 
 
 class Declarations:
@@ -33,12 +33,12 @@ class Declarations:
         client: that of the mesh that includes this registry; None until a mesh does.
     """
 
-    def __init__(self, client: Client | None = None) -> None:
+    def __init__(self, client: MeshClient | None = None) -> None:
         self.functions: dict[str, Function[..., Any]] = {}
         self.schedules: dict[str, Definition] = {}
-        self.client: Client | None = client
+        self.client: MeshClient | None = client
         self._names: dict[str, str] = {}
-        self._home: tuple[Declarations, str] | None = None
+        self._parent: tuple[Declarations, str] | None = None
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -54,21 +54,21 @@ class Declarations:
         Raises:
             UsageError: A name is taken, here or in a registry that includes this one.
         """
-        declared = declared_of(function)
+        declared = definition_of(function)
         self._forget_older(declared.name, declared.fn)
         self._check_all_free((declared.name, *declared.aliases))
-        self._adopt(function)
+        self._register(function)
 
     def _forget_older(self, name: str, fn: Callable[..., Any]) -> None:
         """Remove a function that is defined anew, here and wherever the older one was included."""
         older = self.functions.get(name)
-        if older is None or not _is_defined_anew(declared_of(older).fn, fn):
+        if older is None or not _is_defined_anew(definition_of(older).fn, fn):
             return
         at: Declarations | None = self
         while at is not None:
             held = next(each for each, function in at.functions.items() if function is older)
             at._forget(held, older.name)
-            at = at._home[0] if at._home is not None else None
+            at = at._parent[0] if at._parent is not None else None
 
     def _forget(self, name: str, queue: str) -> None:
         """Remove a function, and the schedules of its queue."""
@@ -81,8 +81,8 @@ class Declarations:
         """Refuse names that are taken, here or wherever the functions will be."""
         at = self
         at._check_free(names)
-        while at._home is not None:
-            at, prefix = at._home
+        while at._parent is not None:
+            at, prefix = at._parent
             names = [prefix + each for each in names]
             at._check_free(names)
 
@@ -97,26 +97,26 @@ class Declarations:
                 )
             seen.add(name)
 
-    def _adopt(self, function: Function[..., Any]) -> None:
+    def _register(self, function: Function[..., Any]) -> None:
         """Add a function here, and to all that include this."""
-        declared = declared_of(function)
+        declared = definition_of(function)
         self.functions[declared.name] = function
         for each in (declared.name, *declared.aliases):
             self._names[each] = declared.name
         declared.bind(self.client)
-        if self.client is not None and declared.how.shards > 1:
-            self.client.declare_shards(declared.name, declared.how.shards)
-        if self._home is not None:
-            self._pass_on(function)
+        if self.client is not None and declared.options.shards > 1:
+            self.client.declare_shards(declared.name, declared.options.shards)
+        if self._parent is not None:
+            self._propagate(function)
         for tell in tuple(self._listeners):
             tell()
 
-    def _pass_on(self, function: Function[..., Any]) -> None:
-        assert self._home is not None
-        home, prefix = self._home
-        declared = declared_of(function)
+    def _propagate(self, function: Function[..., Any]) -> None:
+        assert self._parent is not None
+        home, prefix = self._parent
+        declared = definition_of(function)
         declared.rename(prefix + declared.name, tuple(prefix + alias for alias in declared.aliases))
-        home._adopt(function)
+        home._register(function)
 
     @contextmanager
     def when_declared(self, tell: Callable[[], None]) -> Generator[None]:
@@ -139,26 +139,26 @@ class Declarations:
         if prefix:
             check_name(prefix, "prefix of include")
         self._check_all_free([prefix + each for each in other._names])
-        schedules = list(self._coming(other, prefix))
+        schedules = list(self._incoming_schedules(other, prefix))
         for definition in schedules:
-            for at, there in self._upwards(definition):
+            for at, there in self._ancestors(definition):
                 at.check_schedule(there)
         for definition in schedules:
             self.add_schedule(definition)
-        other._home = self, prefix
+        other._parent = self, prefix
         for function in list(other.functions.values()):
-            other._pass_on(function)
+            other._propagate(function)
 
     def _check_includable(self, other: Declarations) -> None:
-        if other.client is not None and other._home is None:
+        if other.client is not None and other._parent is None:
             raise UsageError("a Mesh cannot be included: declare the functions in a worqr.Registry")
-        if other._home is not None:
+        if other._parent is not None:
             raise UsageError("this registry is included already: a function has one queue, so it belongs to one mesh")
         at: Declarations | None = self
         while at is not None:
             if at is other:
                 raise UsageError("a registry cannot include itself")
-            at = at._home[0] if at._home is not None else None
+            at = at._parent[0] if at._parent is not None else None
 
     # Schedules
 
@@ -168,7 +168,7 @@ class Declarations:
         Raises:
             UsageError: The name is taken, here or there. Nothing is changed.
         """
-        places = list(self._upwards(definition))
+        places = list(self._ancestors(definition))
         for at, there in places:
             at.check_schedule(there)
         for at, there in places:
@@ -179,19 +179,19 @@ class Declarations:
         if check_name(definition.name, "schedule name") in self.schedules:
             raise UsageError(f"there is a schedule {definition.name!r} already: give one of them another name=")
 
-    def _upwards(self, definition: Definition) -> Iterator[tuple[Declarations, Definition]]:
+    def _ancestors(self, definition: Definition) -> Iterator[tuple[Declarations, Definition]]:
         """Yield a schedule as it is named here, and in all that include this."""
         yield self, definition
-        if self._home is not None:
-            home, prefix = self._home
+        if self._parent is not None:
+            home, prefix = self._parent
             named = definition.name != definition.queue  # else it has its function's name, prefix and all
-            yield from home._upwards(replace(definition, name=prefix + definition.name) if named else definition)
+            yield from home._ancestors(replace(definition, name=prefix + definition.name) if named else definition)
 
-    def _coming(self, other: Declarations, prefix: str) -> Iterator[Definition]:
+    def _incoming_schedules(self, other: Declarations, prefix: str) -> Iterator[Definition]:
         """Yield the schedules of `other` as they will be named here. The queues get all prefixes that functions get."""
         full, at = prefix, self
-        while at._home is not None:
-            at, more = at._home
+        while at._parent is not None:
+            at, more = at._parent
             full = more + full
         for each in other.schedules.values():
             queue = full + each.queue if each.queue in other._names else each.queue

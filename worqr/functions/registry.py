@@ -15,12 +15,12 @@ from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
 from worqr.errors import UsageError
 from worqr.functions.declarations import Declarations
-from worqr.functions.function import AsyncFunction, Declared, Function, SyncFunction
-from worqr.functions.schedule_registry import NoSuchOption, Timetable
+from worqr.functions.definition import FunctionDefinition
+from worqr.functions.function import AsyncFunction, Function, SyncFunction
+from worqr.functions.schedule_registry import NoSuchOption, ScheduleRegistry
+from worqr.handler_checks import check_runs_in, is_async
+from worqr.handler_options import RunsIn, handling
 from worqr.keys import check_name
-from worqr.peer.executors.executors import check_runs_in
-from worqr.peer.handlers import is_async
-from worqr.peer.options import RunsIn, handling
 from worqr.policy import RetryPolicy
 from worqr.records import Failed
 from worqr.validation import Seconds
@@ -38,7 +38,7 @@ class TaskDecorator(Protocol):
     def __call__(self, fn: Callable[P, R], /) -> SyncFunction[P, R]: ...
 
 
-class Registry(Timetable):
+class Registry(ScheduleRegistry):
     """Functions and schedules without a mesh. ``mesh.include(registry)`` adds them to a mesh."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class Registry(Timetable):
             UsageError: The name is taken, a parameter has a type that cannot be serialized, or an option does not exist or is
                 not valid.
         """
-        how = handling("task", options)
+        handler_options = handling("task", options)
         if name is not None:
             check_name(name, "function name")
         if isinstance(aliases, str):
@@ -113,10 +113,12 @@ class Registry(Timetable):
 
         def declare(fn: Callable[..., Any]) -> Function[..., Any]:
             fn = _plain(fn)
-            check_runs_in(fn, how.runs_in)
+            check_runs_in(fn, handler_options.runs_in)
             found = name or _name_of(fn)
             kind: Any = AsyncFunction if is_async(fn) else SyncFunction
-            function: Function[..., Any] = kind(Declared(fn, found, others, how, is_async=is_async(fn)))
+            function: Function[..., Any] = kind(
+                FunctionDefinition(fn, found, others, handler_options, is_async=is_async(fn))
+            )
             self._declarations.add(function)
             return function
 

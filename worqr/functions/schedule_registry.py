@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, tzinfo
 from typing import Any, Final, Literal, Protocol, TypedDict, TypeVar, overload
 
+from worqr.client.call import Call
 from worqr.cron import Definition, Overlap, Plan
 from worqr.errors import UsageError
 from worqr.foreign import hint_at_option
 from worqr.functions.declarations import Declarations
-from worqr.functions.function import Call
 from worqr.keys import check_name
 from worqr.validation import Seconds, seconds
 
@@ -50,16 +50,16 @@ class NoSuchOption:
     """The type of an option that does not exist: a type checker then reports the option by its name."""
 
 
-class Callable0(Protocol):
+class NoArgFunction(Protocol):
     """A function without arguments that can make a `Call` of itself."""
 
     def call(self) -> Call[Any]: ...
 
 
-F = TypeVar("F", bound=Callable0)
+F = TypeVar("F", bound=NoArgFunction)
 
 
-class Timetable:
+class ScheduleRegistry:
     """The part of `Registry` that declares schedules. Nothing is sent before `join`."""
 
     _declarations: Declarations
@@ -209,7 +209,7 @@ def _checked(how: Mapping[str, Any]) -> dict[str, Any]:
     if "timezone" in how:
         found["timezone"] = _zone_name(how["timezone"])
     if "misfire" in how:
-        found["misfire"] = _catch_up(how["misfire"])
+        found["misfire"] = _misfire_count(how["misfire"])
     if "overlap" in how:
         if how["overlap"] not in OVERLAPS:
             raise UsageError(f"overlap must be one of {', '.join(map(repr, OVERLAPS))}, not {how['overlap']!r}")
@@ -219,7 +219,7 @@ def _checked(how: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _catch_up(misfire: object) -> int:
+def _misfire_count(misfire: object) -> int:
     if isinstance(misfire, str) and misfire in MISFIRES:
         return MISFIRES[misfire]
     if isinstance(misfire, bool) or not isinstance(misfire, int) or not 1 <= misfire <= MAX_CATCH_UP:

@@ -13,62 +13,58 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import trio
 
 from worqr.errors import UsageError
-from worqr.hosting.joined_peer import check_join, joined
-from worqr.hosting.peer_thread import Life, end_at_exit, is_exiting, no_health
+from worqr.handler_options import HandlerOptions
+from worqr.hosting.peer_factory import PeerFactory
+from worqr.hosting.peer_thread import PeerThread, no_health, stop_at_exit
 from worqr.hosting.thread_waiter import entered, left
 from worqr.hosting.trio_calls import TrioCalls
 from worqr.inside import engine_of
 from worqr.peer.executors.host_loop import HostLoop
-from worqr.peer.options import GRACE, HandlerOptions, check_concurrency
+from worqr.peer.interpreter_exit import is_exiting
+from worqr.peer.options import GRACE, check_concurrency
 from worqr.peer.peer import Peer
 from worqr.records import Health
 from worqr.validation import KEEP_FAILED, Seconds, seconds
 
 if TYPE_CHECKING:
-    from worqr.mesh import Mesh
-    from worqr.peer.lifespans import States
     from worqr.peer.manual_consumer import Claims
     from worqr.policy import RetryPolicy
-
-S = TypeVar("S")
 
 BLOCKED = "the application's asyncio loop is blocked"
 
 
 @asynccontextmanager
-async def joined_under_asyncio(
-    mesh: Mesh[S], states: States[S], options: Mapping[str, Any]
-) -> AsyncGenerator[AsyncioPeer]:
+async def joined_under_asyncio(factory: PeerFactory[Any], options: Mapping[str, Any]) -> AsyncGenerator[AsyncioPeer]:
     """Join the mesh for the length of a block, under asyncio; see ``Mesh.join``."""
-    check_join(mesh, options)
-    end_at_exit()
+    factory.check_options(options)
+    stop_at_exit()
     grace = seconds(options.get("grace", GRACE), "grace")
-    async with mesh.connect():
+    async with factory.client.connections.open():
         host, calls, peers = HostLoop(is_exiting), TrioCalls(), list[Peer]()
 
         @asynccontextmanager
         async def join() -> AsyncGenerator[Peer]:
-            async with calls.taken(), joined(mesh, states, options, host) as peer:
+            async with calls.taken(), factory.joined(options, host) as peer:
                 peers.append(peer)
                 yield peer
 
-        life = Life(join, copy_context())
-        life.begin()
-        await entered(life)
+        thread = PeerThread(join, copy_context())
+        thread.start()
+        await entered(thread)
         error: BaseException | None = None
         try:
-            yield AsyncioPeer(peers[0], life, host, calls)
+            yield AsyncioPeer(peers[0], thread, host, calls)
         except BaseException as raised:
             error = raised
             raise
         finally:
             try:
-                await left(life, grace, error)
+                await left(thread, grace, error)
             finally:
                 del error  # its traceback knows this frame
 
@@ -76,10 +72,10 @@ async def joined_under_asyncio(
 class AsyncioPeer(Peer):
     """A peer whose methods are used on the asyncio loop of the program that has joined."""
 
-    def __init__(self, peer: Peer, life: Life, host: HostLoop, calls: TrioCalls) -> None:
+    def __init__(self, peer: Peer, thread: PeerThread, host: HostLoop, calls: TrioCalls) -> None:
         super().__init__(engine_of(peer))
         self._peer = peer
-        self._life = life
+        self._thread = thread
         self._host = host
         self._calls = calls
         self._pid = os.getpid()
@@ -112,7 +108,7 @@ class AsyncioPeer(Peer):
     def health(self) -> Health:
         if os.getpid() != self._pid:
             return no_health("it was started before a fork, and runs in the parent only")
-        health = self._life.health()
+        health = self._thread.health()
         lag = self._host.lag
         if lag <= health.loop_lag:
             return health

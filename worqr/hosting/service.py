@@ -21,22 +21,21 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import trio
 
 from worqr.errors import Unavailable, UsageError
-from worqr.inside import client_of, declarations_of, declared_of, engine_of
+from worqr.functions.function import Function
+from worqr.handler_options import AsyncRunsIn
+from worqr.hosting.peer_factory import PeerFactory
+from worqr.inside import definition_of, engine_of
 from worqr.link import loop_name_here
 from worqr.log_events import emit, emit_fields
-from worqr.peer.options import GRACE, AsyncRunsIn, Only
+from worqr.peer.options import GRACE, Only
+from worqr.peer.peer import Peer
 from worqr.validation import seconds
 from worqr.version import __version__
-
-if TYPE_CHECKING:
-    from worqr.functions.function import Function
-    from worqr.mesh import Mesh
-    from worqr.peer.peer import Peer
 
 logger: logging.Logger = logging.getLogger("worqr.service")  # a documented name
 
@@ -46,11 +45,11 @@ REFUSES_AFTER: Final = 4.0
 """Seconds after which a cancelled handler that has not ended is logged; with the grace, it fits into Kubernetes's 30."""
 ENDS_AFTER: Final = 10.0
 """Seconds after which the process ends without it. Leaving takes 6 at most if the server does not reply."""
-LAST_WORDS: Final = 1.0
+LOG_TIMEOUT: Final = 1.0
 """Seconds for writing the last log lines: the reader of the log may hang."""
 
 
-class Urgency(enum.IntEnum):
+class StopLevel(enum.IntEnum):
     """How urgently a service should end."""
 
     DRAIN = 1
@@ -61,12 +60,12 @@ class Urgency(enum.IntEnum):
 RETRY_AFTER: Final = 2.0
 """Seconds from a join that failed to the next. A host name that cannot be resolved, for example, fails at once."""
 _MEANS: Final = {
-    Urgency.DRAIN: "shutting down: waiting up to %(grace)g s for running tasks (Ctrl-C again to cancel them)",
-    Urgency.CANCEL: "cancelling the running tasks, which go back to their queues (Ctrl-C again to end the process at once)",
+    StopLevel.DRAIN: "shutting down: waiting up to %(grace)g s for running tasks (Ctrl-C again to cancel them)",
+    StopLevel.CANCEL: "cancelling the running tasks, which go back to their queues (Ctrl-C again to end the process at once)",
 }
 
 
-def run(mesh: Mesh[Any], **options: Any) -> None:
+def run(peers: PeerFactory[Any], options: Mapping[str, Any]) -> None:
     """Join the mesh and serve its functions until a signal comes: the last line of a script.
 
     The first SIGTERM or SIGINT (Ctrl-C) drains for `grace`, the second cancels what runs and gives it back, the third ends the
@@ -83,7 +82,7 @@ def run(mesh: Mesh[Any], **options: Any) -> None:
             command line imports this module.
         RefusedByServer, WrongVersion: waiting would not help.
     """
-    service = Service(mesh, options)
+    service = Service(peers, options)
     service.check()
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format=LINE, stream=sys.stderr)
@@ -91,75 +90,71 @@ def run(mesh: Mesh[Any], **options: Any) -> None:
 
 
 class Service:
-    """One run of a mesh as a program. Any thread may change `_urgency`; the rest is changed in the loop's thread."""
+    """One run of a mesh as a program. Any thread may change `_level`; the rest is changed in the loop's thread."""
 
-    def __init__(self, mesh: Mesh[Any], options: Mapping[str, Any]) -> None:
-        self._mesh = mesh
+    def __init__(self, peers: PeerFactory[Any], options: Mapping[str, Any]) -> None:
+        self._peers = peers
         self._options = options
         self._grace = seconds(options.get("grace", GRACE), "grace")
         self._signals = 0
-        self._urgency = 0
+        self._level = 0
         self._told = 0
         self._token: trio.lowlevel.TrioToken | None = None
         self._scope = trio.CancelScope()
-        self._quiet = trio.Event()
+        self._stopping = trio.Event()
         self._peer: Peer | None = None
-        self._watch = _Watch(self._describe_running, self._grace)
+        self._watchdog = _ShutdownWatchdog(self._describe_running, self._grace)
 
     def check(self) -> None:
         """Raise UsageError if this mesh cannot run here, or has nothing to serve. Changes nothing."""
         _check_place()
-        if declarations_of(self._mesh).is_empty:
-            raise UsageError(
-                f"there is nothing to serve: no function is declared on {self._mesh!r} with @mesh.task, nor a schedule; "
-                "import the modules that declare them before it runs"
-            )
-        Only(self._options.get("only")).check(self._mesh.functions)
+        self._peers.check_not_empty("it runs")
+        Only(self._options.get("only")).check(self._peers.declarations.functions)
 
     def run(self) -> None:
         """Block until it has ended; see the function `run`."""
         self.check()
         before = [
-            (number, signal.signal(number, self._hear))
+            (number, signal.signal(number, self._on_signal))
             for number in SIGNALS
             if signal.getsignal(number) is not signal.SIG_IGN  # `nohup` and the like ignore it on purpose
         ]
-        self._watch.start()
+        self._watchdog.start()
         try:
             trio.run(self._run)
         finally:
-            self._watch.end()
+            self._watchdog.end()
             for number, handler in before:
                 signal.signal(number, handler)
 
-    def urge(self, urgency: int) -> None:
-        """Stop, at least with this urgency (see `Urgency`); from any thread, and from a signal handler."""
-        if urgency >= Urgency.NOW:
+    def request_stop(self, level: int) -> None:
+        """Stop, at least with this level (see `StopLevel`); from any thread, and from a signal handler."""
+        if level >= StopLevel.NOW:
             os._exit(1)
-        self._urgency = max(self._urgency, urgency)
-        self._watch.begin(self._urgency)
+        self._level = max(self._level, level)
+        self._watchdog.begin(self._level)
         if self._token is not None:
             with suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(self._heed, idempotent=True)
+                self._token.run_sync_soon(self._apply_stop, idempotent=True)
 
-    def _hear(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._signals += 1
-        self.urge(self._signals)
+        self.request_stop(self._signals)
 
-    def _heed(self) -> None:
-        """In the loop: stop with the requested urgency."""
-        if self._urgency > self._told:
-            self._told = self._urgency
-            text = _MEANS[Urgency(self._urgency)]
+    def _apply_stop(self) -> None:
+        """In the loop: stop with the requested level."""
+        if self._level > self._told:
+            self._told = self._level
+            text = _MEANS[StopLevel(self._level)]
             emit(logger, "stop", text, grace=self._grace)
-        if self._urgency:
-            self._quiet.set()
-        if self._urgency >= Urgency.CANCEL or (self._urgency and self._peer is None):
+        if self._level:
+            self._stopping.set()
+        if self._level >= StopLevel.CANCEL or (self._level and self._peer is None):
             self._scope.cancel()
 
     async def _run(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
-        self._heed()  # a stop may have been requested before there was a token
+        self._apply_stop()  # a stop may have been requested before there was a token
         with self._scope:
             while self._peer is None:
                 try:
@@ -171,28 +166,28 @@ class Service:
                     await trio.sleep(RETRY_AFTER)
 
     async def _serve(self) -> None:
-        async with self._mesh.join(**self._options) as peer:
+        async with self._peers.joined(self._options) as peer:
             self._peer = peer
-            served = _served(self._mesh, peer)
-            banner = _banner(self._mesh, peer, served).replace("%", "%%")
-            emit_fields(logger, "start", banner, _facts(self._mesh, peer, served))
+            served = _served(self._peers, peer)
+            banner = _banner(self._peers, peer, served).replace("%", "%%")
+            emit_fields(logger, "start", banner, _facts(self._peers, peer, served))
             try:
-                await self._wait_quiet(peer)
+                await self._wait_until_stopping(peer)
             except BaseException:
-                self._watch.begin(Urgency.CANCEL)
+                self._watchdog.begin(StopLevel.CANCEL)
                 raise
-            self._watch.begin(Urgency.DRAIN)
+            self._watchdog.begin(StopLevel.DRAIN)
 
-    async def _wait_quiet(self, peer: Peer) -> None:
+    async def _wait_until_stopping(self, peer: Peer) -> None:
         """Wait until a stop is requested, or the peer has drained; a handler may drain it."""
         async with trio.open_nursery() as nursery:
 
             async def drained() -> None:
                 await peer.wait()
-                self._quiet.set()
+                self._stopping.set()
 
             nursery.start_soon(drained)
-            await self._quiet.wait()
+            await self._stopping.wait()
             nursery.cancel_scope.cancel()
 
     def _describe_running(self) -> str:
@@ -206,7 +201,7 @@ class Service:
         return f"{what}; the loop is blocked by {blocking}" if blocking.startswith("handler") else what
 
 
-class _Watch:
+class _ShutdownWatchdog:
     """A thread that ends the process if leaving takes too long."""
 
     def __init__(self, describe: Callable[[], str], grace: float) -> None:
@@ -218,9 +213,9 @@ class _Watch:
         """Nothing is timed before `begin`."""
         threading.Thread(target=self._run, name="worqr-watch", daemon=True).start()
 
-    def begin(self, urgency: int) -> None:
-        """The peer is leaving, with this urgency."""
-        self._told.put(urgency)
+    def begin(self, level: int) -> None:
+        """The peer is leaving, with this level."""
+        self._told.put(level)
 
     def end(self) -> None:
         """The peer has left."""
@@ -237,17 +232,17 @@ class _Watch:
                 told = self._told.get(timeout=wait)
             except queue.Empty:
                 if warned:
-                    end_now("stuck", "%(reason)s; the process ends without it", self._describe())
+                    exit_now("stuck", "%(reason)s; the process ends without it", self._describe())
                 emit(logger, "stuck", "%(reason)s; the process ends in some seconds", reason=self._describe())
                 warned = True
                 continue
             if not told:
                 return
-            due = time.monotonic() + (self._grace if told == Urgency.DRAIN else 0.0)
+            due = time.monotonic() + (self._grace if told == StopLevel.DRAIN else 0.0)
             cancelled_at = due if cancelled_at is None else min(cancelled_at, due)
 
 
-def end_now(event: str, text: str, reason: str) -> NoReturn:
+def exit_now(event: str, text: str, reason: str) -> NoReturn:
     """Log why, as an error, if that is possible at all, and end the process with code 1."""
 
     def speak() -> None:
@@ -256,17 +251,17 @@ def end_now(event: str, text: str, reason: str) -> NoReturn:
 
     last_words = threading.Thread(target=speak, daemon=True)
     last_words.start()
-    last_words.join(LAST_WORDS)
+    last_words.join(LOG_TIMEOUT)
     os._exit(1)
 
 
-def end_within(patience: float) -> None:
+def exit_after(patience: float) -> None:
     """The program is over: if the process has not ended after that many seconds, because a thread has not, end it with code 1."""
 
     def wait() -> None:
         time.sleep(patience)
         names = [each.name for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
-        end_now(
+        exit_now(
             "stuck", "these threads have not ended, and the process ends without them: %(reason)s", ", ".join(names)
         )
 
@@ -275,7 +270,14 @@ def end_within(patience: float) -> None:
 
 # Where it may run
 
-_importing = threading.local()
+
+class _Importing(threading.local):
+    """In each thread: True while the command line imports a user's module."""
+
+    now: bool = False
+
+
+_importing = _Importing()
 
 
 @contextmanager
@@ -290,7 +292,7 @@ def importing() -> Generator[None]:
 
 def _check_place() -> None:
     """Raise UsageError where a mesh cannot run as a program."""
-    if getattr(_importing, "now", False):
+    if _importing.now:
         raise UsageError(
             "mesh.run() was called while `worqr run` imports this module: put it under `if __name__ == '__main__':`"
         )
@@ -305,19 +307,19 @@ def _check_place() -> None:
 # Its description, for the log
 
 
-def _served(mesh: Mesh[Any], peer: Peer) -> list[Function[..., Any]]:
+def _served(peers: PeerFactory[Any], peer: Peer) -> list[Function[..., Any]]:
     """The functions that this peer serves."""
     queues = {consumer.queue for consumer in engine_of(peer).consumers.entered()}
-    return [function for name, function in sorted(mesh.functions.items()) if name in queues]
+    return [function for name, function in sorted(peers.declarations.functions.items()) if name in queues]
 
 
-def _banner(mesh: Mesh[Any], peer: Peer, served: list[Function[..., Any]]) -> str:
+def _banner(peers: PeerFactory[Any], peer: Peer, served: list[Function[..., Any]]) -> str:
     """The queues that this peer serves, and where their handlers run; several lines."""
     settings = engine_of(peer).settings
     wide = max((len(function.name) for function in served), default=0)
     functions = [f"{function.name:<{wide}}  {_options(function, settings.runs_in)}".rstrip() for function in served]
     facts = {
-        "server": [client_of(mesh).link.settings.address.redacted],
+        "server": [peers.client.link.settings.address.redacted],
         "prefix": [settings.prefix],
         "app": [settings.app] if settings.app else [],
         "worker": [peer.id],
@@ -333,8 +335,8 @@ def _banner(mesh: Mesh[Any], peer: Peer, served: list[Function[..., Any]]) -> st
 
 def _options(function: Function[..., Any], default: AsyncRunsIn) -> str:
     """The options of a function that are not defaults, for people."""
-    declared = declared_of(function)
-    how = declared.how
+    declared = definition_of(function)
+    how = declared.options
     found = [
         how.runs_in or (default if declared.is_async else "thread"),
         "" if how.policy.timeout is None else f"timeout {how.policy.timeout:g} s",
@@ -346,11 +348,11 @@ def _options(function: Function[..., Any], default: AsyncRunsIn) -> str:
     return ", ".join(filter(None, found))
 
 
-def _facts(mesh: Mesh[Any], peer: Peer, served: list[Function[..., Any]]) -> dict[str, object]:
+def _facts(peers: PeerFactory[Any], peer: Peer, served: list[Function[..., Any]]) -> dict[str, object]:
     """The same for programs: the fields of the record."""
     settings = engine_of(peer).settings
     return {
-        "server": client_of(mesh).link.settings.address.redacted,
+        "server": peers.client.link.settings.address.redacted,
         "prefix": settings.prefix,
         "app": settings.app,
         "worker": peer.id,

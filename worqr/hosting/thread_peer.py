@@ -1,7 +1,7 @@
 """A peer in a thread of its own, for programs that do not run on Trio: ``mesh.join_in_thread()``.
 
-`ThreadPeer` is the object that an application holds; each start makes a `Life` (see `peer_thread`), which is the thread and
-everything in it. A thread, Trio or asyncio waits for it by one of its two futures.
+`ThreadPeer` is the object that an application holds; each start makes a `PeerThread`. A thread, Trio or asyncio waits for it by
+one of its two futures.
 
 A `ThreadPeer` that is dropped without a start causes a RuntimeWarning, like a coroutine that was never awaited. One that still
 exists at the exit may be meant for other processes that import the same module: there is no warning if it was made while a module
@@ -23,16 +23,14 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
-from worqr.hosting.peer_thread import EXIT_PATIENCE, Life, check_startable, no_health
+from worqr.hosting.peer_factory import PeerFactory
+from worqr.hosting.peer_thread import EXIT_PATIENCE, PeerThread, Phase, no_health, stop_at_exit
 from worqr.hosting.thread_waiter import entered, left
 from worqr.peer.options import GRACE
 from worqr.records import Health
 from worqr.validation import Seconds, seconds
-
-if TYPE_CHECKING:
-    from worqr.mesh import Mesh
 
 
 class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManager["ThreadPeer"]):
@@ -49,22 +47,22 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
     A forked process begins without the worker; call `start` there.
     """
 
-    def __init__(self, mesh: Mesh[Any], options: Mapping[str, Any]) -> None:
-        self._mesh = mesh
+    def __init__(self, peers: PeerFactory[Any], options: Mapping[str, Any]) -> None:
+        self._peers = peers
         self._options = options
         self._grace: float = seconds(options.get("grace", GRACE), "grace")
         self._lock = threading.RLock()  # a signal handler may come while its own thread holds it
-        self._life: Life | None = None
+        self._thread: PeerThread | None = None
         self._none: str = "not started"
         self._unstarted: _Made | None = _made()
-        _peers.add(self)
+        _all_peers.add(self)
 
     def __del__(self) -> None:
         _warn_if_unstarted(self)
 
     def __repr__(self) -> str:
         health = self.health()
-        return f"<ThreadPeer of {self._mesh!r}: {health.why or 'ready'}>"
+        return f"<ThreadPeer of {self._peers!r}: {health.why or 'ready'}>"
 
     def start(self) -> Self:
         """Join the mesh, and wait until all declared functions are served. This blocks.
@@ -82,14 +80,14 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
             WrongVersion: The server or its mesh has the wrong version.
             Unavailable: The server did not reply within `patience`.
         """
-        life = self._begin()
+        thread = self._begin()
         try:
-            life.joined.result()
+            thread.joined.result()
         except BaseException:  # Ctrl-C
-            life.leave(0)
-            life.wait_ended(EXIT_PATIENCE)
+            thread.request_stop(0)
+            thread.wait_ended(EXIT_PATIENCE)
             raise
-        life.raise_if_not_joined()
+        thread.raise_if_not_joined()
         return self
 
     def stop(self, grace: Seconds | None = None) -> None:
@@ -108,17 +106,17 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
                 that a lifespan raised.
         """
         wait = self._grace if grace is None else seconds(grace, "grace")
-        life = self._life
-        if life is not None:
-            life.check_outside()
+        thread = self._thread
+        if thread is not None:
+            thread.check_not_inside()
             try:
-                life.leave(wait)
-                life.wait_ended()
+                thread.request_stop(wait)
+                thread.wait_ended()
             except BaseException:
-                life.leave(0)
+                thread.request_stop(0)
                 raise
-            life.join()
-            life.raise_what_ended_it()
+            thread.join()
+            thread.raise_what_ended_it()
 
     def health(self) -> Health:
         """Return the worker's health, without any I/O, from any thread.
@@ -126,8 +124,8 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
         It is not `alive` before the start and after the end; `why` has the reason. While it starts, it is alive and not
         ready.
         """
-        life = self._life
-        return no_health(self._none) if life is None else life.health()
+        thread = self._thread
+        return no_health(self._none) if thread is None else thread.health()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -137,10 +135,10 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
     ) -> None:
         if error is None:
             self.stop()
-        elif self._life is not None:
-            self._life.leave(0)
-            self._life.wait_ended()
-            self._life.join()
+        elif self._thread is not None:
+            self._thread.request_stop(0)
+            self._thread.wait_ended()
+            self._thread.join()
 
     async def __aenter__(self) -> Self:
         await entered(self._begin())
@@ -149,21 +147,22 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        life = self._life
-        if life is None:
+        thread = self._thread
+        if thread is None:
             return
-        life.check_outside()
-        await left(life, self._grace, error)
+        thread.check_not_inside()
+        await left(thread, self._grace, error)
 
-    def _begin(self) -> Life:
-        """The present `Life`, or a new one."""
+    def _begin(self) -> PeerThread:
+        """Return the present thread, or a new one."""
         with self._lock:
             self._unstarted = None
-            if self._life is None or self._life.ended.done():
-                check_startable(self._mesh)
-                self._life = Life(partial(self._mesh.join, **self._options))
-                self._life.begin()
-            return self._life
+            if self._thread is None or self._thread.ended.done():
+                self._peers.check_not_empty("the peer starts")
+                stop_at_exit()
+                self._thread = PeerThread(partial(self._peers.joined, self._options))
+                self._thread.start()
+            return self._thread
 
 
 # Never started
@@ -205,26 +204,26 @@ def _warn_if_unstarted(peer: ThreadPeer, *, at_exit: bool = False) -> None:
 
 @atexit.register
 def _at_exit() -> None:
-    for peer in list(_peers):
+    for peer in list(_all_peers):
         _warn_if_unstarted(peer, at_exit=True)
 
 
 # Forks
 
-_peers: weakref.WeakSet[ThreadPeer] = weakref.WeakSet()
+_all_peers: weakref.WeakSet[ThreadPeer] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    for peer in list(_peers):
+    for peer in list(_all_peers):
         peer._unstarted = None
         peer._lock = threading.RLock()  # the old one may be held by a thread that does not exist here
-        if peer._life is not None and not peer._life.over:
-            peer._life = None  # `peer_thread` keeps it
+        if peer._thread is not None and peer._thread.phase is not Phase.ENDED:
+            peer._thread = None  # `peer_thread` keeps it
             peer._none = "it was started before a fork, and runs in the parent only: start it here as well"
 
 
 def _after_fork_in_parent() -> None:
-    for peer in list(_peers):
+    for peer in list(_all_peers):
         peer._unstarted = None  # perhaps the other process has to start it
 
 

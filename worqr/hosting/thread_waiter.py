@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
-if TYPE_CHECKING:
-    from worqr.hosting.peer_thread import Life
+from worqr.hosting.peer_thread import PeerThread
 
 
 async def wait_done(future: Future[Any]) -> None:
@@ -57,35 +56,35 @@ async def wait_done_anyhow(future: Future[Any]) -> None:
         del cancelled  # its traceback knows this frame
 
 
-async def wait_gone(life: Life) -> None:
+async def wait_gone(thread: PeerThread) -> None:
     """Wait until the thread has ended. A cancellation is raised afterwards, because the end is near."""
     try:
-        await wait_done_anyhow(life.ended)
+        await wait_done_anyhow(thread.ended)
     finally:
-        life.join()
+        thread.join()
 
 
-async def entered(life: Life) -> None:
+async def entered(thread: PeerThread) -> None:
     """Start the thread, and wait until its peer has joined. If that fails or is cancelled, nothing is left running."""
     try:
-        await wait_done(life.joined)
+        await wait_done(thread.joined)
     except BaseException:
-        life.leave(0)
-        await wait_gone(life)
+        thread.request_stop(0)
+        await wait_gone(thread)
         raise
-    life.raise_if_not_joined()
+    thread.raise_if_not_joined()
 
 
-async def left(life: Life, grace: float, error: BaseException | None) -> None:
+async def left(thread: PeerThread, grace: float, error: BaseException | None) -> None:
     """Let the peer leave at the end of a block, and wait until the thread has ended. `error` is what ended the block."""
-    life.leave(grace if error is None else 0)
+    thread.request_stop(grace if error is None else 0)
     try:
         if error is None:
-            await wait_done(life.ended)
+            await wait_done(thread.ended)
     except BaseException:
-        life.leave(0)
+        thread.request_stop(0)
         raise
     finally:
-        await wait_gone(life)
+        await wait_gone(thread)
     if error is None:
-        life.raise_what_ended_it()
+        thread.raise_what_ended_it()

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import trio
 
 from worqr.errors import UsageError
+from worqr.handler_options import Handling
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
@@ -26,7 +27,7 @@ from worqr.peer.consumers import ActiveConsumers
 from worqr.peer.duties import QueueDuties, RunDuties, queue_duties, run_duties
 from worqr.peer.leader.leader import Leader
 from worqr.peer.leader.schedule_ticker import ScheduleTicker
-from worqr.peer.options import Handling, check_concurrency
+from worqr.peer.options import check_concurrency
 from worqr.peer.registration import Registration
 from worqr.peer.schedule_declarer import ScheduleDeclarer
 from worqr.peer.scheduler import Scheduler
@@ -110,7 +111,7 @@ class Engine:
     async def shards_of(self, queue: str) -> tuple[QueueKeys, ...]:
         """The keys of all shards of a queue of this mesh."""
         keys, sharding = self.queue_keys(queue), self.settings.sharding
-        return (keys,) if sharding is None else await sharding.of(keys, declare=False)
+        return (keys,) if sharding is None else await sharding.shards(keys, declare=False)
 
     async def serve_all(self, handlers: Iterable[tuple[str, Callable[[bytes], object], Handling]]) -> None:
         """Serve these queues until the peer leaves; return when all are subscribed."""
@@ -170,7 +171,7 @@ class Engine:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """The engine: registers, then runs all duties until `leave` ends it. Started means registered, with a heartbeat."""
         if self.settings.sharding is not None:
-            await self.settings.sharding.learn()
+            await self.settings.sharding.refresh()
             await self.settings.sharding.declare()
         await self.session.register()
         queues, schedules = self.queues, self.settings.schedules

@@ -64,10 +64,3 @@ def _check_signature(handler: Callable[[bytes], object]) -> None:
         raise UsageError(
             f"the handler {handler!r} is called with the task alone, and does not take that: {error}"
         ) from None
-
-
-def is_async(handler: object) -> bool:
-    """True for an async function, or an object with an async ``__call__``."""
-    while isinstance(handler, partial):
-        handler = handler.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004

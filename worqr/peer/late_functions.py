@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import trio
 
 from worqr.errors import WorqrError
-from worqr.inside import declared_of
+from worqr.handler_options import Handling
+from worqr.inside import definition_of
 from worqr.log_events import emit
 from worqr.peer.complaints import Complaints
-from worqr.peer.options import Handling, Only
+from worqr.peer.options import Only
 
 if TYPE_CHECKING:
     from worqr.functions.declarations import Declarations
-    from worqr.functions.function import Declared
+    from worqr.functions.definition import FunctionDefinition
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class LateHost(Protocol):
 
 @contextmanager
 def serving_late(
-    engine: LateHost, declarations: Declarations, only: Only, known: Mapping[str, Declared]
+    engine: LateHost, declarations: Declarations, only: Only, known: Mapping[str, FunctionDefinition]
 ) -> Generator[None]:
     """Serve the functions that are declared during the block.
 
@@ -96,7 +97,9 @@ def serving_late(
 class _Late:
     """Serves them, for one peer. `tell` is called from any thread, all else in the loop."""
 
-    def __init__(self, engine: LateHost, declarations: Declarations, only: Only, known: Mapping[str, Declared]) -> None:
+    def __init__(
+        self, engine: LateHost, declarations: Declarations, only: Only, known: Mapping[str, FunctionDefinition]
+    ) -> None:
         self._engine = engine
         self._declarations = declarations
         self._only = only
@@ -123,11 +126,11 @@ class _Late:
             await trio.sleep(SETTLE)
             self._missing = False
             for name, function in dict(self._declarations.functions).items():
-                declared = declared_of(function)
+                declared = definition_of(function)
                 if name in self._only and declared is not self._known.get(name) and not self._engine.leaving:
                     await self._serve(name, declared)
 
-    async def _serve(self, name: str, declared: Declared) -> None:
+    async def _serve(self, name: str, declared: FunctionDefinition) -> None:
         if name in self._known:
             self._known[name] = declared
             text = "%(function)r was declared again; this worker runs the older one until it joins again"
@@ -135,7 +138,7 @@ class _Late:
             return
         here = {served.queue for served in self._engine.consumers.entered()}
         try:
-            await self._engine.serve_all(each for each in declared.served() if each[0] not in here)
+            await self._engine.serve_all(each for each in declared.handlers() if each[0] not in here)
         except WorqrError as error:
             if not self._engine.leaving:
                 self._missing = True

@@ -17,7 +17,7 @@ from worqr.log_events import emit
 from worqr.peer.wrong_loop import Wanted, sign_of
 
 if TYPE_CHECKING:
-    from worqr.peer.options import AsyncRunsIn, RunsIn
+    from worqr.handler_options import AsyncRunsIn, RunsIn
 
 S = TypeVar("S")
 

@@ -7,9 +7,10 @@ from functools import partial
 from typing import cast
 
 from worqr.errors import UsageError
+from worqr.handler_checks import is_async
+from worqr.handler_options import RunsIn
 from worqr.peer.context import Context, current
-from worqr.peer.handlers import Handler, is_async, named_after
-from worqr.peer.options import RunsIn
+from worqr.peer.handlers import Handler, named_after
 from worqr.peer.wrong_loop import HANDLER, MIDDLEWARE, on_trio
 
 Middleware = Callable[[Context, Callable[[], Awaitable[object]]], Awaitable[object]]

@@ -1,82 +1,22 @@
-"""Check the arguments of a mesh, `serve`, `work`, `join` and the task decorator, before anything is sent."""
+"""The options of a peer, and their checks; and which functions a peer serves (`Only`). Nothing is sent.
+
+The options of a handler are in `worqr.handler_options`.
+"""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection
 from fnmatch import fnmatchcase
-from typing import Any, Final, Literal, TypedDict, cast
+from typing import Final, Literal, TypedDict, cast
 
 from worqr.errors import UsageError, did_you_mean
-from worqr.foreign import hint_at_option
-from worqr.policy import Policy, RetryPolicy, retry_fields
-from worqr.records import Failed
-from worqr.shard_layout import check_shards
-from worqr.validation import KEEP_FAILED, Seconds, check_count, seconds
-
-RunsIn = Literal["loop", "thread", "process", "asyncio"]
-"""Where a handler runs."""
-RUNS_IN: Final = ("loop", "thread", "process", "asyncio")
-AsyncRunsIn = Literal["loop", "asyncio"]
-"""Where async handlers run."""
+from worqr.validation import Seconds, check_count
 
 CONCURRENCY: Final = 100
 GRACE: Final = 25.0
 THREADS: Final = 40
 MAX_PATIENCE: Final = 1800.0
 """Seconds. The server stores replies for an hour; a request that is sent again within that time must find its reply there."""
-
-
-class HandlerOptions(TypedDict, total=False):
-    """The options of a handler, for ``@mesh.task`` and ``peer.serve``."""
-
-    timeout: Seconds | None
-    """Seconds, more than 0, that a run may take; then it is cancelled. Timeouts are counted apart from failures. Default: None,
-    no limit.
-    """
-    retry: RetryPolicy
-    """How often and when to retry; what is not set keeps its default. A job's own `retry` overrides it. Default: 10 failed runs,
-    then the task moves to the dead-letter queue.
-    """
-    keep_failed: int
-    """The number of records that the queue's dead-letter queue keeps, at least 0. Default: 1000."""
-    concurrency: int | None
-    """The number of tasks of the queue that run at once in one peer, at least 1. Default: None, up to the concurrency of the
-    peer.
-    """
-    size: int
-    """The number of units of the peer's concurrency that a run takes, at least 1. Default: 1."""
-    priority: int
-    """The weight of the queue while several queues want more than the free concurrency, at least 1. Each gets a proportional
-    share. Ties go to the higher number. Default: 100.
-    """
-    on_failure: Callable[[Failed], object] | None
-    """Called with one `Failed` for each task that moves to the dead-letter queue, at least once, as a job in the queue's failure
-    queue. Default: None.
-    """
-    on_failure_retry: RetryPolicy
-    """How often and when to retry the failure handler. After its last try, its job moves to the dead-letter queue of the failure
-    queue. Default: up to 100 runs, 10 s to 15 minutes apart.
-    """
-    on_failure_timeout: Seconds | None
-    """Seconds, more than 0, that a run of the failure handler may take. Default: None, no limit."""
-    runs_in: RunsIn
-    """Where the handler runs. "loop": on the peer's Trio loop. "asyncio": on the loop of the asyncio program that has called
-    `join`, else on an asyncio loop in a thread of the peer. "thread": in a thread, for plain functions. "process": in a process,
-    for plain functions that use the CPU; it is killed if the run is cancelled. Default: a thread for plain functions,
-    ``Mesh(runs_in=...)`` for async functions.
-    """
-    result_ttl: Seconds | None
-    """Seconds, at least 0, to keep the result of a job. Default: None, it is not kept."""
-    max_length: int | None
-    """An enqueue or dispatch raises `QueueFull` if this many tasks wait, at least 1. Only for ``@mesh.task``. Default: None, no
-    limit.
-    """
-    shards: int
-    """The number of lists that the queue consists of, as in ``mesh.queue(name, shards=...)``. Only for ``@mesh.task``. Default:
-    1.
-    """
 
 
 class JoinOptions(TypedDict, total=False):
@@ -101,123 +41,6 @@ class JoinOptions(TypedDict, total=False):
     """Names or globs (``"mail.*"``) of the functions to run. Default: all."""
 
 
-PATIENT = Policy(max_failures=100, max_timeouts=100, min_backoff=10.0, max_backoff=900.0)
-"""The policy of failure handlers, unless they have their own: a failure must not get lost because a mail server is down for a
-day.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Handling:
-    """`HandlerOptions`, checked. `failing`: the policy of the failure handler's runs, if one was given."""
-
-    policy: Policy
-    failing: Policy | None = None
-    concurrency: int | None = None
-    size: int = 1
-    priority: int = 100
-    on_failure: Callable[[Failed], object] | None = None
-    runs_in: RunsIn | None = None
-    max_length: int | None = None
-    shards: int = 1
-
-    def check_failing(self, name: str) -> None:
-        """Raise UsageError if options of a failure handler were given, and `name` has none."""
-        if self.failing is not None and self.on_failure is None:
-            raise UsageError(
-                f"on_failure_retry and on_failure_timeout are options of a failure handler, and {name!r} has none: give it "
-                "one with on_failure=, or leave them out"
-            )
-
-
-def handling(where: str, options: Mapping[str, Any]) -> Handling:
-    """Return `options`, checked.
-
-    Args:
-        where: the name of the caller, for errors.
-        options: as `HandlerOptions`.
-
-    Raises:
-        UsageError: an option does not exist, or has an invalid value.
-    """
-    refuse_unknown(where, options, tuple(HandlerOptions.__annotations__))
-    found = {name: options[name] for name in ("concurrency", "max_length") if options.get(name) is not None}
-    found |= {name: options[name] for name in ("size", "priority") if name in options}
-    for name, value in found.items():
-        check_count(value, f"{name} of {where}")
-    found["shards"] = check_shards(options.get("shards", 1))
-    runs_in = options.get("runs_in")
-    if runs_in is not None and runs_in not in RUNS_IN:
-        raise UsageError(f"runs_in must be one of {', '.join(map(repr, RUNS_IN))}, not {runs_in!r}")
-    on_failure = options.get("on_failure")
-    if on_failure is not None:
-        check_failure_handler(on_failure)
-    policy = policy_for(
-        options.get("retry"),
-        timeout=options.get("timeout"),
-        keep_failed=options.get("keep_failed", KEEP_FAILED),
-        result_ttl=options.get("result_ttl"),
-        on_failure=on_failure is not None,
-    )
-    return Handling(policy, _failing(options), on_failure=on_failure, runs_in=runs_in, **found)
-
-
-def _failing(options: Mapping[str, Any]) -> Policy | None:
-    """The policy of the failure handler's runs; None if none was given."""
-    retry, timeout = options.get("on_failure_retry"), options.get("on_failure_timeout")
-    if retry is None and timeout is None:
-        return None
-    policy = PATIENT if retry is None else PATIENT.over(retry_fields(_check_retry(retry, "on_failure_retry")))
-    return policy if timeout is None else replace(policy, timeout=seconds(timeout, "on_failure_timeout", positive=True))
-
-
-def _check_retry(retry: object, what: str) -> RetryPolicy:
-    """Return `retry` if it is a policy, else raise UsageError naming `what`."""
-    if not isinstance(retry, RetryPolicy):
-        raise UsageError(
-            f"{what} must be a worqr.RetryPolicy, not {retry!r}: write {what}=worqr.RetryPolicy(max_failures=3)"
-        )
-    return retry
-
-
-def check_failure_handler(handler: object) -> None:
-    """Raise UsageError for an object that cannot be called with a `Failed`."""
-    if not callable(handler):
-        raise UsageError(f"on_failure must be a handler that can be called with a worqr.Failed, not {handler!r}")
-    try:
-        signature = inspect.signature(handler)
-    except (TypeError, ValueError):
-        return  # some builtins have no signature
-    try:
-        signature.bind(None)
-    except TypeError as error:
-        raise UsageError(
-            f"the failure handler {handler!r} is called with one argument, a worqr.Failed ({error}): declare it as "
-            "def on_failure(failed: worqr.Failed)"
-        ) from None
-
-
-def policy_for(
-    retry: RetryPolicy | None = None,
-    *,
-    timeout: Seconds | None = None,
-    keep_failed: int = KEEP_FAILED,
-    result_ttl: Seconds | None = None,
-    on_failure: bool = False,
-) -> Policy:
-    """The policy of a handler, checked; missing options have their defaults."""
-    if isinstance(keep_failed, bool) or not isinstance(keep_failed, int) or keep_failed < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise UsageError(f"keep_failed must be a whole number, at least 0, not {keep_failed!r}")
-    policy = Policy() if retry is None else Policy().over(retry_fields(_check_retry(retry, "retry")))
-    return replace(
-        policy,
-        timeout=None if timeout is None else seconds(timeout, "timeout", positive=True),
-        keep_failed=keep_failed,
-        result_ttl=0.0 if result_ttl is None else seconds(result_ttl, "result_ttl"),
-        on_failure=on_failure,
-    )
-
-
 def check_concurrency(value: object) -> int | Literal["auto"]:
     """Return `value` if it is a valid concurrency of a peer, else raise UsageError."""
     if isinstance(value, str):
@@ -225,39 +48,6 @@ def check_concurrency(value: object) -> int | Literal["auto"]:
             raise UsageError(f"concurrency must be a whole number, at least 1, or 'auto', not {value!r}")
         return "auto"
     return check_count(value, "concurrency")
-
-
-def check_default_place(value: object) -> AsyncRunsIn | None:
-    """`value` if it may be the place of all async handlers of a mesh, else UsageError."""
-    if value is None or value in ("loop", "asyncio"):
-        return value
-    hint = ""
-    if value in RUNS_IN:
-        hint = f"; it is the place of async handlers: for a plain function say runs_in={value!r} in @mesh.task"
-    raise UsageError(f"runs_in of a mesh must be 'loop' or 'asyncio', not {value!r}{hint}")
-
-
-def checked_url(url: object) -> str | None:
-    """Return `url` if it is a valid URL of a mesh, else raise UsageError."""
-    if url is not None and not isinstance(url, str):
-        raise UsageError(f"url must be a str, not {type(url).__name__}")
-    return url
-
-
-def checked_patience(patience: object) -> float:
-    """Seconds that a call of a mesh waits for its server; or raise UsageError."""
-    checked = seconds(patience, "patience", positive=True)
-    if checked > MAX_PATIENCE:
-        raise UsageError(f"patience must be at most {MAX_PATIENCE:g} s, not {patience!r}")
-    return checked
-
-
-def checked_keepalive(keepalive: object) -> float:
-    """Seconds without a heartbeat after which a worker counts as dead; or raise UsageError."""
-    checked = seconds(keepalive, "keepalive", positive=True)
-    if checked < 1:
-        raise UsageError(f"keepalive must be at least 1 s (ordinary stalls last that long), not {keepalive!r}")
-    return checked
 
 
 class Only:
@@ -291,11 +81,3 @@ class Only:
 def suggest(name: str, known: Collection[str]) -> str:
     """Return a suggestion for a misspelt `name`."""
     return did_you_mean(name, known, f"there are {', '.join(map(repr, sorted(known)[:20])) or 'none'}")
-
-
-def refuse_unknown(where: str, options: Mapping[str, object], known: tuple[str, ...]) -> None:
-    """Raise UsageError for the first of `options` that does not exist."""
-    for name in options:
-        if name not in known:
-            hint = hint_at_option(name, known, f"it takes {', '.join(known)}")
-            raise UsageError(f"{where}() has no option {name!r}; {hint}")

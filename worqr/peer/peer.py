@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 import trio
 
 from worqr.errors import UsageError
-from worqr.peer.options import HandlerOptions, handling
+from worqr.handler_options import HandlerOptions, handling
 from worqr.policy import RetryPolicy
 from worqr.records import Health
 from worqr.validation import KEEP_FAILED, Seconds

@@ -11,15 +11,16 @@ import trio
 
 from worqr import ops
 from worqr.errors import UsageError, WorqrBug, WorqrError
+from worqr.handler_checks import is_async
+from worqr.handler_options import PATIENT, Handling, RunsIn, policy_for
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.peer.consumer import ConsumerServices, HandlerConsumer
 from worqr.peer.consumers import ActiveConsumers
 from worqr.peer.entrance import Entrance
 from worqr.peer.executors.executors import Executors
-from worqr.peer.handlers import Handler, is_async, named_after
+from worqr.peer.handlers import Handler, named_after
 from worqr.peer.manual_consumer import ClaimBuffer, Claims, ManualConsumer
 from worqr.peer.middleware import with_middleware
-from worqr.peer.options import PATIENT, Handling, RunsIn, policy_for
 from worqr.peer.run import current_run, failed_of
 from worqr.peer.scheduler import Pool, Share
 from worqr.peer.settings import PeerSettings
@@ -49,7 +50,7 @@ class Serving:
     async def _check_free(self, queue: str) -> tuple[QueueKeys, ...]:
         """The keys of all shards of `queue`; UsageError if the peer cannot serve it, or does already."""
         keys, sharding = QueueKeys.of(self._settings.prefix, queue), self._settings.sharding
-        shards = (keys,) if sharding is None else await sharding.of(keys)
+        shards = (keys,) if sharding is None else await sharding.shards(keys)
         if self._consumers.closed:
             raise UsageError(f"queue {queue!r}: this peer has left the mesh; join again for another one")
         if any(self._consumers.get(keys.name) is not None for keys in shards):

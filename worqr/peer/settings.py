@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from worqr.client.shard_directory import Sharding
+from worqr.client.shard_directory import ShardDirectory
 from worqr.cron import Definition
+from worqr.handler_options import AsyncRunsIn
 from worqr.peer.context import Context
 from worqr.peer.middleware import Middleware
-from worqr.peer.options import AsyncRunsIn
 from worqr.relocation import Relocation
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class PeerSettings:
     middleware: tuple[Middleware, ...] = ()
     around_thread: Callable[[], AbstractContextManager[object]] | None = None
     process_lifespan: Callable[[], AbstractContextManager[object]] | None = None
-    sharding: Sharding | None = None
+    sharding: ShardDirectory | None = None
     """The number of shards of each queue that has several; None: no queue has."""
     onlooker: Onlooker | None = None
     """A test drives this peer: schedules fire when the test moves the clock, not by themselves."""

@@ -1,36 +1,37 @@
-"""The connections and the sender of a mesh on a bench: they use the clock of the bench, and record the calls that are sent."""
+"""The connections and the producer of a mesh on a bench: they use the clock of the bench, and record the calls that are sent."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
+from worqr.client.call import Call
 from worqr.client.client import Client
-from worqr.client.connections import Connection, Connections
+from worqr.client.connections import Connection, ConnectionRegistry
 from worqr.client.job import Job
-from worqr.client.producer import Sender
-from worqr.functions.function import Call
+from worqr.client.producer import Producer
+from worqr.client.settings import ClientSettings
 from worqr.link import Link, LinkSettings, driver_here, loop_here
 from worqr.testing.clock import BenchLink
 
 R = TypeVar("R")
 
 
-class BenchConnections(Connections):
+class BenchConnections(ConnectionRegistry):
     """The connections of a mesh on a bench."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, settings: ClientSettings, declared_shards: Mapping[str, int]) -> None:
+        super().__init__(settings, declared_shards)
         self._kept: list[Connection] = []
 
-    async def keep(self, client: Client) -> None:
+    async def keep(self) -> None:
         """Connect the running loop until `end_kept` is called."""
         loop = loop_here()
-        connection = self._by_loop.get(loop) or await self._make(client, loop)
+        connection = self._by_loop.get(loop) or await self._make(loop)
         connection.add_user()
         self._kept.append(connection)
         await connection.link.wait_ready()
-        await connection.sharding.begin()
+        await connection.sharding.initialize()
 
     def end_kept(self) -> None:
         """Disconnect the loops that `keep` has connected. Any thread may call this."""
@@ -44,7 +45,7 @@ class BenchConnections(Connections):
         return BenchLink(settings, driver_here())
 
 
-class BenchSender(Sender):
+class BenchProducer(Producer):
     """Sends calls, and records those that the server has accepted."""
 
     def __init__(self, client: Client, sent: list[Call[Any]]) -> None:
@@ -52,25 +53,25 @@ class BenchSender(Sender):
         self._sent = sent
 
     async def enqueue(self, call: Call[Any]) -> None:
-        """As `Sender.enqueue`."""
+        """As `Producer.enqueue`."""
         await super().enqueue(call)
         self._sent.append(call)
 
     async def dispatch(self, call: Call[R]) -> Job[R]:
-        """As `Sender.dispatch`."""
+        """As `Producer.dispatch`."""
         job = await super().dispatch(call)
         self._sent.append(call)
         return job
 
     async def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
-        """As `Sender.enqueue_many`."""
+        """As `Producer.enqueue_many`."""
         sent = list(calls)
         stored = await super().enqueue_many(sent)
         self._sent.extend(sent)
         return stored
 
     async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
-        """As `Sender.dispatch_many`."""
+        """As `Producer.dispatch_many`."""
         sent = list(calls)
         jobs = await super().dispatch_many(sent)
         self._sent.extend(sent)

@@ -19,7 +19,7 @@ from worqr import ops
 from worqr.client.client import Client
 from worqr.client.stats import queue_names
 from worqr.errors import UsageError
-from worqr.inside import client_of, declared_of, engine_of
+from worqr.inside import client_of, definition_of, engine_of
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.log_events import emit
 from worqr.mesh import Mesh
@@ -76,7 +76,7 @@ class BenchRun:
             queue: function
             for name, function in mesh.functions.items()
             if name in only
-            for queue in (name, *declared_of(function).aliases)
+            for queue in (name, *definition_of(function).aliases)
         }
         self._serving: set[str] = set()
         self._peer: Peer | None = None
@@ -147,7 +147,7 @@ class BenchRun:
             options: JoinOptions = {"grace": 0, **self._options, "only": [glob.escape(name) for name in new]}
             self._peer = await self._stack.enter_async_context(self._mesh.join(**options))
         elif new and self._peer is not None:
-            new_handlers = [each for name in new for each in declared_of(self._mesh.functions[name]).served()]
+            new_handlers = [each for name in new for each in definition_of(self._mesh.functions[name]).handlers()]
             await engine_of(self._peer).serve_all(new_handlers)
 
 

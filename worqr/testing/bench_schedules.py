@@ -70,7 +70,7 @@ class BenchSchedules:
 
     async def _fire(self, definition: Definition) -> bool:
         """Enqueue the owed firings of one schedule until one has to wait. Return True if any was enqueued."""
-        keys = await self._client.sharding.by_id(
+        keys = await self._client.sharding.shard_of_id(
             QueueKeys(self._client.settings.prefix, definition.queue), definition.job
         )
         owed, fired = self._owed.pop(definition.name), False

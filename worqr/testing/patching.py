@@ -6,8 +6,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from worqr.client.connections import Connections
-from worqr.client.producer import Sender
+from worqr.client.connections import ConnectionRegistry
+from worqr.client.producer import Producer
 from worqr.errors import UsageError
 from worqr.inside import client_of, set_server
 from worqr.mesh import Mesh
@@ -19,19 +19,19 @@ from worqr.relocation import Relocation
 def patched(
     mesh: Mesh[Any],
     *,
-    sender: Sender,
-    connections: Connections,
+    producer: Producer,
+    connections: ConnectionRegistry,
     url: str | None = None,
     prefix: str | None = None,
     onlooker: Onlooker | None = None,
 ) -> Generator[None]:
-    """Use these connections, this sender and this server inside the block, instead of the mesh's own.
+    """Use these connections, this producer and this server inside the block, instead of the mesh's own.
 
     Raises:
         UsageError: the mesh is connected, on a bench, or recording already.
     """
     client = client_of(mesh)
-    if type(client.connections) is not Connections:
+    if type(client.connections) is not ConnectionRegistry:
         raise UsageError(f"{mesh!r} is on a bench, or in a recording, already")
     if client.connections.any:
         raise UsageError(f"{mesh!r} is connected: a test takes a mesh before anything connects it")
@@ -40,7 +40,7 @@ def patched(
     set_server(mesh, url=url or own_url, prefix=prefix or own_prefix, credentials=credentials)
     relocation = None if url is None else Relocation(own_url, own_prefix, url, mesh.prefix)
     try:
-        with client.replaced(sender=sender, connections=connections, onlooker=onlooker, relocation=relocation):
+        with client.replaced(producer=producer, connections=connections, onlooker=onlooker, relocation=relocation):
             yield
     finally:
         set_server(mesh, url=own_url, prefix=own_prefix, credentials=own_credentials)

@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from typing import Any, TypeVar, cast
 
+from worqr.client.call import Call
 from worqr.client.client import Client
-from worqr.client.connections import Connection, Connections
+from worqr.client.connections import Connection, ConnectionRegistry
 from worqr.client.job import Job
-from worqr.client.producer import Sender
+from worqr.client.producer import Producer
 from worqr.errors import NoResult, UsageError
-from worqr.functions.function import Call
 from worqr.inside import client_of
 from worqr.keys import QueueKeys
 from worqr.mesh import Mesh
@@ -57,7 +57,7 @@ class RecordedJob(Job[R]):
         return CancelCount(waiting=1, running=0, acknowledged=0)
 
 
-class RecordingSender(Sender):
+class RecordingProducer(Producer):
     """Records calls instead of sending them. Its coroutines never wait, so they run without an event loop too."""
 
     def __init__(self, client: Client, sent: list[Call[Any]]) -> None:
@@ -87,17 +87,17 @@ class RecordingSender(Sender):
         return [await self.dispatch(call) for call in calls]
 
 
-class NoConnections(Connections):
+class NoConnections(ConnectionRegistry):
     """Connects to nothing."""
 
-    def here(self) -> Connection:
+    def for_current_loop(self) -> Connection:
         """Raise UsageError: there is no server."""
         raise UsageError(
             "this mesh is recording what its functions send, and has no server: for anything else use worqr.testing.bench"
         )
 
     @asynccontextmanager
-    async def open(self, client: Client) -> AsyncGenerator[None]:
+    async def open(self) -> AsyncGenerator[None]:
         """Connect to nothing, on any loop."""
         yield
 
@@ -120,5 +120,7 @@ def recording(mesh: Mesh[Any]) -> Generator[Sent]:
         UsageError: The mesh is connected, on a bench, or recording already.
     """
     sent: list[Call[Any]] = []
-    with patched(mesh, sender=RecordingSender(client_of(mesh), sent), connections=NoConnections()):
+    client = client_of(mesh)
+    connections = NoConnections(client.settings, client.declared_shards)
+    with patched(mesh, producer=RecordingProducer(client, sent), connections=connections):
         yield Sent(sent)

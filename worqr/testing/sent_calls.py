@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar, overload
 
-from worqr.functions.function import Call, Function
+from worqr.client.call import Call
+from worqr.functions.function import Function
 
 R = TypeVar("R")
 

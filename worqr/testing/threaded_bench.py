@@ -16,8 +16,9 @@ from typing import Any, Generic, TypeVar, Unpack, overload
 
 import trio
 
+from worqr.client.call import Call
 from worqr.errors import UsageError
-from worqr.functions.function import Call, Function
+from worqr.functions.function import Function
 from worqr.inside import client_of
 from worqr.link import driver_here, loop_name_here
 from worqr.mesh import Mesh
@@ -95,7 +96,7 @@ class BenchThread:
 
     async def keep_connected(self) -> None:
         """Connect the running loop until the bench ends."""
-        await self._connections.keep(client_of(self._mesh))
+        await self._connections.keep()
 
     def start_call(self, operation: Operation[T]) -> _BenchCall[T]:
         """Start a call of the bench."""

@@ -16,14 +16,15 @@ from typing import Any, Final, TypeVar, Unpack, overload
 
 import trio
 
-from worqr.functions.function import Call, Function
+from worqr.client.call import Call
+from worqr.functions.function import Function
 from worqr.inside import client_of
 from worqr.keys import RegistryKeys
 from worqr.mesh import Mesh
 from worqr.peer.context import Context
 from worqr.peer.options import JoinOptions
 from worqr.policy import ChildError, Retry, judge
-from worqr.testing.bench_client import BenchConnections, BenchSender
+from worqr.testing.bench_client import BenchConnections, BenchProducer
 from worqr.testing.bench_run import BenchRun, Summary, inspect_queues, promote_due_jobs
 from worqr.testing.bench_schedules import BenchSchedules
 from worqr.testing.bench_server import bench_server
@@ -152,10 +153,11 @@ async def bench_on_trio(mesh: Mesh[Any], *, url: str | None, now: datetime | Non
             error.add_note(f"{error.remote.traceback}{said}" if isinstance(error, ChildError) else said)
             errors.append(error)
 
+    client = client_of(mesh)
     with patched(
         mesh,
-        sender=BenchSender(client_of(mesh), sent),
-        connections=BenchConnections(),
+        producer=BenchProducer(client, sent),
+        connections=BenchConnections(client.settings, client.declared_shards),
         url=url,
         prefix=f"bench{secrets.token_hex(6)}",
         onlooker=record_error,
@@ -168,7 +170,7 @@ async def bench_on_trio(mesh: Mesh[Any], *, url: str | None, now: datetime | Non
             finally:
                 with trio.CancelScope(shield=True), trio.move_on_after(CLEAN_UP_WITHIN):
                     await trio.to_thread.run_sync(mesh.blocking.close)
-                    await delete_keys(client_of(mesh).link, RegistryKeys(mesh.prefix))
+                    await delete_keys(client.link, RegistryKeys(mesh.prefix))
 
 
 def _is_planned(context: Context, error: BaseException) -> bool:

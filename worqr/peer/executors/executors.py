@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
-from worqr.errors import UsageError
-from worqr.peer.executors.processes.importable import check_runs_in_process, refuse_while_importing
+from worqr.handler_checks import check_runs_in, is_async
+from worqr.handler_options import AsyncRunsIn, RunsIn
+from worqr.import_guard import refuse_while_importing
 from worqr.peer.executors.threads import Threads
-from worqr.peer.handlers import Handler, check_handler, is_async
-from worqr.peer.options import AsyncRunsIn, RunsIn
+from worqr.peer.handlers import Handler, check_handler
 from worqr.peer.scheduler import Pool
 
 if TYPE_CHECKING:
@@ -112,24 +110,3 @@ class Executors:
 def place_of(handler: object, runs_in: RunsIn | None, default: AsyncRunsIn) -> RunsIn:
     """Where `handler` runs: as it declares, else by its kind; `default` is the mesh's for async handlers."""
     return runs_in or (default if is_async(handler) else "thread")
-
-
-def check_runs_in(handler: Callable[..., object], runs_in: RunsIn | None) -> None:
-    """Check that `handler` can run in such a place.
-
-    Raises:
-        UsageError: it is a generator, which would never run; it is async, or not, when it should not be; or a process cannot
-            find it.
-    """
-    inner: Any = handler
-    while isinstance(inner, partial):
-        inner = cast("Any", inner.func)  # pyright: ignore[reportUnknownMemberType]
-    for kind in (inner, getattr(inner, "__call__", None)):  # noqa: B004
-        if inspect.isgeneratorfunction(kind) or inspect.isasyncgenfunction(kind):
-            raise UsageError(f"{handler!r} is a generator: calling it runs nothing; take the `yield` out of it")
-    if runs_in in {"loop", "asyncio"} and not is_async(handler):
-        raise UsageError(f"{handler!r} is a plain function and would block the loop: its place is runs_in='thread'")
-    if runs_in == "thread" and is_async(handler):
-        raise UsageError(f"{handler!r} is an async function, whose places are runs_in='loop' and 'asyncio'")
-    if runs_in == "process":
-        check_runs_in_process(handler)

@@ -20,14 +20,11 @@ from tests.peer.executors.processes.test_pool import value
 from tests.peer.processes import LONG, open_pool
 from tests.support.children import ROOT
 from worqr import UsageError
+from worqr.handler_checks import check_runs_in_process
+from worqr.import_guard import importing, refuse_while_importing
 from worqr.peer import handlers
 from worqr.peer.executors.processes import importable
-from worqr.peer.executors.processes.importable import (
-    Name,
-    check_runs_in_process,
-    name_for_process,
-    refuse_while_importing,
-)
+from worqr.peer.executors.processes.importable import Name, name_for_process
 from worqr.peer.executors.processes.pool import ProcessPool
 
 registry = worqr.Registry()
@@ -155,7 +152,7 @@ async def test_callable_objects_and_methods_of_classes_run() -> None:
 def test_only_an_import_in_a_worker_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_while_importing("join()")
     with (
-        importable._importing_of("app"),
+        importing("app"),
         pytest.raises(UsageError, match=r"^no join\(\) while .* imports 'app'.*__main__"),
     ):
         ProcessPool(1, max_result=1)

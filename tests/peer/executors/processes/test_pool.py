@@ -173,7 +173,7 @@ async def test_of_stderr_the_last_of_this_run_is_kept() -> None:
 async def test_nothing_that_is_printed_disturbs_the_pipe(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "LAST_WORDS", LONG)
+    monkeypatch.setattr(worker, "LOG_TIMEOUT", LONG)
     async with open_pool(1) as pool:
         assert await pool.run(jobs.litter, b"x") == ("bytes", b"x")
         await pool.run(jobs.whisper)

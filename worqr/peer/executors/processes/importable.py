@@ -2,7 +2,7 @@
 
 A function without such a name (a closure, a lambda, code typed into an interpreter) is refused where it is declared or served.
 The module ``__main__`` is imported there under its real name, so that ``if __name__ == "__main__":`` is false. A peer that starts
-outside of that guard is stopped by `refuse_while_importing`.
+outside of that guard is stopped by `worqr.import_guard`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
-from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import MethodType, ModuleType
@@ -23,13 +20,11 @@ from typing import Any, Final
 import msgspec
 
 from worqr.errors import UsageError
+from worqr.handler_checks import REMEDY, check_importable
+from worqr.import_guard import importing
 
 STAND_IN: Final = "__worqr_main__"
 """The module name of a script whose own name is taken."""
-REMEDY: Final = "define it at the top level of a module that can be imported"
-
-_importing: list[str] = []
-"""The module that this worker process is importing."""
 
 
 class Name(msgspec.Struct, array_like=True, frozen=True):
@@ -43,45 +38,13 @@ class Name(msgspec.Struct, array_like=True, frozen=True):
         return f"{self.module}:{self.qualname}"
 
 
-def check_runs_in_process(function: object, what: str = "the function") -> None:
-    """Check `function` where it is declared, before its module has a name for it.
-
-    Raises:
-        UsageError: it is async or a generator, or can never be found by name.
-    """
-    inner: Any = inspect.unwrap(function) if callable(function) else function
-    while isinstance(inner, partial):
-        inner = inner.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    kinds: list[Any] = [inner, getattr(inner, "__call__", None)]  # noqa: B004
-    if any(inspect.iscoroutinefunction(kind) for kind in kinds):
-        raise UsageError(
-            f"{what} {function!r} is async, and runs_in='process' calls plain functions: take the async off it, with "
-            "trio.run(...) or asyncio.run(...) inside if it must, or let it run in the loop"
-        )
-    if any(inspect.isgeneratorfunction(kind) or inspect.isasyncgenfunction(kind) for kind in kinds):
-        raise UsageError(f"{what} {function!r} is a generator: calling it runs nothing; take the `yield` out of it")
-    _check_nameable(function, what)
-
-
-def _check_nameable(thing: object, what: str) -> None:
-    if not callable(thing):
-        raise UsageError(f"{what} must be callable, not {thing!r}")
-    qualname = str(getattr(thing, "__qualname__", ""))
-    if "<lambda>" in qualname:
-        raise UsageError(
-            f"{what} {thing!r} is a lambda, which another process cannot import: make it a def, and {REMEDY}"
-        )
-    if "<locals>" in qualname:
-        raise UsageError(f"{what} {thing!r} is made inside a function, so another process cannot import it: {REMEDY}")
-
-
 def name_for_process(thing: object, what: str) -> Name:
     """Return the name under which another process finds `thing`.
 
     Raises:
         UsageError: there is none.
     """
-    _check_nameable(thing, what)
+    check_importable(thing, what)
     module = str(getattr(thing, "__module__", None))
     qualname = _find(sys.modules.get(module), thing)
     if qualname is None:
@@ -140,21 +103,12 @@ def main_module() -> tuple[str | None, str | None]:
 
 def resolve(name: Name) -> Any:
     """Import the object that `name` names. Errors of the import propagate."""
-    with _importing_of(name.module):
+    with importing(name.module):
         module = importlib.import_module(name.module) if name.file is None else _import_script(name.module, name.file)
     found: Any = module
     for part in name.qualname.split("."):
         found = getattr(found, part)
     return found
-
-
-@contextmanager
-def _importing_of(module: str) -> Generator[None]:
-    _importing.append(module)
-    try:
-        yield
-    finally:
-        _importing.pop()
 
 
 def _import_script(stem: str, file: str) -> ModuleType:
@@ -175,16 +129,3 @@ def _import_script(stem: str, file: str) -> ModuleType:
         del sys.modules[name]
         raise
     return module
-
-
-def refuse_while_importing(what: str) -> None:
-    """Stop a script that would run in full once more in each of its worker processes.
-
-    Raises:
-        UsageError: this is a worker process, and it is importing.
-    """
-    if _importing:
-        raise UsageError(
-            f"no {what} while a worker process imports {_importing[-1]!r}, where it finds a function with "
-            "runs_in='process': put what starts the application under `if __name__ == \"__main__\":`"
-        )

@@ -22,16 +22,11 @@ from trio_util import periodic
 
 from worqr.embedded import embedded_url
 from worqr.errors import WorqrBug
+from worqr.handler_checks import check_runs_in_process
+from worqr.import_guard import refuse_while_importing
 from worqr.log_events import emit
 from worqr.peer.executors.offloaded import OffloadedRun
-from worqr.peer.executors.processes.importable import (
-    STAND_IN,
-    Name,
-    check_runs_in_process,
-    main_module,
-    name_for_process,
-    refuse_while_importing,
-)
+from worqr.peer.executors.processes.importable import STAND_IN, Name, main_module, name_for_process
 from worqr.peer.executors.processes.protocol import Extended, Raised, Returned, RunRequest, Said, Setup
 from worqr.peer.executors.processes.worker import WorkerProcess, start_worker_process
 from worqr.peer.handlers import Handler, named_after

@@ -46,7 +46,7 @@ PROGRAM: Final = (
 )
 RECEIVED: Final = 256 * 1024
 """Bytes per read; about the size of the system's socket buffer."""
-LAST_WORDS: Final = 1.0
+LOG_TIMEOUT: Final = 1.0
 """Seconds that the last output of a process may take to be passed on."""
 REAP_EVERY: Final = 0.005
 """Seconds between two checks of a process that is about to end, on systems that do not notify."""
@@ -200,7 +200,7 @@ class WorkerProcess:
             if self.state is not WorkerState.GARBLED:
                 self.state = WorkerState.GONE
             self.gone.set()
-            with trio.move_on_after(LAST_WORDS):
+            with trio.move_on_after(LOG_TIMEOUT):
                 await self.output.pass_on()
         finally:
             self._lifeline.close()

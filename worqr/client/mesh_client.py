@@ -1,0 +1,49 @@
+"""`MeshClient`: the client of a mesh, and the producer that sends the calls of its functions.
+
+A `Mesh` has one, and its functions share it. A test replaces the producer and the connections here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+from worqr.client.client import Client, SlotWatch
+from worqr.client.connections import ConnectionRegistry
+from worqr.client.producer import Producer
+from worqr.client.settings import ClientSettings
+from worqr.relocation import Relocation
+
+
+class MeshClient(Client):
+    """A `Client` that also sends the calls of functions.
+
+    Attributes:
+        producer: sends the calls.
+        onlooker: a test's callback for each run that did not return normally, with its context and error; else None.
+        relocation: where a test has moved the mesh to; else None.
+    """
+
+    def __init__(self, settings: ClientSettings, slot_watch: Callable[[str], SlotWatch]) -> None:
+        super().__init__(settings, slot_watch)
+        self.producer: Producer = Producer(self)
+        self.onlooker: Callable[[Any, BaseException], None] | None = None
+        self.relocation: Relocation | None = None
+
+    @contextmanager
+    def replaced(
+        self,
+        *,
+        producer: Producer,
+        connections: ConnectionRegistry,
+        onlooker: Callable[[Any, BaseException], None] | None = None,
+        relocation: Relocation | None = None,
+    ) -> Generator[None]:
+        """Use another producer and other connections in the block. For tests, while the mesh is not connected."""
+        own = self.producer, self.connections, self.onlooker, self.relocation
+        self.producer, self.connections, self.onlooker, self.relocation = producer, connections, onlooker, relocation
+        try:
+            yield
+        finally:
+            self.producer, self.connections, self.onlooker, self.relocation = own

@@ -1,0 +1,116 @@
+"""`FunctionDefinition`: what all handles of one declared function share: name, options, handler, and the client of its mesh."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from worqr.argument_codec import ArgumentCodec
+from worqr.client.call import Call
+from worqr.client.job import Results
+from worqr.client.mesh_client import MeshClient
+from worqr.errors import UsageError
+from worqr.handler_options import Handling, check_failure_handler
+from worqr.keys import QueueKeys
+from worqr.records import Failed
+from worqr.validation import check_task
+
+
+class FunctionDefinition:
+    """The data that all handles of one function share. It changes only while the application is imported.
+
+    Attributes:
+        name: the name of the function and of its queue, with the prefixes under which its registry was included.
+        aliases: older names, whose queues are served and never enqueued to.
+        client: the client of the function's mesh; None until a mesh includes its registry.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], name: str, aliases: tuple[str, ...], options: Handling, *, is_async: bool
+    ) -> None:
+        self.fn = fn
+        self.name: str = name
+        self.aliases: tuple[str, ...] = aliases
+        self.options: Handling = options
+        self.is_async = is_async
+        self.client: MeshClient | None = None
+        self.codec: ArgumentCodec = ArgumentCodec(fn, name, stores_result=options.policy.result_ttl > 0)
+        self.results: Results = Results(self.codec.decode_result, options.policy.result_ttl > 0)
+        bound = {} if options.max_length is None else {"max_length": options.max_length}
+        self.defaults: Mapping[str, object] = bound
+        self.handler: Callable[[bytes], Any] = self._make_handler()
+
+    def bind(self, client: MeshClient | None) -> None:
+        """Let the function use the client of a mesh."""
+        self.client = client
+
+    def rename(self, name: str, aliases: tuple[str, ...]) -> None:
+        """Rename the function, because its registry was included with a prefix."""
+        self.name = name
+        self.codec.rename(name)
+        self.aliases = aliases
+
+    def require_client(self) -> MeshClient:
+        """Return the client of the function's mesh.
+
+        Raises:
+            UsageError: the function's registry was not included in one.
+        """
+        if self.client is None:
+            raise UsageError(
+                f"{self.name!r} belongs to a Registry that no mesh has included yet: call mesh.include(registry) first"
+            )
+        return self.client
+
+    def call(self, options: Mapping[str, object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call[Any]:
+        """Return a call, with its arguments checked and encoded."""
+        codec = self.codec
+        values = codec.bind(args, kwargs)
+        task = codec.encode(values)
+        if self.client is not None:
+            check_task(task, self.client.settings.max_payload)
+        return Call(self.name, *codec.split(values), task, options, self)
+
+    def add_on_failure(self, handler: Callable[[Failed], object]) -> None:
+        """Set the failure handler; there is one."""
+        if self.options.on_failure is not None:
+            raise UsageError(f"{self.name!r} has a failure handler already: {self.options.on_failure!r}")
+        check_failure_handler(handler)
+        self.options = replace(self.options, on_failure=handler, policy=replace(self.options.policy, on_failure=True))
+
+    def keys(self) -> QueueKeys:
+        """Return the keys of the function's queue.
+
+        Raises:
+            UsageError: No mesh has included the function's registry.
+        """
+        return QueueKeys(self.require_client().settings.prefix, self.name)
+
+    def handlers(self) -> list[tuple[str, Callable[[Any], object], Handling]]:
+        """Return the queues that a peer serves the function from, those of its aliases too, each with its handler.
+
+        Raises:
+            UsageError: An annotation names something that does not exist; or there are options of a failure handler, and no
+                failure handler.
+        """
+        self.codec.ready()
+        self.options.check_failing(self.name)
+        return [(name, self.handler, self.options) for name in (self.name, *self.aliases)]
+
+    def _make_handler(self) -> Callable[[bytes], Any]:
+        """The function as a handler of its queue: decodes the payload, then calls it; of its kind, async or plain."""
+        fn, decode = self.fn, self.codec.decode
+
+        async def awaited(task: bytes) -> Any:
+            args, kwargs = decode(task)
+            return await fn(*args, **kwargs)
+
+        def called(task: bytes) -> Any:
+            args, kwargs = decode(task)
+            return fn(*args, **kwargs)
+
+        handler = functools.wraps(fn)(awaited if self.is_async else called)
+        del handler.__wrapped__  # its signature is a handler's
+        return handler

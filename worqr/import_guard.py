@@ -1,0 +1,38 @@
+"""Stops a script that would run in full once more in each of its worker processes.
+
+A worker process imports the module of the function that it runs. If that module starts the application outside of
+``if __name__ == "__main__":``, `refuse_while_importing` raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from worqr.errors import UsageError
+
+_importing: list[str] = []
+"""The module that this worker process is importing."""
+
+
+@contextmanager
+def importing(module: str) -> Generator[None]:
+    """Refuse peers and connections in the block, in which a worker process imports `module`."""
+    _importing.append(module)
+    try:
+        yield
+    finally:
+        _importing.pop()
+
+
+def refuse_while_importing(what: str) -> None:
+    """Check that this process may start `what`, a connection for instance.
+
+    Raises:
+        UsageError: this is a worker process that imports the application.
+    """
+    if _importing:
+        raise UsageError(
+            f"no {what} while a worker process imports {_importing[-1]!r}, where it finds a function with "
+            "runs_in='process': put what starts the application under `if __name__ == \"__main__\":`"
+        )

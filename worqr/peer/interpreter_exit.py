@@ -1,0 +1,48 @@
+"""The end of the main thread: whether the interpreter has begun to exit, and callbacks that run then.
+
+They run while threads can still be started: before threads are joined, and before ``atexit``. `worqr.hosting.peer_thread` ends
+the threads of peers there. `worqr.peer.host_loop` asks whether a loop of the main thread may run again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Callable
+from importlib import import_module
+from typing import Final
+
+from worqr.errors import UsageError
+
+_callbacks: Final[list[Callable[[], None]]] = []
+_begun: Final = threading.Event()
+
+
+def call_at_exit(callback: Callable[[], None]) -> None:
+    """Have `callback` called at the end of the main thread, while threads can still be started.
+
+    Python has this for its own pools only, under a private name. Without it, ``atexit`` is nearly as good.
+
+    Raises:
+        UsageError: the interpreter is exiting.
+    """
+    try:
+        if callback not in _callbacks:
+            import_module("concurrent.futures.thread")  # its exit waits for our handlers, so ours must run before it
+            register: Callable[[Callable[[], None]], object] = getattr(threading, "_register_atexit", atexit.register)
+            register(lambda: _run(callback))
+            _callbacks.append(callback)
+    except RuntimeError as error:
+        raise UsageError("the interpreter is exiting: no peer can start") from error
+    if _begun.is_set():
+        raise UsageError("the interpreter is exiting: no peer can start")
+
+
+def is_exiting() -> bool:
+    """Return True once the interpreter has begun to exit: no loop of the main thread runs again."""
+    return _begun.is_set()
+
+
+def _run(callback: Callable[[], None]) -> None:
+    _begun.set()
+    callback()
