@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import worqr
-from tests.layering_exceptions import FOREIGN_WRITES, IN_CIRCLES, WIDE_CLASSES
 
 PACKAGE = Path(__file__).parent.parent / "worqr"
 
@@ -162,7 +161,7 @@ def reached(start: str, names: dict[str, set[str]]) -> set[str]:
 def test_no_modules_name_each_other_in_a_circle() -> None:
     names = graph()
     circle = {module for module in names if module in reached(module, names)}
-    assert sorted(circle) == sorted(IN_CIRCLES), "also imports for typing count; IN_CIRCLES may only shrink"
+    assert not circle, "also imports for typing count"
 
 
 def classes(module: Module) -> Iterator[ast.ClassDef]:
@@ -194,7 +193,7 @@ def test_no_class_has_too_many_attributes() -> None:
         for node in classes(module)
         if not is_record(node) and len(attributes(node)) > MOST_ATTRIBUTES
     }
-    assert found == WIDE_CLASSES, "divide its state by owner and lifetime; WIDE_CLASSES may only shrink"
+    assert not found, "divide its state by owner and lifetime"
 
 
 def foreign_writes(module: Module, owners: dict[str, set[str]]) -> Iterator[str]:
@@ -214,7 +213,7 @@ def test_attributes_are_written_in_the_file_of_their_class_only() -> None:
             for name in attributes(node):
                 owners.setdefault(name, set()).add(module.name)
     found = {write for module in MODULES for write in foreign_writes(module, owners)}
-    assert sorted(found) == sorted(FOREIGN_WRITES), "call a method of its owner; FOREIGN_WRITES may only shrink"
+    assert not found, "call a method of its owner"
 
 
 @of_each_module

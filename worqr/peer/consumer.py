@@ -99,9 +99,6 @@ class QueueConsumer:
     units. `running` has the claims that it holds. Changed only in the loop.
     """
 
-    handler: Handler
-    begun: dict[int, Began]
-
     def __init__(
         self, keys: QueueKeys, services: ConsumerServices, policy: Policy, share: Share, state: object = None
     ) -> None:

@@ -21,21 +21,7 @@ from worqr.validation import seconds as seconds_of
 
 
 class Context:
-    """One run of one task. In a handler, ``worqr.current()`` returns it.
-
-    Attributes:
-        task: The payload.
-        fence: The fencing token: a number that grows with every claim of the queue. A resource that stores the highest number
-            it saw can reject a worker that was frozen and whose task was reassigned.
-        failures: The number of earlier runs that failed.
-        stalls: The number of workers that died while running this task.
-        timeouts: The number of earlier runs that took too long.
-        cancel_reason: Why this run is being cancelled; None if it is not. ``cancel``: a caller requested it. ``lost``: the
-            task was reassigned to another worker. ``leaving``: the peer leaves, and the task returns to its queue.
-            ``timeout``: the run took too long. A thread sees it at once.
-        deadline: The time at which the run will be cancelled, on the clock of ``time.monotonic()``, which is also the clock
-            of an asyncio loop. None: the run has no timeout.
-    """
+    """One run of one task. In a handler, ``worqr.current()`` returns it."""
 
     __slots__ = ("_run",)
 
@@ -44,30 +30,47 @@ class Context:
 
     @property
     def task(self) -> bytes:
+        """The payload."""
         return self._run.task
 
     @property
     def fence(self) -> int:
+        """The fencing token: a number that grows with every claim of the queue.
+
+        A resource that stores the highest number it saw can reject a worker that was frozen and whose task was reassigned.
+        """
         return self._run.fence
 
     @property
     def failures(self) -> int:
+        """The number of earlier runs that failed."""
         return self._run.failures
 
     @property
     def stalls(self) -> int:
+        """The number of workers that died while running this task."""
         return self._run.stalls
 
     @property
     def timeouts(self) -> int:
+        """The number of earlier runs that took too long."""
         return self._run.timeouts
 
     @property
     def cancel_reason(self) -> CancelReason | None:
+        """Why this run is being cancelled; None if it is not. A thread sees it at once.
+
+        ``cancel``: a caller requested it. ``lost``: the task was reassigned to another worker. ``leaving``: the peer leaves, and
+        the task returns to its queue. ``timeout``: the run took too long.
+        """
         return self._run.cancel_reason
 
     @property
     def deadline(self) -> float | None:
+        """The time at which the run will be cancelled; None: the run has no timeout.
+
+        On the clock of ``time.monotonic()``, which is also the clock of an asyncio loop.
+        """
         return self._run.deadline
 
     @property

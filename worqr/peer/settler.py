@@ -31,7 +31,7 @@ from worqr.remote_error import remote_error, told_error, with_stderr
 from worqr.script_call import Call
 
 if TYPE_CHECKING:
-    from worqr.peer.consumer import QueueConsumer
+    from worqr.peer.consumer import HandlerConsumer, QueueConsumer
     from worqr.peer.registration import Registration
     from worqr.peer.settings import Onlooker
 
@@ -56,12 +56,12 @@ class Settler:
         self._max_result = max_result
         self._onlooker = onlooker
         self._flusher: trio.lowlevel.Task | None = None
-        self._dirty: dict[QueueConsumer, list[int]] = {}
+        self._dirty: dict[HandlerConsumer, list[int]] = {}
         self._results: dict[QueueConsumer, dict[int, Result]] = {}
         self._stopped: dict[QueueConsumer, list[int]] = {}
         self._flush_soon = False
 
-    def ended(self, run: Run[QueueConsumer], returned: bool, value: object, error: BaseException | None) -> None:
+    def ended(self, run: Run[HandlerConsumer], returned: bool, value: object, error: BaseException | None) -> None:
         """A slot's run ended: settle its claim according to the outcome, and free its units."""
         reason = run.cancel_reason
         if run.state is SETTLED:
@@ -82,7 +82,7 @@ class Settler:
         if not self._flush_soon:
             self.touch()
 
-    def finish(self, run: Run[QueueConsumer], value: object) -> None:
+    def finish(self, run: Run[HandlerConsumer], value: object) -> None:
         """End a claim as finished, with the next flush; a claim with a cancel mark ends as cancelled there.
 
         A result that cannot be stored fails the task for good: another run would end in the same way.

@@ -108,7 +108,8 @@ class StuckHandlerMonitor:
         return {**run_fields(run), "handler": self._name(run), "where": self.where(run)}
 
     def _name(self, run: Run[QueueConsumer]) -> str:
-        return name_of(run.host.handler)
+        consumer = run.host
+        return name_of(consumer.handler) if isinstance(consumer, HandlerConsumer) else ""
 
     def where(self, run: Run[QueueConsumer]) -> str:
         """The current stack of its handler, as in a traceback."""
