@@ -48,11 +48,11 @@ def test_each_walk_passes_the_files_that_the_page_names() -> None:
     taken, told = walks(), sections()
     assert tuple(taken) == WALKS
     for name, files in taken.items():
-        assert len(told[name]) > 5, f"the page does not tell {name}"
+        assert len(told[name]) >= 5, f"the page does not tell {name}"
         assert told[name] <= files, f"{name} does not pass {sorted(told[name] - files)}"
 
 
 def test_the_page_names_no_file_that_does_not_exist() -> None:
     for heading, files in sections().items():
         for file in files:
-            assert (ROOT / "worqr" / file).exists(), f"{heading}: {file}"
+            assert (ROOT / "worqr" / file).exists() or (ROOT / file).exists(), f"{heading}: {file}"

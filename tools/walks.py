@@ -145,13 +145,18 @@ async def record_recovery(peer: Peer, nursery: trio.Nursery, url: str) -> Record
         with trio.fail_after(DEAD_WITHIN):
             await again.wait()
 
-    with subprocess.Popen([sys.executable, "-c", HOLDER, url], stdout=subprocess.PIPE) as holder:
-        await mesh.queue("orphans").enqueue(b"x")
-        assert holder.stdout is not None
-        await trio.to_thread.run_sync(holder.stdout.readline)
-        holder.kill()
+    await mesh.queue("orphans").enqueue(b"x")
+    await trio.to_thread.run_sync(kill_when_running, url)
     await nursery.start(peer.serve, "orphans", take_over)
     return await record(wait_again)
+
+
+def kill_when_running(url: str) -> None:
+    """Start a worker, and kill it when it runs a task."""
+    with subprocess.Popen([sys.executable, "-c", HOLDER, url], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        holder.kill()
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import trio
 
 import worqr
 from tests.peer.tools import Held, until
-from worqr.hosting import joined_peer
+from worqr.hosting import peer_factory
 from worqr.peer import adaptive_concurrency, cpu
 from worqr.peer.adaptive_concurrency import LATE, AdaptiveConcurrency, ConcurrencyController, Sample
 from worqr.peer.cpu import CpuMeter, default_processes, usable_cores
@@ -488,7 +488,7 @@ async def test_a_peer_that_computes_does_not_grow_and_one_that_waits_does(
 
 
 def test_a_worker_takes_that_number_unless_it_is_given_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joined_peer, "default_processes", lambda: 7)
-    mesh = worqr.Mesh()
-    assert joined_peer._peer_settings(mesh, {}).processes == 7
-    assert joined_peer._peer_settings(mesh, {"processes": 3}).processes == 3
+    monkeypatch.setattr(peer_factory, "default_processes", lambda: 7)
+    peers = worqr.Mesh()._peers
+    assert peers._peer_settings({}).processes == 7
+    assert peers._peer_settings({"processes": 3}).processes == 3

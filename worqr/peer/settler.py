@@ -129,9 +129,9 @@ class Settler:
                     log_finished(consumer, claims)
                 self._send_finishes(consumer, claims, results.get(consumer))
         if self._stopped:
-            for consumer in [consumer for consumer in self._stopped if not consumer.lifecycle.holds_stops]:
-                claims = sorted(self._stopped.pop(consumer), reverse=True)  # newest first: restores the old order
-                self._send(consumer, claims, ops.stop_tasks)
+            for each in [each for each in self._stopped if not each.lifecycle.holds_stops]:
+                claims = sorted(self._stopped.pop(each), reverse=True)  # newest first: restores the old order
+                self._send(each, claims, ops.stop_tasks)
         self._flushed()
 
     def _send(self, consumer: QueueConsumer, claims: list[int], settle: Callable[..., Call[Any]]) -> None:

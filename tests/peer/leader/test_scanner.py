@@ -17,7 +17,7 @@ from tests.peer.tools import Runs, at_most, eventually, serving, until
 from tests.support.servers import Server
 from worqr import ops
 from worqr.client import queue_registration, stats
-from worqr.client.queue_registration import Noted
+from worqr.client.queue_registration import NotedQueues
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import Look, QueuesPage, registry
 from worqr.peer import noting
@@ -181,7 +181,7 @@ async def test_a_producer_notes_a_name_at_its_first_use_and_then_every_ten_minut
 ) -> None:
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(queue_registration, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    noted = Noted()
+    noted = NotedQueues()
     assert [noted.is_due("Q1"), noted.is_due("Q1"), noted.is_due("Q2")] == [True, False, True]
     clock.now += ops.NOTE_EVERY - 1
     assert not noted.is_due("Q1")
@@ -193,7 +193,7 @@ async def test_a_producer_notes_a_name_at_its_first_use_and_then_every_ten_minut
 
 async def test_what_a_producer_remembers_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_registration, "MANY_NAMES", 100)
-    noted = Noted()
+    noted = NotedQueues()
     for n in range(1000):
         assert noted.is_due(f"Q{n}")
     assert len(noted) <= 100
