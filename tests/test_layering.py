@@ -174,6 +174,10 @@ def is_record(node: ast.ClassDef) -> bool:
     return frozen or any(ast.unparse(base) in {"TypedDict", "NamedTuple"} for base in node.bases)
 
 
+OF_OTHER_LIBRARIES = {"link.trio_driver: self._scope.deadline": "the deadline of a scope of Trio"}
+"""Writes that the test below takes for foreign ones, because a class of worqr has an attribute of the same name."""
+
+
 def attributes(node: ast.ClassDef) -> set[str]:
     """The attributes that a class declares, or that its methods set."""
     declared = {
@@ -213,7 +217,7 @@ def test_attributes_are_written_in_the_file_of_their_class_only() -> None:
             for name in attributes(node):
                 owners.setdefault(name, set()).add(module.name)
     found = {write for module in MODULES for write in foreign_writes(module, owners)}
-    assert not found, "call a method of its owner"
+    assert found == OF_OTHER_LIBRARIES.keys(), "call a method of its owner"
 
 
 @of_each_module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from functools import partial
 
 import pytest
@@ -91,3 +92,28 @@ async def test_a_posted_callback_that_fails_harms_no_other(
     await outcomes.wait(1)
     await until(lambda: lines(caplog, "link.deliver"))
     assert await link.call(echo("c")) == "c"
+
+
+class _Steps(trio.abc.Instrument):
+    """Counts the steps of the task that waits for timers."""
+
+    def __init__(self) -> None:
+        self.timers = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.timers += task.name == "worqr.link.timers"
+
+
+async def test_timers_that_are_set_and_cancelled_wake_no_task() -> None:
+    driver, steps = TrioDriver(), _Steps()
+    try:
+        driver.call_at(time.monotonic() + 60, list)
+        await trio.testing.wait_all_tasks_blocked()  # the task waits
+        trio.lowlevel.add_instrument(steps)
+        for seconds in (50, 40, 45, 30):
+            driver.call_at(time.monotonic() + seconds, list).cancel()
+            await trio.testing.wait_all_tasks_blocked()
+        assert steps.timers == 0
+    finally:
+        trio.lowlevel.remove_instrument(steps)
+        driver.close()

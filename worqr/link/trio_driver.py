@@ -170,9 +170,15 @@ class _Alarm:
         if self._scope is None:
             self._scope = trio.CancelScope()
             trio.lowlevel.spawn_system_task(self._run, name="worqr.link.timers")
-        elif when < self._wakes_at:
-            self._scope.cancel()  # the task waits anew, until the new time
+        elif self._timers.next() != self._wakes_at:
+            self._set()
         return timer
+
+    def _set(self) -> None:
+        """Move the end of the task's wait. The task does not wake up for it, so timers that are cancelled cost no turn."""
+        assert self._scope is not None, "the task has begun"
+        self._wakes_at = self._timers.next()
+        self._scope.deadline = trio.current_time() + self._wakes_at - time.monotonic()
 
     def close(self) -> None:
         self._closed = True
@@ -185,6 +191,6 @@ class _Alarm:
             self._timers.run()
             if self._closed:
                 return
-            self._wakes_at = self._timers.next()
-            with trio.CancelScope(deadline=trio.current_time() + self._wakes_at - time.monotonic()) as self._scope:
+            with trio.CancelScope() as self._scope:
+                self._set()
                 await trio.sleep_forever()
