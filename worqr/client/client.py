@@ -47,6 +47,10 @@ class Client:
         self.connections: ConnectionRegistry = ConnectionRegistry(settings, self.declared_shards)
         self.slot_watch = slot_watch
 
+    def use_connections(self, connections: ConnectionRegistry) -> None:
+        """Send requests over other connections from now on."""
+        self.connections = connections
+
     @property
     def link(self) -> Link:
         """The link of the running loop; UsageError outside `connect`."""

@@ -42,8 +42,20 @@ class MeshClient(Client):
     ) -> Generator[None]:
         """Use another producer and other connections in the block. For tests, while the mesh is not connected."""
         own = self.producer, self.connections, self.onlooker, self.relocation
-        self.producer, self.connections, self.onlooker, self.relocation = producer, connections, onlooker, relocation
+        self._use(producer, connections, onlooker, relocation)
         try:
             yield
         finally:
-            self.producer, self.connections, self.onlooker, self.relocation = own
+            self._use(*own)
+
+    def _use(
+        self,
+        producer: Producer,
+        connections: ConnectionRegistry,
+        onlooker: Callable[[Any, BaseException], None] | None,
+        relocation: Relocation | None,
+    ) -> None:
+        self.use_connections(connections)
+        self.producer = producer
+        self.onlooker = onlooker
+        self.relocation = relocation

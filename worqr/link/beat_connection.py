@@ -63,9 +63,10 @@ class BeatConnection(WireHolder, Generic[R]):
                 raise ConnectionLost(MOVED, innocent=True)
             self.drop()
         if self.wire is None:
-            self.wire = open_connection(
+            wire = open_connection(
                 self._settings, self._resolver, "beat", timeout=self._timeout, on_silence=self._on_silence
             )
+            return self.hold(wire)
         return self.wire
 
     def send(self, call: Call[R], *, again: bool = False) -> None:

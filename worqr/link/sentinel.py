@@ -234,7 +234,7 @@ class Sentinel(WireHolder):
         try:
             wire = self.wire
             if wire is None:
-                wire = self.wire = self._open(settings, on_silence)
+                wire = self.hold(self._open(settings, on_silence))
             self._exchange(wire, settings.address.service)
         except (ConnectionLost, WorqrError) as error:
             self.close()
