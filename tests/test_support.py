@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+import socket
 import time
+import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import pytest
 import redis
@@ -221,6 +225,20 @@ def test_the_longest_files_are_there() -> None:
 
 
 # The proxy
+
+
+def test_a_proxy_that_closes_leaves_no_socket_of_a_client_that_just_connected(server: Server) -> None:
+    with warnings.catch_warnings(record=True) as unclosed:
+        warnings.simplefilter("always", ResourceWarning)
+        for _ in range(20):
+            closing = FaultProxy("127.0.0.1", server.port)
+            with ExitStack() as clients:
+                for _ in range(5):
+                    clients.enter_context(socket.create_connection(("127.0.0.1", closing.port)))
+                closing.close()
+            del closing
+        gc.collect()
+    assert [str(warning.message) for warning in unclosed] == []
 
 
 def test_the_proxy_passes_everything_and_counts_requests(server: Server, proxy: FaultProxy, prefix: str) -> None:

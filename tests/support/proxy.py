@@ -136,12 +136,7 @@ class FaultProxy:
     def refuse(self) -> None:
         """Refuse new connections; open ones go on."""
 
-        async def stop() -> None:
-            if self._listener is not None:
-                self._listener.close()
-                self._listener = None
-
-        self._await(stop())
+        self._await(self._stop_listening())
 
     def blackhole(self, on: On = None) -> None:
         """Swallow everything in both directions, keep connections open and let new ones in: half-open."""
@@ -196,14 +191,14 @@ class FaultProxy:
 
     def close(self) -> None:
         async def end() -> None:
-            if self._listener is not None:
-                self._listener.close()
-            for connection in self.connections:
-                connection.cut()
-            tasks = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._stop_listening()
+            while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+                for connection in self.connections:
+                    connection.cut()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+            await asyncio.sleep(0)  # transports close their sockets one step after they are told to
 
         self._await(end())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -231,6 +226,16 @@ class FaultProxy:
         self._listener = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
         self.port = self._listener.sockets[0].getsockname()[1]
 
+    async def _stop_listening(self) -> None:
+        """Accept nobody any more, and let each accepted socket get its transport: without one, nobody closes it."""
+        if self._listener is None:
+            return
+        for listening in self._listener.sockets:
+            self._loop.remove_reader(listening.fileno())
+        await asyncio.sleep(0)  # asyncio makes the transport in a task, and cannot once the listener is closed
+        self._listener.close()
+        self._listener = None
+
     def _add(self, fault: Fault) -> Fault:
         fault._proxy = self
         self.call(lambda: self.faults.append(fault))
@@ -248,11 +253,15 @@ class FaultProxy:
                     return fault
         return None
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Note the connection at once, so that `close` finds it even if its task has not begun."""
         connection = Connection(self, self._accepted, writer)
         self._accepted += 1
         connection.dead = any(hole is None or hole == connection.number for hole in self.holes)
         self.connections.append(connection)
+        connection.task = asyncio.create_task(self._run_connection(connection, reader))
+
+    async def _run_connection(self, connection: Connection, reader: asyncio.StreamReader) -> None:
         try:
             await connection.run(reader)
         except (OSError, asyncio.IncompleteReadError):
@@ -271,6 +280,7 @@ class Connection:
         self.number = number
         self.name = ""
         self.dead = False
+        self.task: asyncio.Task[None] | None = None  # held here: the loop alone would not keep it
         self._down = down
         self._up: asyncio.StreamWriter | None = None
         self._unanswered: deque[Fault | None] = deque()  # one for each request that has gone up, oldest first
