@@ -26,7 +26,7 @@ EMITTERS = {"emit": 1, "emit_fields": 1, "error": 1, "_line": 0, "end_now": 0}
 PASSED_ON = {
     "worqr.log_events",
     "worqr.link.log_thread",
-    "worqr.peer.complaints",
+    "worqr.peer.error_throttle",
     "worqr.link.heartbeat",
     "worqr.hosting.service",
 }

@@ -3,7 +3,7 @@
 `EVENTS` is the registry, `FIELDS` says what each field holds. The tables of docs/reference/log-events.md are made from them.
 `emit` logs one event: the line begins with the event's name, and the facts that it states are fields of the record as well.
 
-Not here: which event happened. Modules call `emit` where it happens, or `LogThread.emit` and `Complaints.error`, which pass it
+Not here: which event happened. Modules call `emit` where it happens, or `LogThread.emit` and `ErrorThrottle.error`, which pass it
 on.
 """
 

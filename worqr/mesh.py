@@ -37,8 +37,8 @@ from worqr.link import GivenCredentials
 from worqr.peer.leader.schedule_ticker import all_schedules, schedule_of
 from worqr.peer.middleware import Middleware
 from worqr.peer.options import JoinOptions
-from worqr.peer.parents import Parent
 from worqr.peer.peer import Peer
+from worqr.peer.starvation_detector import StarvationDetector
 from worqr.records import QueueInfo
 from worqr.shard_layout import check_shards
 from worqr.validation import Seconds, check_text
@@ -118,7 +118,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, Generic[S]):
             around_thread=around_thread,
             process_lifespan=process_lifespan,
         )
-        self._client = MeshClient(self, Parent)
+        self._client = MeshClient(self, StarvationDetector)
         self._declarations = Declarations(self._client)
         self._peers = PeerFactory(self, self._client, self._declarations)
 

@@ -37,7 +37,7 @@ from worqr.peer import (
     reconciler,
     registration,
     schedule_declarer,
-    unserved,
+    unserved_queue_reporter,
 )
 from worqr.peer.leader import due_jobs, leader, schedule_ticker
 from worqr.peer.options import GRACE
@@ -86,7 +86,13 @@ def test_the_times_are_those_of_the_code() -> None:
     assert numbers("Intervals and limits", 1) == [
         *(registration.BEAT_EVERY, answer_timeout(mesh.keepalive), mesh.keepalive),
         *(leader.LOOK_EVERY, leader.TWO_LOOKS, registration.LEASE),
-        *(leader.SCAN_EVERY, unserved.GRACE, reconciler.RECONCILE_EVERY, mesh.block_limit, settings.patience),
+        *(
+            leader.SCAN_EVERY,
+            unserved_queue_reporter.GRACE,
+            reconciler.RECONCILE_EVERY,
+            mesh.block_limit,
+            settings.patience,
+        ),
         *(GRACE, consumer_shutdown.LEAVE_PATIENCE, due_jobs.AT_MOST_EVERY),
         *(validation.MAX_FAILURES, validation.MAX_STALLS, policy.MAX_TIMEOUTS),
         *(policy.MIN_BACKOFF, policy.MAX_BACKOFF),

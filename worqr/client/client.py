@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 
 class SlotWatch(Protocol):
-    """Notices that a handler waits for a job for which its own worker has no free slot. `worqr.peer.parents` has it."""
+    """Detects a handler that waits for a job for which its own worker has no free slot. See `worqr.peer.starvation_detector`."""
 
-    def may_wait_in_vain(self) -> bool:
+    def should_check(self) -> bool:
         """Return True if it is time to check the state of the job."""
         ...
 

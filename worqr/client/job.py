@@ -144,7 +144,7 @@ class Job(Generic[R]):
             async with subscribed(link, (await self._place()).job(self.id), lambda _message: notification.set()):
                 while (found := await self._look()).word == "wait":
                     await notification.wait()
-                    if slots.may_wait_in_vain() and await self._still_waits():
+                    if slots.should_check() and await self._still_waits():
                         slots.warn(self.id)
             return self._value(found)
         raise await self._timed_out(patience)

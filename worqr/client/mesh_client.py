@@ -21,14 +21,14 @@ class MeshClient(Client):
 
     Attributes:
         producer: sends the calls.
-        onlooker: a test's callback for each run that did not return normally, with its context and error; else None.
+        observer: a test's callback for each run that did not return normally, with its context and error; else None.
         relocation: where a test has moved the mesh to; else None.
     """
 
     def __init__(self, settings: ClientSettings, slot_watch: Callable[[str], SlotWatch]) -> None:
         super().__init__(settings, slot_watch)
         self.producer: Producer = Producer(self)
-        self.onlooker: Callable[[Any, BaseException], None] | None = None
+        self.observer: Callable[[Any, BaseException], None] | None = None
         self.relocation: Relocation | None = None
 
     @contextmanager
@@ -37,12 +37,12 @@ class MeshClient(Client):
         *,
         producer: Producer,
         connections: ConnectionRegistry,
-        onlooker: Callable[[Any, BaseException], None] | None = None,
+        observer: Callable[[Any, BaseException], None] | None = None,
         relocation: Relocation | None = None,
     ) -> Generator[None]:
         """Use another producer and other connections in the block. For tests, while the mesh is not connected."""
-        own = self.producer, self.connections, self.onlooker, self.relocation
-        self._use(producer, connections, onlooker, relocation)
+        own = self.producer, self.connections, self.observer, self.relocation
+        self._use(producer, connections, observer, relocation)
         try:
             yield
         finally:
@@ -52,10 +52,10 @@ class MeshClient(Client):
         self,
         producer: Producer,
         connections: ConnectionRegistry,
-        onlooker: Callable[[Any, BaseException], None] | None,
+        observer: Callable[[Any, BaseException], None] | None,
         relocation: Relocation | None,
     ) -> None:
         self.use_connections(connections)
         self.producer = producer
-        self.onlooker = onlooker
+        self.observer = observer
         self.relocation = relocation

@@ -133,7 +133,7 @@ class PeerFactory(Generic[S]):
             middleware=ours.middleware,
             around_thread=ours.around_thread,
             process_lifespan=ours.process_lifespan,
-            onlooker=self.client.onlooker,
+            observer=self.client.observer,
             relocation=self.client.relocation,
             runs_in=ours.runs_in or ("loop" if host is None else "asyncio"),
             asyncio_loop=host,

@@ -1,7 +1,7 @@
 """The place of a consumer in its queue: the worker id under which it was admitted, and its channels.
 
 A peer that was declared dead registers again under a new worker id, and enters all its queues again under that id. `Admission`
-is what is known of the present id. Entering and leaving a queue is in `worqr.peer.entrance`.
+is what is known of the present id. Entering and leaving a queue is in `worqr.peer.consumer_startup`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`ActiveConsumers`: the consumers of one peer, by the names of their queues.
 
-Here: which consumers there are, and in which phase. Not here: entering queues (`entrance`), and leaving them
+Here: which consumers there are, and in which phase. Not here: entering queues (`consumer_startup`), and leaving them
 (`consumer_shutdown`).
 """
 

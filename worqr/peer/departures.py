@@ -28,7 +28,7 @@ from worqr.errors import ClaimLost, Unavailable
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
-from worqr.peer.complaints import Complaints
+from worqr.peer.error_throttle import ErrorThrottle
 from worqr.peer.registration import Registration
 from worqr.peer.settles import FIRST_PAUSE, LONGEST_PAUSE, Settles
 from worqr.script_call import Call
@@ -74,7 +74,7 @@ class Departures:
         self._settles = settles
         self._spawn = spawn
         self._open: dict[tuple[Registration, str], Departure] = {}
-        self._complaints = Complaints(logger)
+        self._throttle = ErrorThrottle(logger)
 
     def begin(self, keys: QueueKeys, registration: Registration) -> Departure:
         """Leave a queue, in the engine. If a departure is under way already, return it."""
@@ -137,7 +137,7 @@ class Departures:
             value, failure = await self._ask(departure, make())
             departure.answered()
             if value is not None:
-                if self._complaints.resolve(queue):
+                if self._throttle.resolve(queue):
                     emit(
                         logger,
                         "leave.accepted",
@@ -149,7 +149,7 @@ class Departures:
                 raise ClaimLost(f"worker {departure.registration.worker} died while it left queue {queue!r}")
             departure.refuse(failure)
             text = "queue %(queue)r: the server does not let this worker leave, trying again: %(error)s"
-            self._complaints.error(queue, "leave.refused", text, queue=queue, error=str(failure))
+            self._throttle.error(queue, "leave.refused", text, queue=queue, error=str(failure))
             await trio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 

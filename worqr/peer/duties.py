@@ -16,20 +16,19 @@ from worqr.keys import RegistryKeys
 from worqr.link import Link
 from worqr.peer.adaptive_concurrency import AdaptiveConcurrency
 from worqr.peer.consumer import ConsumerServices
+from worqr.peer.consumer_runner import ConsumerRunner
 from worqr.peer.consumer_shutdown import ConsumerShutdown
+from worqr.peer.consumer_startup import ConsumerStartup
 from worqr.peer.consumers import ActiveConsumers
 from worqr.peer.control_channel import ControlChannel
 from worqr.peer.deadlines import Deadlines
 from worqr.peer.departures import Departures
-from worqr.peer.entrance import Entrance
 from worqr.peer.executors.executors import Executors
-from worqr.peer.mapping import WorkMapRefresher
-from worqr.peer.noting import note_forever
 from worqr.peer.progress import ProgressReporter
+from worqr.peer.queue_registrar import register_queues_forever
 from worqr.peer.reconciler import Reconciler
 from worqr.peer.registration import Registration
 from worqr.peer.scheduler import Scheduler
-from worqr.peer.serving import Serving
 from worqr.peer.session import Session
 from worqr.peer.settings import PeerSettings
 from worqr.peer.settler import Settler
@@ -37,6 +36,7 @@ from worqr.peer.settles import Settles
 from worqr.peer.slots import Slots
 from worqr.peer.stuck_handlers import StuckHandlerMonitor
 from worqr.peer.waiting_queues import WaitingQueues
+from worqr.peer.work_map_refresher import WorkMapRefresher
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class RunDuties:
 def run_duties(settings: PeerSettings, link: Link, interrupted: Callable[[KeyboardInterrupt], None]) -> RunDuties:
     """Make them. `interrupted` is called when Ctrl-C arrives in a handler."""
     scheduler, settles, deadlines = Scheduler(settings.concurrency), Settles(link), Deadlines()
-    settler = Settler(*(link, settles, scheduler.dispatch), max_result=settings.max_payload, onlooker=settings.onlooker)
+    settler = Settler(*(link, settles, scheduler.dispatch), max_result=settings.max_payload, observer=settings.observer)
     scheduler.dispatch_with(settler.touch)
 
     return RunDuties(
@@ -92,17 +92,17 @@ class QueueDuties:
     work_map: WorkMapRefresher
     stuck: StuckHandlerMonitor
     shutdown: ConsumerShutdown
-    entrance: Entrance
-    serving: Serving
+    startup: ConsumerStartup
+    runner: ConsumerRunner
     waiting: WaitingQueues
 
     def start(self, nursery: trio.Nursery) -> None:
         """Start their tasks."""
         nursery.start_soon(self.stuck.watch_forever)
-        nursery.start_soon(note_forever, self.link, self.keys, self.consumers.names)
+        nursery.start_soon(register_queues_forever, self.link, self.keys, self.consumers.names)
         nursery.start_soon(self.reconciler.check_forever)
         nursery.start_soon(self.reconciler.compare_forever)
-        nursery.start_soon(self.work_map.map_forever)
+        nursery.start_soon(self.work_map.refresh_forever)
 
     def forget_claims(self, registration: Registration) -> None:
         """A registration was declared dead: its running tasks are lost."""
@@ -138,7 +138,7 @@ def queue_duties(
     channel = ControlChannel(link, reconciler, leads, consumers.is_served_anew)
     stuck = StuckHandlerMonitor(consumers, runs.slots.frames_of, after=settings.stuck_after)
     shutdown = ConsumerShutdown(consumers, runs.settler, runs.settles, departures, stuck.fields, spawn)
-    entrance = Entrance(link, keys, session, runs.scheduler, consumers, channel, departures, shutdown)
+    startup = ConsumerStartup(link, keys, session, runs.scheduler, consumers, channel, departures, shutdown)
     services = ConsumerServices(
         link=link,
         session=session,
@@ -156,7 +156,7 @@ def queue_duties(
         work_map=WorkMapRefresher(link, keys, consumers, departures, session.lost),
         stuck=stuck,
         shutdown=shutdown,
-        entrance=entrance,
-        serving=Serving(settings, services, runs.executors, runs.slots, consumers, entrance),
+        startup=startup,
+        runner=ConsumerRunner(settings, services, runs.executors, runs.slots, consumers, startup),
         waiting=WaitingQueues(settings.prefix, consumers),
     )

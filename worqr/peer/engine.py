@@ -22,6 +22,7 @@ from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.ops import Beat
+from worqr.peer.consumer_runner import unwrap_error
 from worqr.peer.consumer_shutdown import AWAY_PATIENCE, LEAVE_PATIENCE
 from worqr.peer.consumers import ActiveConsumers
 from worqr.peer.duties import QueueDuties, RunDuties, queue_duties, run_duties
@@ -31,7 +32,6 @@ from worqr.peer.options import check_concurrency
 from worqr.peer.registration import Registration
 from worqr.peer.schedule_declarer import ScheduleDeclarer
 from worqr.peer.scheduler import Scheduler
-from worqr.peer.serving import our_own
 from worqr.peer.session import BeatReport, Session, SessionCallbacks, SessionSettings
 from worqr.peer.settings import PeerSettings
 from worqr.validation import Seconds, seconds
@@ -116,7 +116,7 @@ class Engine:
     async def serve_all(self, handlers: Iterable[tuple[str, Callable[[bytes], object], Handling]]) -> None:
         """Serve these queues until the peer leaves; return when all are subscribed."""
         assert self._spawned is not None
-        await self.queues.serving.serve_all(self._spawned, handlers)
+        await self.queues.runner.serve_all(self._spawned, handlers)
 
     # Called by its duties
 
@@ -135,7 +135,7 @@ class Engine:
         if leads_until is not None:
             self.leader.lease(until=leads_until)
         self.leader.saw_lease(beat.lease)
-        self.queues.waiting.hear(beat.waiting)
+        self.queues.waiting.on_waiting(beat.waiting)
 
     def _on_lost(self, registration: Registration) -> None:
         """A registration is over: its tasks are lost. Register again, and serve the same queues."""
@@ -148,7 +148,7 @@ class Engine:
     async def _rejoin(self) -> None:
         registration = await self.session.register_again(lambda: self.leaving)
         if registration is not None:
-            await self.queues.entrance.enter_again(registration)
+            await self.queues.startup.enter_again(registration)
 
     def _interrupted(self, interrupt: KeyboardInterrupt) -> None:
         """Ctrl-C arrived in a handler: end the block of `join`, which raises it once the peer has left."""
@@ -189,7 +189,7 @@ class Engine:
                     nursery.start_soon(self.leader.sweeper.sweep_forever)
                     nursery.start_soon(self.leader.scanner.scan_forever)
                     nursery.start_soon(self.leader.due_jobs.promote_forever)
-                    if self.settings.onlooker is None:
+                    if self.settings.observer is None:
                         nursery.start_soon(declarer.declare_forever)
                         nursery.start_soon(self._ticker.tick_forever)
                     await trio.lowlevel.checkpoint_if_cancelled()  # before the shield: `join` may be cancelled already
@@ -216,7 +216,7 @@ class Engine:
             _, broken = group.split(trio.Cancelled)
             if broken is None:
                 raise
-            error = our_own(broken)
+            error = unwrap_error(broken)
         if self.interrupt is not None:
             raise self.interrupt
         if error is not None:

@@ -19,7 +19,7 @@ from worqr.errors import WorqrError
 from worqr.handler_options import Handling
 from worqr.inside import definition_of
 from worqr.log_events import emit
-from worqr.peer.complaints import Complaints
+from worqr.peer.error_throttle import ErrorThrottle
 from worqr.peer.options import Only
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class _Late:
         self._token = trio.lowlevel.current_trio_token()
         self._news = trio.Event()
         self._missing = False
-        self._complaints = Complaints(logger)
+        self._throttle = ErrorThrottle(logger)
 
     def tell(self) -> None:
         """A function was declared."""
@@ -143,8 +143,8 @@ class _Late:
             if not self._engine.leaving:
                 self._missing = True
                 text = "%(function)r, declared after the join, is not served: %(error)s; trying again"
-                self._complaints.error(name, "function.unserved", text, function=name, error=error)
+                self._throttle.error(name, "function.unserved", text, function=name, error=error)
             return
         self._known[name] = declared
-        self._complaints.resolve(name)
+        self._throttle.resolve(name)
         emit(logger, "function.served", "%(function)r, declared after the join, is served now", function=name)

@@ -77,7 +77,7 @@ class Peer:
             )
         how = handling("serve", options)
         how.check_failing(queue)
-        await self._engine.queues.serving.serve(queue, handler, how, task_status=task_status)
+        await self._engine.queues.runner.serve(queue, handler, how, task_status=task_status)
 
     def work(
         self, queue: str, *, retry: RetryPolicy | None = None, keep_failed: int = KEEP_FAILED
@@ -100,7 +100,7 @@ class Peer:
             RefusedByServer: On entry: the server rejected the request.
             Unavailable: On entry: the server did not reply within the mesh's `patience`.
         """
-        return self._engine.queues.serving.work(queue, retry, keep_failed)
+        return self._engine.queues.runner.work(queue, retry, keep_failed)
 
     def set_concurrency(self, n: int | Literal["auto"]) -> None:
         """Change how many units of work the peer runs at once. Tasks that run already are not affected.

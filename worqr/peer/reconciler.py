@@ -23,9 +23,9 @@ from worqr import ops
 from worqr.link import Link
 from worqr.log_events import emit, emit_fields
 from worqr.ops import MAX_ITEMS
+from worqr.peer.aligned_sleep import sleep_aligned
 from worqr.peer.consumer import QueueConsumer
 from worqr.peer.consumers import ActiveConsumers
-from worqr.peer.in_step import next_step
 from worqr.peer.lifecycle import Phase
 from worqr.peer.registration import Registration
 from worqr.peer.task_log import RUN, run_fields
@@ -117,7 +117,7 @@ class Reconciler:
     async def check_forever(self) -> None:
         """Once a second, for every queue on which something runs, ask without waiting for a message."""
         while True:
-            await next_step(RECONCILE_EVERY)
+            await sleep_aligned(RECONCILE_EVERY)
             for consumer in self._consumers.entered():
                 if consumer.running:
                     self.check(consumer)
@@ -127,7 +127,7 @@ class Reconciler:
     async def compare_forever(self) -> None:
         """After each new connection, ask until every queue is free of strays."""
         while True:
-            await next_step(LOOK_EVERY)
+            await sleep_aligned(LOOK_EVERY)
             consumers = self._consumers.entered()
             self._seen = {consumer: seen for consumer, seen in self._seen.items() if consumer in consumers}
             connections = self._link.connections

@@ -18,8 +18,8 @@ from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.ops.replies import in_pieces
-from worqr.peer.complaints import Complaints
-from worqr.peer.in_step import next_step
+from worqr.peer.aligned_sleep import sleep_aligned
+from worqr.peer.error_throttle import ErrorThrottle
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class ScheduleDeclarer:
         self._told: set[str] = set()
         self._told_as: object = None
         self._tell_again = 0.0
-        self._complaints = Complaints(logger)
+        self._throttle = ErrorThrottle(logger)
 
     async def declare(self) -> None:
         """Store the schedules that were not declared yet; they replace schedules of the same names."""
@@ -72,14 +72,14 @@ class ScheduleDeclarer:
             except Unavailable as error:
                 emit(logger, "declare_schedules", "the server is away, trying again: %(error)s", error=str(error))
             except WorqrError as error:
-                self._complaints.error(
+                self._throttle.error(
                     "",
                     "declare_schedules",
                     "the server refuses the schedules, trying again: %(error)s",
                     error=str(error),
                 )
                 wait = FAILED_AGAIN
-            await next_step(wait)
+            await sleep_aligned(wait)
 
     async def keep_declared(self) -> None:
         """Declare new schedules; renew the others when it is time, or when the registry may have lost them."""

@@ -2,7 +2,7 @@
 
 A session has one registration after the other, each under a worker id of its own. A thread sends the heartbeats. The reply
 `dead` to a heartbeat, or a queue that does not list the worker, ends a registration at once: none of its requests is sent any
-more. `SessionCallbacks` has what happens then. Which queues are entered under a registration is in `worqr.peer.entrance`.
+more. `SessionCallbacks` has what happens then. Which queues are entered under a registration is in `worqr.peer.consumer_startup`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from worqr.relocation import Relocation
 if TYPE_CHECKING:
     from worqr.peer.executors.asyncio_loop import AsyncioLoop, Hosting
 
-Onlooker = Callable[[Context, BaseException], None]
+RunObserver = Callable[[Context, BaseException], None]
 """A test's callback: called for each run that did not return, with the handler's error or with the timeout."""
 
 
@@ -45,7 +45,7 @@ class PeerSettings:
     process_lifespan: Callable[[], AbstractContextManager[object]] | None = None
     sharding: ShardDirectory | None = None
     """The number of shards of each queue that has several; None: no queue has."""
-    onlooker: Onlooker | None = None
+    observer: RunObserver | None = None
     """A test drives this peer: schedules fire when the test moves the clock, not by themselves."""
     relocation: Relocation | None = None
     """Where a test has moved the mesh to, for the worker processes."""

@@ -33,13 +33,13 @@ from worqr.script_call import Call
 if TYPE_CHECKING:
     from worqr.peer.consumer import HandlerConsumer, QueueConsumer
     from worqr.peer.registration import Registration
-    from worqr.peer.settings import Onlooker
+    from worqr.peer.settings import RunObserver
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Settler:
-    """Ends claims. `flushed` is called after each flush: units may have become free; `onlooker` with each run that raised."""
+    """Ends claims. `flushed` is called after each flush: units may have become free; `observer` with each run that raised."""
 
     def __init__(
         self,
@@ -48,13 +48,13 @@ class Settler:
         flushed: Callable[[], None],
         *,
         max_result: int,
-        onlooker: Onlooker | None = None,
+        observer: RunObserver | None = None,
     ) -> None:
         self._link = link
         self._settles = settles
         self._flushed = flushed
         self._max_result = max_result
-        self._onlooker = onlooker
+        self._observer = observer
         self._flusher: trio.lowlevel.Task | None = None
         self._dirty: dict[HandlerConsumer, list[int]] = {}
         self._results: dict[QueueConsumer, dict[int, Result]] = {}
@@ -177,8 +177,8 @@ class Settler:
         run.settle()
         self._send_one(run, settle_call(run, verdict))
         log_failure(run, verdict)
-        if self._onlooker is not None:
-            self._onlooker(Context(run), error)
+        if self._observer is not None:
+            self._observer(Context(run), error)
 
     def time_out(self, run: Run[QueueConsumer]) -> None:
         """A run took too long: retry the task, up to the limit of timeouts."""
@@ -186,8 +186,8 @@ class Settler:
         error, delay = f"it ran longer than {run.policy.timeout:g} s", run.policy.delay(run.timeouts)
         self._send_one(run, timeout_call(run, error, delay))
         log_timeout(run, delay, error)
-        if self._onlooker is not None:
-            self._onlooker(Context(run), TimeoutError(error))
+        if self._observer is not None:
+            self._observer(Context(run), TimeoutError(error))
 
     def _send_one(self, run: Run[QueueConsumer], call: Call[str]) -> None:
         def answered(word: str | None, _failure: Exception | None) -> None:

@@ -27,7 +27,7 @@ from worqr.keys import QueueKeys
 from worqr.link import Link, WorkerHandle
 from worqr.log_events import emit
 from worqr.ops import MAX_ITEMS
-from worqr.peer.complaints import Complaints
+from worqr.peer.error_throttle import ErrorThrottle
 from worqr.script_call import Call
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Settles:
         self._link = link
         self._sent: dict[str, set[Settle]] = {}
         self._refused: dict[str, set[Settle]] = {}
-        self._complaints = Complaints(logger)
+        self._throttle = ErrorThrottle(logger)
         self._earlier = RepeatedEvent()
         self._some_answered = trio.Event()
 
@@ -159,7 +159,7 @@ class Settles:
         """The server accepted a settle that it had refused; log it once all of the queue's settles were accepted."""
         name = settle.keys.name
         if name not in self._refused and not any(other.pause for other in self._sent[name]):
-            self._complaints.resolve(name)
+            self._throttle.resolve(name)
             text = "queue %(queue)r: the server has recorded how all tasks ended"
             emit(logger, "settle.accepted", text, queue=settle.keys.shown)
 
@@ -179,7 +179,7 @@ class Settles:
         if len(refused) >= CROWDED:
             self.crowded.add(name)
         text = "queue %(queue)r: the server refuses to record how tasks ended, trying again: %(error)s"
-        self._complaints.error(name, "settle.refused", text, queue=settle.keys.shown, error=str(failure))
+        self._throttle.error(name, "settle.refused", text, queue=settle.keys.shown, error=str(failure))
         self._earlier.set()
 
     def _take_out(self, name: str, settles: list[Settle]) -> None:

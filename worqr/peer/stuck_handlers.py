@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable
 import trio
 
 from worqr.log_events import emit_fields
+from worqr.peer.aligned_sleep import sleep_aligned
 from worqr.peer.consumer import HandlerConsumer, QueueConsumer
 from worqr.peer.executors.stacks import Frames, describe
 from worqr.peer.handlers import name_of
-from worqr.peer.in_step import next_step
 from worqr.peer.run import Run
 from worqr.peer.task_log import RUN, run_fields
 
@@ -46,7 +46,7 @@ class StuckHandlerMonitor:
     async def watch_forever(self) -> None:
         """Check again and again."""
         while True:
-            await next_step(min(LOOK_EVERY, self.after / 4))
+            await sleep_aligned(min(LOOK_EVERY, self.after / 4))
             self.look_once()
 
     def look_once(self) -> None:

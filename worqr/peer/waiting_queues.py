@@ -23,7 +23,7 @@ class WaitingQueues:
         self._consumers = consumers
         self._unserved: set[str] = set()
 
-    def hear(self, names: Iterable[str]) -> None:
+    def on_waiting(self, names: Iterable[str]) -> None:
         """These queues have waiting tasks."""
         for name in names:
             consumer = self._consumers.get(name)

@@ -11,7 +11,7 @@ from worqr.client.producer import Producer
 from worqr.errors import UsageError
 from worqr.inside import client_of, set_server
 from worqr.mesh import Mesh
-from worqr.peer.settings import Onlooker
+from worqr.peer.settings import RunObserver
 from worqr.relocation import Relocation
 
 
@@ -23,7 +23,7 @@ def patched(
     connections: ConnectionRegistry,
     url: str | None = None,
     prefix: str | None = None,
-    onlooker: Onlooker | None = None,
+    observer: RunObserver | None = None,
 ) -> Generator[None]:
     """Use these connections, this producer and this server inside the block, instead of the mesh's own.
 
@@ -40,7 +40,7 @@ def patched(
     set_server(mesh, url=url or own_url, prefix=prefix or own_prefix, credentials=credentials)
     relocation = None if url is None else Relocation(own_url, own_prefix, url, mesh.prefix)
     try:
-        with client.replaced(producer=producer, connections=connections, onlooker=onlooker, relocation=relocation):
+        with client.replaced(producer=producer, connections=connections, observer=observer, relocation=relocation):
             yield
     finally:
         set_server(mesh, url=own_url, prefix=own_prefix, credentials=own_credentials)

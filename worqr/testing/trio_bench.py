@@ -160,7 +160,7 @@ async def bench_on_trio(mesh: Mesh[Any], *, url: str | None, now: datetime | Non
         connections=BenchConnections(client.settings, client.declared_shards),
         url=url,
         prefix=f"bench{secrets.token_hex(6)}",
-        onlooker=record_error,
+        observer=record_error,
     ):
         async with mesh.connect():
             made = Bench(mesh, Sent(sent), errors)

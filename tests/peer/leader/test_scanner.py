@@ -20,7 +20,7 @@ from worqr.client import queue_registration, stats
 from worqr.client.queue_registration import NotedQueues
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import Look, QueuesPage, registry
-from worqr.peer import noting
+from worqr.peer import queue_registrar
 from worqr.peer.leader import scanner
 from worqr.peer.leader.leader import Leader
 
@@ -145,7 +145,7 @@ async def test_a_counter_that_nobody_counts_runs_out_while_a_leader_looks(
 async def test_a_peer_notes_the_queues_that_it_serves_again_and_again(
     mesh: worqr.Mesh, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(noting, "NOTE_EVERY", 0.1)
+    monkeypatch.setattr(queue_registrar, "NOTE_EVERY", 0.1)
     client = server.client()
     async with serving(mesh, "Q1", Runs()):
         client.delete(RegistryKeys(prefix).queues)

@@ -20,7 +20,7 @@ from worqr.errors import Unavailable, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link, Subscription
 from worqr.log_events import emit
-from worqr.peer.complaints import Complaints
+from worqr.peer.error_throttle import ErrorThrottle
 from worqr.peer.registration import LEASE
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class DueJobPromoter:
         self._missed = missed
         self._due: dict[str, float] = {}
         self._earlier = RepeatedEvent()
-        self._complaints = Complaints(logger)
+        self._throttle = ErrorThrottle(logger)
         self._subscription: Subscription | None = None
 
     def begin(self) -> None:
@@ -106,9 +106,9 @@ class DueJobPromoter:
             self.expect(queue, AGAIN)
         except WorqrError as error:
             text = "queue %(queue)r: the server refuses to put scheduled jobs in line, trying again: %(error)s"
-            self._complaints.error(queue, "promote_due", text, queue=queue, error=str(error))
+            self._throttle.error(queue, "promote_due", text, queue=queue, error=str(error))
             self.expect(queue, AGAIN)
         else:
-            self._complaints.resolve(queue)
+            self._throttle.resolve(queue)
             if next_in_ms is not None:
                 self.expect(queue, max(next_in_ms / 1000, AT_MOST_EVERY))

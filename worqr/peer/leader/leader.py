@@ -22,8 +22,8 @@ from worqr.errors import Unavailable, WorqrError
 from worqr.keys import RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
-from worqr.peer.complaints import Complaints
-from worqr.peer.in_step import next_step, time_of_next_step
+from worqr.peer.aligned_sleep import next_aligned_time, sleep_aligned
+from worqr.peer.error_throttle import ErrorThrottle
 from worqr.peer.leader.due_jobs import DueJobPromoter
 from worqr.peer.leader.failure_detector import LOOK_EVERY, TWO_LOOKS, FailureDetector
 from worqr.peer.leader.lease import Lease
@@ -60,7 +60,7 @@ class Leader:
         self.sweeper: Sweeper = Sweeper(link, keys, leads=lambda: self.leads)
         self._round_ended = time.monotonic()
         self._unable_since: float | None = None
-        self._complaints = Complaints(logger)
+        self._throttle = ErrorThrottle(logger)
         self._stopping = False
         self._idle = trio.Event()
         self._idle.set()
@@ -115,11 +115,11 @@ class Leader:
                 if wait < LOOK_EVERY:
                     await trio.sleep(wait)
                 else:
-                    await next_step(LOOK_EVERY)
+                    await sleep_aligned(LOOK_EVERY)
             else:
                 self.due_jobs.end()
                 self._round_ended = time.monotonic()
-                with trio.move_on_at(time_of_next_step(FOLLOW_EVERY)):
+                with trio.move_on_at(next_aligned_time(FOLLOW_EVERY)):
                     await self.wait_leading()
 
     async def _look_or_not(self) -> float:
@@ -131,9 +131,9 @@ class Leader:
             text = "the workers were not looked at: %(error)s"
             emit(logger, "leader", text, level=logging.DEBUG, error=str(error))
         except WorqrError as error:
-            self._complaints.error("look", "leader", "the workers cannot be looked at: %(error)s", error=str(error))
+            self._throttle.error("look", "leader", "the workers cannot be looked at: %(error)s", error=str(error))
         else:
-            if self._complaints.resolve("look"):
+            if self._throttle.resolve("look"):
                 emit(logger, "leader", "the workers are looked at again")
         self._stand_aside_unless(judged)
         return self._detector.next_look(time.monotonic())

@@ -17,7 +17,7 @@ from worqr.keys import QueueKeys
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.ops import Inspected
-from worqr.peer.complaints import Complaints
+from worqr.peer.error_throttle import ErrorThrottle
 from worqr.peer.known_queues import KnownQueues
 from worqr.peer.leader.sweeper import NODE_PATIENCE
 from worqr.peer.registration import LEASE
@@ -41,7 +41,7 @@ class QueueInspector:
         self._prefix = prefix
         self._known = known
         self._patience = NODE_PATIENCE if link.settings.clustered else LEASE
-        self._complaints = Complaints(logger)
+        self._throttle = ErrorThrottle(logger)
 
     async def inspect_all(self, names: Sequence[str]) -> dict[str, Inspected]:
         """Inspect these queues; the reply lacks those that cannot be read."""
@@ -74,10 +74,10 @@ class QueueInspector:
         except WorqrError as error:
             self._known.tried(name)
             text = "queue %(queue)r cannot be scanned: %(error)s"
-            self._complaints.error(name, "leader", text, queue=name, error=str(error))
+            self._throttle.error(name, "leader", text, queue=name, error=str(error))
         else:
             self._known.tried(name)
-            self._complaints.resolve(name)
+            self._throttle.resolve(name)
 
     async def inspect(self, name: str) -> Inspected:
         """Inspect one queue."""
@@ -91,4 +91,4 @@ class QueueInspector:
             emit(logger, "purge_queue", "queue %(queue)r: trying again: %(error)s", queue=name, error=str(error))
         except WorqrError as error:
             text = "queue %(queue)r: the server refuses to remove it, trying again: %(error)s"
-            self._complaints.error(("purge", name), "purge_queue", text, queue=name, error=str(error))
+            self._throttle.error(("purge", name), "purge_queue", text, queue=name, error=str(error))

@@ -2,8 +2,8 @@
 
 It announces queues with tasks to the heartbeats, in case a wake-up was lost. It reports due times to the promoter and purges
 deleted tasks. It starts the recovery of workers that serve a queue but are not registered, and forgets unused names.
-`KnownQueues` decides which queues it reads; `Unserved` logs those that have tasks and no worker. A long scan delays neither
-checks nor recoveries.
+`KnownQueues` decides which queues it reads; `UnservedQueueReporter` logs those that have tasks and no worker. A long scan delays
+neither checks nor recoveries.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from worqr.keys import RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.ops import FORGET_AT_ONCE
-from worqr.peer.complaints import Complaints
+from worqr.peer.error_throttle import ErrorThrottle
 from worqr.peer.known_queues import KnownQueues
 from worqr.peer.leader.queue_inspector import QueueInspector
 from worqr.peer.registration import LEASE
-from worqr.peer.unserved import Unserved
+from worqr.peer.unserved_queue_reporter import UnservedQueueReporter
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -53,8 +53,8 @@ class Scanner:
         self._known = KnownQueues()
         self._inspector = QueueInspector(link, keys.prefix, self._known)
         self._names = _Names(link, keys, self._known)
-        self._unserved = Unserved()
-        self._complaints = Complaints(logger)
+        self._unserved = UnservedQueueReporter()
+        self._throttle = ErrorThrottle(logger)
         self._posted = False
         self._began = time.monotonic()
         self._soon = trio.Event()
@@ -91,9 +91,9 @@ class Scanner:
         except Unavailable as error:  # the link has logged it
             emit(logger, "leader", "the queues were not scanned: %(error)s", level=logging.DEBUG, error=str(error))
         except WorqrError as error:
-            self._complaints.error("scan", "leader", "the queues cannot be scanned: %(error)s", error=str(error))
+            self._throttle.error("scan", "leader", "the queues cannot be scanned: %(error)s", error=str(error))
         else:
-            if self._complaints.resolve("scan"):
+            if self._throttle.resolve("scan"):
                 emit(logger, "leader", "the queues are scanned again")
 
     async def scan_once(self) -> None:
@@ -104,7 +104,7 @@ class Scanner:
             self._known.inspected(name, queue)
             if queue.next_in_ms is not None:
                 self._expect(name, queue.next_in_ms / 1000)
-        self._unserved.judge(found, time.monotonic())
+        self._unserved.report(found, time.monotonic())
         waiting = self._known.waiting(found)
         if waiting or self._posted:
             await self._link.call(ops.post_waiting(self._keys, waiting), patience=LEASE)

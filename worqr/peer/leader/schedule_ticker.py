@@ -25,7 +25,7 @@ from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit, emit_fields
 from worqr.ops import Due, ScheduleRow, Tick
-from worqr.peer.complaints import Complaints
+from worqr.peer.error_throttle import ErrorThrottle
 from worqr.peer.leader.sweeper import NODE_PATIENCE
 from worqr.peer.registration import LEASE
 from worqr.peer.schedule_declarer import REDECLARE
@@ -106,7 +106,7 @@ class ScheduleTicker:
         self._leader = leader
         self._shards_of = shards_of
         self._patience = NODE_PATIENCE if link.settings.clustered else LEASE
-        self._complaints = Complaints(logger)
+        self._throttle = ErrorThrottle(logger)
         self._term = _Term()
 
     async def tick_forever(self) -> None:
@@ -128,7 +128,7 @@ class ScheduleTicker:
             return trio.current_time() + TRY_AGAIN
         except WorqrError as error:
             text = "the schedules cannot be read, trying again: %(error)s"
-            self._complaints.error("", "tick_schedules", text, error=str(error))
+            self._throttle.error("", "tick_schedules", text, error=str(error))
             return trio.current_time() + RELOAD
 
     async def tick_once(self) -> float:
@@ -198,7 +198,7 @@ class ScheduleTicker:
             ArithmeticError,
         ) as error:  # a time that no calendar has must not affect other schedules
             text = "schedule %(schedule)r cannot be fired, trying again: %(error)s"
-            self._complaints.error(row.name, "fire_schedule", text, schedule=row.name, error=str(error))
+            self._throttle.error(row.name, "fire_schedule", text, schedule=row.name, error=str(error))
             tick = None
         self._term.ticks.append(tick or Tick(row, row.last, row.next, now + PUT_OFF_MS, row.owed))
 
@@ -238,7 +238,7 @@ class ScheduleTicker:
             look_at = min(look_at, now + busy)
         else:
             self._term.busy.pop(row.name, None)
-        self._complaints.resolve(row.name)
+        self._throttle.resolve(row.name)
         return Tick(row, verdict.cursor, verdict.next, look_at, self._bounded(row.name, owed), fired)
 
     async def _fire(

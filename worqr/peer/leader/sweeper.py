@@ -18,7 +18,7 @@ from worqr.errors import Unavailable, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
-from worqr.peer.complaints import Complaints
+from worqr.peer.error_throttle import ErrorThrottle
 from worqr.peer.registration import LEASE
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Sweeper:
         self._under_way: set[str] = set()
         self._later: dict[str, tuple[float, float]] = {}
         self._away: dict[str, float] = {}
-        self._complaints = Complaints(logger)
+        self._throttle = ErrorThrottle(logger)
         self._more = trio.Event()
         self._idle = trio.Event()
         self._idle.set()
@@ -114,7 +114,7 @@ class Sweeper:
         except WorqrError as error:
             self._put_off(worker)
             text = "a dead worker cannot be removed, trying again: %(error)s"
-            self._complaints.error("registry", "forget_worker", text, error=str(error))
+            self._throttle.error("registry", "forget_worker", text, error=str(error))
 
     async def _condemn(self, worker: str, seen: bytes | None) -> bool:
         if await self._link.call(ops.condemn_worker(self._keys, worker, seen), patience=LEASE) != "ok":
@@ -166,10 +166,10 @@ class Sweeper:
         except WorqrError as error:
             refused.append(queue)
             text = "the tasks of dead workers on queue %(queue)r cannot be given back, trying again: %(error)s"
-            self._complaints.error(queue, "fail_worker", text, queue=queue, error=str(error))
+            self._throttle.error(queue, "fail_worker", text, queue=queue, error=str(error))
         else:
             self._away.pop(queue, None)
-            self._complaints.resolve(queue)
+            self._throttle.resolve(queue)
 
 
 def _log_given_back(worker: str, queue: str, returned: int, failed: int) -> None:

@@ -19,7 +19,7 @@ WAITED: Final = 10.0
 """Seconds that a handler waits before the first check for a slot, and from then until the next check."""
 
 
-class Parent:
+class StarvationDetector:
     """The handler that waits for a job of `queue`, if it is one that waits here; on the loop, on asyncio or in a thread."""
 
     def __init__(self, queue: str) -> None:
@@ -29,7 +29,7 @@ class Parent:
         self._capacity = capacity if isinstance(capacity, Scheduler) else None  # None: no handler, or one in a process
         self._look_at = time.monotonic() + WAITED
 
-    def may_wait_in_vain(self) -> bool:
+    def should_check(self) -> bool:
         """Return True if it is time to check the job again: the worker has no slot for it, and nothing was logged."""
         if self._capacity is None or time.monotonic() < self._look_at:
             return False

@@ -11,28 +11,28 @@ import worqr
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import until
 from worqr.client import notifications
-from worqr.peer import parents
-from worqr.peer.parents import Parent
+from worqr.peer import starvation_detector
+from worqr.peer.starvation_detector import StarvationDetector
 
 
 @pytest.fixture(autouse=True)
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """What was found at each look whether a parent may wait in vain."""
-    monkeypatch.setattr(parents, "WAITED", 0.1)
+    monkeypatch.setattr(starvation_detector, "WAITED", 0.1)
     monkeypatch.setattr(notifications, "LOOK_AGAIN", 0.05)
     found: list[bool] = []
-    look = Parent.may_wait_in_vain
+    look = StarvationDetector.should_check
 
-    def spy(parent: Parent) -> bool:
+    def spy(parent: StarvationDetector) -> bool:
         found.append(look(parent))
         return found[-1]
 
-    monkeypatch.setattr(Parent, "may_wait_in_vain", spy)
+    monkeypatch.setattr(StarvationDetector, "should_check", spy)
     return found
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == parents.__name__]
+    return [record.getMessage() for record in caplog.records if record.name == starvation_detector.__name__]
 
 
 def family(mesh: worqr.Mesh[Any], place: str, **child: Any) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""`Entrance`: enters queues under a registration: registry, admission, channels, and the first start request.
+"""`ConsumerStartup`: enters queues under a registration: registry, admission, channels, and the first start request.
 
 A queue is entered in the registry first, and then in its own set of admitted workers; it is left in the opposite order. So the
 leader finds the claims of a worker that dies in between. Leaving is in `worqr.peer.consumer_shutdown`.
@@ -29,7 +29,7 @@ from worqr.peer.session import Session
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-class Entrance:
+class ConsumerStartup:
     """Enters the queues of one peer; the worker id may change meanwhile. Changed only in the loop."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Entrance:
         self._shutdown = shutdown
 
     @asynccontextmanager
-    async def serving(self, consumers: Sequence[QueueConsumer]) -> AsyncGenerator[None]:
+    async def entered(self, consumers: Sequence[QueueConsumer]) -> AsyncGenerator[None]:
         """Serve a queue, all shards of it, for the length of a block."""
         here: list[QueueConsumer] = []
         try:
@@ -140,7 +140,7 @@ class Entrance:
         await self._departures.wait_gone(consumer.keys, registration)
         if await self._link.call(ops.map_work(self._keys, registration.worker, consumer.name)) == "dead":
             self._session.lost(registration, "the registry does not know it")
-        if not _goes_on(consumer, registration):
+        if not _should_continue(consumer, registration):
             return
         policy = consumer.policy
         await self._link.call(
@@ -153,14 +153,14 @@ class Entrance:
                 result_ttl_ms=round(policy.result_ttl * 1000) if policy.result_ttl > 0 else None,
             )
         )
-        if not _goes_on(consumer, registration):
+        if not _should_continue(consumer, registration):
             return
         consumer.admission.admit()
         consumer.lifecycle.admitted()
         await self._channel.subscribe(consumer)
 
 
-def _goes_on(consumer: QueueConsumer, registration: Registration) -> bool:
+def _should_continue(consumer: QueueConsumer, registration: Registration) -> bool:
     """Return False if the queue is being left. Raises ClaimLost if the registration has died."""
     if registration.dead:
         raise ClaimLost(f"worker {registration.worker} was swept while it entered queue {consumer.queue!r}")

@@ -1,6 +1,6 @@
 """Log an error that comes back at every try once per minute, not at every try.
 
-`Complaints` remembers what it logged, per subject (a queue, a schedule, a chore). An error with a new text is logged at once.
+`ErrorThrottle` remembers what it logged, per subject (a queue, a schedule, a chore). An error with a new text is logged at once.
 The same text is logged again a minute later, with the number of times that it occurred meanwhile.
 """
 
@@ -25,7 +25,7 @@ class _Logged:
     repeated: int = 0
 
 
-class Complaints:
+class ErrorThrottle:
     """Decides which errors of one duty are logged. Use one object per duty, from one thread."""
 
     def __init__(self, logger: logging.Logger) -> None:

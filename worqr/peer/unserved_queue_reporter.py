@@ -1,10 +1,10 @@
 """Log which queues have waiting tasks and no worker.
 
-`Unserved` uses what the leader's scan has read anyway, so it costs no request. A queue is logged once, when all scans of at least
-`GRACE` seconds have found tasks and no worker there. It is logged again only after a worker has served it in between.
+`UnservedQueueReporter` uses the results of the leader's scan, so it sends no request. It logs a queue once, when all scans of
+at least `GRACE` seconds have found tasks and no worker there. It logs the queue again only after a worker has served it.
 
-Pure but for the log: no I/O, and no clock but the times it is given. `scanner` scans. A shard that its queue's workers do not
-serve is not logged here: `Peer` does so (``shards.unserved``).
+The module has no I/O except the log, and no clock except the times it is given. Not here: the scan (`scanner`), and shards that
+no worker of their queue serves (`waiting_queues`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COMPARED: Final = 2000
 """Pairs of names that are compared in one `PERIOD` to find a suggestion: that takes about 20 us each, on the event loop."""
 
 
-class Unserved:
+class UnservedQueueReporter:
     """What the leader remembers of queues without a worker. Changed only in the loop."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Unserved:
             self._since.pop(name, None)
             self._logged.pop(_shown(name), None)
 
-    def judge(self, found: Mapping[str, Inspected], now: float) -> None:
+    def report(self, found: Mapping[str, Inspected], now: float) -> None:
         """Process the findings of a scan, and log new ones. `found` holds every queue that is served, and some of the others."""
         self._looked_at = now
         served = dict.fromkeys(_shown(name) for name, queue in found.items() if queue.workers)

@@ -18,11 +18,11 @@ from worqr import ops
 from worqr.errors import ClaimLost
 from worqr.keys import RegistryKeys
 from worqr.link import Link
-from worqr.peer.complaints import Complaints
+from worqr.peer.aligned_sleep import sleep_aligned
 from worqr.peer.consumer import QueueConsumer
 from worqr.peer.consumers import ActiveConsumers
 from worqr.peer.departures import Departures
-from worqr.peer.in_step import next_step
+from worqr.peer.error_throttle import ErrorThrottle
 from worqr.peer.registration import Registration
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -50,17 +50,17 @@ class WorkMapRefresher:
         self._lost = lost
         self._asking: set[QueueConsumer] = set()
         self._refused = False
-        self._complaints = Complaints(logger)
+        self._throttle = ErrorThrottle(logger)
 
-    async def map_forever(self) -> None:
+    async def refresh_forever(self) -> None:
         """Look for new connections."""
         pause = LOOK_EVERY
         while True:
-            await next_step(pause)
+            await sleep_aligned(pause)
             pause = min(2 * pause, LONGEST_PAUSE) if self._refused else LOOK_EVERY
-            self.map_once()
+            self.refresh_once()
 
-    def map_once(self) -> None:
+    def refresh_once(self) -> None:
         """Send every queue that was not sent to the registry since the newest connection. Never waits."""
         self._refused = False
         connections = self._link.connections
@@ -87,8 +87,8 @@ class WorkMapRefresher:
             self._lost(registration, "it is not registered any more")
         elif failure is None:
             consumer.admission.mapped(connections)
-            self._complaints.resolve(consumer.name)
+            self._throttle.resolve(consumer.name)
         elif not isinstance(failure, ClaimLost):
             self._refused = True
             text = "queue %(queue)r: the server does not record that this worker serves it, trying again: %(error)s"
-            self._complaints.error(consumer.name, "map_work", text, queue=consumer.queue, error=str(failure))
+            self._throttle.error(consumer.name, "map_work", text, queue=consumer.queue, error=str(failure))

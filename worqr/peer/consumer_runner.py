@@ -15,8 +15,8 @@ from worqr.handler_checks import is_async
 from worqr.handler_options import PATIENT, Handling, RunsIn, policy_for
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.peer.consumer import ConsumerServices, HandlerConsumer
+from worqr.peer.consumer_startup import ConsumerStartup
 from worqr.peer.consumers import ActiveConsumers
-from worqr.peer.entrance import Entrance
 from worqr.peer.executors.executors import Executors
 from worqr.peer.handlers import Handler, named_after
 from worqr.peer.manual_consumer import ClaimBuffer, Claims, ManualConsumer
@@ -28,7 +28,7 @@ from worqr.peer.slots import Slots
 from worqr.policy import RetryPolicy
 
 
-class Serving:
+class ConsumerRunner:
     """Serves the queues of one peer."""
 
     def __init__(
@@ -38,14 +38,14 @@ class Serving:
         executors: Executors,
         slots: Slots,
         consumers: ActiveConsumers,
-        entrance: Entrance,
+        startup: ConsumerStartup,
     ) -> None:
         self._settings = settings
         self._services = services
         self._executors = executors
         self._slots = slots
         self._consumers = consumers
-        self._entrance = entrance
+        self._startup = startup
 
     async def _check_free(self, queue: str) -> tuple[QueueKeys, ...]:
         """The keys of all shards of `queue`; UsageError if the peer cannot serve it, or does already."""
@@ -69,8 +69,8 @@ class Serving:
             consumers = self._new_consumers(shards, *self._executors.prepare(handler, how.runs_in), how, place)
             if how.on_failure is not None:
                 failing = await self._failure_consumers(shards[0], how)
-                await stack.enter_async_context(self._entrance.serving(failing))
-            await stack.enter_async_context(self._entrance.serving(consumers))
+                await stack.enter_async_context(self._startup.entered(failing))
+            await stack.enter_async_context(self._startup.entered(consumers))
             task_status.started()
             for consumer in consumers:
                 await consumer.lifecycle.left.wait()
@@ -90,7 +90,7 @@ class Serving:
                 for each in handlers:
                     subscribing.start_soon(nursery.start, partial(serve, *each))
         except BaseExceptionGroup as group:
-            raise our_own(group) from None
+            raise unwrap_error(group) from None
 
     def _new_consumers(
         self, shards: Sequence[QueueKeys], run: Handler, pool: Pool | None, how: Handling, place: RunsIn
@@ -143,14 +143,14 @@ class Serving:
                 state=self._settings.state,
             )
         claims = Claims(buffer)
-        async with self._entrance.serving(buffer.consumers):
+        async with self._startup.entered(buffer.consumers):
             try:
                 yield claims
             finally:
                 claims._close()  # pyright: ignore[reportPrivateUsage]
 
 
-def our_own(group: BaseException) -> BaseException:
+def unwrap_error(group: BaseException) -> BaseException:
     """Return the error that ended the engine, without the exception groups of internal nurseries."""
     while isinstance(group, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", group).exceptions[0]

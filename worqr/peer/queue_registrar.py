@@ -12,13 +12,13 @@ from worqr.link import Link
 from worqr.ops import MAX_ITEMS, NOTE_EVERY
 
 
-async def note_forever(link: Link, keys: RegistryKeys, names: Callable[[], Sequence[str]]) -> None:
+async def register_queues_forever(link: Link, keys: RegistryKeys, names: Callable[[], Sequence[str]]) -> None:
     """Note them every NOTE_EVERY seconds, also queues that the peer is still entering. `map_work` has noted each of them."""
     async for _ in periodic(NOTE_EVERY):
-        note_once(link, keys, names())
+        register_queues(link, keys, names())
 
 
-def note_once(link: Link, keys: RegistryKeys, names: Sequence[str]) -> None:
+def register_queues(link: Link, keys: RegistryKeys, names: Sequence[str]) -> None:
     """Note these names; those that are not noted within NOTE_EVERY wait for the next time."""
     for start in range(0, len(names), MAX_ITEMS):
         call = ops.note_queues(keys, names[start : start + MAX_ITEMS])

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from worqr.peer import complaints
-from worqr.peer.complaints import Complaints
+from worqr.peer import error_throttle
+from worqr.peer.error_throttle import ErrorThrottle
 
 
 class Clock:
@@ -21,18 +21,18 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(complaints, "time", clock)
+    monkeypatch.setattr(error_throttle, "time", clock)
     return clock
 
 
 @pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Complaints:
+def lines(caplog: pytest.LogCaptureFixture) -> ErrorThrottle:
     caplog.set_level(logging.INFO)
-    return Complaints(logging.getLogger("worqr.test"))
+    return ErrorThrottle(logging.getLogger("worqr.test"))
 
 
 def test_the_same_error_is_logged_once_per_minute(
-    clock: Clock, lines: Complaints, caplog: pytest.LogCaptureFixture
+    clock: Clock, lines: ErrorThrottle, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(120):
         lines.error("q", "map_work", "queue %(queue)r: %(error)s", queue="q", error="WRONGTYPE")
@@ -44,7 +44,7 @@ def test_the_same_error_is_logged_once_per_minute(
 
 
 def test_another_text_and_another_subject_are_logged_at_once(
-    clock: Clock, lines: Complaints, caplog: pytest.LogCaptureFixture
+    clock: Clock, lines: ErrorThrottle, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert lines.error("q", "map_work", "%(error)s", error="a")
     assert lines.error("q", "map_work", "%(error)s", error="b")
@@ -53,7 +53,7 @@ def test_another_text_and_another_subject_are_logged_at_once(
     assert len(caplog.records) == 3
 
 
-def test_a_resolved_error_is_logged_anew(clock: Clock, lines: Complaints, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_resolved_error_is_logged_anew(clock: Clock, lines: ErrorThrottle, caplog: pytest.LogCaptureFixture) -> None:
     lines.error("q", "map_work", "%(error)s", error="a")
     assert lines.resolve("q")
     assert not lines.resolve("q")
@@ -61,8 +61,8 @@ def test_a_resolved_error_is_logged_anew(clock: Clock, lines: Complaints, caplog
     assert len(caplog.records) == 2
 
 
-def test_subjects_are_bounded(clock: Clock, lines: Complaints, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(complaints, "MANY_SUBJECTS", 10)
+def test_subjects_are_bounded(clock: Clock, lines: ErrorThrottle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(error_throttle, "MANY_SUBJECTS", 10)
     for n in range(100):
         lines.error(n, "map_work", "%(error)s", error="a")
     assert not lines.error(99, "map_work", "%(error)s", error="a")

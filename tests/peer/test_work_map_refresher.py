@@ -14,14 +14,14 @@ from tests.peer.tools import Runs, eventually, serving, until
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.lua import script
-from worqr.peer import mapping
+from worqr.peer import work_map_refresher
 
 pytestmark = pytest.mark.one_server
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapping, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(work_map_refresher, "LOOK_EVERY", 0.05)
 
 
 async def served(mesh: worqr.Mesh) -> list[frozenset[str]]:
@@ -81,7 +81,7 @@ async def test_a_queue_that_is_being_left_when_the_connection_is_back_is_not_map
                 await told.wait_executed()
                 assert peer._engine.consumers.held() == [consumer], "it has not left before the answer is there"
                 consumer.admission.mapped(-1)
-                peer._engine.queues.work_map.map_once()
+                peer._engine.queues.work_map.refresh_once()
                 told.release()
         await other.queue("Q1").enqueue(b"a")  # a round trip of its own
         assert proxy.count(script("map_work").sha) == 1

@@ -13,9 +13,17 @@ import worqr
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import Runs, serving, until
 from worqr.ops import Inspected
-from worqr.peer import unserved
+from worqr.peer import unserved_queue_reporter
 from worqr.peer.leader import scanner
-from worqr.peer.unserved import COMPARED, GRACE, LINES, NOTHING_MISSED, PERIOD, REMEMBERED, Unserved
+from worqr.peer.unserved_queue_reporter import (
+    COMPARED,
+    GRACE,
+    LINES,
+    NOTHING_MISSED,
+    PERIOD,
+    REMEMBERED,
+    UnservedQueueReporter,
+)
 
 NOTHING = Inspected(0, 0, 0, 0, 0, None, False, [], {}, 0, None, None)
 WAITS = replace(NOTHING, waiting=3)
@@ -28,24 +36,24 @@ def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     """The lines about unserved queues since the last call."""
 
     def taken() -> list[str]:
-        found = [record.getMessage() for record in caplog.records if record.name == unserved.__name__]
+        found = [record.getMessage() for record in caplog.records if record.name == unserved_queue_reporter.__name__]
         caplog.clear()
         return found
 
     return taken
 
 
-def seen_for_long(judge: Unserved, found: dict[str, Inspected], at: float = 0.0) -> None:
+def seen_for_long(judge: UnservedQueueReporter, found: dict[str, Inspected], at: float = 0.0) -> None:
     """Two scans that find the same, as far apart as it takes."""
-    judge.judge(found, at)
-    judge.judge(found, at + GRACE)
+    judge.report(found, at)
+    judge.report(found, at + GRACE)
 
 
 def test_a_queue_is_named_with_what_waits_what_was_meant_and_the_remedy(
     lines: Lines, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = {"shop.sned": WAITS, "shop.send": SERVED, "other": SERVED}
-    seen_for_long(Unserved(), found)
+    seen_for_long(UnservedQueueReporter(), found)
     (record,) = caplog.records
     assert (record.levelno, record.__dict__["queue"], record.__dict__["waiting"]) == (logging.WARNING, "shop.sned", 3)
     assert lines() == [
@@ -55,7 +63,7 @@ def test_a_queue_is_named_with_what_waits_what_was_meant_and_the_remedy(
 
 
 def test_without_a_name_that_is_close_none_is_proposed(lines: Lines) -> None:
-    seen_for_long(Unserved(), {"mails": replace(WAITS, waiting=1), "report": SERVED})
+    seen_for_long(UnservedQueueReporter(), {"mails": replace(WAITS, waiting=1), "report": SERVED})
     assert lines() == [
         "queue.unserved: 1 task waits in queue 'mails' and no worker serves it. "
         "Start a worker that declares it, or delete the queue."
@@ -63,7 +71,7 @@ def test_without_a_name_that_is_close_none_is_proposed(lines: Lines) -> None:
 
 
 def test_a_failure_queue_needs_a_failure_handler(lines: Lines) -> None:
-    seen_for_long(Unserved(), {"{mails}-fail": WAITS, "mails": SERVED})
+    seen_for_long(UnservedQueueReporter(), {"{mails}-fail": WAITS, "mails": SERVED})
     assert lines() == [
         "queue.unserved: 3 tasks wait in queue '{mails}-fail' and no worker serves it. "
         "Start a worker that serves 'mails' and has a failure handler for it, or delete the queue."
@@ -71,43 +79,43 @@ def test_a_failure_queue_needs_a_failure_handler(lines: Lines) -> None:
 
 
 def test_nothing_is_said_of_a_queue_whose_worker_restarts(lines: Lines) -> None:
-    judge = Unserved()
+    judge = UnservedQueueReporter()
     for restart in range(10):
-        judge.judge({"mails": WAITS}, restart * GRACE)
-        judge.judge({"mails": WAITS}, restart * GRACE + GRACE / 2)
-        judge.judge({"mails": replace(WAITS, workers=["A"])}, restart * GRACE + GRACE * 0.9)
+        judge.report({"mails": WAITS}, restart * GRACE)
+        judge.report({"mails": WAITS}, restart * GRACE + GRACE / 2)
+        judge.report({"mails": replace(WAITS, workers=["A"])}, restart * GRACE + GRACE * 0.9)
     assert lines() == []
 
 
 @pytest.mark.parametrize("between", [NOTHING, replace(WAITS, paused="why"), SERVED], ids=["empty", "paused", "served"])
 def test_the_time_begins_anew_when_nothing_waited_in_vain(lines: Lines, between: Inspected) -> None:
-    judge = Unserved()
+    judge = UnservedQueueReporter()
     for now, queue in ((0.0, WAITS), (1.0, between), (GRACE, WAITS), (2 * GRACE - 1, WAITS)):
-        judge.judge({"mails": queue}, now)
+        judge.report({"mails": queue}, now)
     assert lines() == []
-    judge.judge({"mails": WAITS}, 2 * GRACE)
+    judge.report({"mails": WAITS}, 2 * GRACE)
     assert len(lines()) == 1
 
 
 def test_a_queue_that_is_empty_or_paused_is_never_named(lines: Lines) -> None:
-    judge = Unserved()
+    judge = UnservedQueueReporter()
     for now in range(100):
-        judge.judge({"empty": NOTHING, "due": replace(NOTHING, due=1), "paused": replace(WAITS, paused="")}, now)
+        judge.report({"empty": NOTHING, "due": replace(NOTHING, due=1), "paused": replace(WAITS, paused="")}, now)
     assert lines() == []
 
 
 def test_it_is_said_once_until_a_worker_has_served_the_queue(lines: Lines) -> None:
-    judge = Unserved()
+    judge = UnservedQueueReporter()
     for now in range(1000):
-        judge.judge({"mails": WAITS if now % 100 else NOTHING}, float(now))
+        judge.report({"mails": WAITS if now % 100 else NOTHING}, float(now))
     assert len(lines()) == 1
-    judge.judge({"mails": SERVED}, 1000)
+    judge.report({"mails": SERVED}, 1000)
     seen_for_long(judge, {"mails": WAITS}, 1001)
     assert len(lines()) == 1
 
 
 def test_it_is_said_again_when_the_queue_was_forgotten_meanwhile(lines: Lines) -> None:
-    judge = Unserved()
+    judge = UnservedQueueReporter()
     seen_for_long(judge, {"mails": WAITS})
     judge.forget(["mails", "unknown"])
     seen_for_long(judge, {"mails": WAITS}, 100)
@@ -115,7 +123,7 @@ def test_it_is_said_again_when_the_queue_was_forgotten_meanwhile(lines: Lines) -
 
 
 def test_a_new_leader_says_it_again_but_not_one_that_has_only_lost_its_lease_for_a_moment(lines: Lines) -> None:
-    judge = Unserved()
+    judge = UnservedQueueReporter()
     judge.begin(0)
     seen_for_long(judge, {"mails": WAITS}, 0)
     judge.begin(GRACE + 5)
@@ -123,25 +131,25 @@ def test_a_new_leader_says_it_again_but_not_one_that_has_only_lost_its_lease_for
     assert len(lines()) == 1
     later = 2 * GRACE + 5 + NOTHING_MISSED + 1
     judge.begin(later)
-    judge.judge({"mails": WAITS}, later)
+    judge.report({"mails": WAITS}, later)
     assert lines() == []
-    judge.judge({"mails": WAITS}, later + GRACE)
+    judge.report({"mails": WAITS}, later + GRACE)
     assert len(lines()) == 1
 
 
 def test_the_shards_of_a_queue_are_one_queue(lines: Lines) -> None:
-    seen_for_long(Unserved(), {"hot": WAITS, "{hot~0}-shard": WAITS, "{hot~1}-shard": NOTHING})
+    seen_for_long(UnservedQueueReporter(), {"hot": WAITS, "{hot~0}-shard": WAITS, "{hot~1}-shard": NOTHING})
     (line,) = lines()
     assert line.startswith("queue.unserved: 6 tasks wait in queue 'hot' ")
 
 
 def test_a_shard_of_a_queue_that_is_served_is_not_named(lines: Lines) -> None:
-    seen_for_long(Unserved(), {"hot": SERVED, "{hot~0}-shard": WAITS})
+    seen_for_long(UnservedQueueReporter(), {"hot": SERVED, "{hot~0}-shard": WAITS})
     assert lines() == []
 
 
 def test_of_many_queues_a_few_are_named_and_the_others_counted(lines: Lines) -> None:
-    judge = Unserved()
+    judge = UnservedQueueReporter()
     found = {f"Q{n}": WAITS for n in range(1000)}
     seen_for_long(judge, found)
     said = lines()
@@ -150,28 +158,28 @@ def test_of_many_queues_a_few_are_named_and_the_others_counted(lines: Lines) -> 
         f"queue.unserved: tasks wait in {1000 - LINES} more queues and no worker serves them; `worqr queues` lists them"
     )
     for now in range(1000):
-        judge.judge(found, GRACE + now)
+        judge.report(found, GRACE + now)
     assert lines() == []
 
 
 def test_many_queues_that_come_one_by_one_are_counted_once_a_minute(lines: Lines) -> None:
-    judge = Unserved()
+    judge = UnservedQueueReporter()
     found: dict[str, Inspected] = {}
     for now in range(int(10 * PERIOD)):
         found[f"Q{now}"] = WAITS
-        judge.judge(found, float(now))
+        judge.report(found, float(now))
     said = lines()
     assert len(said) <= 10 * (LINES + 1)
-    judge.judge(found, 20 * PERIOD)
-    judge.judge(found, 30 * PERIOD)
+    judge.report(found, 20 * PERIOD)
+    judge.report(found, 30 * PERIOD)
     said += lines()
     assert sum(int(line.split()[4]) if "more queues" in line else 1 for line in said) == len(found)
-    judge.judge(found, 40 * PERIOD)
+    judge.report(found, 40 * PERIOD)
     assert lines() == []
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    judge = Unserved()
+    judge = UnservedQueueReporter()
     for page in range(3):
         seen_for_long(judge, {f"Q{page}-{n}": WAITS for n in range(REMEMBERED)}, page * 100.0)
     assert len(judge._since) <= REMEMBERED  # pyright: ignore[reportPrivateUsage]
@@ -185,9 +193,9 @@ def test_few_names_are_compared(lines: Lines, monkeypatch: pytest.MonkeyPatch) -
         compared.append(len(known))
         return ""
 
-    monkeypatch.setattr(unserved, "did_you_mean", did_you_mean)
+    monkeypatch.setattr(unserved_queue_reporter, "did_you_mean", did_you_mean)
     served = {f"served-{n}": SERVED for n in range(COMPARED - 1)}
-    seen_for_long(Unserved(), {**served, **{f"Q{n}": WAITS for n in range(5)}})
+    seen_for_long(UnservedQueueReporter(), {**served, **{f"Q{n}": WAITS for n in range(5)}})
     assert len(lines()) == 5
     assert sum(compared) == COMPARED
 
@@ -196,7 +204,7 @@ async def test_the_leader_says_so(
     mesh: worqr.Mesh, new_mesh: NewMesh, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scanner, "SCAN_EVERY", 0.5)
-    monkeypatch.setattr(unserved, "GRACE", 0.5)
+    monkeypatch.setattr(unserved_queue_reporter, "GRACE", 0.5)
     q, said = mesh.queue("shop.sned"), list[str]()
 
     def told() -> bool:
