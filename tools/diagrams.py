@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from worqr.job_states import SHOWN, TRANSACTIONS, State, moves
 from worqr.peer.engine import DEFAULT_KEEPALIVE
-from worqr.peer.leader.failure_detector import LOOK_EVERY, TWO_LOOKS
+from worqr.peer.leader.failure_detector import CHECK_EVERY, MISSING_FOR
 from worqr.peer.leader.scanner import SCAN_EVERY
 from worqr.peer.registration import BEAT_EVERY
 
@@ -241,7 +241,7 @@ def who_talks_to_whom() -> str:
     drawing.text(
         598,
         148,
-        f"as others, and:\ndead workers?\nevery {LOOK_EVERY:g} s,\nlost wake-ups?\nevery {SCAN_EVERY:g} s,\nschedules",
+        f"as others, and:\ndead workers?\nevery {CHECK_EVERY:g} s,\nlost wake-ups?\nevery {SCAN_EVERY:g} s,\nschedules",
         "soft worker",
         "end",
     )
@@ -270,8 +270,8 @@ def who_talks_to_whom() -> str:
 # What happens when a worker dies
 
 LEFT, SECOND = 150, 96.0
-MISSED = DEFAULT_KEEPALIVE + LOOK_EVERY
-DEAD = MISSED + TWO_LOOKS
+MISSED = DEFAULT_KEEPALIVE + CHECK_EVERY
+DEAD = MISSED + MISSING_FOR
 BOUND = DEFAULT_KEEPALIVE + 2
 """Seconds after a worker's last heartbeat, at worst: its leader misses it, declares it dead; its tasks run elsewhere."""
 ROWS = {"worker A": 90, "server": 170, "leader": 250, "worker B": 330}
@@ -305,10 +305,10 @@ def death_of_a_worker() -> str:
     drawing.text(at(DEFAULT_KEEPALIVE / 2), 158, f"heartbeat key of A, expires after {DEFAULT_KEEPALIVE:g} s", "soft")
     drawing.line([(at(DEFAULT_KEEPALIVE), 158), (at(DEFAULT_KEEPALIVE), 182)], "dead", head=False)
     drawing.text(at(DEFAULT_KEEPALIVE), 198, "key expires", "soft dead")
-    looks = [LOOK_EVERY * n for n in range(int(DEFAULT_KEEPALIVE / LOOK_EVERY))]
+    looks = [CHECK_EVERY * n for n in range(int(DEFAULT_KEEPALIVE / CHECK_EVERY))]
     for second in [*looks, DEFAULT_KEEPALIVE - 0.03]:
         drawing.line([(at(second), 244), (at(second), 256)], "axis", head=False)
-    drawing.text(at(DEFAULT_KEEPALIVE / 2), 276, f"looks at all heartbeats every {LOOK_EVERY:g} s", "soft")
+    drawing.text(at(DEFAULT_KEEPALIVE / 2), 276, f"looks at all heartbeats every {CHECK_EVERY:g} s", "soft")
     drawing.line([(at(MISSED), 238), (at(MISSED), 262)], "dead", head=False)
     drawing.text(at(MISSED), 232, f"{MISSED:g} s: A is missing", "soft dead")
     drawing.line([(at(DEAD), 238), (at(DEAD), 262)], "dead", head=False)

@@ -85,7 +85,7 @@ def test_the_times_are_those_of_the_code() -> None:
     settings, mesh = LinkSettings("redis://localhost"), worqr.Mesh()
     assert numbers("Intervals and limits", 1) == [
         *(registration.BEAT_EVERY, answer_timeout(mesh.keepalive), mesh.keepalive),
-        *(leader.LOOK_EVERY, leader.TWO_LOOKS, registration.LEASE),
+        *(leader.CHECK_EVERY, leader.MISSING_FOR, registration.LEASE),
         *(
             leader.SCAN_EVERY,
             unserved_queue_reporter.GRACE,
@@ -268,7 +268,7 @@ def test_the_bounds_of_schedules_are_those_of_the_code() -> None:
     assert bounds["period of `every`"] == f"at least {schedule_registry.MIN_PERIOD:g} s"
     assert bounds["payload of a scheduled call"] == f"{schedule_registry.MAX_TASK // 1024} KiB"
     assert bounds["missed firings that are made up for"] == f"{schedule_registry.MAX_CATCH_UP}"
-    assert bounds['firings that wait with `overlap="queue"`'].startswith(f"{schedule_ticker.MAX_OWED};")
+    assert bounds['firings that wait with `overlap="queue"`'].startswith(f"{schedule_ticker.MAX_PENDING};")
     text = section("schedules.md", "Missed firings")
     assert f"up to {cron.ON_TIME_MS // 1000} s late" in text
     for heading, words_of_code in (

@@ -101,7 +101,7 @@ async def test_a_workers_key_lives_no_longer_than_its_keepalive(server: Server, 
 async def test_many_workers_that_die_at_once_are_swept_together(
     server: Server, prefix: str, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    under_way, most, sweep = 0, 0, Sweeper._sweep_or_not
+    under_way, most, sweep = 0, 0, Sweeper._try_sweep
 
     async def counted(sweeper: Sweeper, worker: str, seen: tuple[bytes | None] | None) -> None:
         nonlocal under_way, most
@@ -110,7 +110,7 @@ async def test_many_workers_that_die_at_once_are_swept_together(
         await sweep(sweeper, worker, seen)
         under_way -= 1
 
-    monkeypatch.setattr(Sweeper, "_sweep_or_not", counted)
+    monkeypatch.setattr(Sweeper, "_try_sweep", counted)
     desk, workers = Desk(server.client(), prefix), [f"W{n}" for n in range(SWEPT)]
     desk.register(*workers, queues=["Q1"])
     desk.enter(*workers)
@@ -129,8 +129,8 @@ async def test_many_workers_that_die_at_once_are_swept_together(
 async def test_the_lease_of_a_dead_leader_is_taken_when_the_servers_clock_was_set_back(
     server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failure_detector, "STANDS_AFTER", 1.0)
-    monkeypatch.setattr(failure_detector, "STANDING_KEEPALIVES", 2)
+    monkeypatch.setattr(failure_detector, "STALE_AFTER", 1.0)
+    monkeypatch.setattr(failure_detector, "STALE_KEEPALIVES", 2)
     desk = Desk(server.client(), prefix)
     desk.register("dead leader", queues=["Q1"])
     desk.enter("dead leader")
@@ -148,7 +148,7 @@ async def test_the_lease_of_a_dead_leader_is_taken_when_the_servers_clock_was_se
 async def test_a_lease_that_is_renewed_is_not_taken(
     server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failure_detector, "STANDS_AFTER", 2.5)
+    monkeypatch.setattr(failure_detector, "STALE_AFTER", 2.5)
     desk = Desk(server.client(), prefix)
     desk.register("leader", keepalive_ms=3_600_000)
     desk.beat("leader", 0, lease_ms=3_600_000, keepalive_ms=3_600_000)

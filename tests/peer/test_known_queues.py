@@ -30,8 +30,8 @@ def scanned(known: KnownQueues, now: float, **found: Inspected) -> list[str]:
     """One scan that finds what `found` says, elsewhere nothing."""
     names = known.next_scan(now)
     for name in names:
-        known.tried(name)
-        known.inspected(name, found.get(name, NOTHING))
+        known.mark_read(name)
+        known.record(name, found.get(name, NOTHING))
     return names
 
 
@@ -108,7 +108,7 @@ def test_after_hints_were_missed_all_that_is_in_use_is_looked_at_once_more() -> 
         known.note(name, LATE - 300_000, LATE, 0.0)
     while known.unseen:
         scanned(known, 0.0)
-    known.look_again(LATE)
+    known.rescan(LATE)
     assert set(used) <= set(scanned(known, 0.0))
 
 

@@ -127,14 +127,14 @@ class Engine:
             scheduler.concurrency,
             scheduler.running,
             max(0, scheduler.room),
-            wants_lease=self.leader.is_fresh(),
-            standing_lease=self.leader.standing_lease(),
+            wants_lease=self.leader.may_request_lease(),
+            stale_lease=self.leader.stale_lease(),
         )
 
     def _on_beat(self, beat: Beat, leads_until: float | None) -> None:
         if leads_until is not None:
-            self.leader.lease(until=leads_until)
-        self.leader.saw_lease(beat.lease)
+            self.leader.on_lease_granted(until=leads_until)
+        self.leader.on_lease_seen(beat.lease)
         self.queues.waiting.on_waiting(beat.waiting)
 
     def _on_lost(self, registration: Registration) -> None:

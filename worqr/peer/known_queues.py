@@ -35,7 +35,7 @@ class KnownQueues:
         self._fresh: dict[str, float] = {}
         self._unseen: dict[str, None] = {}
         self._turn: Iterator[str] = iter(())
-        self._told = 0
+        self._announced = 0
 
     @property
     def unseen(self) -> int:
@@ -51,7 +51,7 @@ class KnownQueues:
         if noted_ms > server_ms - FRESH * 1000:
             self._fresh[name] = now + FRESH
 
-    def look_again(self, server_ms: float) -> None:
+    def rescan(self, server_ms: float) -> None:
         """Read all queues in use once more: hints about due jobs may have been missed."""
         since = server_ms - (NOTE_EVERY + 60) * 1000
         self._unseen.update((name, None) for name, noted_ms in self.noted.items() if noted_ms >= since)
@@ -77,11 +77,11 @@ class KnownQueues:
                         return list(names)
         return list(names)
 
-    def tried(self, name: str) -> None:
+    def mark_read(self, name: str) -> None:
         """Store that `name` was read, with or without success."""
         self._unseen.pop(name, None)
 
-    def inspected(self, name: str, queue: Inspected) -> None:
+    def record(self, name: str, queue: Inspected) -> None:
         """Store what the scan found there."""
         if queue.workers or queue.running or queue.due or queue.trash:
             self._urgent[name] = None
@@ -108,8 +108,8 @@ class KnownQueues:
         served = [name for name in names if found[name].workers]
         if len(served) <= MAX_WAITING:
             return (served + [name for name in names if name.startswith("{") and not found[name].workers])[:MAX_WAITING]
-        start = self._told % len(served)
-        self._told = start + MAX_WAITING
+        start = self._announced % len(served)
+        self._announced = start + MAX_WAITING
         return (served + served)[start : start + MAX_WAITING]
 
 

@@ -52,7 +52,7 @@ class BeatReport(NamedTuple):
     running: int
     room: int
     wants_lease: bool
-    standing_lease: str
+    stale_lease: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Session:
                 lease_ms=round(LEASE * 1000) if turning and report.wants_lease else 0,
                 running=report.running,
                 room=report.room,
-                standing=report.standing_lease,
+                standing=report.stale_lease,
             )
             return registration.noting(call)
 

@@ -17,7 +17,7 @@ from worqr.mesh import Mesh
 from worqr.ops.replies import in_pieces
 from worqr.peer.leader.schedule_ticker import all_schedules
 
-MAX_OWED: Final = 100
+MAX_PENDING: Final = 100
 """The most firings of one schedule that wait for the end of a previous one; a leader keeps as many."""
 
 
@@ -84,7 +84,7 @@ class BenchSchedules:
             )
             word = await self._client.link_to(keys.name).call(call)
             if word == "busy":
-                self._owed[definition.name] = owed[n:][-MAX_OWED:]
+                self._owed[definition.name] = owed[n:][-MAX_PENDING:]
                 break
             fired = fired or word == "ok"
         return fired
@@ -99,4 +99,4 @@ def _between(plan: Plan, since: int, until: int) -> list[int]:
         case "cancel":
             return plan.last_between(since, until, 1)
         case "queue":
-            return plan.last_between(since, until, MAX_OWED)
+            return plan.last_between(since, until, MAX_PENDING)

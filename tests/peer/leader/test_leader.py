@@ -63,7 +63,7 @@ async def test_a_node_that_is_away_is_waited_for_once_whoever_died() -> None:
     link = HalfACluster(Unavailable("the node is away"))
     leader = leader_on(link)
     for rounds in (1, 2):
-        await leader.look_once()
+        await leader.check_once()
         await leader.sweeper.sweep_once()
         assert 1 <= link.asked["fail_worker", "p:{Q0}"] <= rounds * SWEEP_AT_ONCE < len(WORKERS)
         leader.sweeper._away.clear()  # as time does
@@ -75,7 +75,7 @@ async def test_what_the_server_refuses_is_tried_again_with_growing_pauses_and_lo
     link = HalfACluster(RefusedByServer("WRONGTYPE"))
     leader = leader_on(link)
     for _ in range(10):
-        await leader.look_once()
+        await leader.check_once()
         await leader.sweeper.sweep_once()
     assert link.asked["fail_worker", "p:{Q0}"] == len(WORKERS), "not once for each look"
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
@@ -106,9 +106,9 @@ class Broken:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, seconds in (
-        (failure_detector, "LOOK_EVERY", 0.02),
-        (leader_module, "UNABLE", 0.1),
-        (leader_module, "STAND_ASIDE", 1.0),
+        (failure_detector, "CHECK_EVERY", 0.02),
+        (leader_module, "UNABLE_FOR", 0.1),
+        (leader_module, "DECLINE_LEASE_FOR", 1.0),
     ):
         monkeypatch.setattr(module, name, seconds)
 
@@ -120,10 +120,10 @@ async def test_a_leader_whose_connection_keeps_breaking_lets_another_peer_lead()
     async with at_most(), trio.open_nursery() as nursery:
         nursery.start_soon(leader.lead_forever)
         await until(lambda: not leader.leads)
-        assert not leader.is_fresh(), "it does not ask for the lease"
-        leader.lease(until=float("inf"))  # the answer to a beat that was sent before
+        assert not leader.may_request_lease(), "it does not ask for the lease"
+        leader.on_lease_granted(until=float("inf"))  # the answer to a beat that was sent before
         assert not leader.leads
-        await until(leader.is_fresh, what="it asks again: perhaps nobody else can judge either")
+        await until(leader.may_request_lease, what="it asks again: perhaps nobody else can judge either")
         nursery.cancel_scope.cancel()
 
 
@@ -138,7 +138,7 @@ async def test_one_reconnect_costs_a_leader_no_lease() -> None:
         await until(lambda: leader._unable_since is None)
         nursery.cancel_scope.cancel()
     assert leader.leads
-    assert leader.is_fresh()
+    assert leader.may_request_lease()
 
 
 async def test_a_new_leader_begins_its_rounds_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ async def test_a_new_leader_begins_its_rounds_at_once(monkeypatch: pytest.Monkey
         nursery.start_soon(leader.lead_forever)
         await trio.testing.wait_all_tasks_blocked()
         assert link.looks == 0, "another peer leads"
-        leader.lease(until=float("inf"))
+        leader.on_lease_granted(until=float("inf"))
         await leader.wait_leading()
         await until(lambda: link.looks)
         nursery.cancel_scope.cancel()
@@ -170,13 +170,13 @@ class Missing:
 
 
 async def test_what_was_seen_before_the_lease_lapsed_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failure_detector, "TWO_LOOKS", 0.05)
+    monkeypatch.setattr(failure_detector, "MISSING_FOR", 0.05)
     link: Any = Missing()
     leader = leader_on(link)
-    await leader.look_once()
+    await leader.check_once()
     leader._lease._until = 0.0
     await trio.sleep(0.1)
     assert not leader.leads
-    leader.lease(until=float("inf"))
-    await leader.look_once()
+    leader.on_lease_granted(until=float("inf"))
+    await leader.check_once()
     assert list(leader.sweeper._todo) == ["W1"]

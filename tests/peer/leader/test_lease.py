@@ -21,6 +21,6 @@ def test_a_peer_that_gave_it_up_does_not_ask_for_it_for_a_while() -> None:
     lease = Lease()
     lease.take(boottime() + 100)
     lease.give_up(100)
-    assert (lease.held, lease.may_be_asked_for) == (False, False)
+    assert (lease.held, lease.may_request) == (False, False)
     lease.give_up(0)
-    assert lease.may_be_asked_for
+    assert lease.may_request

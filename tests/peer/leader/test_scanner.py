@@ -59,7 +59,7 @@ class StuckScan:
 async def test_a_scan_that_does_not_end_keeps_no_dead_worker_from_being_swept(stuck: str) -> None:
     link: Any = StuckScan(stuck)
     leader = Leader(link, RegistryKeys("p"), keepalive=3)
-    leader.lease(until=float("inf"))
+    leader.on_lease_granted(until=float("inf"))
     async with at_most(), trio.open_nursery() as nursery:
         for chore in (leader.scanner.scan_forever, leader.sweeper.sweep_forever):
             nursery.start_soon(chore)
@@ -68,7 +68,7 @@ async def test_a_scan_that_does_not_end_keeps_no_dead_worker_from_being_swept(st
         await link.swept.wait()
         looks = link.asked["look_at_workers"]
         await until(lambda: link.asked["look_at_workers"] > looks)
-        assert leader.is_fresh()
+        assert leader.may_request_lease()
         nursery.cancel_scope.cancel()
     assert link.asked[stuck] == 1
 

@@ -132,7 +132,7 @@ async def test_whoever_leads_fires_what_others_declare(
     async with serving(mesh, "q", runs) as peer:
         await until(lambda: peer._engine.leader.leads)
         monkeypatch.setattr(
-            Leader, "is_fresh", lambda leader: leader is peer._engine.leader
+            Leader, "may_request_lease", lambda leader: leader is peer._engine.leader
         )  # nobody else asks for the lease
         async with other.join(grace=0) as second:
             await runs.wait(3)
@@ -161,7 +161,7 @@ async def test_a_leader_that_is_killed_is_followed_by_one_that_leaves_nothing_ou
     child = spawn(CHILD, server.url, prefix)
     assert await child.line() == "leads"
     alive = child.process.poll
-    monkeypatch.setattr(Leader, "is_fresh", lambda _leader: alive() is not None)  # asks for no lease before
+    monkeypatch.setattr(Leader, "may_request_lease", lambda _leader: alive() is not None)  # asks for no lease before
     async with serving(mesh, "q", runs) as peer:
         await runs.wait(4)
         assert not peer._engine.leader.leads
@@ -359,7 +359,7 @@ async def test_cancel_ends_the_previous_one_first(mesh: worqr.Mesh) -> None:
 async def test_too_many_that_wait_are_dropped_the_oldest_first(
     mesh: worqr.Mesh, registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(schedule_ticker, "MAX_OWED", 3)
+    monkeypatch.setattr(schedule_ticker, "MAX_PENDING", 3)
     held = Held()
     declare(mesh, 0.1, overlap="queue")
     async with serving(mesh, "q", held):
@@ -618,7 +618,7 @@ async def test_a_queue_that_refuses_delays_only_its_own_schedules(
     mesh: worqr.Mesh, registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And what it refused is fired when it takes it again."""
-    monkeypatch.setattr(schedule_ticker, "PUT_OFF_MS", 200)
+    monkeypatch.setattr(schedule_ticker, "POSTPONE_MS", 200)
     foreign = QueueKeys(registry.prefix, "foreign").suspects
     registry.client.set(foreign, "of another application")
     mesh.every(0.5, mesh.call("foreign"), name="foreign")

@@ -53,7 +53,7 @@ class DueJobPromoter:
     def begin(self) -> None:
         """This peer leads now: listen for hints. Earlier hints do not matter, because `missed` requests a scan."""
         if self._subscription is None:
-            self._subscription = self._link.subscriptions.open([self._keys.due_channel], self._hear, self._missed)
+            self._subscription = self._link.subscriptions.open([self._keys.due_channel], self._on_hint, self._missed)
 
     def end(self) -> None:
         """Another peer leads."""
@@ -62,7 +62,7 @@ class DueJobPromoter:
             self._subscription = None
         self._due.clear()
 
-    def _hear(self, _channel: str, message: bytes) -> None:
+    def _on_hint(self, _channel: str, message: bytes) -> None:
         ms, _, base = message.decode("utf-8", "replace").partition(" ")
         stem = f"{self._keys.prefix}:"
         if ms.isdigit() and base.startswith(f"{stem}{{"):

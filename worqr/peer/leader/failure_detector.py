@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 
 from worqr.ops import Look
 
-LOOK_EVERY = 0.5
-TWO_LOOKS = 1.25
-STANDING_KEEPALIVES = 9
+CHECK_EVERY = 0.5
+MISSING_FOR = 1.25
+STALE_KEEPALIVES = 9
 """Keepalives for which a heartbeat must not have changed. One less than the promised ten: a heartbeat and a check come on top."""
-LAPSE = 5.0
+MAX_CHECK_GAP = 5.0
 """Seconds without a check, while another peer led, after which an earlier check proves nothing any more."""
-STANDS_AFTER = 5.0
+STALE_AFTER = 5.0
 """Seconds for which a lease must not have changed before it is taken from its holder. It should have expired after 2 s."""
-STANDS_BEATS = 4
+STALE_BEATS = 4
 """Heartbeats whose replies must have shown the same lease."""
 
 
@@ -28,51 +28,53 @@ class FailureDetector:
 
     Attributes:
         keepalive: seconds after which a worker without a heartbeat counts as dead.
-        calm: True if the last check was too soon after a reconnect, or after a change of the server, to declare a worker dead.
+        inconclusive: the last check came too soon after a reconnect, or after a change of the server, to declare a worker dead.
     """
 
     keepalive: float
-    calm: bool = False
-    calm_until: float = 0.0
+    inconclusive: bool = False
+    inconclusive_until: float = 0.0
     run_id: str | None = None
-    looked_at: float = 0.0
+    checked_at: float = 0.0
     missing: dict[str, float] = field(default_factory=dict[str, float])
     beats: dict[str, tuple[bytes, float]] = field(default_factory=dict[str, tuple[bytes, float]])
 
-    def judge(self, look: Look, now: float, connected_at: float) -> list[tuple[str, bytes | None]]:
+    def find_dead(self, look: Look, now: float, connected_at: float) -> list[tuple[str, bytes | None]]:
         """Return the workers that this check proves dead, each with its last known heartbeat (None: missing)."""
-        if now - self.looked_at > LAPSE:
+        if now - self.checked_at > MAX_CHECK_GAP:
             self.missing.clear()  # a worker that was missing then may have sent a heartbeat since
-        self.looked_at = now
+        self.checked_at = now
         if self.run_id is not None and look.run_id != self.run_id:
-            self.calm_until = now + self.keepalive
+            self.inconclusive_until = now + self.keepalive
         self.run_id = look.run_id
-        self.calm_until = max(self.calm_until, connected_at + self.keepalive)
-        self.calm = now < self.calm_until
+        self.inconclusive_until = max(self.inconclusive_until, connected_at + self.keepalive)
+        self.inconclusive = now < self.inconclusive_until
         dead: list[tuple[str, bytes | None]] = []
         for worker, beat in look.beats.items():
             if beat is None:
                 since = self.missing.setdefault(worker, now)
-                if not self.calm and now - since >= TWO_LOOKS:
+                if not self.inconclusive and now - since >= MISSING_FOR:
                     dead.append((worker, None))
                 continue
             self.missing.pop(worker, None)
             last = self.beats.get(worker)
             if last is None or last[0] != beat:
                 self.beats[worker] = (beat, now)
-            elif beat.startswith(b"RUN") and not self.calm and now - last[1] >= STANDING_KEEPALIVES * self.keepalive:
+            elif (
+                beat.startswith(b"RUN") and not self.inconclusive and now - last[1] >= STALE_KEEPALIVES * self.keepalive
+            ):
                 dead.append((worker, beat))
         for kept in (self.missing, self.beats):
             for worker in kept.keys() - look.beats.keys():
                 del kept[worker]
         return dead
 
-    def next_look(self, now: float) -> float:
+    def next_check_in(self, now: float) -> float:
         """Return the seconds until the next check: the usual interval, or less when a worker is about to be proven dead."""
-        due = [since + TWO_LOOKS - now for since in self.missing.values()]
-        return max(0.0, min([LOOK_EVERY, *(d for d in due if d > 0)]))
+        due = [since + MISSING_FOR - now for since in self.missing.values()]
+        return max(0.0, min([CHECK_EVERY, *(d for d in due if d > 0)]))
 
-    def knew(self, lease: str, since: float) -> None:
+    def remember_lease(self, lease: str, since: float) -> None:
         """Take `lease`, a worker id and the number of its beat, as what was seen of that worker at `since`."""
         worker, _, beat = lease.rpartition(" ")
         if worker:
@@ -93,12 +95,12 @@ class LeaseWatch:
     def __init__(self) -> None:
         self.seen: tuple[str, float, int] = ("", 0.0, 0)
 
-    def saw(self, lease: str, now: float) -> None:
+    def observe(self, lease: str, now: float) -> None:
         """Store the lease from a heartbeat's reply; '' for none."""
         before, since, beats = self.seen
         self.seen = (lease, since, beats + 1) if lease == before else (lease, now, 1)
 
-    def standing(self, now: float) -> str:
+    def stale(self, now: float) -> str:
         """Return the lease if it no longer changes, else ''."""
         lease, since, beats = self.seen
-        return lease if beats >= STANDS_BEATS and now - since >= STANDS_AFTER else ""
+        return lease if beats >= STALE_BEATS and now - since >= STALE_AFTER else ""

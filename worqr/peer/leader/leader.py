@@ -25,13 +25,13 @@ from worqr.log_events import emit
 from worqr.peer.aligned_sleep import next_aligned_time, sleep_aligned
 from worqr.peer.error_throttle import ErrorThrottle
 from worqr.peer.leader.due_jobs import DueJobPromoter
-from worqr.peer.leader.failure_detector import LOOK_EVERY, TWO_LOOKS, FailureDetector
+from worqr.peer.leader.failure_detector import CHECK_EVERY, MISSING_FOR, FailureDetector
 from worqr.peer.leader.lease import Lease
 from worqr.peer.leader.scanner import SCAN_EVERY, Scanner
 from worqr.peer.leader.sweeper import Sweeper
 from worqr.peer.registration import LEASE
 
-__all__ = ["LOOK_EVERY", "SCAN_EVERY", "TWO_LOOKS", "Leader"]
+__all__ = ["CHECK_EVERY", "MISSING_FOR", "SCAN_EVERY", "Leader"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -39,15 +39,16 @@ ROUND = 2 * LEASE
 """Seconds that a round of a working leader takes at most: a check waits for its reply no longer than a lease."""
 FOLLOW_EVERY = 1.0
 """Seconds between two rounds of a peer that does not lead. A blocked loop has no rounds; its peer must not become leader."""
-UNABLE = 1.5
+UNABLE_FOR = 1.5
 """Seconds beyond a keepalive for which a leader that cannot judge keeps the lease: one reconnect takes a keepalive, not more."""
-STAND_ASIDE = 2 * LEASE
+DECLINE_LEASE_FOR = 2 * LEASE
 """Seconds for which it does not ask for the lease then: it still holds it for one lease, and leaves it free for another."""
 
 
 class Leader:
-    """Does the chores while it holds the lease. The heartbeat thread calls `is_fresh` and `standing_lease`; everything else is
-    changed in the loop.
+    """Runs the leader's chores while this peer holds the lease.
+
+    The heartbeat thread calls `may_request_lease` and `stale_lease`. Everything else runs in the loop.
     """
 
     def __init__(self, link: Link, keys: RegistryKeys, *, keepalive: float) -> None:
@@ -67,24 +68,24 @@ class Leader:
 
     # The lease
 
-    def lease(self, *, until: float) -> None:
+    def on_lease_granted(self, *, until: float) -> None:
         """The lease is ours until then, by CLOCK_BOOTTIME."""
-        if not self._lease.may_be_asked_for:
+        if not self._lease.may_request:
             return  # the heartbeat was sent before we gave up the lease
         if self._lease.take(until):
             emit(logger, "leader", "this worker is the leader of the mesh now")
-            self._detector.knew(*self._lease.seen)
+            self._detector.remember_lease(*self._lease.seen)
             self._unable_since = None
             self.due_jobs.begin()
             self.scanner.begin()
 
-    def saw_lease(self, lease: str) -> None:
+    def on_lease_seen(self, lease: str) -> None:
         """A heartbeat's reply named this lease, ours or another's."""
-        self._lease.saw(lease)
+        self._lease.observe(lease)
 
-    def standing_lease(self) -> str:
+    def stale_lease(self) -> str:
         """Return the lease to take from its holder, which does not renew it; '' for none. From any thread."""
-        return self._lease.standing()
+        return self._lease.stale()
 
     @property
     def leads(self) -> bool:
@@ -94,39 +95,39 @@ class Leader:
         """Wait until this peer leads."""
         await self._lease.wait_held()
 
-    def is_fresh(self) -> bool:
+    def may_request_lease(self) -> bool:
         """Return True if this peer may ask for the lease: its rounds of chores end, and it can judge. From any thread."""
-        return self._lease.may_be_asked_for and time.monotonic() - self._round_ended < ROUND
+        return self._lease.may_request and time.monotonic() - self._round_ended < ROUND
 
     def _missed_hints(self) -> None:
         """Hints about due jobs may have been missed."""
-        self.scanner.look_again()
+        self.scanner.rescan()
 
     # The rounds
 
     async def lead_forever(self) -> None:
-        """Run round after round while this peer leads. While another leads, only show that the loop runs (`is_fresh`)."""
+        """Check the workers while this peer leads. Otherwise only record that the loop runs, for `may_request_lease`."""
         while not self._stopping:
             if self.leads:
                 self._idle = trio.Event()
-                wait = await self._look_or_not()
+                wait = await self._try_check()
                 self._idle.set()
                 self._round_ended = time.monotonic()
-                if wait < LOOK_EVERY:
+                if wait < CHECK_EVERY:
                     await trio.sleep(wait)
                 else:
-                    await sleep_aligned(LOOK_EVERY)
+                    await sleep_aligned(CHECK_EVERY)
             else:
                 self.due_jobs.end()
                 self._round_ended = time.monotonic()
                 with trio.move_on_at(next_aligned_time(FOLLOW_EVERY)):
                     await self.wait_leading()
 
-    async def _look_or_not(self) -> float:
-        judged = False
+    async def _try_check(self) -> float:
+        conclusive = False
         try:
-            await self.look_once()
-            judged = not self._detector.calm
+            await self.check_once()
+            conclusive = not self._detector.inconclusive
         except Unavailable as error:  # the link has logged it
             text = "the workers were not looked at: %(error)s"
             emit(logger, "leader", text, level=logging.DEBUG, error=str(error))
@@ -135,26 +136,26 @@ class Leader:
         else:
             if self._throttle.resolve("look"):
                 emit(logger, "leader", "the workers are looked at again")
-        self._stand_aside_unless(judged)
-        return self._detector.next_look(time.monotonic())
+        self._give_up_lease_unless(conclusive)
+        return self._detector.next_check_in(time.monotonic())
 
-    def _stand_aside_unless(self, judged: bool) -> None:
+    def _give_up_lease_unless(self, conclusive: bool) -> None:
         """Let another peer lead if this one could not judge for longer than one reconnect explains."""
         now = time.monotonic()
-        if judged:
+        if conclusive:
             self._unable_since = None
         elif self._unable_since is None:
             self._unable_since = now
-        elif now - self._unable_since > self._detector.keepalive + UNABLE:
+        elif now - self._unable_since > self._detector.keepalive + UNABLE_FOR:
             text = "this worker cannot tell which workers are dead, because its connection keeps breaking; another may lead"
             emit(logger, "leader", text)
-            self._lease.give_up(STAND_ASIDE)
+            self._lease.give_up(DECLINE_LEASE_FOR)
             self._unable_since = None
 
-    async def look_once(self) -> None:
+    async def check_once(self) -> None:
         """Check the workers; start the recovery of dead ones, and of those whose recovery another leader did not finish."""
         look = await self._link.call(ops.look_at_workers(self._keys), patience=LEASE)
-        self.sweeper.take(self._detector.judge(look, time.monotonic(), self._link.connected_at), look.dying)
+        self.sweeper.recover(self._detector.find_dead(look, time.monotonic(), self._link.connected_at), look.dying)
 
     async def stop(self) -> None:
         """Start no more chores, and return when those under way have ended: an unfinished recovery waits for another leader."""

@@ -15,7 +15,7 @@ from worqr.peer.leader.failure_detector import LeaseWatch
 
 
 class Lease:
-    """`may_be_asked_for` and `standing` are called in the heartbeat thread; all else is changed in the loop."""
+    """`may_request` and `stale` are called in the heartbeat thread; all else is changed in the loop."""
 
     def __init__(self) -> None:
         self._until = 0.0
@@ -39,16 +39,16 @@ class Lease:
         while not self.held:
             await self._taken.wait()
 
-    def saw(self, lease: str) -> None:
+    def observe(self, lease: str) -> None:
         """A heartbeat's reply named this lease, ours or another's."""
-        self._watch.saw(lease, time.monotonic())
+        self._watch.observe(lease, time.monotonic())
 
-    def standing(self) -> str:
+    def stale(self) -> str:
         """Return the lease to take from its holder, which does not renew it; '' for none."""
-        return self._watch.standing(time.monotonic())
+        return self._watch.stale(time.monotonic())
 
     @property
-    def may_be_asked_for(self) -> bool:
+    def may_request(self) -> bool:
         """False for a while after this peer has given it up."""
         return time.monotonic() >= self._declined_until
 

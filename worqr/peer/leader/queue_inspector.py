@@ -32,11 +32,11 @@ class QueueInspector:
     """Changed only in the loop.
 
     Attributes:
-        unreached: names of queues whose node did not reply.
+        unreachable: names of queues whose node did not reply.
     """
 
     def __init__(self, link: Link, prefix: str, known: KnownQueues) -> None:
-        self.unreached: set[str] = set()
+        self.unreachable: set[str] = set()
         self._link = link
         self._prefix = prefix
         self._known = known
@@ -45,13 +45,13 @@ class QueueInspector:
 
     async def inspect_all(self, names: Sequence[str]) -> dict[str, Inspected]:
         """Inspect these queues; the reply lacks those that cannot be read."""
-        away = frozenset(self.unreached)
+        away = frozenset(self.unreachable)
         found = await self._inspect_some([name for name in names if name not in away])
         if away:  # try a hundred queues whose node was away: if one replies, try all again
             again = await self._inspect_some([name for name in names if name in away][:AT_ONCE])
             found |= again
             if again:
-                self.unreached -= away
+                self.unreachable -= away
         return found
 
     async def _inspect_some(self, names: Sequence[str]) -> dict[str, Inspected]:
@@ -61,7 +61,7 @@ class QueueInspector:
             async with trio.open_nursery() as nursery:
                 for name in some:
                     nursery.start_soon(self._inspect, name, found)
-            if self.unreached.issuperset(some):
+            if self.unreachable.issuperset(some):
                 break  # the server is away, or a node of many
         return found
 
@@ -69,14 +69,14 @@ class QueueInspector:
         try:
             found[name] = await self.inspect(name)
         except Unavailable as error:
-            self.unreached.add(name)
+            self.unreachable.add(name)
             emit(logger, "leader", "queue %(queue)r was not scanned: %(error)s", queue=name, error=str(error))
         except WorqrError as error:
-            self._known.tried(name)
+            self._known.mark_read(name)
             text = "queue %(queue)r cannot be scanned: %(error)s"
             self._throttle.error(name, "leader", text, queue=name, error=str(error))
         else:
-            self._known.tried(name)
+            self._known.mark_read(name)
             self._throttle.resolve(name)
 
     async def inspect(self, name: str) -> Inspected:

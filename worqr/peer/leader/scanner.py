@@ -52,7 +52,7 @@ class Scanner:
         self._expect = expect
         self._known = KnownQueues()
         self._inspector = QueueInspector(link, keys.prefix, self._known)
-        self._names = _Names(link, keys, self._known)
+        self._names = _QueueNameReader(link, keys, self._known)
         self._unserved = UnservedQueueReporter()
         self._throttle = ErrorThrottle(logger)
         self._posted = False
@@ -65,9 +65,9 @@ class Scanner:
         self._unserved.begin(self._began)
         self._soon.set()
 
-    def look_again(self) -> None:
+    def rescan(self) -> None:
         """Scan at once: hints about due jobs may have been missed."""
-        self._known.look_again(self._names.server_ms)
+        self._known.rescan(self._names.server_ms)
         self._soon.set()
 
     async def scan_forever(self) -> None:
@@ -76,16 +76,16 @@ class Scanner:
             self._soon = trio.Event()
             began = time.monotonic()
             if self._leads():
-                await self._scan_or_not()
+                await self._try_scan()
             took = time.monotonic() - began
             with trio.move_on_after(max(took, 0.05) if self._unfinished else max(SCAN_EVERY - took, 0.5)):
                 await self._soon.wait()
 
     @property
     def _unfinished(self) -> bool:
-        return self._leads() and (self._names.reading or self._known.unseen > len(self._inspector.unreached))
+        return self._leads() and (self._names.reading or self._known.unseen > len(self._inspector.unreachable))
 
-    async def _scan_or_not(self) -> None:
+    async def _try_scan(self) -> None:
         try:
             await self.scan_once()
         except Unavailable as error:  # the link has logged it
@@ -101,7 +101,7 @@ class Scanner:
         await self._names.read(PAGES_AT_ONCE)
         found = await self._inspector.inspect_all(self._known.next_scan(time.monotonic()))
         for name, queue in found.items():
-            self._known.inspected(name, queue)
+            self._known.record(name, queue)
             if queue.next_in_ms is not None:
                 self._expect(name, queue.next_in_ms / 1000)
         self._unserved.report(found, time.monotonic())
@@ -115,16 +115,16 @@ class Scanner:
         if time.monotonic() - self._began >= FORGET_AFTER:
             await self._forget(self._known.unused(found, self._names.server_ms))
 
-    async def _audit(self, fences: set[tuple[str, str]]) -> None:
+    async def _audit(self, admitted: set[tuple[str, str]]) -> None:
         """Find workers that are in a fence and not registered. Ids are registered before they enter a fence, and only once.
 
         So the fence is read twice: before the registry, for a worker that was just arriving, and after it, for one that was
         just leaving. The leader's next check finds the adopted worker among the dead ones, and recovers it.
         """
-        if not fences:
+        if not admitted:
             return
         look = await self._link.call(ops.look_at_workers(self._keys), patience=LEASE)
-        for queue, worker in fences:
+        for queue, worker in admitted:
             if worker in look.beats or worker in look.dying:
                 continue
             again = await self._inspector.inspect(queue)
@@ -141,7 +141,7 @@ class Scanner:
             self._unserved.forget(gone)
 
 
-class _Names:
+class _QueueNameReader:
     """Reads the names of queues: all of them once, then those that were noted since.
 
     Attributes:

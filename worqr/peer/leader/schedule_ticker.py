@@ -39,7 +39,7 @@ RELOAD = 3.0
 """Seconds after which the leader sees a new schedule, at the latest."""
 GAP = 0.02
 """Seconds between two reads, at least: firings that become due meanwhile are read, fired and stored together."""
-PUT_OFF_MS = 5_000
+POSTPONE_MS = 5_000
 """Milliseconds until a firing that failed is tried again. A new leader may succeed, and must find it while it is on time."""
 UNSEEN_MS = 24 * 3600 * 1000
 """Milliseconds for which the mesh must have been led before a schedule that no peer declares any more is dropped."""
@@ -49,7 +49,7 @@ DROP_EVERY = 60.0
 LED_EVERY, LED_MOST = 1.0, 10.0
 """Seconds between two notes of how long the mesh was led, and the most that a leader adds: more means that it was suspended."""
 AT_ONCE = 100
-MAX_OWED = 100
+MAX_PENDING = 100
 BUSY_FIRST_MS, BUSY_MOST_MS = 20, 500
 """Milliseconds between two tries of a firing that waits for the end of the one before; doubled each time."""
 
@@ -113,14 +113,14 @@ class ScheduleTicker:
         """Tick while this peer leads."""
         while True:
             if self._leader.leads:
-                until = await self._tick_or_complain()
+                until = await self._try_tick()
                 await trio.sleep(max(0.0, until - trio.current_time()))
                 continue
             if self._term.leads_since is not None:
                 self._term = _Term()
             await self._leader.wait_leading()
 
-    async def _tick_or_complain(self) -> float:
+    async def _try_tick(self) -> float:
         try:
             return await self.tick_once()
         except Unavailable as error:
@@ -134,7 +134,7 @@ class ScheduleTicker:
     async def tick_once(self) -> float:
         """Store the last firings, read the due schedules, and fire them; return when to look again, by Trio's clock."""
         began = trio.current_time()
-        due = await self._look(began)
+        due = await self._read_due(began)
         seen_at = trio.current_time()
         if due.back:
             await self._rewind()
@@ -142,14 +142,14 @@ class ScheduleTicker:
         for start in range(0, len(due.rows), AT_ONCE):
             async with trio.open_nursery() as nursery:
                 for row in due.rows[start : start + AT_ONCE]:
-                    nursery.start_soon(self._tick_or_put_off, row, due.now)
+                    nursery.start_soon(self._tick_or_postpone, row, due.now)
         if seen_at >= self._term.drop_at:
             self._term.drop_at = seen_at + DROP_EVERY
-            await self._drop(seen_at)
+            await self._drop_undeclared(seen_at)
         wait = RELOAD if due.next is None else min(RELOAD, (due.next - due.now) / 1000)
         return began + GAP if due.rows else max(began + GAP, seen_at + wait)
 
-    async def _look(self, now: float) -> Due:
+    async def _read_due(self, now: float) -> Due:
         """Store what has not been stored yet. If that fails, it is judged again: the queues know their last firings."""
         ticks, self._term.ticks = self._term.ticks, []
         was, led = self._term.led, self._term.led
@@ -174,7 +174,7 @@ class ScheduleTicker:
         text = "the clock of the server was set back by more than a minute: %(count)d schedules go on from the new time"
         emit(logger, "rewind_schedules", text, count=rewound)
 
-    async def _drop(self, now: float) -> None:
+    async def _drop_undeclared(self, now: float) -> None:
         """Forget schedules that no peer declares any more."""
         if now - (self._term.leads_since or now) < LED_BEFORE_DROPPING:
             return
@@ -185,7 +185,7 @@ class ScheduleTicker:
 
     # One schedule
 
-    async def _tick_or_put_off(self, row: ScheduleRow, now: int) -> None:
+    async def _tick_or_postpone(self, row: ScheduleRow, now: int) -> None:
         try:
             plan = self._plan_of(row)
             tick = None if plan is None or self._is_away(plan) else await self._tick(row, plan, now)
@@ -200,7 +200,7 @@ class ScheduleTicker:
             text = "schedule %(schedule)r cannot be fired, trying again: %(error)s"
             self._throttle.error(row.name, "fire_schedule", text, schedule=row.name, error=str(error))
             tick = None
-        self._term.ticks.append(tick or Tick(row, row.last, row.next, now + PUT_OFF_MS, row.owed))
+        self._term.ticks.append(tick or Tick(row, row.last, row.next, now + POSTPONE_MS, row.owed))
 
     def _plan_of(self, row: ScheduleRow) -> Plan | None:
         """None: another version declared it, or a requirement is missing here, which is logged once."""
@@ -227,11 +227,11 @@ class ScheduleTicker:
                 *(logger, "tick_schedules", text, {"schedule": row.name, "since": since, "count": verdict.made_up}),
                 level=logging.WARNING,
             )
-        owed: Sequence[int] = [*row.owed, *verdict.fire]
+        pending: Sequence[int] = [*row.owed, *verdict.fire]
         fired, look_at = None, verdict.next
-        if owed:
-            owed, fired = await self._fire(plan.definition, owed, now)
-        if owed:
+        if pending:
+            pending, fired = await self._fire(plan.definition, pending, now)
+        if pending:
             first = fired is not None or row.name not in self._term.busy
             busy = BUSY_FIRST_MS if first else min(2 * self._term.busy[row.name], BUSY_MOST_MS)
             self._term.busy[row.name] = busy
@@ -239,12 +239,12 @@ class ScheduleTicker:
         else:
             self._term.busy.pop(row.name, None)
         self._throttle.resolve(row.name)
-        return Tick(row, verdict.cursor, verdict.next, look_at, self._bounded(row.name, owed), fired)
+        return Tick(row, verdict.cursor, verdict.next, look_at, self._limit_pending(row.name, pending), fired)
 
     async def _fire(
         self, definition: Definition, nominals: Sequence[int], now: int
     ) -> tuple[Sequence[int], int | None]:
-        """Enqueue these firings in order, as far as possible; return those still owed, and the last that was enqueued."""
+        """Enqueue these firings in order, as far as possible; return those still pending, and the last that was enqueued."""
         keys, fired = shard_of(await self._shards_of(definition.queue), definition.job), None
         for n, nominal in enumerate(nominals):
             call = ops.fire_schedule(
@@ -257,7 +257,7 @@ class ScheduleTicker:
             try:
                 word = await self._link.call(call, patience=self._patience)
             except Unavailable:
-                self._term.away[definition.queue] = trio.current_time() + PUT_OFF_MS / 1000
+                self._term.away[definition.queue] = trio.current_time() + POSTPONE_MS / 1000
                 raise
             if word == "busy":
                 return nominals[n:], fired
@@ -265,11 +265,11 @@ class ScheduleTicker:
             fired = nominal if word == "ok" else fired
         return [], fired
 
-    def _bounded(self, name: str, owed: Sequence[int]) -> Sequence[int]:
-        if len(owed) > MAX_OWED:
+    def _limit_pending(self, name: str, pending: Sequence[int]) -> Sequence[int]:
+        if len(pending) > MAX_PENDING:
             text = "schedule %(schedule)r: %(count)d firings wait for the one before; the oldest are dropped"
-            emit(logger, "fire_schedule", text, schedule=name, count=len(owed))
-        return owed[-MAX_OWED:]
+            emit(logger, "fire_schedule", text, schedule=name, count=len(pending))
+        return pending[-MAX_PENDING:]
 
 
 async def all_schedules(

@@ -28,7 +28,7 @@ QUEUES_AT_ONCE = 100
 """Queues of one worker whose tasks are given back at the same time."""
 NODE_PATIENCE = 0.5
 """Seconds that a chore waits for a queue of a cluster, whose node may be away while the registry is not."""
-AWAY = 1.0
+UNREACHABLE_FOR = 1.0
 """Seconds for which a queue that did not reply is not tried again, for any worker."""
 LONGEST_PAUSE = 5.0
 """Seconds between two tries of a recovery that the server refuses, at most."""
@@ -51,7 +51,7 @@ class Sweeper:
         self._idle = trio.Event()
         self._idle.set()
 
-    def take(self, dead: Iterable[tuple[str, bytes | None]], dying: Iterable[str]) -> None:
+    def recover(self, dead: Iterable[tuple[str, bytes | None]], dying: Iterable[str]) -> None:
         """Recover these workers; first condemn the `dead`, each with its last known heartbeat."""
         for worker, seen in dead:
             if worker not in self._under_way:
@@ -71,32 +71,32 @@ class Sweeper:
             while True:
                 await self._more.wait()
                 self._more = trio.Event()
-                self._begin(nursery)
+                self._start_next(nursery)
 
     async def sweep_once(self) -> None:
         """Recover the workers that were taken."""
         async with trio.open_nursery() as nursery:
-            self._begin(nursery)
+            self._start_next(nursery)
 
-    def _begin(self, nursery: trio.Nursery) -> None:
+    def _start_next(self, nursery: trio.Nursery) -> None:
         for worker, seen in list(islice(self._todo.items(), SWEEP_AT_ONCE - len(self._under_way))):
             del self._todo[worker]
             self._under_way.add(worker)
             if self._idle.is_set():
                 self._idle = trio.Event()
-            nursery.start_soon(self._sweep_on, nursery, worker, seen)
+            nursery.start_soon(self._sweep_then_next, nursery, worker, seen)
 
-    async def _sweep_on(self, nursery: trio.Nursery, worker: str, seen: tuple[bytes | None] | None) -> None:
+    async def _sweep_then_next(self, nursery: trio.Nursery, worker: str, seen: tuple[bytes | None] | None) -> None:
         """Recover one worker, then start with the next."""
         try:
-            await self._sweep_or_not(worker, seen)
+            await self._try_sweep(worker, seen)
         finally:
             self._under_way.discard(worker)
             if not self._leads():
                 self._todo.clear()
             if not self._under_way and not self._todo:
                 self._idle.set()
-        self._begin(nursery)
+        self._start_next(nursery)
 
     async def stop(self) -> None:
         """Start no further recovery, and return when those under way have ended."""
@@ -104,7 +104,7 @@ class Sweeper:
         if self._under_way:
             await self._idle.wait()
 
-    async def _sweep_or_not(self, worker: str, seen: tuple[bytes | None] | None) -> None:
+    async def _try_sweep(self, worker: str, seen: tuple[bytes | None] | None) -> None:
         try:
             if seen is None or await self._condemn(worker, seen[0]):
                 await self._sweep(worker)
@@ -112,7 +112,7 @@ class Sweeper:
             text = "worker %(worker)s is dead and was not removed, trying again: %(error)s"
             emit(logger, "forget_worker", text, level=logging.DEBUG, worker=worker, error=str(error))
         except WorqrError as error:
-            self._put_off(worker)
+            self._postpone(worker)
             text = "a dead worker cannot be removed, trying again: %(error)s"
             self._throttle.error("registry", "forget_worker", text, error=str(error))
 
@@ -132,21 +132,21 @@ class Sweeper:
             todo = [queue for queue in mapped if queue not in seen]
             if not todo:
                 if refused:
-                    self._put_off(worker)
+                    self._postpone(worker)
                 return
             seen.update(todo)
             for start in range(0, len(todo), QUEUES_AT_ONCE):
                 async with trio.open_nursery() as nursery:
                     for queue in todo[start : start + QUEUES_AT_ONCE]:
-                        nursery.start_soon(self._fail_on, worker, queue, refused)
+                        nursery.start_soon(self._sweep_queue, worker, queue, refused)
         self._later.pop(worker, None)
         emit(logger, "forget_worker", "worker %(worker)s was removed; all that it held was given back", worker=worker)
 
-    def _put_off(self, worker: str) -> None:
+    def _postpone(self, worker: str) -> None:
         _, pause = self._later.get(worker, (0.0, 0.5))
         self._later[worker] = (time.monotonic() + pause, min(2 * pause, LONGEST_PAUSE))
 
-    async def _fail_on(self, worker: str, queue: str, refused: list[str]) -> None:
+    async def _sweep_queue(self, worker: str, queue: str, refused: list[str]) -> None:
         """Recover one queue of a dead worker. A queue whose node is away delays no other queue."""
         if self._away.get(queue, 0.0) > time.monotonic():
             return
@@ -160,7 +160,7 @@ class Sweeper:
             _log_given_back(worker, queue, given, aside)
             await self._link.call(ops.unmap_work(self._keys, worker, queue), patience=LEASE)
         except Unavailable as error:
-            self._away[queue] = time.monotonic() + AWAY
+            self._away[queue] = time.monotonic() + UNREACHABLE_FOR
             text = "worker %(worker)s is dead, queue %(queue)r cannot be reached, trying again: %(error)s"
             emit(logger, "fail_worker", text, worker=worker, queue=queue, error=str(error))
         except WorqrError as error:
