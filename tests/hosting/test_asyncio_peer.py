@@ -564,7 +564,7 @@ def test_a_loop_that_is_blocked(
     prefix: str,
 ) -> None:
     """Its peer beats on, and claims nothing for it, and the log names the code."""
-    monkeypatch.setattr(host_loop, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(host_loop, "CHECK_EVERY", 0.01)
     monkeypatch.setattr(host_loop, "BLOCKED_AFTER", 0.1)
     mesh = new_mesh(block_limit=0.3)
     held = Held(mesh)

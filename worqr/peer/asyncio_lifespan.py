@@ -89,7 +89,7 @@ class _Life:
         def begin() -> None:
             self._task = asyncio.get_running_loop().create_task(self._live(), name=ASYNCIO_LIFESPAN, context=variables)
 
-        self._loop.call(begin)
+        self._loop.call_or_open(begin)
         await self._entered.wait()
         self.raise_error()
         return self._state
@@ -97,7 +97,7 @@ class _Life:
     async def leave(self) -> None:
         """Wait until the lifespan has ended; within `LEAVE_WITHIN`."""
         self._left = True
-        if not self._loop.tell(self._let_leave):
+        if not self._loop.call_if_open(self._let_leave):
             return
         with trio.move_on_after(LEAVE_WITHIN):
             await self._ended.wait()
@@ -134,7 +134,7 @@ class _Life:
         try:
             async with entered(ASYNCIO_LIFESPAN, self._lifespan) as self._state:
                 self._inside = True
-                self._loop.post(self._entered.set)
+                self._loop.call_in_trio(self._entered.set)
                 await self._leave.wait()
         except asyncio.CancelledError as error:
             if not self._left:
@@ -142,7 +142,7 @@ class _Life:
                 self._error.__cause__ = error
         except BaseException as error:  # also SystemExit, which would end the loop
             self._error = error
-        self._loop.post(self._has_ended)
+        self._loop.call_in_trio(self._has_ended)
 
     def _let_leave(self) -> None:
         """End the block of the lifespan; a lifespan that is still being entered is cancelled."""

@@ -65,7 +65,7 @@ class ConsumerRunner:
         """Serve a queue until cancelled, or until the peer has left; see ``Peer.serve``. Started means subscribed."""
         shards = await self._check_free(check_name(queue))
         async with AsyncExitStack() as stack:
-            place = self._executors.place_of(handler, how.runs_in)
+            place = self._executors.resolve_runs_in(handler, how.runs_in)
             consumers = self._new_consumers(shards, *self._executors.prepare(handler, how.runs_in), how, place)
             if how.on_failure is not None:
                 failing = await self._failure_consumers(shards[0], how)
@@ -125,7 +125,7 @@ class ConsumerRunner:
         note = ops.note_queues(RegistryKeys(keys.prefix), [failures.name for failures in shards])
         link = self._services.link
         link.post(note, lambda _word, _failure: None, patience=link.settings.patience)
-        place = self._executors.place_of(on_failure, loop)
+        place = self._executors.resolve_runs_in(on_failure, loop)
         return self._new_consumers(shards, named_after(on_failure, run), pool, Handling(how.failing or PATIENT), place)
 
     @asynccontextmanager

@@ -51,14 +51,15 @@ Hosting = Callable[[object], AbstractContextManager[None]]
 class AsyncioLoop:
     """The asyncio loop of one peer. `hosting` is the block in which it runs, which connects it to the mesh.
 
-    Set once, by the first run: `_token`, `_loop`, `_thread`. `_new` and `_ended` are filled on one side and emptied on the
-    other; `_told` and `_telling` are set by who fills them, before a wake-up, and cleared by who empties them, after it.
+    Set once, by the first run: `_token`, `_loop`, `_thread`. The Trio loop fills `_new`, and sets `_start_scheduled` when it
+    schedules a wake-up. The asyncio loop clears `_start_scheduled`, then empties `_new`. `_ended` and `_wake_scheduled` do the
+    same in the other direction.
 
     Attributes:
         pool: what limits how many handlers run at once, beside the concurrency of the peer; None: nothing does.
     """
 
-    applications: ClassVar[bool] = False
+    owned_by_application: ClassVar[bool] = False
     """The loop is the application's, which stops it and cancels the tasks on it."""
     pool: Pool | None = None
 
@@ -69,8 +70,8 @@ class AsyncioLoop:
         self._thread: threading.Thread | None = None
         self._new: deque[AsyncioRun] = deque()
         self._ended: deque[AsyncioRun] = deque()
-        self._told = False
-        self._telling = False
+        self._start_scheduled = False
+        self._wake_scheduled = False
         self._ending = False
         self._gone = trio.Event()
 
@@ -95,16 +96,16 @@ class AsyncioLoop:
         """Let `run` begin on the asyncio loop."""
         loop = self._loop or self._open()
         self._new.append(run)
-        if not self._told:
-            self._told = True
+        if not self._start_scheduled:
+            self._start_scheduled = True
             loop.call_soon_threadsafe(self._start_new)
 
-    def call(self, callback: Callable[[], None]) -> None:
+    def call_or_open(self, callback: Callable[[], None]) -> None:
         """Run `callback` on the asyncio loop; start the loop if it does not run yet."""
         loop = self._loop or self._open()
         loop.call_soon_threadsafe(callback)
 
-    def tell(self, callback: Callable[[], None]) -> bool:
+    def call_if_open(self, callback: Callable[[], None]) -> bool:
         """Run `callback` on the asyncio loop; return False if the loop has ended."""
         if self._loop is not None:
             with suppress(RuntimeError):
@@ -115,7 +116,7 @@ class AsyncioLoop:
     def _open(self) -> asyncio.AbstractEventLoop:
         self._token = trio.lowlevel.current_trio_token()
         loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=self._turn, args=(loop,), name="worqr asyncio", daemon=True)
+        thread = threading.Thread(target=self._run_loop, args=(loop,), name="worqr asyncio", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # this process is at its limit of threads; the next run tries again
@@ -129,7 +130,7 @@ class AsyncioLoop:
         loop = self._loop
         if loop is None:
             return
-        self.tell(self._stop)
+        self.call_if_open(self._stop)
         with trio.move_on_after(END_WAIT) as patience:
             await self._gone.wait()
         if patience.cancelled_caught:
@@ -139,12 +140,12 @@ class AsyncioLoop:
     def _describe(self, loop: asyncio.AbstractEventLoop) -> str:
         """What delays the loop's end: the code that it runs, or what its tasks wait for."""
         if asyncio.current_task(loop) is not None:
-            return self.where()
+            return self.current_stack()
         tasks = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())[:MOST_TASKS]
-        return "\n".join(describe(awaited_frames(task.get_coro())) for task in tasks) or self.where()
+        return "\n".join(describe(awaited_frames(task.get_coro())) for task in tasks) or self.current_stack()
 
     def _wake_ended(self) -> None:
-        self._telling = False
+        self._wake_scheduled = False
         while self._ended:
             self._ended.popleft().wake()
 
@@ -155,16 +156,16 @@ class AsyncioLoop:
         """None before the first run."""
         return self._loop
 
-    def where(self) -> str:
+    def current_stack(self) -> str:
         """The stack of the loop's thread at this moment."""
         ident = None if self._thread is None else self._thread.ident
         return "" if ident is None else describe(thread_frames(ident, below=asyncio.events.Handle._run.__code__))
 
     # In the asyncio loop
 
-    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         """The loop's thread."""
-        _say_asyncio()
+        _announce_asyncio()
         with self._hosting(loop):
             while not self._ending:
                 try:
@@ -173,12 +174,12 @@ class AsyncioLoop:
                     text = "a task that a handler left on the asyncio loop raised an error; the loop goes on"
                     emit(logger, "asyncio.raised", text, exc_info=error)
             try:
-                _wind_up(loop)
+                _close_loop(loop)
             except BaseException as error:
                 emit(logger, "asyncio.raised", "ending the asyncio loop raised an error", exc_info=error)
-        self.post(self._gone.set)
+        self.call_in_trio(self._gone.set)
 
-    def post(self, callback: Callable[[], None]) -> None:
+    def call_in_trio(self, callback: Callable[[], None]) -> None:
         """Run `callback` in the Trio loop, if that has not ended."""
         assert self._token is not None
         with suppress(trio.RunFinishedError):
@@ -189,19 +190,19 @@ class AsyncioLoop:
         asyncio.get_running_loop().stop()
 
     def _start_new(self) -> None:
-        self._told = False
+        self._start_scheduled = False
         while self._new:
             self._new.popleft().begin()
 
     def ended(self, run: AsyncioRun) -> None:
         """The task of `run` has ended: let its slot know."""
         self._ended.append(run)
-        if not self._telling:
-            self._telling = True
-            self.post(self._wake_ended)
+        if not self._wake_scheduled:
+            self._wake_scheduled = True
+            self.call_in_trio(self._wake_ended)
 
 
-def _say_asyncio() -> None:
+def _announce_asyncio() -> None:
     """Set which event loop this thread runs, for libraries that ask sniffio (httpx, anyio): it may have been set otherwise."""
     try:
         from sniffio import thread_local  # a dependency of Trio, for now
@@ -221,7 +222,7 @@ def _was_cancelled(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
-def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
+def _close_loop(loop: asyncio.AbstractEventLoop) -> None:
     """Cancel the remaining tasks on the loop, wait for their end, and close it."""
     try:
         left = asyncio.all_tasks(loop)
@@ -291,7 +292,7 @@ class AsyncioRun(OffloadedRun):
             await trio.sleep(
                 LEAVE_SOON
             )  # the peer leaves meanwhile, if the program ends: then the task goes back, uncounted
-        if isinstance(self._error, KeyboardInterrupt) and self._owner.applications:
+        if isinstance(self._error, KeyboardInterrupt) and self._owner.owned_by_application:
             raise self._error  # by chance out of this handler, as on the Trio loop: the peer ends, and the task returns
         if self._raise_cancel is not None and (not self._ended or isinstance(self._error, asyncio.CancelledError)):
             self._error = None
@@ -300,7 +301,7 @@ class AsyncioRun(OffloadedRun):
 
     def _cancel(self, raise_cancel: Callable[[], Any]) -> trio.lowlevel.Abort:
         self._raise_cancel = raise_cancel
-        if self._owner.tell(self._cancel_task):
+        if self._owner.call_if_open(self._cancel_task):
             return trio.lowlevel.Abort.FAILED
         self._waiting = None  # nothing of it goes on any more
         return trio.lowlevel.Abort.SUCCEEDED
@@ -319,12 +320,12 @@ class AsyncioRun(OffloadedRun):
             return ""
         busy = asyncio.current_task(self._owner.loop)
         if busy is task:
-            return self._owner.where()
+            return self._owner.current_stack()
         waits = describe(awaited_frames(task.get_coro()))
         return (
             waits
             if busy is None
-            else f"{waits}\nand its asyncio loop is busy with another task, at\n{self._owner.where()}"
+            else f"{waits}\nand its asyncio loop is busy with another task, at\n{self._owner.current_stack()}"
         )
 
     # In the asyncio loop
@@ -343,14 +344,14 @@ class AsyncioRun(OffloadedRun):
             self._value = await self._handler(self._task)
         except KeyboardInterrupt as error:
             self._error = error
-            if self._owner.applications:  # the program must hear of Ctrl-C, too
+            if self._owner.owned_by_application:  # the program must hear of Ctrl-C, too
                 self._end()
                 if self._running is not None:
                     self._running.add_done_callback(_retrieve)
                 raise
         except BaseException as error:  # also SystemExit, which would end the loop
             self._error = error
-            if self._owner.applications and self._raise_cancel is None and _was_cancelled(error):
+            if self._owner.owned_by_application and self._raise_cancel is None and _was_cancelled(error):
                 self._end(AsyncioRunState.INTERRUPTED)
                 return
         self._end()

@@ -33,8 +33,8 @@ class Executors:
         refuse_while_importing("join()")
         self.threads: Threads = Threads(settings.threads, settings.around_thread)
         self._settings = settings
-        self._thread_places = Pool(settings.threads)
-        self._process_places = Pool(settings.processes)
+        self._thread_limit = Pool(settings.threads)
+        self._process_limit = Pool(settings.processes)
         self._asyncio: AsyncioLoop | None = settings.asyncio_loop
         self._pool: ProcessPool | None = None
         self._nursery: trio.Nursery | None = None
@@ -86,20 +86,20 @@ class Executors:
         handler = getattr(handler, "__worqr_handler__", handler)
         check_runs_in(handler, runs_in)
         check_handler(handler)
-        match self.place_of(handler, runs_in):
+        match self.resolve_runs_in(handler, runs_in):
             case "process":
-                return self._processes().prepare(handler), self._process_places
+                return self._processes().prepare(handler), self._process_limit
             case "asyncio":
                 loop = self._asyncio_loop()
                 return loop.prepare(cast("Handler", handler)), loop.pool
             case "loop":
                 return cast("Handler", handler), None
             case "thread":
-                return self.threads.prepare(handler), self._thread_places
+                return self.threads.prepare(handler), self._thread_limit
 
-    def place_of(self, handler: object, runs_in: RunsIn | None) -> RunsIn:
+    def resolve_runs_in(self, handler: object, runs_in: RunsIn | None) -> RunsIn:
         """Where `handler` runs in this peer."""
-        return place_of(handler, runs_in, self._settings.runs_in)
+        return resolve_runs_in(handler, runs_in, self._settings.runs_in)
 
     def state_in(self, place: RunsIn) -> object:
         """The state from the lifespan of the loop on which handlers run there, or which waits for them."""
@@ -107,6 +107,6 @@ class Executors:
         return settings.asyncio_state if place == "asyncio" else settings.state
 
 
-def place_of(handler: object, runs_in: RunsIn | None, default: AsyncRunsIn) -> RunsIn:
+def resolve_runs_in(handler: object, runs_in: RunsIn | None, default: AsyncRunsIn) -> RunsIn:
     """Where `handler` runs: as it declares, else by its kind; `default` is the mesh's for async handlers."""
     return runs_in or (default if is_async(handler) else "thread")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-LOOK_EVERY: Final = 0.5
+CHECK_EVERY: Final = 0.5
 """Seconds between two looks at the loop."""
 BLOCKED_AFTER: Final = 1.0
 """Seconds without a turn after which the loop counts as blocked."""
@@ -35,7 +35,7 @@ UNLIMITED: Final = 1_000_000
 """Places for runs on a loop that turns; a peer has fewer units."""
 
 
-class _Places(Pool):
+class _Gate(Pool):
     """The limit of runs on the loop: none while it turns, 0 while it is blocked."""
 
     __slots__ = ()
@@ -55,7 +55,7 @@ class HostLoop(AsyncioLoop):
     Set once, by `attach`: `_token`. Changed in the asyncio loop: `_asked_at`, to None. Changed in the Trio loop: the rest.
     """
 
-    applications: ClassVar[bool] = True
+    owned_by_application: ClassVar[bool] = True
 
     def __init__(self, is_exiting: Callable[[], bool]) -> None:
         """`is_exiting`: returns True once the interpreter has begun to exit: no loop of the main thread runs again."""
@@ -63,10 +63,10 @@ class HostLoop(AsyncioLoop):
         self._is_exiting = is_exiting
         self._loop = asyncio.get_running_loop()
         self._thread = threading.current_thread()
-        self._places = _Places(UNLIMITED)
-        self.pool: Pool | None = self._places
+        self._gate = _Gate(UNLIMITED)
+        self.pool: Pool | None = self._gate
         self._asked_at: float | None = None
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
         self._blocked_since: float | None = None
         self._reported = False
         self._ended_inside = False
@@ -99,9 +99,9 @@ class HostLoop(AsyncioLoop):
         """The loop is the application's: nothing on it ends with the peer."""
         await trio.lowlevel.checkpoint()
 
-    def tell(self, callback: Callable[[], None]) -> bool:
+    def call_if_open(self, callback: Callable[[], None]) -> bool:
         """Run `callback` on the asyncio loop; return False if the loop has ended."""
-        return not self._has_ended() and super().tell(callback)
+        return not self._has_ended() and super().call_if_open(callback)
 
     async def watch_forever(self, block_limit: float, ended: Callable[[], object], turns: Callable[[], object]) -> None:
         """Look at the loop again and again, until it has ended.
@@ -112,8 +112,8 @@ class HostLoop(AsyncioLoop):
             turns: called when a blocked loop turns again: runs may begin.
         """
         while not self._has_ended():
-            self._look(block_limit, turns)
-            await trio.sleep(LOOK_EVERY)
+            self._check(block_limit, turns)
+            await trio.sleep(CHECK_EVERY)
         self._ended_inside = True
         ended()
 
@@ -129,46 +129,46 @@ class HostLoop(AsyncioLoop):
         loop = self._loop
         return loop is None or loop.is_closed() or (self._is_exiting() and not loop.is_running())
 
-    def _look(self, block_limit: float, turns: Callable[[], object]) -> None:
+    def _check(self, block_limit: float, turns: Callable[[], object]) -> None:
         """Judge the last tick, and post the next one if the loop has answered that."""
         now = time.monotonic()
-        overslept, self._looked_at = now - self._looked_at - LOOK_EVERY, now
+        overslept, self._checked_at = now - self._checked_at - CHECK_EVERY, now
         asked_at = self._asked_at
         if asked_at is None:
             if self._blocked_since is not None:
-                self._turns(now - self._blocked_since)
+                self._report_running(now - self._blocked_since)
                 turns()
             self._asked_at = now
-            self.tell(self._answer)
+            self.call_if_open(self._on_reply)
         elif overslept > BLOCKED_AFTER:
             self._asked_at = asked_at + overslept  # this thread could not run, so the loop perhaps could not either
         elif now - asked_at > BLOCKED_AFTER:
-            self._is_blocked(now - asked_at, block_limit)
+            self._report_blocked(now - asked_at, block_limit)
 
-    def _is_blocked(self, seconds: float, limit: float) -> None:
+    def _report_blocked(self, seconds: float, limit: float) -> None:
         if self._blocked_since is None:
             self._blocked_since = time.monotonic() - seconds
-            self._places.close()
+            self._gate.close()
             text = (
                 "the application's asyncio loop has not turned for %(duration).1f s, and this worker takes no tasks for it "
                 "until it does; let blocking code run in a thread; it is at\n%(where)s"
             )
-            emit(logger, "asyncio.blocked", text, duration=seconds, where=self.where())
+            emit(logger, "asyncio.blocked", text, duration=seconds, where=self.current_stack())
         elif seconds > limit and not self._reported:
             self._reported = True
             text = (
                 "the application's asyncio loop has not turned for %(duration).1f s, and the tasks on it stay with this worker; "
                 "restart the process if it does not end; it is at\n%(where)s"
             )
-            emit(logger, "asyncio.blocked", text, level=logging.ERROR, duration=seconds, where=self.where())
+            emit(logger, "asyncio.blocked", text, level=logging.ERROR, duration=seconds, where=self.current_stack())
 
-    def _turns(self, seconds: float) -> None:
+    def _report_running(self, seconds: float) -> None:
         self._blocked_since, self._reported = None, False
         text = "the application's asyncio loop turns again, after %(duration).1f s"
         emit(logger, "asyncio.turns", text, duration=seconds)
-        self._places.open()
+        self._gate.open()
 
     # In the asyncio loop
 
-    def _answer(self) -> None:
+    def _on_reply(self) -> None:
         self._asked_at = None

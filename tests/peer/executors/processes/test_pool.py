@@ -303,9 +303,9 @@ async def test_processes_that_nobody_needs_are_let_go_but_one(tmp_path: Path, mo
                     nursery.start_soon(pool.run, jobs.pid)
         old = pool.children.pids
         assert len(old) == pool.children.idle
-        pool.children.let_go(idle_for=1000)
+        pool.children.end_unused(idle_for=1000)
         assert pool.children.pids == old
-        pool.children.let_go(idle_for=0)
+        pool.children.end_unused(idle_for=0)
         with trio.fail_after(LONG):
             while len(pool.children.pids) > 1:
                 await trio.sleep(0.01)

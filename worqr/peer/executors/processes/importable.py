@@ -68,9 +68,9 @@ def _find(module: ModuleType | None, thing: object) -> str | None:
     if module is None:
         return None
     qualname = getattr(thing, "__qualname__", None)
-    if isinstance(qualname, str) and _is_it(_look_up(module, qualname), thing):
+    if isinstance(qualname, str) and _is_same(_look_up(module, qualname), thing):
         return qualname
-    return next((name for name, value in vars(module).items() if _is_it(value, thing)), None)
+    return next((name for name, value in vars(module).items() if _is_same(value, thing)), None)
 
 
 def _look_up(module: ModuleType, qualname: str) -> Any:
@@ -80,7 +80,7 @@ def _look_up(module: ModuleType, qualname: str) -> Any:
     return found
 
 
-def _is_it(found: Any, thing: Any) -> bool:
+def _is_same(found: Any, thing: Any) -> bool:
     """True for `thing` itself, and for a typed function whose handler `thing` is."""
     if found is thing or (isinstance(found, MethodType) and found == thing):
         return True

@@ -27,7 +27,7 @@ from worqr.import_guard import refuse_while_importing
 from worqr.log_events import emit
 from worqr.peer.executors.offloaded import OffloadedRun
 from worqr.peer.executors.processes.importable import STAND_IN, Name, main_module, name_for_process
-from worqr.peer.executors.processes.protocol import Extended, Raised, Returned, RunRequest, Said, Setup
+from worqr.peer.executors.processes.protocol import Extended, Progressed, Raised, Returned, RunRequest, Setup
 from worqr.peer.executors.processes.worker import WorkerProcess, start_worker_process
 from worqr.peer.handlers import Handler, named_after
 from worqr.peer.results import Encoded
@@ -145,21 +145,21 @@ class ProcessPool:
             task_status.started()
             try:
                 async for _ in periodic(KEEP_IDLE / 4):
-                    self.let_go(KEEP_IDLE)
+                    self.end_unused(KEEP_IDLE)
             finally:
                 self._nursery = None
                 with trio.CancelScope(shield=True):
                     await self._end()
 
-    def let_go(self, idle_for: float) -> None:
+    def end_unused(self, idle_for: float) -> None:
         """End processes that were not used for that many seconds, except one."""
         before = trio.current_time() - idle_for
         while len(self._idle) > 1 and self._idle[0].idle_since <= before:
             child = self._idle.pop(0)
             assert self._nursery is not None
-            self._nursery.start_soon(self._dismiss, child)
+            self._nursery.start_soon(self._end_process, child)
 
-    async def _dismiss(self, child: WorkerProcess) -> None:
+    async def _end_process(self, child: WorkerProcess) -> None:
         child.close_channel()
         with trio.CancelScope(shield=True):
             with trio.move_on_after(EXIT_GRACE):
@@ -180,21 +180,21 @@ class ProcessPool:
         for child in self._alive:
             if not child.gone.is_set():
                 emit(logger, "process.stuck", "process %(pid)d was killed and does not end", pid=child.pid)
-                child.tending.cancel()
+                child.supervision.cancel()
 
     def _start(self) -> WorkerProcess:
         if self._nursery is None or self._setup is None:
             raise WorqrBug("a run in a process outside of its peer's life")
         child = start_worker_process(self._setup, self._writers, self._max_result + SLACK)
         self._alive.append(child)
-        self._nursery.start_soon(self._tend, child)
+        self._nursery.start_soon(self._supervise, child)
         emit(logger, "process.started", "process %(pid)d", pid=child.pid)
         return child
 
-    async def _tend(self, child: WorkerProcess) -> None:
+    async def _supervise(self, child: WorkerProcess) -> None:
         try:
-            with child.tending:
-                await child.tend()
+            with child.supervision:
+                await child.supervise()
         finally:
             self._alive.remove(child)
             emit(logger, "process.ended", "process %(pid)d %(reason)s", pid=child.pid, reason=child.exit_description())
@@ -211,18 +211,18 @@ class ProcessPool:
             while True:
                 reused = bool(self._idle)
                 child = self._idle.pop() if reused else self._start()
-                answer = await self._ask(child, function, run)
+                answer = await self._execute(child, function, run)
                 if answer is not None:
                     return _outcome(answer, child)
                 if not (reused and child.unread):
                     raise _stalled(child)
                 # it had ended before the run could begin: not this run's fault
 
-    async def _ask(self, child: WorkerProcess, function: Name, run: Run[RunHost]) -> Returned | Raised | None:
+    async def _execute(self, child: WorkerProcess, function: Name, run: Run[RunHost]) -> Returned | Raised | None:
         """Send `run` to `child`, which is idle afterwards, or gone."""
         answer = None
         try:
-            answer = await child.ask(_request(function, run), partial(_hear, run))
+            answer = await child.execute(_request(function, run), partial(_on_report, run))
         finally:
             if answer is None or (isinstance(answer, Raised) and answer.last):
                 child.kill()
@@ -231,7 +231,7 @@ class ProcessPool:
                 child.close_channel()
                 _KilledRun(child.output.tail())
             else:
-                child.rest(trio.current_time())
+                child.become_idle(trio.current_time())
                 self._idle.append(child)
         return answer
 
@@ -263,8 +263,8 @@ def _request(function: Name, run: Run[RunHost]) -> RunRequest:
     return RunRequest(function, run.queue, run.host.mark, run.fence, entry, run.host.policy, left)
 
 
-def _hear(run: Run[RunHost], what: Said | Extended) -> None:
-    if isinstance(what, Said):
+def _on_report(run: Run[RunHost], what: Progressed | Extended) -> None:
+    if isinstance(what, Progressed):
         run.report_progress(what.done, what.message)
     else:
         run.host.extend(run, what.seconds)
@@ -289,12 +289,12 @@ def _error_of(answer: Raised, remote: RemoteError) -> Exception:
     elif answer.kind == "broken":
         error = Broken(remote.message)
     else:
-        return ChildError(remote, _names_here(answer.names))
+        return ChildError(remote, _local_names(answer.names))
     error.__worqr_remote__ = remote  # type: ignore[union-attr]
     return error
 
 
-def _names_here(names: Iterable[str]) -> frozenset[str]:
+def _local_names(names: Iterable[str]) -> frozenset[str]:
     """The classes of an error; classes of ``__main__`` also under their name in this process."""
     known = set(names)
     mains = {f"{name}." for name in (STAND_IN, main_module()[0]) if name is not None}

@@ -1,7 +1,7 @@
 """The wire between a peer and its worker processes: frames of four bytes of length and a struct in MessagePack.
 
 It is internal: both sides always have the same version. A process receives one `Setup` first. It replies to each `RunRequest`
-with one `Returned` or `Raised`, and before that with a `Said` or `Extended` for each report or extension of the run.
+with one `Returned` or `Raised`, and before that with a `Progressed` or `Extended` for each report or extension of the run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RunRequest(msgspec.Struct, tag=True, array_like=True, frozen=True):
     left: float | None
 
 
-class Said(msgspec.Struct, tag=True, array_like=True, frozen=True):
+class Progressed(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """The run reported its progress."""
 
     done: float | None
@@ -80,7 +80,7 @@ class Raised(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 Request = Setup | RunRequest
 Answer = Returned | Raised
-Reply = Said | Extended | Answer
+Reply = Progressed | Extended | Answer
 
 requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)

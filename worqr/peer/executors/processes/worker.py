@@ -27,11 +27,11 @@ from worqr.log_events import emit
 from worqr.peer.executors.processes.protocol import (
     LENGTH,
     Extended,
+    Progressed,
     Raised,
     Reply,
     Returned,
     RunRequest,
-    Said,
     Setup,
     packed,
     replies,
@@ -107,9 +107,9 @@ class WorkerState(Enum):
 
     | state    | meaning                                                      | leaves it by                 |
     |----------|--------------------------------------------------------------|------------------------------|
-    | STARTING | it was started, and got no run yet                           | `ask`                        |
-    | BUSY     | it has a run                                                 | `rest`, or its end           |
-    | IDLE     | its run has ended, and it waits for the next one             | `ask`, or its end            |
+    | STARTING | it was started, and got no run yet                           | `execute`                    |
+    | BUSY     | it has a run                                                 | `become_idle`, or its end    |
+    | IDLE     | its run has ended, and it waits for the next one             | `execute`, or its end        |
     | GARBLED  | it wrote something else than a reply, and is killed for that | never                        |
     | GONE     | it has ended, and was reaped                                 | never                        |
     """
@@ -122,9 +122,9 @@ class WorkerState(Enum):
 
 
 class WorkerProcess:
-    """A worker process. Made by `start_worker_process`; `tend` must run as long as it does.
+    """A worker process. Made by `start_worker_process`; `supervise` must run as long as it does.
 
-    Set once: `pid`, `output`, `gone`, `tending`. Changed only in the loop: the rest.
+    Set once: `pid`, `output`, `gone`, `supervision`. Changed only in the loop: the rest.
 
     Attributes:
         idle_since: when it became idle, by Trio's clock.
@@ -137,7 +137,7 @@ class WorkerProcess:
         self.pid: int = process.pid
         self.output = output
         self.gone: trio.Event = trio.Event()
-        self.tending: trio.CancelScope = trio.CancelScope(shield=True)
+        self.supervision: trio.CancelScope = trio.CancelScope(shield=True)
         self.state: WorkerState = WorkerState.STARTING
         self.idle_since: float = math.inf
         self.unread: bool = False
@@ -145,27 +145,29 @@ class WorkerProcess:
         self._channel = channel
         self._lifeline = lifeline
 
-    def rest(self, now: float) -> None:
+    def become_idle(self, now: float) -> None:
         """It waits for its next run from `now` on, by Trio's clock."""
         self.state = WorkerState.IDLE
         self.idle_since = now
 
-    async def ask(self, run: RunRequest, hear: Callable[[Said | Extended], None]) -> Returned | Raised | None:
-        """Run it, calling `hear` for each report; None: the process died of it. If this is cancelled, kill the process."""
+    async def execute(
+        self, run: RunRequest, on_report: Callable[[Progressed | Extended], None]
+    ) -> Returned | Raised | None:
+        """Run it, calling `on_report` for each report; None: the process died of it. If this is cancelled, kill the process."""
         self.output.begin()
         self.state = WorkerState.BUSY
         self.unread = False
-        heard = False
+        reported = False
         try:
             await self._channel.send(run)
             while True:
                 reply = await self._channel.receive()
-                if not isinstance(reply, Said | Extended):
+                if not isinstance(reply, Progressed | Extended):
                     return reply
-                heard = True
-                hear(reply)
+                reported = True
+                on_report(reply)
         except trio.BrokenResourceError:  # a reset connection had data that was never read
-            self.unread = not heard
+            self.unread = not reported
             return None
         except msgspec.MsgspecError as error:
             text = "process %(pid)d wrote something else than a reply to its pipe, and is killed: %(error)s"
@@ -185,7 +187,7 @@ class WorkerProcess:
         """Send that there are no more runs: the process ends when it has left its lifespan."""
         self._channel.close()
 
-    async def tend(self) -> None:
+    async def supervise(self) -> None:
         """Pass on its output until it has ended, then end its child processes, and reap it."""
         try:
             async with trio.open_nursery() as nursery:

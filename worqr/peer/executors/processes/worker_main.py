@@ -28,12 +28,12 @@ from worqr.peer.executors.processes.lifeline import die_with_parent
 from worqr.peer.executors.processes.protocol import (
     LENGTH,
     Extended,
+    Progressed,
     Raised,
     Reply,
     Request,
     Returned,
     RunRequest,
-    Said,
     Setup,
     packed,
     requests,
@@ -45,7 +45,7 @@ from worqr.relocation import relocate
 from worqr.remote_error import remote_error
 from worqr.validation import name_of
 
-SAY_EVERY: Final = 0.1
+REPORT_EVERY: Final = 0.1
 """Seconds between two reports of progress to the parent, which sends them no more often either."""
 OOM_SCORE: Final = 500
 """The oom_score_adj of the process, of 1,000: it counts as if it used half of all memory more than it does."""
@@ -86,7 +86,7 @@ class Pipe:
 
 
 class ChildProgress:
-    """Progress on its way to the parent: the first report at once, then only the latest in each `SAY_EVERY`."""
+    """Progress on its way to the parent: the first report at once, then only the latest in each `REPORT_EVERY`."""
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
@@ -107,11 +107,11 @@ class ChildProgress:
             if run is not self._running:
                 return
             self._pending = True
-            if time.monotonic() - self._sent >= SAY_EVERY:
+            if time.monotonic() - self._sent >= REPORT_EVERY:
                 self._send()
                 return
             if self._thread is None:
-                self._thread = threading.Thread(target=self._say_forever, name="worqr progress", daemon=True)
+                self._thread = threading.Thread(target=self._send_forever, name="worqr progress", daemon=True)
                 self._thread.start()
             self._changed.notify()
 
@@ -124,14 +124,14 @@ class ChildProgress:
     def _send(self) -> None:
         if self._pending and self._running is not None and self._running.progress is not None:
             self._pending, self._sent = False, time.monotonic()
-            self._pipe.send(Said(*self._running.progress))
+            self._pipe.send(Progressed(*self._running.progress))
 
-    def _say_forever(self) -> None:
+    def _send_forever(self) -> None:
         while True:
             with self._changed:
                 while not self._pending:
                     self._changed.wait()
-                wait = self._sent + SAY_EVERY - time.monotonic()
+                wait = self._sent + REPORT_EVERY - time.monotonic()
                 if wait <= 0:
                     self._send()
             if wait > 0:
@@ -141,13 +141,15 @@ class ChildProgress:
 class ProcessHost:
     """The `RunHost` of this process."""
 
-    def __init__(self, queue: str, mark: str, policy: Policy, state: object, pipe: Pipe, sayer: ChildProgress) -> None:
+    def __init__(
+        self, queue: str, mark: str, policy: Policy, state: object, pipe: Pipe, progress: ChildProgress
+    ) -> None:
         self.queue = queue
         self.mark = mark
         self.policy = policy
         self.state = state
         self._pipe = pipe
-        self.report_progress: Callable[[Run[Any]], None] = sayer.report
+        self.report_progress: Callable[[Run[Any]], None] = progress.report
 
     def policy_with(self, own: tuple[tuple[bytes, bytes], ...]) -> Policy:
         """The policy of a job with policy fields of its own."""
@@ -169,13 +171,13 @@ class ProcessRun(Run[ProcessHost]):
         """Nothing to check: a run that is cancelled is killed."""
 
 
-class Runs:
+class RunLoop:
     """The runs of this process, one after the other."""
 
     def __init__(self, pipe: Pipe, setup: Setup) -> None:
         self._pipe = pipe
         self._setup = setup
-        self._sayer = ChildProgress(pipe)
+        self._progress = ChildProgress(pipe)
         self._pid = os.getpid()
         self._handlers: dict[Name, Callable[[bytes], object]] = {}
         self._around: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -210,15 +212,15 @@ class Runs:
             if setup.memory_limit is not None:
                 _limit_memory(setup.memory_limit)
             if setup.around is not None:
-                self._around = _found(setup.around, "around_thread")
+                self._around = _import(setup.around, "around_thread")
             if setup.lifespan is not None:
-                self._state = stack.enter_context(_found(setup.lifespan, "process_lifespan")())
+                self._state = stack.enter_context(_import(setup.lifespan, "process_lifespan")())
         except BaseException as error:
             return raised(error, last=True)
         return None
 
     def _run(self, request: RunRequest) -> Returned | Raised:
-        host = ProcessHost(request.queue, request.mark, request.policy, self._state, self._pipe, self._sayer)
+        host = ProcessHost(request.queue, request.mark, request.policy, self._state, self._pipe, self._progress)
         run = ProcessRun(host, None, request.fence, request.entry)
         if request.left is not None:
             Timer(run, time.monotonic() + request.left)
@@ -227,16 +229,16 @@ class Runs:
             handler = self._handler(request.function)
         except BaseException as error:
             return raised(error, last=True)
-        self._sayer.begin(run)
+        self._progress.begin(run)
         value: object = None
         try:
             with self._around():
-                value = _called(handler, run.task)
+                value = _call(handler, run.task)
         except BaseException as error:
             return raised(judge(error, run.policy, run.failures).error, last=isinstance(error, MemoryError))
         finally:
             if os.getpid() == self._pid:
-                self._sayer.end()
+                self._progress.end()
         return self._returned(run, value)
 
     def _returned(self, run: ProcessRun, value: object) -> Returned | Raised:
@@ -250,26 +252,26 @@ class Runs:
     def _handler(self, name: Name) -> Callable[[bytes], object]:
         handler = self._handlers.get(name)
         if handler is None:
-            found = _found(name, "the function")
+            found = _import(name, "the function")
             handler = self._handlers[name] = getattr(found, "__worqr_handler__", found)
         return handler
 
 
-def _found(name: Name, what: str) -> Any:
+def _import(name: Name, what: str) -> Any:
     try:
         return resolve(name)
     except BaseException as error:
-        raise ImportError(f"a worker process cannot import {what} {name}: {_leaves(error)}") from error
+        raise ImportError(f"a worker process cannot import {what} {name}: {_one_line(error)}") from error
 
 
-def _leaves(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     """`error` in one line, also an error that Trio wrapped into groups."""
     if isinstance(error, BaseExceptionGroup):
-        return "; ".join(_leaves(inner) for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions)
+        return "; ".join(_one_line(inner) for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions)
     return f"{type(error).__name__}: {error}"
 
 
-def _called(handler: Callable[[bytes], object], task: bytes) -> object:
+def _call(handler: Callable[[bytes], object], task: bytes) -> object:
     result = handler(task)
     if inspect.iscoroutine(result):
         result.close()
@@ -321,7 +323,7 @@ class ForkGuard:
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
         self._mask: set[int] = set()
-        os.register_at_fork(before=self._block, after_in_parent=self._unblock, after_in_child=self._behave)
+        os.register_at_fork(before=self._block, after_in_parent=self._unblock, after_in_child=self._after_in_child)
 
     def _block(self) -> None:
         self._mask = set(signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED))
@@ -329,7 +331,7 @@ class ForkGuard:
     def _unblock(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
-    def _behave(self) -> None:
+    def _after_in_child(self) -> None:
         self._pipe.close()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -355,4 +357,4 @@ def main(argv: list[str]) -> None:
     with pipe, lifeline:
         setup = pipe.receive()
         if isinstance(setup, Setup):
-            Runs(pipe, setup).run_forever()
+            RunLoop(pipe, setup).run_forever()
