@@ -16,30 +16,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worqr.cron import AHEAD_MS, ON_TIME_MS, Definition, Plan, at, jitter_ms, judge, ms_of
+from worqr.cron import AHEAD_MS, ON_TIME_MS, Definition, Trigger, at, due_firings, jitter_ms, ms_of
 from worqr.errors import UsageError
 
 HOUR = 3_600_000
 DAY = 24 * HOUR
 
 
-def cron(expression: str, timezone: str = "UTC", **more: Any) -> Plan:
-    return Plan(Definition(name="s", queue="q", task=b"", cron=expression, timezone=timezone, **more))
+def cron(expression: str, timezone: str = "UTC", **more: Any) -> Trigger:
+    return Trigger(Definition(name="s", queue="q", task=b"", cron=expression, timezone=timezone, **more))
 
 
-def every(seconds: float, **more: Any) -> Plan:
-    return Plan(Definition(name="s", queue="q", task=b"", every_ms=round(seconds * 1000), **more))
+def every(seconds: float, **more: Any) -> Trigger:
+    return Trigger(Definition(name="s", queue="q", task=b"", every_ms=round(seconds * 1000), **more))
 
 
 def utc(text: str) -> int:
     return ms_of(datetime.fromisoformat(text).replace(tzinfo=UTC))
 
 
-def local_times(plan: Plan, start: str, n: int) -> list[str]:
-    """The next `n` firings after a UTC time, as the clock of the plan's zone shows them, with its offset."""
-    zone, now, found = zoneinfo.ZoneInfo(plan.definition.timezone), utc(start), []
+def local_times(trigger: Trigger, start: str, n: int) -> list[str]:
+    """The next `n` firings after a UTC time, as the clock of the trigger's zone shows them, with its offset."""
+    zone, now, found = zoneinfo.ZoneInfo(trigger.definition.timezone), utc(start), []
     for _ in range(n):
-        now = plan.next_after(now)
+        now = trigger.next_after(now)
         found.append(at(now).astimezone(zone).strftime("%m-%d %H:%M %z"))
     return found
 
@@ -57,28 +57,28 @@ def test_milliseconds_survive_the_way_there_and_back(ms: int) -> None:
 
 
 def test_a_period_fires_at_its_multiples_whoever_asks_when() -> None:
-    plan = every(0.2)
-    assert plan.next_after(0) == 200
-    assert plan.next_after(199) == 200
-    assert plan.next_after(200) == 400
-    assert plan.next_after(1_700_000_000_001) == 1_700_000_000_200
+    trigger = every(0.2)
+    assert trigger.next_after(0) == 200
+    assert trigger.next_after(199) == 200
+    assert trigger.next_after(200) == 400
+    assert trigger.next_after(1_700_000_000_001) == 1_700_000_000_200
 
 
 def test_a_period_that_divides_no_day_goes_on_over_midnight() -> None:
-    plan = every(7 * 60)
-    first = plan.next_after(utc("2026-01-01"))
+    trigger = every(7 * 60)
+    first = trigger.next_after(utc("2026-01-01"))
     assert first % (7 * 60_000) == 0
-    assert plan.next_after(first) - first == 7 * 60_000
+    assert trigger.next_after(first) - first == 7 * 60_000
 
 
 @pytest.mark.parametrize("n", [0, 1, 3, 8, 9, 10, 100])
 def test_the_last_of_a_period(n: int) -> None:
-    plan, firings = every(1), list(range(2000, 10_001, 1000))
-    assert plan.last_between(1000, 10_000, n) == firings[max(0, 9 - n) :]
-    assert plan.last_between(999, 10_000, n) == [1000, *firings][max(0, 10 - n) :]
-    assert plan.last_between(1001, 9_999, n) == firings[:-1][max(0, 8 - n) :]
-    assert plan.last_between(10_000, 10_000, n) == []
-    assert plan.last_between(11_000, 10_000, n) == []
+    trigger, firings = every(1), list(range(2000, 10_001, 1000))
+    assert trigger.last_between(1000, 10_000, n) == firings[max(0, 9 - n) :]
+    assert trigger.last_between(999, 10_000, n) == [1000, *firings][max(0, 10 - n) :]
+    assert trigger.last_between(1001, 9_999, n) == firings[:-1][max(0, 8 - n) :]
+    assert trigger.last_between(10_000, 10_000, n) == []
+    assert trigger.last_between(11_000, 10_000, n) == []
 
 
 def test_a_second_left_alone_for_a_century_costs_nothing() -> None:
@@ -143,9 +143,9 @@ def expected_firings(expression: str, zone: zoneinfo.ZoneInfo, start: datetime, 
     return sorted(ms_of(moment) for moment in found)
 
 
-def all_firings(plan: Plan, start: datetime, days: int) -> list[int]:
+def all_firings(trigger: Trigger, start: datetime, days: int) -> list[int]:
     now, end, found = ms_of(start) - 1, ms_of(start + timedelta(days=days)), []
-    while (now := plan.next_after(now)) <= end:
+    while (now := trigger.next_after(now)) <= end:
         found.append(now)
     return found
 
@@ -194,22 +194,22 @@ def test_firings_are_those_of_the_promise(zone: str, expression: str) -> None:
 def test_the_next_firing_does_not_depend_on_when_one_asks(zone: str) -> None:
     rng = random.Random(7)
     for expression in ("30 2 * * *", "*/15 * * * *", "0,30 1-3 * * *"):
-        plan = cron(expression, zone)
+        trigger = cron(expression, zone)
         for start in ZONES[zone]:
             begin = datetime.fromisoformat(start).replace(tzinfo=UTC)
-            firings = all_firings(plan, begin, 3)
+            firings = all_firings(trigger, begin, 3)
             for _ in range(200):
                 now = rng.randrange(firings[0] - 1, firings[-1])
-                assert plan.next_after(now) == next(each for each in firings if each > now)
+                assert trigger.next_after(now) == next(each for each in firings if each > now)
             for before, after in pairwise(firings):
-                assert plan.next_after(before) == after
-                assert plan.next_after(after - 1) == after
+                assert trigger.next_after(before) == after
+                assert trigger.next_after(after - 1) == after
 
 
 def test_a_leap_day_is_waited_for() -> None:
-    plan = cron("0 12 29 2 *")
-    assert at(plan.next_after(utc("2026-01-01"))) == datetime(2028, 2, 29, 12, tzinfo=UTC)
-    assert at(plan.next_after(utc("2096-03-01"))) == datetime(2104, 2, 29, 12, tzinfo=UTC)
+    trigger = cron("0 12 29 2 *")
+    assert at(trigger.next_after(utc("2026-01-01"))) == datetime(2028, 2, 29, 12, tzinfo=UTC)
+    assert at(trigger.next_after(utc("2096-03-01"))) == datetime(2104, 2, 29, 12, tzinfo=UTC)
 
 
 def test_words_last_days_and_nth_weekdays_are_understood() -> None:
@@ -256,35 +256,37 @@ def test_a_quarter_of_every_hour_goes_on_in_real_time() -> None:
 
 def test_named_hours_mean_local_time_whatever_their_minutes() -> None:
     """Where Debian's cron would fire eight times, or not at all."""
-    plan = cron("*/15 2 * * *", "Europe/Berlin")
-    assert local_times(plan, "2026-10-24T22:00", 5)[3:] == ["10-25 02:45 +0200", "10-26 02:00 +0100"]
-    assert local_times(plan, "2026-03-28T22:00", 2) == ["03-29 03:00 +0200", "03-30 02:00 +0200"]
+    trigger = cron("*/15 2 * * *", "Europe/Berlin")
+    assert local_times(trigger, "2026-10-24T22:00", 5)[3:] == ["10-25 02:45 +0200", "10-26 02:00 +0100"]
+    assert local_times(trigger, "2026-03-28T22:00", 2) == ["03-29 03:00 +0200", "03-30 02:00 +0200"]
 
 
 # The last ones
 
 
 def test_the_last_firings_of_a_cron_expression() -> None:
-    plan = cron("0 3 * * *")
+    trigger = cron("0 3 * * *")
     until = utc("2026-03-10T12:00")
-    assert plan.last_between(utc("2026-03-01"), until, 3) == [utc(f"2026-03-{day}T03:00") for day in ("08", "09", "10")]
-    assert plan.last_between(utc("2026-03-09T03:00"), until, 3) == [utc("2026-03-10T03:00")]
-    assert plan.last_between(utc("2026-03-09T02:59:59"), utc("2026-03-09T03:00"), 3) == [utc("2026-03-09T03:00")]
-    assert plan.last_between(utc("2026-03-10T03:00"), until, 3) == []
-    assert plan.last_between(until, until, 3) == []
+    assert trigger.last_between(utc("2026-03-01"), until, 3) == [
+        utc(f"2026-03-{day}T03:00") for day in ("08", "09", "10")
+    ]
+    assert trigger.last_between(utc("2026-03-09T03:00"), until, 3) == [utc("2026-03-10T03:00")]
+    assert trigger.last_between(utc("2026-03-09T02:59:59"), utc("2026-03-09T03:00"), 3) == [utc("2026-03-09T03:00")]
+    assert trigger.last_between(utc("2026-03-10T03:00"), until, 3) == []
+    assert trigger.last_between(until, until, 3) == []
 
 
 def test_a_minute_left_alone_for_years_is_looked_at_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, calls, ask = cron("* * * * *"), 0, Plan.next_after
+    trigger, calls, ask = cron("* * * * *"), 0, Trigger.next_after
 
-    def counted(self: Plan, ms: int) -> int:
+    def counted(self: Trigger, ms: int) -> int:
         nonlocal calls
         calls += 1
         return ask(self, ms)
 
-    monkeypatch.setattr(Plan, "next_after", counted)
+    monkeypatch.setattr(Trigger, "next_after", counted)
     until = utc("2026-01-01")
-    assert plan.last_between(utc("2016-01-01"), until, 2) == [until - 60_000, until]
+    assert trigger.last_between(utc("2016-01-01"), until, 2) == [until - 60_000, until]
     assert calls < 100
 
 
@@ -295,50 +297,50 @@ NOW = utc("2026-03-10T12:00")
 
 
 def test_nothing_is_due_before_the_next_nominal_time() -> None:
-    verdict = judge(every(60), NOW, NOW + 59_999)
-    assert (verdict.fire, verdict.cursor, verdict.missed, verdict.next) == ([], NOW, 0, NOW + 60_000)
+    decision = due_firings(every(60), NOW, NOW + 59_999)
+    assert (decision.fire, decision.cursor, decision.missed, decision.next) == ([], NOW, 0, NOW + 60_000)
 
 
 def test_what_is_on_time_is_fired_whatever_the_misfire_rule() -> None:
     for misfire in (0, 1, 5):
-        verdict = judge(every(1, misfire=misfire), NOW, NOW + 3_500)
-        assert verdict.fire == [NOW + 1000, NOW + 2000, NOW + 3000]
-        assert (verdict.cursor, verdict.missed, verdict.made_up, verdict.next) == (NOW + 3000, 0, 0, NOW + 4000)
+        decision = due_firings(every(1, misfire=misfire), NOW, NOW + 3_500)
+        assert decision.fire == [NOW + 1000, NOW + 2000, NOW + 3000]
+        assert (decision.cursor, decision.missed, decision.caught_up, decision.next) == (NOW + 3000, 0, 0, NOW + 4000)
 
 
 def test_on_time_ends_after_ten_seconds() -> None:
     assert ON_TIME_MS == 10_000
-    assert judge(every(60, misfire=0), NOW, NOW + 60_000 + 9_999).fire == [NOW + 60_000]
-    assert judge(every(60, misfire=0), NOW, NOW + 60_000 + 10_000).fire == []
-    assert judge(every(60, misfire=1), NOW, NOW + 60_000 + 10_000).fire == [NOW + 60_000]
+    assert due_firings(every(60, misfire=0), NOW, NOW + 60_000 + 9_999).fire == [NOW + 60_000]
+    assert due_firings(every(60, misfire=0), NOW, NOW + 60_000 + 10_000).fire == []
+    assert due_firings(every(60, misfire=1), NOW, NOW + 60_000 + 10_000).fire == [NOW + 60_000]
 
 
-@pytest.mark.parametrize(("misfire", "made_up"), [(0, 0), (1, 1), (3, 3), (100, 5)])
-def test_of_what_was_missed_as_many_are_made_up_for_as_the_rule_says(misfire: int, made_up: int) -> None:
+@pytest.mark.parametrize(("misfire", "caught_up"), [(0, 0), (1, 1), (3, 3), (100, 5)])
+def test_of_what_was_missed_as_many_are_caught_up_as_the_rule_says(misfire: int, caught_up: int) -> None:
     missed = [NOW + n * HOUR for n in range(1, 6)]
     now = NOW + 6 * HOUR + 5_000
-    verdict = judge(every(3600, misfire=misfire), NOW, now)
-    assert verdict.fire == [*(missed[-made_up:] if made_up else []), NOW + 6 * HOUR]
-    assert verdict.made_up == made_up
-    assert verdict.missed >= 1
-    assert verdict.cursor == NOW + 6 * HOUR
-    assert verdict.next == NOW + 7 * HOUR
+    decision = due_firings(every(3600, misfire=misfire), NOW, now)
+    assert decision.fire == [*(missed[-caught_up:] if caught_up else []), NOW + 6 * HOUR]
+    assert decision.caught_up == caught_up
+    assert decision.missed >= 1
+    assert decision.cursor == NOW + 6 * HOUR
+    assert decision.next == NOW + 7 * HOUR
 
 
 def test_all_that_was_missed_is_judged_also_when_nothing_of_it_is_fired() -> None:
-    verdict = judge(cron("0 3 * * *", misfire=0), utc("2026-03-01"), NOW)
-    assert (verdict.fire, verdict.cursor) == ([], utc("2026-03-10T03:00"))
+    decision = due_firings(cron("0 3 * * *", misfire=0), utc("2026-03-01"), NOW)
+    assert (decision.fire, decision.cursor) == ([], utc("2026-03-10T03:00"))
 
 
 def test_a_clock_that_was_set_back_by_up_to_a_minute_fires_nothing_twice() -> None:
     assert AHEAD_MS == 60_000
-    verdict = judge(every(10), NOW, NOW - 60_000)
-    assert (verdict.fire, verdict.cursor, verdict.next) == ([], NOW, NOW + 10_000)
+    decision = due_firings(every(10), NOW, NOW - 60_000)
+    assert (decision.fire, decision.cursor, decision.next) == ([], NOW, NOW + 10_000)
 
 
 def test_a_cursor_further_ahead_counts_as_now() -> None:
-    verdict = judge(every(60), NOW, NOW - HOUR + 1)
-    assert (verdict.fire, verdict.cursor, verdict.next) == ([], NOW - HOUR + 1, NOW - HOUR + 60_000)
+    decision = due_firings(every(60), NOW, NOW - HOUR + 1)
+    assert (decision.fire, decision.cursor, decision.next) == ([], NOW - HOUR + 1, NOW - HOUR + 60_000)
 
 
 @given(
@@ -350,27 +352,27 @@ def test_a_cursor_further_ahead_counts_as_now() -> None:
 def test_every_firing_is_judged_once_as_on_time_or_as_missed(
     period: float, misfire: int, cursor: int, late: int
 ) -> None:
-    plan, now = every(period, misfire=misfire), cursor + late
-    verdict = judge(plan, cursor, now)
-    step = plan.definition.every_ms
+    trigger, now = every(period, misfire=misfire), cursor + late
+    decision = due_firings(trigger, cursor, now)
+    step = trigger.definition.every_ms
     passed = range((cursor // step + 1) * step, now + 1, step)
     due = [nominal for nominal in passed if nominal > now - ON_TIME_MS]
     missed = list(passed[: len(passed) - len(due)])
-    made_up = missed[-misfire:] if misfire else []
-    assert verdict.fire == [*made_up, *due]
-    assert verdict.cursor == (passed[-1] if passed else cursor)
-    assert verdict.next == (now // step + 1) * step
-    assert bool(verdict.missed) == bool(missed)
-    assert verdict.made_up == len(made_up)
+    caught_up = missed[-misfire:] if misfire else []
+    assert decision.fire == [*caught_up, *due]
+    assert decision.cursor == (passed[-1] if passed else cursor)
+    assert decision.next == (now // step + 1) * step
+    assert bool(decision.missed) == bool(missed)
+    assert decision.caught_up == len(caught_up)
 
 
 # Jitter
 
 
 def test_jitter_is_the_same_for_whoever_asks() -> None:
-    plan = every(60, jitter_ms=5_000)
-    assert [jitter_ms(plan.definition, NOW + n) for n in range(50)] == [
-        jitter_ms(plan.definition, NOW + n) for n in range(50)
+    trigger = every(60, jitter_ms=5_000)
+    assert [jitter_ms(trigger.definition, NOW + n) for n in range(50)] == [
+        jitter_ms(trigger.definition, NOW + n) for n in range(50)
     ]
     assert jitter_ms(Definition(name="s", queue="q", task=b"", every_ms=1, jitter_ms=5000), 1_700_000_000_000) == 4600
 

@@ -21,7 +21,7 @@ from worqr.keys import MARKER, MAX_NAME, QueueKeys, RegistryKeys, check_name
 QUEUE = QueueKeys("worqr", "Q1")
 REGISTRY = RegistryKeys("worqr")
 FAILURES = QueueKeys("worqr", "Q1", failures=True)
-NAMES = {"name", "shown", "mark"}
+NAMES = {"name", "display_name", "id_suffix"}
 CHANNELS = {"cancel_channel", "cancelled_channel", "events_channel", "event_ids_channel", "wake_channel", "due_channel"}
 
 
@@ -57,7 +57,7 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "trash_due": "worqr:{Q1}:trash:due",
         "trash_blocked": "worqr:{Q1}:trash:blocked",
         "blocked": "worqr:{Q1}:blocked",
-        "aside_index": "worqr:{Q1}:aside",
+        "dead_letter_index": "worqr:{Q1}:aside",
         "due": "worqr:{Q1}:due",
         "fired": "worqr:{Q1}:fired",
         "cancel_channel": "worqr:{Q1}_cancel",
@@ -73,7 +73,7 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "job": "worqr:{Q1}:job:X",
         "active": "worqr:{Q1}:active:X",
         "twins": "worqr:{Q1}:twins:X",
-        "aside": "worqr:{Q1}:aside:X",
+        "dead_letter": "worqr:{Q1}:aside:X",
         "result": "worqr:{Q1}:result:X",
         "older_result": "worqr:{Q1}:older_result:X",
         "taken": "worqr:{Q1}:taken:X",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import worqr
 from worqr import Broken, Failure, Retry, RetryPolicy, UsageError
-from worqr.policy import POLICY_FIELDS, ChildError, Policy, Stalled, Verdict, judge, retry_fields
+from worqr.policy import POLICY_FIELDS, ChildError, Policy, RetryDecision, Stalled, decide_retry, retry_fields
 from worqr.records import RemoteError
 from worqr.remote_error import remote_error, told_error, with_stderr
 from worqr.validation import name_of
@@ -79,7 +79,7 @@ def test_a_retry_refuses_times_that_cannot_be(how: Any) -> None:
 
 def test_a_policy_says_nothing_that_was_not_given() -> None:
     assert retry_fields(RetryPolicy()) == {}
-    assert Policy().over({}) == Policy() == Policy().over({"id": "x", "task": "y", "failures": "7"})
+    assert Policy().with_overrides({}) == Policy() == Policy().with_overrides({"id": "x", "task": "y", "failures": "7"})
 
 
 def test_the_defaults() -> None:
@@ -103,7 +103,7 @@ def test_a_policy_travels_field_by_field() -> None:
     fields = retry_fields(given)
     assert fields.keys() == POLICY_FIELDS - {"timeout", "result_ttl"}
     assert all(isinstance(value, str) for value in fields.values())
-    policy = Policy(keep_failed=7).over(fields)
+    policy = Policy(keep_failed=7).with_overrides(fields)
     assert policy == Policy(
         max_failures=5,
         max_stalls=1,
@@ -115,21 +115,21 @@ def test_a_policy_travels_field_by_field() -> None:
         fail_on=frozenset({name_of(MineToo)}),
         keep_failed=7,
     )
-    assert policy.over({"timeout": "1500", "result_ttl": "0"}) != policy
-    assert policy.over({"timeout": "1500"}).timeout == 1.5
+    assert policy.with_overrides({"timeout": "1500", "result_ttl": "0"}) != policy
+    assert policy.with_overrides({"timeout": "1500"}).timeout == 1.5
 
 
 def test_of_two_policies_the_jobs_own_fields_win_and_the_others_stay() -> None:
-    handler = Policy().over(retry_fields(RetryPolicy(max_failures=3, min_backoff=9, retry_on=())))
-    job = handler.over(retry_fields(RetryPolicy(max_failures=7, jitter=False)))
+    handler = Policy().with_overrides(retry_fields(RetryPolicy(max_failures=3, min_backoff=9, retry_on=())))
+    job = handler.with_overrides(retry_fields(RetryPolicy(max_failures=7, jitter=False)))
     assert (job.max_failures, job.min_backoff, job.jitter, job.retry_on) == (7, 9.0, False, frozenset())
-    assert handler.over(retry_fields(RetryPolicy(retry_on=(Exception,)))).repeats(ValueError())
+    assert handler.with_overrides(retry_fields(RetryPolicy(retry_on=(Exception,)))).is_retryable(ValueError())
 
 
 def test_no_types_at_all_can_be_said_and_travels() -> None:
     fields = retry_fields(RetryPolicy(retry_on=(), fail_on=()))
     assert fields == {"retry_on": "", "fail_on": ""}
-    assert not Policy().over(fields).repeats(ValueError())
+    assert not Policy().with_overrides(fields).is_retryable(ValueError())
 
 
 @pytest.mark.parametrize(
@@ -199,31 +199,31 @@ PLAIN = Policy(jitter=False)
 
 def test_an_error_is_tried_again_after_the_backoff() -> None:
     error = ValueError()
-    assert judge(error, PLAIN, 0) == Verdict("retry", error, 2.0)
-    assert judge(error, PLAIN, 3) == Verdict("retry", error, 16.0)
+    assert decide_retry(error, PLAIN, 0) == RetryDecision("retry", error, 2.0)
+    assert decide_retry(error, PLAIN, 3) == RetryDecision("retry", error, 16.0)
 
 
 def test_a_failure_is_final_and_what_is_broken_is_broken() -> None:
     for error in (Failure("no"), type("Worse", (Failure,), {})()):
-        assert judge(error, PLAIN, 0) == Verdict("fail", error)
+        assert decide_retry(error, PLAIN, 0) == RetryDecision("fail", error)
     broken = Broken("what?")
-    assert judge(broken, PLAIN, 0) == Verdict("broken", broken)
+    assert decide_retry(broken, PLAIN, 0) == RetryDecision("broken", broken)
 
 
 def test_a_retry_without_a_time_backs_off_and_an_explicit_one_is_honoured_exactly() -> None:
     for delay in (0, 0.5, 7, 400):
         error = Retry(delay=delay)
-        assert judge(error, PLAIN, 5) == Verdict("retry", error, float(delay))
+        assert decide_retry(error, PLAIN, 5) == RetryDecision("retry", error, float(delay))
     error = Retry()
-    assert judge(error, PLAIN, 5) == Verdict("retry", error, 64.0)
+    assert decide_retry(error, PLAIN, 5) == RetryDecision("retry", error, 64.0)
     error = Retry(run_at=NOON, counted=False)
-    verdict = judge(error, PLAIN, 5)
-    assert (verdict.kind, verdict.run_at_ms, verdict.counted) == ("retry", NOON_MS, False)
+    decision = decide_retry(error, PLAIN, 5)
+    assert (decision.kind, decision.run_at_ms, decision.counted) == ("retry", NOON_MS, False)
 
 
 def test_a_retry_is_a_retry_whatever_the_types_say() -> None:
     strict = Policy(retry_on=frozenset(), fail_on=frozenset({"Exception"}))
-    assert judge(Retry(), strict, 0).kind == "retry"
+    assert decide_retry(Retry(), strict, 0).kind == "retry"
 
 
 @pytest.mark.parametrize(
@@ -247,16 +247,16 @@ def test_a_retry_is_a_retry_whatever_the_types_say() -> None:
     ],
 )
 def test_types_decide_whether_an_error_is_tried_again(policy: RetryPolicy, error: BaseException, repeats: bool) -> None:
-    resolved = Policy().over(retry_fields(policy))
-    assert judge(error, resolved, 0).kind == ("retry" if repeats else "fail")
+    resolved = Policy().with_overrides(retry_fields(policy))
+    assert decide_retry(error, resolved, 0).kind == ("retry" if repeats else "fail")
 
 
 def test_an_error_is_matched_by_the_names_of_its_classes() -> None:
     """The worker may know another class of that name, or have loaded the module anew: what was meant is the name."""
     namesake = type("Mine", (Exception,), {"__module__": Mine.__module__, "__qualname__": Mine.__qualname__})
-    policy = Policy().over(retry_fields(RetryPolicy(fail_on=(Mine,))))
-    assert not policy.repeats(namesake())
-    assert policy.repeats(type("Mine", (Exception,), {"__module__": "elsewhere"})())
+    policy = Policy().with_overrides(retry_fields(RetryPolicy(fail_on=(Mine,))))
+    assert not policy.is_retryable(namesake())
+    assert policy.is_retryable(type("Mine", (Exception,), {"__module__": "elsewhere"})())
 
 
 LATER = Retry(run_at=NOON)
@@ -281,9 +281,9 @@ WHAT = Broken("what?")
     ],
 )
 def test_a_group_of_retries_and_failures_counts_as_one_of_them(errors: list[Exception], counts_as: Exception) -> None:
-    verdict = judge(ExceptionGroup("several", errors), PLAIN, 0)
-    assert verdict.error is counts_as
-    assert verdict.kind == ("fail" if isinstance(counts_as, Failure) else "retry")
+    decision = decide_retry(ExceptionGroup("several", errors), PLAIN, 0)
+    assert decision.error is counts_as
+    assert decision.kind == ("fail" if isinstance(counts_as, Failure) else "retry")
 
 
 @pytest.mark.parametrize(
@@ -291,8 +291,8 @@ def test_a_group_of_retries_and_failures_counts_as_one_of_them(errors: list[Exce
 )
 def test_every_other_group_is_one_error(errors: list[Exception]) -> None:
     group = ExceptionGroup("several", errors)
-    assert judge(group, PLAIN, 0) == Verdict("retry", group, 2.0)
-    assert judge(group, Policy(retry_on=frozenset()), 0) == Verdict("fail", group)
+    assert decide_retry(group, PLAIN, 0) == RetryDecision("retry", group, 2.0)
+    assert decide_retry(group, Policy(retry_on=frozenset()), 0) == RetryDecision("fail", group)
 
 
 # What happened in another process
@@ -304,12 +304,12 @@ def child_error(*names: str) -> ChildError:
 
 def test_an_error_from_another_process_is_matched_by_the_names_of_its_classes() -> None:
     error = child_error("app.Down", "ConnectionError", "OSError", "Exception")
-    assert judge(error, PLAIN, 3) == Verdict("retry", error, 16.0)
+    assert decide_retry(error, PLAIN, 3) == RetryDecision("retry", error, 16.0)
     final = retry_fields(RetryPolicy(fail_on=(OSError,)))
-    assert judge(error, Policy().over(final), 0) == Verdict("fail", error)
+    assert decide_retry(error, Policy().with_overrides(final), 0) == RetryDecision("fail", error)
     only = retry_fields(RetryPolicy(retry_on=(KeyError,)))
-    assert judge(error, Policy().over(only), 0) == Verdict("fail", error)
-    assert judge(error, Policy(retry_on=frozenset({"app.Down"}), jitter=False), 0).kind == "retry"
+    assert decide_retry(error, Policy().with_overrides(only), 0) == RetryDecision("fail", error)
+    assert decide_retry(error, Policy(retry_on=frozenset({"app.Down"}), jitter=False), 0).kind == "retry"
 
 
 def test_an_error_from_another_process_is_told_as_it_was_told_there() -> None:
@@ -331,10 +331,10 @@ def test_what_a_run_wrote_to_stderr_follows_its_traceback() -> None:
 def test_a_death_is_counted_as_a_stall_whatever_the_policy_says_of_errors() -> None:
     error = Stalled(told_error("Stalled", "its process was killed"))
     none = Policy(retry_on=frozenset(), jitter=False)
-    assert judge(error, none, 5, 2) == Verdict("retry", error, 8.0, stalled=True)
+    assert decide_retry(error, none, 5, 2) == RetryDecision("retry", error, 8.0, stalled=True)
 
 
 def test_a_death_in_a_group_is_a_death() -> None:
     error = Stalled(told_error("Stalled", "its process was killed"))
     group = ExceptionGroup("made by what was around it", [KeyError(), ExceptionGroup("", [error])])
-    assert judge(group, PLAIN, 0, 0) == Verdict("retry", error, 2.0, stalled=True)
+    assert decide_retry(group, PLAIN, 0, 0) == RetryDecision("retry", error, 2.0, stalled=True)

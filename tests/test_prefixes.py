@@ -61,7 +61,7 @@ def spelled(prefix: str, queue: str, word: str) -> set[str]:
     queues = [QueueKeys(prefix, queue, failures, tag) for failures in (False, True) for tag in tags]
     for keys in (*queues, RegistryKeys(prefix)):
         for name, member in inspect.getmembers(type(keys)):
-            if isinstance(member, property) and name not in {"name", "shown", "mark"}:
+            if isinstance(member, property) and name not in {"name", "display_name", "id_suffix"}:
                 found.add(getattr(keys, name))
             elif inspect.isfunction(member) and not name.startswith("_"):
                 parameters = list(inspect.signature(member).parameters)[1:]

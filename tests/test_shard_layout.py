@@ -96,7 +96,7 @@ def test_the_registry_knows_a_shard_by_a_name_that_no_queue_can_have(name: str, 
     assert len({keys.name for keys in shards}) == len({keys.base for keys in shards}) == 8
     for keys in shards:
         assert QueueKeys.of("worqr", keys.name) == keys
-        assert keys.shown == shards[0].name
+        assert keys.display_name == shards[0].name
         assert keys.base == f"worqr:{keys.name}" or keys == QueueKeys("worqr", name)
     for keys in shards[1:]:
         with pytest.raises(UsageError, match="braces|1 to 200 bytes"):
@@ -128,10 +128,10 @@ def test_an_id_has_one_shard(shards: int) -> None:
 def test_a_generated_id_says_itself_where_it_is() -> None:
     every = shards_of(HOT, 8)
     for keys in every:
-        assert shard_of(every, f"@1712345678901234{keys.mark}") == keys
-        assert shard_of(every, f"@f1712345678901234{keys.mark}") == keys
+        assert shard_of(every, f"@1712345678901234{keys.id_suffix}") == keys
+        assert shard_of(every, f"@f1712345678901234{keys.id_suffix}") == keys
     assert shard_of(every, "@1") == HOT
-    assert shard_of((HOT,), f"@1{every[5].mark}") == every[5]  # also to whoever knows of no shards
+    assert shard_of((HOT,), f"@1{every[5].id_suffix}") == every[5]  # also to whoever knows of no shards
     for bad in ("@1~", "@1~}x{", "@1~ä", "@1~a b", "@1~a~"):
         assert shard_of(every, bad) == HOT
 

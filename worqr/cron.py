@@ -1,6 +1,6 @@
 """Schedules: when a firing is due, and what happens to firings that were missed or overlap.
 
-No I/O and no clock. A `Definition` is a schedule as stored in the registry; a `Plan` is one that can compute its firings. A
+No I/O and no clock. A `Definition` is a schedule as stored in the registry; a `Trigger` is one that can compute its firings. A
 firing is its nominal time: whole milliseconds since the epoch, the same for every peer. `worqr.functions.schedule_registry`
 declares the schedules of an application, `worqr.peer.leader.schedule_ticker` fires them.
 
@@ -99,7 +99,7 @@ def ms_of(when: datetime) -> int:
 # Times
 
 
-class Plan:
+class Trigger:
     """A definition that can compute its firings. Set once.
 
     Raises:
@@ -173,24 +173,24 @@ def _moment(local: datetime, zone: tzinfo) -> datetime:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DueFirings:
     """The leader's decision about the time since it last looked.
 
     Attributes:
         fire: the firings to enqueue, oldest first.
         cursor: up to which firing all were judged.
-        missed: how many were not on time, at least; `made_up` of them are in `fire`.
+        missed: how many were not on time, at least; `caught_up` of them are in `fire`.
         next: the first future firing.
     """
 
     fire: list[int]
     cursor: int
     missed: int
-    made_up: int
+    caught_up: int
     next: int
 
 
-def judge(plan: Plan, cursor: int, now: int) -> Verdict:
+def due_firings(trigger: Trigger, cursor: int, now: int) -> DueFirings:
     """Decide which of the firings later than `cursor` and not later than `now` are enqueued; by the server's clock, in ms.
 
     A cursor up to `AHEAD_MS` ahead of `now` stays: nothing fires until the clock has caught up, so nothing fires twice. A
@@ -199,20 +199,20 @@ def judge(plan: Plan, cursor: int, now: int) -> Verdict:
     """
     if cursor > now + AHEAD_MS:
         cursor = now
-    following = plan.next_after(cursor)
+    following = trigger.next_after(cursor)
     on_time = max(cursor, now - ON_TIME_MS)
-    made_up: list[int] = []
+    caught_up: list[int] = []
     missed: list[int] = []
     if following <= on_time:
-        missed = plan.last_between(cursor, on_time, max(plan.definition.misfire, 1))
-        made_up = missed[-plan.definition.misfire :] if plan.definition.misfire else []
-        following = plan.next_after(on_time)
+        missed = trigger.last_between(cursor, on_time, max(trigger.definition.misfire, 1))
+        caught_up = missed[-trigger.definition.misfire :] if trigger.definition.misfire else []
+        following = trigger.next_after(on_time)
     due: list[int] = []
     while following <= now:
         due.append(following)
-        following = plan.next_after(following)
+        following = trigger.next_after(following)
     judged = [cursor, *missed, *due][-1]
-    return Verdict([*made_up, *due], judged, len(missed), len(made_up), following)
+    return DueFirings([*caught_up, *due], judged, len(missed), len(caught_up), following)
 
 
 def jitter_ms(definition: Definition, nominal: int) -> int:

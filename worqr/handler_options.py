@@ -142,7 +142,7 @@ def _failing(options: Mapping[str, Any]) -> Policy | None:
     retry, timeout = options.get("on_failure_retry"), options.get("on_failure_timeout")
     if retry is None and timeout is None:
         return None
-    policy = PATIENT if retry is None else PATIENT.over(retry_fields(_check_retry(retry, "on_failure_retry")))
+    policy = PATIENT if retry is None else PATIENT.with_overrides(retry_fields(_check_retry(retry, "on_failure_retry")))
     return policy if timeout is None else replace(policy, timeout=seconds(timeout, "on_failure_timeout", positive=True))
 
 
@@ -183,7 +183,7 @@ def policy_for(
     """The policy of a handler, checked; missing options have their defaults."""
     if isinstance(keep_failed, bool) or not isinstance(keep_failed, int) or keep_failed < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"keep_failed must be a whole number, at least 0, not {keep_failed!r}")
-    policy = Policy() if retry is None else Policy().over(retry_fields(_check_retry(retry, "retry")))
+    policy = Policy() if retry is None else Policy().with_overrides(retry_fields(_check_retry(retry, "retry")))
     return replace(
         policy,
         timeout=None if timeout is None else seconds(timeout, "timeout", positive=True),

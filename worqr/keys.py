@@ -17,7 +17,7 @@ MAX_NAME: Final = 200
 
 _FAILURES: Final = "-fail"
 
-NEVER: Final = ":never"
+NONEXISTENT: Final = ":never"
 """Appended to a base: a key that is never written. `link.wire_form` documents its purpose."""
 
 MARKER: Final = b"\x00worqr\x00"
@@ -83,12 +83,12 @@ class QueueKeys:
         return f"{{{self.queue}}}{_FAILURES}" if self.failures else self.queue
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """The name for people: `name` without regard to shards."""
         return f"{{{self.queue}}}{_FAILURES}" if self.failures else self.queue
 
     @property
-    def mark(self) -> str:
+    def id_suffix(self) -> str:
         """The suffix of ids that are generated there, by which an id names its shard: ``~tag``; empty in the first shard."""
         return f"~{self.tag}" if self.tag else ""
 
@@ -168,7 +168,7 @@ class QueueKeys:
         return f"{self.base}:blocked"
 
     @property
-    def aside_index(self) -> str:
+    def dead_letter_index(self) -> str:
         """HASH: job id -> the claim under which it last failed."""
         return f"{self.base}:aside"
 
@@ -242,7 +242,7 @@ class QueueKeys:
         """SET: ids of raw tasks with this payload (SHA-1, hex) that became jobs."""
         return f"{self.base}:twins:{digest}"
 
-    def aside(self, claim: int) -> str:
+    def dead_letter(self, claim: int) -> str:
         """HASH: the dead-letter record of a task, by its last claim."""
         return f"{self.base}:aside:{claim}"
 

@@ -2,7 +2,7 @@
 
 Here: what a handler raises on purpose (`Retry`, `Failure`, `Broken`), what a run in a process ends with
 (`ChildError`, `Stalled`), the `RetryPolicy` that a handler or a dispatch gives,
-`Policy`, which is all of it resolved for one run, and `judge`, which says how a run ends that raised. A policy given at a
+`Policy`, which is all of it resolved for one run, and `decide_retry`, which says how a run ends that raised. A policy given at a
 dispatch travels in the job's record, field by field; exception types travel by their names, and are matched by the names
 of the raised error's classes, so that nothing is ever imported because a record says so.
 """
@@ -176,7 +176,7 @@ class Policy:
     keep_failed: int = KEEP_FAILED
     on_failure: bool = False
 
-    def over(self, record: Mapping[str, str]) -> Policy:
+    def with_overrides(self, record: Mapping[str, str]) -> Policy:
         """This, with the fields that a job's record brings."""
         own: dict[str, Any] = {}
         for name in POLICY_FIELDS & record.keys():
@@ -200,14 +200,14 @@ class Policy:
         longest = self.backoff(times)
         return random.uniform(longest / 2, longest) if self.jitter else longest
 
-    def repeats(self, error: BaseException) -> bool:
+    def is_retryable(self, error: BaseException) -> bool:
         """True if a run that raised this may be tried again."""
         names = error.names if isinstance(error, ChildError) else {name_of(kind) for kind in type(error).__mro__}
         return not names & self.fail_on and (self.retry_on is None or bool(names & self.retry_on))
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RetryDecision:
     """How a run ends that raised `error`. Of a retry: the delay in seconds or the moment, and whether it is counted; if it
     `stalled`, that is what it is counted as.
     """
@@ -220,7 +220,7 @@ class Verdict:
     stalled: bool = False
 
 
-def judge(error: BaseException, policy: Policy, failures: int, stalls: int = 0) -> Verdict:
+def decide_retry(error: BaseException, policy: Policy, failures: int, stalls: int = 0) -> RetryDecision:
     """The next step for a run that raised `error`, after `failures` that failed and `stalls` that died before.
 
     A group of nothing but Retry and Failure counts as its first Failure, else as the Retry that is due last; one around a
@@ -228,17 +228,17 @@ def judge(error: BaseException, policy: Policy, failures: int, stalls: int = 0) 
     """
     error = _only(error, policy, failures)
     if isinstance(error, Failure):
-        return Verdict("fail", error)
+        return RetryDecision("fail", error)
     if isinstance(error, Broken):
-        return Verdict("broken", error)
+        return RetryDecision("broken", error)
     if isinstance(error, Retry):
         delay = policy.delay(failures) if error.delay is None else error.delay
-        return Verdict("retry", error, delay, error.run_at_ms, error.counted)
+        return RetryDecision("retry", error, delay, error.run_at_ms, error.counted)
     if isinstance(error, Stalled):
-        return Verdict("retry", error, policy.delay(stalls), stalled=True)
-    if policy.repeats(error):
-        return Verdict("retry", error, policy.delay(failures))
-    return Verdict("fail", error)
+        return RetryDecision("retry", error, policy.delay(stalls), stalled=True)
+    if policy.is_retryable(error):
+        return RetryDecision("retry", error, policy.delay(failures))
+    return RetryDecision("fail", error)
 
 
 def _only(error: BaseException, policy: Policy, failures: int) -> BaseException:

@@ -20,7 +20,7 @@ from tests.support.servers import Server
 from worqr import cron, ops, policy, validation
 from worqr.client import notifications
 from worqr.client.settings import MAX_PATIENCE
-from worqr.cron import Definition, Plan, at, ms_of
+from worqr.cron import Definition, Trigger, at, ms_of
 from worqr.functions import schedule_registry
 from worqr.handler_options import PATIENT
 from worqr.hosting import service
@@ -255,10 +255,10 @@ def test_every_script_is_on_the_page_and_no_other() -> None:
 
 @pytest.mark.parametrize("row", rows("schedules.md", "Cron expressions", 1), ids=lambda row: row[0].strip("`"))
 def test_a_cron_expression_fires_when_the_page_says(row: list[str]) -> None:
-    plan = Plan(Definition(name="x", queue="x", task=b"", cron=words(row[0])[0], timezone=row[1]))
+    trigger = Trigger(Definition(name="x", queue="x", task=b"", cron=words(row[0])[0], timezone=row[1]))
     moment, found = ms_of(datetime(2031, 1, 1, tzinfo=UTC)), list[str]()
     for _ in range(3):
-        moment = plan.next_after(moment)
+        moment = trigger.next_after(moment)
         found.append(f"{at(moment):%Y-%m-%d %H:%M}")
     assert ", ".join(found) == row[2]
 

@@ -13,7 +13,7 @@ from tests.ops.driver import Desk
 from tests.ops.scene import CALLS, next_call, reset_scene, set_scene
 from tests.support.clusters import open_node
 from tests.support.patience import PATIENCE
-from worqr.keys import NEVER
+from worqr.keys import NONEXISTENT
 from worqr.link.wire_form import as_sent, slot_of
 from worqr.lua import all_scripts
 from worqr.script_call import Call
@@ -24,7 +24,7 @@ class ClusterDesk(Desk):
 
     def send(self, call: Call[Any], *, number: int | None = None, lowest: int | None = None) -> list[Any]:
         script, keys = as_sent(call, clustered=True)
-        assert keys[-1] == call.base + NEVER
+        assert keys[-1] == call.base + NONEXISTENT
         assert len({slot_of(key) for key in keys}) == 1
         self.client.script_load(script.source)
         merge, size = call.merge, call.size
@@ -73,7 +73,7 @@ def test_every_script_works_on_a_node_and_tells_it_in_the_slot(node: redis.Redis
     assert heard is not None
     assert re.fullmatch(rb"\w+ \d+", heard["data"])
     assert {slot_of(key.decode()) for key in plain.all_keys()} == {slot_of(plain.q.base), slot_of(plain.g.base)}
-    assert not [key for key in plain.all_keys() if key.endswith(NEVER.encode())]
+    assert not [key for key in plain.all_keys() if key.endswith(NONEXISTENT.encode())]
 
 
 def test_what_is_said_of_the_registry_is_said_to_all_nodes() -> None:

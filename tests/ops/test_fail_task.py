@@ -40,14 +40,14 @@ def test_a_job_takes_its_id_and_counters_along_and_leaves_nothing_else(desk: Des
 def test_keeps_the_payload_byte_for_byte(desk: Desk, task: bytes) -> None:
     [held] = desk.hold("A", task)
     desk.fail("A", held, broken=True)
-    assert desk.client.hget(desk.q.aside(held), "task") == task
+    assert desk.client.hget(desk.q.dead_letter(held), "task") == task
 
 
 def test_the_time_is_the_servers(desk: Desk) -> None:
     [held] = desk.hold("A", b"a")
     desk.fail("A", held)
     seconds, micros = desk.client.time()
-    at = int(desk.client.hget(desk.q.aside(held), "at") or 0)
+    at = int(desk.client.hget(desk.q.dead_letter(held), "at") or 0)
     assert 0 <= seconds * 1000 + micros // 1000 - at < 60_000
     assert desk.client.zscore(desk.q.failed, str(held)) == at
 
@@ -258,7 +258,7 @@ def test_its_blocked_twin_is_next_in_line(desk: Desk) -> None:
         desk.fail("A", held)
     assert heard == [(":wake:B", b"1")]
     assert desk.state()[":job:x"] == record("new", twin, run_at=PAST)
-    assert desk.client.hget(desk.q.aside(held), "task") == b"old"
+    assert desk.client.hget(desk.q.dead_letter(held), "task") == b"old"
 
 
 def test_all_that_was_known_of_it_is_set_aside_with_how_far_it_came(desk: Desk) -> None:

@@ -252,7 +252,7 @@ class Chaos:
         )
         seen = self.desk.call(ops.inspect(q))
         assert seen.waiting == waits == len(self.desk.waiting())
-        assert client.hlen(q.aside_index) == len(
+        assert client.hlen(q.dead_letter_index) == len(
             {record["id"] for name, record in state.items() if name.startswith(":aside:")}
         )
 

@@ -132,7 +132,7 @@ def test_none_at_all_when_none_is_wanted(desk: Desk) -> None:
 
 def test_a_record_that_is_gone_is_listed_by_its_claim(desk: Desk) -> None:
     [held] = set_aside(desk, b"a")
-    desk.client.delete(desk.q.aside(held))  # data that somebody deleted
+    desk.client.delete(desk.q.dead_letter(held))  # data that somebody deleted
     page = desk.call(ops.list_aside(desk.q, "failed", 9))
     assert page.records == [(held, {})]
 

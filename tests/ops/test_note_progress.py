@@ -67,7 +67,7 @@ def test_the_raw_task_ends_like_any_other(desk: Desk, end: str) -> None:
             assert desk.state()[f":job:@{held}"] == remembered("a", held, failures=1)
         case "fail":
             desk.fail("A", held)
-            assert desk.client.hget(desk.q.aside(held), "task") == b"a"
+            assert desk.client.hget(desk.q.dead_letter(held), "task") == b"a"
         case "sweep":
             desk.call(ops.fail_worker(desk.q, "A"))
             assert desk.state()[f":job:@{held}"] == remembered("a", held, stalls=1)

@@ -191,7 +191,7 @@ def test_a_late_copy_puts_nothing_back(desk: Desk) -> None:
 def test_a_claim_whose_record_is_gone_is_left_out(desk: Desk) -> None:
     [held] = desk.hold("A", b"a")
     desk.fail("A", held)
-    desk.client.delete(desk.q.aside(held))  # data that somebody deleted
+    desk.client.delete(desk.q.dead_letter(held))  # data that somebody deleted
     with desk.nothing_happens():
         assert again(desk, held) == 0
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.ops.driver import Desk
 from worqr import ops
-from worqr.cron import AHEAD_MS, Definition, Plan, judge
+from worqr.cron import AHEAD_MS, Definition, Trigger, due_firings
 from worqr.keys import QueueKeys
 from worqr.ops import Tick
 from worqr.script_call import Call
@@ -32,7 +32,7 @@ class World(Protocol):
 
     def declare(self, now: int) -> None: ...
     def pause(self, now: int, *, paused: bool) -> None: ...
-    def turn(self, now: int, plan: Plan, *, dies: bool) -> list[int]:
+    def turn(self, now: int, trigger: Trigger, *, dies: bool) -> list[int]:
         """The leader looks once, and unless it dies before it has noted, notes: the nominal times that were enqueued."""
         ...
 
@@ -78,16 +78,16 @@ class Model:
         self.fence = nominal
         return True
 
-    def turn(self, now: int, plan: Plan, *, dies: bool) -> list[int]:
+    def turn(self, now: int, trigger: Trigger, *, dies: bool) -> list[int]:
         if self.clock > now + AHEAD_MS:
             self.rewind(now)
         self.note_clock(now)
         if self.look_at is None or self.look_at > now:
             return []
-        verdict = judge(plan, self.cursor, now)
-        fired = [nominal for nominal in verdict.fire if self.fire(nominal, now)]
+        decision = due_firings(trigger, self.cursor, now)
+        fired = [nominal for nominal in decision.fire if self.fire(nominal, now)]
         if not dies:
-            self.cursor, self.look_at = verdict.cursor, verdict.next
+            self.cursor, self.look_at = decision.cursor, decision.next
         return fired
 
     def next_look(self, now: int) -> int | None:
@@ -121,17 +121,17 @@ class Scripts:
         self.call(call, now)
         return self.desk.client.delete(self.queue.job("cron:s"), self.queue.base) > 0  # it runs at once
 
-    def turn(self, now: int, plan: Plan, *, dies: bool) -> list[int]:
+    def turn(self, now: int, trigger: Trigger, *, dies: bool) -> list[int]:
         due = self.call(ops.tick_schedules(self.registry), now)
         if due.back:
             assert self.call(ops.rewind_schedules(self.registry), now)[0] == "0"
             due = self.call(ops.tick_schedules(self.registry), now)
         fired: list[int] = []
         for row in due.rows:
-            verdict = judge(plan, row.last, now)
-            fired += [nominal for nominal in verdict.fire if self.fire(nominal, now)]
+            decision = due_firings(trigger, row.last, now)
+            fired += [nominal for nominal in decision.fire if self.fire(nominal, now)]
             if not dies:
-                tick = Tick(row, verdict.cursor, verdict.next, verdict.next)
+                tick = Tick(row, decision.cursor, decision.next, decision.next)
                 assert self.call(ops.tick_schedules(self.registry, [tick]), now).rows == []
         return fired
 
@@ -158,7 +158,7 @@ class Story:
 
     def __init__(self, world: World, period: int) -> None:
         self.world = world
-        self.plan = Plan(Definition(name="s", queue="Q1", task=b"", every_ms=period))
+        self.trigger = Trigger(Definition(name="s", queue="Q1", task=b"", every_ms=period))
         self.time, self.offset = BEGIN, 0
         self.latest = BEGIN
         self.paused = self.dies = False
@@ -175,7 +175,7 @@ class Story:
             self.turned_back += 1
             self.latest = self.now
         self.latest = max(self.latest, self.now)
-        found = self.world.turn(self.now, self.plan, dies=self.dies)
+        found = self.world.turn(self.now, self.trigger, dies=self.dies)
         self.dies = False
         assert not (found and self.paused)
         for nominal in found:
@@ -228,10 +228,10 @@ class Story:
         """From a minute after the last change of the clock on, every nominal time is fired, or was fired before."""
         was_paused = self.paused
         if not was_paused:
-            period = self.plan.definition.every_ms
+            period = self.trigger.definition.every_ms
             begin = self.now + AHEAD_MS + 1
             self.pass_by(AHEAD_MS + 3 * period)
-            expected = self.plan.last_between(begin, self.now - 1, 100)
+            expected = self.trigger.last_between(begin, self.now - 1, 100)
             assert [nominal for nominal in expected if nominal not in self.fired] == []
         else:
             before = dict(self.fired)

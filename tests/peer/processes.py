@@ -35,7 +35,7 @@ class Desk:
         self._news = trio.Event()
 
     def policy_with(self, own: tuple[tuple[bytes, bytes], ...]) -> Policy:
-        return self.policy.over({name.decode(): value.decode() for name, value in own})
+        return self.policy.with_overrides({name.decode(): value.decode() for name, value in own})
 
     def report_progress(self, run: Run[Any]) -> None:
         assert run.progress is not None

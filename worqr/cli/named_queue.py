@@ -29,7 +29,7 @@ async def unknown_queue_hint(mesh: Mesh, name: str) -> str:
     from worqr.keys import QueueKeys, RegistryKeys
 
     names = await queue_names(client_of(mesh).ask, RegistryKeys(mesh.prefix))
-    known = {QueueKeys.of(mesh.prefix, each).shown for each in names}
+    known = {QueueKeys.of(mesh.prefix, each).display_name for each in names}
     if name in known:
         return ""
     hint = did_you_mean(name, known, "`worqr queues` lists those in use")

@@ -35,7 +35,7 @@ class Aside:
         self._which: Literal["failed", "broken"] = which
 
     def __repr__(self) -> str:
-        return f"<Aside {self._which} of {self._keys.shown!r}>"
+        return f"<Aside {self._which} of {self._keys.display_name!r}>"
 
     async def list(self, limit: int = 100, *, error: str | None = None, before: datetime | None = None) -> list[Failed]:
         """Return entries, newest first.
@@ -52,7 +52,7 @@ class Aside:
         check_count(limit, "limit")
         shards = await self._shards()
         found = [
-            failed_record(keys.shown, record["task"], record)
+            failed_record(keys.display_name, record["task"], record)
             for keys in shards
             async for page in self._pages(keys, limit, error, before)
             for _, record in page.records

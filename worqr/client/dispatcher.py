@@ -39,7 +39,7 @@ async def unique_enqueued(client: Client, queue: QueueKeys, tasks: list[bytes], 
     sharding = client.sharding
     if len(tasks) > 1 and len(await sharding.shards(queue)) > 1:
         raise UsageError(
-            f"queue {queue.shown!r} has several shards, and nothing can be all or none in several of them: enqueue "
+            f"queue {queue.display_name!r} has several shards, and nothing can be all or none in several of them: enqueue "
             "unique tasks one by one"
         )
     given = {name: value for name, value in options.items() if value is not None}
@@ -80,8 +80,8 @@ def handle_of(
         Duplicate: The id is taken.
     """
     if done.outcome == "full":
-        raise QueueFull(f"queue {queue.shown!r} is at its max_length: nothing was stored")
+        raise QueueFull(f"queue {queue.display_name!r} is at its max_length: nothing was stored")
     if done.outcome == "duplicate":
         job = Job[Any](client, queue, done.id, done.number, None, results, at=at)
-        raise Duplicate(f"the id {done.id!r} is taken on queue {queue.shown!r}: nothing was stored", job)
+        raise Duplicate(f"the id {done.id!r} is taken on queue {queue.display_name!r}: nothing was stored", job)
     return Job(client, queue, done.id, done.number, cast("Outcome", done.outcome), results, at=at)

@@ -98,7 +98,7 @@ async def events_of(client: Client, queue: QueueKeys) -> AsyncGenerator[AsyncIte
     async with AsyncExitStack() as stack:
         stack.enter_context(stream)
         for keys in await client.sharding.shards(queue):
-            decoder = _EventDecoder(queue.shown, keys, stream.put)
+            decoder = _EventDecoder(queue.display_name, keys, stream.put)
             channels = (keys.events_channel, keys.event_ids_channel)
             await stack.enter_async_context(subscribed_to(link, channels, decoder.on_message, decoder.on_subscribed))
         yield stream

@@ -80,7 +80,7 @@ async def _page(
 
 async def info_at(client: Client, keys: QueueKeys) -> QueueInfo:
     """Return a snapshot of the queue, all its shards as one."""
-    return merge_queue_info(keys.shown, await ask_each(client, await client.sharding.shards(keys), ops.inspect))
+    return merge_queue_info(keys.display_name, await ask_each(client, await client.sharding.shards(keys), ops.inspect))
 
 
 async def nearest_served(client: Client, queue: str) -> str:
@@ -95,7 +95,7 @@ async def all_infos(client: Client, known: Iterable[QueueKeys]) -> list[QueueInf
     found: dict[str, set[QueueKeys]] = {}
     for keys in known:
         every = await client.sharding.shards(replace(keys, tag=""), declare=False)
-        found.setdefault(keys.shown, set(every)).add(keys)
+        found.setdefault(keys.display_name, set(every)).add(keys)
     infos: list[QueueInfo] = []
     for name, shards in sorted(found.items()):
         infos.append(

@@ -75,7 +75,7 @@ class Job(Generic[R]):
         at: QueueKeys | None = None,
     ) -> None:
         self.id: str = id
-        self.queue: str = keys.shown
+        self.queue: str = keys.display_name
         self.outcome: Outcome | None = outcome
         self._client = client
         self._keys = keys

@@ -53,7 +53,7 @@ class Queue:
     @property
     def name(self) -> str:
         """The queue's name."""
-        return self._keys.shown
+        return self._keys.display_name
 
     @property
     def failed(self) -> Aside:

@@ -120,7 +120,7 @@ def worker_info(worker: str, ttl_ms: int, facts: Mapping[str, str], queues: Sequ
         pid=int(facts.get("pid", "0")),
         app=facts.get("app", ""),
         version=facts.get("version", ""),
-        queues=frozenset([QueueKeys.of("", queue).shown for queue in queues]),
+        queues=frozenset([QueueKeys.of("", queue).display_name for queue in queues]),
         running=int(facts.get("running", "0")),
         room=int(facts.get("room", "0")),
         beat_age=age,

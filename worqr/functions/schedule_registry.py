@@ -10,7 +10,7 @@ from datetime import UTC, tzinfo
 from typing import Any, Final, Literal, Protocol, TypedDict, TypeVar, overload
 
 from worqr.client.call import Call
-from worqr.cron import Definition, Overlap, Plan
+from worqr.cron import Definition, Overlap, Trigger
 from worqr.errors import UsageError
 from worqr.foreign import hint_at_option
 from worqr.functions.declarations import Declarations
@@ -179,7 +179,7 @@ class ScheduleRegistry:
             self._declarations.add_schedule(definition)
 
         unnamed: dict[str, Any] = {"name": "", "queue": "", "task": b""}
-        Plan(Definition(**(unnamed | given | when)))  # or it raises
+        Trigger(Definition(**(unnamed | given | when)))  # or it raises
         if call is not None:
             declare(call)
             return None

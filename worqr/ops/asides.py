@@ -60,7 +60,7 @@ def find_aside(keys: QueueKeys, which: AsideList, ids: Sequence[str]) -> Call[li
     def read(reply: Reply) -> list[int]:
         return [int(claim) for claim in reply[1:]]
 
-    names = (keys.base, _list(keys, which), keys.aside_index)
+    names = (keys.base, _list(keys, which), keys.dead_letter_index)
     return new_call("find_aside", keys.base, names, tuple(ids), read)
 
 

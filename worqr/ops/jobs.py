@@ -108,7 +108,7 @@ def read_result(keys: QueueKeys, id: str, number: int) -> Call[Found]:
     def read(reply: Reply) -> Found:
         return Found(word_of(reply), reply[1:])
 
-    found = (keys.job(id), keys.active(id), keys.result(id), keys.older_result(id), keys.counts, keys.aside_index)
+    found = (keys.job(id), keys.active(id), keys.result(id), keys.older_result(id), keys.counts, keys.dead_letter_index)
     return new_call("read_result", keys.base, (keys.base, *found), (number, id, f"{keys.base}:aside:"), read)
 
 
@@ -147,5 +147,5 @@ def job_status(keys: QueueKeys, id: str, number: int) -> Call[JobState]:
             error=error_of(error_type, error_message),
         )
 
-    names = (keys.job(id), keys.active(id), keys.result(id), keys.older_result(id), keys.counts, keys.aside_index)
+    names = (keys.job(id), keys.active(id), keys.result(id), keys.older_result(id), keys.counts, keys.dead_letter_index)
     return new_call("job_status", keys.base, names, (number, id, f"{keys.base}:aside:"), read)

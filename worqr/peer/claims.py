@@ -24,7 +24,7 @@ from worqr.peer.run import Run
 from worqr.peer.settler import settle_call
 from worqr.peer.settles import Make
 from worqr.peer.task_log import log_failure
-from worqr.policy import Failure, Retry, Verdict, judge
+from worqr.policy import Failure, Retry, RetryDecision, decide_retry
 from worqr.records import CancelReason
 from worqr.remote_error import told_error
 from worqr.script_call import Call
@@ -152,11 +152,11 @@ class Claim(Context):
             ClaimSettled: The claim was settled before.
             Unavailable: The server did not reply within `patience`. The request may have taken effect.
         """
-        verdict = judge(
+        decision = decide_retry(
             Retry("given back by hand", delay=delay, run_at=run_at, counted=counted), self._held.policy, self.failures
         )
-        self._check(await self._settle(settle_call(self._held, verdict)), "retried")
-        log_failure(self._held, verdict)
+        self._check(await self._settle(settle_call(self._held, decision)), "retried")
+        log_failure(self._held, decision)
 
     async def fail(self, why: str) -> None:
         """Move the task to the dead-letter queue.
@@ -175,7 +175,7 @@ class Claim(Context):
         error = told_error("Failure", why)
         call = ops.fail_task(self._held.host.keys, self._held.registration.worker, self.fence, error)
         self._check(await self._settle(call), "failed")
-        log_failure(self._held, Verdict("fail", Failure(why)))
+        log_failure(self._held, RetryDecision("fail", Failure(why)))
 
     async def wait_cancelled(self) -> None:
         """Wait until this task is cancelled; `cancel_reason` has the reason. Then settle it as you like."""
@@ -213,9 +213,9 @@ class Claim(Context):
         if self.cancel_reason == "lost":
             self._owner.release(self)
         elif error is not None and self.cancel_reason is None:
-            verdict = judge(error, self._held.policy, self.failures)
-            log_failure(self._held, verdict)
-            self._check(await self._settle(settle_call(self._held, verdict)), "retried")
+            decision = decide_retry(error, self._held.policy, self.failures)
+            log_failure(self._held, decision)
+            self._check(await self._settle(settle_call(self._held, decision)), "retried")
         elif self.cancel_reason == "leaving":
             self._owner.give_back([self])
         else:

@@ -54,7 +54,7 @@ def policies_over(policy: Policy) -> Callable[[PolicyFields], Policy]:
         if (known := made.get(own)) is None:
             if len(made) >= MANY_POLICIES:
                 made.clear()
-            known = made[own] = policy.over({name.decode(): value.decode() for name, value in own})
+            known = made[own] = policy.with_overrides({name.decode(): value.decode() for name, value in own})
         return known
 
     return with_own
@@ -103,7 +103,7 @@ class QueueConsumer:
         self, keys: QueueKeys, services: ConsumerServices, policy: Policy, share: Share, state: object = None
     ) -> None:
         """Raise UsageError if a run of that size would never fit."""
-        services.scheduler.check_fits(keys.shown, share.size)
+        services.scheduler.check_fits(keys.display_name, share.size)
         self.keys: QueueKeys = keys
         self.policy: Policy = policy
         self.policy_with: Callable[[PolicyFields], Policy] = policies_over(policy)
@@ -125,12 +125,12 @@ class QueueConsumer:
     @property
     def queue(self) -> str:
         """The queue's name."""
-        return self.keys.shown
+        return self.keys.display_name
 
     @property
     def mark(self) -> str:
         """The suffix of the ids that are generated there."""
-        return self.keys.mark
+        return self.keys.id_suffix
 
     @property
     def registration(self) -> Registration | None:

@@ -130,7 +130,7 @@ class ConsumerShutdown:
             if departure.answers == answers and not departure.done.is_set():
                 self.server_answers = False
                 text = "queue %(queue)r: the server has not answered for %(duration)g s; its tasks are given back when it does"
-                emit(logger, "leave.unanswered", text, queue=departure.keys.shown, duration=LEAVE_PATIENCE)
+                emit(logger, "leave.unanswered", text, queue=departure.keys.display_name, duration=LEAVE_PATIENCE)
                 return
 
     async def _unwind(self, consumer: QueueConsumer) -> None:

@@ -105,7 +105,7 @@ class Departures:
         if not departure.done.is_set():
             why = f": {departure.refused}" if departure.refused is not None else ""
             raise Unavailable(
-                f"queue {keys.shown!r}: this worker left it before, and the server has not accepted that within "
+                f"queue {keys.display_name!r}: this worker left it before, and the server has not accepted that within "
                 f"{patience:g} s{why}"
             )
 
@@ -132,7 +132,7 @@ class Departures:
         Raises:
             ClaimLost: the registration was declared dead.
         """
-        pause, queue = FIRST_PAUSE, departure.keys.shown
+        pause, queue = FIRST_PAUSE, departure.keys.display_name
         while True:
             value, failure = await self._ask(departure, make())
             departure.answered()

@@ -26,7 +26,7 @@ from worqr.peer.run import SETTLED, Run
 from worqr.peer.settles import Make, Settles
 from worqr.peer.task_log import log_failure, log_finished, log_late, log_timeout
 from worqr.peer.wrong_loop import error_of_run
-from worqr.policy import Failure, Verdict, judge
+from worqr.policy import Failure, RetryDecision, decide_retry
 from worqr.remote_error import remote_error, told_error, with_stderr
 from worqr.script_call import Call
 
@@ -173,10 +173,10 @@ class Settler:
 
     def fail_run(self, run: Run[QueueConsumer], error: BaseException) -> None:
         """A run raised: retry the task, or move it to the dead-letter queue, as the policy says."""
-        verdict = judge(error, run.policy, run.failures, run.stalls)
+        decision = decide_retry(error, run.policy, run.failures, run.stalls)
         run.settle()
-        self._send_one(run, settle_call(run, verdict))
-        log_failure(run, verdict)
+        self._send_one(run, settle_call(run, decision))
+        log_failure(run, decision)
         if self._observer is not None:
             self._observer(Context(run), error)
 
@@ -223,17 +223,17 @@ def finisher(consumer: QueueConsumer, registration: Registration, results: Mappi
     return make
 
 
-def settle_call(run: Run[QueueConsumer], verdict: Verdict) -> Call[str]:
+def settle_call(run: Run[QueueConsumer], decision: RetryDecision) -> Call[str]:
     """The call that ends a claim whose run raised."""
-    keys, worker, error = run.host.keys, run.registration.worker, remote_error(verdict.error)
-    if verdict.kind != "retry":
-        return ops.fail_task(keys, worker, run.fence, error, broken=verdict.kind == "broken")
+    keys, worker, error = run.host.keys, run.registration.worker, remote_error(decision.error)
+    if decision.kind != "retry":
+        return ops.fail_task(keys, worker, run.fence, error, broken=decision.kind == "broken")
     return ops.retry_task(
         *(keys, worker, run.fence, error),
-        counter="stalls" if verdict.stalled else "failures" if verdict.counted else "",
-        limit=run.policy.max_stalls if verdict.stalled else run.policy.max_failures,
-        delay_ms=round(verdict.delay * 1000),
-        run_at_ms=verdict.run_at_ms,
+        counter="stalls" if decision.stalled else "failures" if decision.counted else "",
+        limit=run.policy.max_stalls if decision.stalled else run.policy.max_failures,
+        delay_ms=round(decision.delay * 1000),
+        run_at_ms=decision.run_at_ms,
     )
 
 

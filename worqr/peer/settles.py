@@ -161,7 +161,7 @@ class Settles:
         if name not in self._refused and not any(other.pause for other in self._sent[name]):
             self._throttle.resolve(name)
             text = "queue %(queue)r: the server has recorded how all tasks ended"
-            emit(logger, "settle.accepted", text, queue=settle.keys.shown)
+            emit(logger, "settle.accepted", text, queue=settle.keys.display_name)
 
     def _refuse(self, settle: Settle, failure: Exception) -> None:
         """Keep each of its claims, to be tried again alone."""
@@ -179,7 +179,7 @@ class Settles:
         if len(refused) >= CROWDED:
             self.crowded.add(name)
         text = "queue %(queue)r: the server refuses to record how tasks ended, trying again: %(error)s"
-        self._throttle.error(name, "settle.refused", text, queue=settle.keys.shown, error=str(failure))
+        self._throttle.error(name, "settle.refused", text, queue=settle.keys.display_name, error=str(failure))
         self._earlier.set()
 
     def _take_out(self, name: str, settles: list[Settle]) -> None:

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from worqr.log_events import ExcInfo, emit_fields
 from worqr.peer.run import Run, RunHost
-from worqr.policy import Broken, ChildError, Failure, Retry, Verdict
+from worqr.policy import Broken, ChildError, Failure, Retry, RetryDecision
 from worqr.records import RemoteError
 from worqr.tracebacks import one_line, shortened, text_of, users_traceback
 from worqr.validation import from_ms
@@ -106,22 +106,22 @@ def _late(run: Run[RunHost]) -> float:
 # Runs that fail
 
 
-def log_failure(run: Run[RunHost], verdict: Verdict) -> None:
+def log_failure(run: Run[RunHost], decision: RetryDecision) -> None:
     """Log how a run ended that raised, and the next step; with a traceback only of errors that were not raised on purpose."""
-    error, policy = verdict.error, run.policy
+    error, policy = decision.error, run.policy
     if isinstance(error, Broken):
         _log_broken(run, error)
         return
-    left = policy.max_stalls - run.stalls if verdict.stalled else policy.max_failures - run.failures
+    left = policy.max_stalls - run.stalls if decision.stalled else policy.max_failures - run.failures
     fields = {**run_fields(run, left - 1), "error": _error_of(error)}
     trace = None if isinstance(error, Retry | Failure | ChildError) else _users(error)
-    if verdict.kind == "fail":
+    if decision.kind == "fail":
         _log_given_up(run, fields, error, trace, " (such an error is not retried)")
-    elif verdict.counted and left <= 1:
+    elif decision.counted and left <= 1:
         _log_given_up(run, fields, error, trace)
     else:
-        event = "task.retry" if isinstance(error, Retry) else "task.crashed" if verdict.stalled else "task.failed"
-        text = f"{RUN}: %(error)s; {_next(verdict, fields)}{_remote(error, fields)}"
+        event = "task.retry" if isinstance(error, Retry) else "task.crashed" if decision.stalled else "task.failed"
+        text = f"{RUN}: %(error)s; {_next(decision, fields)}{_remote(error, fields)}"
         emit_fields(logger, event, text, fields, exc_info=trace)
 
 
@@ -159,12 +159,12 @@ def _log_broken(run: Run[RunHost], error: Broken) -> None:
     emit_fields(logger, "task.broken", text, fields)
 
 
-def _next(verdict: Verdict, fields: dict[str, object]) -> str:
+def _next(decision: RetryDecision, fields: dict[str, object]) -> str:
     """When the next attempt is, for the text; and as a field."""
-    if verdict.run_at_ms is not None:
-        fields["run_at"] = from_ms(verdict.run_at_ms).isoformat(timespec="seconds")
+    if decision.run_at_ms is not None:
+        fields["run_at"] = from_ms(decision.run_at_ms).isoformat(timespec="seconds")
         return "next attempt at %(run_at)s"
-    fields["retry_in"] = _seconds(verdict.delay)
+    fields["retry_in"] = _seconds(decision.delay)
     return "next attempt in %(retry_in)s s"
 
 

@@ -104,7 +104,7 @@ class UnservedQueueReporter:
 
 def _shown(name: str) -> str:
     """The queue's name without the shard, for people."""
-    return QueueKeys.of("", name).shown if name.startswith("{") else name
+    return QueueKeys.of("", name).display_name if name.startswith("{") else name
 
 
 def _log_one(name: str, waiting: int, known: list[str]) -> None:

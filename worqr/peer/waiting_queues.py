@@ -34,7 +34,7 @@ class WaitingQueues:
 
     def _look_at_unserved(self, name: str) -> None:
         """A queue that is not served here has waiting tasks. If it is a shard of a served queue, this peer joined too early."""
-        queue = QueueKeys.of(self._prefix, name).shown
+        queue = QueueKeys.of(self._prefix, name).display_name
         if queue != name and self._consumers.get(queue) is not None:
             self._unserved.add(name)
             text = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from worqr import ops
-from worqr.cron import Definition, Plan, jitter_ms
+from worqr.cron import Definition, Trigger, jitter_ms
 from worqr.inside import client_of, declarations_of
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.mesh import Mesh
@@ -44,15 +44,15 @@ class BenchSchedules:
             return
         await self._declare()
         rows = {row.name: row for row in (await all_schedules(self._client.ask, self._keys))[0]}
-        plans = {name: Plan(each) for name, each in declared.items() if name in rows and not rows[name].paused}
+        triggers = {name: Trigger(each) for name, each in declared.items() if name in rows and not rows[name].paused}
         fired: dict[str, int] = {}
-        firings = [(at, name) for name, plan in plans.items() for at in _between(plan, since, self._now)]
+        firings = [(at, name) for name, trigger in triggers.items() for at in _between(trigger, since, self._now)]
         for nominal, name in sorted(firings):
             self._owed.setdefault(name, []).append(nominal)
             if await self._fire(declared[name]):
                 fired[name] = nominal
         for name, nominal in fired.items():
-            following = plans[name].next_after(self._now)
+            following = triggers[name].next_after(self._now)
             tick = ops.Tick(rows[name], nominal, following, following, fired=nominal)
             await self._client.ask(ops.tick_schedules(self._keys, [tick]))
 
@@ -90,13 +90,13 @@ class BenchSchedules:
         return fired
 
 
-def _between(plan: Plan, since: int, until: int) -> list[int]:
+def _between(trigger: Trigger, since: int, until: int) -> list[int]:
     """Return the firings after `since` and up to `until`, without those that have no effect while no task runs."""
-    match plan.definition.overlap:
+    match trigger.definition.overlap:
         case "skip":
-            first = plan.next_after(since)
+            first = trigger.next_after(since)
             return [first] if first <= until else []
         case "cancel":
-            return plan.last_between(since, until, 1)
+            return trigger.last_between(since, until, 1)
         case "queue":
-            return plan.last_between(since, until, MAX_PENDING)
+            return trigger.last_between(since, until, MAX_PENDING)

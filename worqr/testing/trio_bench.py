@@ -23,7 +23,7 @@ from worqr.keys import RegistryKeys
 from worqr.mesh import Mesh
 from worqr.peer.context import Context
 from worqr.peer.options import JoinOptions
-from worqr.policy import ChildError, Retry, judge
+from worqr.policy import ChildError, Retry, decide_retry
 from worqr.testing.bench_client import BenchConnections, BenchProducer
 from worqr.testing.bench_run import BenchRun, Summary, inspect_queues, promote_due_jobs
 from worqr.testing.bench_schedules import BenchSchedules
@@ -175,5 +175,5 @@ async def bench_on_trio(mesh: Mesh[Any], *, url: str | None, now: datetime | Non
 
 def _is_planned(context: Context, error: BaseException) -> bool:
     """Return True if the handler has raised `Retry`, and runs again."""
-    verdict = judge(error, context._run.policy, context.failures, context.stalls)  # pyright: ignore[reportPrivateUsage]
-    return isinstance(verdict.error, Retry) and not (verdict.counted and context.last_attempt)
+    decision = decide_retry(error, context._run.policy, context.failures, context.stalls)  # pyright: ignore[reportPrivateUsage]
+    return isinstance(decision.error, Retry) and not (decision.counted and context.last_attempt)

@@ -233,9 +233,9 @@ def _of(look: Callable[[], Any]) -> Callable[[], Any]:
 # Missed
 
 
-@pytest.mark.parametrize(("misfire", "made_up"), [("skip", 0), ("once", 1), (3, 3)])
+@pytest.mark.parametrize(("misfire", "caught_up"), [("skip", 0), ("once", 1), (3, 3)])
 async def test_what_was_missed_while_nobody_lived(
-    mesh: worqr.Mesh, registry: Registry, misfire: Any, made_up: int
+    mesh: worqr.Mesh, registry: Registry, misfire: Any, caught_up: int
 ) -> None:
     declare(mesh, HOUR, misfire=misfire, overlap="queue")
     async with mesh.join(grace=0):
@@ -245,11 +245,11 @@ async def test_what_was_missed_while_nobody_lived(
     runs = Runs()
     async with serving(mesh, "q", runs):
         await eventually(_of(lambda: registry.row().last), newest)
-        await runs.wait(made_up)
+        await runs.wait(caught_up)
         await eventually(_of(lambda: registry.row().owed), ())
-        assert registry.row().fired == (newest if made_up else None)
+        assert registry.row().fired == (newest if caught_up else None)
         assert registry.row().next == newest + 3_600_000
-    assert nominals(runs) == [newest - n * 3_600_000 for n in reversed(range(made_up))]
+    assert nominals(runs) == [newest - n * 3_600_000 for n in reversed(range(caught_up))]
 
 
 async def test_a_new_or_changed_schedule_has_missed_nothing(

@@ -1,13 +1,13 @@
 """Ticking: the leader enqueues the firings of all schedules, including those of other applications.
 
 The registry has all schedules in the order of the times at which they are due next. The leader reads only those that are due,
-at most every 20 ms. For each it decides what to fire (`worqr.cron.judge`) and enqueues the firings, each fenced on its queue by
-its nominal time. Then it stores the new cursor and the next due time by compare-and-set. If the leader dies in between, or
-another peer believes that it leads, nothing is enqueued twice. Firings that were not stored are judged again.
+at most every 20 ms. For each it decides what to fire (`worqr.cron.due_firings`) and enqueues the firings, each fenced on its
+queue by its nominal time. Then it stores the new cursor and the next due time by compare-and-set. If the leader dies in
+between, or another peer believes that it leads, nothing is enqueued twice. Firings that were not stored are judged again.
 
-Server clocks jump. docs/reference/schedules.md says what can fire twice and what cannot; the rules are in `worqr.cron.judge`,
-`fire_schedule` and `rewind_schedules`. How long no peer has declared a schedule is not measured by that clock. The leaders add
-up the time for which the mesh was led.
+Server clocks jump. docs/reference/schedules.md says what can fire twice and what cannot; the rules are in
+`worqr.cron.due_firings`, `fire_schedule` and `rewind_schedules`. How long no peer has declared a schedule is not measured by
+that clock. The leaders add up the time for which the mesh was led.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Protocol
 import trio
 
 from worqr import ops
-from worqr.cron import Definition, Plan, Schedule, at, jitter_ms, judge
+from worqr.cron import Definition, Schedule, Trigger, at, due_firings, jitter_ms
 from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
@@ -187,8 +187,8 @@ class ScheduleTicker:
 
     async def _tick_or_postpone(self, row: ScheduleRow, now: int) -> None:
         try:
-            plan = self._plan_of(row)
-            tick = None if plan is None or self._is_away(plan) else await self._tick(row, plan, now)
+            trigger = self._trigger_of(row)
+            tick = None if trigger is None or self._is_away(trigger) else await self._tick(row, trigger, now)
         except Unavailable as error:
             text = "schedule %(schedule)r is fired late, trying again: %(error)s"
             emit(logger, "fire_schedule", text, level=logging.INFO, schedule=row.name, error=str(error))
@@ -202,10 +202,10 @@ class ScheduleTicker:
             tick = None
         self._term.ticks.append(tick or Tick(row, row.last, row.next, now + POSTPONE_MS, row.owed))
 
-    def _plan_of(self, row: ScheduleRow) -> Plan | None:
+    def _trigger_of(self, row: ScheduleRow) -> Trigger | None:
         """None: another version declared it, or a requirement is missing here, which is logged once."""
         try:
-            return Plan(Definition.decode(row.definition))
+            return Trigger(Definition.decode(row.definition))
         except UsageError as error:
             if row.name not in self._term.unread:
                 self._term.unread.add(row.name)
@@ -213,24 +213,24 @@ class ScheduleTicker:
                 emit(logger, "tick_schedules", text, level=logging.WARNING, schedule=row.name, error=str(error))
             return None
 
-    def _is_away(self, plan: Plan) -> bool:
+    def _is_away(self, trigger: Trigger) -> bool:
         """On a cluster, the node of one queue may be away. Its schedules must not delay those of other queues again and again."""
-        return trio.current_time() < self._term.away.get(plan.definition.queue, 0.0)
+        return trio.current_time() < self._term.away.get(trigger.definition.queue, 0.0)
 
-    async def _tick(self, row: ScheduleRow, plan: Plan, now: int) -> Tick:
+    async def _tick(self, row: ScheduleRow, trigger: Trigger, now: int) -> Tick:
         """Enqueue the firings that are due now; return how far it got."""
-        verdict = judge(plan, row.last, now)
-        if verdict.missed:
+        decision = due_firings(trigger, row.last, now)
+        if decision.missed:
             text = "schedule %(schedule)r was not fired between %(since)s and now: %(count)d missed firings are made up for"
             since = at(row.last).isoformat(timespec="seconds")
             emit_fields(
-                *(logger, "tick_schedules", text, {"schedule": row.name, "since": since, "count": verdict.made_up}),
+                *(logger, "tick_schedules", text, {"schedule": row.name, "since": since, "count": decision.caught_up}),
                 level=logging.WARNING,
             )
-        pending: Sequence[int] = [*row.owed, *verdict.fire]
-        fired, look_at = None, verdict.next
+        pending: Sequence[int] = [*row.owed, *decision.fire]
+        fired, look_at = None, decision.next
         if pending:
-            pending, fired = await self._fire(plan.definition, pending, now)
+            pending, fired = await self._fire(trigger.definition, pending, now)
         if pending:
             first = fired is not None or row.name not in self._term.busy
             busy = BUSY_FIRST_MS if first else min(2 * self._term.busy[row.name], BUSY_MOST_MS)
@@ -239,7 +239,7 @@ class ScheduleTicker:
         else:
             self._term.busy.pop(row.name, None)
         self._throttle.resolve(row.name)
-        return Tick(row, verdict.cursor, verdict.next, look_at, self._limit_pending(row.name, pending), fired)
+        return Tick(row, decision.cursor, decision.next, look_at, self._limit_pending(row.name, pending), fired)
 
     async def _fire(
         self, definition: Definition, nominals: Sequence[int], now: int
@@ -287,7 +287,7 @@ def schedule_of(row: ScheduleRow, now: int) -> Schedule:
     following = row.next
     if following is None or row.paused:
         try:
-            following = Plan(Definition.decode(row.definition)).next_after(now if row.paused else row.last)
+            following = Trigger(Definition.decode(row.definition)).next_after(now if row.paused else row.last)
         except (UsageError, ArithmeticError):
             following = row.last if following is None else following
     return Schedule(row.name, at(following), None if row.fired is None else at(row.fired), row.paused)

@@ -40,7 +40,7 @@ from worqr.peer.executors.processes.protocol import (
 )
 from worqr.peer.results import encode_result
 from worqr.peer.run import Run, Timer, current_run
-from worqr.policy import Broken, Failure, Policy, Retry, judge
+from worqr.policy import Broken, Failure, Policy, Retry, decide_retry
 from worqr.relocation import relocate
 from worqr.remote_error import remote_error
 from worqr.validation import name_of
@@ -153,7 +153,7 @@ class ProcessHost:
 
     def policy_with(self, own: tuple[tuple[bytes, bytes], ...]) -> Policy:
         """The policy of a job with policy fields of its own."""
-        return self.policy.over({name.decode(): value.decode() for name, value in own})
+        return self.policy.with_overrides({name.decode(): value.decode() for name, value in own})
 
     def extend(self, run: Run[Any], seconds: float) -> None:
         """Ask the parent for more time; from any thread. A run without a timeout stays without one."""
@@ -235,7 +235,7 @@ class RunLoop:
             with self._around():
                 value = _call(handler, run.task)
         except BaseException as error:
-            return raised(judge(error, run.policy, run.failures).error, last=isinstance(error, MemoryError))
+            return raised(decide_retry(error, run.policy, run.failures).error, last=isinstance(error, MemoryError))
         finally:
             if os.getpid() == self._pid:
                 self._progress.end()
