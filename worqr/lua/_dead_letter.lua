@@ -135,8 +135,8 @@ end
 
 -- Returns the key of the dead-letter record of the job `id`, dispatch `number` (0: the newest); nil if there is none.
 -- `stem` is the prefix of such keys. Reads the newest 100 records of the id.
-local function find_dead_letter(aside_index, stem, id, number)
-  local claim = redis.call('HGET', aside_index, id)
+local function find_dead_letter(dead_letter_index, stem, id, number)
+  local claim = redis.call('HGET', dead_letter_index, id)
   for _ = 1, 100 do
     local kept = claim and redis.call('HMGET', stem .. claim, 'task', 'first', 'last', 'older')
     if not kept then

@@ -5,14 +5,14 @@
 -- KEYS[3] result HASH
 -- KEYS[4] older_result HASH
 -- KEYS[5] counts HASH
--- KEYS[6] aside_index HASH
+-- KEYS[6] dead_letter_index HASH
 -- ARGV[1] number of the dispatch that is meant, 0: the newest
 -- ARGV[2] id of the job
 -- ARGV[3] aside_stem prefix of the keys of dead-letter records
 -- RETURNS waiting fields | due fields | blocked fields | active fields | finished fields | failed fields | cancelled fields |
 --   gone; fields are claim worker run_at progress message failures attempts error_type error_message, each false if not known
 -- RESEND safe: it only reads
-local job, active, result, older_result, counts, aside_index = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local job, active, result, older_result, counts, dead_letter_index = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local number, id, aside_stem = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 
 -- The fields of the record `key`. `tries`: attempts that the three counters do not count.
@@ -32,7 +32,7 @@ if found then
   local kept = redis.call('HMGET', found, 'progress', 'message', 'failures', 'attempts', 'error_type', 'error_message')
   return {outcome, false, false, false, kept[1], kept[2], kept[3], tonumber(kept[4]) or 1, kept[5], kept[6]}
 end
-local aside = find_dead_letter(aside_index, aside_stem, id, number)
+local aside = find_dead_letter(dead_letter_index, aside_stem, id, number)
 if aside then
   local reply = status_of('failed', aside, redis.call('HGET', aside, 'reason') == 'broken' and 1 or 0)
   reply[2], reply[3], reply[4] = false, false, false

@@ -6,7 +6,7 @@
 -- KEYS[4] result HASH
 -- KEYS[5] older_result HASH
 -- KEYS[6] counts HASH
--- KEYS[7] aside_index HASH
+-- KEYS[7] dead_letter_index HASH
 -- ARGV[1] number of the dispatch whose result is wanted, 0: of the newest
 -- ARGV[2] id of the job
 -- ARGV[3] aside_stem prefix of the keys of dead-letter records
@@ -14,7 +14,7 @@
 --   finished kind value | failed type message traceback fields | cancelled reason
 -- RESEND safe: it only reads
 local queue, job, active, result, older_result, counts = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local aside_index = KEYS[7]
+local dead_letter_index = KEYS[7]
 local number, id, aside_stem = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 
 local found, outcome = find_result(result, older_result, number)
@@ -26,7 +26,7 @@ if live then
 end
 if not found then
   -- Whatever its result_ttl, a failed job is known as long as its record is in the dead-letter queue.
-  found, outcome = find_dead_letter(aside_index, aside_stem, id, number), 'failed'
+  found, outcome = find_dead_letter(dead_letter_index, aside_stem, id, number), 'failed'
 end
 if not found then
   for _, key in ipairs(number > 0 and {active, job, result} or {}) do
