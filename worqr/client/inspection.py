@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Final, Literal, TypeVar
 
 from worqr import ops
@@ -91,14 +92,14 @@ async def nearest_served(client: Client, queue: str) -> str:
 
 
 async def all_infos(client: Client, known: Iterable[QueueKeys]) -> list[QueueInfo]:
-    """Return snapshots of the queues that the registry knows as `known`, by name; all shards of one combined."""
+    """Return snapshots of the queues that the registry knows as `known`, by name; all shards of one combined.
+
+    All shards of all queues are read together, so that hundreds of queues take few round trips.
+    """
     found: dict[str, set[QueueKeys]] = {}
     for keys in known:
         every = await client.sharding.shards(replace(keys, tag=""), declare=False)
         found.setdefault(keys.display_name, set(every)).add(keys)
-    infos: list[QueueInfo] = []
-    for name, shards in sorted(found.items()):
-        infos.append(
-            merge_queue_info(name, await ask_each(client, sorted(shards, key=lambda keys: keys.name), ops.inspect))
-        )
-    return infos
+    queues = [(name, sorted(shards, key=lambda keys: keys.name)) for name, shards in sorted(found.items())]
+    replies = iter(await client.link.call_all([ops.inspect(keys) for _, shards in queues for keys in shards]))
+    return [merge_queue_info(name, list(islice(replies, len(shards)))) for name, shards in queues]
