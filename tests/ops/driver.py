@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import redis
 
 from tests.support.leaks import Entry, dump
@@ -290,8 +291,8 @@ class Desk:
     def state(self, *ignored: str) -> dict[str, Any]:
         """Every key under the prefix but the stored replies, short names, `Expires` where it does.
 
-        Text is str, items of lists are bytes, sorted sets are lists. Left out: the fields that tell the time, and the
-        keys that begin with one of `ignored`.
+        Text is str, items of lists are bytes, sorted sets are lists. Left out: the fields that tell the time, the `tries` (which
+        `tries` returns), and the keys that begin with one of `ignored`.
         """
         found: dict[str, Any] = {}
         for key, entry in dump(self.client, self.prefix).items():
@@ -299,6 +300,12 @@ class Desk:
             if ":producer:" not in name and not name.startswith(ignored):
                 value = _told(name, entry)
                 found[name] = Expires(value) if entry.expires else value
+        return found
+
+    def tries(self, key: str) -> list[list[Any]]:
+        """The tries in a record: each is when (ms), for how many ms, the worker, why, and the error's type and message."""
+        kept = self.client.hget(key, "tries")
+        found: list[list[Any]] = [] if kept is None else msgspec.msgpack.decode(bytes(kept))
         return found
 
     def replies(self) -> dict[bytes, Entry]:
@@ -357,6 +364,8 @@ def _told(name: str, entry: Entry) -> Any:
             fields = {_text(field): _text(value) for field, value in entry.value.items()}
             if name.startswith(":aside:"):
                 assert fields.pop("at").isdigit()
+            if name.startswith((":aside:", ":job:", ":active:")):
+                fields.pop("tries", None)
             return fields
         case _:
             return entry.value

@@ -204,6 +204,8 @@ class Model(Lines):
         )
         if word == "given":
             self._count("stalled" if counter == "stalls" else "retried")
+        if word in ("given", "aside") and counter == "timeouts":
+            self._count("timed_out")
         return word
 
     def fail_task(self, worker: str, claim: int, error: tuple[str, str, str], kind: str) -> str:
@@ -311,6 +313,8 @@ class Model(Lines):
             self._post_failure(claim, job["task"], dict(facts))
         self._move(was, "failed" if failure.kind == "failed" else "broken")
         self._count(failure.kind)
+        if failure.reason == "expired":
+            self._count("expired")
         self.ended += 1
         if failure.kind == "broken" or policy.keep_failed:
             not_kept = ("claim", "state", "queued", "suspect", "cancel_reason")

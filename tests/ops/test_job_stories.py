@@ -279,5 +279,5 @@ class Chaos:
 
 def _text(found: Any) -> Any:
     if isinstance(found, dict):
-        return {name.decode(): value.decode() for name, value in found.items()}
+        return {name.decode(): value.decode("latin-1") for name, value in found.items()}
     return type(found)(each.decode() for each in found)

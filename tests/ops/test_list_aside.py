@@ -34,6 +34,7 @@ def test_the_newest_first_with_their_whole_records(desk: Desk) -> None:
     assert claims(page) == [two, one]
     assert (page.more, page.after, int(page.after_ms)) == (False, str(one), at)
     records = [{name: value.decode("latin-1") for name, value in each.items()} for _, each in page.records]
+    assert all(each.pop("tries") for each in records)
     assert [int(each.pop("at")) - (at or 0) < 60_000 for each in records] == [True, True]
     assert records == [
         aside("\x00\xff", f"@{two}", reason="failed", failures=1),

@@ -518,7 +518,7 @@ def test_one_that_was_not_started_in_time_is_set_aside_instead(desk: Desk) -> No
         ":claims:A": {str(taken)},
         ":workers": {"A": place(1, late, 2)},
         ":policy:A": policy(),
-        ":counts": Expires({"fence": str(taken), "enqueued": "2", "claimed": "2", "failed": "1"}),
+        ":counts": Expires({"fence": str(taken), "enqueued": "2", "claimed": "2", "failed": "1", "expired": "1"}),
     }
     with desk.nothing_changes():
         assert desk.send(ops.start_tasks(desk.q, "A", 1, 2)) == reply
@@ -573,7 +573,7 @@ def test_a_thousand_that_expired_are_set_aside_in_one_go(desk: Desk) -> None:
     started = desk.start("A", 1000)
     assert started.entries == [None] * 1000
     assert desk.start("A", 5).entries == [b"raw"]
-    assert desk.counts() == {"enqueued": 1001, "claimed": 1001, "failed": 1000}
+    assert desk.counts() == {"enqueued": 1001, "claimed": 1001, "failed": 1000, "expired": 1000}
 
 
 # Places in line

@@ -40,7 +40,7 @@ local function read_claim(base, claim)
 end
 
 -- Returns the entry of a start for the claimed `item`: the payload, or for a job its record as names and values, and its
--- id. Returns false if the record is gone.
+-- id; and that record as a table. The entry has no `tries`, which only people read. Returns false if the record is gone.
 local function entry_of(base, item)
   local id = item and job_id(item)
   if not id then
@@ -50,8 +50,20 @@ local function entry_of(base, item)
   if not entry or #entry == 0 then
     return false
   end
-  entry[#entry + 1], entry[#entry + 2] = 'id', id
-  return entry
+  local fields, last = {}, #entry + 1
+  for i = 1, #entry, 2 do
+    fields[entry[i]] = entry[i + 1]
+  end
+  if fields.tries then
+    last = #entry - 1
+    for i = 1, last, 2 do
+      if entry[i] == 'tries' then
+        entry[i], entry[i + 1] = entry[last], entry[last + 1]
+      end
+    end
+  end
+  entry[last], entry[last + 1] = 'id', id -- at the end: `count` finds the id there
+  return entry, fields
 end
 
 -- Adds to `reply` the entries of the `taken` claims from `first` on, which an earlier start has claimed.
@@ -114,11 +126,7 @@ local function claim_one(base, source, worker, claim, now)
   end
   redis.call('RENAME', job, active)
   redis.call('HSET', active, 'claim', claim, 'worker', worker, 'state', 'active')
-  local entry = entry_of(base, item)
-  local fields = {}
-  for i = 1, #entry, 2 do
-    fields[entry[i]] = entry[i + 1]
-  end
+  local entry, fields = entry_of(base, item)
   if is_expired(fields, now) and expire(base, item, id, claim, worker, fields, now) then
     return 'expired'
   end
@@ -254,7 +262,7 @@ local function release_claim(base, claim, release, policy, now)
       return 'aside', move_to_dead_letters(base, claim, task, release.failure, policy, now)
     end
   end
-  return 'given', requeue(base, claim, task, release, policy.max_stalls, now)
+  return 'given', requeue(base, claim, task, release, policy, now)
 end
 
 -- Merges a `blocked` job into the job that blocked it, whose record had `fields` and which would be due at `run_at`. Each
@@ -266,8 +274,8 @@ local function merge_blocked_job(job, fields, blocked, changes, run_at)
   end
   if blocked.update_counts then
     changes.failures, changes.stalls, changes.timeouts, changes.suspect = nil, nil, nil, nil
-    changes.error_type, changes.error_message = nil, nil
-    redis.call('HDEL', job, 'failures', 'stalls', 'timeouts', 'suspect', 'error_type', 'error_message')
+    changes.error_type, changes.error_message, changes.tries = nil, nil, nil
+    redis.call('HDEL', job, 'failures', 'stalls', 'timeouts', 'suspect', 'error_type', 'error_message', 'tries')
   end
   for _, name in ipairs(POLICY) do
     if blocked[name] and (not fields[name] or has_name(blocked.update_policy or '', name)) then
@@ -278,16 +286,11 @@ local function merge_blocked_job(job, fields, blocked, changes, run_at)
   return math.max(tonumber(blocked.update_low), math.min(run_at, tonumber(blocked.update_high)))
 end
 
--- Returns the first 500 bytes of a text, without a character that the cut would split.
-local function truncated(text)
-  return #text <= 500 and text or (string.gsub(string.sub(text, 1, 500), '[\192-\255][\128-\191]*$', ''))
-end
-
 -- Puts the `task` under `claim` back into the queue, with the counter of this return and the error of its attempt.
--- `release`: a release_as. `max_stalls`: for a task without a limit of its own. A raw task with something to store becomes
+-- `release`: a release_as. `policy`: the worker_policy of the worker that held it. A raw task with something to store becomes
 -- a job. The field `queued` is the token of its place: a place with a token up to that of the last clearing is in the
 -- trash. Returns how many tasks became claimable, and the id of the job, if it is one.
-local function requeue(base, claim, task, release, max_stalls, now)
+local function requeue(base, claim, task, release, policy, now)
   redis.call('DEL', base .. ':claim:' .. claim)
   local front, run_at, is_counted = not release.to_back, release.run_at or now, release.counter ~= ''
   if not task.job and not is_counted and run_at <= now then
@@ -299,13 +302,14 @@ local function requeue(base, claim, task, release, max_stalls, now)
     changes[release.counter] = task[release.counter]
   end
   if release.failure then
-    local message = release.retry_message or release.failure.error_message
+    local why, message = is_counted and release.failure.reason, release.retry_message or release.failure.error_message
     changes.error_type, changes.error_message = release.failure.error_type, truncated(message)
+    changes.tries = add_try(task.fields.tries, claim, now, policy.worker, why or 'retry', changes.error_type, message)
   end
   if release.run_at then
     changes.run_at, changes.retried_at = digits(run_at), release.retried_at
   end
-  if task.stalls > 0 and task.stalls >= (tonumber(task.fields.max_stalls) or max_stalls) - 1 then
+  if task.stalls > 0 and task.stalls >= (tonumber(task.fields.max_stalls) or policy.max_stalls) - 1 then
     changes.suspect = '1'
   end
   if task.job then

@@ -103,6 +103,12 @@ local function move_to_dead_letters(base, claim, task, failure, policy, now)
   if policy.on_failure then
     enqueue_failure_job(base, claim, task.task, facts)
   end
+  if failure.reason == 'expired' then
+    tally(base, 'expired', 1)
+  else
+    facts.tries = add_try(task.fields.tries, claim, now, policy.worker, failure.reason, failure.error_type,
+      failure.error_message)
+  end
   store_dead_letter(base, claim, task, facts, failure.kind, policy.keep_failed)
   if task.fields.twin then
     remove_twin(base, task.fields.twin, task.id)

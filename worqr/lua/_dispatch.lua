@@ -174,7 +174,7 @@ local function update_job(base, id, o, task, number, asked, now, kept)
   end
   if resets_counters(o) then
     fields.update_counts = blocked and '1' or nil
-    for _, counter in ipairs({'failures', 'stalls', 'timeouts', 'suspect', 'error_type', 'error_message'}) do
+    for _, counter in ipairs({'failures', 'stalls', 'timeouts', 'suspect', 'error_type', 'error_message', 'tries'}) do
       gone[#gone + 1] = counter
     end
   end

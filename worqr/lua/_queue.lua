@@ -54,6 +54,14 @@ local function count(base, field, n, ids, subscribers, reply)
   redis.pcall('PUBLISH', events, event)
 end
 
+-- Adds `n` to the counter `field` and publishes no event: for what is part of an end that is counted, with its event, as retried
+-- or failed.
+local function tally(base, field, n)
+  if redis.call('HINCRBY', base .. ':counts', field, n) == n then
+    redis.call('EXPIRE', base .. ':counts', COUNTS_EXPIRE)
+  end
+end
+
 -- Adds `n` (may be negative) to the number of references in the lists whose record is gone. Publishes no event. The number
 -- is never below 0: references of foreign producers, or from before the counters expired, were not counted.
 local function add_stale(base, n)

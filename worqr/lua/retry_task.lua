@@ -35,6 +35,9 @@ if not run_at then
 end
 local release = release_as(counter, limit, failure, nil, true, due_at, retried_at)
 local status, ready, id = release_claim(queue, claim, release, policy, now)
+if counter == 'timeouts' and (status == 'given' or status == 'aside') then
+  tally(queue, 'timed_out', 1)
+end
 if status == 'given' then
   count(queue, counter == 'stalls' and 'stalled' or 'retried', 1, {id})
 end
