@@ -41,6 +41,7 @@ LAYERS = (
         "inside",
         "tracebacks",
         "log_events",
+        "tracing",
     ),  # pure
     ("ops",),  # pure
     ("link",),
@@ -51,6 +52,7 @@ LAYERS = (
     ("hosting",),
     ("mesh",),
     ("",),  # worqr/__init__.py: the public names
+    ("otel",),
     ("testing",),
     ("cli",),
     ("__main__",),

@@ -21,6 +21,8 @@ from worqr.version import __version__
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 RUN = ROOT / "run.py"
+IMPORTED_AS = {"opentelemetry-api": "opentelemetry"}
+"""Packages that are imported by another name."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,7 @@ def test_the_wheel_says_what_it_is(wheel: zipfile.ZipFile) -> None:
 
 def test_every_extra_is_there_and_all_has_all() -> None:
     extras = PROJECT["optional-dependencies"]
-    assert set(extras) == {"cron", "embedded", "all"}
+    assert set(extras) == {"cron", "embedded", "otel", "all"}
     (everything,) = extras["all"]
     assert set(re.findall(r"\w+", everything)) - {"worqr"} == set(extras) - {"all"}
 
@@ -93,7 +95,7 @@ def test_the_core_needs_six_packages() -> None:
 @pytest.mark.parametrize("extra", ["", *(name for name in PROJECT["optional-dependencies"] if name != "all")])
 def test_every_package_that_is_installed_is_used(extra: str) -> None:
     assert requirements(extra), "an extra that installs nothing"
-    assert {name.replace("-", "_") for name in requirements(extra)} - imported() == set()
+    assert {IMPORTED_AS.get(name, name.replace("-", "_")) for name in requirements(extra)} - imported() == set()
 
 
 def test_every_pip_install_of_the_documents_works_in_a_clone() -> None:

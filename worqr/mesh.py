@@ -22,6 +22,7 @@ from worqr.client.mesh_client import MeshClient
 from worqr.client.queue import Queue
 from worqr.client.settings import ClientSettings
 from worqr.client.stats import queue_names
+from worqr.client.traced import queue_of
 from worqr.cron import Schedule
 from worqr.errors import UsageError, did_you_mean
 from worqr.foreign import explain_options
@@ -41,6 +42,7 @@ from worqr.peer.peer import Peer
 from worqr.peer.starvation_detector import StarvationDetector
 from worqr.records import QueueInfo
 from worqr.shard_layout import check_shards
+from worqr.tracing import Tracing
 from worqr.validation import Seconds, check_text
 
 R = TypeVar("R")
@@ -83,6 +85,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, Generic[S]):
             yields is ``current().state`` in those handlers.
         credentials: A function that returns ``(username, password)``, or a ``CredentialProvider`` of redis-py. It is called for
             each new connection, in the thread that connects, and may block. Several connections may call it at once.
+        tracing: Spans around calls that send tasks, and around runs: ``worqr.otel.Tracing()``. None: no tracing, at no cost.
 
     Raises:
         UsageError: An argument is not valid.
@@ -106,8 +109,11 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, Generic[S]):
         runs_in: AsyncRunsIn | None = None,
         asyncio_lifespan: Callable[[], AbstractAsyncContextManager[object]] | None = None,
         credentials: GivenCredentials | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
-        ClientSettings.__init__(self, url, credentials, prefix, app, patience, keepalive, max_payload, replicas)
+        ClientSettings.__init__(
+            self, url, credentials, prefix, app, patience, keepalive, max_payload, replicas, tracing
+        )
         WorkerSettings.__init__(  # pyright: ignore[reportUnknownMemberType] - it does not infer S
             self,
             block_limit=block_limit,
@@ -251,7 +257,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, Generic[S]):
         keys = QueueKeys(self.prefix, check_name(name))
         if check_shards(shards) > 1:
             self._client.declare_shards(name, shards)
-        return Queue(self._client, keys)
+        return queue_of(self._client, keys)
 
     async def queues(self) -> list[QueueInfo]:
         """Return all queues that are not empty or that a worker serves, by name.

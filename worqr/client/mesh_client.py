@@ -13,6 +13,7 @@ from worqr.client.client import Client, SlotWatch
 from worqr.client.connections import ConnectionRegistry
 from worqr.client.producer import Producer
 from worqr.client.settings import ClientSettings
+from worqr.client.traced import producer_of
 from worqr.relocation import Relocation
 
 
@@ -27,7 +28,7 @@ class MeshClient(Client):
 
     def __init__(self, settings: ClientSettings, slot_watch: Callable[[str], SlotWatch]) -> None:
         super().__init__(settings, slot_watch)
-        self.producer: Producer = Producer(self)
+        self.producer: Producer = producer_of(self)
         self.observer: Callable[[Any, BaseException], None] | None = None
         self.relocation: Relocation | None = None
 

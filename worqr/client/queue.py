@@ -76,7 +76,7 @@ class Queue:
         """
         if self._keys.failures:
             raise UsageError(f"{self.name!r} is a failure queue; those have no failure queue themselves")
-        return Queue(self._client, QueueKeys(self._keys.prefix, self._keys.queue, failures=True))
+        return type(self)(self._client, QueueKeys(self._keys.prefix, self._keys.queue, failures=True))
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r}>"

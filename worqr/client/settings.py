@@ -6,13 +6,14 @@ are in `worqr.hosting.settings`.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from worqr.errors import UsageError
 from worqr.job_options import check_replicas
 from worqr.keys import check_name
 from worqr.link import Credentials, GivenCredentials, checked_credentials
 from worqr.relocation import relocated
+from worqr.tracing import Tracing
 from worqr.validation import Seconds, check_count, check_text, seconds
 
 MAX_PATIENCE: Final = 1800.0
@@ -38,6 +39,8 @@ class ClientSettings:
     """The size limit of a task, in bytes."""
     replicas: int
     """The number of replicas that must have a task before an enqueue or dispatch returns."""
+    tracing: Tracing | None
+    """Makes the spans of sends and runs; None: the mesh is not traced."""
 
     def __init__(
         self,
@@ -49,6 +52,7 @@ class ClientSettings:
         keepalive: Seconds | None,
         max_payload: int,
         replicas: int,
+        tracing: Tracing | None,
     ) -> None:
         self.url = _checked_url(url)
         self.credentials = checked_credentials(credentials, self.url)
@@ -60,6 +64,7 @@ class ClientSettings:
         self.keepalive = None if keepalive is None else _checked_keepalive(keepalive)
         self.max_payload = check_count(max_payload, "max_payload")
         self.replicas = check_replicas(replicas)
+        self.tracing = _checked_tracing(tracing)
 
     def _set_server(self, url: str | None, prefix: str, credentials: Credentials | None) -> None:
         """Use another server or prefix, while the mesh is not connected. `worqr.inside` calls it."""
@@ -71,6 +76,13 @@ def _checked_url(url: object) -> str | None:
     if url is not None and not isinstance(url, str):
         raise UsageError(f"url must be a str, not {type(url).__name__}")
     return url
+
+
+def _checked_tracing(tracing: Any) -> Tracing | None:
+    """Return `tracing` if it has the methods of `Tracing`, else raise UsageError."""
+    if tracing is not None and (isinstance(tracing, type) or not hasattr(tracing, "sending")):
+        raise UsageError(f"tracing must be worqr.otel.Tracing(...) or None, not {tracing!r}")
+    return tracing
 
 
 def _checked_patience(patience: object) -> float:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast
 from worqr.client.call import Call
 from worqr.client.job import Job
 from worqr.client.queue import Queue
+from worqr.client.traced import queue_of
 from worqr.foreign import CALLS, no_such_method
 from worqr.functions.blocking_function import BlockingFunction
 from worqr.functions.definition import FunctionDefinition
@@ -123,7 +124,7 @@ class Function(Bound[P, R]):
         Raises:
             UsageError: No mesh has included the function's registry.
         """
-        return Queue(self._definition.require_client(), self._definition.keys())
+        return queue_of(self._definition.require_client(), self._definition.keys())
 
     async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Enqueue a call as a plain task, which costs least and has no handle. For ids, times and results, see `dispatch`.

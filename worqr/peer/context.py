@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from worqr.errors import UsageError
-from worqr.peer.run import Run, RunHost, current_run
+from worqr.peer.run import Run, RunHost, current_run, failed_of
 from worqr.records import CancelReason
 from worqr.remote_error import meta_of
 from worqr.validation import Seconds, clean_text, from_ms
@@ -101,9 +101,13 @@ class Context:
 
     @property
     def meta(self) -> Mapping[str, str]:
-        """The `meta` of its dispatch; empty if there is none."""
+        """The `meta` of its dispatch; empty if there is none. In a failure handler: the `meta` of the job that failed."""
         record = self._run.record
-        return {} if record is None else meta_of(record.get(b"meta", b"").decode())
+        if record is None:
+            return {}
+        if b"failed" in record:
+            return failed_of(self._run, self.queue).meta
+        return meta_of(record.get(b"meta", b"").decode())
 
     @property
     def attempt(self) -> int:

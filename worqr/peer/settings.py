@@ -13,6 +13,7 @@ from worqr.handler_options import AsyncRunsIn
 from worqr.peer.context import Context
 from worqr.peer.middleware import Middleware
 from worqr.relocation import Relocation
+from worqr.tracing import Tracing
 
 if TYPE_CHECKING:
     from worqr.peer.executors.asyncio_loop import AsyncioLoop, Hosting
@@ -41,6 +42,8 @@ class PeerSettings:
     nothing: str = ""
     """The reason why this peer would serve nothing by itself, if there is one."""
     middleware: tuple[Middleware, ...] = ()
+    tracing: Tracing | None = None
+    """Continues traces in worker processes. Its spans of runs are made by the first middleware."""
     around_thread: Callable[[], AbstractContextManager[object]] | None = None
     process_lifespan: Callable[[], AbstractContextManager[object]] | None = None
     sharding: ShardDirectory | None = None

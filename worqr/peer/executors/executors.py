@@ -72,6 +72,7 @@ class Executors:
                 memory_limit=self._settings.process_memory,
                 max_result=self._settings.max_payload,
                 relocation=self._settings.relocation,
+                tracing=self._settings.tracing,
             )
             assert self._nursery is not None
             self._nursery.start_soon(self._pool.run_forever)

@@ -36,6 +36,7 @@ from worqr.policy import Broken, ChildError, Failure, Retry, Stalled
 from worqr.records import RemoteError
 from worqr.relocation import Relocation
 from worqr.remote_error import told_error, with_stderr
+from worqr.tracing import Tracing
 from worqr.validation import check_count, from_ms
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class ProcessPool:
         memory_limit: bytes of address space that a process may have; beyond it, code there gets a MemoryError. None: no limit.
         max_result: bytes of the largest result.
         relocation: where a test has moved the mesh to; None: nowhere.
+        tracing: continues the trace of a run in its process; None: the mesh is not traced.
 
     Raises:
         UsageError: this is a worker process that imports a script without a guard; or the memory limit is invalid.
@@ -79,6 +81,7 @@ class ProcessPool:
         memory_limit: int | None = None,
         max_result: int,
         relocation: Relocation | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         refuse_while_importing("join()")
         self._process_lifespan = process_lifespan
@@ -86,6 +89,7 @@ class ProcessPool:
         self._memory_limit = None if memory_limit is None else check_count(memory_limit, "memory_limit")
         self._max_result = max_result
         self._relocation = relocation
+        self._tracing = tracing
         self._setup: Setup | None = None
         self._room = trio.Semaphore(limit)
         self._writers = trio.CapacityLimiter(limit)
@@ -119,7 +123,7 @@ class ProcessPool:
         check_runs_in_process(handler, "the handler")
         name = name_for_process(handler, "the handler")
         if self._setup is None:
-            lifespan, around = self._process_lifespan, self._around_thread
+            lifespan, around, tracing = self._process_lifespan, self._around_thread, self._tracing
             self._setup = Setup(
                 None if lifespan is None else name_for_process(lifespan, "process_lifespan"),
                 None if around is None else name_for_process(around, "around_thread"),
@@ -127,6 +131,7 @@ class ProcessPool:
                 self._max_result,
                 embedded_url(),
                 self._relocation,
+                None if tracing is None else name_for_process(tracing.continuing, "the tracing"),
             )
 
         async def in_process(_task: bytes) -> object:
@@ -222,7 +227,8 @@ class ProcessPool:
         """Send `run` to `child`, which is idle afterwards, or gone."""
         answer = None
         try:
-            answer = await child.execute(_request(function, run), partial(_on_report, run))
+            carrier = {} if self._tracing is None else dict(self._tracing.carrier())
+            answer = await child.execute(_request(function, run, carrier), partial(_on_report, run))
         finally:
             if answer is None or (isinstance(answer, Raised) and answer.last):
                 child.kill()
@@ -256,11 +262,11 @@ class _KilledRun(OffloadedRun):
         check_thread()
 
 
-def _request(function: Name, run: Run[RunHost]) -> RunRequest:
+def _request(function: Name, run: Run[RunHost], carrier: dict[str, str]) -> RunRequest:
     record = run.record
     entry = run.task if record is None else [part for pair in record.items() for part in pair]
     left = None if run.deadline is None else run.deadline - monotonic()
-    return RunRequest(function, run.queue, run.host.mark, run.fence, entry, run.host.policy, left)
+    return RunRequest(function, run.queue, run.host.mark, run.fence, entry, run.host.policy, left, carrier)
 
 
 def _on_report(run: Run[RunHost], what: Progressed | Extended) -> None:

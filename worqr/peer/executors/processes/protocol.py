@@ -21,7 +21,8 @@ LENGTH: Final = struct.Struct("!I")
 
 class Setup(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """What holds for all runs. `memory_limit`, `max_result`: bytes. `embedded`: URL of the
-    parent's embedded server, if it has one. `relocation`: where a test has moved the mesh to.
+    parent's embedded server, if it has one. `relocation`: where a test has moved the mesh to. `continuing`: the context
+    manager that continues the trace of each run; None: the mesh is not traced.
     """
 
     lifespan: Name | None
@@ -30,11 +31,12 @@ class Setup(msgspec.Struct, tag=True, array_like=True, frozen=True):
     max_result: int
     embedded: str | None
     relocation: Relocation | None
+    continuing: Name | None
 
 
 class RunRequest(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """One run: the claim's entry from the start's reply, and the options of its handler. `mark`: the suffix of the ids that are
-    generated there. `left`: seconds to its deadline.
+    generated there. `left`: seconds to its deadline. `carrier`: the context of its trace.
     """
 
     function: Name
@@ -44,6 +46,7 @@ class RunRequest(msgspec.Struct, tag=True, array_like=True, frozen=True):
     entry: bytes | list[bytes]
     policy: Policy
     left: float | None
+    carrier: dict[str, str]
 
 
 class Progressed(msgspec.Struct, tag=True, array_like=True, frozen=True):

@@ -43,6 +43,7 @@ from worqr.peer.run import Run, Timer, current_run
 from worqr.policy import Broken, Failure, Policy, Retry, decide_retry
 from worqr.relocation import relocate
 from worqr.remote_error import remote_error
+from worqr.tracing import Carrier
 from worqr.validation import name_of
 
 REPORT_EVERY: Final = 0.1
@@ -181,6 +182,7 @@ class RunLoop:
         self._pid = os.getpid()
         self._handlers: dict[Name, Callable[[bytes], object]] = {}
         self._around: Callable[[], AbstractContextManager[object]] = nullcontext
+        self._continuing: Callable[[Carrier], AbstractContextManager[object]] | None = None
         self._state: object = None
 
     def run_forever(self) -> None:
@@ -213,6 +215,8 @@ class RunLoop:
                 _limit_memory(setup.memory_limit)
             if setup.around is not None:
                 self._around = _import(setup.around, "around_thread")
+            if setup.continuing is not None:
+                self._continuing = _import(setup.continuing, "the tracing")
             if setup.lifespan is not None:
                 self._state = stack.enter_context(_import(setup.lifespan, "process_lifespan")())
         except BaseException as error:
@@ -232,7 +236,7 @@ class RunLoop:
         self._progress.begin(run)
         value: object = None
         try:
-            with self._around():
+            with self._traced(request.carrier), self._around():
                 value = _call(handler, run.task)
         except BaseException as error:
             return raised(decide_retry(error, run.policy, run.failures).error, last=isinstance(error, MemoryError))
@@ -240,6 +244,9 @@ class RunLoop:
             if os.getpid() == self._pid:
                 self._progress.end()
         return self._returned(run, value)
+
+    def _traced(self, carrier: Carrier) -> AbstractContextManager[object]:
+        return nullcontext() if self._continuing is None else self._continuing(carrier)
 
     def _returned(self, run: ProcessRun, value: object) -> Returned | Raised:
         if not run.keeps_result():

@@ -1,0 +1,365 @@
+"""Tracing with OpenTelemetry: which spans there are, how they are connected, and that payloads stay as they were."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode, Tracer
+
+import worqr
+from tests import traced
+from tests.peer.tools import until
+from tests.support.children import ROOT
+from tests.support.servers import Server
+from worqr.otel import Tracing
+from worqr.tracing import meta_with
+
+FAILED = ("{Q1}:failed", "{Q1}:aside*")
+
+
+class Spans:
+    """The spans that have ended, by name."""
+
+    def __init__(self) -> None:
+        self.provider = TracerProvider()
+        self.exporter = InMemorySpanExporter()
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.tracer: Tracer = self.provider.get_tracer("tests")
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self.exporter.get_finished_spans() if span.name == name]
+
+    async def wait(self, name: str, n: int = 1) -> list[ReadableSpan]:
+        await until(lambda: len(self.named(name)) >= n, what=f"{n} spans {name!r}")
+        return self.named(name)
+
+
+@pytest.fixture
+def spans() -> Iterator[Spans]:
+    spans = Spans()
+    yield spans
+    spans.provider.shutdown()
+
+
+@pytest.fixture
+def mesh(server: Server, prefix: str, spans: Spans) -> worqr.Mesh:
+    return new_mesh(server, prefix, spans)
+
+
+def new_mesh(server: Server, prefix: str, spans: Spans, **options: Any) -> worqr.Mesh:
+    return worqr.Mesh(server.url, prefix=prefix, tracing=Tracing(tracer_provider=spans.provider, **options))
+
+
+def links_of(span: ReadableSpan) -> list[tuple[int, int]]:
+    return [(link.context.trace_id, link.context.span_id) for link in span.links]
+
+
+def ids_of(span: ReadableSpan) -> tuple[int, int]:
+    assert span.context is not None
+    return span.context.trace_id, span.context.span_id
+
+
+async def test_a_run_is_linked_to_the_dispatch_that_is_part_of_the_callers_trace(
+    mesh: worqr.Mesh, spans: Spans, server: Server
+) -> None:
+    @mesh.task(name="Q1", result_ttl=60)
+    async def double(n: int) -> int:
+        return 2 * n
+
+    async with mesh.join():
+        with spans.tracer.start_as_current_span("request") as request:
+            job = await double.dispatch(21)
+        assert await job.result() == 42
+        [run] = await spans.wait("process Q1")
+    [dispatch] = spans.named("dispatch Q1")
+    assert dispatch.parent is not None
+    assert dispatch.parent.span_id == request.get_span_context().span_id
+    assert dispatch.kind is SpanKind.PRODUCER
+    assert dict(dispatch.attributes or {}) == {
+        "messaging.system": "worqr",
+        "messaging.operation.name": "dispatch",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "Q1",
+        "messaging.message.id": job.id,
+        "server.address": server.url.removeprefix("unix://").partition("?")[0],
+    }
+    assert run.kind is SpanKind.CONSUMER
+    assert run.parent is None
+    assert links_of(run) == [ids_of(dispatch)]
+    assert run.status.status_code is StatusCode.UNSET
+    assert dict(run.attributes or {}) == {
+        "messaging.system": "worqr",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": "Q1",
+        "messaging.message.id": job.id,
+        "worqr.attempt": 1,
+        "worqr.last_attempt": False,
+        "worqr.outcome": "ok",
+    }
+
+
+async def test_the_first_attempt_may_be_a_child_and_later_ones_are_linked(
+    server: Server, prefix: str, spans: Spans
+) -> None:
+    mesh = new_mesh(server, prefix, spans, parent="child")
+
+    @mesh.task(name="Q1", retry=worqr.RetryPolicy(min_backoff=0.01))
+    async def fail_once() -> None:
+        if worqr.current().attempt == 1:
+            raise ValueError("the payload, perhaps")
+
+    async with mesh.join():
+        await fail_once.dispatch()
+        first, second = await spans.wait("process Q1", 2)
+    [dispatch] = spans.named("dispatch Q1")
+    assert first.parent is not None
+    assert (first.parent.trace_id, first.parent.span_id) == ids_of(dispatch)
+    assert (links_of(first), links_of(second)) == ([], [ids_of(dispatch)])
+    assert second.parent is None
+    for run, outcome, status in ((first, "raised", StatusCode.ERROR), (second, "ok", StatusCode.UNSET)):
+        assert (run.attributes or {})["worqr.outcome"] == outcome
+        assert run.status.status_code is status
+    assert (first.attributes or {})["error.type"] == "ValueError"
+    assert (first.events, first.status.description) == ((), None), "the text of an error may quote the payload"
+
+
+async def test_the_text_of_errors_is_recorded_on_request(server: Server, prefix: str, spans: Spans) -> None:
+    mesh = new_mesh(server, prefix, spans, record_errors=True)
+
+    @mesh.task(name="Q1", retry=worqr.RetryPolicy(min_backoff=0.01))
+    async def fail_once() -> None:
+        if worqr.current().attempt == 1:
+            raise ValueError("wrong address")
+
+    async with mesh.join():
+        await fail_once.dispatch()
+        first, _ = await spans.wait("process Q1", 2)
+    assert [dict(event.attributes or {})["exception.message"] for event in first.events] == ["wrong address"]
+
+
+@pytest.mark.leaves(*FAILED)
+@pytest.mark.parametrize(
+    ("error", "outcome", "is_error"),
+    [
+        (worqr.Retry(delay=3600), "retry", False),
+        (worqr.Failure("no such user"), "failure", True),
+        (worqr.Broken("not JSON"), "broken", True),
+    ],
+    ids=["Retry", "Failure", "Broken"],
+)
+@pytest.mark.leaves("{Q1}:broken", "{Q1}:due", "{Q1}:job:*")
+async def test_the_outcome_of_a_run_is_an_attribute(
+    mesh: worqr.Mesh, spans: Spans, error: Exception, outcome: str, is_error: bool
+) -> None:
+    @mesh.task(name="Q1")
+    async def end() -> None:
+        raise error
+
+    async with mesh.join():
+        await end.dispatch()
+        [run] = await spans.wait("process Q1")
+    assert (run.attributes or {})["worqr.outcome"] == outcome
+    assert (run.status.status_code is StatusCode.ERROR) is is_error
+
+
+@pytest.mark.leaves(*FAILED)
+async def test_a_timeout_is_an_error_and_a_cancellation_is_none(mesh: worqr.Mesh, spans: Spans) -> None:
+    @mesh.task(name="Q1", timeout=0.05, retry=worqr.RetryPolicy(max_timeouts=1))
+    async def take_long() -> None:
+        await trio.sleep_forever()
+
+    @mesh.task(name="Q2")
+    async def wait() -> None:
+        started.set()
+        await trio.sleep_forever()
+
+    started = trio.Event()
+    async with mesh.join():
+        await take_long.dispatch()
+        job = await wait.dispatch()
+        await started.wait()
+        assert await job.cancel(wait=30)
+        [late], [cancelled] = await spans.wait("process Q1"), await spans.wait("process Q2")
+    assert [(run.attributes or {})["worqr.outcome"] for run in (late, cancelled)] == ["timeout", "cancel"]
+    assert [run.status.status_code for run in (late, cancelled)] == [StatusCode.ERROR, StatusCode.UNSET]
+
+
+async def test_each_of_many_jobs_has_a_span_of_its_own(mesh: worqr.Mesh, spans: Spans) -> None:
+    @mesh.task(name="Q1")
+    async def double(n: int) -> int:
+        return 2 * n
+
+    async with mesh.join():
+        await mesh.dispatch_many(double.call(n) for n in range(3))
+        runs = await spans.wait("process Q1", 3)
+    [dispatch], created = spans.named("dispatch"), spans.named("create Q1")
+    assert (dispatch.attributes or {})["messaging.batch.message_count"] == 3
+    assert {span.parent.span_id for span in created if span.parent} == {ids_of(dispatch)[1]}
+    assert sorted(links_of(run)[0] for run in runs) == sorted(map(ids_of, created))
+
+
+async def test_many_jobs_may_share_the_span_of_their_call(server: Server, prefix: str, spans: Spans) -> None:
+    mesh = new_mesh(server, prefix, spans, creates=False)
+
+    @mesh.task(name="Q1")
+    async def double(n: int) -> int:
+        return 2 * n
+
+    async with mesh.join():
+        await mesh.dispatch_many([double.call(n) for n in range(3)])
+        runs = await spans.wait("process Q1", 3)
+    [dispatch] = spans.named("dispatch")
+    assert spans.named("create Q1") == []
+    assert [links_of(run) for run in runs] == [[ids_of(dispatch)]] * 3
+
+
+async def test_plain_tasks_have_spans_without_links_and_their_payload_stays(mesh: worqr.Mesh, spans: Spans) -> None:
+    seen: list[bytes] = []
+
+    @mesh.task(name="Q1")
+    async def note(n: int) -> None:
+        seen.append(worqr.current().task)
+
+    async with mesh.join():
+        await note.enqueue(1)
+        await mesh.queue("Q1").enqueue(b'{"n":2}')
+        await mesh.enqueue_many([note.call(3), note.call(4)])
+        runs = await spans.wait("process Q1", 4)
+    assert sorted(seen) == [b'{"n":%d}' % n for n in (1, 2, 3, 4)]
+    assert [links_of(run) for run in runs] == [[]] * 4
+    assert [span.kind for span in spans.named("enqueue Q1")] == [SpanKind.CLIENT] * 2
+    [many] = spans.named("enqueue")
+    assert (many.attributes or {})["messaging.batch.message_count"] == 2
+
+
+async def test_a_raw_queue_keeps_the_meta_of_the_caller(mesh: worqr.Mesh, spans: Spans) -> None:
+    metas: dict[bytes, dict[str, str]] = {}
+
+    async def handler(task: bytes) -> None:
+        metas[task] = dict(worqr.current().meta)
+
+    async with mesh.join() as peer, trio.open_nursery() as nursery:
+        queue = mesh.queue("Q1")
+        await queue.dispatch(b"a", meta={"tenant": "7"})
+        await queue.dispatch(b"b", meta={"traceparent": "mine"})
+        nursery.start_soon(peer.serve, "Q1", handler)
+        await spans.wait("process Q1", 2)
+        nursery.cancel_scope.cancel()
+    first, _ = spans.named("dispatch Q1")
+    assert first.context is not None
+    trace_id, span_id = ids_of(first)
+    assert metas == {
+        b"a": {"tenant": "7", "traceparent": f"00-{trace_id:032x}-{span_id:016x}-{first.context.trace_flags:02x}"},
+        b"b": {"traceparent": "mine"},
+    }
+
+
+def test_a_carrier_without_room_is_left_out() -> None:
+    carrier = {"traceparent": "00-" + 32 * "a" + "-" + 16 * "b" + "-01"}
+    full = {"text": "x" * 4070}
+    assert len(msgspec.json.encode(full)) <= 4096
+    assert meta_with(carrier, full) == full
+    assert meta_with(carrier, {"tenant": "7"}) == {**carrier, "tenant": "7"}
+
+
+async def test_an_error_of_a_dispatch_is_on_its_span(mesh: worqr.Mesh, spans: Spans) -> None:
+    async with mesh.connect():
+        queue = mesh.queue("Q1")
+        await queue.dispatch(b"a", id="once")
+        with pytest.raises(worqr.Duplicate):
+            await queue.dispatch(b"a", id="once", if_exists="raise")
+        await queue.cancel_all()
+    _, refused = spans.named("dispatch Q1")
+    assert refused.status.status_code is StatusCode.ERROR
+    assert (refused.attributes or {})["error.type"] == "worqr.errors.Duplicate"
+
+
+async def test_a_span_around_join_is_no_parent_of_runs(mesh: worqr.Mesh, spans: Spans) -> None:
+    @mesh.task(name="Q1")
+    async def work() -> None: ...
+
+    with spans.tracer.start_as_current_span("startup") as startup:
+        async with mesh.join():
+            await work.enqueue()
+            [run] = await spans.wait("process Q1")
+    assert run.parent is None
+    assert links_of(run) == [(startup.get_span_context().trace_id, startup.get_span_context().span_id)]
+
+
+async def test_a_failure_handler_is_linked_to_the_dispatch_of_the_job(mesh: worqr.Mesh, spans: Spans) -> None:
+    @mesh.task(name="Q1")
+    async def fail() -> None:
+        raise worqr.Failure("no")
+
+    @fail.on_failure
+    async def tell(failed: worqr.Failed) -> None: ...
+
+    async with mesh.join():
+        await fail.dispatch()
+        [run] = await spans.wait("process {Q1}-fail")
+        await mesh.queue("Q1").failed.drop_all()
+    [dispatch] = spans.named("dispatch Q1")
+    assert links_of(run) == [ids_of(dispatch)]
+
+
+async def test_the_trace_continues_in_a_worker_process(mesh: worqr.Mesh, spans: Spans) -> None:
+    async with mesh.join() as peer, trio.open_nursery() as nursery:
+        handler = traced.current_trace.__worqr_handler__
+        nursery.start_soon(lambda: peer.serve("Q1", handler, runs_in="process"))
+        job = await mesh.queue("Q1").dispatch(b"{}", result_ttl=60)
+        result: object = await job.result(60)  # a text: the queue has no declared type
+        [run] = await spans.wait("process Q1")
+        nursery.cancel_scope.cancel()
+    trace_id, span_id = ids_of(run)
+    assert result == f"{trace_id:032x} {span_id:016x}"
+
+
+def test_blocking_calls_are_traced(mesh: worqr.Mesh, spans: Spans) -> None:
+    @mesh.task(name="Q1", result_ttl=60)
+    def double(n: int) -> int:
+        return 2 * n
+
+    with mesh.join_in_thread(), spans.tracer.start_as_current_span("request") as request:
+        assert double.blocking.dispatch(21).result(60) == 42
+    [dispatch] = spans.named("dispatch Q1")
+    assert dispatch.parent is not None
+    assert dispatch.parent.span_id == request.get_span_context().span_id
+
+
+@pytest.mark.parametrize(
+    "options", [{"parent": "sibling"}, {"creates": 1}, {"record_errors": "no"}], ids=lambda options: next(iter(options))
+)
+def test_a_bad_option_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(worqr.UsageError, match=next(iter(options))):
+        Tracing(**options)
+
+
+@pytest.mark.parametrize("given", ["on", Tracing], ids=["text", "class"])
+def test_a_mesh_refuses_what_is_no_tracing(given: Any) -> None:
+    with pytest.raises(worqr.UsageError, match=r"tracing must be worqr\.otel\.Tracing\(\.\.\.\) or None"):
+        worqr.Mesh(tracing=given)
+
+
+def test_worqr_does_not_import_opentelemetry_and_names_what_is_missing() -> None:
+    code = """
+import sys
+sys.modules["opentelemetry"] = None
+import worqr
+worqr.Mesh()
+try:
+    import worqr.otel
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "worqr.otel needs the OpenTelemetry API: pip install 'worqr[otel]'\n"

@@ -1,0 +1,118 @@
+"""The queue and the producer of a mesh with ``tracing=``. A mesh without it uses `Queue` and `Producer` themselves.
+
+A span is around each call that sends. The context of the trace goes into the `meta` of jobs.
+"""
+
+# The private fields of Call are hidden from users, not from the sender.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar, Unpack, cast
+
+import msgspec
+
+from worqr.client.call import Call
+from worqr.client.client import Client
+from worqr.client.job import Job
+from worqr.client.producer import Producer
+from worqr.client.queue import Queue
+from worqr.job_options import JobOptions
+from worqr.keys import QueueKeys
+from worqr.remote_error import meta_of
+from worqr.tracing import Carrier, Server, Tracing, meta_with
+
+R = TypeVar("R")
+
+
+def queue_of(client: Client, keys: QueueKeys) -> Queue:
+    """Return the queue of a mesh, with spans around its sends if the mesh is traced."""
+    return Queue(client, keys) if client.settings.tracing is None else TracedQueue(client, keys)
+
+
+def producer_of(client: Client) -> Producer:
+    """Return the producer of a mesh, with spans around its sends if the mesh is traced."""
+    tracing = client.settings.tracing
+    return Producer(client) if tracing is None else TracedProducer(client, tracing)
+
+
+class TracedQueue(Queue):
+    """A `Queue` whose sends are traced."""
+
+    __slots__ = ()
+
+    async def enqueue(self, *tasks: bytes | bytearray | memoryview, **options: Any) -> int:
+        """Enqueue raw tasks inside a span; see `Queue.enqueue`."""
+        tracing = cast("Tracing", self._client.settings.tracing)
+        with tracing.sending("enqueue", self.name, server_of(self._client)) as span:
+            stored = await super().enqueue(*tasks, **options)
+            span.sent(stored, None)
+            return stored
+
+    async def dispatch(self, task: bytes | bytearray | memoryview, **options: Unpack[JobOptions]) -> Job[bytes]:
+        """Dispatch a job inside a span, whose context travels in `meta`; see `Queue.dispatch`."""
+        tracing = cast("Tracing", self._client.settings.tracing)
+        with tracing.sending("dispatch", self.name, server_of(self._client)) as span:
+            meta = options.get("meta", {})
+            if isinstance(meta, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - else the dispatch refuses it
+                options["meta"] = meta_with(tracing.carrier(), meta)
+            job = await super().dispatch(task, **options)
+            span.sent(1, job.id)
+            return job
+
+
+class TracedProducer(Producer):
+    """A `Producer` whose sends are traced."""
+
+    def __init__(self, client: Client, tracing: Tracing) -> None:
+        super().__init__(client)
+        self._tracing = tracing
+
+    async def enqueue(self, call: Call[Any]) -> None:
+        """Send one call as a raw task, inside a span."""
+        with self._tracing.sending("enqueue", call.queue, server_of(self._client)) as span:
+            await super().enqueue(call)
+            span.sent(1, None)
+
+    async def dispatch(self, call: Call[R]) -> Job[R]:
+        """Send one call as a job, inside a span whose context travels in `meta`."""
+        with self._tracing.sending("dispatch", call.queue, server_of(self._client)) as span:
+            job = await super().dispatch(with_carrier(call, self._tracing.carrier()))
+            span.sent(1, job.id)
+            return job
+
+    async def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
+        """Send calls as raw tasks, inside one span."""
+        with self._tracing.sending("enqueue", None, server_of(self._client)) as span:
+            stored = await super().enqueue_many(calls)
+            span.sent(stored, None)
+            return stored
+
+    async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
+        """Send calls as jobs, inside one span. The context of each job travels in its `meta`."""
+        server = server_of(self._client)
+        with self._tracing.sending("dispatch", None, server) as span:
+            jobs = await super().dispatch_many(self._created(call, server) for call in calls)
+            span.sent(len(jobs), None)
+            return jobs
+
+    def _created(self, call: Call[R], server: Server) -> Call[R]:
+        """Return the call with a context of its own; what is no call is refused later."""
+        if not isinstance(call, Call):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return call
+        return with_carrier(call, self._tracing.creating(call.queue, server))
+
+
+def with_carrier(call: Call[R], carrier: Carrier) -> Call[R]:
+    """Return the call with this carrier in its encoded `meta`."""
+    given = call._options.get("meta")
+    meta = meta_of(given if isinstance(given, str) else "")
+    encoded = msgspec.json.encode(meta_with(carrier, meta)).decode()
+    return replace(call, _options={**call._options, "meta": encoded})
+
+
+def server_of(client: Client) -> Server:
+    """Return the server of the mesh; UsageError outside `connect`."""
+    return client.link.settings.address

@@ -1,0 +1,197 @@
+"""Tracing with OpenTelemetry: ``Mesh(tracing=worqr.otel.Tracing())``.
+
+Each run has a span, which is linked to the span of the call that sent its job. Payloads are neither changed nor recorded. Needs
+``pip install 'worqr[otel]'``, and an SDK in the application, which exports the spans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from typing import Any, Final, Literal
+
+import trio
+
+from worqr.errors import UsageError
+from worqr.job_options import check_choice
+from worqr.peer.context import Context
+from worqr.policy import Broken, Failure, Retry
+from worqr.tracing import Carrier, Operation, SendSpan, Server
+from worqr.validation import name_of
+
+try:
+    from opentelemetry import context as otel_context
+    from opentelemetry import trace
+    from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+except ImportError as error:
+    raise ImportError("worqr.otel needs the OpenTelemetry API: pip install 'worqr[otel]'") from error
+
+_SYSTEM: Final = {"messaging.system": "worqr"}
+_PROPAGATOR: Final = TraceContextTextMapPropagator()
+_NO_CONTEXT: Final = otel_context.Context()
+"""The parent of root spans. Without it, a span that was current when the worker joined would be the parent of every run."""
+
+
+class Tracing:
+    """The spans of a mesh. They follow the semantic conventions of OpenTelemetry for messaging.
+
+    Each call that sends tasks has a span: ``dispatch QUEUE`` of kind PRODUCER, or ``enqueue QUEUE`` of kind CLIENT. With
+    ``dispatch_many``, each job has a span ``create QUEUE`` as well. Each run has a span ``process QUEUE`` of kind CONSUMER. The
+    context travels in the `meta` of jobs. Plain tasks have no place for it, so their runs are linked to nothing.
+
+    Args:
+        parent: ``"link"``: each run begins a trace of its own, with a link to the span that sent its job. ``"child"``: the first
+            attempt continues the trace of the caller; later attempts are linked to it.
+        creates: True: with ``dispatch_many``, each job has a span of its own. False: all are linked to the span of the call.
+        record_errors: True: add the text and the traceback of an error to its span. They may contain parts of the payload. False:
+            record only its type.
+        tracer_provider: The provider of the SDK. None: the global one.
+
+    Raises:
+        UsageError: An argument is not valid.
+    """
+
+    def __init__(
+        self,
+        *,
+        parent: Literal["link", "child"] = "link",
+        creates: bool = True,
+        record_errors: bool = False,
+        tracer_provider: TracerProvider | None = None,
+    ) -> None:
+        self._child: bool = check_choice(parent, "parent", ("link", "child")) == "child"
+        for name, value in (("creates", creates), ("record_errors", record_errors)):
+            if not isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise UsageError(f"{name} must be True or False, not {value!r}")
+        self._creates: bool = creates
+        self._record_errors: bool = record_errors
+        self._tracer: trace.Tracer = trace.get_tracer("worqr", tracer_provider=tracer_provider)
+
+    @contextmanager
+    def sending(self, operation: Operation, queue: str | None, server: Server) -> Generator[SendSpan]:
+        """Run the block, which sends tasks, inside a span."""
+        kind = SpanKind.PRODUCER if operation == "dispatch" else SpanKind.CLIENT
+        with self._tracer.start_as_current_span(
+            operation if queue is None else f"{operation} {queue}",
+            kind=kind,
+            attributes=_of_queue(operation, "send", queue) | _of_server(server),
+            record_exception=self._record_errors,
+            set_status_on_exception=False,
+        ) as span:
+            try:
+                yield _Sent(span)
+            except Exception as error:
+                _set_error(span, error)
+                raise
+
+    def carrier(self) -> Carrier:
+        """Return the context of the current span."""
+        carrier: dict[str, str] = {}
+        _PROPAGATOR.inject(carrier)
+        return carrier
+
+    def creating(self, queue: str, server: Server) -> Carrier:
+        """Return the context for one of many jobs: that of a span of its own, unless ``creates=False``."""
+        if not self._creates:
+            return self.carrier()
+        attributes = _of_queue("create", "create", queue) | _of_server(server)
+        with self._tracer.start_as_current_span(f"create {queue}", kind=SpanKind.PRODUCER, attributes=attributes):
+            return self.carrier()
+
+    async def run(self, context: Context, call_next: Callable[[], Awaitable[object]]) -> object:
+        """Run a handler inside a span. `Mesh` puts this around all middleware."""
+        sender = _PROPAGATOR.extract(context.meta, _NO_CONTEXT)
+        is_child = self._child and context.attempt == 1
+        links = [] if is_child else _links_to(sender)
+        attributes = _of_queue("process", "process", context.queue) | {
+            "messaging.message.id": context.id,
+            "worqr.attempt": context.attempt,
+            "worqr.last_attempt": context.last_attempt,
+        }
+        with self._tracer.start_as_current_span(
+            f"process {context.queue}",
+            context=sender if is_child else _NO_CONTEXT,
+            kind=SpanKind.CONSUMER,
+            attributes=attributes,
+            links=links + _links_to(otel_context.get_current()),
+            record_exception=self._record_errors,
+            set_status_on_exception=False,
+        ) as span:
+            try:
+                result = await call_next()
+            except trio.Cancelled:
+                _end_with(span, context.cancel_reason or "cancel", None)
+                raise
+            except BaseException as error:
+                _end_with(span, _outcome_of(error, context), error)
+                raise
+            span.set_attribute("worqr.outcome", "ok")
+            return result
+
+    @property
+    def continuing(self) -> Callable[[Carrier], Any]:
+        """The function that continues a trace in a worker process."""
+        return continue_trace
+
+
+class _Sent:
+    """The span of a call that sends tasks."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    def sent(self, count: int, id: str | None) -> None:
+        """Note how many tasks were sent, and the id of the job if it was one job."""
+        if id is not None:
+            self._span.set_attribute("messaging.message.id", id)
+        elif count != 1:
+            self._span.set_attribute("messaging.batch.message_count", count)
+
+
+@contextmanager
+def continue_trace(carrier: Carrier) -> Generator[None]:
+    """Make the span of this carrier the current one in the block. A worker process enters it around each run."""
+    token = otel_context.attach(_PROPAGATOR.extract(carrier, _NO_CONTEXT))
+    try:
+        yield
+    finally:
+        otel_context.detach(token)
+
+
+def _of_queue(operation: str, kind: str, queue: str | None) -> dict[str, Any]:
+    named = {} if queue is None else {"messaging.destination.name": queue}
+    return {**_SYSTEM, "messaging.operation.name": operation, "messaging.operation.type": kind, **named}
+
+
+def _of_server(server: Server) -> dict[str, Any]:
+    return (
+        {"server.address": server.path} if server.path else {"server.address": server.host, "server.port": server.port}
+    )
+
+
+def _links_to(context: otel_context.Context) -> list[Link]:
+    sender = trace.get_current_span(context).get_span_context()
+    return [Link(sender)] if sender.is_valid else []
+
+
+def _outcome_of(error: BaseException, context: Context) -> str:
+    if isinstance(error, Retry):
+        return "retry"
+    if isinstance(error, Broken):
+        return "broken"
+    if isinstance(error, Failure):
+        return "failure"
+    return context.cancel_reason or "raised"
+
+
+def _end_with(span: Span, outcome: str, error: BaseException | None) -> None:
+    """Note how the run ended. A retry, a cancellation and a task that is given back are no errors."""
+    span.set_attribute("worqr.outcome", outcome)
+    if outcome in {"raised", "failure", "broken", "timeout"}:
+        _set_error(span, error)
+
+
+def _set_error(span: Span, error: BaseException | None) -> None:
+    span.set_attribute("error.type", "timeout" if error is None else name_of(type(error)))
+    span.set_status(Status(StatusCode.ERROR))
